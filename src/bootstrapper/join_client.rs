@@ -30,6 +30,7 @@ use cloud::{Instance, Role};
 use disk::state_disk::NewDisk;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
+use node::service_trust::ServiceTrust;
 use node::ticket_client::{Failure, JoinService, MetadataAnswer, TicketClient, TicketRequester};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
@@ -179,6 +180,10 @@ impl TicketRequester for Seeker {
         &self.issuer
     }
 
+    fn trust(&self) -> &ServiceTrust {
+        &self.node.trust
+    }
+
     /// Makes a new request when the metadata of this machine change: an operator may correct them while the node asks.
     fn update_metadata(&self, answer: MetadataAnswer) {
         // an incomplete answer does not replace an earlier one
@@ -225,11 +230,10 @@ impl TicketRequester for Seeker {
         let ticket = Ticket::check(answer, &expected).map_err(|refused| {
             Failure::lasting(format!("sent a ticket that is refused, {refused}"))
         })?;
+        connection.check_cluster(&ticket.cluster())?;
         let mut state = self.state();
         if state.won.is_none() && !self.over.is_stopped() {
-            self.node
-                .timeline
-                .event("ticket", format_args!("from {service}"));
+            connection.report_ticket(&self.node.timeline);
             state.won = Some(Join::new(
                 ticket,
                 identity.node.clone(),

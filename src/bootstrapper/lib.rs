@@ -54,6 +54,7 @@ use init_server::InitServer;
 use join_client::JoinClient;
 use kubernetes::components;
 use node::quotes;
+use node::service_trust::ServiceTrust;
 use node_lock::NodeLock;
 use race::{Entrant, Race};
 use secret_guard::SecretGuard;
@@ -78,6 +79,8 @@ pub struct Bootstrapper {
     pub metadata: Arc<dyn Metadata>,
     /// Proves what this machine runs.
     pub issuer: Arc<dyn Issuer>,
+    /// What a join service must prove.
+    pub trust: ServiceTrust,
     /// The TPM whose PCR 15 is the node lock.
     pub tpm: tpm::Location,
     /// Limits what components may do.
@@ -143,6 +146,7 @@ impl Bootstrapper {
                 key_file: self.key_file,
             },
             issuer: self.issuer.clone(),
+            trust: self.trust,
             tpm: self.tpm,
             policy: self.policy,
             settings: self.settings,

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
+use attest::attestation::Stage;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -127,6 +128,7 @@ fn start(settings: Settings) -> Result<(), Failure> {
 fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, String> {
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
+    let trust = options.service_trust(Stage::Booted)?;
     let (cloud, metadata) = options.cloud()?;
     let listen = SocketAddr::new(options.listen, init::PORT);
     let bootstrapper = Bootstrapper {
@@ -137,6 +139,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, St
         key_file: options.key_file,
         listen,
         issuer: quotes::reported(timeline, issuer.clone(), tpm.clone()),
+        trust,
         tpm,
         policy: settings.policy,
         settings: settings.components,

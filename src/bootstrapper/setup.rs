@@ -24,6 +24,7 @@ use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::parameters::{Invalid, NodeName};
 use kubernetes::{client, kubeadm, kubelet_certificate};
+use node::service_trust::ServiceTrust;
 use sys::file;
 
 /// The directory of the components' programs; it precedes the image's own in PATH.
@@ -44,6 +45,8 @@ pub struct Node {
     pub disk: Handover,
     /// Proves what this machine runs.
     pub issuer: Arc<dyn Issuer>,
+    /// What a join service must prove.
+    pub trust: ServiceTrust,
     /// The TPM whose PCR 15 is the node lock.
     pub tpm: tpm::Location,
     /// Limits what components may do.

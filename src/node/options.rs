@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{io, thread};
 
-use attest::attestation::{Issuer, Variant, variant};
+use attest::attestation::{Issuer, Stage, Variant, variant};
 use attest::tpm;
 use base::logger;
 use base::program::{self, Failure};
@@ -15,6 +15,8 @@ use cloud::{Cloud, Metadata};
 use disk::state_disk::handover;
 use lexopt::{Arg, Parser};
 use log::LevelFilter;
+
+use crate::service_trust::{self, ServiceTrust};
 
 /// Returns the part of the help text that describes [`Options`].
 pub fn help() -> String {
@@ -31,6 +33,9 @@ pub fn help() -> String {
                                                                    [/run/cryptsetup-keys.d/state.key]
   --record PATH        the record of this boot's events, for `firstlight status --timeline`  [/run/firstlight/timeline]
   --listen ADDRESS     the address on which the node serves the operator  [0.0.0.0]
+  --cluster-id HEX     takes tickets of this cluster only; by default of any cluster whose join service proves this machine's image
+  --service-policy FILE  measurement policy, JSON: images of join services that are accepted beside this machine's own
+  --require strong     refuses join services that prove nothing, as those of the old form
   --events PATH        also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)
   --debug              log at debug level
   -h, --help           print this text
@@ -57,6 +62,7 @@ pub struct Options {
     pub listen: IpAddr,
     record: PathBuf,
     events: Option<PathBuf>,
+    services: service_trust::Settings,
     debug: bool,
 }
 
@@ -75,6 +81,7 @@ impl Options {
             listen: Ipv4Addr::UNSPECIFIED.into(),
             record: "/run/firstlight/timeline".into(),
             events: None,
+            services: service_trust::Settings::default(),
             debug: false,
         }
     }
@@ -104,6 +111,22 @@ impl Options {
                 "record" => self.record = arguments.value()?.into(),
                 "listen" => self.listen = program::parsed("listen", arguments.value()?)?,
                 "events" => self.events = Some(arguments.value()?.into()),
+                "cluster-id" => {
+                    let id = program::parsed("cluster-id", arguments.value()?)?;
+                    self.services.cluster = Some(id);
+                }
+                "service-policy" => {
+                    let file = PathBuf::from(arguments.value()?);
+                    let policy = service_trust::read_policy(&file).map_err(Failure::Usage)?;
+                    self.services.policy = Some(policy);
+                }
+                "require" => match program::text(arguments.value()?)?.as_str() {
+                    "strong" => self.services.require_strong = true,
+                    other => {
+                        let text = format!("--require {other:?}: expected strong");
+                        return Err(Failure::Usage(text));
+                    }
+                },
                 "debug" => self.debug = true,
                 _ if more(&name, &mut arguments)? => {}
                 _ => return Err(Failure::Usage(format!("invalid option '--{name}'"))),
@@ -151,6 +174,14 @@ impl Options {
         };
         let issuer = (variant.issuer)(&location);
         Ok((location, issuer))
+    }
+
+    /// Returns what this machine, which is at `stage` of its boot, demands of join services.
+    pub fn service_trust(&self, stage: Stage) -> Result<ServiceTrust, String> {
+        let variant = Variant::named(&self.variant).map_err(|error| error.to_string())?;
+        let (location, _) = self.attestation()?;
+        let settings = self.services.clone();
+        Ok(ServiceTrust::new(settings, variant, location, stage))
     }
 
     /// Returns the cloud of this machine, and the client of its metadata service.

@@ -33,13 +33,16 @@ struct Setting {
 }
 
 /// The options that are settings. The paths by which the initrd and the booted system find each other are not among them.
-const SETTINGS: [Setting; 12] = [
+const SETTINGS: [Setting; 15] = [
     both("csp"),
     both("variant"),
     both("metadata"),
     both("disk"),
     both("tpm"),
     both("listen"),
+    both("cluster-id"),
+    both("service-policy"),
+    both("require"),
     both("events"),
     only(Program::Unlock, "timeout"),
     only(Program::Unlock, "onfail"),

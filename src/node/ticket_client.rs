@@ -2,8 +2,8 @@
 //!
 //! One thread lists the join services every 15 s; one thread per service requests the ticket. Each thread has its own
 //! jittered back-off from 1 s. A dead service therefore delays no other service, and a metadata service that hangs does
-//! not delay a ticket that has already arrived. The node does not verify an attestation of the join service (the
-//! protocol of the old system has none): the [`TicketRequester`] checks each answer.
+//! not delay a ticket that has already arrived. A service that knows the strong form of attested TLS proves its machine, which
+//! [`ServiceTrust`] judges; one of the old system proves nothing. The [`TicketRequester`] checks each answer.
 //!
 //! ```text
 //!   metadata ─► load balancer, other control planes ─► one thread each: connect, attest, TicketRequester::request
@@ -23,10 +23,14 @@ use prost::Message;
 use attest::atls;
 use attest::attestation::Issuer;
 use base::backoff::Backoff;
+use base::crypto::CLUSTER_ID_LEN;
 use base::stop::{Held, Stop};
+use base::timeline::Timeline;
 use cloud::{Instance, Metadata, Role};
 use proto::join::{NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
+
+use crate::service_trust::{OWN_IMAGE, Proof, ServiceTrust};
 
 /// Time limit for the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,6 +71,8 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn finished(&self) -> &Stop;
     /// Returns the issuer that attests this machine.
     fn issuer(&self) -> &Arc<dyn Issuer>;
+    /// Returns what this machine demands of a join service.
+    fn trust(&self) -> &ServiceTrust;
     /// Receives the answer of the metadata service: once before the first request, and again after each listing.
     fn update_metadata(&self, _answer: MetadataAnswer) {}
     /// Requests a ticket from one service. After an error the service is asked again.
@@ -110,9 +116,11 @@ impl From<String> for Failure {
 }
 
 impl From<&atls::Error> for Failure {
-    /// A refused attestation lasts, but the policy of the cluster may admit a new image at any moment.
+    /// A refused attestation lasts, but the policy of the cluster may admit a new image at any moment, and a join service may get a
+    /// new one.
     fn from(error: &atls::Error) -> Failure {
-        let is_lasting = error.is_attestation_refused_by_peer();
+        let is_refused = error.refused().is_some() || error.is_other_form();
+        let is_lasting = is_refused || error.is_attestation_refused_by_peer();
         Failure {
             text: error.to_string(),
             is_lasting,
@@ -200,14 +208,28 @@ impl JoinService {
         })
         .map_err(|error| format!("cannot connect: {error}"))?;
         let held = finished.hold(&socket).map_err(|error| error.to_string())?;
-        let client = atls::Client::new(Some(requester.issuer().clone()), vec![]);
+        let (trust, issuer) = (requester.trust(), requester.issuer().clone());
+        let judge = trust.judge()?;
+        let mut client = atls::Client::new(Some(issuer), vec![]).verify_strong(vec![judge.clone()]);
+        if trust.requires_strong() {
+            client = client.require_strong();
+        }
         let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIMEOUT);
-        let transport = transport.map_err(|error| Failure::from(&error))?;
+        let transport = transport.map_err(|error| {
+            let mut failure = Failure::from(&error);
+            if error.is_other_form() && trust.requires_strong() {
+                failure.text += "; the setting require=strong refuses such a service";
+            }
+            failure
+        })?;
         let channel = Channel::new(transport, &self.0.to_string())
             .map_err(|status| Failure::from_status(&status, &Trailers::new()))?
             .with_message_bytes(MAX_TICKET);
         Ok(Connection {
+            service: *self,
             channel,
+            trust,
+            proof: judge.proof(),
             _held: held,
         })
     }
@@ -215,11 +237,53 @@ impl JoinService {
 
 /// A connection to a join service.
 pub struct Connection<'a> {
+    service: JoinService,
     channel: Channel,
+    trust: &'a ServiceTrust,
+    proof: Option<Proof>,
     _held: Held<'a>,
 }
 
 impl Connection<'_> {
+    /// Returns the PCR 15 that the cluster of a ticket must have; `None` if nobody knows.
+    pub fn pcr15_of_ticket(&self) -> Option<[u8; 32]> {
+        self.trust.pcr15_of_ticket(self.proof.as_ref())
+    }
+
+    /// Checks that a ticket is one of the cluster of this service, or of the setting `cluster-id`.
+    pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Failure> {
+        let checked = self.trust.check_cluster(self.proof.as_ref(), cluster_id);
+        checked.map_err(Failure::lasting)
+    }
+
+    /// Reports a ticket on the console, and on what the belief in it rests.
+    pub fn report_ticket(&self, timeline: &Timeline) {
+        let service = self.service;
+        match &self.proof {
+            None => {
+                timeline.event("ticket", format_args!("from {service}"));
+                timeline.event(
+                    "unproved",
+                    format_args!(
+                        "{service} proves nothing; its ticket is believed (the setting require=strong refuses such a service)"
+                    ),
+                );
+            }
+            Some(proof) => {
+                timeline.event(
+                    "ticket",
+                    format_args!("from {service}, which proves {proof}"),
+                );
+                if let Some(why) = &proof.other_image {
+                    timeline.event(
+                        "other-image",
+                        format_args!("{service} does not run {OWN_IMAGE}; its key is tried nevertheless: {why}"),
+                    );
+                }
+            }
+        }
+    }
+
     /// Calls `method` of the join service.
     pub fn call<Q: Message, R: Message + Default>(
         &self,
@@ -436,8 +500,11 @@ fn to_string(error: impl fmt::Display) -> String {
 mod tests {
     use std::net::TcpListener;
 
-    use attest::attestation::{IssueError, Oid, ValidateError, Validator};
+    use attest::attestation::{IssueError, Oid, Stage, ValidateError, Validator, variant};
     use rpc::grpc::{Limits, Router, Server};
+    use support::swtpm::Swtpm;
+
+    use crate::service_trust::Settings;
 
     use super::*;
 
@@ -527,7 +594,7 @@ mod tests {
     /// 1.3.9900.1.1, the dummy variant of the old system.
     const TEST_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
 
-    struct Requester(Stop, Arc<dyn Issuer>);
+    struct Requester(Stop, Arc<dyn Issuer>, ServiceTrust);
 
     impl TicketRequester for Requester {
         const MAX_PAUSE: Duration = FIRST_PAUSE;
@@ -538,6 +605,10 @@ mod tests {
 
         fn issuer(&self) -> &Arc<dyn Issuer> {
             &self.1
+        }
+
+        fn trust(&self) -> &ServiceTrust {
+            &self.2
         }
 
         fn request(&self, service: &JoinService) -> Result<(), Failure> {
@@ -558,7 +629,14 @@ mod tests {
         let transport = Arc::new(atls::Server::new(None, vec![Arc::new(RefuseAll)]));
         let (router, limits) = (Router::new(), Limits::default());
         let server = Server::start("test", listener, transport, router, limits).unwrap();
-        let failure = Requester(Stop::new(), Arc::new(AnyDocument))
+        let tpm = Swtpm::start();
+        let trust = ServiceTrust::new(
+            Settings::default(),
+            &variant::ALL[0],
+            tpm.location().parse().unwrap(),
+            Stage::Booted,
+        );
+        let failure = Requester(Stop::new(), Arc::new(AnyDocument), trust)
             .request(&service)
             .unwrap_err();
         server.stop(Duration::ZERO);

@@ -113,7 +113,7 @@ fn recover(
             ))
         }
         Err(Refused::TooLate) => Err(Status::new(Code::Unavailable, Refused::TooLate.to_string())),
-        Err(refused @ (Refused::OtherCluster | Refused::NoCluster)) => {
+        Err(refused @ (Refused::OtherCluster | Refused::OtherPcr15 | Refused::NoCluster)) => {
             Err(Status::new(Code::FailedPrecondition, refused.to_string()))
         }
         Err(Refused::Disk(_)) => Err(Status::new(
@@ -136,6 +136,8 @@ fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candi
         migration_salt: migration_salt(&message.measurement_salt)
             .map_err(|why| Status::new(Code::InvalidArgument, why))?,
         from,
+        // the operator has the master secret
+        pcr15: None,
     })
 }
 

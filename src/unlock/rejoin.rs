@@ -1,7 +1,8 @@
 //! Rejoin: the node attests itself to a join service of its cluster and receives the key of its state disk.
 //!
-//! The node asks all join services at once ([`ticket_client`](node::ticket_client)). It does not verify an attestation of
-//! theirs (the protocol of the old system has none): it accepts a key only if the key opens the disk.
+//! The node asks all join services at once ([`ticket_client`](node::ticket_client)), and judges what they prove
+//! ([`service_trust`](node::service_trust)). It accepts a key only if the key opens the disk, and if the disk then belongs to the
+//! cluster whose member sent the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
+use node::service_trust::ServiceTrust;
 use node::ticket_client::{Failure, JoinService, TicketRequester};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -22,6 +24,8 @@ pub struct Rejoin {
     pub waiting: Arc<Waiting>,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
+    /// What a join service must prove.
+    pub trust: Arc<ServiceTrust>,
     /// Receives the events for the console.
     pub timeline: Timeline,
 }
@@ -37,14 +41,19 @@ impl TicketRequester for Rejoin {
         &self.issuer
     }
 
+    fn trust(&self) -> &ServiceTrust {
+        &self.trust
+    }
+
     fn request(&self, service: &JoinService) -> Result<(), Failure> {
         let request = IssueRejoinTicketRequest {
             disk_uuid: self.waiting.uuid(),
         };
-        let ticket = service.connect(self)?.call(ISSUE_REJOIN_TICKET, &request)?;
-        let candidate = candidate(ticket, &service.to_string())?;
-        self.timeline
-            .event("ticket", format_args!("from {service}"));
+        let connection = service.connect(self)?;
+        let ticket = connection.call(ISSUE_REJOIN_TICKET, &request)?;
+        let mut candidate = candidate(ticket, &service.to_string())?;
+        candidate.pcr15 = connection.pcr15_of_ticket();
+        connection.report_ticket(&self.timeline);
         match self.waiting.offer(candidate) {
             Ok(()) | Err(Refused::TooLate) => Ok(()),
             Err(refused) => Err(format!("sent a key that was not accepted: {refused}").into()),
@@ -74,6 +83,7 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
         migration_salt: migration_salt(&ticket.measurement_salt)
             .map_err(|why| format!("sent {why}"))?,
         from: name.into(),
+        pcr15: None,
     };
     match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
         (KEY_LEN, KEY_LEN) => Ok(candidate),

@@ -9,8 +9,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::network;
-use base::crypto::MEASUREMENT_SALT_LEN;
-use base::crypto::Secret;
+use attest::attestation::pcr15_after;
+use base::crypto::{MEASUREMENT_SALT_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use disk::luks;
@@ -31,6 +31,8 @@ pub struct Candidate {
     pub migration_salt: Option<[u8; MEASUREMENT_SALT_LEN]>,
     /// The source, for people: `join service 10.42.0.1:30090`.
     pub from: String,
+    /// The PCR 15 of the cluster to which the disk must belong; `None` if it may be any cluster.
+    pub pcr15: Option<[u8; 32]>,
 }
 
 /// A key that opened the disk.
@@ -55,6 +57,8 @@ pub enum Refused {
     WrongKey,
     /// The key opens the disk, but the header does not belong to the cluster of this measurement secret.
     OtherCluster,
+    /// The key opens the disk, but the disk's cluster has another PCR 15 than the one that the source proved or the settings demand.
+    OtherPcr15,
     /// The key opens the disk, but the header names no cluster, and the source does not say that the cluster is migrating.
     NoCluster,
     /// Another key opened the disk first, or the node is stopping.
@@ -197,11 +201,16 @@ impl Waiting {
             .header
             .cluster_token()
             .map_err(|error| Refused::Disk(error.to_string()))?;
-        match token {
+        let salt = match token {
             Some(token) => token
                 .verified_salt(&self.uuid(), &candidate.measurement_secret)
                 .ok_or(Refused::OtherCluster),
             None => candidate.migration_salt.ok_or(Refused::NoCluster),
+        }?;
+        let pcr15 = pcr15_after(&cluster_id(&candidate.measurement_secret, &salt));
+        match candidate.pcr15.is_none_or(|expected| expected == pcr15) {
+            true => Ok(salt),
+            false => Err(Refused::OtherPcr15),
         }
     }
 
@@ -315,6 +324,10 @@ impl std::fmt::Display for Refused {
             Refused::OtherCluster => f.write_str(
                 "the key opens this disk, but the disk's header does not belong to the cluster of this measurement secret; check that this is a state disk",
             ),
+            Refused::OtherPcr15 => f.write_str(
+                "the key opens this disk, but the disk belongs to another cluster than the machine of the join service, or than \
+                 the setting cluster-id names (PCR 15)",
+            ),
             Refused::NoCluster => f.write_str(
                 "the key opens this disk, but the disk's header names no cluster, as on state disks of the old system and on \
                  storage volumes; if this is a state disk of the old system, enable migration: --migrate-until of the join \
@@ -372,6 +385,7 @@ mod tests {
             host_certificate: vec![],
             migration_salt: None,
             from: "me".into(),
+            pcr15: None,
         };
         let trying = thread::spawn({
             let waiting = waiting.clone();

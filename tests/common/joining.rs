@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use attest::atls;
-use attest::attestation::{Measurement, Policy, qemu_vtpm};
+use attest::attestation::{Issuer, Measurement, Policy, qemu_vtpm};
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -100,8 +100,35 @@ impl Setting {
         })
     }
 
-    /// A join service on machine `number`: `answer` is called for each request, with how many came before it.
+    /// A join service on machine `number` that proves nothing, as those of the old system: `answer` is called for each request, with
+    /// how many came before it.
     pub fn join_service_that<A>(&self, number: u8, answer: A) -> JoinService
+    where
+        A: Fn(&Call, IssueJoinTicketRequest, u32) -> Result<IssueJoinTicketResponse, Status>
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.serve_joins(number, answer, atls::Server::only_old)
+    }
+
+    /// As [`Setting::join_service_that`], but the service proves its machine with `issuer`.
+    pub fn join_service_of<A>(&self, number: u8, issuer: Arc<dyn Issuer>, answer: A) -> JoinService
+    where
+        A: Fn(&Call, IssueJoinTicketRequest, u32) -> Result<IssueJoinTicketResponse, Status>
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.serve_joins(number, answer, |server| server.attest_strong(issuer))
+    }
+
+    fn serve_joins<A>(
+        &self,
+        number: u8,
+        answer: A,
+        form: impl FnOnce(atls::Server) -> atls::Server,
+    ) -> JoinService
     where
         A: Fn(&Call, IssueJoinTicketRequest, u32) -> Result<IssueJoinTicketResponse, Status>
             + Send
@@ -119,7 +146,10 @@ impl Setting {
             warn_only: false,
         };
         let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
-        let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]);
+        let tls = form(atls::Server::new(
+            None,
+            vec![Arc::new(qemu_vtpm::Validator::new(policy))],
+        ));
         JoinService {
             _server: Server::start("join", listener, Arc::new(tls), router, Limits::default())
                 .unwrap(),

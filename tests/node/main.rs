@@ -13,6 +13,7 @@ mod init;
 mod join;
 use common::joining;
 mod memory;
+mod mutual;
 use common::setting;
 mod status;
 mod trust;

@@ -45,6 +45,14 @@ impl Error {
         matches!(self, Error::PeerRefused(alert) if refuses_attestation(*alert))
     }
 
+    /// Returns whether the peer accepts no form of attested TLS that this side accepts.
+    pub fn is_other_form(&self) -> bool {
+        matches!(
+            self,
+            Error::Incompatible(_) | Error::PeerRefused(AlertDescription::NoApplicationProtocol)
+        )
+    }
+
     fn kind(&self) -> io::ErrorKind {
         match self {
             Error::TimedOut => io::ErrorKind::TimedOut,
@@ -120,6 +128,9 @@ fn meaning(alert: AlertDescription) -> &'static str {
             ": it failed, perhaps because it could not issue its own attestation document (its log says why)"
         }
         AlertDescription::ProtocolVersion => ": it requires another TLS version",
+        AlertDescription::NoApplicationProtocol => {
+            ": it knows no form of attested TLS that this side accepts"
+        }
         _ => "",
     }
 }

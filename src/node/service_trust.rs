@@ -1,0 +1,392 @@
+//! What a node demands of a join service before it believes a ticket.
+//!
+//! In the strong form of attested TLS the join service proves the machine on which it runs. The node accepts a member of a cluster
+//! that runs the same image as the node itself: the node compares the registers of boot loader, kernel, initrd and command line with its
+//! own. PCR 15 names the cluster, and a ticket of another cluster is refused.
+//!
+//! | the service | a fresh node | a node that rejoins |
+//! |---|---|---|
+//! | proves the node's image, or one of `service-policy` | believes it | believes it |
+//! | proves another image | refuses it | believes it, and says so: the key must open the disk anyway |
+//! | proves no cluster, or another one than `cluster-id` | refuses it | refuses it |
+//! | proves nothing | believes it, and says so; with `require=strong` refuses it | the same |
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use attest::attestation::{
+    Challenge, Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
+    pcr15_after,
+};
+use attest::tpm::{self, Endorsement};
+use base::crypto::CLUSTER_ID_LEN;
+
+/// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR Registry"). All machines with one
+/// image have the same values. The others depend on firmware and disks.
+const OF_IMAGE: [u32; 6] = [4, 8, 9, 11, 12, 13];
+/// The name of the node's own image in messages.
+pub(crate) const OWN_IMAGE: &str = "this machine's image";
+
+/// The ID of a cluster, as the setting `cluster-id` has it: 64 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClusterId(pub [u8; CLUSTER_ID_LEN]);
+
+/// The settings by which a node judges join services.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// The only cluster whose services are accepted.
+    pub cluster: Option<ClusterId>,
+    /// The images that are accepted beside the node's own.
+    pub policy: Option<Policy>,
+    /// Whether a service that proves nothing is refused.
+    pub require_strong: bool,
+}
+
+/// What this node demands of a join service.
+pub struct ServiceTrust {
+    settings: Settings,
+    variant: &'static Variant,
+    tpm: tpm::Location,
+    stage: Stage,
+    /// The accepted images. They are read from the TPM once.
+    images: Mutex<Option<Policy>>,
+}
+
+/// What a join service proved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proof {
+    /// PCR 15 of its machine, which is not zero.
+    pub pcr15: [u8; 32],
+    /// Why its image is not one of those that this node knows.
+    pub other_image: Option<String>,
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let image = match self.other_image {
+            None => "an accepted image, and ",
+            Some(_) => "",
+        };
+        write!(f, "{image}the cluster with PCR 15 {}", hex(&self.pcr15))
+    }
+}
+
+impl std::str::FromStr for ClusterId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ClusterId, String> {
+        let wrong = || format!("expected {} hexadecimal digits", 2 * CLUSTER_ID_LEN);
+        if text.len() != 2 * CLUSTER_ID_LEN || !text.bytes().all(|digit| digit.is_ascii_hexdigit())
+        {
+            return Err(wrong());
+        }
+        let mut id = [0; CLUSTER_ID_LEN];
+        for (index, byte) in id.iter_mut().enumerate() {
+            let digits = &text[2 * index..2 * index + 2];
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| wrong())?;
+        }
+        Ok(ClusterId(id))
+    }
+}
+
+impl fmt::Display for ClusterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex(&self.0).fmt(f)
+    }
+}
+
+/// Reads the file of the setting `service-policy`.
+pub fn read_policy(file: &Path) -> Result<Policy, String> {
+    let wrong = |why: &dyn fmt::Display| format!("service-policy {}: {why}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
+    let policy = Policy::from_json(&text).map_err(|error| wrong(&error))?;
+    let policy = policy.at(Stage::Booted).of_any_cluster();
+    // there must be room for the node's own image
+    let with_own = policy
+        .clone()
+        .and_image(OWN_IMAGE, policy.images()[0].clone());
+    with_own.map_err(|error| wrong(&error))?;
+    for image in policy.images() {
+        if image.measurements().values().all(|it| it.warn_only) {
+            return Err(wrong(&format_args!(
+                "{image} enforces no register but PCR 15, so any image would be accepted"
+            )));
+        }
+    }
+    Ok(policy)
+}
+
+impl ServiceTrust {
+    /// Makes the demand of a node at `stage` of its boot, whose TPM is at `tpm`.
+    pub fn new(
+        settings: Settings,
+        variant: &'static Variant,
+        tpm: tpm::Location,
+        stage: Stage,
+    ) -> ServiceTrust {
+        ServiceTrust {
+            settings,
+            variant,
+            tpm,
+            stage,
+            images: Mutex::default(),
+        }
+    }
+
+    /// Returns whether a service that proves nothing is refused.
+    pub fn requires_strong(&self) -> bool {
+        self.settings.require_strong
+    }
+
+    /// Returns the PCR 15 of the only cluster that is accepted.
+    fn pinned(&self) -> Option<[u8; 32]> {
+        self.settings.cluster.map(|id| pcr15_after(&id.0))
+    }
+
+    /// Returns the PCR 15 that the cluster of a ticket must have; `None` if nobody knows.
+    pub fn pcr15_of_ticket(&self, proof: Option<&Proof>) -> Option<[u8; 32]> {
+        proof.map(|proof| proof.pcr15).or_else(|| self.pinned())
+    }
+
+    /// Returns the validator of one connection. The error may pass: the TPM does not answer.
+    pub fn judge(&self) -> Result<Arc<Judge>, String> {
+        let images = self.images()?;
+        let any = (self.stage == Stage::Initramfs)
+            .then(|| (self.variant.validator)(images.clone().of_any_image()));
+        Ok(Arc::new(Judge {
+            images: (self.variant.validator)(images),
+            any,
+            pinned: self.pinned(),
+            proof: OnceLock::new(),
+        }))
+    }
+
+    /// Returns the accepted images: this machine's own, and those of the settings.
+    fn images(&self) -> Result<Policy, String> {
+        let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(images) = &*images {
+            return Ok(images.clone());
+        }
+        let measured = (self.variant.measure)(&self.tpm, self.stage)
+            .map_err(|error| format!("this machine's own registers cannot be read: {error}"))?;
+        let mut own = measured.booted;
+        own.retain(|index, _| OF_IMAGE.contains(index));
+        let own = Policy::new(own).map_err(|error| format!("{OWN_IMAGE}: {error}"))?;
+        let accepted = match &self.settings.policy {
+            None => Ok(own),
+            Some(policy) => policy.clone().and_image(OWN_IMAGE, own.images()[0].clone()),
+        };
+        let accepted = accepted.map_err(|error| format!("setting service-policy: {error}"))?;
+        Ok(images.insert(accepted).clone())
+    }
+
+    /// Checks that a ticket is one of the cluster of the service that sent it, or of the setting `cluster-id`.
+    pub fn check_cluster(
+        &self,
+        proof: Option<&Proof>,
+        cluster_id: &[u8; CLUSTER_ID_LEN],
+    ) -> Result<(), String> {
+        let got = pcr15_after(cluster_id);
+        match self.pcr15_of_ticket(proof) {
+            Some(expected) if expected != got => Err(format!(
+                "sent a ticket of the cluster {}, but {}: expected PCR 15 {}, got {}",
+                ClusterId(*cluster_id),
+                match proof {
+                    Some(_) => "its machine belongs to another one",
+                    None => "the setting cluster-id names another one",
+                },
+                hex(&expected),
+                hex(&got)
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Judges the proof of one join service.
+pub struct Judge {
+    images: Arc<dyn Validator>,
+    /// Accepts a machine with any image: only for a rejoin.
+    any: Option<Arc<dyn Validator>>,
+    pinned: Option<[u8; 32]>,
+    proof: OnceLock<Proof>,
+}
+
+impl Judge {
+    /// Returns what the service proved; `None` if it proved nothing.
+    pub fn proof(&self) -> Option<Proof> {
+        self.proof.get().cloned()
+    }
+
+    fn check(
+        &self,
+        identify: impl Fn(&dyn Validator) -> Result<Identified, ValidateError>,
+    ) -> Result<Identified, String> {
+        let (identified, other_image) = match (identify(&*self.images), &self.any) {
+            (Ok(identified), _) => (identified, None),
+            (Err(why), Some(any)) => {
+                let identified = identify(&**any).map_err(|error| error.to_string())?;
+                (identified, Some(why.to_string()))
+            }
+            (Err(why), None) => {
+                return Err(format!(
+                    "{why}\nit is not {OWN_IMAGE}: if it is another image of the cluster, name it in the setting service-policy"
+                ));
+            }
+        };
+        let pcr15 = identified
+            .pcr15
+            .ok_or("PCR 15 was not quoted, so it names no cluster")?;
+        if pcr15 == [0; 32] {
+            return Err("PCR 15 is zero, so its machine belongs to no cluster".into());
+        }
+        if let Some(pinned) = self.pinned.filter(|pinned| *pinned != pcr15) {
+            return Err(format!(
+                "PCR 15: expected {}, got {}; its machine belongs to another cluster than the setting cluster-id names",
+                hex(&pinned),
+                hex(&pcr15)
+            ));
+        }
+        // a connection has exactly one proof of the server
+        let _ = self.proof.set(Proof { pcr15, other_image });
+        Ok(identified)
+    }
+}
+
+impl Validator for Judge {
+    fn oid(&self) -> Oid {
+        self.images.oid()
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        self.identify(document, nonce)
+            .map(|identified| identified.user_data)
+    }
+
+    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+        self.check(|validator| validator.identify(document, nonce))
+            .map_err(|why| ValidateError(why.into()))
+    }
+
+    fn challenge(
+        &self,
+        key: &[u8],
+        endorsements: &[Endorsement],
+    ) -> Result<Option<Challenge>, ValidateError> {
+        self.images.challenge(key, endorsements)
+    }
+
+    fn challenges(&self) -> bool {
+        self.images.challenges()
+    }
+
+    fn identify_certified(
+        &self,
+        document: &[u8],
+        nonce: &[u8],
+        key: &KeyName,
+    ) -> Result<Identified, ValidateError> {
+        self.check(|validator| validator.identify_certified(document, nonce, key))
+            .map_err(|why| ValidateError(why.into()))
+    }
+
+    fn believes_any_tpm(&self) -> bool {
+        self.images.believes_any_tpm()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_id_has_64_hexadecimal_digits() {
+        let id: ClusterId = "0aFF".repeat(16).parse().unwrap();
+        assert_eq!(id.0[..2], [0x0a, 0xff]);
+        assert_eq!(id.to_string(), "0aff".repeat(16));
+        for text in [
+            "",
+            "0a",
+            &"0g".repeat(32),
+            &"+1".repeat(32),
+            &"é".repeat(32),
+        ] {
+            let error = text.parse::<ClusterId>().unwrap_err();
+            assert_eq!(error, "expected 64 hexadecimal digits", "{text}");
+        }
+    }
+
+    #[test]
+    fn a_policy_of_services_names_an_image() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("policy.json");
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            read_policy(&file)
+        };
+        let zero = "00".repeat(32);
+        let policy = read(&format!(
+            r#"{{"measurements":{{"4":"{zero}","11":"{zero}","15":"{zero}"}},"initramfs":{{"11":"{}"}}}}"#,
+            "11".repeat(32)
+        ));
+        let policy = policy.unwrap();
+        assert!(!policy.knows_stages(), "services are booted systems");
+        let registers: Vec<_> = policy.images()[0].measurements().keys().collect();
+        assert_eq!(registers, [&4, &11], "PCR 15 is not compared by the policy");
+        let warning = format!(
+            r#"{{"measurements":{{"4":{{"expected":"{zero}","warnOnly":true}},"15":"{zero}"}}}}"#
+        );
+        for (text, why) in [
+            (
+                format!(r#"{{"measurements":{{"15":"{zero}"}}}}"#),
+                "no register but PCR 15",
+            ),
+            (warning, "no register but PCR 15"),
+            ("{".into(), "service-policy"),
+        ] {
+            let error = read(&text).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        assert!(read_policy(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn a_ticket_is_one_of_the_cluster_of_its_service_or_of_the_settings() {
+        let trust = |cluster| {
+            let settings = Settings {
+                cluster,
+                ..Settings::default()
+            };
+            let tpm = "device:/dev/null".parse().unwrap();
+            ServiceTrust::new(
+                settings,
+                &attest::attestation::variant::ALL[0],
+                tpm,
+                Stage::Booted,
+            )
+        };
+        let proof = |id: &[u8; 32]| Proof {
+            pcr15: pcr15_after(id),
+            other_image: None,
+        };
+        let (ours, other) = ([1; 32], [2; 32]);
+        let open = trust(None);
+        assert!(open.check_cluster(None, &ours).is_ok());
+        assert!(open.check_cluster(Some(&proof(&ours)), &ours).is_ok());
+        let refused = open.check_cluster(Some(&proof(&other)), &ours).unwrap_err();
+        assert!(refused.contains("belongs to another"), "{refused}");
+        // the setting counts for a service that proves nothing too
+        let pinned = trust(Some(ClusterId(ours)));
+        assert!(pinned.check_cluster(None, &ours).is_ok());
+        let refused = pinned.check_cluster(None, &other).unwrap_err();
+        assert!(
+            refused.contains("the setting cluster-id names another"),
+            "{refused}"
+        );
+    }
+}

@@ -1,0 +1,266 @@
+//! Node and join service verify each other: the machine of the service proves itself too, by its host's evidence.
+
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use attest::atls;
+use attest::attestation::{Issuer, qemu_vtpm};
+use attest::tpm::{self, Tpm};
+use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
+use services::join_service::evidence::RemoteIssuer;
+use support::program::built;
+use support::swtpm::Swtpm;
+
+use crate::joining;
+use crate::program::Program;
+use crate::setting::{MASTER_KEY, MASTER_SALT, MEASUREMENT_SALT, Setting, end_of_member};
+
+/// The ID of the cluster whose tickets the test's join services give.
+fn joined_cluster() -> [u8; 32] {
+    let secret = Secret::new(joining::MEASUREMENT_SECRET.to_vec());
+    cluster_id(&secret, &joining::MEASUREMENT_SALT)
+}
+
+/// The ID of the cluster whose disks [`Setting`] makes.
+fn own_cluster() -> [u8; 32] {
+    let info = Dek::named(MEASUREMENT_SECRET_ID);
+    let secret = derive_key(&MASTER_KEY, &MASTER_SALT, info.info(), KEY_LEN).unwrap();
+    cluster_id(&secret, &MEASUREMENT_SALT)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The machine of a join service: its TPM, and the host's evidence of it.
+struct Host {
+    tpm: Swtpm,
+    dir: tempfile::TempDir,
+    _evidence: Program,
+}
+
+impl Host {
+    /// A member of `cluster` whose boot loader is that of the nodes, or another one; of no cluster if it is `None`.
+    fn new(cluster: Option<[u8; 32]>, boot_loader: Option<&[u8]>) -> Host {
+        let (tpm, dir) = (Swtpm::start(), tempfile::tempdir().unwrap());
+        let mut open = Tpm::open(&tpm.location().parse().unwrap()).unwrap();
+        if let Some(id) = cluster {
+            open.measure_cluster_id(&id).unwrap();
+        }
+        if let Some(other) = boot_loader {
+            open.pcr_event(4, other).unwrap();
+        }
+        drop(open);
+        let mut activate = Command::new("systemd-socket-activate");
+        activate
+            .arg(format!("--listen={}", socket_in(dir.path()).display()))
+            .arg(built("bootstrapper"))
+            .args(["--serve-evidence", "--csp=qemu", "--variant=qemu-vtpm"])
+            .args(["--tpm", &tpm.location()]);
+        let evidence = Program::start(&mut activate);
+        evidence.expect("Listening on");
+        Host {
+            tpm,
+            dir,
+            _evidence: evidence,
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        socket_in(self.dir.path())
+    }
+
+    /// Returns what the join service in a pod has.
+    fn evidence(&self) -> Arc<dyn Issuer> {
+        Arc::new(RemoteIssuer::new(&qemu_vtpm::VARIANT, self.socket()))
+    }
+
+    fn location(&self) -> tpm::Location {
+        self.tpm.location().parse().unwrap()
+    }
+}
+
+fn socket_in(dir: &Path) -> PathBuf {
+    dir.join("evidence.sock")
+}
+
+/// Each service that a fresh node must refuse is refused with the reason, and then one that proves itself is believed.
+#[test]
+fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    let cluster = setting.cluster("");
+    let ours = Some(joined_cluster());
+    let (member, updated) = (Host::new(ours, None), Host::new(ours, Some(b"other")));
+    let (fresh, foreign) = (Host::new(None, None), Host::new(Some([9; 32]), None));
+    let tickets = {
+        let cluster = cluster.clone();
+        move |_: &_, request, _| Ok(cluster.ticket(&request))
+    };
+    // the host of a fresh machine gives no evidence, so a program with its TPM tries
+    let of_fresh = Arc::new(qemu_vtpm::Issuer::new(fresh.location(), None));
+    let _services = [
+        setting.join_service_that(3, tickets.clone()),
+        setting.join_service_of(4, updated.evidence(), tickets.clone()),
+        setting.join_service_of(5, of_fresh, tickets.clone()),
+        setting.join_service_of(6, foreign.evidence(), tickets.clone()),
+    ];
+    // a genuine service whose ticket is one of another cluster
+    let mixed = cluster.clone();
+    let _mixed = setting.join_service_of(7, member.evidence(), move |_, request, _| {
+        let mut ticket = mixed.ticket(&request);
+        ticket.measurement_secret = vec![99; 32];
+        Ok(ticket)
+    });
+    setting.set_control_planes(&[3, 4, 5, 6, 7]);
+    let mut command = setting.joining(&disk, "Worker");
+    command.args([
+        "--require",
+        "strong",
+        "--cluster-id",
+        &hex(&joined_cluster()),
+    ]);
+    let mut node = Program::start(&mut command);
+    let refused = |number: u8, why: &str| {
+        let service = format!("refused: join service {}:30090: ", setting.host(number));
+        node.expect(&service);
+        node.expect(why);
+    };
+    refused(3, "the setting require=strong refuses such a service");
+    refused(4, "PCR 4: expected 00000000");
+    node.expect("name it in the setting service-policy");
+    refused(5, "PCR 15 is zero, so its machine belongs to no cluster");
+    refused(6, "another cluster than the setting cluster-id names");
+    refused(7, "but its machine belongs to another one: expected PCR 15");
+    assert!(!node.output().contains("locked:"), "{}", node.output());
+    let pcr = setting.tpm.tool("tpm2_pcrread", &["sha256:15"]);
+    assert!(pcr.contains(&"0".repeat(64)), "{pcr}");
+
+    let _good = setting.join_service_of(8, member.evidence(), tickets);
+    setting.set_control_planes(&[3, 4, 5, 6, 7, 8]);
+    let ticket = node.expect("ticket: from join service");
+    let expected = format!("{}:30090, which proves an accepted image", setting.host(8));
+    assert!(ticket.contains(&expected), "{ticket}");
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
+}
+
+#[test]
+fn an_upgrade_names_the_image_of_the_services_in_the_nodes_settings() {
+    let setting = Setting::new();
+    let disk = setting.new_disk();
+    let cluster = setting.cluster("");
+    let host = Host::new(Some(joined_cluster()), Some(b"older"));
+    let _service = setting.join_service_of(3, host.evidence(), move |_, request, _| {
+        Ok(cluster.ticket(&request))
+    });
+    setting.set_control_planes(&[3]);
+    let pcr4 = host.tpm.tool("tpm2_pcrread", &["sha256:4"]).to_lowercase();
+    let pcr4 = pcr4.split("0x").nth(1).unwrap().trim();
+    let text = format!(r#"{{"measurements":{{"4":"{pcr4}"}},"name":"image 1.2"}}"#);
+    let policy = setting.file("services.json", text);
+    let mut command = setting.joining(&disk, "Worker");
+    command.arg("--require=strong").arg("--service-policy");
+    let mut node = Program::start(command.arg(&policy));
+    node.expect("which proves an accepted image");
+    assert!(end_of_member(&mut node).success(), "{}", node.output());
+
+    // a policy that would accept any image is no policy
+    let open = setting.file(
+        "open.json",
+        r#"{"measurements":{"15":"00"}}"#.replace("00", &"00".repeat(32)),
+    );
+    let mut command = setting.unlock(&disk);
+    let mut node = Program::start(command.arg("--service-policy").arg(open));
+    assert_eq!(node.exit().code(), Some(2), "{}", node.output());
+    node.expect("enforces no register but PCR 15");
+}
+
+#[test]
+fn a_node_that_rejoins_and_the_join_service_prove_themselves_to_each_other() {
+    let setting = Setting::new();
+    let disk = setting.initialized_disk();
+    setting.set_control_planes(&[3]);
+    let host = Host::new(Some(own_cluster()), None);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let socket = host.socket();
+    let strong = [
+        "--evidence",
+        socket.to_str().unwrap(),
+        "--require",
+        "strong",
+    ];
+    let service = setting.join_service_with(3, keys, &setting.policy(), &strong);
+    service.expect("this service proves its machine to nodes");
+    let mut command = setting.unlock(&disk);
+    let id = hex(&own_cluster());
+    command.args(["--require=strong", "--cluster-id", &id]);
+    let mut node = Program::start(&mut command);
+    node.expect("which proves an accepted image");
+    expect_opened(&mut node);
+
+    // a node of the old form gets nothing, and the service says why
+    let address = SocketAddr::new(setting.host(3), 30090);
+    let issuer = qemu_vtpm::Issuer::new(setting.tpm.location().parse().unwrap(), None);
+    let old = atls::Client::new(Some(Arc::new(issuer)), vec![]).only_old();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let refused = old.connect(TcpStream::connect(address).unwrap(), deadline);
+    assert!(refused.is_err(), "{}", service.output());
+}
+
+#[test]
+fn a_node_that_rejoins_accepts_another_image_of_its_cluster_and_no_other_cluster() {
+    let setting = Setting::new();
+    let disk = setting.initialized_disk();
+    setting.set_control_planes(&[3, 4]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let policy = setting.policy();
+    let foreign = Host::new(Some([9; 32]), None);
+    let evidence = foreign.socket().display().to_string();
+    let _foreign = setting.join_service_with(3, keys, &policy, &["--evidence", &evidence]);
+    // without the host's evidence a service proves nothing
+    let fresh = Host::new(None, None);
+    let evidence = fresh.socket().display().to_string();
+    let service = setting.join_service_with(4, keys, &policy, &["--evidence", &evidence]);
+    service.expect("this machine belongs to no cluster (PCR 15 is zero)");
+    let mut command = setting.unlock(&disk);
+    let mut node = Program::start(command.arg("--require=strong"));
+    node.expect("the disk belongs to another cluster than the machine of the join service");
+    node.expect("the setting require=strong refuses such a service");
+
+    let updated = Host::new(Some(own_cluster()), Some(b"other"));
+    let evidence = updated.socket().display().to_string();
+    let _updated = setting.join_service_with(5, keys, &policy, &["--evidence", &evidence]);
+    setting.set_control_planes(&[3, 4, 5]);
+    node.expect("other-image: join service");
+    node.expect("PCR 4: expected 00000000");
+    expect_opened(&mut node);
+}
+
+/// Here the boot ends after the key, because the disk is a file.
+fn expect_opened(node: &mut Program) {
+    node.expect("key-slot:");
+    assert!(!node.exit().success());
+    let said = node.output();
+    assert!(
+        said.contains("/dev/mapper/control") || said.contains("not a block device"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_evidence_socket_serves_only_what_systemd_passes() {
+    let mut program = Program::start(
+        Command::new(built("bootstrapper"))
+            .args(["--serve-evidence", "--csp=qemu", "--variant=qemu-vtpm"])
+            .args(["--tpm", "swtpm:host=127.0.0.1,port=1"]),
+    );
+    assert_eq!(program.exit().code(), Some(1));
+    program.expect("systemd passed no socket");
+    let host = Host::new(Some([1; 32]), None);
+    let issuer = host.evidence();
+    assert!(issuer.issue(b"data", b"nonce").is_err(), "the old form");
+    assert!(!issuer.identity().unwrap().key.is_empty());
+}
