@@ -196,6 +196,41 @@ fn the_bill_of_materials_has_each_crate_that_the_program_names() {
     }
 }
 
+#[test]
+#[ignore = "needs packages: make deb"]
+fn each_package_has_the_license_texts_of_the_libraries_in_it() {
+    for (package, program) in PACKAGES
+        .into_iter()
+        .zip(["firstlight", "unlock", "bootstrapper"])
+    {
+        let member = format!("./usr/share/doc/{package}/third-party.gz");
+        let texts = shell(
+            r#"dpkg-deb --fsys-tarfile "$1" | tar xO "$2" | gzip -d"#,
+            &[&deb(package), Path::new(&member)],
+        );
+        let texts = text(&texts.stdout);
+        let bill = root().join(format!("target/deb/{program}.cdx.json"));
+        let bill: Value = serde_json::from_slice(&fs::read(bill).unwrap()).unwrap();
+        for component in bill["components"].as_array().unwrap() {
+            let field = |name: &str| component[name].as_str().unwrap();
+            let library = format!("{} {}", field("name"), field("version"));
+            // crates of this workspace have no source to be fetched, and the program's license
+            let ours = component.get("purl").is_none();
+            let named = texts
+                .lines()
+                .any(|line| line.split(", ").any(|it| it == library));
+            assert_eq!(named, !ours, "{package}: {library}");
+        }
+        for words in [
+            "Permission is hereby granted, free of charge",
+            "Redistribution and use in source and binary forms",
+            "Rich Felker",
+        ] {
+            assert!(texts.contains(words), "{package}: {words}");
+        }
+    }
+}
+
 /// Returns `NAME-VERSION` from the paths `/cargo/registry/src/INDEX/NAME-VERSION/..`, which tools/build.sh gives the sources.
 fn crates_named_in(binary: &str) -> BTreeSet<String> {
     let paths = binary.split("/cargo/registry/src/").skip(1);

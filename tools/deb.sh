@@ -64,6 +64,7 @@ pack() { # PACKAGE PROGRAM
   gzip -9n <packaging/changelog >"$doc/changelog.gz"
   install -m 644 packaging/copyright "$doc/copyright"
   install -m 644 "$out/$program.cdx.json" "$doc/sbom.cdx.json"
+  tools/licenses.py "$program" | gzip -9n >"$doc/third-party.gz"
 
   (cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\n' | sort | xargs -d '\n' md5sum >DEBIAN/md5sums)
   # KiB, the first line of a package's fields is its name

@@ -69,27 +69,33 @@ def standard_library():
            "licenses": [{"expression": "MIT"}], "purl": f"pkg:generic/musl@{musl}"}
 
 
+def linked(program):
+    """Returns a component for each library that the program links."""
+    components = list(crates(program))
+    if any(component["name"] == "tss-esapi-sys" for component in components):
+        components += c_libraries()
+    return components + list(standard_library())
+
+
 def main():
     name, path = sys.argv[1:]
     path = os.path.abspath(path)
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
     with open(path, "rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
-    linked = list(crates(name))
-    if any(component["name"] == "tss-esapi-sys" for component in linked):
-        linked += c_libraries()
-    linked += standard_library()
+    components = linked(name)
     with open("Cargo.toml", "rb") as file:
         version = tomllib.load(file)["workspace"]["package"]["version"]
     program = {"type": "application", "bom-ref": f"{name}@{version}", "name": name, "version": version,
                "licenses": [{"expression": "Apache-2.0 OR MIT"}], "hashes": sha256(digest)}
-    dependencies = [{"ref": program["bom-ref"], "dependsOn": sorted(component["bom-ref"] for component in linked)}]
+    dependencies = [{"ref": program["bom-ref"], "dependsOn": sorted(component["bom-ref"] for component in components)}]
     print(json.dumps({
         "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
         # equal programs have equal files
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
-        "metadata": {"component": program}, "components": linked, "dependencies": dependencies,
+        "metadata": {"component": program}, "components": components, "dependencies": dependencies,
     }, indent=1))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Prints the license texts of every library that a program links, as the libraries' own files have them.
+
+    tools/licenses.py NAME      NAME: a program of ours
+
+The libraries are those of tools/sbom.py. A text that several libraries have to the letter is printed once. A library without a text
+is an error, since its license cannot be complied with.
+"""
+
+import glob, html, json, os, re, sys, tarfile
+
+sys.dont_write_bytecode = True
+import sbom
+
+CACHE = os.environ.get("FIRSTLIGHT_CACHE") or os.path.join(
+    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "firstlight")
+# what crates and C libraries call the files with licenses and notices
+LICENSE = re.compile(r"(LICEN[SC]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.IGNORECASE)
+
+
+def read(path):
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def sources():
+    """Returns the folder of each crate by its name and version."""
+    metadata = json.loads(sbom.output("cargo", "metadata", "--locked", "--filter-platform", sbom.TARGET, "--format-version", "1"))
+    return {(p["name"], p["version"]): (os.path.dirname(p["manifest_path"]), p["source"]) for p in metadata["packages"]}
+
+
+def of_folder(folder):
+    names = sorted(name for name in os.listdir(folder) if LICENSE.match(name))
+    paths = [os.path.join(folder, name) for name in names]
+    # some have a folder LICENSES
+    files = [file for path in paths for file in (sorted(glob.glob(f"{path}/*")) if os.path.isdir(path) else [path])]
+    return [read(file) for file in files]
+
+
+def of_archive(name, version):
+    """Returns the texts of a C library from the upstream archive, which tools/tss.sh has checked."""
+    [path] = glob.glob(f"{CACHE}/sources/{name}_{version}.orig.tar.*")
+    with tarfile.open(path) as archive:
+        members = [m for m in archive if m.isfile() and m.name.count("/") == 1 and LICENSE.match(os.path.basename(m.name))]
+        return [archive.extractfile(member).read().decode() for member in sorted(members, key=lambda m: m.name)]
+
+
+def of_compiler():
+    """Returns the texts of Rust's standard library, which lists the crates that it contains."""
+    folder = os.path.join(sbom.output("rustc", "--print", "sysroot").strip(), "share/doc/rust")
+    page = re.sub(r"(?s)<style.*?</style>|<[^>]*>", "", read(f"{folder}/COPYRIGHT-library.html"))
+    page = re.sub(r"\n\s*\n+", "\n\n", html.unescape(page))
+    return [page, *(read(f"{folder}/licenses/{name}.txt") for name in ("Apache-2.0", "MIT"))]
+
+
+def texts(component, folders):
+    name, version = component["name"], component["version"]
+    if name == "rust-std":
+        return of_compiler()
+    if name == "musl":
+        # of the package musl-tools, with which the programs are linked
+        return [read("/usr/share/doc/musl/copyright")]
+    if (name, version) not in folders:
+        return of_archive(name, version)
+    folder, source = folders[name, version]
+    # a crate of this workspace has the license of the program
+    return of_folder(folder) if source else None
+
+
+def main():
+    [program] = sys.argv[1:]
+    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+    folders, users, missing = sources(), {}, []
+    for component in sbom.linked(program):
+        found = texts(component, folders)
+        if found == []:
+            missing.append(component["bom-ref"])
+        for text in found or []:
+            text = "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+            users.setdefault(text, []).append(f"{component['name']} {component['version']}")
+    if missing:
+        sys.exit(f"error: no license text in the sources of {', '.join(missing)}")
+    print(f"The program {program} links these libraries statically. Each text is that of the libraries named above it.")
+    for text, libraries in sorted(users.items(), key=lambda it: it[1]):
+        print(f"\n{'=' * 80}\n{', '.join(libraries)}\n{'-' * 80}\n{text}")
+
+
+main()
