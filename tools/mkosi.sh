@@ -2,7 +2,7 @@
 # Builds the image of a node from the folder mkosi/, and prints its path: target/mkosi/PROFILE/NAME.raw. Beside it are the unified
 # kernel image NAME.efi, and the packages with their versions: NAME.manifest, initrd.manifest.
 #
-#   tools/mkosi.sh [release|debug]
+#   tools/mkosi.sh [release|debug|kubernetes]
 #
 # Needs root (mmdebstrap, mkosi). mkosi and the programs that it runs are those of Debian 13, in a folder of their own; the packages
 # come through apt, so Debian's signature on the archive is checked. Does nothing but print if the image is newer than all that it is
@@ -14,8 +14,8 @@ profile=${1:-release}
 out=${OUT:-$ROOT/target/mkosi/$profile}
 case $profile in
 release) name=firstlight ;;
-debug) name=firstlight-debug ;;
-*) die "unknown profile $profile: release or debug" ;;
+debug | kubernetes) name=firstlight-$profile ;;
+*) die "unknown profile $profile: release, debug or kubernetes" ;;
 esac
 
 TOOLS=mkosi,apt,ca-certificates,debian-archive-keyring,systemd,systemd-repart,systemd-ukify,systemd-boot-efi,systemd-cryptsetup

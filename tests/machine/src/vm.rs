@@ -8,6 +8,7 @@ use super::console::{Console, Show};
 use super::{Context, Failure, Result, dist, free_port, root, script};
 use image::{Given, Image, Log};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -70,6 +71,23 @@ pub enum Source {
     SecondDisk(PathBuf),
 }
 
+/// The measurement policy that `firstlight measure` computes with these arguments.
+pub fn measured(arguments: &[&OsStr]) -> Result<String> {
+    let output = Command::new(dist("firstlight")?)
+        .arg("measure")
+        .args(arguments)
+        .output()
+        .context("run firstlight")?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(Failure(format!(
+            "firstlight measure ended with {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        ))),
+    }
+}
+
 /// A computer, switched off.
 pub struct Machine {
     /// What starts the kernel.
@@ -80,6 +98,8 @@ pub struct Machine {
     pub command_line: String,
     /// The machine's memory in MiB.
     pub memory: u32,
+    /// The number of its processors.
+    pub processors: u32,
     /// Whether it has a TPM.
     pub tpm: bool,
     /// Whether it has a hardware random number generator.
@@ -117,6 +137,7 @@ impl Machine {
             source: Source::Kernel,
             command_line: COMMAND_LINE.to_owned(),
             memory: 512,
+            processors: 1,
             tpm: true,
             random: true,
             clock: None,
@@ -145,8 +166,15 @@ impl Machine {
 
     /// Adds a disk with the content of `image`.
     pub fn add_copy_of_disk(&mut self, serial: &str, image: &std::path::Path) -> Result<()> {
-        let copied = std::fs::copy(image, self.disk(serial));
-        copied.context(&format!("copy {}", image.display()))?;
+        let copied = Command::new("cp")
+            .arg("--sparse=always")
+            .arg(image)
+            .arg(self.disk(serial))
+            .status()
+            .context("run cp")?;
+        if !copied.success() {
+            return Err(Failure(format!("{} cannot be copied", image.display())));
+        }
         self.disks.push(serial.to_owned());
         Ok(())
     }
@@ -163,24 +191,18 @@ impl Machine {
 
     /// The measurement policy that this machine meets when it boots with UEFI: `firstlight measure` computes it from the files.
     pub fn policy(&self) -> Result<String> {
-        let output = Command::new(dist("firstlight")?)
-            .arg("measure")
-            .arg("--kernel")
-            .arg(kernel()?)
-            .arg("--initrd")
-            .arg(self.initramfs())
-            .args(["--cmdline", &self.command_line])
-            .args(["--memory", &self.memory.to_string()])
-            .output()
-            .context("run firstlight")?;
-        match output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            false => Err(Failure(format!(
-                "firstlight measure ended with {}: {}",
-                output.status,
-                String::from_utf8_lossy(&output.stderr)
-            ))),
-        }
+        let (kernel, memory) = (kernel()?, self.memory.to_string());
+        let initramfs = self.initramfs();
+        measured(&[
+            OsStr::new("--kernel"),
+            kernel.as_ref(),
+            OsStr::new("--initrd"),
+            initramfs.as_ref(),
+            OsStr::new("--cmdline"),
+            self.command_line.as_ref(),
+            OsStr::new("--memory"),
+            memory.as_ref(),
+        ])
     }
 
     /// What will be measured when it boots its kernel with UEFI.
@@ -241,7 +263,7 @@ impl Machine {
             "-M",
             board,
             "-smp",
-            "1",
+            &self.processors.to_string(),
             "-m",
             &self.memory.to_string(),
         ]);
