@@ -1,6 +1,6 @@
 //! The text of an EFI device path (UEFI 2.11, chapter 10): where the firmware found an image.
 
-use super::reader::{Reader, ascii, guid, utf16};
+use super::reader::{Reader, ascii, guid, hex, utf16};
 
 /// Maximum number of nodes; those of real machines have less than 20.
 const MAX_NODES: usize = 40;
@@ -41,7 +41,7 @@ fn known(kind: u8, sub: u8, data: &mut Reader) -> Option<String> {
         }
         (3, 2) => format!("Scsi({:#x},{:#x})", data.u16()?, data.u16()?),
         (3, 5) => format!("USB({:#x},{:#x})", data.u8()?, data.u8()?),
-        (3, 11) => format!("MAC({})", super::hex(data.take(6)?)),
+        (3, 11) => format!("MAC({})", hex(data.take(6)?)),
         (3, 18) => {
             let (port, multiplier, unit) = (data.u16()?, data.u16()?, data.u16()?);
             format!("Sata({port:#x},{multiplier:#x},{unit:#x})")

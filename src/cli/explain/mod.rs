@@ -152,10 +152,6 @@ pub fn explained(bytes: &[u8]) -> Result<String, String> {
     Ok(report::text("input", &findings, &Pen { has_colour }))
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +161,7 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use compare::Verdict;
     use evidence::Registers;
+    use reader::hex;
     use std::collections::BTreeMap;
     use support::mutation::{corpus, mutations};
 

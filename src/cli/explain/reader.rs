@@ -71,11 +71,15 @@ pub fn utf16(data: &[u8]) -> Option<String> {
     (text.chars().all(is_text) && plain_characters * 2 >= end).then(|| plain(&text))
 }
 
+/// Returns bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Returns an EFI_GUID as text.
 pub fn guid(data: &[u8]) -> Option<String> {
     let mut reader = Reader(data);
     let (a, b, c) = (reader.u32()?, reader.u16()?, reader.u16()?);
     let (d, e) = (reader.take(2)?, reader.take(6)?);
-    let hex = super::hex;
     Some(format!("{a:08x}-{b:04x}-{c:04x}-{}-{}", hex(d), hex(e)))
 }
