@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use attest::attestation::{Issuer as _, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
+use attest::atls;
+use attest::attestation::{Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
 use attest::tpm::{Credential, Endorsement, EndorsementKind, Error, Location, Tpm};
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
@@ -413,6 +417,48 @@ fn what_is_not_certified_is_refused_by_its_own_text() {
         error.contains("endorsementRoots: the root \"acme\" is not known"),
         "{error}"
     );
+}
+
+/// Connects two machines over attested TLS; returns the error of each side.
+fn meet(client: atls::Client, server: atls::Server) -> [Option<String>; 2] {
+    let soon = Instant::now() + Duration::from_secs(60);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far = listener.accept().unwrap().0;
+    let server = thread::spawn(move || server.handshake(far, soon).map(|_| ()));
+    let client = client.connect(near, soon).map(|_| ());
+    [client, server.join().unwrap()].map(|result| result.err().map(|error| error.to_string()))
+}
+
+#[test]
+fn the_strong_form_proves_both_tpms_in_one_connection() {
+    let (one, other, plain) = (Delivered::start(), Delivered::start(), Swtpm::start());
+    let issuer = |location: Location| -> Arc<dyn Issuer> {
+        Arc::new(qemu_vtpm::Issuer::new(location, None))
+    };
+    let demand = |root: String| {
+        let policy = policy().certified_by([root]).unwrap();
+        vec![endorsement::validator(qemu(), policy).unwrap()]
+    };
+    let server = || atls::Server::new(Some(issuer(one.location())), demand(other.root(true)));
+    let client = |location| atls::Client::new(Some(issuer(location)), demand(one.root(true)));
+    assert_eq!(meet(client(other.location()), server()), [None, None]);
+
+    let refused = |client, server, by_client: Option<&str>, by_server: Option<&str>| {
+        let errors = meet(client, server);
+        for (error, why) in errors.iter().zip([by_client, by_server]) {
+            let error = error.as_deref().unwrap();
+            assert!(error.contains(why.unwrap_or("")), "{error}");
+        }
+    };
+    let plain = plain.location().parse().unwrap();
+    let no_certificate = Some("swtpm_setup --create-ek-cert");
+    refused(client(plain), server(), None, no_certificate);
+    // the roots are the wrong way round
+    let swapped = atls::Client::new(Some(issuer(other.location())), demand(other.root(true)));
+    refused(swapped, server(), Some("a signature is wrong"), None);
+    let old = client(other.location()).only_old();
+    refused(old, server(), None, None);
 }
 
 /// Genuine certificates of shielded VMs of Google, of 2022; the roots are of the same module. Attestation keys have certificates from

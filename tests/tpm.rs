@@ -933,7 +933,10 @@ fn the_error_of_a_tpm_with_an_owner_password_says_so() {
         .issue(USER_DATA, NONCE)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("owner hierarchy has a password"), "{error}");
+    assert!(
+        error.contains("owner or endorsement hierarchy has a password"),
+        "{error}"
+    );
 }
 
 /// Both machines are genuine and meet the policy, so only the name of the key tells them apart, in either form.

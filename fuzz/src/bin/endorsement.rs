@@ -1,0 +1,44 @@
+//! What a peer says of its TPM: the certificate of an endorsement key, its SubjectPublicKeyInfo, the attestation key.
+#![no_main]
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use attest::tpm::{Endorsement, EndorsementKind};
+use endorsement::attestation_key::check;
+use endorsement::certificate::verify;
+use endorsement::credential::EndorsementKey;
+use endorsement::roots::{Root, names};
+use libfuzzer_sys::fuzz_target;
+use rustls::pki_types::UnixTime;
+
+static ROOTS: LazyLock<Vec<Root>> = LazyLock::new(|| {
+    let parse = |name| Root::parse(name).expect("it is built in");
+    names().map(parse).collect()
+});
+
+fuzz_target!(|input: &[u8]| {
+    let time = UnixTime::since_unix_epoch(Duration::from_secs(1_704_067_200));
+    // half of the input is a certificate of the chain
+    let (certificate, chain) = input.split_at(input.len() / 2);
+    for kind in EndorsementKind::ALL {
+        for (certificate, chain) in [(input, vec![]), (certificate, vec![chain.to_vec()])] {
+            let endorsement = Endorsement {
+                kind,
+                certificate: certificate.to_vec(),
+                chain,
+            };
+            // no mutation makes a signature of these roots
+            if let Ok((key, _)) = verify(&endorsement, &ROOTS, time) {
+                assert!(key.make_credential(&[0; 34], &[0; 32]).is_ok());
+            }
+        }
+        if let Ok(key) = EndorsementKey::parse(kind, input) {
+            let _ = key.make_credential(&[0; 34], &[0; 32]);
+        }
+    }
+    let _ = check(input);
+    if let Ok(text) = std::str::from_utf8(input) {
+        let _ = Root::parse(text);
+    }
+});
