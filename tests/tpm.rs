@@ -815,7 +815,17 @@ struct Meddler {
 }
 
 impl Meddler {
-    fn before(tpm: &Swtpm, times: usize) -> Meddler {
+    fn before(tpm: &Swtpm, mut times: usize) -> Meddler {
+        Meddler::between(tpm, move |client, server| {
+            meddle(client, server, &mut times)
+        })
+    }
+
+    /// Puts `serve` between the program and a TPM; it gets the sockets to both.
+    fn between(
+        tpm: &Swtpm,
+        mut serve: impl FnMut(TcpStream, TcpStream) + Send + 'static,
+    ) -> Meddler {
         let port = |location: &Location| match location {
             Location::Swtpm(_, port) => *port,
             Location::Device(_) => unreachable!("a Swtpm has ports"),
@@ -835,13 +845,8 @@ impl Meddler {
         );
         // both threads end with the test
         std::thread::spawn(move || {
-            let mut left = times;
             for client in data.incoming() {
-                meddle(
-                    client.unwrap(),
-                    TcpStream::connect(local(theirs)).unwrap(),
-                    &mut left,
-                );
+                serve(client.unwrap(), TcpStream::connect(local(theirs)).unwrap());
             }
         });
         std::thread::spawn(move || {
@@ -882,6 +887,40 @@ fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
             );
         }
     }
+}
+
+/// Answers that the TPM is busy, to so many commands of each connection.
+fn be_busy(mut client: TcpStream, mut server: TcpStream, code: u32, times: usize) {
+    let busy = [&[0x80, 0x01, 0, 0, 0, 10][..], &code.to_be_bytes()].concat();
+    let mut left = times;
+    while let Some(command) = message(&mut client) {
+        if left > 0 {
+            left -= 1;
+            client.write_all(&busy).unwrap();
+            continue;
+        }
+        server.write_all(&command).unwrap();
+        client.write_all(&message(&mut server).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn a_busy_tpm_is_asked_again_for_some_seconds() {
+    let tpm = Swtpm::start();
+    // TPM_RC_RETRY, TPM_RC_TESTING, TPM_RC_YIELDED, TPM_RC_NV_RATE
+    for code in [0x922, 0x90a, 0x908, 0x920] {
+        let soon_ready =
+            Meddler::between(&tpm, move |client, server| be_busy(client, server, code, 3));
+        let mut opened = Tpm::open(&soon_ready.location).unwrap();
+        let pcrs = opened.pcrs(Bank::Sha256).unwrap();
+        assert_eq!(pcrs.len(), 24, "{code:#x}");
+    }
+    let never_ready = Meddler::between(&tpm, |client, server| {
+        be_busy(client, server, 0x922, usize::MAX)
+    });
+    let mut opened = Tpm::open(&never_ready.location).unwrap();
+    let error = opened.pcrs(Bank::Sha256).unwrap_err().to_string();
+    assert!(error.contains("It stayed busy for seconds"), "{error}");
 }
 
 /// Reads a command or response: tag, total length, code, the rest.

@@ -93,8 +93,7 @@ pub struct Credential {
 impl Tpm {
     /// Returns the endorsement keys whose certificates the TPM holds. A TPM without certificates, as clouds offer them, gives none.
     pub fn endorsements(&mut self) -> std::result::Result<Vec<Endorsement>, Error> {
-        let failed = self.failed("reading the certificates of the endorsement key");
-        read_all(&mut self.context).map_err(failed)
+        self.run("reading the certificates of the endorsement key", read_all)
     }
 
     /// Returns the secret of a credential that a peer made for an endorsement key and the attestation key of this TPM.
@@ -104,13 +103,16 @@ impl Tpm {
         kind: EndorsementKind,
         credential: &Credential,
     ) -> std::result::Result<Secret, Error> {
-        let (key, public) = attestation_key::load(&mut self.context)
-            .map_err(self.failed("loading the attestation key"))?;
-        let activated = activate(&mut self.context, key, kind, credential);
+        let (key, public) = self.run("loading the attestation key", attestation_key::load)?;
+        let activated = self.run("ActivateCredential", |context| {
+            activate(context, key, kind, credential)
+        });
         attestation_key::used(&mut self.context, &public);
         activated.map_err(|error| match error {
-            tss_esapi::Error::Tss2Error(code) if refuses(code.kind()) => Error::Credential,
-            error => self.failed("ActivateCredential")(error),
+            Error::Command(_, _, tss_esapi::Error::Tss2Error(code)) if refuses(code.kind()) => {
+                Error::Credential
+            }
+            error => error,
         })
     }
 }

@@ -86,6 +86,18 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Returns whether the TPM has not run a command only because it is busy (part 2 §6.6.3, warnings).
+pub(super) fn is_busy(error: tss_esapi::Error) -> bool {
+    use Tss2ResponseCodeKind::{NvRate, NvUnavailable, Retry, Testing, Yielded};
+    let tss_esapi::Error::Tss2Error(code) = error else {
+        return false;
+    };
+    matches!(
+        code.kind(),
+        Some(NvRate | NvUnavailable | Retry | Testing | Yielded)
+    )
+}
+
 /// Describes an error of the bindings: its meaning, its number, and advice if it is known. The text of the bindings is "response
 /// code not recognized" for every error that does not come from the TPM itself.
 pub(super) fn in_words(error: tss_esapi::Error) -> String {
@@ -127,6 +139,9 @@ fn advice(code: Tss2ResponseCode) -> &'static str {
             ". Its owner or endorsement hierarchy has a password: clear the TPM"
         }
         Some(Initialize) => ". The firmware did not start it: restart the machine",
+        Some(NvRate | NvUnavailable | Retry | Testing | Yielded) => {
+            ". It stayed busy for seconds: it tests itself, or another program uses it. Try again, and restart the machine if it stays so"
+        }
         Some(Failure) => ". It is in failure mode: restart the machine",
         // not by clearing the TPM, which gives it another attestation key
         Some(Lockout) => {

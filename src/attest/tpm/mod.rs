@@ -17,6 +17,8 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::thread;
+use std::time::Duration;
 
 use ring::digest;
 use tss_esapi::constants::CapabilityType;
@@ -38,6 +40,15 @@ pub const CLUSTER_ID_PCR: u32 = 15;
 const PCRS_A_READ: usize = 8;
 /// Maximum number of quotes that are made because a PCR changed between the read and the quote.
 const QUOTE_TRIES: u32 = 3;
+/// The pauses before a command is repeated because the TPM is busy.
+const PAUSES: [Duration; 6] = [
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+    Duration::from_millis(800),
+    Duration::from_millis(1500),
+];
 
 /// The location of the TPM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -205,9 +216,9 @@ impl Tpm {
             .1;
         let mut values = BTreeMap::new();
         for slots in slots.chunks(PCRS_A_READ) {
-            let (_, _, digests) = selection(bank, slots)
-                .and_then(|list| self.context.pcr_read(list))
-                .map_err(self.failed("PCR_Read"))?;
+            let (_, _, digests) = self.run("PCR_Read", |context| {
+                selection(bank, slots).and_then(|list| context.pcr_read(list))
+            })?;
             if digests.len() != slots.len() {
                 return Err(Error::ShortRead {
                     asked: slots.len(),
@@ -233,14 +244,13 @@ impl Tpm {
                 Digest::try_from(hash.as_ref().to_vec()).map_err(self.failed("PCR_Extend"))?;
             digests.set(bank.algorithm(), value);
         }
-        let failed = self.failed("PCR_Extend");
         // the handle of a PCR is its index (part 2 §7.2)
-        let handle = PcrHandle::try_from(pcr).map_err(&failed)?;
-        self.context
-            .execute_with_session(Some(AuthSession::Password), |context| {
-                context.pcr_extend(handle, digests)
+        let handle = PcrHandle::try_from(pcr).map_err(self.failed("PCR_Extend"))?;
+        self.run("PCR_Extend", |context| {
+            context.execute_with_session(Some(AuthSession::Password), |context| {
+                context.pcr_extend(handle, digests.clone())
             })
-            .map_err(failed)
+        })
     }
 
     /// Extends [`CLUSTER_ID_PCR`] with a cluster ID in every allocated bank, and reads the PCR back. [`Error::Measured`] if a bank
@@ -271,8 +281,7 @@ impl Tpm {
         nonce: &[u8],
         wanted: &[Bank],
     ) -> Result<(Vec<u8>, Vec<Quote>), Error> {
-        let (key, public) = attestation_key::load(&mut self.context)
-            .map_err(self.failed("loading the attestation key"))?;
+        let (key, public) = self.run("loading the attestation key", attestation_key::load)?;
         let quotes = self.banks().and_then(|banks| {
             banks
                 .into_iter()
@@ -290,8 +299,7 @@ impl Tpm {
 
     /// Returns the attestation key (TPMT_PUBLIC), which is the same in every boot.
     pub fn attestation_key(&mut self) -> Result<Vec<u8>, Error> {
-        let (_, public) = attestation_key::load(&mut self.context)
-            .map_err(self.failed("loading the attestation key"))?;
+        let (_, public) = self.run("loading the attestation key", attestation_key::load)?;
         public
             .marshall()
             .map_err(self.failed("reading the attestation key"))
@@ -306,14 +314,13 @@ impl Tpm {
     ) -> Result<Quote, Error> {
         let failed = self.failed("Quote");
         for _ in 0..QUOTE_TRIES {
-            let data = Data::try_from(nonce.to_vec()).map_err(&failed)?;
-            let list = selection(bank, slots).map_err(&failed)?;
-            let (attest, signature) = self
-                .context
-                .execute_with_session(Some(AuthSession::Password), |context| {
+            let (attest, signature) = self.run("Quote", |context| {
+                let data = Data::try_from(nonce.to_vec())?;
+                let list = selection(bank, slots)?;
+                context.execute_with_session(Some(AuthSession::Password), |context| {
                     context.quote(key, data, SignatureScheme::Null, list)
                 })
-                .map_err(&failed)?;
+            })?;
             let attest = attest.marshall().map_err(&failed)?;
             let signature = signature.marshall().map_err(&failed)?;
             let pcrs = self.pcrs(bank)?;
@@ -334,11 +341,9 @@ impl Tpm {
 
     /// Returns the allocated banks in the order of the TPM, with their PCRs.
     fn banks(&mut self) -> Result<Vec<(Bank, Vec<PcrSlot>)>, Error> {
-        let answer = self
-            .context
-            .get_capability(CapabilityType::AssignedPcr, 0, 1);
-        let (CapabilityData::AssignedPcr(list), _) =
-            answer.map_err(self.failed("GetCapability"))?
+        let (CapabilityData::AssignedPcr(list), _) = self.run("GetCapability", |context| {
+            context.get_capability(CapabilityType::AssignedPcr, 0, 1)
+        })?
         else {
             return Err(Error::NoBank(Bank::Sha256));
         };
@@ -354,6 +359,25 @@ impl Tpm {
                 ))
             })
             .collect())
+    }
+
+    /// Runs a command, or several that may be repeated together. While the TPM is busy with something else, repeats them, in all for
+    /// three seconds.
+    fn run<T>(
+        &mut self,
+        what: &'static str,
+        mut commands: impl FnMut(&mut Context) -> tss_esapi::Result<T>,
+    ) -> Result<T, Error> {
+        for pause in PAUSES {
+            match commands(&mut self.context) {
+                Err(error) if error::is_busy(error) => {
+                    log::debug!("the TPM is busy: {what} is repeated in {pause:?}");
+                    thread::sleep(pause);
+                }
+                result => return result.map_err(self.failed(what)),
+            }
+        }
+        commands(&mut self.context).map_err(self.failed(what))
     }
 
     fn failed(&self, what: &'static str) -> impl Fn(tss_esapi::Error) -> Error + use<> {
