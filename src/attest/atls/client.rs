@@ -11,16 +11,13 @@ use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
-use rustls::{
-    ClientConfig, ClientConnection, Connection, DigitallySignedStruct, SignatureScheme,
-    SupportedProtocolVersion,
-};
+use rustls::{ClientConfig, ClientConnection, Connection, DigitallySignedStruct, SignatureScheme};
 
 use super::exchange::End;
+use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::{ALPN_H2, Error, certificate, nonce};
 use crate::attestation::{Form, Identified, Issuer, Role, Validator};
-use proto::attested::ALPN as ALPN_STRONG;
 use rpc::grpc::Transport;
 use rpc::half_open::PeersTurn;
 
@@ -31,15 +28,6 @@ pub struct Client {
     validators: Vec<Arc<dyn Validator>>,
     strong_validators: Vec<Arc<dyn Validator>>,
     forms: Forms,
-}
-
-/// The forms that an end accepts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Forms {
-    Both,
-    OnlyStrong,
-    /// As a program of the old system.
-    OnlyOld,
 }
 
 impl Client {
@@ -170,25 +158,6 @@ impl Client {
         config.alpn_protocols = protocols;
         config.resumption = Resumption::disabled();
         Ok(config)
-    }
-}
-
-impl Forms {
-    /// TLS 1.2 has no exporter that covers the handshake without a further extension.
-    const TLS13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
-
-    /// Returns the versions of TLS, and the ALPN protocol names in the order of preference. `old` are those of the old form.
-    pub fn parameters(
-        self,
-        old: &[&[u8]],
-    ) -> (&'static [&'static SupportedProtocolVersion], Vec<Vec<u8>>) {
-        let strong = (self != Forms::OnlyOld).then_some(ALPN_STRONG);
-        let old = old.iter().copied().filter(|_| self != Forms::OnlyStrong);
-        let protocols = strong.into_iter().chain(old).map(<[u8]>::to_vec).collect();
-        match self {
-            Forms::OnlyStrong => (Self::TLS13, protocols),
-            _ => (rustls::ALL_VERSIONS, protocols),
-        }
     }
 }
 

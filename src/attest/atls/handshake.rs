@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustls::{Connection, ProtocolVersion};
 
 use super::Error;
-use super::client::Forms;
+use super::forms::Forms;
 use super::hello::{HelloError, HelloFilter};
 use crate::attestation::{Claims, Form, Identified};
 use proto::attested::ALPN as ALPN_STRONG;

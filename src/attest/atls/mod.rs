@@ -28,6 +28,7 @@
 //! |---|---|
 //! | `client.rs`, `server.rs` | the two roles: a rustls configuration for one connection, hooks that issue and validate |
 //! | `exchange.rs` | the strong form: offers and proofs after the handshake |
+//! | `forms.rs` | which forms an end accepts, as parameters of TLS |
 //! | `handshake.rs` | the blocking handshake under one total deadline; alert and drain when it fails |
 //! | [`hello`] | hides from rustls a server name that is not a host name (a state machine over bytes, no I/O) |
 //! | `provider.rs` | the transcript hashes, which revert the change of `hello` |
@@ -50,6 +51,7 @@ pub(crate) mod certificate;
 mod client;
 mod error;
 mod exchange;
+mod forms;
 mod handshake;
 pub mod hello;
 mod nonce;

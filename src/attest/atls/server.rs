@@ -19,8 +19,8 @@ use rustls::{
     SignatureScheme,
 };
 
-use super::client::Forms;
 use super::exchange::End;
+use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::hello::{self, HelloFilter};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
