@@ -889,13 +889,12 @@ fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
     }
 }
 
-/// Answers that the TPM is busy, to so many commands of each connection.
-fn be_busy(mut client: TcpStream, mut server: TcpStream, code: u32, times: usize) {
+/// Answers that the TPM is busy, to so many commands. tpm2-tss connects to a software TPM anew for each command.
+fn be_busy(mut client: TcpStream, mut server: TcpStream, code: u32, left: &mut usize) {
     let busy = [&[0x80, 0x01, 0, 0, 0, 10][..], &code.to_be_bytes()].concat();
-    let mut left = times;
     while let Some(command) = message(&mut client) {
-        if left > 0 {
-            left -= 1;
+        if *left > 0 {
+            *left -= 1;
             client.write_all(&busy).unwrap();
             continue;
         }
@@ -909,14 +908,16 @@ fn a_busy_tpm_is_asked_again_for_some_seconds() {
     let tpm = Swtpm::start();
     // TPM_RC_RETRY, TPM_RC_TESTING, TPM_RC_YIELDED, TPM_RC_NV_RATE
     for code in [0x922, 0x90a, 0x908, 0x920] {
-        let soon_ready =
-            Meddler::between(&tpm, move |client, server| be_busy(client, server, code, 3));
+        let mut left = 3;
+        let soon_ready = Meddler::between(&tpm, move |client, server| {
+            be_busy(client, server, code, &mut left)
+        });
         let mut opened = Tpm::open(&soon_ready.location).unwrap();
         let pcrs = opened.pcrs(Bank::Sha256).unwrap();
         assert_eq!(pcrs.len(), 24, "{code:#x}");
     }
     let never_ready = Meddler::between(&tpm, |client, server| {
-        be_busy(client, server, 0x922, usize::MAX)
+        be_busy(client, server, 0x922, &mut usize::MAX.clone())
     });
     let mut opened = Tpm::open(&never_ready.location).unwrap();
     let error = opened.pcrs(Bank::Sha256).unwrap_err().to_string();
