@@ -3,7 +3,7 @@
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, init, man, measure, recover,
-    ssh, status, timeline,
+    ssh, status, timeline, verify,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -16,6 +16,7 @@ pub const PROGRAM: Program = Program {
         INIT,
         APPLY,
         STATUS,
+        VERIFY,
         EXPLAIN,
         TIMELINE,
         RECOVER,
@@ -246,6 +247,60 @@ const STATUS: Command = Command {
         "firstlight status 10.42.1.100 --policy policy.json --timeline --svg boot.svg",
     ],
     run: |given| status::run(&super::status_options(given)?),
+};
+
+const VERIFY: Command = Command {
+    name: "verify",
+    summary: "verify what a node or a join service proves",
+    about: &[
+        "Connects over attested TLS, in the strong form if the peer knows it, and checks the policy and the cluster's ID \
+         (PCR 15). It prints what was proven: the form, the stage of the boot, the cluster, the attestation key, and why the \
+         policy believes the key. A join service (port 30090) proves itself in the strong form only.",
+        "The exit code is 0 if the machine proves all of it, 3 if it does not meet the policy, and 4 if it cannot be reached.",
+    ],
+    operand: Some(Operand {
+        value: Value::Text("HOST[:PORT]"),
+        is_needed: true,
+        help: "the server; the default port is 9000",
+    }),
+    options: &[
+        POLICY,
+        VARIANT,
+        Opt::value(
+            "state",
+            Value::File,
+            "the state file, which has the cluster's ID and its nodes' attestation keys; may be missing",
+        )
+        .or(STATE_FILE),
+        Opt::value(
+            "cluster-id",
+            Value::Text("HEX"),
+            "the cluster's ID; replaces the one in the state file",
+        ),
+        Opt::flag(
+            "fresh",
+            "the machine must belong to no cluster, as before its init, or in its initramfs",
+        ),
+        Opt::value(
+            "output",
+            Value::OneOf("FORMAT", &["table", "json"]),
+            "a table for people, or JSON",
+        )
+        .or("table")
+        .short('o'),
+        Opt::value(
+            "timeout",
+            Value::Text("TIME"),
+            "the limit for the whole command, as 90s, 10m or 1h",
+        )
+        .or("30s"),
+    ],
+    examples: &[
+        "firstlight verify 10.42.1.100 --policy policy.json",
+        "firstlight verify 10.42.1.100:30090 --policy policy.json -o json",
+        "firstlight verify 10.42.1.100:9999 --policy policy.json --fresh",
+    ],
+    run: |given| verify::run(&super::verify_options(given)?),
 };
 
 const EXPLAIN: Command = Command {

@@ -26,6 +26,7 @@ mod state;
 mod status;
 pub mod timeline;
 mod usage;
+mod verify;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -294,6 +295,28 @@ fn status_options(given: &Given) -> Result<status::Options, Failure> {
         },
         timeline: given.has("timeline"),
         svg: given.has("svg").then(|| given.path("svg")),
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn verify_options(given: &Given) -> Result<verify::Options, Failure> {
+    let endpoint = Endpoint::parse(&given.operand()?, proto::init::PORT);
+    if given.has("fresh") && given.has("cluster-id") {
+        return Err(Failure::Usage(
+            "--fresh and --cluster-id: give one of the two".into(),
+        ));
+    }
+    Ok(verify::Options {
+        endpoint: endpoint.map_err(Failure::Usage)?,
+        policy: given.path("policy"),
+        variant: variant_of(given)?,
+        state: given.path("state"),
+        cluster_id: match given.has("cluster-id") {
+            true => Some(given.parsed("cluster-id", cluster_id)?),
+            false => None,
+        },
+        is_fresh: given.has("fresh"),
+        is_json: given.text("output")? == "json",
         timeout: given.parsed("timeout", time)?,
     })
 }

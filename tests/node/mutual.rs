@@ -17,6 +17,7 @@ use support::swtpm::Swtpm;
 use crate::joining;
 use crate::program::Program;
 use crate::setting::{MASTER_KEY, MASTER_SALT, MEASUREMENT_SALT, Setting, end_of_member};
+use crate::status::{expect, verify_by};
 
 /// The ID of the cluster whose tickets the test's join services give.
 fn joined_cluster() -> [u8; 32] {
@@ -145,6 +146,36 @@ fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() 
     let expected = format!("{}:30090, which proves an accepted image", setting.host(8));
     assert!(ticket.contains(&expected), "{ticket}");
     assert!(end_of_member(&mut node).success(), "{}", node.output());
+}
+
+/// An operator has no TPM: the service proves itself, and then refuses this caller.
+#[test]
+fn an_operator_verifies_a_join_service_that_refuses_him() {
+    let setting = Setting::new();
+    let (member, foreign) = (
+        Host::new(Some(joined_cluster()), None),
+        Host::new(Some([9; 32]), None),
+    );
+    let none = |_: &_, _, _| unreachable!("a caller without a proof gets no ticket");
+    let _services = [
+        setting.join_service_of(3, member.evidence(), none),
+        setting.join_service_of(4, foreign.evidence(), none),
+        setting.join_service_that(5, none),
+    ];
+    let id = hex(&joined_cluster());
+    // it names no key, as the machines of the services are none of the setting's
+    let text = r#"{"measurements":{"4":"00","15":"00"}}"#.replace("00", &"00".repeat(32));
+    let policy = setting.file("any-key.json", text);
+    let ask = |number: u8| {
+        let service = format!("{}:30090", setting.host(number));
+        verify_by(&setting, &policy, &service, &["--cluster-id", &id])
+    };
+    expect(&ask(3), 0, &["proven", "strong", &id, "any key"]);
+    expect(&ask(4), 3, &["attestation refused", "PCR 15"]);
+    // it proves nothing in either form
+    let nothing = ask(5);
+    assert!(matches!(nothing.0, 3 | 4), "{nothing:?}");
+    assert!(!nothing.1.contains("proven"), "{nothing:?}");
 }
 
 #[test]

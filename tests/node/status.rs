@@ -1,6 +1,7 @@
 //! `firstlight status` for a node in each of its states.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use crate::init::init;
@@ -19,7 +20,25 @@ fn status(setting: &Setting, address: &str, policy: &str) -> (i32, String) {
     (output.status.code().unwrap(), text)
 }
 
-fn expect(said: &(i32, String), code: i32, parts: &[&str]) {
+/// Returns exit code and output of `firstlight verify` with the policy of the node.
+fn verify(setting: &Setting, endpoint: &str, more: &[&str]) -> (i32, String) {
+    verify_by(setting, &setting.policy(), endpoint, more)
+}
+
+/// Returns exit code and output of `firstlight verify`.
+pub fn verify_by(setting: &Setting, policy: &Path, endpoint: &str, more: &[&str]) -> (i32, String) {
+    let policy = policy.display().to_string();
+    let args = [
+        &["verify", endpoint, "--policy", &policy, "--timeout=60s"],
+        more,
+    ]
+    .concat();
+    let output = setting.firstlight(&args).output().unwrap();
+    let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    (output.status.code().unwrap(), text)
+}
+
+pub fn expect(said: &(i32, String), code: i32, parts: &[&str]) {
     let (exit, text) = said;
     assert!(
         *exit == code && parts.iter().all(|part| text.contains(part)),
@@ -43,6 +62,17 @@ fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
         explained.status.success() && text.contains("PCR 15: as expected"),
         "{text}"
     );
+    let waiting = format!("{host}:9999");
+    let proven = verify(&setting, &waiting, &["--fresh"]);
+    let facts = ["proven", "strong", "cluster:   none", "000b", "named"];
+    expect(&proven, 0, &facts);
+    let id = ["--cluster-id", &"ab".repeat(32)];
+    let refused = verify(&setting, &waiting, &id);
+    expect(&refused, 3, &["attestation refused", "PCR 15"]);
+    let nobody = verify(&setting, &format!("{host}:9998"), &["--fresh"]);
+    expect(&nobody, 4, &["9998"]);
+    let unknown = verify(&setting, &waiting, &["--state=absent.json"]);
+    expect(&unknown, 2, &["the cluster's ID is unknown"]);
     let said = status(&setting, &host, &policy);
     let attested = format!("{host}:9999 (recovery server): attested, meets the policy");
     let elsewhere = [
@@ -134,6 +164,14 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
         state["clusterID"].as_str().unwrap()
     );
     expect(&status(&setting, &host, &policy), 0, &[&member, &of_this]);
+
+    // the operator's state names the cluster and the key
+    let proven = verify(&setting, &host, &["-o", "json"]);
+    assert_eq!(proven.0, 0, "{}", proven.1);
+    let proven: serde_json::Value = serde_json::from_str(&proven.1).unwrap();
+    assert_eq!(proven["verdict"], "proven");
+    assert_eq!(proven["cluster"], state["clusterID"]);
+    expect(&verify(&setting, &host, &["--fresh"]), 3, &["PCR 15"]);
 
     // the operator has another cluster, or the ID is unknown
     let with = |more: &[&str]| {
