@@ -11,13 +11,14 @@
 //! | proves no cluster, or another one than `cluster-id` | refuses it | refuses it |
 //! | proves nothing | believes it, and says so; with `require=strong` refuses it | the same |
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use attest::attestation::{
-    Challenge, Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
-    pcr15_after,
+    Challenge, Identified, KeyName, Measurement, Oid, Policy, Stage, ValidateError, Validator,
+    Variant, pcr15_after,
 };
 use attest::tpm::{self, Endorsement};
 use base::crypto::CLUSTER_ID_LEN;
@@ -172,9 +173,8 @@ impl ServiceTrust {
         }
         let measured = (self.variant.measure)(&self.tpm, self.stage)
             .map_err(|error| format!("this machine's own registers cannot be read: {error}"))?;
-        let mut own = measured.booted;
-        own.retain(|index, _| OF_IMAGE.contains(index));
-        let own = Policy::new(own).map_err(|error| format!("{OWN_IMAGE}: {error}"))?;
+        let own = Policy::new(of_image(measured.booted))
+            .map_err(|error| format!("{OWN_IMAGE}: {error}"))?;
         let accepted = match &self.settings.policy {
             None => Ok(own),
             Some(policy) => policy.clone().and_image(OWN_IMAGE, own.images()[0].clone()),
@@ -204,6 +204,17 @@ impl ServiceTrust {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the registers that are equal on all machines with one image.
+fn of_image(mut registers: BTreeMap<u32, Measurement>) -> BTreeMap<u32, Measurement> {
+    registers.retain(|index, _| OF_IMAGE.contains(index));
+    let uki = registers.get(&11).map(|measurement| measurement.expected);
+    if uki.is_some_and(|value| value != [0; 32]) {
+        // systemd-stub from 261 on adds a secret of each machine to the initrd in PCR 9; PCR 11 has kernel, initrd and command line
+        registers.remove(&9);
+    }
+    registers
 }
 
 /// Judges the proof of one join service.
@@ -321,6 +332,28 @@ mod tests {
             let error = text.parse::<ClusterId>().unwrap_err();
             assert_eq!(error, "expected 64 hexadecimal digits", "{text}");
         }
+    }
+
+    #[test]
+    fn the_register_with_a_machine_s_secret_is_not_one_of_the_image() {
+        let registers = |values: &[(u32, u8)]| -> BTreeMap<u32, Measurement> {
+            let measured = values.iter().map(|(index, byte)| {
+                let expected = [*byte; 32];
+                (
+                    *index,
+                    Measurement {
+                        expected,
+                        warn_only: false,
+                    },
+                )
+            });
+            measured.collect()
+        };
+        let indices = |values| of_image(registers(values)).into_keys().collect::<Vec<_>>();
+        // a unified kernel image, GRUB, and a log that does not explain PCR 11
+        assert_eq!(indices(&[(4, 1), (7, 1), (9, 2), (11, 3)]), [4, 11]);
+        assert_eq!(indices(&[(4, 1), (9, 2), (11, 0), (15, 1)]), [4, 9, 11]);
+        assert_eq!(indices(&[(4, 1), (9, 2)]), [4, 9]);
     }
 
     #[test]
