@@ -79,6 +79,9 @@ impl<'a> Key<'a> {
         let Some((ALG_RSASSA, ALG_SHA256, signature)) = parts() else {
             return false;
         };
+        if !reader.0.is_empty() {
+            return false;
+        }
         // ring accepts no leading zeros
         RsaPublicKeyComponents {
             n: self.modulus,
