@@ -45,7 +45,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --metrics ADDRESS:PORT         the address of an HTTP server for Prometheus' metrics, path /metrics [none]
   --config DIR                   directory with attestationConfig (the policy, JSON) and measurementSalt [/var/config]
   --attestation-variant VARIANT  attestation variant of the nodes: {variants} [{default}]
-  --evidence SOCKET              unix socket at which the host proves this machine to nodes: /run/firstlight/evidence.sock; without it,
+  --evidence SOCKET              unix socket at which the host proves this machine to nodes: /run/firstlight/evidence/socket; without it,
                                  this service proves nothing [none]
   --require strong               refuses nodes of the old form of attested TLS, as those of the old system [off]
   --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines

@@ -20,7 +20,7 @@ use rpc::grpc::{Accept, Transport};
 use rpc::half_open::PeersTurn;
 
 /// Where the host listens.
-pub const SOCKET: &str = "/run/firstlight/evidence.sock";
+pub const SOCKET: &str = "/run/firstlight/evidence/socket";
 /// Time limit for one response. The TPM takes less than a second, and serves one caller after the other.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Maximum size of a response in bytes, as of a proof in attested TLS.
