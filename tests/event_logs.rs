@@ -493,7 +493,8 @@ fn a_join_service_explains_why_it_refuses_a_real_machine() {
     }
     join.expect("PCR 4: expected ");
     println!("{}", join.output());
-    join.expect("EV_EFI_VARIABLE_DRIVER_CONFIG 62ba0f38.. \"db\" (cut)");
+    // without evidence of its own the service speaks the old form, whose log has no events of Secure Boot
+    join.expect("PCR 7: expected ");
 
     // what the document of either form explains
     let request = Request {
