@@ -1,9 +1,11 @@
 //! The attestation document of TPM variants: JSON with the same fields as the Go structures of the old system.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Maximum size of a document in bytes. A genuine one with four banks and a long event log has about 30 KiB.
@@ -51,7 +53,35 @@ pub struct Pcrs {
     /// TPM_ALG_ID of the bank.
     pub hash: u16,
     /// The values by decimal number of the PCR.
+    #[serde(deserialize_with = "without_repetition")]
     pub pcrs: BTreeMap<String, Base64>,
+}
+
+/// Reads an object, and refuses a name that occurs twice: two readers of one document could take different values.
+fn without_repetition<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, Base64>, D::Error> {
+    struct Values;
+
+    impl<'de> Visitor<'de> for Values {
+        type Value = BTreeMap<String, Base64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object with the values of registers")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut values = BTreeMap::new();
+            while let Some((name, value)) = map.next_entry()? {
+                if values.insert(name, value).is_some() {
+                    return Err(serde::de::Error::custom("a register occurs twice"));
+                }
+            }
+            Ok(values)
+        }
+    }
+
+    deserializer.deserialize_map(Values)
 }
 
 impl Pcrs {
