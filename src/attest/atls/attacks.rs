@@ -421,3 +421,77 @@ fn a_bare_certificate_proves_nothing_in_the_old_form() {
     });
     assert!(refusal(victim).contains("got no document"));
 }
+
+/// Many empty parts need much more memory than the message has bytes.
+#[test]
+fn an_offer_with_more_parts_than_a_tpm_has_is_refused_before_anything_is_proved() {
+    use proto::attested::{Demand, Endorsement, Identity};
+    let identity = |endorsements| Identity {
+        variant: OID.to_vec(),
+        key: vec![],
+        endorsements,
+    };
+    let endorsement = |chain: usize| Endorsement {
+        template: 0x01c0_0002,
+        certificate: vec![],
+        chain: vec![vec![]; chain],
+    };
+    let many = [
+        (identity(vec![endorsement(0); 9]), vec![]),
+        (identity(vec![endorsement(65)]), vec![]),
+        (identity(vec![]), vec![11; 9]),
+    ];
+    for (identity, banks) in many {
+        let (near, far) = sockets();
+        let genuine = thread::spawn(move || {
+            Server::new(issuer(), validators())
+                .handshake(far, soon())
+                .map(drop)
+        });
+        let mut attacker = Taken::client(near, proto::attested::ALPN);
+        let offer = Offer {
+            nonce: vec![1; 32],
+            demand: Some(Demand {
+                banks,
+                challenges: false,
+            }),
+            identity: Some(identity),
+            ..Offer::default()
+        };
+        attacker.send(&offer).unwrap();
+        let got = attacker.receive::<Offer>().map(drop);
+        assert!(matches!(got, Err(Error::PeerRefused(_))), "{got:?}");
+        let error = genuine.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Misbehaved(_)), "{error}");
+    }
+}
+
+#[test]
+fn messages_that_are_too_long_empty_or_out_of_order_end_the_exchange() {
+    for message in [
+        &b"\xff\xff\xff\xff"[..],
+        b"\0\0\x40\x01",
+        b"\0\0\0\0",
+        b"\0\0\0\x01\xff",
+        b"\0\0\0\x02\x0a\x20",
+        // a proof where an offer is due
+        b"\0\0\0\x03\x0a\x01x",
+    ] {
+        let (near, far) = sockets();
+        let genuine = thread::spawn(move || {
+            Server::new(issuer(), validators())
+                .handshake(far, soon())
+                .map(drop)
+        });
+        let mut attacker = Taken::client(near, proto::attested::ALPN);
+        attacker
+            .pipe(|pipe| {
+                pipe.connection.writer().write_all(message)?;
+                let records = handshake::take_output(pipe.connection)?;
+                Ok(pipe.peer.write_all(&records)?)
+            })
+            .unwrap();
+        let error = genuine.join().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Misbehaved(_)), "{error}");
+    }
+}

@@ -47,6 +47,8 @@ const EXPORTER: &[u8] = b"EXPORTER-firstlight-attested-1";
 const NONCE: usize = 32;
 /// Maximum size of an offer in bytes: a key, and the certificates of two endorsement keys with their chains.
 const MAX_OFFER: usize = 16 << 10;
+/// Maximum number of banks and of endorsement keys in an offer, and of certificates above one of these keys.
+const MAX_PARTS: usize = 8;
 /// Maximum size of a proof in bytes, as of a certificate in the old form.
 const MAX_PROOF: usize = 64 << 10;
 /// Maximum size of a proof without a document.
@@ -102,7 +104,7 @@ impl End<'_> {
         // the server may demand a proof
         let own = self.offer(true)?;
         let sent = pipe.send(&own)?;
-        let (peers, received) = pipe.receive::<Offer>(MAX_OFFER)?;
+        let (peers, received) = pipe.receive_offer()?;
         let mut session = self.session(pipe, [&sent, &received], own, peers)?;
         if self.challenges() {
             session.challenge = self.challenge(&session.peers)?;
@@ -126,7 +128,7 @@ impl End<'_> {
         pipe: &mut Pipe<'_, '_>,
         turn: impl FnOnce() -> Result<T, Error>,
     ) -> Result<Option<Identified>, Error> {
-        let (peers, received) = pipe.receive::<Offer>(MAX_OFFER)?;
+        let (peers, received) = pipe.receive_offer()?;
         let mut own = self.offer(peers.demand.is_some())?;
         let challenge = self.challenge(&peers)?;
         own.challenge = challenge.as_ref().map(wire::challenge);
@@ -203,12 +205,6 @@ impl End<'_> {
         own: Offer,
         peers: Offer,
     ) -> Result<Session, Error> {
-        if peers.nonce.len() != NONCE {
-            return Err(Error::Misbehaved(format!(
-                "its nonce has {} bytes, expected {NONCE}",
-                peers.nonce.len()
-            )));
-        }
         let exporter = Zeroizing::new([0; 32]);
         let exporter = pipe
             .connection
@@ -305,6 +301,19 @@ impl End<'_> {
     }
 }
 
+/// Returns whether an offer has as many parts as a TPM may have. Many empty parts need forty times their size in memory, which a
+/// peer that has proved nothing could hold until its deadline.
+fn is_modest(offer: &Offer) -> bool {
+    let banks = offer.demand.as_ref().map_or(0, |demand| demand.banks.len());
+    let endorsements = offer.identity.iter().flat_map(|it| &it.endorsements);
+    let (mut keys, mut chain) = (0, 0);
+    for endorsement in endorsements {
+        keys += 1;
+        chain += endorsement.chain.len();
+    }
+    banks <= MAX_PARTS && keys <= MAX_PARTS && chain <= MAX_PARTS * MAX_PARTS
+}
+
 /// A message that can end the exchange.
 pub(super) trait Ending: Message + Default {
     fn alert(&self) -> u32;
@@ -358,6 +367,22 @@ impl Pipe<'_, '_> {
             Ok(0) => Ok((message, bytes)),
             Ok(alert) => Err(Error::PeerRefused(AlertDescription::from(alert))),
             Err(_) => Err(Error::Misbehaved("its alert is no alert of TLS".into())),
+        }
+    }
+
+    /// Receives the offer of the peer, and its bytes.
+    fn receive_offer(&mut self) -> Result<(Offer, Vec<u8>), Error> {
+        let (offer, bytes) = self.receive::<Offer>(MAX_OFFER)?;
+        if !is_modest(&offer) {
+            return Err(Error::Misbehaved(
+                "its offer has more keys, certificates or banks than a TPM has".into(),
+            ));
+        }
+        match offer.nonce.len() {
+            NONCE => Ok((offer, bytes)),
+            len => Err(Error::Misbehaved(format!(
+                "its nonce has {len} bytes, expected {NONCE}"
+            ))),
         }
     }
 
