@@ -3,7 +3,8 @@
 //!
 //! The pod gets no device of the TPM, because only a privileged container may use one. It gets documents of the strong form of attested
 //! TLS in the role of a server. The role is written here and not by the caller, and no document of the old form is made. So whoever has the
-//! socket can pose as a join service of this machine, but not as this machine when it joins, rejoins or recovers.
+//! socket can pose as a server of this machine (a join service, an init server, a key service), but not as this machine when it joins
+//! or rejoins.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

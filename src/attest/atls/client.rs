@@ -72,9 +72,16 @@ impl Client {
     }
 
     /// Returns a connection without a socket, before its handshake, for a caller with an event loop. `write_tls`, `read_tls` and
-    /// `process_new_packets` drive it. The reason for a failure of issuer or validator is not available.
+    /// `process_new_packets` drive it. The reason for a failure of issuer or validator is not available. Only the old form is offered,
+    /// since nobody makes the exchange of the strong form.
     pub fn begin(&self) -> Result<ClientConnection, Error> {
-        self.session().map(|(connection, _)| connection)
+        let old = Client {
+            issuer: self.issuer.clone(),
+            validators: self.validators.clone(),
+            strong_validators: vec![],
+            forms: Forms::OnlyOld,
+        };
+        old.session().map(|(connection, _)| connection)
     }
 
     fn session(&self) -> Result<(ClientConnection, Arc<Session>), Error> {

@@ -159,6 +159,11 @@ impl Server {
             Form::Strong => self.exchange(&mut connection, &mut peer, &session)?,
             Form::Old => session.identified.get().cloned(),
         };
+        // whatever the handshake did: nobody is served whom no validator has accepted
+        if identified.is_none() && !self.validators.is_empty() {
+            let nothing = certificate::no_document(&[], &self.validators);
+            return Err(Error::Refused(nothing));
+        }
         Ok((connection, identified, form))
     }
 
@@ -310,13 +315,14 @@ impl Session {
 impl ResolvesServerCert for Session {
     /// Runs before the server asks for the client's certificate, and selects the form as rustls does by our preference.
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        if let Some(bare) = &self.bare
+        let is_strong = self.bare.is_some()
             && hello
                 .alpn()
-                .is_some_and(|mut offered| offered.any(|protocol| protocol == ALPN_STRONG))
-        {
-            self.is_strong.store(true, Ordering::Relaxed);
-            return Some(bare.clone());
+                .is_some_and(|mut offered| offered.any(|protocol| protocol == ALPN_STRONG));
+        // the second hello after a HelloRetryRequest may offer something else than the first one
+        self.is_strong.store(is_strong, Ordering::Relaxed);
+        if is_strong {
+            return self.bare.clone();
         }
         self.certified
             .get_or_init(|| self.certify().map_err(|error| self.fail(error)).ok())
