@@ -11,7 +11,7 @@
 //!   | ---------------------------------------------------------> |
 //!   | Proof { document(server, session, C) }                     |
 //!   | <--------------------------------------------------------- |
-//!   |  validates it, before it proves or sends anything          |
+//!   |  validates it, before it proves itself or makes a call     |
 //!   | Proof { document(client, session, S) }                     |
 //!   | ---------------------------------------------------------> |  validates it
 //!   | Proof { }, only if the server demanded a document          |
