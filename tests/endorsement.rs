@@ -10,8 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
+use attest::attestation::sources::offline;
 use attest::attestation::{Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
-use attest::tpm::{Credential, Endorsement, EndorsementKind, Error, Location, Tpm};
+use attest::tpm::{Credential, Endorsement, EndorsementKind, Error, KeySource, Location, Tpm};
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
 use endorsement::roots::{self, Root};
@@ -163,7 +164,7 @@ impl Delivered {
 
     /// Returns the Name of the attestation key in hexadecimal, as tpm2-tools read it.
     fn key_name(&self) -> String {
-        self.open().attestation_key().unwrap();
+        self.open().attestation_key(KeySource::Own).unwrap();
         let name = self.file("name");
         self.tpm
             .tool("tpm2_readpublic", &["-c", "0x81008f01", "-n", &name]);
@@ -235,7 +236,7 @@ fn a_credential_of_tpm2_tools_is_decrypted_with_every_template() {
         // more often than the TPM has slots for keys and sessions
         for _ in 0..5 {
             let mut tpm = delivered.open();
-            let secret = tpm.activate(kind, &credential).unwrap();
+            let secret = tpm.activate(KeySource::Own, kind, &credential).unwrap();
             assert_eq!(secret.expose(), [7; 32], "{kind:?}");
         }
         let other = format!("000b{}", "ab".repeat(32));
@@ -253,11 +254,11 @@ fn a_credential_of_tpm2_tools_is_decrypted_with_every_template() {
         for wrong in [of_another_key, altered, wrong_secret, empty] {
             let mut tpm = delivered.open();
             for _ in 0..4 {
-                let error = tpm.activate(kind, &wrong).unwrap_err();
+                let error = tpm.activate(KeySource::Own, kind, &wrong).unwrap_err();
                 assert!(matches!(error, Error::Credential), "{kind:?}: {error}");
             }
             // what failed leaves nothing behind
-            let secret = tpm.activate(kind, &credential).unwrap();
+            let secret = tpm.activate(KeySource::Own, kind, &credential).unwrap();
             assert_eq!(secret.expose(), [7; 32], "{kind:?}");
         }
     }
@@ -273,15 +274,21 @@ fn tpm2_tools_and_the_tpm_decrypt_our_credential_with_every_template() {
         let credential = key.make_credential(&name, &[9; 32]).unwrap();
         let secret = delivered.activate_by_tpm2_tools(kind, &credential);
         assert_eq!(secret, [9; 32], "{kind:?}");
-        let secret = delivered.open().activate(kind, &credential).unwrap();
+        let secret = delivered
+            .open()
+            .activate(KeySource::Own, kind, &credential)
+            .unwrap();
         assert_eq!(secret.expose(), [9; 32], "{kind:?}");
         // a wrong Name, another TPM
         let of_another_key = key.make_credential(&[0; 34], &[9; 32]).unwrap();
         for (tpm, credential) in [(&delivered, &of_another_key), (&other, &credential)] {
-            let error = tpm.open().activate(kind, credential).unwrap_err();
+            let error = tpm
+                .open()
+                .activate(KeySource::Own, kind, credential)
+                .unwrap_err();
             assert!(matches!(error, Error::Credential), "{kind:?}: {error}");
             // it still works
-            tpm.open().attestation_key().unwrap();
+            tpm.open().attestation_key(KeySource::Own).unwrap();
         }
     }
 }
@@ -312,14 +319,14 @@ const NONCE: &[u8] = b"the verifier's own random number";
 #[test]
 fn a_key_is_certified_by_the_root_of_its_vendor() {
     let (delivered, other) = (Delivered::start(), Delivered::start());
-    let key = delivered.open().attestation_key().unwrap();
+    let key = delivered.open().attestation_key(KeySource::Own).unwrap();
     let name = KeyName::of(&key);
     let found = delivered.open().endorsements().unwrap();
-    let document = qemu_vtpm::Issuer::new(delivered.location(), None)
+    let document = qemu_vtpm::issuer(delivered.location(), None)
         .issue(USER_DATA, NONCE)
         .unwrap();
     let certified = policy().certified_by([delivered.root(true)]).unwrap();
-    let validator = endorsement::validator(qemu(), certified.clone()).unwrap();
+    let validator = endorsement::validator(qemu(), certified.clone(), &offline()).unwrap();
     assert!(validator.challenges() && !validator.believes_any_tpm());
 
     // the P-384 key before the RSA key; then each of them
@@ -330,10 +337,14 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
     ] {
         let challenge = validator.challenge(&key, endorsements).unwrap().unwrap();
         assert_eq!((challenge.kind, challenge.certified_by.len()), (kind, 64));
-        let secret = delivered.open().activate(kind, &challenge.credential);
+        let secret = delivered
+            .open()
+            .activate(KeySource::Own, kind, &challenge.credential);
         assert_eq!(secret.unwrap().expose(), &challenge.secret[..]);
         // who has the certificate but not the TPM
-        let error = other.open().activate(kind, &challenge.credential);
+        let error = other
+            .open()
+            .activate(KeySource::Own, kind, &challenge.credential);
         assert!(matches!(error, Err(Error::Credential)));
     }
     let identified = validator
@@ -342,7 +353,7 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
     assert_eq!(identified.user_data, USER_DATA);
 
     // the old form, which has no challenge, and the certified key of another machine
-    let of_another = KeyName::of(&other.open().attestation_key().unwrap());
+    let of_another = KeyName::of(&other.open().attestation_key(KeySource::Own).unwrap());
     for refused in [
         validator.identify(&document, NONCE),
         validator.identify_certified(&document, NONCE, &of_another),
@@ -353,12 +364,12 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
 
     // a named key needs no certificate, beside others that do
     let both = certified.clone().believing([name]).unwrap();
-    let both = endorsement::validator(qemu(), both).unwrap();
+    let both = endorsement::validator(qemu(), both, &offline()).unwrap();
     assert!(both.challenge(&key, &[]).unwrap().is_none());
     assert!(both.identify(&document, NONCE).is_ok());
 
     // a program that does not verify certificates
-    let plain = (qemu().validator)(certified);
+    let plain = (qemu().validator)(certified, &offline()).unwrap();
     let Err(error) = plain.challenge(&key, &found) else {
         panic!("the policy was ignored")
     };
@@ -368,11 +379,11 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
 #[test]
 fn what_is_not_certified_is_refused_by_its_own_text() {
     let (delivered, other) = (Delivered::start(), Delivered::start());
-    let key = delivered.open().attestation_key().unwrap();
+    let key = delivered.open().attestation_key(KeySource::Own).unwrap();
     let found = delivered.open().endorsements().unwrap();
     let challenge = |roots: Vec<String>, key: &[u8], endorsements: &[Endorsement]| {
         let policy = policy().certified_by(roots).unwrap();
-        let validator = endorsement::validator(qemu(), policy).unwrap();
+        let validator = endorsement::validator(qemu(), policy, &offline()).unwrap();
         validator.challenge(key, endorsements)
     };
     let refused = |roots, key: &[u8], endorsements: &[Endorsement], why: &str| {
@@ -406,11 +417,13 @@ fn what_is_not_certified_is_refused_by_its_own_text() {
     assert_eq!(kinds, EndorsementKind::ALL);
     let made = challenge(root_alone, &key, &found).unwrap().unwrap();
     assert_eq!(made.kind, EndorsementKind::P256);
-    let secret = delivered.open().activate(made.kind, &made.credential);
+    let secret = delivered
+        .open()
+        .activate(KeySource::Own, made.kind, &made.credential);
     assert_eq!(secret.unwrap().expose(), &made.secret[..]);
 
     let unknown = policy().certified_by(["acme".into()]).unwrap();
-    let Err(error) = endorsement::validator(qemu(), unknown) else {
+    let Err(error) = endorsement::validator(qemu(), unknown, &offline()) else {
         panic!("the root was ignored")
     };
     assert!(
@@ -433,12 +446,11 @@ fn meet(client: atls::Client, server: atls::Server) -> [Option<String>; 2] {
 #[test]
 fn the_strong_form_proves_both_tpms_in_one_connection() {
     let (one, other, plain) = (Delivered::start(), Delivered::start(), Swtpm::start());
-    let issuer = |location: Location| -> Arc<dyn Issuer> {
-        Arc::new(qemu_vtpm::Issuer::new(location, None))
-    };
+    let issuer =
+        |location: Location| -> Arc<dyn Issuer> { Arc::new(qemu_vtpm::issuer(location, None)) };
     let demand = |root: String| {
         let policy = policy().certified_by([root]).unwrap();
-        vec![endorsement::validator(qemu(), policy).unwrap()]
+        vec![endorsement::validator(qemu(), policy, &offline()).unwrap()]
     };
     let server = || atls::Server::new(Some(issuer(one.location())), demand(other.root(true)));
     let client = |location| atls::Client::new(Some(issuer(location)), demand(one.root(true)));

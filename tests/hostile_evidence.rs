@@ -63,7 +63,7 @@ fn policy() -> Policy {
 
 /// Returns why a document is refused. It may need a few times its own memory; the constant is for the policy and the texts.
 fn refusal(what: &str, document: &[u8]) -> Option<String> {
-    let validator = qemu_vtpm::Validator::new(Arc::new(policy()));
+    let validator = qemu_vtpm::validator(Arc::new(policy()));
     let before = HELD.get();
     MOST.set(before);
     let judged = validator.validate(document, NONCE);
@@ -93,7 +93,7 @@ fn expect(what: &str, document: &[u8], reason: &str) {
 }
 
 fn genuine(tpm: &Swtpm) -> Value {
-    let issuer = qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
     let mut document: Value =
         serde_json::from_slice(&issuer.issue(USER_DATA, NONCE).unwrap()).unwrap();
     // the other banks are ignored
@@ -547,10 +547,10 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
 #[test]
 fn genuine_evidence_for_something_else_is_refused() {
     let tpm = Swtpm::start();
-    let issuer = qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
     let replayed = issuer.issue(USER_DATA, &[7; 32]).unwrap();
     expect("another nonce", &replayed, "another connection");
-    let validator = qemu_vtpm::Validator::new(Arc::new(policy()));
+    let validator = qemu_vtpm::validator(Arc::new(policy()));
     // the same concatenation of user data and nonce, cut elsewhere, is another pair for the connection that asked
     let shifted = issuer
         .issue(&[USER_DATA, &NONCE[..1]].concat(), &NONCE[1..])
@@ -560,7 +560,7 @@ fn genuine_evidence_for_something_else_is_refused() {
     let named = policy()
         .believing([qemu_vtpm::key_name(&Swtpm::start().location().parse().unwrap()).unwrap()])
         .unwrap();
-    let of_another = qemu_vtpm::Validator::new(Arc::new(named));
+    let of_another = qemu_vtpm::validator(Arc::new(named));
     let why = of_another
         .validate(&issuer.issue(USER_DATA, NONCE).unwrap(), NONCE)
         .unwrap_err();

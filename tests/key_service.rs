@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Measurement, Policy, Stage, qemu_vtpm};
+use attest::attestation::{Measurement, Policy, Stage, qemu_vtpm, vtpm};
 use attest::tpm::Tpm;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use program::Program;
@@ -243,7 +243,7 @@ fn a_machine_of_no_or_another_cluster_gets_no_key_even_without_own_checks() {
     );
     // Clients that do not authenticate the service.
     for tpm in [Some(&fresh), Some(&foreign), None] {
-        let issuer = tpm.map(|tpm| qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None));
+        let issuer = tpm.map(|tpm| qemu_vtpm::issuer(tpm.location().parse().unwrap(), None));
         let client = atls::Client::new(issuer.map(|issuer| Arc::new(issuer) as _), vec![]);
         let socket = TcpStream::connect(address).unwrap();
         let answer = client
@@ -322,7 +322,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
     let measured = |image: &[u8]| {
         let swtpm = member(0, image);
         let tpm = swtpm.location().parse().unwrap();
-        let registers = qemu_vtpm::measure(&tpm, Stage::Booted).unwrap().booted;
+        let registers = vtpm::measure(&tpm, Stage::Booted).unwrap().booted;
         [4, 9]
             .map(|pcr| (pcr, registers[&pcr].clone()))
             .into_iter()
@@ -374,7 +374,7 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
     let mut command = command("join-service", dir.path(), &tpm);
     let join = Program::start(command.args(["--key-service", &key_address.to_string()]));
     let join_address = address(&join.expect("serving join requests"));
-    let issuer = qemu_vtpm::Issuer::new(node_tpm.location().parse().unwrap(), None);
+    let issuer = qemu_vtpm::issuer(node_tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(join_address).unwrap();
     let transport = client

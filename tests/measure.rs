@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Measurement, Policy, qemu_vtpm};
+use attest::attestation::{Measurement, Policy, qemu_vtpm, vtpm};
 use image::{Digest, Given, Image, Stage, Units};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -572,10 +572,7 @@ fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
             let file = folder.path().join("event-log");
             std::fs::write(&file, measure_boot(&mut tpm, log)).unwrap();
             let location = tpm.location().parse().unwrap();
-            accepts(
-                address.unwrap(),
-                qemu_vtpm::Issuer::new(location, Some(file)),
-            )
+            accepts(address.unwrap(), qemu_vtpm::issuer(location, Some(file)))
         };
         assert!(is_accepted(&honest), "{form}: {}", join.output());
         for (part, linux, initrd, command_line) in &parts {
@@ -614,7 +611,7 @@ fn names(form: &str, part: &str) -> Vec<&'static str> {
 }
 
 /// Returns whether the join service answers a machine that proves itself by `issuer`.
-fn accepts(address: SocketAddr, issuer: qemu_vtpm::Issuer) -> bool {
+fn accepts(address: SocketAddr, issuer: vtpm::Issuer) -> bool {
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);

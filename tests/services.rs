@@ -627,7 +627,7 @@ fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResp
 
 /// Connects as a machine with this TPM.
 fn channel_from(tpm: &Swtpm, address: SocketAddr) -> Result<rpc::grpc::Channel, Status> {
-    let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let issuer = attestation::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     let transport = client
@@ -836,7 +836,7 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     ));
     let address = address(&join.expect("serving join requests"));
     let tpm = Swtpm::start();
-    let issuer = attestation::qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let issuer = attestation::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     let transport = client

@@ -48,11 +48,11 @@ fn validate(
     document: &[u8],
     nonce: &[u8],
 ) -> Result<Vec<u8>, ValidateError> {
-    qemu_vtpm::Validator::new(Arc::new(policy(registers))).validate(document, nonce)
+    qemu_vtpm::validator(Arc::new(policy(registers))).validate(document, nonce)
 }
 
 fn issue(tpm: &Swtpm) -> Vec<u8> {
-    qemu_vtpm::Issuer::new(location(tpm), None)
+    qemu_vtpm::issuer(location(tpm), None)
         .issue(USER_DATA, NONCE)
         .unwrap()
 }
@@ -265,7 +265,7 @@ fn a_marked_node_is_a_member_of_its_cluster_and_not_fresh() {
     );
     let member = policy(ZERO_15).expecting_cluster(&[1; 32]);
     assert!(
-        qemu_vtpm::Validator::new(Arc::new(member))
+        qemu_vtpm::validator(Arc::new(member))
             .validate(&document, NONCE)
             .is_ok()
     );
@@ -334,7 +334,7 @@ fn the_attestation_key_is_that_of_the_old_systems_template() {
 fn a_key_that_an_earlier_version_made_stays_and_is_used() {
     let tpm = Swtpm::start();
     let earlier = keep_key_of_tpm2_tools(&tpm, "|noda");
-    let machine = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)))
+    let machine = qemu_vtpm::validator(Arc::new(policy(ZERO_15)))
         .identify(&issue(&tpm), NONCE)
         .unwrap()
         .machine
@@ -348,12 +348,8 @@ fn a_key_that_an_earlier_version_made_stays_and_is_used() {
 #[test]
 fn a_machine_knows_the_name_that_a_validator_gives_it() {
     let mut tpm = Swtpm::start();
-    let of_itself = |tpm: &Swtpm| {
-        qemu_vtpm::Issuer::new(location(tpm), None)
-            .machine()
-            .unwrap()
-    };
-    let validator = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)));
+    let of_itself = |tpm: &Swtpm| qemu_vtpm::issuer(location(tpm), None).machine().unwrap();
+    let validator = qemu_vtpm::validator(Arc::new(policy(ZERO_15)));
     let machine = validator.identify(&issue(&tpm), NONCE).unwrap().machine;
     assert!(machine.is_some() && of_itself(&tpm) == machine);
     tpm.reboot();
@@ -462,7 +458,7 @@ fn every_mismatching_register_is_named_and_warn_only_registers_pass() {
             },
         ),
     ]);
-    let validator = qemu_vtpm::Validator::new(Arc::new(Policy::new(mixed).unwrap()));
+    let validator = qemu_vtpm::validator(Arc::new(Policy::new(mixed).unwrap()));
     assert!(validator.validate(&document, NONCE).is_ok());
 }
 
@@ -588,7 +584,7 @@ fn additional_fields_of_other_issuers_are_ignored() {
 fn hostile_documents_are_refused_without_a_panic() {
     let tpm = Swtpm::start();
     let genuine = issue(&tpm);
-    let validator = qemu_vtpm::Validator::new(Arc::new(policy(&[(15, [1; 32])])));
+    let validator = qemu_vtpm::validator(Arc::new(policy(&[(15, [1; 32])])));
     for document in mutations(&genuine, 3000) {
         // the policy expects another value of PCR 15, so an accepted document is a forgery
         assert!(validator.validate(&document, NONCE).is_err());
@@ -600,7 +596,7 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
     let tpm = Swtpm::start();
     let genuine = as_json(&issue(&tpm));
     let mut random = Random::new(1);
-    let validator = qemu_vtpm::Validator::new(Arc::new(policy(ZERO_15)));
+    let validator = qemu_vtpm::validator(Arc::new(policy(ZERO_15)));
     let quotes = genuine["Attestation"]["quotes"].as_array().unwrap();
     let quote = quotes
         .iter()
@@ -782,7 +778,7 @@ fn bytes_do_not_move_from_one_register_to_the_next() {
 fn a_register_that_changes_during_the_quote_is_quoted_again() {
     let tpm = Swtpm::start();
     let meddled = Meddler::before(&tpm, 1);
-    let document = qemu_vtpm::Issuer::new(meddled.location.clone(), None)
+    let document = qemu_vtpm::issuer(meddled.location.clone(), None)
         .issue(USER_DATA, NONCE)
         .unwrap();
     let value = Tpm::open(&location(&tpm))
@@ -798,7 +794,7 @@ fn a_register_that_changes_during_the_quote_is_quoted_again() {
 fn registers_that_never_stop_changing_are_an_error() {
     let tpm = Swtpm::start();
     let meddled = Meddler::before(&tpm, usize::MAX);
-    let error = qemu_vtpm::Issuer::new(meddled.location.clone(), None)
+    let error = qemu_vtpm::issuer(meddled.location.clone(), None)
         .issue(USER_DATA, NONCE)
         .unwrap_err();
     assert!(
@@ -958,7 +954,7 @@ fn the_error_of_a_missing_tpm_names_it_and_the_reason() {
         );
     }
     let nobody: Location = "device:/nonexistent/tpm0".parse().unwrap();
-    let error = qemu_vtpm::Issuer::new(nobody, None)
+    let error = qemu_vtpm::issuer(nobody, None)
         .issue(USER_DATA, NONCE)
         .unwrap_err()
         .to_string();
@@ -969,7 +965,7 @@ fn the_error_of_a_missing_tpm_names_it_and_the_reason() {
 fn the_error_of_a_tpm_with_an_owner_password_says_so() {
     let tpm = Swtpm::start();
     tpm.tool("tpm2_changeauth", &["-c", "owner", "secret"]);
-    let error = qemu_vtpm::Issuer::new(location(&tpm), None)
+    let error = qemu_vtpm::issuer(location(&tpm), None)
         .issue(USER_DATA, NONCE)
         .unwrap_err()
         .to_string();
@@ -993,13 +989,13 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
         (false, named.clone(), false),
         (true, named.clone(), false),
     ] {
-        let issuer = qemu_vtpm::Issuer::new(location(&other), None);
+        let issuer = qemu_vtpm::issuer(location(&other), None);
         let server = Server::new(Some(Arc::new(issuer)), vec![]);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;
         let server = std::thread::spawn(move || server.handshake(far, deadline()).map(drop));
-        let validator = qemu_vtpm::Validator::new(Arc::new(policy));
+        let validator = qemu_vtpm::validator(Arc::new(policy));
         let client = Client::new(None, vec![Arc::new(validator)]);
         let client = if old { client.only_old() } else { client };
         let reached = client.connect(near, deadline());
@@ -1022,7 +1018,7 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
 fn a_proof_of_the_strong_form_has_only_the_banks_that_the_peer_compares() {
     use attest::attestation::session::{Request, Role};
     let tpm = Swtpm::start();
-    let issuer = qemu_vtpm::Issuer::new(location(&tpm), None);
+    let issuer = qemu_vtpm::issuer(location(&tpm), None);
     let request = Request {
         role: Role::Server,
         session: &[1; 32],

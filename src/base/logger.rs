@@ -20,14 +20,16 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use sys::clock;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 19] = [
+const OURS: [&str; 21] = [
     "attest",
     "base",
     "bootstrapper",
     "cli",
     "cloud",
+    "collateral",
     "disk",
     "endorsement",
+    "hardware",
     "image",
     "kms",
     "kubernetes",

@@ -124,7 +124,7 @@ impl Trust {
                 .only_named_keys(),
             Trust::AnyTpm => policy.believing_any(),
         };
-        endorsement::validator(variant, policy).map_err(Failure::failed)
+        endorsement::validator(variant, policy, &collateral::online()).map_err(Failure::failed)
     }
 }
 
@@ -132,7 +132,8 @@ impl Node {
     /// Creates a fresh node in its initramfs that is asked for its status, and gets no secret.
     pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Result<Node, Failure> {
         let policy = policy.at(Stage::Initramfs).expecting_fresh();
-        let validator = endorsement::validator(variant, policy).map_err(Failure::failed)?;
+        let validator = endorsement::validator(variant, policy, &collateral::online())
+            .map_err(Failure::failed)?;
         Ok(Node::judged_by(endpoint, validator))
     }
 
@@ -181,11 +182,15 @@ impl Node {
         cluster: Option<&[u8; CLUSTER_ID_LEN]>,
         noted: &Arc<OnceLock<Standing>>,
     ) -> Result<Node, Failure> {
-        let judge = |policy| validator_at_any_stage(variant, policy);
+        let sources = collateral::online();
+        let judge =
+            |policy| validator_at_any_stage(variant, policy, &sources).map_err(Failure::failed);
         let judged: Arc<dyn Validator> = Arc::new(AnyStanding {
-            fresh: judge(policy.clone().expecting_fresh()),
-            member: cluster.map(|id| judge(policy.clone().expecting_cluster(id))),
-            any: judge(policy.clone().of_any_cluster()),
+            fresh: judge(policy.clone().expecting_fresh())?,
+            member: cluster
+                .map(|id| judge(policy.clone().expecting_cluster(id)))
+                .transpose()?,
+            any: judge(policy.clone().of_any_cluster())?,
             noted: noted.clone(),
         });
         let validator = endorsement::certifying(judged, policy).map_err(Failure::failed)?;

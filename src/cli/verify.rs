@@ -64,7 +64,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Some(id) => policy.clone().expecting_cluster(id),
         None => policy.clone().expecting_fresh(),
     };
-    let judge = validator_at_any_stage(options.variant, expected);
+    let judge = validator_at_any_stage(options.variant, expected, &collateral::online())
+        .map_err(Failure::failed)?;
     let judge = endorsement::certifying(judge, &policy).map_err(Failure::failed)?;
     let (identified, form) = prove(options, judge)?;
     let key = identified

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rustls::pki_types::UnixTime;
 use zeroize::Zeroizing;
 
+use attest::attestation::sources::Sources;
 use attest::attestation::{
     Challenge, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant,
 };
@@ -24,9 +25,14 @@ const PREFERRED: [EndorsementKind; 3] = [
 ];
 
 /// Returns the validator of a policy. An error names the root of the policy that cannot be read.
-pub fn validator(variant: &Variant, policy: Policy) -> Result<Arc<dyn Validator>, String> {
+pub fn validator(
+    variant: &Variant,
+    policy: Policy,
+    sources: &Arc<dyn Sources>,
+) -> Result<Arc<dyn Validator>, String> {
     let demands = policy.clone();
-    certifying((variant.validator)(policy), &demands)
+    let judge = (variant.validator)(policy, sources).map_err(|error| error.to_string())?;
+    certifying(judge, &demands)
 }
 
 /// Returns a validator that judges as `inner` does, and certifies attestation keys to the roots that `policy` names.

@@ -16,6 +16,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use attest::attestation::sources::offline;
 use attest::attestation::{
     Challenge, Identified, KeyName, Measurement, Oid, Policy, Stage, ValidateError, Validator,
     Variant, pcr15_after,
@@ -155,10 +156,14 @@ impl ServiceTrust {
     /// Returns the validator of one connection. The error may pass: the TPM does not answer.
     pub fn judge(&self) -> Result<Arc<Judge>, String> {
         let images = self.images()?;
+        let validator = |policy| {
+            (self.variant.validator)(policy, &offline()).map_err(|error| error.to_string())
+        };
         let any = (self.stage == Stage::Initramfs)
-            .then(|| (self.variant.validator)(images.clone().of_any_image()));
+            .then(|| validator(images.clone().of_any_image()))
+            .transpose()?;
         Ok(Arc::new(Judge {
-            images: (self.variant.validator)(images),
+            images: validator(images)?,
             any,
             pinned: self.pinned(),
             proof: OnceLock::new(),

@@ -299,7 +299,7 @@ fn nodes_join_by_what_they_run_and_come_back() {
 /// A node of the old system is served as before, while the cluster's own nodes require the strong form.
 fn a_peer_of_the_old_form_is_heard(control_plane: &Node) {
     let tpm = Swtpm::start();
-    let issuer = qemu_vtpm::Issuer::new(tpm.location().parse().unwrap(), None);
+    let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
     let socket = TcpStream::connect((control_plane.address(), NODE_PORT)).unwrap();
     let deadline = Instant::now() + PATIENCE;
     let transport = atls::Client::new(Some(Arc::new(issuer)), vec![])

@@ -148,7 +148,7 @@ impl Setting {
         let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
         let tls = form(atls::Server::new(
             None,
-            vec![Arc::new(qemu_vtpm::Validator::new(policy))],
+            vec![Arc::new(qemu_vtpm::validator(policy))],
         ));
         JoinService {
             _server: Server::start("join", listener, Arc::new(tls), router, Limits::default())

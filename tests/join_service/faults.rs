@@ -485,10 +485,8 @@ fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketA
 
 /// Returns whether a machine is accepted at all: whether it gets the key of this disk.
 fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
-    let issuer: Arc<dyn attestation::Issuer> = Arc::new(qemu_vtpm::Issuer::new(
-        tpm.location().parse().unwrap(),
-        None,
-    ));
+    let issuer: Arc<dyn attestation::Issuer> =
+        Arc::new(qemu_vtpm::issuer(tpm.location().parse().unwrap(), None));
     let client = atls::Client::new(Some(issuer), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     // In TLS 1.3, a client learns of its refusal only when it reads.

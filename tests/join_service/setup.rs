@@ -434,10 +434,7 @@ pub fn channel(tpm: &Swtpm, address: SocketAddr) -> Channel {
 pub fn channel_from(source: IpAddr, tpm: &Swtpm, address: SocketAddr) -> Channel {
     channel_of(
         source,
-        Arc::new(qemu_vtpm::Issuer::new(
-            tpm.location().parse().unwrap(),
-            None,
-        )),
+        Arc::new(qemu_vtpm::issuer(tpm.location().parse().unwrap(), None)),
         address,
     )
 }

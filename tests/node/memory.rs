@@ -112,7 +112,7 @@ where
     };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
     // as the old system's, which proves nothing
-    let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]).only_old();
+    let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::validator(policy))]).only_old();
     (
         Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap(),
         end,
@@ -173,7 +173,7 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
             warn_only: false,
         };
         let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
-        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::Validator::new(policy));
+        let validator: Arc<dyn Validator> = Arc::new(qemu_vtpm::validator(policy));
         let socket = TcpStream::connect(setting.node(9999)).unwrap();
         let deadline = Instant::now() + PATIENCE;
         let transport = atls::Client::new(None, vec![validator])

@@ -102,7 +102,7 @@ fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() 
         move |_: &_, request, _| Ok(cluster.ticket(&request))
     };
     // the host of a fresh machine gives no evidence, so a program with its TPM tries
-    let of_fresh = Arc::new(qemu_vtpm::Issuer::new(fresh.location(), None));
+    let of_fresh = Arc::new(qemu_vtpm::issuer(fresh.location(), None));
     let _services = [
         setting.join_service_that(3, tickets.clone()),
         setting.join_service_of(4, updated.evidence(), tickets.clone()),
@@ -234,7 +234,7 @@ fn a_node_that_rejoins_and_the_join_service_prove_themselves_to_each_other() {
 
     // a node of the old form gets nothing, and the service says why
     let address = SocketAddr::new(setting.host(3), 30090);
-    let issuer = qemu_vtpm::Issuer::new(setting.tpm.location().parse().unwrap(), None);
+    let issuer = qemu_vtpm::issuer(setting.tpm.location().parse().unwrap(), None);
     let old = atls::Client::new(Some(Arc::new(issuer)), vec![]).only_old();
     let deadline = Instant::now() + Duration::from_secs(30);
     let refused = old.connect(TcpStream::connect(address).unwrap(), deadline);

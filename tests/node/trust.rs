@@ -156,7 +156,7 @@ fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_o
         .unwrap()
         .pcr_event(15, &[7; 32])
         .unwrap();
-    let node = Node::of(Arc::new(qemu_vtpm::Issuer::new(location, None)));
+    let node = Node::of(Arc::new(qemu_vtpm::issuer(location, None)));
     let zero = "00".repeat(32);
     for text in [
         format!(r#"{{"measurements":{{"4":"{zero}"}}}}"#),
@@ -201,7 +201,7 @@ fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_na
     let (_keys, keys) = setting.key_service(4, MASTER_KEY);
     let (forger, issuer): (Issuer, Issuer) = (
         Arc::new(Forger::new()),
-        Arc::new(qemu_vtpm::Issuer::new(
+        Arc::new(qemu_vtpm::issuer(
             setting.tpm.location().parse().unwrap(),
             None,
         )),

@@ -166,7 +166,7 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
     };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
     // as the old system's, which proves nothing
-    let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::Validator::new(policy))]).only_old();
+    let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::validator(policy))]).only_old();
     let _hanging = Server::start(
         "hanging",
         listener,

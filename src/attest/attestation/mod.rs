@@ -3,7 +3,8 @@
 //! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
 //! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
+//! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`vtpm`] is what the variants with a TPM have in common;
+//! [`sources`] gets what evidence does not contain; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
 //! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
 //! is the name of a key; `document` is the JSON document; `quote` verifies what the TPM signed in it; [`event_log`], [`phases`] and
 //! [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
@@ -17,13 +18,16 @@ pub mod policy;
 pub mod qemu_vtpm;
 mod quote;
 pub mod session;
+pub mod sources;
 pub mod stage;
 pub mod systemd_log;
 pub mod variant;
+pub mod vtpm;
 pub mod wire;
 
 use std::sync::Arc;
 
+pub use hardware::PlatformClaims;
 pub use key_name::KeyName;
 pub use policy::{Image, Measurement, Policy};
 pub use session::{Identity, Request, Role};
@@ -85,6 +89,7 @@ pub trait Validator: Send + Sync {
             user_data: self.validate(document, nonce)?,
             machine: None,
             stage: None,
+            platform: None,
             pcr15: None,
         })
     }
@@ -139,6 +144,8 @@ pub struct Identified {
     pub machine: Option<Arc<str>>,
     /// The stage of the machine's boot; `None` if the validator does not distinguish stages.
     pub stage: Option<Stage>,
+    /// What the evidence proves about the platform; `None` if it contains nothing that a platform signed.
+    pub platform: Option<Arc<PlatformClaims>>,
     /// The value of SHA-256 PCR 15: zero, or [`pcr15_after`] the ID of the machine's cluster; `None` if it was not proved.
     pub pcr15: Option<[u8; 32]>,
 }

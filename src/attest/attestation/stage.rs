@@ -4,20 +4,26 @@ use std::sync::Arc;
 
 pub use base::boot::Stage;
 
+use super::policy::PolicyError;
+use super::sources::Sources;
 use super::{Challenge, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant};
 use crate::tpm::Endorsement;
 
 /// Returns the validator of a policy for machines at any stage. It reports the stage ([`Identified::stage`]) if the policy has
 /// registers that differ between the stages.
-pub fn validator_at_any_stage(variant: &Variant, policy: Policy) -> Arc<dyn Validator> {
+pub fn validator_at_any_stage(
+    variant: &Variant,
+    policy: Policy,
+    sources: &Arc<dyn Sources>,
+) -> Result<Arc<dyn Validator>, PolicyError> {
     if !policy.knows_stages() {
-        return (variant.validator)(policy);
+        return (variant.validator)(policy, sources);
     }
-    let at = |stage| (variant.validator)(policy.clone().at(stage));
-    Arc::new(AtAnyStage {
-        initramfs: at(Stage::Initramfs),
-        booted: at(Stage::Booted),
-    })
+    let at = |stage| (variant.validator)(policy.clone().at(stage), sources);
+    Ok(Arc::new(AtAnyStage {
+        initramfs: at(Stage::Initramfs)?,
+        booted: at(Stage::Booted)?,
+    }))
 }
 
 /// Accepts a machine that meets the policy at one of the stages.

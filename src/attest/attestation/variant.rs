@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use super::policy::PolicyError;
+use super::sources::Sources;
 use super::{Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, qemu_vtpm};
 use crate::tpm;
 
@@ -15,8 +17,8 @@ pub struct Variant {
     pub oid: Oid,
     /// Creates the issuer of this machine, whose TPM is at this location.
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
-    /// Creates the validator of a policy.
-    pub validator: fn(Policy) -> Arc<dyn Validator>,
+    /// Creates the validator of a policy. An error names what the policy lacks for this variant.
+    pub validator: fn(Policy, &Arc<dyn Sources>) -> Result<Arc<dyn Validator>, PolicyError>,
     /// Returns the SHA-256 PCRs of this machine, which is at this stage of its boot.
     pub measure: fn(&tpm::Location, Stage) -> Result<Measured, tpm::Error>,
     /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
@@ -82,6 +84,7 @@ impl std::error::Error for UnknownVariant {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attestation::sources::offline;
 
     #[test]
     fn a_variant_is_found_by_its_name_and_others_are_refused() {
@@ -116,7 +119,8 @@ mod tests {
         )]);
         for variant in ALL {
             let policy = Policy::new(image.clone()).unwrap();
-            assert_eq!((variant.validator)(policy).oid(), variant.oid);
+            let validator = (variant.validator)(policy, &offline()).unwrap();
+            assert_eq!(validator.oid(), variant.oid);
         }
     }
 }

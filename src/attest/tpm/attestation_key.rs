@@ -27,9 +27,23 @@ use super::error::in_words;
 /// The default handle of go-tpm-tools for an RSA attestation key.
 const HANDLE: u32 = 0x8100_8f01;
 
+/// Where the attestation key of a machine comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeySource {
+    /// The machine makes it, in the owner hierarchy.
+    Own,
+}
+
+/// Returns the attestation key of this source. The returned handle is valid until the context is closed.
+pub fn load(context: &mut Context, source: KeySource) -> Result<(KeyHandle, Public)> {
+    match source {
+        KeySource::Own => load_own(context),
+    }
+}
+
 /// Returns the key at its handle if it matches the template; else creates the key and makes it persistent. The returned handle is
 /// valid until the context is closed.
-pub fn load(context: &mut Context) -> Result<(KeyHandle, Public)> {
+fn load_own(context: &mut Context) -> Result<(KeyHandle, Public)> {
     if let Some(handle) = persistent(context)? {
         let (public, _, _) = context.read_public(handle.into())?;
         if fits(&public, &template(false)?) || fits(&public, &template(true)?) {

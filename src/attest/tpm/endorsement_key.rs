@@ -19,7 +19,7 @@ use tss_esapi::structures::{
 };
 use tss_esapi::{Context, Result};
 
-use super::{Error, Tpm, attestation_key};
+use super::{Error, KeySource, Tpm, attestation_key};
 use base::crypto::Secret;
 
 /// The NV indices of certificates above those of the endorsement keys ("TCG EK Credential Profile", §2.2.1.5.2).
@@ -100,10 +100,13 @@ impl Tpm {
     /// [`Error::Credential`] if it was made for another TPM or another key.
     pub fn activate(
         &mut self,
+        source: KeySource,
         kind: EndorsementKind,
         credential: &Credential,
     ) -> std::result::Result<Secret, Error> {
-        let (key, public) = self.run("loading the attestation key", attestation_key::load)?;
+        let (key, public) = self.run("loading the attestation key", |context| {
+            attestation_key::load(context, source)
+        })?;
         let activated = self.run("ActivateCredential", |context| {
             activate(context, key, kind, credential)
         });

@@ -8,6 +8,7 @@ mod endorsement_key;
 mod error;
 mod turn;
 
+pub use attestation_key::KeySource;
 pub use endorsement_key::{Credential, Endorsement, EndorsementKind};
 pub use error::Error;
 
@@ -278,10 +279,13 @@ impl Tpm {
     /// signed over `nonce` (at most 64 bytes).
     pub fn quotes(
         &mut self,
+        source: KeySource,
         nonce: &[u8],
         wanted: &[Bank],
     ) -> Result<(Vec<u8>, Vec<Quote>), Error> {
-        let (key, public) = self.run("loading the attestation key", attestation_key::load)?;
+        let (key, public) = self.run("loading the attestation key", |context| {
+            attestation_key::load(context, source)
+        })?;
         let quotes = self.banks().and_then(|banks| {
             banks
                 .into_iter()
@@ -298,8 +302,10 @@ impl Tpm {
     }
 
     /// Returns the attestation key (TPMT_PUBLIC), which is the same in every boot.
-    pub fn attestation_key(&mut self) -> Result<Vec<u8>, Error> {
-        let (_, public) = self.run("loading the attestation key", attestation_key::load)?;
+    pub fn attestation_key(&mut self, source: KeySource) -> Result<Vec<u8>, Error> {
+        let (_, public) = self.run("loading the attestation key", |context| {
+            attestation_key::load(context, source)
+        })?;
         public
             .marshall()
             .map_err(self.failed("reading the attestation key"))

@@ -78,7 +78,8 @@ impl Recorder {
         });
         let demanded = demanded.collect::<Result<BTreeMap<_, _>, String>>()?;
         let policy = Policy::new(demanded).map_err(|error| error.to_string())?;
-        Ok((self.variant.validator)(policy.believing_any()))
+        (self.variant.validator)(policy.believing_any(), &collateral::online())
+            .map_err(|error| error.to_string())
     }
 }
 

@@ -340,7 +340,9 @@ fn validator(variant: &Variant, policy: &str) -> Result<Arc<dyn Validator>, Stri
     let policy = Policy::from_json(policy)
         .map_err(|error| error.to_string())?
         .expecting_fresh();
-    endorsement::certifying(validator_at_any_stage(variant, policy.clone()), &policy)
+    let judge = validator_at_any_stage(variant, policy.clone(), &collateral::online())
+        .map_err(|error| error.to_string())?;
+    endorsement::certifying(judge, &policy)
 }
 
 /// Why the service cannot start.

@@ -137,7 +137,8 @@ fn validator(
 ) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(text).map_err(|error| format!("{}: {error}", file.display()))?;
     let policy = policy.at(Stage::Booted).expecting_pcr15(pcr15);
-    endorsement::validator(variant, policy).map_err(|error| format!("{}: {error}", file.display()))
+    endorsement::validator(variant, policy, &collateral::online())
+        .map_err(|error| format!("{}: {error}", file.display()))
 }
 
 fn read(path: &Path) -> Result<String, String> {

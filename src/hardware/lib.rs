@@ -1,0 +1,7 @@
+//! Evidence of confidential hardware: reports and quotes of AMD SEV-SNP and Intel TDX, the certificates that sign them, and what
+//! an operator can demand of them. Everything takes bytes and a time and returns values; only the files named `guest.rs` talk to
+//! the kernel of a confidential machine.
+
+pub mod claims;
+
+pub use claims::PlatformClaims;
