@@ -108,7 +108,7 @@ impl ResolvesServerCert for Stolen {
 
 /// Believes every certificate.
 #[derive(Debug)]
-struct Believing;
+pub struct Believing;
 
 impl rustls::client::danger::ServerCertVerifier for Believing {
     fn verify_server_cert(

@@ -11,8 +11,8 @@
 //! ```text
 //!            ClientHello            ClientHello again: HelloRetryRequest
 //! [First] --------------> [Between] ------------------------------------> [Second] ---+
-//!                           |    ^ |                                       (same name)  |
-//!                           |    +-+ change_cipher_spec                                 v
+//!                           |    ^ |                             (same name and ALPN) |
+//!                           |    +-+ change_cipher_spec                               v
 //!                           +---------------- anything else -----------------------> [Open]: bytes pass as they are
 //! ```
 
@@ -24,6 +24,8 @@ pub const MAX_HELLO: usize = 64 * 1024;
 
 /// IANA "TLS ExtensionType Values": server_name (RFC 6066).
 const SERVER_NAME: [u8; 2] = [0x00, 0x00];
+/// application_layer_protocol_negotiation (RFC 7301).
+const ALPN: [u8; 2] = [0x00, 0x10];
 /// A type in the private-use range 0xff00-0xffff of the same registry, except 0xff01 (renegotiation_info) and 0xffa5 (a QUIC draft).
 const HIDDEN_NAME: [u8; 2] = [0xff, 0x53];
 
@@ -60,7 +62,7 @@ impl fmt::Display for HelloError {
 /// Changes the type of `server_name` in a complete ClientHello (with its four-byte header). Returns the name; `None` if there is
 /// none.
 pub fn hide_server_name(hello: &mut [u8]) -> Result<Option<Vec<u8>>, HelloError> {
-    let found = find_names(hello).ok_or(HelloError::Malformed("its ClientHello is malformed"))?;
+    let found = find(hello).ok_or(HelloError::Malformed("its ClientHello is malformed"))?;
     if found.hidden.is_some() {
         return Err(HelloError::Malformed(
             "its ClientHello has an extension of type 0xff53, which is used internally",
@@ -87,10 +89,10 @@ pub fn reveal_server_name(messages: &[u8]) -> Option<Vec<u8>> {
             break;
         };
         if message[0] == CLIENT_HELLO
-            && let Some(Names {
+            && let Some(Extensions {
                 hidden: Some(offset),
                 ..
-            }) = find_names(message)
+            }) = find(message)
         {
             let copy = revealed.get_or_insert_with(|| messages.to_vec());
             copy[at + offset..at + offset + 2].copy_from_slice(&SERVER_NAME);
@@ -100,23 +102,23 @@ pub fn reveal_server_name(messages: &[u8]) -> Option<Vec<u8>> {
     revealed
 }
 
-/// The positions of the two extensions in a ClientHello.
-struct Names {
+/// The positions of the extensions in a ClientHello that matter here.
+#[derive(Default)]
+struct Extensions {
     /// The positions of the type and the body.
     server_name: Option<(usize, Range<usize>)>,
     /// The position of the type.
     hidden: Option<usize>,
+    /// The position of the body.
+    alpn: Option<Range<usize>>,
 }
 
-/// Parses a complete ClientHello strictly; `None` if it is malformed or contains one of the two extensions twice.
-fn find_names(hello: &[u8]) -> Option<Names> {
+/// Parses a complete ClientHello strictly; `None` if it is malformed or contains one of these extensions twice.
+fn find(hello: &[u8]) -> Option<Extensions> {
     if *hello.first()? != CLIENT_HELLO || message_len(hello)? != hello.len() {
         return None;
     }
-    let mut names = Names {
-        server_name: None,
-        hidden: None,
-    };
+    let mut found = Extensions::default();
     let mut cursor = Cursor {
         bytes: hello,
         at: MESSAGE_HEADER,
@@ -126,7 +128,7 @@ fn find_names(hello: &[u8]) -> Option<Names> {
     cursor.vector16()?; // cipher_suites
     cursor.vector8()?; // legacy_compression_methods
     if cursor.at == hello.len() {
-        return Some(names); // TLS 1.2 allows a ClientHello without extensions
+        return Some(found); // TLS 1.2 allows a ClientHello without extensions
     }
     let extensions = cursor.vector16()?;
     if cursor.at != hello.len() {
@@ -141,13 +143,14 @@ fn find_names(hello: &[u8]) -> Option<Names> {
         let kind = cursor.skip(2)?;
         let body = cursor.vector16()?;
         match [hello[kind.start], hello[kind.start + 1]] {
-            SERVER_NAME if names.server_name.is_none() => names.server_name = Some((at, body)),
-            HIDDEN_NAME if names.hidden.is_none() => names.hidden = Some(at),
-            SERVER_NAME | HIDDEN_NAME => return None,
+            SERVER_NAME if found.server_name.is_none() => found.server_name = Some((at, body)),
+            HIDDEN_NAME if found.hidden.is_none() => found.hidden = Some(at),
+            ALPN if found.alpn.is_none() => found.alpn = Some(body),
+            SERVER_NAME | HIDDEN_NAME | ALPN => return None,
             _ => {}
         }
     }
-    Some(names)
+    Some(found)
 }
 
 /// Returns the name of a ServerNameList (RFC 6066 §3) that has exactly one entry of type host_name (0).
@@ -209,6 +212,8 @@ pub struct HelloFilter {
     /// The received part of the ClientHello, without record headers.
     hello: Vec<u8>,
     server_name: Option<Vec<u8>>,
+    /// The protocols that the first ClientHello offers, as they were sent.
+    alpn: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -228,6 +233,7 @@ impl HelloFilter {
             pending: Vec::new(),
             hello: Vec::new(),
             server_name: None,
+            alpn: None,
         }
     }
 
@@ -320,14 +326,22 @@ impl HelloFilter {
         }
         let mut hello = std::mem::take(&mut self.hello);
         let server_name = hide_server_name(&mut hello)?;
+        let alpn = find(&hello).and_then(|found| Some(hello[found.alpn?].to_vec()));
         if self.stage == Stage::First {
             self.server_name = server_name;
+            self.alpn = alpn;
             self.stage = Stage::Between;
         } else {
             // RFC 8446 §4.1.2: the second ClientHello is equal except for listed extensions
             if self.server_name != server_name {
                 return Err(HelloError::Malformed(
                     "its second ClientHello has another server name",
+                ));
+            }
+            // else the server could have decided by the first one what it demands of the second one
+            if self.alpn != alpn {
+                return Err(HelloError::Malformed(
+                    "its second ClientHello offers other protocols",
                 ));
             }
             self.stage = Stage::Open;
@@ -477,6 +491,7 @@ mod tests {
                 "the private type beside a name",
             ),
             (&[(0, &list), (0, &list)], "two names"),
+            (&[(0x0010, &[]), (0x0010, &[])], "two offers of protocols"),
             (
                 &[(0, &list[..list.len() - 1])],
                 "a list longer than its extension",
@@ -521,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_hides_the_name_of_the_second_hello_and_compares_it() {
+    fn the_filter_hides_the_name_of_the_second_hello_and_compares_it_and_the_protocols() {
         let ccs = [CHANGE_CIPHER_SPEC, 3, 3, 0, 1, 1];
         let mut hidden = named(NONCE);
         hide_server_name(&mut hidden).unwrap();
@@ -534,17 +549,23 @@ mod tests {
             );
             let hidden = records(&hidden, 1 << 14);
             assert_eq!(output.unwrap(), [&hidden[..], &ccs, &hidden, tail].concat());
-            for second in [named(b"another"), hello(&[])] {
+            let other_name = "its second ClientHello has another server name";
+            let other_protocols = "its second ClientHello offers other protocols";
+            let list = name_list(NONCE);
+            for (second, why) in [
+                (named(b"another"), other_name),
+                (hello(&[]), other_name),
+                (hello(&[(0, &list)]), other_protocols),
+                (
+                    hello(&[(0, &list), (0x0010, &[0, 3, 2, b'h', b'3'])]),
+                    other_protocols,
+                ),
+            ] {
                 let (_, output) = filter(
                     &[&first[..], &ccs, &records(&second, 1 << 14)].concat(),
                     piece,
                 );
-                assert_eq!(
-                    output,
-                    Err(HelloError::Malformed(
-                        "its second ClientHello has another server name"
-                    ))
-                );
+                assert_eq!(output, Err(HelloError::Malformed(why)));
             }
         }
     }

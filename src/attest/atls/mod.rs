@@ -64,6 +64,8 @@ mod attacks;
 #[cfg(test)]
 mod dummy;
 #[cfg(test)]
+mod second_hello;
+#[cfg(test)]
 mod tests;
 
 pub use certificate::MAX_DOCUMENT;

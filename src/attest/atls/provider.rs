@@ -17,21 +17,28 @@ use super::hello;
 
 /// Returns the provider with transcript hashes over the ClientHello as sent.
 pub fn server() -> Arc<CryptoProvider> {
-    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
-        let mut provider = CryptoProvider::clone(&tls::provider());
-        for suite in &mut provider.cipher_suites {
-            *suite = with_true_hash(*suite);
-        }
-        Arc::new(provider)
-    });
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> =
+        LazyLock::new(|| Arc::new(with_sent(&hello::reveal_server_name)));
     PROVIDER.clone()
 }
 
-/// rustls requires cipher suites as `&'static`, so each suite is leaked once per process.
-fn with_true_hash(suite: SupportedCipherSuite) -> SupportedCipherSuite {
+/// Returns handshake messages as they are sent, if that is not as rustls knows them.
+pub type Sent = &'static (dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync);
+
+/// Returns the provider of every TLS connection with transcript hashes over what `sent` returns.
+pub fn with_sent(sent: Sent) -> CryptoProvider {
+    let mut provider = CryptoProvider::clone(&tls::provider());
+    for suite in &mut provider.cipher_suites {
+        *suite = with_true_hash(*suite, sent);
+    }
+    provider
+}
+
+/// rustls requires cipher suites as `&'static`, so each suite is leaked once per provider.
+fn with_true_hash(suite: SupportedCipherSuite, sent: Sent) -> SupportedCipherSuite {
     let common = |common: &CipherSuiteCommon| CipherSuiteCommon {
         suite: common.suite,
-        hash_provider: Box::leak(Box::new(TrueHash(common.hash_provider))),
+        hash_provider: Box::leak(Box::new(TrueHash(common.hash_provider, sent))),
         confidentiality_limit: common.confidentiality_limit,
     };
     match suite {
@@ -51,12 +58,12 @@ fn with_true_hash(suite: SupportedCipherSuite) -> SupportedCipherSuite {
     }
 }
 
-/// A hash that restores the server name in its input.
-struct TrueHash(&'static dyn Hash);
+/// A hash over messages as they are sent.
+struct TrueHash(&'static dyn Hash, Sent);
 
 impl Hash for TrueHash {
     fn start(&self) -> Box<dyn Context> {
-        Box::new(TrueContext(self.0.start()))
+        Box::new(TrueContext(self.0.start(), self.1))
     }
 
     /// Returns the hash of an input that is not a handshake message: the empty hash of the key schedule.
@@ -77,7 +84,7 @@ impl Hash for TrueHash {
     }
 }
 
-struct TrueContext(Box<dyn Context>);
+struct TrueContext(Box<dyn Context>, Sent);
 
 impl Context for TrueContext {
     fn fork_finish(&self) -> Output {
@@ -85,7 +92,7 @@ impl Context for TrueContext {
     }
 
     fn fork(&self) -> Box<dyn Context> {
-        Box::new(TrueContext(self.0.fork()))
+        Box::new(TrueContext(self.0.fork(), self.1))
     }
 
     fn finish(self: Box<Self>) -> Output {
@@ -93,8 +100,8 @@ impl Context for TrueContext {
     }
 
     fn update(&mut self, data: &[u8]) {
-        match hello::reveal_server_name(data) {
-            Some(original) => self.0.update(&original),
+        match (self.1)(data) {
+            Some(sent) => self.0.update(&sent),
             None => self.0.update(data),
         }
     }

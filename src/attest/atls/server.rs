@@ -146,9 +146,20 @@ impl Server {
             }
         };
 
-        let config = self.config(&session)?;
+        self.complete(&mut peer, &session, Some((&mut filter, hello)))
+    }
+
+    /// Completes a handshake whose first ClientHello is read, and proves and validates what its form demands. Without a filter, the
+    /// server names must be legal.
+    pub(super) fn complete(
+        &self,
+        peer: &mut Timed<'_>,
+        session: &Arc<Session>,
+        filter: Option<(&mut HelloFilter, Vec<u8>)>,
+    ) -> Result<(Connection, Option<Identified>, Form), Error> {
+        let config = self.config(session)?;
         let mut connection = Connection::Server(ServerConnection::new(Arc::new(config))?);
-        let result = handshake::complete(&mut connection, &mut peer, Some((&mut filter, hello)));
+        let result = handshake::complete(&mut connection, peer, filter);
         // the error of the issuer or validator is more specific than that of rustls
         if let Some(failure) = session.take_failure() {
             return Err(failure);
@@ -156,7 +167,7 @@ impl Server {
         result?;
         let form = handshake::form(&connection, self.forms)?;
         let identified = match form {
-            Form::Strong => self.exchange(&mut connection, &mut peer, &session)?,
+            Form::Strong => self.exchange(&mut connection, peer, session)?,
             Form::Old => session.identified.get().cloned(),
         };
         // whatever the handshake did: nobody is served whom no validator has accepted
@@ -191,7 +202,7 @@ impl Server {
         Ok(self.bare.get_or_init(|| made).clone())
     }
 
-    fn session(
+    pub(super) fn session(
         &self,
         network: Network,
         server_name: Option<&[u8]>,
@@ -265,7 +276,7 @@ impl Accept for Server {
 }
 
 /// Inputs and results of the issuer and validators in one connection.
-struct Session {
+pub(super) struct Session {
     issuer: Option<Arc<dyn Issuer>>,
     validators: Vec<Arc<dyn Validator>>,
     issuing: Arc<Turns>,
