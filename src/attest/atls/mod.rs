@@ -60,11 +60,7 @@ pub mod server;
 mod stream;
 
 #[cfg(test)]
-mod attacks;
-#[cfg(test)]
 mod dummy;
-#[cfg(test)]
-mod second_hello;
 #[cfg(test)]
 mod tests;
 

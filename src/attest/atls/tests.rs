@@ -1,5 +1,8 @@
 //! Both roles against each other, over loopback sockets.
 
+mod attacks;
+mod second_hello;
+
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;

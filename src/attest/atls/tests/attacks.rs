@@ -16,8 +16,8 @@ use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerCon
 use super::dummy::{Dummy, OID};
 use super::exchange::Pipe;
 use super::handshake::{self, Timed};
-use super::tests::{issuer, sockets, soon, validators};
 use super::*;
+use super::{issuer, sockets, soon, validators};
 use crate::attestation::{IssueError, Issuer, Oid};
 use proto::attested::{Offer, Proof};
 use rpc::half_open::PeersTurn;
@@ -274,10 +274,10 @@ fn a_document_of_an_earlier_connection_is_refused_in_both_forms() {
         };
         let server = || Server::new(None, validators());
         let kept = Arc::new(Kept(Mutex::default()));
-        let (first, accepted) = tests::meet(client(kept.clone()), server());
+        let (first, accepted) = meet(client(kept.clone()), server());
         assert!(first.is_ok() && accepted.is_ok());
         let document = kept.0.lock().unwrap()[0].clone();
-        let (_, refused) = tests::meet(client(Arc::new(Replayed(document))), server());
+        let (_, refused) = meet(client(Arc::new(Replayed(document))), server());
         let refused = refusal(refused.map(drop));
         assert_eq!(refused, "the document is for another nonce");
     }
@@ -386,12 +386,12 @@ fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() 
 
 #[test]
 fn an_end_that_requires_the_strong_form_refuses_the_old_one() {
-    let (client, server) = tests::meet(
+    let (client, server) = meet(
         Client::new(None, validators()).require_strong(),
         Server::new(issuer(), vec![]).only_old(),
     );
     assert!(client.is_err() && server.is_err());
-    let (client, server) = tests::meet(
+    let (client, server) = meet(
         Client::new(None, validators()).only_old(),
         Server::new(issuer(), vec![]).require_strong(),
     );
