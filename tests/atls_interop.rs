@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use attest::atls::{Client, Error, Server};
 use attest::attestation;
-use attest::attestation::{Issuer, Validator};
+use attest::attestation::{IssueError, Issuer, Oid, Request, Role, Validator};
 use rpc::grpc::Transport;
 
 #[path = "../src/attest/atls/dummy.rs"]
@@ -681,6 +681,68 @@ fn the_strong_form_meets_another_implementation_in_every_mode_and_direction() {
         let server = GoServer::start(&[&format!("-mode={mode}"), "-strong"]);
         let client = client_for(mode).require_strong();
         ask(&mut connect(&client, &server).unwrap()).unwrap();
+    }
+}
+
+/// The evidence of a host for the pod of a join service.
+struct OfHost;
+
+impl Issuer for OfHost {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn issue(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {
+        Err(IssueError("only the strong form".into()))
+    }
+
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        let role = Role::JoinService;
+        Dummy(OID).prove(&Request { role, ..*request })
+    }
+}
+
+#[test]
+fn a_join_service_and_another_server_of_the_same_machine_are_told_apart() {
+    let server = || Server::new(None, vec![]).attest_strong(Arc::new(OfHost));
+    let (address, served) = serve(server(), 1);
+    let (content, said) = go_client(address, &["-mode=server", "-strong", "-join-service"]);
+    assert!(content, "{said}");
+    served.join().unwrap().remove(0).unwrap();
+    let (address, served) = serve(server(), 1);
+    let (content, said) = go_client(address, &["-mode=server", "-strong"]);
+    assert!(!content && said.contains("another connection"), "{said}");
+    drop(served.join());
+
+    type Kind = fn(Client) -> Client;
+    let kinds: [(Kind, [&str; 2]); 3] = [
+        (
+            |client| client,
+            ["", "is that of a join service, expected that of a server"],
+        ),
+        (
+            Client::to_join_service,
+            ["is that of a server, expected that of a join service", ""],
+        ),
+        (Client::to_any_server, ["", ""]),
+    ];
+    for (kind, refusals) in kinds {
+        for (flag, refusal) in ["-join-service=false", "-join-service"]
+            .into_iter()
+            .zip(refusals)
+        {
+            let go = GoServer::start(&["-mode=server", "-strong", flag]);
+            let client = kind(client_for("server")).require_strong();
+            match (connect(&client, &go), refusal) {
+                (Ok(mut transport), "") => ask(&mut transport).unwrap(),
+                (Ok(_), _) => panic!("{flag}: accepted, expected: {refusal}"),
+                (Err(error), _) => {
+                    let why = error.refused().unwrap_or_else(|| panic!("{flag}: {error}"));
+                    let is_expected = !refusal.is_empty() && why.to_string().ends_with(refusal);
+                    assert!(is_expected, "{flag}: {why}");
+                }
+            }
+        }
     }
 }
 

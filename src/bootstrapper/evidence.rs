@@ -2,9 +2,9 @@
 //! systemd starts when the pod connects to the unix socket.
 //!
 //! The pod gets no device of the TPM, because only a privileged container may use one. It gets documents of the strong form of attested
-//! TLS in the role of a server. The role is written here and not by the caller, and no document of the old form is made. So whoever has the
-//! socket can pose as a server of this machine (a join service, an init server, a key service), but not as this machine when it joins
-//! or rejoins.
+//! TLS in the role of the join service. The role is written here and not by the caller, and no document of the old form is made. So
+//! whoever has the socket can pose as the join service of this machine, but not as its init server, recovery server or key service, and
+//! not as this machine when it joins or rejoins.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -143,7 +143,7 @@ impl Evidence {
             .ok_or("the request names a bank that does not exist")?;
         let challenge = request.challenge.map(wire::read_credential).transpose()?;
         let request = Request {
-            role: Role::Server,
+            role: Role::JoinService,
             session,
             nonce: &request.nonce,
             banks: &banks,
@@ -238,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn a_member_proves_itself_only_as_a_server_of_the_strong_form() {
+    fn a_member_proves_itself_only_as_a_join_service_of_the_strong_form() {
         let (_swtpm, evidence) = member();
         let response = evidence.answer(&request().encode_to_vec()).unwrap();
         assert_eq!(
             response.document,
-            user_data(Role::Server, &[2; 32], &[]),
+            user_data(Role::JoinService, &[2; 32], &[]),
             "the role does not come from the caller"
         );
         let identity = evidence.answer(&[]).unwrap();

@@ -14,9 +14,8 @@ use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::atls;
 use attest::attestation::stage::validator_at_any_stage;
 use attest::attestation::{
-    Challenge, Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
+    Composite, Evidence, Identified, KeyName, Policy, Stage, ValidateError, Validator, Variant,
 };
-use attest::tpm::Endorsement;
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
@@ -296,47 +295,15 @@ struct FreshOrMember {
     member: Arc<dyn Validator>,
 }
 
-impl Validator for FreshOrMember {
-    fn oid(&self) -> Oid {
-        self.fresh.oid()
+impl Composite for FreshOrMember {
+    fn lead(&self) -> Arc<dyn Validator> {
+        self.fresh.clone()
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         self.fresh
-            .identify(document, nonce)
-            .or_else(|why| self.member.identify(document, nonce).map_err(|_| why))
-    }
-
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        self.fresh.challenge(key, endorsements)
-    }
-
-    fn challenges(&self) -> bool {
-        self.fresh.challenges()
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.fresh
-            .identify_certified(document, nonce, key)
-            .or_else(|why| {
-                self.member
-                    .identify_certified(document, nonce, key)
-                    .map_err(|_| why)
-            })
+            .judge(evidence)
+            .or_else(|why| self.member.judge(evidence).map_err(|_| why))
     }
 }
 
@@ -359,14 +326,15 @@ struct AnyStanding {
     noted: Arc<OnceLock<Standing>>,
 }
 
-impl AnyStanding {
+impl Composite for AnyStanding {
+    fn lead(&self) -> Arc<dyn Validator> {
+        self.any.clone()
+    }
+
     /// Returns what the validator of any standing identifies, and notes the standing.
-    fn note(
-        &self,
-        identify: impl Fn(&dyn Validator) -> Result<Identified, ValidateError>,
-    ) -> Result<Identified, ValidateError> {
-        let identified = identify(&*self.any)?;
-        let meets = |policy: &Arc<dyn Validator>| identify(&**policy).is_ok();
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        let identified = self.any.judge(evidence)?;
+        let meets = |validator: &Arc<dyn Validator>| validator.judge(evidence).is_ok();
         let standing = match &self.member {
             _ if meets(&self.fresh) => Standing::Fresh,
             Some(member) if meets(member) => Standing::Member,
@@ -375,42 +343,6 @@ impl AnyStanding {
         // there is only one connection, so the value is not set yet
         let _ = self.noted.set(standing);
         Ok(identified)
-    }
-}
-
-impl Validator for AnyStanding {
-    fn oid(&self) -> Oid {
-        self.any.oid()
-    }
-
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.note(|validator| validator.identify(document, nonce))
-    }
-
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        self.any.challenge(key, endorsements)
-    }
-
-    fn challenges(&self) -> bool {
-        self.any.challenges()
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.note(|validator| validator.identify_certified(document, nonce, key))
     }
 }
 

@@ -14,9 +14,9 @@ use super::{ATTESTATION_REFUSED, UNREACHABLE, say_all};
 use attest::atls;
 use attest::attestation::stage::validator_at_any_stage;
 use attest::attestation::{
-    Challenge, Form, Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
+    Composite, Evidence, Form, Identified, KeyName, Policy, Stage, ValidateError, Validator,
+    Variant,
 };
-use attest::tpm::Endorsement;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 
@@ -100,6 +100,7 @@ fn prove(options: &Options, judge: Arc<dyn Validator>) -> Result<(Identified, Fo
     // only the exchange of the strong form asks the observer: a certificate alone is not a proof
     let strong = atls::Client::new(None, vec![])
         .verify_strong(vec![observer.clone()])
+        .to_any_server()
         .require_strong();
     let (result, form) = match connect(options, strong, deadline)? {
         Err(error) if error.is_other_form() => {
@@ -190,50 +191,15 @@ struct Observer {
     accepted: OnceLock<Identified>,
 }
 
-impl Observer {
-    fn note(&self, identified: Identified) -> Identified {
+impl Composite for Observer {
+    fn lead(&self) -> Arc<dyn Validator> {
+        self.judge.clone()
+    }
+
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        let identified = self.judge.judge(evidence)?;
         // only one form asks the observer, and once
         self.accepted.get_or_init(|| identified.clone());
-        identified
-    }
-}
-
-impl Validator for Observer {
-    fn oid(&self) -> Oid {
-        self.judge.oid()
-    }
-
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.judge
-            .identify(document, nonce)
-            .map(|identified| self.note(identified))
-    }
-
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        self.judge.challenge(key, endorsements)
-    }
-
-    fn challenges(&self) -> bool {
-        self.judge.challenges()
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.judge
-            .identify_certified(document, nonce, key)
-            .map(|identified| self.note(identified))
+        Ok(identified)
     }
 }

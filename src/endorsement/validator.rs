@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 use attest::attestation::sources::Sources;
 use attest::attestation::{
-    Challenge, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant,
+    Challenge, Evidence, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant,
 };
 use attest::tpm::{Endorsement, EndorsementKind};
 
@@ -143,7 +143,7 @@ impl Validator for Certifying {
         self.inner.identify_certified(document, nonce, key)
     }
 
-    fn believes_any_tpm(&self) -> bool {
-        false
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        self.inner.judge(evidence)
     }
 }

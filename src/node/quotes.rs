@@ -78,6 +78,10 @@ impl Issuer for Reported {
         self.inner.identity()
     }
 
+    fn known_identity(&self) -> Option<Identity> {
+        self.inner.known_identity()
+    }
+
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         self.report(|| self.inner.prove(request))
     }

@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use attest::attestation::sources::offline;
 use attest::attestation::{
-    Challenge, Identified, KeyName, Measurement, Oid, Policy, Stage, ValidateError, Validator,
-    Variant, pcr15_after,
+    Composite, Evidence, Identified, Measurement, Policy, Stage, ValidateError, Validator, Variant,
+    pcr15_after,
 };
-use attest::tpm::{self, Endorsement};
+use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR Registry"). All machines with one
@@ -237,14 +237,12 @@ impl Judge {
         self.proof.get().cloned()
     }
 
-    fn check(
-        &self,
-        identify: impl Fn(&dyn Validator) -> Result<Identified, ValidateError>,
-    ) -> Result<Identified, String> {
-        let (identified, other_image) = match (identify(&*self.images), &self.any) {
+    fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, String> {
+        let (identified, other_image) = match (evidence.judged_by(&*self.images), &self.any) {
             (Ok(identified), _) => (identified, None),
             (Err(why), Some(any)) => {
-                let identified = identify(&**any).map_err(|error| error.to_string())?;
+                let identified = evidence.judged_by(&**any);
+                let identified = identified.map_err(|error| error.to_string())?;
                 (identified, Some(why.to_string()))
             }
             (Err(why), None) => {
@@ -272,45 +270,14 @@ impl Judge {
     }
 }
 
-impl Validator for Judge {
-    fn oid(&self) -> Oid {
-        self.images.oid()
+impl Composite for Judge {
+    fn lead(&self) -> Arc<dyn Validator> {
+        self.images.clone()
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.check(|validator| validator.identify(document, nonce))
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        self.check(evidence)
             .map_err(|why| ValidateError(why.into()))
-    }
-
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        self.images.challenge(key, endorsements)
-    }
-
-    fn challenges(&self) -> bool {
-        self.images.challenges()
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.check(|validator| validator.identify_certified(document, nonce, key))
-            .map_err(|why| ValidateError(why.into()))
-    }
-
-    fn believes_any_tpm(&self) -> bool {
-        self.images.believes_any_tpm()
     }
 }
 

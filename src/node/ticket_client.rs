@@ -210,7 +210,9 @@ impl JoinService {
         let held = finished.hold(&socket).map_err(|error| error.to_string())?;
         let (trust, issuer) = (requester.trust(), requester.issuer().clone());
         let judge = trust.judge()?;
-        let mut client = atls::Client::new(Some(issuer), vec![]).verify_strong(vec![judge.clone()]);
+        let mut client = atls::Client::new(Some(issuer), vec![])
+            .verify_strong(vec![judge.clone()])
+            .to_join_service();
         if trust.requires_strong() {
             client = client.require_strong();
         }

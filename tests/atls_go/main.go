@@ -56,6 +56,7 @@ var (
 	critical  = flag.Bool("critical", false, "an unknown critical extension")
 	clientEKU = flag.Bool("client-eku", false, "extended key usage clientAuth only")
 	strong    = flag.Bool("strong", false, "the strong form")
+	joining   = flag.Bool("join-service", false, "in the strong form, the server proves itself as a join service, and the client expects one")
 	chatty    = flag.Bool("chatty", false, "write twice, with pauses, before the first read, as HTTP/2 clients may")
 	size      = flag.Int("bytes", 0, "bytes that the client sends at once instead of a line; the server echoes all of them")
 )

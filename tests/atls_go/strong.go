@@ -109,6 +109,9 @@ func digest(parts ...[]byte) []byte {
 }
 
 func userData(r role, session []byte) []byte {
+	if r == "server" && *joining {
+		r = "join service"
+	}
 	return digest([]byte("firstlight attested TLS, version 1"), []byte(r), session, nil)
 }
 

@@ -1,6 +1,6 @@
 //! Node and join service verify each other: the machine of the service proves itself too, by its host's evidence.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -10,13 +10,17 @@ use attest::atls;
 use attest::attestation::{Issuer, qemu_vtpm};
 use attest::tpm::{self, Tpm};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
+use base64::Engine;
+use rpc::grpc::{Limits, Router, Server};
 use services::join_service::evidence::RemoteIssuer;
 use support::program::built;
 use support::swtpm::Swtpm;
 
 use crate::joining;
 use crate::program::Program;
-use crate::setting::{MASTER_KEY, MASTER_SALT, MEASUREMENT_SALT, Setting, end_of_member};
+use crate::setting::{
+    INIT_SECRET, MASTER_KEY, MASTER_SALT, MEASUREMENT_SALT, Setting, end_of_member, set_private,
+};
 use crate::status::{expect, verify_by};
 
 /// The ID of the cluster whose tickets the test's join services give.
@@ -176,6 +180,62 @@ fn an_operator_verifies_a_join_service_that_refuses_him() {
     let nothing = ask(5);
     assert!(matches!(nothing.0, 3 | 4), "{nothing:?}");
     assert!(!nothing.1.contains("proven"), "{nothing:?}");
+}
+
+/// Whoever has the evidence socket of a machine relays its proofs: the operator's commands refuse them, so he gets no secret.
+#[test]
+fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
+    let setting = Setting::new();
+    let host = Host::new(Some(own_cluster()), None);
+    let relay = |port| {
+        let address = SocketAddr::new(setting.host(3), port);
+        let tls = atls::Server::new(None, vec![]).attest_strong(host.evidence());
+        let listener = TcpListener::bind(address).unwrap();
+        let server = Server::start(
+            "relay",
+            listener,
+            Arc::new(tls),
+            Router::new(),
+            Limits::default(),
+        );
+        (address.to_string(), server.unwrap())
+    };
+    let ((init, _init), (recovery, _recovery)) = (relay(9000), relay(9999));
+    let policy = setting.policy_of(&[(4, [0; 32]), (15, [0; 32])]);
+    let policy = policy.display().to_string();
+    let master = setting.master_secret(MASTER_KEY).display().to_string();
+    // an init for this cluster has begun, so the operator accepts a member of it
+    let salt = base64::engine::general_purpose::STANDARD.encode(MEASUREMENT_SALT);
+    let state = format!(r#"{{"version":1,"measurementSalt":"{salt}"}}"#);
+    setting.file("firstlight-state.json", state);
+    let secret = setting.file("init-secret", INIT_SECRET);
+    set_private(&secret);
+    let secret = secret.display().to_string();
+    let refused = "its attestation document is that of a join service, expected that of a server";
+    let ask = |args: &[&str]| {
+        let more = ["--policy", &policy, "--timeout=60s"];
+        let output = setting
+            .firstlight(&[args, &more].concat())
+            .output()
+            .unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (output.status.code().unwrap(), text)
+    };
+    let key = ["--any-tpm", "--master-secret", &master];
+    let asked = ask(&[
+        &["init", "--endpoint", &init, "--init-secret", &secret],
+        &key[..],
+    ]
+    .concat());
+    expect(&asked, 3, &[refused]);
+    // a recovery is for a fresh machine, whose host gives no evidence
+    let asked = ask(&[&["recover", "--endpoint", &recovery], &key[..]].concat());
+    expect(&asked, 3, &["attestation refused", "PCR 15"]);
+    let asked = ask(&["status", &init]);
+    assert!(asked.1.contains(refused), "{asked:?}");
+    // the same proof is good for whoever looks for a join service
+    let proven = ask(&["verify", &init, "--cluster-id", &hex(&own_cluster())]);
+    expect(&proven, 0, &["proven"]);
 }
 
 #[test]

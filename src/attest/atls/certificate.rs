@@ -20,7 +20,7 @@ use rustls::sign::CertifiedKey;
 use zeroize::Zeroizing;
 
 use super::{Error, nonce};
-use crate::attestation::{Identified, IssueError, Issuer, ValidateError, Validator};
+use crate::attestation::{Evidence, Identified, IssueError, Issuer, ValidateError, Validator};
 use base::der::{self, Malformed, Reader};
 
 /// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to 64 KiB, of which about 300
@@ -166,7 +166,12 @@ pub fn verify(
         no_document(&oids, validators)
     })?;
 
-    let identified = validator.identify(document, nonce)?;
+    let identified = validator.judge(&Evidence {
+        document,
+        nonce,
+        certified: None,
+        session: None,
+    })?;
     if identified.user_data != user_data(&public_key) {
         return Err(refusal(
             "its attestation document is for another key than its certificate's".into(),

@@ -27,6 +27,8 @@ pub struct Client {
     /// Of the old form.
     validators: Vec<Arc<dyn Validator>>,
     strong_validators: Vec<Arc<dyn Validator>>,
+    /// The roles in which a server may prove itself in the strong form.
+    peers: &'static [Role],
     forms: Forms,
 }
 
@@ -38,8 +40,21 @@ impl Client {
             issuer,
             strong_validators: validators.clone(),
             validators,
+            peers: &[Role::Server],
             forms: Forms::Both,
         }
+    }
+
+    /// Accepts only a join service in the strong form, and no other server of a machine that meets the policy.
+    pub fn to_join_service(mut self) -> Self {
+        self.peers = &[Role::JoinService];
+        self
+    }
+
+    /// Accepts every server of a machine, whatever it serves. A client that tells a server no secret may do so.
+    pub fn to_any_server(mut self) -> Self {
+        self.peers = &[Role::Server, Role::JoinService];
+        self
     }
 
     /// Also demands a document that one of `validators` accepts from each server that knows the strong form, if the old form of the
@@ -79,6 +94,7 @@ impl Client {
             issuer: self.issuer.clone(),
             validators: self.validators.clone(),
             strong_validators: vec![],
+            peers: &[],
             forms: Forms::OnlyOld,
         };
         old.session().map(|(connection, _)| connection)
@@ -148,6 +164,7 @@ impl Client {
         let certificate = chain.as_deref().and_then(<[_]>::first);
         let end = End {
             role: Role::Client,
+            peers: self.peers,
             issuer: self.issuer.as_deref(),
             validators: &self.strong_validators,
             certificate: certificate.ok_or(Error::Closed)?,

@@ -35,9 +35,12 @@ use zeroize::Zeroizing;
 
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
+use crate::attestation::composite::Session as Bound;
 use crate::attestation::session::{self, Request};
 use crate::attestation::wire;
-use crate::attestation::{Challenge, Identified, Issuer, KeyName, Role, ValidateError, Validator};
+use crate::attestation::{
+    Challenge, Evidence, Identified, Issuer, KeyName, Role, ValidateError, Validator,
+};
 use crate::tpm::Bank;
 use proto::attested::{Demand, Identity, Offer, Proof};
 
@@ -57,8 +60,11 @@ const MAX_EMPTY_PROOF: usize = 4 << 10;
 const BANKS: [Bank; 1] = [Bank::Sha256];
 
 /// One end of an exchange.
+#[derive(Clone, Copy)]
 pub struct End<'a> {
     pub role: Role,
+    /// The roles in which the peer may prove itself.
+    pub peers: &'a [Role],
     /// Proves this machine.
     pub issuer: Option<&'a dyn Issuer>,
     /// What the peer must prove, to one of them; nothing if there are none.
@@ -77,18 +83,27 @@ struct Session {
 }
 
 impl End<'_> {
-    /// Makes the exchange. `turn` returns a guard that is held while this machine makes its document. Returns the content of the
+    /// Makes the exchange. `turn` returns a guard that is held while the TPM of this machine is asked. Returns the content of the
     /// peer's document if this end has validators.
     pub fn run<T>(
         &self,
         connection: &mut Connection,
         peer: &mut Timed<'_>,
-        turn: impl FnOnce() -> Result<T, Error>,
+        turn: impl Fn() -> Result<T, Error>,
     ) -> Result<Option<Identified>, Error> {
         let mut pipe = Pipe { connection, peer };
+        // a policy that changes now judges the next connection: challenge and document are judged by the same one
+        let validators = self.validators.iter();
+        let validators: Vec<_> = validators
+            .map(|validator| validator.of_connection().unwrap_or(validator.clone()))
+            .collect();
+        let end = End {
+            validators: &validators,
+            ..*self
+        };
         let result = match self.role {
-            Role::Client => self.as_client(&mut pipe, turn),
-            Role::Server => self.as_server(&mut pipe, turn),
+            Role::Client => end.as_client(&mut pipe, turn),
+            Role::Server | Role::JoinService => end.as_server(&mut pipe, turn),
         };
         if let Err(error) = &result {
             pipe.refuse(error);
@@ -99,10 +114,10 @@ impl End<'_> {
     fn as_client<T>(
         &self,
         pipe: &mut Pipe<'_, '_>,
-        turn: impl FnOnce() -> Result<T, Error>,
+        turn: impl Fn() -> Result<T, Error>,
     ) -> Result<Option<Identified>, Error> {
         // the server may demand a proof
-        let own = self.offer(true)?;
+        let own = self.offer(true, &turn)?;
         let sent = pipe.send(&own)?;
         let (peers, received) = pipe.receive_offer()?;
         let mut session = self.session(pipe, [&sent, &received], own, peers)?;
@@ -126,10 +141,10 @@ impl End<'_> {
     fn as_server<T>(
         &self,
         pipe: &mut Pipe<'_, '_>,
-        turn: impl FnOnce() -> Result<T, Error>,
+        turn: impl Fn() -> Result<T, Error>,
     ) -> Result<Option<Identified>, Error> {
         let (peers, received) = pipe.receive_offer()?;
-        let mut own = self.offer(peers.demand.is_some())?;
+        let mut own = self.offer(peers.demand.is_some(), &turn)?;
         let challenge = self.challenge(&peers)?;
         own.challenge = challenge.as_ref().map(wire::challenge);
         let sent = pipe.send(&own)?;
@@ -176,13 +191,23 @@ impl End<'_> {
     }
 
     /// Makes the own offer; with an identity only if it is wanted, since the TPM may have to tell it.
-    fn offer(&self, with_identity: bool) -> Result<Offer, Error> {
+    fn offer<T>(
+        &self,
+        with_identity: bool,
+        turn: impl Fn() -> Result<T, Error>,
+    ) -> Result<Offer, Error> {
         let identity = match self.issuer.filter(|_| with_identity) {
             None => None,
-            Some(issuer) => Some(wire::identity(
-                issuer.oid(),
-                issuer.identity().map_err(Error::Issuer)?,
-            )),
+            Some(issuer) => {
+                let identity = match issuer.known_identity() {
+                    Some(identity) => identity,
+                    None => {
+                        let _turn = turn()?;
+                        issuer.identity().map_err(Error::Issuer)?
+                    }
+                };
+                Some(wire::identity(issuer.oid(), identity))
+            }
         };
         let demand = Demand {
             banks: BANKS.map(|bank| bank as u32).to_vec(),
@@ -224,7 +249,7 @@ impl End<'_> {
         &self,
         session: &Session,
         challenge: Option<proto::attested::Challenge>,
-        turn: impl FnOnce() -> Result<T, Error>,
+        turn: impl Fn() -> Result<T, Error>,
     ) -> Result<Proof, Error> {
         let (Some(demand), Some(issuer)) = (&session.peers.demand, self.issuer) else {
             return Ok(Proof::default());
@@ -248,7 +273,7 @@ impl End<'_> {
                 challenge: challenge
                     .as_ref()
                     .map(|(kind, credential)| (*kind, credential)),
-                for_stranger: self.role == Role::Server,
+                for_stranger: self.role != Role::Client,
             })
             .map_err(Error::Issuer)?;
         Ok(Proof {
@@ -282,19 +307,30 @@ impl End<'_> {
         let validator = self
             .validator(identity)
             .ok_or_else(|| certificate::no_document(&[&identity.variant], self.validators))?;
-        let (document, nonce) = (&proof.document, &session.own.nonce);
-        let (identified, secret) = match &session.challenge {
-            None => (validator.identify(document, nonce)?, &[][..]),
-            Some(challenge) => {
-                let key = KeyName::of(&identity.key);
-                let identified = validator.identify_certified(document, nonce, &key)?;
-                (identified, &challenge.secret[..])
-            }
-        };
-        let expected = session::user_data(self.role.peer(), &session.digest, secret);
-        match identified.user_data == expected {
-            true => Ok(identified),
-            false => Err(ValidateError(
+        let challenge = session.challenge.as_ref();
+        let secret = challenge.map_or(&[][..], |challenge| &challenge.secret[..]);
+        let peer = wire::read_identity(identity);
+        let identified = validator.judge(&Evidence {
+            document: &proof.document,
+            nonce: &session.own.nonce,
+            certified: challenge.map(|_| KeyName::of(&peer.key)).as_ref(),
+            session: Some(Bound {
+                digest: &session.digest,
+                secret,
+                peer: &peer,
+            }),
+        })?;
+        match session::role(&identified.user_data, &session.digest, secret) {
+            Some(role) if self.peers.contains(&role) => Ok(identified),
+            Some(role) => Err(ValidateError(
+                format!(
+                    "its attestation document is that of a {}, expected that of a {}",
+                    role.name(),
+                    self.peers[0].name()
+                )
+                .into(),
+            )),
+            None => Err(ValidateError(
                 "its attestation document is for another connection".into(),
             )),
         }

@@ -186,6 +186,7 @@ impl Server {
     ) -> Result<Option<Identified>, Error> {
         let end = End {
             role: Role::Server,
+            peers: &[Role::Client],
             issuer: self.strong_issuer.as_deref(),
             validators: &self.validators,
             certificate: &self.bare()?.cert[0],
@@ -427,6 +428,10 @@ impl Issuer for ForStrangers {
 
     fn identity(&self) -> Result<Identity, IssueError> {
         self.0.identity()
+    }
+
+    fn known_identity(&self) -> Option<Identity> {
+        self.0.known_identity()
     }
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {

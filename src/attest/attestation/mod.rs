@@ -6,9 +6,10 @@
 //! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`vtpm`] is what the variants with a TPM have in common;
 //! [`sources`] gets what evidence does not contain; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
 //! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
-//! is the name of a key; `document` is the JSON document; `quote` verifies what the TPM signed in it; [`event_log`], [`phases`] and
+//! is the name of a key; `composite` has validators that are made of others; `document` is the JSON document; `quote` verifies what the TPM signed in it; [`event_log`], [`phases`] and
 //! [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
 
+pub mod composite;
 mod document;
 pub mod event_log;
 pub mod excerpt;
@@ -27,6 +28,7 @@ pub mod wire;
 
 use std::sync::Arc;
 
+pub use composite::{Composite, Evidence};
 pub use hardware::PlatformClaims;
 pub use key_name::KeyName;
 pub use policy::{Image, Measurement, Policy};
@@ -57,6 +59,10 @@ pub trait Issuer: Send + Sync {
     /// Returns what a peer learns about this machine before it demands a proof.
     fn identity(&self) -> Result<Identity, IssueError> {
         Ok(Identity::default())
+    }
+    /// Returns the identity if the TPM need not be asked for it.
+    fn known_identity(&self) -> Option<Identity> {
+        None
     }
     /// Makes the document for one connection of the strong form of attested TLS.
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
@@ -116,6 +122,17 @@ pub trait Validator: Send + Sync {
         _key: &KeyName,
     ) -> Result<Identified, ValidateError> {
         self.identify(document, nonce)
+    }
+    /// Judges what a peer presents in a connection: the only judgement for which attested TLS asks.
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        match evidence.certified {
+            None => self.identify(evidence.document, evidence.nonce),
+            Some(key) => self.identify_certified(evidence.document, evidence.nonce, key),
+        }
+    }
+    /// Returns the validator of one connection, if the policy of this one may change before the end of the handshake.
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
     /// Returns whether the quote of any TPM is accepted. Then a program without a TPM is accepted too.
     fn believes_any_tpm(&self) -> bool {

@@ -10,28 +10,27 @@ use crate::tpm::{Bank, Credential, Endorsement, EndorsementKind};
 /// The label of the user data: no other use of an attestation key hashes it.
 const LABEL: &[u8] = b"firstlight attested TLS, version 1";
 
-/// The end of a connection that proves.
+/// As what a machine proves itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The end that connected.
     Client,
-    /// The end that was called.
+    /// The end that was called, which asks its machine's TPM itself: init server, recovery server, key service.
     Server,
+    /// The join service, which was called. Its pod has no TPM: the host proves the machine, and names this role.
+    JoinService,
 }
 
 impl Role {
-    /// Returns the other end.
-    pub fn peer(self) -> Role {
-        match self {
-            Role::Client => Role::Server,
-            Role::Server => Role::Client,
-        }
-    }
+    /// All roles.
+    pub const ALL: [Role; 3] = [Role::Client, Role::Server, Role::JoinService];
 
-    fn name(self) -> &'static [u8] {
+    /// Returns the name, as the user data have it.
+    pub fn name(self) -> &'static str {
         match self {
-            Role::Client => b"client",
-            Role::Server => b"server",
+            Role::Client => "client",
+            Role::Server => "server",
+            Role::JoinService => "join service",
         }
     }
 }
@@ -71,7 +70,13 @@ impl Request<'_> {
 
 /// Returns the user data that a document must have: SHA-256 over label, role, session and secret, each behind its length.
 pub fn user_data(role: Role, session: &[u8; 32], secret: &[u8]) -> [u8; 32] {
-    digest(&[LABEL, role.name(), session, secret])
+    digest(&[LABEL, role.name().as_bytes(), session, secret])
+}
+
+/// Returns the role that these user data name for this connection; `None` if they are for another one.
+pub fn role(user_data: &[u8], session: &[u8; 32], secret: &[u8]) -> Option<Role> {
+    let names = |role: &Role| self::user_data(*role, session, secret) == user_data;
+    Role::ALL.into_iter().find(names)
 }
 
 /// Returns SHA-256 over the parts, each behind its length (four bytes, big endian).
@@ -95,6 +100,7 @@ mod tests {
         let all = [
             user_data(Role::Client, &session, b""),
             user_data(Role::Server, &session, b""),
+            user_data(Role::JoinService, &session, b""),
             user_data(Role::Client, &other, b""),
             user_data(Role::Client, &session, b"secret"),
         ];
@@ -108,10 +114,17 @@ mod tests {
     /// Computed with Python's hashlib from docs/protocol.md.
     #[test]
     fn user_data_is_as_documented() {
-        let expected = "3e9e717fd3dde2d32e358813fe6fe8c1c5bcf8db5e79d11a36bf9489791fbb1f";
-        assert_eq!(
-            super::super::hex(&user_data(Role::Client, &[7; 32], b"")),
-            expected
-        );
+        for (role, expected) in [
+            (
+                Role::Client,
+                "3e9e717fd3dde2d32e358813fe6fe8c1c5bcf8db5e79d11a36bf9489791fbb1f",
+            ),
+            (
+                Role::JoinService,
+                "956f15a5ddcf20c9eb303b11a3c4f45f396951cfe2f0c1cd7e7b91d18ee6fa5e",
+            ),
+        ] {
+            assert_eq!(super::super::hex(&user_data(role, &[7; 32], b"")), expected);
+        }
     }
 }

@@ -6,8 +6,7 @@ pub use base::boot::Stage;
 
 use super::policy::PolicyError;
 use super::sources::Sources;
-use super::{Challenge, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant};
-use crate::tpm::Endorsement;
+use super::{Composite, Evidence, Identified, Policy, ValidateError, Validator, Variant};
 
 /// Returns the validator of a policy for machines at any stage. It reports the stage ([`Identified::stage`]) if the policy has
 /// registers that differ between the stages.
@@ -32,17 +31,21 @@ struct AtAnyStage {
     booted: Arc<dyn Validator>,
 }
 
-impl AtAnyStage {
+impl Composite for AtAnyStage {
+    /// The stages do not differ in the keys that are accepted.
+    fn lead(&self) -> Arc<dyn Validator> {
+        self.booted.clone()
+    }
+
     /// Returns what the validator of one of the stages identifies.
-    fn either(
-        &self,
-        identify: impl Fn(&dyn Validator) -> Result<Identified, ValidateError>,
-    ) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         let at = |validator: &Arc<dyn Validator>, stage| {
-            identify(&**validator).map(|identified| Identified {
-                stage: Some(stage),
-                ..identified
-            })
+            evidence
+                .judged_by(&**validator)
+                .map(|identified| Identified {
+                    stage: Some(stage),
+                    ..identified
+                })
         };
         at(&self.initramfs, Stage::Initramfs).or_else(|of_initramfs| {
             at(&self.booted, Stage::Booted).map_err(|of_booted| {
@@ -57,46 +60,5 @@ impl AtAnyStage {
                 ValidateError(text.into())
             })
         })
-    }
-}
-
-impl Validator for AtAnyStage {
-    fn oid(&self) -> Oid {
-        self.booted.oid()
-    }
-
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.either(|validator| validator.identify(document, nonce))
-    }
-
-    /// The stages do not differ in the keys that are accepted.
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        self.booted.challenge(key, endorsements)
-    }
-
-    fn challenges(&self) -> bool {
-        self.booted.challenges()
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.either(|validator| validator.identify_certified(document, nonce, key))
-    }
-
-    fn believes_any_tpm(&self) -> bool {
-        self.booted.believes_any_tpm()
     }
 }

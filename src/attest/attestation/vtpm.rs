@@ -12,7 +12,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
@@ -28,6 +29,8 @@ const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
 /// Maximum size of the event log in bytes. Of a longer log, events are omitted: the certificate must fit a TLS handshake message of 64 KiB,
 /// and base64 adds a third.
 const MAX_EVENT_LOG: usize = 24 << 10;
+/// Pause before a TPM that failed to tell its certificates is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// Maximum size of the user data in bytes; attested TLS uses 32 bytes.
 const MAX_USER_DATA: usize = 1024;
 /// Maximum length of an error of serde_json in a log line: it repeats unexpected input of any length.
@@ -82,8 +85,14 @@ pub struct Issuer {
     machine: Arc<dyn Machine>,
     location: tpm::Location,
     event_log: Option<PathBuf>,
-    /// The attestation key, which never changes: the TPM is asked once.
-    identity: OnceLock<Identity>,
+    identity: Mutex<Option<Known>>,
+}
+
+/// The keys of this machine, which never change, as far as the TPM has told them.
+struct Known {
+    identity: Identity,
+    /// When the TPM is asked again for certificates that it failed to tell.
+    ask_again: Option<Instant>,
 }
 
 impl Issuer {
@@ -97,7 +106,7 @@ impl Issuer {
             machine,
             location,
             event_log,
-            identity: OnceLock::new(),
+            identity: Mutex::default(),
         }
     }
 
@@ -166,20 +175,34 @@ impl super::Issuer for Issuer {
     }
 
     fn identity(&self) -> Result<Identity, IssueError> {
-        if let Some(identity) = self.identity.get() {
-            return Ok(identity.clone());
+        if let Some(identity) = self.known_identity() {
+            return Ok(identity);
         }
         let mut tpm = Tpm::open(&self.location).map_err(failed)?;
         let key = tpm
             .attestation_key(self.machine.key_source())
             .map_err(failed)?;
-        // without certificates the machine can still prove itself to peers that do not demand them
-        let endorsements = tpm.endorsements().unwrap_or_else(|error| {
-            log::warn!("{error}");
-            vec![]
-        });
+        let (endorsements, ask_again) = match tpm.endorsements() {
+            Ok(endorsements) => (endorsements, None),
+            // without certificates the machine can still prove itself to peers that do not demand them
+            Err(error) => {
+                log::warn!("{error}");
+                (vec![], Some(Instant::now() + ASK_AGAIN))
+            }
+        };
         let identity = Identity { key, endorsements };
-        Ok(self.identity.get_or_init(|| identity).clone())
+        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(Known {
+            identity: identity.clone(),
+            ask_again,
+        });
+        Ok(identity)
+    }
+
+    fn known_identity(&self) -> Option<Identity> {
+        let known = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = known.as_ref()?;
+        let is_due = known.ask_again.is_some_and(|at| at <= Instant::now());
+        (!is_due).then(|| known.identity.clone())
     }
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {

@@ -8,9 +8,7 @@ use super::super::connect::{Attempt, Endpoint, Node};
 use super::super::progress::printable;
 use super::super::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::evidence::Evidence;
-use attest::attestation::{
-    Identified, Measurement, Oid, Policy, ValidateError, Validator, Variant,
-};
+use attest::attestation::{Measurement, Oid, Policy, ValidateError, Validator, Variant};
 use base::program::Failure;
 use proto::{init, recoverproto};
 
@@ -33,7 +31,8 @@ pub fn ask(
             variant,
             document: OnceLock::new(),
         });
-        let node = Node::judged_by(&endpoint, recorder.clone());
+        let mut node = Node::judged_by(&endpoint, recorder.clone());
+        node.client = node.client.to_any_server();
         let attempt = node.attempt(deadline);
         if let Some(document) = recorder.document.get() {
             return Ok(document.clone());
@@ -89,17 +88,12 @@ impl Validator for Recorder {
     }
 
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         let validator = self
             .validator(document)
             .map_err(|error| ValidateError(error.into()))?;
-        let identified = validator.identify(document, nonce)?;
+        let user_data = validator.validate(document, nonce)?;
         // there is only one connection, so nothing is kept yet
         let _ = self.document.set(document.into());
-        Ok(identified)
+        Ok(user_data)
     }
 }

@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use attest::atls;
@@ -27,13 +27,15 @@ const LIMIT: Duration = Duration::from_secs(20);
 const MAX_RESPONSE: u64 = 128 << 10;
 /// Pause after a host that gives no evidence is asked in vain.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// How long an identity without certificates is kept: the host may have failed to read them.
+const MAX_AGE: Duration = Duration::from_secs(60);
 
 /// Proves this machine by the evidence of its host.
 pub struct RemoteIssuer {
     oid: Oid,
     socket: PathBuf,
-    /// The keys do not change while the machine runs.
-    identity: OnceLock<Identity>,
+    /// The keys, which do not change while the machine runs, and when the host told them.
+    identity: Mutex<Option<(Identity, Instant)>>,
     /// Whether the last response of the host was evidence. If not, its identity is asked again before the next proof.
     works: AtomicBool,
 }
@@ -44,16 +46,25 @@ impl RemoteIssuer {
         RemoteIssuer {
             oid: variant.oid,
             socket,
-            identity: OnceLock::new(),
+            identity: Mutex::default(),
             works: AtomicBool::new(false),
         }
     }
 
-    /// Asks the host, and keeps whether it gave evidence.
-    fn ask(&self, request: &EvidenceRequest) -> Result<EvidenceResponse, IssueError> {
+    /// Asks the host, and keeps its identity, and whether it gave evidence. Returns the document.
+    fn ask(&self, request: &EvidenceRequest) -> Result<(Identity, Vec<u8>), IssueError> {
         let response = self.try_to_ask(request);
         self.works.store(response.is_ok(), Ordering::Relaxed);
-        response
+        let EvidenceResponse {
+            identity, document, ..
+        } = response?;
+        let identity = wire::read_identity(&identity.unwrap_or_default());
+        *self.known() = Some((identity.clone(), Instant::now()));
+        Ok((identity, document))
+    }
+
+    fn known(&self) -> MutexGuard<'_, Option<(Identity, Instant)>> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn try_to_ask(&self, request: &EvidenceRequest) -> Result<EvidenceResponse, IssueError> {
@@ -74,12 +85,6 @@ impl RemoteIssuer {
             Some(_) => Err(failed(&"it is of another attestation variant")),
             None => Err(failed(&"the response is not complete")),
         }
-    }
-
-    fn ask_identity(&self) -> Result<Identity, IssueError> {
-        let response = self.ask(&EvidenceRequest::default())?;
-        let identity = wire::read_identity(&response.identity.unwrap_or_default());
-        Ok(self.identity.get_or_init(|| identity).clone())
     }
 
     fn exchange(&self, request: &[u8]) -> io::Result<Vec<u8>> {
@@ -107,17 +112,24 @@ impl Issuer for RemoteIssuer {
     }
 
     fn identity(&self) -> Result<Identity, IssueError> {
-        if let Some(identity) = self.identity.get() {
-            return Ok(identity.clone());
+        match self.known_identity() {
+            Some(identity) => Ok(identity),
+            None => Ok(self.ask(&EvidenceRequest::default())?.0),
         }
-        self.ask_identity()
+    }
+
+    fn known_identity(&self) -> Option<Identity> {
+        let known = self.known();
+        let (identity, told) = known.as_ref()?;
+        let holds = !identity.endorsements.is_empty() || told.elapsed() < MAX_AGE;
+        holds.then(|| identity.clone())
     }
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         if request.role != Role::Server {
             return Err(IssueError("the host proves only servers".into()));
         }
-        let response = self.ask(&EvidenceRequest {
+        let (_, document) = self.ask(&EvidenceRequest {
             session: request.session.to_vec(),
             nonce: request.nonce.to_vec(),
             banks: request.banks.iter().map(|bank| *bank as u32).collect(),
@@ -125,7 +137,7 @@ impl Issuer for RemoteIssuer {
                 .challenge
                 .map(|(kind, credential)| wire::credential(kind, credential)),
         })?;
-        Ok(response.document)
+        Ok(document)
     }
 }
 
@@ -185,8 +197,8 @@ impl Door {
         if refused.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
             return false;
         }
-        let is_news = refused.is_some() || issuer.identity.get().is_none();
-        match issuer.ask_identity() {
+        let is_news = refused.is_some() || issuer.known().is_none();
+        match issuer.ask(&EvidenceRequest::default()) {
             Ok(_) => {
                 if is_news {
                     log::info!(

@@ -19,8 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use attest::attestation::{Challenge, Identified, KeyName, Oid, ValidateError, Validator};
-use attest::tpm::Endorsement;
+use attest::attestation::{Composite, Validator};
 use metrics::Registry;
 
 /// How often the file is read. The kubelet takes up to a minute to update it.
@@ -101,42 +100,13 @@ fn follow_every(
     ))
 }
 
-impl Validator for PolicyFile {
-    fn oid(&self) -> Oid {
-        self.current().oid()
+impl Composite for PolicyFile {
+    fn lead(&self) -> Arc<dyn Validator> {
+        self.current()
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.current().validate(document, nonce)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.current().identify(document, nonce)
-    }
-
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        self.current().challenge(key, endorsements)
-    }
-
-    fn challenges(&self) -> bool {
-        self.current().challenges()
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.current().identify_certified(document, nonce, key)
-    }
-
-    fn believes_any_tpm(&self) -> bool {
-        self.current().believes_any_tpm()
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        Some(self.current())
     }
 }
 
@@ -254,6 +224,7 @@ fn read(path: &Path) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use attest::attestation::{Oid, ValidateError};
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::time::Instant;

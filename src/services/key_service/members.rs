@@ -16,10 +16,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use attest::attestation::{
-    Challenge, Identified, KeyName, Oid, Policy, Stage, ValidateError, Validator, Variant,
-};
-use attest::tpm::Endorsement;
+use attest::attestation::{Composite, Policy, Stage, Validator, Variant};
 
 /// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
@@ -90,42 +87,13 @@ impl Members {
     }
 }
 
-impl Validator for Members {
-    fn oid(&self) -> Oid {
-        self.variant.oid
+impl Composite for Members {
+    fn lead(&self) -> Arc<dyn Validator> {
+        self.current()
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.current().validate(document, nonce)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.current().identify(document, nonce)
-    }
-
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        self.current().challenge(key, endorsements)
-    }
-
-    fn challenges(&self) -> bool {
-        self.current().challenges()
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.current().identify_certified(document, nonce, key)
-    }
-
-    fn believes_any_tpm(&self) -> bool {
-        self.current().believes_any_tpm()
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        Some(self.current())
     }
 }
 
