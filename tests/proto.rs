@@ -25,6 +25,7 @@ fn generated_messages_are_those_of_the_proto_files() {
         "kms.proto",
         "node.proto",
         "recover.proto",
+        "verify.proto",
     ];
     let descriptors = protox::compile(files, [root.join("proto")]).unwrap();
     let mut config = prost_build::Config::new();

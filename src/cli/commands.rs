@@ -254,18 +254,37 @@ const VERIFY: Command = Command {
     summary: "verify what a node or a join service proves",
     about: &[
         "Connects over attested TLS, in the strong form if the peer knows it, and checks the policy and the cluster's ID \
-         (PCR 15). It prints what was proven: the form, the stage of the boot, the cluster, the attestation key, and why the \
-         policy believes the key. A join service (port 30090) proves itself in the strong form only.",
-        "The exit code is 0 if the machine proves all of it, 3 if it does not meet the policy, and 4 if it cannot be reached.",
+         (PCR 15). It prints what was proven: the form, the role, the stage of the boot, the image, the cluster, the attestation \
+         key, and why the policy believes the key; then each register. A join service (port 30090) proves itself in the strong \
+         form only.",
+        "With --save the evidence is kept, also that of a machine that is refused: `firstlight verify --evidence` judges it again, \
+         by the same policy or another one, and `firstlight explain` shows the events behind its registers. A file does not prove \
+         when it was written, so keep it as you keep a log.",
+        "The exit code is 0 if the machine proves all of it, 3 if it does not meet the policy, and 4 if it cannot be reached. With \
+         -o json, standard output has the result in each of these cases.",
     ],
     operand: Some(Operand {
         value: Value::Text("HOST[:PORT]"),
-        is_needed: true,
-        help: "the server; the default port is 9000",
+        is_needed: false,
+        help: "the server; the default port is 9000, and with --plain 30081",
     }),
     options: &[
         POLICY,
         VARIANT,
+        Opt::value(
+            "evidence",
+            Value::File,
+            "judge evidence that --save wrote, instead of a server's",
+        ),
+        Opt::flag(
+            "plain",
+            "ask a verification service (`/verify.API/GetAttestation`), as the old system has, without TLS",
+        ),
+        Opt::value(
+            "save",
+            Value::File,
+            "write the evidence to this file, whether it is accepted or refused",
+        ),
         Opt::value(
             "state",
             Value::File,
@@ -298,7 +317,8 @@ const VERIFY: Command = Command {
     examples: &[
         "firstlight verify 10.42.1.100 --policy policy.json",
         "firstlight verify 10.42.1.100:30090 --policy policy.json -o json",
-        "firstlight verify 10.42.1.100:9999 --policy policy.json --fresh",
+        "firstlight verify 10.42.1.100:9999 --policy policy.json --fresh --save evidence.json",
+        "firstlight verify --evidence evidence.json --policy policy.json --fresh",
     ],
     run: |given| verify::run(&super::verify_options(given)?),
 };

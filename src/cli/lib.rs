@@ -300,14 +300,13 @@ fn status_options(given: &Given) -> Result<status::Options, Failure> {
 }
 
 fn verify_options(given: &Given) -> Result<verify::Options, Failure> {
-    let endpoint = Endpoint::parse(&given.operand()?, proto::init::PORT);
     if given.has("fresh") && given.has("cluster-id") {
         return Err(Failure::Usage(
             "--fresh and --cluster-id: give one of the two".into(),
         ));
     }
     Ok(verify::Options {
-        endpoint: endpoint.map_err(Failure::Usage)?,
+        source: evidence_source(given)?,
         policy: given.path("policy"),
         variant: variant_of(given)?,
         state: given.path("state"),
@@ -316,9 +315,29 @@ fn verify_options(given: &Given) -> Result<verify::Options, Failure> {
             false => None,
         },
         is_fresh: given.has("fresh"),
+        save: given.has("save").then(|| given.path("save")),
         is_json: given.text("output")? == "json",
         timeout: given.parsed("timeout", time)?,
     })
+}
+
+fn evidence_source(given: &Given) -> Result<verify::Source, Failure> {
+    let endpoint = |port| {
+        if !given.has_operand() {
+            let text = "name the server (HOST[:PORT]), or a file with its evidence (--evidence)";
+            return Err(Failure::Usage(text.into()));
+        }
+        let endpoint = Endpoint::parse(&given.operand()?, port);
+        endpoint.map_err(Failure::Usage)
+    };
+    match (given.has("evidence"), given.has("plain")) {
+        (false, false) => Ok(verify::Source::Server(endpoint(proto::init::PORT)?)),
+        (false, true) => Ok(verify::Source::Plain(endpoint(proto::verify::NODE_PORT)?)),
+        (true, false) if !given.has_operand() => Ok(verify::Source::File(given.path("evidence"))),
+        (true, _) => Err(Failure::Usage(
+            "--evidence: give neither a server nor --plain with it".into(),
+        )),
+    }
 }
 
 fn explain_options(given: &Given) -> Result<explain::Options, Failure> {

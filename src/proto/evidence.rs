@@ -20,7 +20,7 @@ pub struct EvidenceRequest {
 pub struct EvidenceResponse {
     #[prost(message, optional, tag = "1")]
     pub identity: ::core::option::Option<super::attested::Identity>,
-    /// The document for this connection, in the role of a server.
+    /// The document for this connection, in the role of the join service: the host names it.
     #[prost(bytes = "vec", tag = "2")]
     pub document: ::prost::alloc::vec::Vec<u8>,
     /// Why the machine gives no evidence: a sentence. Then the other fields are empty.

@@ -69,3 +69,13 @@ package!(
     /// TCP port of the recovery server of a node that waits for its disk's key.
     pub const PORT: u16 = 9999;
 );
+package!(
+    verify,
+    "verify.rs",
+    /// Returns an attestation document for a nonce.
+    pub const GET_ATTESTATION: &str = "/verify.API/GetAttestation";,
+    /// TCP port on each node of the old system (a NodePort).
+    pub const NODE_PORT: u16 = 30081;,
+    /// The user data of each document.
+    pub const USER_DATA: &[u8] = b"VerifyService";
+);

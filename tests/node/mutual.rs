@@ -174,7 +174,14 @@ fn an_operator_verifies_a_join_service_that_refuses_him() {
         let service = format!("{}:30090", setting.host(number));
         verify_by(&setting, &policy, &service, &["--cluster-id", &id])
     };
-    expect(&ask(3), 0, &["proven", "strong", &id, "any key"]);
+    let facts = [
+        "proven",
+        "strong",
+        "role:      join service",
+        &id,
+        "any key",
+    ];
+    expect(&ask(3), 0, &facts);
     expect(&ask(4), 3, &["attestation refused", "PCR 15"]);
     // it proves nothing in either form
     let nothing = ask(5);
@@ -221,7 +228,7 @@ fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
         let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
         (output.status.code().unwrap(), text)
     };
-    let key = ["--any-tpm", "--master-secret", &master];
+    let key = ["--trust-any-tpm", "--master-secret", &master];
     let asked = ask(&[
         &["init", "--endpoint", &init, "--init-secret", &secret],
         &key[..],
@@ -235,7 +242,7 @@ fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
     assert!(asked.1.contains(refused), "{asked:?}");
     // the same proof is good for whoever looks for a join service
     let proven = ask(&["verify", &init, "--cluster-id", &hex(&own_cluster())]);
-    expect(&proven, 0, &["proven"]);
+    expect(&proven, 0, &["proven", "role:      join service"]);
 }
 
 #[test]

@@ -46,6 +46,99 @@ pub fn expect(said: &(i32, String), code: i32, parts: &[&str]) {
     );
 }
 
+/// Evidence that was saved is judged again without the node, also by another policy, and nothing of it can be changed.
+fn evidence_is_judged_again(setting: &Setting, node: &str, policy: &str) {
+    let run = |command: &str, more: &[&str]| {
+        let args = [&[command, "--policy", policy], more].concat();
+        let output = setting.firstlight(&args).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        let json = serde_json::from_slice::<serde_json::Value>(&output.stdout);
+        (
+            output.status.code().unwrap(),
+            json.unwrap_or_default(),
+            text,
+        )
+    };
+    let json = ["--fresh", "-o", "json"];
+    let asked = run(
+        "verify",
+        &[&[node, "--save", "kept.json"], &json[..]].concat(),
+    );
+    assert_eq!(asked.0, 0, "{}", asked.2);
+    let again = run(
+        "verify",
+        &[&["--evidence", "kept.json"], &json[..]].concat(),
+    );
+    assert_eq!(again.0, 0, "{}", again.2);
+    let (mut before, mut after) = (asked.1, again.1);
+    assert_eq!(before["source"].take(), node);
+    assert_eq!(after["source"].take(), "kept.json");
+    assert_eq!(before, after);
+
+    let other = "ab".repeat(32);
+    let of_other = [
+        "--evidence",
+        "kept.json",
+        "--cluster-id",
+        &other,
+        "-o",
+        "json",
+    ];
+    let (code, refused, said) = run("verify", &of_other);
+    assert_eq!(code, 3, "{said}");
+    assert_eq!(refused["verdict"], "refused");
+    assert!(refused["reason"].as_str().unwrap().contains("PCR 15"));
+    let registers = refused["registers"].as_array().unwrap();
+    let register = registers.iter().find(|it| it["index"] == 15).unwrap();
+    assert_eq!(register["verdict"], "differs");
+    assert_eq!(register["got"], "00".repeat(32));
+    assert!(register["expected"].as_str().unwrap().len() == 64);
+    let explained = run("explain", &["kept.json", "-o", "json"]);
+    assert!(
+        explained.0 == 0 && explained.1["registers"].is_array(),
+        "{}",
+        explained.2
+    );
+
+    // a refused machine's evidence is kept, too
+    let asked = run(
+        "verify",
+        &[node, "--cluster-id", &other, "--save", "refused.json"],
+    );
+    assert_eq!(asked.0, 3, "{}", asked.2);
+    let again = run(
+        "verify",
+        &[&["--evidence", "refused.json"], &json[..]].concat(),
+    );
+    assert_eq!(again.0, 0, "{}", again.2);
+
+    let kept = fs::read_to_string(setting.path("kept.json")).unwrap();
+    let kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    let replaced = |path: &str, value: &str| {
+        let mut changed = kept.clone();
+        *changed.pointer_mut(path).unwrap() = value.into();
+        setting.file("changed.json", changed.to_string());
+        run(
+            "verify",
+            &[&["--evidence", "changed.json"], &json[..]].concat(),
+        )
+    };
+    let zeros = "A".repeat(43) + "=";
+    let (code, _, said) = replaced("/session/digest", &zeros);
+    assert!(
+        code == 3 && said.contains("for another connection"),
+        "{said}"
+    );
+    let (code, report, said) = replaced("/nonce", &zeros);
+    assert!(code == 3 && said.contains("nonce does not match"), "{said}");
+    // nothing that the TPM did not sign is shown
+    assert_eq!(report["registers"], serde_json::json!([]));
+    let (code, _, said) = replaced("/form", "old");
+    assert!(code == 1 && said.contains("has a session"), "{said}");
+    let (code, _, said) = run("verify", &["--fresh"]);
+    assert!(code == 2 && said.contains("--evidence"), "{said}");
+}
+
 #[test]
 fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
     let setting = Setting::new();
@@ -64,13 +157,26 @@ fn a_node_that_waits_for_its_key_says_for_which_and_whom_it_asked() {
     );
     let waiting = format!("{host}:9999");
     let proven = verify(&setting, &waiting, &["--fresh"]);
-    let facts = ["proven", "strong", "cluster:   none", "000b", "named"];
+    let facts = [
+        "proven",
+        "strong",
+        "role:      server",
+        "cluster:   none",
+        "000b",
+        "named",
+        "PCR 15  as expected  00000000..  the ID of the cluster",
+    ];
     expect(&proven, 0, &facts);
     let id = ["--cluster-id", &"ab".repeat(32)];
     let refused = verify(&setting, &waiting, &id);
-    expect(&refused, 3, &["attestation refused", "PCR 15"]);
-    let nobody = verify(&setting, &format!("{host}:9998"), &["--fresh"]);
-    expect(&nobody, 4, &["9998"]);
+    expect(&refused, 3, &["attestation refused", "PCR 15  differs"]);
+    let nobody = verify(
+        &setting,
+        &format!("{host}:9998"),
+        &["--fresh", "-o", "json"],
+    );
+    expect(&nobody, 4, &["9998", r#""verdict": "unreachable""#]);
+    evidence_is_judged_again(&setting, &waiting, &policy);
     let unknown = verify(&setting, &waiting, &["--state=absent.json"]);
     expect(&unknown, 2, &["the cluster's ID is unknown"]);
     let said = status(&setting, &host, &policy);

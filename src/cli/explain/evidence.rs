@@ -102,6 +102,12 @@ impl Register {
     }
 }
 
+/// What `firstlight verify --save` wrote.
+#[derive(Deserialize)]
+struct Saved {
+    document: String,
+}
+
 /// The attestation document, as attested TLS carries it.
 #[derive(Deserialize)]
 struct Document {
@@ -154,12 +160,18 @@ impl Evidence {
 
     fn read_document(&mut self, bytes: &[u8]) -> Result<(), String> {
         let name = &self.name;
-        let document: Document = serde_json::from_slice(bytes)
-            .map_err(|error| format!("{name}: it is not an attestation document: {error}"))?;
         let decoded = |text: &str| {
             let bytes = STANDARD.decode(text);
             bytes.map_err(|error| format!("{name}: it has wrong base64: {error}"))
         };
+        let saved = serde_json::from_slice::<Saved>(bytes);
+        let document = saved
+            .ok()
+            .map(|saved| decoded(&saved.document))
+            .transpose()?;
+        let bytes = document.as_deref().unwrap_or(bytes);
+        let document: Document = serde_json::from_slice(bytes)
+            .map_err(|error| format!("{name}: it is not an attestation document: {error}"))?;
         for Quote { pcrs } in &document.attestation.quotes {
             let values = pcrs.pcrs.iter();
             let values = values.map(|(number, value)| Ok((*number, decoded(value)?)));

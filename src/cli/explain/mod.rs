@@ -12,6 +12,7 @@ mod node;
 mod reader;
 mod report;
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -124,6 +125,12 @@ fn read_file(path: &Path) -> Result<Evidence, Failure> {
     Evidence::parse(&path.display().to_string(), &bytes).map_err(Failure::failed)
 }
 
+/// Returns the registers of the SHA-256 bank in an attestation document. Nothing of it is verified.
+pub fn quoted(document: &[u8]) -> Option<BTreeMap<u32, Vec<u8>>> {
+    let evidence = Evidence::parse("document", document).ok()?;
+    evidence.quoted().cloned()
+}
+
 /// Returns whether standard output shows colours (<https://no-color.org>).
 fn has_colour() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
@@ -162,7 +169,6 @@ mod tests {
     use compare::Verdict;
     use evidence::Registers;
     use reader::hex;
-    use std::collections::BTreeMap;
     use support::mutation::{corpus, mutations};
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU.

@@ -1,0 +1,149 @@
+//! Asks a server for evidence.
+//!
+//! The strong form of attested TLS is tried first, and the old one if the peer does not know it. A join service proves itself and then
+//! refuses a caller without a proof of its own. In the strong form this is a success: the proof is complete before the refusal.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::super::connect::{Attempt, Endpoint, Node};
+use super::Demand;
+use super::presented::{Channel, Presented};
+use attest::atls;
+use attest::attestation::{Composite, Evidence, Identified, ValidateError, Validator};
+use base::program::Failure;
+use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse};
+use rpc::grpc::{self, CallOptions, Transport};
+
+/// Maximum size in bytes of a message with a document of the old system.
+const MAX_RESPONSE: usize = 512 << 10;
+
+/// What a server presented, if it presented anything, and what the demand says of it. The outer error: it did not answer.
+type Asked = (
+    Option<Presented>,
+    Result<Result<Identified, String>, String>,
+);
+
+/// Asks over attested TLS.
+pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Failure> {
+    let deadline = Instant::now() + timeout;
+    let observer = Arc::new(Observer {
+        judge: demand.validator()?,
+        seen: OnceLock::new(),
+    });
+    // only the exchange of the strong form asks the observer: a certificate alone is not a proof
+    let strong = atls::Client::new(None, vec![])
+        .verify_strong(vec![observer.clone()])
+        .to_any_server()
+        .require_strong();
+    let result = match connect(endpoint, strong, deadline) {
+        Err(Attempted::Made(error)) if error.is_other_form() => {
+            let old = atls::Client::new(None, vec![observer.clone()]).only_old();
+            connect(endpoint, old, deadline)
+        }
+        result => result,
+    };
+    let (presented, judged) = match observer.seen.get() {
+        Some((presented, judged)) => (Some(presented.clone()), Some(judged)),
+        None => (None, None),
+    };
+    let is_strong = presented
+        .as_ref()
+        .is_some_and(|presented| presented.channel() == Channel::Strong);
+    let verdict = match (judged, result) {
+        (Some(Ok(identified)), Ok(())) => Ok(Ok(identified.clone())),
+        // the exchange refuses first what is for another connection, so what the observer accepted is proven
+        (Some(Ok(identified)), Err(Attempted::Made(atls::Error::PeerRefused(_)))) if is_strong => {
+            Ok(Ok(identified.clone()))
+        }
+        (_, Err(Attempted::Made(atls::Error::Refused(why)))) => Ok(Err(why.to_string())),
+        (_, Err(Attempted::Made(error))) => Err(error.to_string()),
+        (_, Err(Attempted::Not(why))) => Err(why),
+        (_, Ok(())) => Ok(Err("it proves nothing".into())),
+    };
+    Ok((presented, verdict))
+}
+
+/// Why there is no connection.
+enum Attempted {
+    /// The handshake failed.
+    Made(atls::Error),
+    /// Nobody answers.
+    Not(String),
+}
+
+/// Makes one connection, and closes it.
+fn connect(endpoint: &Endpoint, client: atls::Client, deadline: Instant) -> Result<(), Attempted> {
+    let node = Node {
+        endpoint: endpoint.clone(),
+        client,
+    };
+    let socket = node.dial(deadline).map_err(|error| match error {
+        Attempt::Refused(why) | Attempt::Passing(why) => Attempted::Not(why),
+    })?;
+    let connected = node.client.connect(socket, deadline);
+    connected.map(drop).map_err(Attempted::Made)
+}
+
+/// Asks a verification service of the old system.
+pub fn plain(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Failure> {
+    let nonce = base::crypto::random::<32>();
+    let document = match get_attestation(endpoint, &nonce, Instant::now() + timeout) {
+        Ok(document) => document,
+        Err(why) => return Ok((None, Err(why))),
+    };
+    let presented = Presented::plain(document, nonce.to_vec());
+    let verdict = presented.judged_by(&*demand.validator()?);
+    Ok((Some(presented), Ok(verdict)))
+}
+
+fn get_attestation(
+    endpoint: &Endpoint,
+    nonce: &[u8],
+    deadline: Instant,
+) -> Result<Vec<u8>, String> {
+    let node = Node {
+        endpoint: endpoint.clone(),
+        client: atls::Client::new(None, vec![]),
+    };
+    let socket = node.dial(deadline).map_err(|error| match error {
+        Attempt::Refused(why) | Attempt::Passing(why) => why,
+    })?;
+    let transport = Transport::plain(socket).map_err(|error| error.to_string())?;
+    let channel = grpc::Channel::new(transport, &endpoint.to_string());
+    let channel = channel.map_err(|status| status.to_string())?;
+    let request = GetAttestationRequest {
+        nonce: nonce.into(),
+    };
+    let options = CallOptions {
+        timeout: Some(deadline.saturating_duration_since(Instant::now())),
+        ..CallOptions::default()
+    };
+    let answer: Result<GetAttestationResponse, _> =
+        channel
+            .with_message_bytes(MAX_RESPONSE)
+            .unary(GET_ATTESTATION, &request, &options);
+    answer
+        .map(|answer| answer.attestation)
+        .map_err(|status| format!("it gives no evidence: {status}"))
+}
+
+/// Keeps what the peer presents, and what the judge says of it.
+struct Observer {
+    judge: Arc<dyn Validator>,
+    seen: OnceLock<(Presented, Result<Identified, ValidateError>)>,
+}
+
+impl Composite for Observer {
+    fn lead(&self) -> Arc<dyn Validator> {
+        self.judge.clone()
+    }
+
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        let judged = self.judge.judge(evidence);
+        // only one form asks the observer, and once
+        let seen = (Presented::of(evidence), judged.clone());
+        self.seen.get_or_init(|| seen);
+        judged
+    }
+}

@@ -1,0 +1,150 @@
+//! `firstlight verify`: says what a node or a join service proves about its machine.
+//!
+//! [`ask`] gets the evidence of a server, [`presented`] judges it, now or from a file, and [`report`] shows the result.
+
+mod ask;
+mod presented;
+mod report;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::connect::{Endpoint, and_known, read_policy};
+use super::progress::printable;
+use super::state::State;
+use super::{ATTESTATION_REFUSED, UNREACHABLE, files, say_all};
+use attest::attestation::stage::validator_at_any_stage;
+use attest::attestation::{Policy, Validator, Variant};
+use base::crypto::CLUSTER_ID_LEN;
+use base::program::Failure;
+use report::Report;
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// Where the evidence comes from.
+    pub source: Source,
+    /// The attestation policy that the machine must meet.
+    pub policy: PathBuf,
+    /// The attestation variant of the machine.
+    pub variant: &'static Variant,
+    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be missing.
+    pub state: PathBuf,
+    /// The cluster's ID; replaces the one in the state file.
+    pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
+    /// Whether the machine must belong to no cluster.
+    pub is_fresh: bool,
+    /// The file to which the evidence is written.
+    pub save: Option<PathBuf>,
+    /// Whether the output is for a program.
+    pub is_json: bool,
+    /// The limit for the whole command.
+    pub timeout: Duration,
+}
+
+/// Where evidence comes from.
+#[derive(Debug)]
+pub enum Source {
+    /// A server of a node, or a join service, over attested TLS.
+    Server(Endpoint),
+    /// A verification service of the old system, without TLS.
+    Plain(Endpoint),
+    /// A file that an earlier call of this command wrote.
+    File(PathBuf),
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Source::Server(endpoint) | Source::Plain(endpoint) => endpoint.fmt(f),
+            Source::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// What the machine must prove.
+struct Demand {
+    variant: &'static Variant,
+    /// The registers and keys, with the cluster's ID in PCR 15.
+    policy: Policy,
+    cluster: Option<[u8; CLUSTER_ID_LEN]>,
+}
+
+impl Demand {
+    fn validator(&self) -> Result<Arc<dyn Validator>, Failure> {
+        let judge = validator_at_any_stage(self.variant, self.policy.clone());
+        endorsement::certifying(judge, &self.policy).map_err(Failure::failed)
+    }
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let source = &options.source;
+    let (presented, variant) = match source {
+        Source::File(path) => {
+            let (presented, variant) = presented::read(path)?;
+            (Some(presented), variant)
+        }
+        Source::Server(_) | Source::Plain(_) => (None, options.variant),
+    };
+    let demand = demand(options, variant)?;
+    let (presented, verdict) = match (source, presented) {
+        (_, Some(presented)) => {
+            let verdict = presented.judged_by(&*demand.validator()?);
+            (Some(presented), Ok(verdict))
+        }
+        (Source::Plain(endpoint), None) => ask::plain(endpoint, &demand, options.timeout)?,
+        (Source::Server(endpoint), None) => ask::attested(endpoint, &demand, options.timeout)?,
+        (Source::File(_), None) => unreachable!("a file was read above"),
+    };
+    if let (Some(path), Some(presented)) = (&options.save, &presented) {
+        let text = presented.to_json(variant, &source.to_string());
+        files::replace_private(path, text.as_bytes()).map_err(Failure::failed)?;
+    }
+    let report = Report::new(source, &demand, presented.as_ref(), verdict);
+    say_all(&match options.is_json {
+        true => report.json(),
+        false => report.text(),
+    })?;
+    let failed = |code, why: &str| {
+        let text = format!("{source}: {}", printable(why));
+        Err(Failure::Failed(code, text))
+    };
+    match &report.verdict {
+        report::Verdict::Proven => Ok(()),
+        report::Verdict::Refused(why) => {
+            failed(ATTESTATION_REFUSED, &format!("attestation refused: {why}"))
+        }
+        report::Verdict::Unreachable(why) => failed(UNREACHABLE, why),
+    }
+}
+
+fn demand(options: &Options, variant: &'static Variant) -> Result<Demand, Failure> {
+    let state = State::find(&options.state).map_err(Failure::failed)?;
+    let known = state
+        .iter()
+        .flat_map(|state| state.attestation_keys.iter().copied());
+    let policy = and_known(read_policy(&options.policy)?, known)?;
+    let cluster = match options.is_fresh {
+        true => None,
+        false => {
+            let of_state = state.as_ref().and_then(|state| state.cluster_id);
+            let id = options.cluster_id.or(of_state);
+            Some(id.ok_or_else(|| {
+                Failure::Usage(
+                    "the cluster's ID is unknown: give --cluster-id, a --state file that has it, or --fresh".into(),
+                )
+            })?)
+        }
+    };
+    let policy = match &cluster {
+        Some(id) => policy.expecting_cluster(id),
+        None => policy.expecting_fresh(),
+    };
+    Ok(Demand {
+        variant,
+        policy,
+        cluster,
+    })
+}

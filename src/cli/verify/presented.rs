@@ -1,0 +1,279 @@
+//! What a machine presented as proof, and everything that judges it again: `firstlight verify --save` writes it to a file, and
+//! `--evidence` reads it.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use super::super::files;
+use attest::attestation::composite::Session;
+use attest::attestation::{
+    Evidence, Identified, Identity, KeyName, Role, Validator, Variant, session,
+};
+use attest::tpm::{Endorsement, EndorsementKind};
+use base::program::Failure;
+use proto::verify::USER_DATA;
+
+/// The version of the file.
+const VERSION: u32 = 1;
+
+/// How evidence came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Channel {
+    /// In the strong form of attested TLS.
+    Strong,
+    /// In the old form of attested TLS.
+    Old,
+    /// From a verification service of the old system, without TLS.
+    Plain,
+}
+
+impl Channel {
+    /// Returns the name in the output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Channel::Strong => "strong",
+            Channel::Old => "old",
+            Channel::Plain => "plain",
+        }
+    }
+}
+
+/// What a machine presented.
+#[derive(Debug, Clone)]
+pub struct Presented {
+    document: Vec<u8>,
+    nonce: Vec<u8>,
+    /// What a document of the strong form is bound to.
+    session: Option<Bound>,
+    is_plain: bool,
+}
+
+/// As [`Session`].
+#[derive(Debug, Clone)]
+struct Bound {
+    digest: [u8; 32],
+    secret: Vec<u8>,
+    peer: Identity,
+}
+
+impl Presented {
+    /// Keeps what attested TLS received.
+    pub fn of(evidence: &Evidence<'_>) -> Presented {
+        let bound = |session: Session<'_>| Bound {
+            digest: *session.digest,
+            secret: session.secret.into(),
+            peer: session.peer.clone(),
+        };
+        Presented {
+            document: evidence.document.into(),
+            nonce: evidence.nonce.into(),
+            session: evidence.session.map(bound),
+            is_plain: false,
+        }
+    }
+
+    /// Keeps what a verification service sent.
+    pub fn plain(document: Vec<u8>, nonce: Vec<u8>) -> Presented {
+        Presented {
+            document,
+            nonce,
+            session: None,
+            is_plain: true,
+        }
+    }
+
+    /// Returns how it came.
+    pub fn channel(&self) -> Channel {
+        match (&self.session, self.is_plain) {
+            (Some(_), _) => Channel::Strong,
+            (None, true) => Channel::Plain,
+            (None, false) => Channel::Old,
+        }
+    }
+
+    /// Returns the attestation document.
+    pub fn document(&self) -> &[u8] {
+        &self.document
+    }
+
+    /// Returns what the document proves to this validator, whatever it is bound to.
+    pub fn identified_by(&self, validator: &dyn Validator) -> Option<Identified> {
+        validator.identify(&self.document, &self.nonce).ok()
+    }
+
+    /// Returns as what the machine proves itself with these user data.
+    pub fn role(&self, identified: &Identified) -> Option<Role> {
+        let bound = self.session.as_ref()?;
+        session::role(&identified.user_data, &bound.digest, &bound.secret)
+    }
+
+    /// Judges the document as attested TLS does, with the session that was kept. A file does not prove when it was written.
+    pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, String> {
+        let refused = |error: attest::attestation::ValidateError| error.to_string();
+        let mut evidence = Evidence {
+            document: &self.document,
+            nonce: &self.nonce,
+            certified: None,
+            session: None,
+        };
+        let Some(bound) = &self.session else {
+            let identified = validator.judge(&evidence).map_err(refused)?;
+            return match self.is_plain && identified.user_data != USER_DATA {
+                true => Err("its attestation document is not one of a verification service".into()),
+                false => Ok(identified),
+            };
+        };
+        let peer = &bound.peer;
+        let challenge = validator.challenge(&peer.key, &peer.endorsements);
+        let key = KeyName::of(&peer.key);
+        // the user data cover the secret, so the TPM with both keys has decrypted it
+        let is_certified = challenge.map_err(refused)?.is_some() && !bound.secret.is_empty();
+        evidence.certified = is_certified.then_some(&key);
+        evidence.session = Some(Session {
+            digest: &bound.digest,
+            secret: &bound.secret,
+            peer,
+        });
+        let identified = validator.judge(&evidence).map_err(refused)?;
+        match self.role(&identified) {
+            Some(Role::Server | Role::JoinService) => Ok(identified),
+            Some(Role::Client) | None => {
+                Err("its attestation document is for another connection".into())
+            }
+        }
+    }
+
+    /// Returns the text of the file.
+    pub fn to_json(&self, variant: &Variant, source: &str) -> String {
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let session = self.session.as_ref().map(|bound| SessionJson {
+            digest: STANDARD.encode(bound.digest),
+            secret: STANDARD.encode(&bound.secret),
+            key: STANDARD.encode(&bound.peer.key),
+            endorsements: bound.peer.endorsements.iter().map(to_json).collect(),
+        });
+        let file = File {
+            version: VERSION,
+            variant: variant.name.into(),
+            source: source.into(),
+            time: time.map_or(0, |time| time.as_secs()),
+            form: self.channel(),
+            nonce: STANDARD.encode(&self.nonce),
+            session,
+            document: STANDARD.encode(&self.document),
+        };
+        // strings and numbers are JSON
+        format!(
+            "{}\n",
+            serde_json::to_string_pretty(&file).unwrap_or_default()
+        )
+    }
+}
+
+/// Reads a file that [`Presented::to_json`] made, and returns the variant of its document.
+pub fn read(path: &Path) -> Result<(Presented, &'static Variant), Failure> {
+    let bytes = files::read(path).map_err(Failure::failed)?;
+    parse(&bytes).map_err(|why| Failure::failed(format!("{}: {why}", path.display())))
+}
+
+fn parse(bytes: &[u8]) -> Result<(Presented, &'static Variant), String> {
+    let file: File = serde_json::from_slice(bytes)
+        .map_err(|error| format!("not evidence that `firstlight verify --save` wrote: {error}"))?;
+    if file.version != VERSION {
+        let version = file.version;
+        return Err(format!("evidence of version {version}, expected {VERSION}"));
+    }
+    let variant = Variant::named(&file.variant).map_err(|error| error.to_string())?;
+    let session = file.session.map(|session| session.parse()).transpose()?;
+    if session.is_some() != (file.form == Channel::Strong) {
+        return Err("only evidence of the form \"strong\" has a session".into());
+    }
+    let presented = Presented {
+        document: decode("document", &file.document)?,
+        nonce: decode("nonce", &file.nonce)?,
+        session,
+        is_plain: file.form == Channel::Plain,
+    };
+    Ok((presented, variant))
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u32,
+    variant: String,
+    /// Whom the command asked.
+    source: String,
+    /// Seconds since 1970.
+    time: u64,
+    form: Channel,
+    nonce: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    session: Option<SessionJson>,
+    document: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SessionJson {
+    digest: String,
+    secret: String,
+    key: String,
+    endorsements: Vec<EndorsementJson>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct EndorsementJson {
+    template: u32,
+    certificate: String,
+    chain: Vec<String>,
+}
+
+fn to_json(endorsement: &Endorsement) -> EndorsementJson {
+    EndorsementJson {
+        template: endorsement.kind as u32,
+        certificate: STANDARD.encode(&endorsement.certificate),
+        chain: endorsement
+            .chain
+            .iter()
+            .map(|it| STANDARD.encode(it))
+            .collect(),
+    }
+}
+
+impl SessionJson {
+    fn parse(&self) -> Result<Bound, String> {
+        let digest = decode("digest", &self.digest)?;
+        let digest = digest
+            .try_into()
+            .map_err(|_| "the digest of its session has not 32 bytes")?;
+        let endorsements = self.endorsements.iter().map(|it| {
+            Ok(Endorsement {
+                kind: EndorsementKind::with_index(it.template)
+                    .ok_or_else(|| format!("the template {:#x} is not known", it.template))?,
+                certificate: decode("certificate", &it.certificate)?,
+                chain: it
+                    .chain
+                    .iter()
+                    .map(|it| decode("chain", it))
+                    .collect::<Result<_, _>>()?,
+            })
+        });
+        Ok(Bound {
+            digest,
+            secret: decode("secret", &self.secret)?,
+            peer: Identity {
+                key: decode("key", &self.key)?,
+                endorsements: endorsements.collect::<Result<_, String>>()?,
+            },
+        })
+    }
+}
+
+fn decode(name: &str, text: &str) -> Result<Vec<u8>, String> {
+    let decoded = STANDARD.decode(text);
+    decoded.map_err(|error| format!("{name}: wrong base64: {error}"))
+}

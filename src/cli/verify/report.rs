@@ -1,0 +1,291 @@
+//! The result of `firstlight verify`: a table for people, and JSON for programs.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::super::explain;
+use super::super::state::hex;
+use super::presented::Presented;
+use super::{Demand, Source};
+use attest::attestation::{Identified, Image, KeyName, Policy, Stage};
+use attest::tpm::CLUSTER_ID_PCR;
+
+/// What the command says.
+pub struct Report<'a> {
+    source: &'a Source,
+    demand: &'a Demand,
+    /// What the command found.
+    pub verdict: Verdict,
+    form: Option<&'static str>,
+    role: Option<&'static str>,
+    key: Option<KeyName>,
+    /// Whether the TPM has signed the registers.
+    is_genuine: bool,
+    stage: Option<Stage>,
+    image: Option<String>,
+    registers: Vec<Register>,
+}
+
+/// What the command found.
+pub enum Verdict {
+    /// The machine proves all that is demanded.
+    Proven,
+    /// The machine does not, for this reason.
+    Refused(String),
+    /// Nobody answers, for this reason.
+    Unreachable(String),
+}
+
+impl Verdict {
+    fn name(&self) -> &'static str {
+        match self {
+            Verdict::Proven => "proven",
+            Verdict::Refused(_) => "refused",
+            Verdict::Unreachable(_) => "unreachable",
+        }
+    }
+
+    fn reason(&self) -> Option<&str> {
+        match self {
+            Verdict::Proven => None,
+            Verdict::Refused(why) | Verdict::Unreachable(why) => Some(why),
+        }
+    }
+}
+
+/// A register of the machine.
+struct Register {
+    number: u32,
+    verdict: &'static str,
+    expected: Option<Vec<u8>>,
+    got: Option<Vec<u8>>,
+}
+
+impl<'a> Report<'a> {
+    /// Makes the report of what a machine presented. The outer error of the verdict: nobody answers.
+    pub fn new(
+        source: &'a Source,
+        demand: &'a Demand,
+        presented: Option<&Presented>,
+        verdict: Result<Result<Identified, String>, String>,
+    ) -> Report<'a> {
+        let verdict = match verdict {
+            Ok(Ok(_)) => Verdict::Proven,
+            Ok(Err(why)) => Verdict::Refused(why),
+            Err(why) => Verdict::Unreachable(why),
+        };
+        let genuine = presented.and_then(|presented| {
+            let any = demand.policy.clone().of_any_image().believing_any();
+            presented.identified_by(&*(demand.variant.validator)(any))
+        });
+        let key = genuine.as_ref().and_then(|it| it.machine.as_deref());
+        let mut report = Report {
+            source,
+            demand,
+            form: presented.map(|presented| presented.channel().name()),
+            role: presented
+                .zip(genuine.as_ref())
+                .and_then(|(presented, identified)| presented.role(identified))
+                .map(|role| role.name()),
+            key: key.and_then(|name| name.parse().ok()),
+            is_genuine: genuine.is_some(),
+            stage: None,
+            image: None,
+            registers: vec![],
+            verdict,
+        };
+        if let Some(presented) = presented.filter(|_| report.is_genuine) {
+            report.compare(&explain::quoted(presented.document()).unwrap_or_default());
+        }
+        report
+    }
+
+    /// Compares the registers with those of the nearest image, at the nearest stage.
+    fn compare(&mut self, values: &BTreeMap<u32, Vec<u8>>) {
+        let (stage, image) = nearest(&self.demand.policy, values);
+        self.stage = stage;
+        self.image = Some(image.name().into()).filter(|name: &String| !name.is_empty());
+        let is_set = |value: &Vec<u8>| !value.iter().all(|byte| matches!(byte, 0 | 0xff));
+        let measurements = image.measurements();
+        let mut numbers: Vec<u32> = values
+            .iter()
+            .filter(|(_, value)| is_set(value))
+            .map(|(number, _)| *number)
+            .chain(measurements.keys().copied())
+            .collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        self.registers = numbers
+            .into_iter()
+            .map(|number| {
+                let got = values.get(&number);
+                let measurement = measurements.get(&number);
+                let verdict = match (measurement, got) {
+                    (None, _) => "not in the policy",
+                    (Some(it), Some(got)) if it.expected[..] == got[..] => "as expected",
+                    (Some(it), _) if it.warn_only => "differs (only a warning)",
+                    (Some(_), Some(_)) => "differs",
+                    (Some(_), None) => "not quoted",
+                };
+                Register {
+                    number,
+                    verdict,
+                    expected: measurement.map(|it| it.expected.to_vec()),
+                    got: got.cloned(),
+                }
+            })
+            .collect();
+    }
+
+    /// Returns why the policy believes the attestation key.
+    fn belief(&self) -> Option<&'static str> {
+        let policy = &self.demand.policy;
+        let key = self.key.as_ref()?;
+        match &self.verdict {
+            _ if policy.believes_any_key() => Some("any key"),
+            _ if policy.keys().contains(key) => Some("named"),
+            Verdict::Proven => Some("certified"),
+            _ => None,
+        }
+    }
+
+    fn stage(&self) -> Option<&'static str> {
+        self.stage.map(|stage| match stage {
+            Stage::Initramfs => "initramfs",
+            Stage::Booted => "booted",
+        })
+    }
+
+    /// Returns the cluster that was proven.
+    fn cluster(&self) -> Option<String> {
+        let proven = matches!(self.verdict, Verdict::Proven);
+        self.demand.cluster.filter(|_| proven).map(|id| hex(&id))
+    }
+
+    /// Returns the table for people.
+    pub fn text(&self) -> String {
+        let no_cluster = match self.verdict {
+            Verdict::Proven => "none",
+            _ => "not proven",
+        };
+        let facts = [
+            ("source", Some(self.source.to_string()), ""),
+            ("verdict", Some(self.verdict.name().into()), ""),
+            ("form", self.form.map(String::from), "unknown"),
+            ("role", self.role.map(String::from), "unknown"),
+            ("stage", self.stage().map(String::from), "unknown"),
+            ("image", self.image.clone(), "without a name"),
+            ("cluster", self.cluster(), no_cluster),
+            ("key", self.key.map(|key| key.to_string()), "none"),
+            ("believed", self.belief().map(String::from), "no"),
+        ];
+        let shown = match self.is_genuine {
+            true => facts.len(),
+            false => 2,
+        };
+        let mut text = String::new();
+        for (name, value, otherwise) in &facts[..shown] {
+            let value = value.as_deref().unwrap_or(otherwise);
+            text += &format!("{:<10} {value}\n", format!("{name}:"));
+        }
+        if !self.registers.is_empty() {
+            text += "\n";
+        }
+        let verdicts = self.registers.iter().map(|it| it.verdict.len());
+        let width = verdicts.max().unwrap_or_default();
+        for register in &self.registers {
+            let Register {
+                number, verdict, ..
+            } = register;
+            let value = |value: &Option<Vec<u8>>| value.as_deref().map_or("-".into(), hex);
+            let got = value(&register.got);
+            let meaning = meaning(*number);
+            text += &format!("PCR {number:<2}  {verdict:width$}  {got:.8}..  {meaning}\n");
+            if register.is_wrong() {
+                let expected = value(&register.expected);
+                text += &format!("        expected {expected}\n        got      {got}\n");
+            }
+        }
+        text
+    }
+
+    /// Returns the JSON for programs.
+    pub fn json(&self) -> String {
+        let registers = self.registers.iter().map(|register| {
+            let value = |value: &Option<Vec<u8>>| value.as_deref().map(hex);
+            json!({
+                "index": register.number,
+                "meaning": meaning(register.number),
+                "verdict": register.verdict,
+                "expected": value(&register.expected),
+                "got": value(&register.got),
+            })
+        });
+        let report = json!({
+            "source": self.source.to_string(),
+            "verdict": self.verdict.name(),
+            "reason": self.verdict.reason(),
+            "form": self.form,
+            "role": self.role,
+            "stage": self.stage(),
+            "image": self.image,
+            "cluster": self.cluster(),
+            "key": self.key.map(|key| key.to_string()),
+            "believed": self.belief(),
+            "registers": registers.collect::<Vec<Value>>(),
+        });
+        format!("{report:#}\n")
+    }
+}
+
+impl Register {
+    fn is_wrong(&self) -> bool {
+        !matches!(self.verdict, "as expected" | "not in the policy")
+    }
+}
+
+/// Returns the image with the fewest differences, and the stage at which it has them; no stage if the policy does not distinguish them.
+fn nearest(policy: &Policy, values: &BTreeMap<u32, Vec<u8>>) -> (Option<Stage>, Image) {
+    let stages: &[Option<Stage>] = match policy.knows_stages() {
+        true => &[Some(Stage::Initramfs), Some(Stage::Booted)],
+        false => &[None],
+    };
+    let candidates = stages.iter().map(|stage| {
+        let policy = policy.clone().at(stage.unwrap_or(Stage::Booted));
+        (*stage, policy.nearest(values).clone())
+    });
+    let nearest = candidates.min_by_key(|(_, image)| {
+        let wrong = image.mismatches(values);
+        wrong
+            .filter(|(_, measurement, _)| !measurement.warn_only)
+            .count()
+    });
+    nearest.unwrap_or_else(|| (None, policy.images()[0].clone()))
+}
+
+/// Returns what is measured into a PCR (TCG PC Client Platform Firmware Profile; UAPI group, "Linux TPM PCR Registry").
+fn meaning(number: u32) -> &'static str {
+    match number {
+        0 => "firmware",
+        1 => "configuration of the firmware",
+        2 => "drivers and programs of extension cards",
+        3 => "configuration of extension cards",
+        4 => "boot loader and unified kernel image",
+        5 => "configuration of the boot loader, partition table",
+        6 => "of the vendor of the machine",
+        7 => "Secure Boot: state, keys, certificates",
+        8 => "commands of GRUB, kernel command line",
+        9 => "files that GRUB or the kernel loads: initrd, command line",
+        10 => "files that the kernel's IMA measures",
+        11 => "unified kernel image, and the phases of its boot",
+        12 => "command line, credentials and addons from outside the image",
+        13 => "system extensions of the initrd",
+        14 => "keys of shim",
+        CLUSTER_ID_PCR => "the ID of the cluster; zero: of none",
+        16 => "debug",
+        17..=22 => "dynamic root of trust",
+        23 => "applications",
+        _ => "not defined",
+    }
+}
