@@ -73,7 +73,9 @@ struct Demand {
 
 impl Demand {
     fn validator(&self) -> Result<Arc<dyn Validator>, Failure> {
-        let judge = validator_at_any_stage(self.variant, self.policy.clone());
+        let (policy, sources) = (self.policy.clone(), collateral::online());
+        let judge =
+            validator_at_any_stage(self.variant, policy, &sources).map_err(Failure::failed)?;
         endorsement::certifying(judge, &self.policy).map_err(Failure::failed)
     }
 }

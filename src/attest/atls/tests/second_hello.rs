@@ -206,6 +206,7 @@ impl TwoFaced {
             let certificate = connection.peer_certificates().unwrap()[0].clone();
             let end = End {
                 role: Role::Client,
+                peers: &[Role::Server],
                 issuer: self.issuer.as_deref(),
                 validators: &[],
                 certificate: &certificate,
