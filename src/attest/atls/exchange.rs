@@ -133,7 +133,7 @@ impl End<'_> {
         let challenge = session.peers.challenge.take();
         pipe.send(&self.prove(&session, challenge, turn)?)?;
         if session.peers.demand.is_some() {
-            pipe.receive::<Proof>(MAX_EMPTY_PROOF)?;
+            pipe.receive_empty()?;
         }
         Ok(identified)
     }
@@ -152,7 +152,7 @@ impl End<'_> {
         session.challenge = challenge;
         let demand = session.peers.demand.as_ref();
         let challenge = match demand.is_some_and(|demand| demand.challenges) {
-            true => pipe.receive::<Proof>(MAX_EMPTY_PROOF)?.0.challenge,
+            true => pipe.receive_challenge()?,
             false => None,
         };
         pipe.send(&self.prove(&session, challenge, turn)?)?;
@@ -289,7 +289,7 @@ impl End<'_> {
         session: &Session,
     ) -> Result<Option<Identified>, Error> {
         if self.validators.is_empty() {
-            pipe.receive::<Proof>(MAX_EMPTY_PROOF)?;
+            pipe.receive_empty()?;
             return Ok(None);
         }
         let (proof, _) = pipe.receive::<Proof>(MAX_PROOF)?;
@@ -403,6 +403,23 @@ impl Pipe<'_, '_> {
             Ok(0) => Ok((message, bytes)),
             Ok(alert) => Err(Error::PeerRefused(AlertDescription::from(alert))),
             Err(_) => Err(Error::Misbehaved("its alert is no alert of TLS".into())),
+        }
+    }
+
+    /// Receives a proof without a document; returns its challenge.
+    fn receive_challenge(&mut self) -> Result<Option<proto::attested::Challenge>, Error> {
+        let (proof, _) = self.receive::<Proof>(MAX_EMPTY_PROOF)?;
+        match proof.document.is_empty() {
+            true => Ok(proof.challenge),
+            false => Err(Error::Misbehaved("it proves what nobody demanded".into())),
+        }
+    }
+
+    /// Receives a proof without a document and without a challenge.
+    fn receive_empty(&mut self) -> Result<(), Error> {
+        match self.receive_challenge()? {
+            None => Ok(()),
+            Some(_) => Err(Error::Misbehaved("it sends a challenge too late".into())),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Both roles against each other, over loopback sockets.
 
+mod alterations;
 mod attacks;
 mod second_hello;
 
