@@ -30,7 +30,7 @@ struct Taken {
 }
 
 impl Taken {
-    fn handshake(connection: impl Into<Connection>, socket: TcpStream) -> Taken {
+    fn handshake(connection: impl Into<Connection>, socket: TcpStream) -> Result<Taken, Error> {
         let mut taken = Taken {
             connection: connection.into(),
             socket,
@@ -41,12 +41,20 @@ impl Taken {
             deadline: soon(),
             turn: &taken.turn,
         };
-        handshake::complete(&mut taken.connection, &mut peer, None).unwrap();
-        taken
+        handshake::complete(&mut taken.connection, &mut peer, None)?;
+        Ok(taken)
     }
 
     /// Completes the handshake with a victim that connected, with the private key of `certified`.
     fn server(socket: TcpStream, certified: Arc<CertifiedKey>, alpn: &[u8]) -> Taken {
+        Taken::try_server(socket, certified, alpn).unwrap()
+    }
+
+    fn try_server(
+        socket: TcpStream,
+        certified: Arc<CertifiedKey>,
+        alpn: &[u8],
+    ) -> Result<Taken, Error> {
         let mut config = ServerConfig::builder_with_provider(tls::provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
@@ -58,6 +66,11 @@ impl Taken {
 
     /// Completes the handshake with the genuine server, whose certificate is believed.
     fn client(socket: TcpStream, alpn: &[u8]) -> Taken {
+        // each ClientHello has a nonce for servers of the old form
+        Taken::client_with(socket, alpn, nonce::client().1)
+    }
+
+    fn client_with(socket: TcpStream, alpn: &[u8], name: ServerName<'static>) -> Taken {
         let mut config = ClientConfig::builder_with_provider(tls::provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
@@ -65,10 +78,8 @@ impl Taken {
             .with_custom_certificate_verifier(Arc::new(Believing))
             .with_no_client_auth();
         config.alpn_protocols = vec![alpn.to_vec()];
-        // each ClientHello has a nonce for servers of the old form
-        let (_, name) = nonce::client();
         let connection = ClientConnection::new(Arc::new(config), name).unwrap();
-        Taken::handshake(connection, socket)
+        Taken::handshake(connection, socket).unwrap()
     }
 
     fn pipe<T>(
@@ -182,30 +193,36 @@ fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_str
     let _taken = Taken::server(far, stolen, ALPN_H2);
     assert!(victim.join().unwrap().is_ok());
 
-    let (near, far) = sockets();
-    let server = Server::new(issuer(), vec![]);
-    let stolen = server.bare().unwrap();
-    let genuine = thread::spawn(move || server.handshake(far, soon()));
-    let (victim, ()) = attack(Client::new(None, validators()), move |socket| {
-        let mut victim = Taken::server(socket, stolen, proto::attested::ALPN);
-        let mut server = Taken::client(near, proto::attested::ALPN);
-        let offer: Offer = victim.receive().unwrap();
-        server.send(&offer).unwrap();
-        let offer: Offer = server.receive().unwrap();
-        victim.send(&offer).unwrap();
-        let proof: Proof = server.receive().unwrap();
-        assert!(!proof.document.is_empty());
-        victim.send(&proof).unwrap();
-        assert!(matches!(
-            victim.receive::<Proof>(),
-            Err(Error::PeerRefused(rustls::AlertDescription::AccessDenied))
-        ));
-    });
-    assert_eq!(
-        refusal(victim),
-        "its attestation document is for another connection"
-    );
-    drop(genuine.join().unwrap());
+    // in the strong form, with that key or with his own
+    for is_stolen in [true, false] {
+        let (near, far) = sockets();
+        let server = Server::new(issuer(), vec![]);
+        let certified = match is_stolen {
+            true => server.bare().unwrap(),
+            false => certificate::issue(None, &[]).unwrap(),
+        };
+        let genuine = thread::spawn(move || server.handshake(far, soon()));
+        let (victim, ()) = attack(Client::new(None, validators()), move |socket| {
+            let mut victim = Taken::server(socket, certified, proto::attested::ALPN);
+            let mut server = Taken::client(near, proto::attested::ALPN);
+            let offer: Offer = victim.receive().unwrap();
+            server.send(&offer).unwrap();
+            let offer: Offer = server.receive().unwrap();
+            victim.send(&offer).unwrap();
+            let proof: Proof = server.receive().unwrap();
+            assert!(!proof.document.is_empty());
+            victim.send(&proof).unwrap();
+            assert!(matches!(
+                victim.receive::<Proof>(),
+                Err(Error::PeerRefused(rustls::AlertDescription::AccessDenied))
+            ));
+        });
+        assert_eq!(
+            refusal(victim),
+            "its attestation document is for another connection"
+        );
+        drop(genuine.join().unwrap());
+    }
 }
 
 /// The same relay between a client that proves itself and a server that believes it.
@@ -250,6 +267,29 @@ impl Issuer for Kept {
         self.0.lock().unwrap().push(document.clone());
         Ok(document)
     }
+}
+
+/// The document is that of a genuine server for the victim's nonce. It does not matter whether that server is another machine, or the
+/// victim itself, whose proof comes back.
+#[test]
+fn a_document_in_the_certificate_of_a_man_in_the_middle_is_for_another_key() {
+    let (near, far) = sockets();
+    let kept = Arc::new(Kept(Mutex::default()));
+    let server = Server::new(Some(kept.clone()), vec![]);
+    let genuine = thread::spawn(move || server.handshake(far, soon()).map(drop));
+    let client = Client::new(None, validators()).only_old();
+    let (victim, ()) = attack(client, move |mut socket| {
+        let name = String::from_utf8(server_name(&peek(&mut socket))).unwrap();
+        let _server = Taken::client_with(near, ALPN_H2, name.try_into().unwrap());
+        let document = kept.0.lock().unwrap()[0].clone();
+        let own = certificate::issue(Some(&Replayed(document)), &[]).unwrap();
+        assert!(Taken::try_server(socket, own, ALPN_H2).is_err());
+    });
+    genuine.join().unwrap().unwrap();
+    assert_eq!(
+        refusal(victim),
+        "its attestation document is for another key than its certificate's"
+    );
 }
 
 /// Always gives the same document.
@@ -344,31 +384,11 @@ fn between(client: TcpStream, server: TcpStream, change_hello: impl FnOnce(&mut 
     let _ = client.shutdown(std::net::Shutdown::Both);
 }
 
-/// Each change of the ClientHello makes the server select the old form; the transcripts of the two ends then differ.
-#[test]
-fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() {
-    let change: fn(&mut Vec<u8>) = |hello| {
-        let name = proto::attested::ALPN;
-        let at = hello.windows(name.len()).position(|window| window == name);
-        // another name of the same length, so that no length changes
-        hello[at.unwrap()] = b'x';
-    };
-    for validates in [true, false] {
-        let (near, far) = sockets();
-        let (server_near, server_far) = sockets();
-        let server = thread::spawn(move || {
-            Server::new(issuer(), vec![])
-                .handshake(server_far, soon())
-                .map(drop)
-        });
-        let middle = thread::spawn(move || between(far, server_near, change));
-        let accepted = if validates { validators() } else { vec![] };
-        let client = Client::new(None, accepted).connect(near, soon()).map(drop);
-        assert!(client.is_err());
-        assert!(server.join().unwrap().is_err());
-        middle.join().unwrap();
-    }
-    // the test itself: without a change the same way works
+/// Connects a client and a server through somebody who changes the ClientHello. Returns what each side gets.
+fn meet_through(
+    change: impl FnOnce(&mut Vec<u8>) + Send + 'static,
+    client: Client,
+) -> [Result<(), Error>; 2] {
     let (near, far) = sockets();
     let (server_near, server_far) = sockets();
     let server = thread::spawn(move || {
@@ -376,12 +396,59 @@ fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() 
             .handshake(server_far, soon())
             .map(drop)
     });
-    let middle = thread::spawn(move || between(far, server_near, |_| {}));
-    let client = Client::new(None, validators()).connect(near, soon());
-    assert!(client.is_ok());
-    drop(client);
-    server.join().unwrap().unwrap();
+    let middle = thread::spawn(move || between(far, server_near, change));
+    let client = client.connect(near, soon()).map(drop);
+    let server = server.join().unwrap();
     middle.join().unwrap();
+    [client, server]
+}
+
+/// Each change of the ClientHello makes the server select the old form; the transcripts of the two ends then differ.
+#[test]
+fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() {
+    // an offer of another protocol, and of TLS 1.2 alone (supported_versions, RFC 8446 §4.2.1); no length changes
+    let protocol: fn(&mut Vec<u8>) = |hello| replace(hello, proto::attested::ALPN, 0, b'x');
+    let version: fn(&mut Vec<u8>) =
+        |hello| replace(hello, b"\x00\x2b\x00\x05\x04\x03\x04\x03\x03", 6, 3);
+    for accepted in [validators(), vec![]] {
+        let client = || Client::new(None, accepted.clone());
+        for (change, client) in [
+            (protocol, client()),
+            (version, client()),
+            (version, client().only_old()),
+        ] {
+            let ends = meet_through(change, client);
+            assert!(ends.iter().all(Result::is_err), "{ends:?}");
+        }
+    }
+    // the test itself: without a change the same way works
+    for end in meet_through(|_| {}, Client::new(None, validators())) {
+        end.unwrap();
+    }
+}
+
+/// Replaces a byte in the only place that has these bytes.
+fn replace(hello: &mut [u8], bytes: &[u8], at: usize, new: u8) {
+    let place = hello.windows(bytes.len()).position(|it| it == bytes);
+    hello[place.unwrap() + at] = new;
+}
+
+/// TLS 1.2 has no exporter that covers the handshake without a further extension.
+#[test]
+fn a_server_that_selects_the_strong_form_in_tls_1_2_is_refused() {
+    for accepted in [validators(), vec![]] {
+        let (victim, ()) = attack(Client::new(None, accepted), |socket| {
+            let mut config = ServerConfig::builder_with_provider(tls::provider())
+                .with_protocol_versions(&[&rustls::version::TLS12])
+                .unwrap()
+                .with_no_client_auth()
+                .with_cert_resolver(Arc::new(Stolen(certificate::issue(None, &[]).unwrap())));
+            config.alpn_protocols = vec![proto::attested::ALPN.to_vec()];
+            let server = ServerConnection::new(Arc::new(config)).unwrap();
+            let _ = Taken::handshake(server, socket);
+        });
+        assert!(matches!(victim, Err(Error::Misbehaved(_))), "{victim:?}");
+    }
 }
 
 #[test]
@@ -404,7 +471,7 @@ fn an_end_that_requires_the_strong_form_refuses_the_old_one() {
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(Stolen(certificate::issue(None, &[]).unwrap())));
         config.alpn_protocols = vec![];
-        Taken::handshake(ServerConnection::new(Arc::new(config)).unwrap(), socket);
+        Taken::handshake(ServerConnection::new(Arc::new(config)).unwrap(), socket).unwrap();
     });
     assert!(matches!(victim, Err(Error::Incompatible(_))), "{victim:?}");
 }
