@@ -437,3 +437,43 @@ fn measure_says_which_tpm_it_did_not_reach() {
         assert_eq!(failure(dir.path(), &args).0, 2, "{args:?}");
     }
 }
+
+#[test]
+fn apply_makes_the_policy_of_the_cluster_require_the_strong_form() {
+    let dir = workspace();
+    let bytes = "A".repeat(43) + "=";
+    let secret = format!(r#"{{"key":"{bytes}","salt":"{bytes}"}}"#);
+    write(dir.path(), "firstlight-mastersecret.json", &secret, 0o600);
+    let state = format!(r#"{{"version":1,"measurementSalt":"{bytes}"}}"#);
+    write(dir.path(), "firstlight-state.json", &state, 0o600);
+    let policy_of_cluster = |more: &[&str]| {
+        let apply = [
+            "apply",
+            "--print",
+            "--policy=policy.json",
+            "--image=x.y/z:1",
+        ];
+        let printed = firstlight(dir.path(), &[&apply, more].concat());
+        assert!(printed.status.success(), "{}", text(&printed.stderr));
+        let list: serde_json::Value = serde_json::from_slice(&printed.stdout).unwrap();
+        let objects = list["items"].as_array().unwrap().iter();
+        let mut configs = objects.filter(|object| object["metadata"]["name"] == "join-config");
+        let config = configs.next().unwrap();
+        let policy = config["data"]["attestationConfig"].as_str().unwrap();
+        Policy::from_json(policy).unwrap()
+    };
+    let (as_before, strong) = (
+        policy_of_cluster(&[]),
+        policy_of_cluster(&["--require=strong"]),
+    );
+    assert_eq!(as_before, Policy::from_json(POLICY).unwrap());
+    assert_eq!(strong, as_before.requiring_strong());
+    let unknown = failure(
+        dir.path(),
+        &["apply", "--require=new", "--policy=policy.json"],
+    );
+    assert!(
+        unknown.0 == 2 && unknown.1.contains("strong"),
+        "{unknown:?}"
+    );
+}

@@ -21,6 +21,8 @@ pub struct Options {
     pub kubeconfig: PathBuf,
     /// The attestation policy that nodes must meet.
     pub policy: PathBuf,
+    /// Whether the policy refuses nodes of the old form of attested TLS, also if the file does not say so.
+    pub require_strong: bool,
     /// The attestation variant of the nodes.
     pub variant: &'static Variant,
     /// The services' container image; empty if the services are skipped.
@@ -78,11 +80,14 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
     let state = State::open(&options.state).map_err(Failure::failed)?;
     // checked here, because the service keeps the old policy if it cannot read the new one, and the operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
-    let with_known = and_known(read.clone(), state.attestation_keys)?;
-    let policy = if with_known == read {
+    let mut wanted = and_known(read.clone(), state.attestation_keys)?;
+    if options.require_strong {
+        wanted = wanted.requiring_strong();
+    }
+    let policy = if wanted == read {
         policy.into()
     } else {
-        with_known.to_json()
+        wanted.to_json()
     };
     Ok(Settings {
         image: options.image.clone(),

@@ -149,6 +149,12 @@ const APPLY: Command = Command {
             Value::Text("PHASE,.."),
             "do not change these: policy, services; without services no image is needed",
         ),
+        Opt::value(
+            "require",
+            Value::OneOf("FORM", &["strong"]),
+            "refuse nodes of the old form of attested TLS, which all nodes of the old system use; the policy's own field \
+             `\"require\": \"strong\"` does the same. Without either, the next apply admits them again",
+        ),
         Opt::value("kubeconfig", Value::File, "the administrator's kubeconfig").or(KUBECONFIG_FILE),
         MASTER_SECRET,
         Opt::value(

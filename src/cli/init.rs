@@ -212,6 +212,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         );
     };
     apply::run(&apply::Options {
+        require_strong: false,
         variant: options.variant,
         kubeconfig: options.kubeconfig.clone(),
         policy: options.policy.clone(),

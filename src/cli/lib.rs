@@ -167,6 +167,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         kubeconfig: given.path("kubeconfig"),
         variant: variant_of(given)?,
         policy: given.path("policy"),
+        require_strong: given.has("require"),
         image: image.unwrap_or_default(),
         skip_phases,
         master_secret: given.path("master-secret"),

@@ -143,6 +143,10 @@ impl Validator for Certifying {
         self.inner.identify_certified(document, nonce, key)
     }
 
+    fn requires_strong(&self) -> bool {
+        self.inner.requires_strong()
+    }
+
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         self.inner.judge(evidence)
     }

@@ -41,7 +41,7 @@ pub struct Settings {
     pub cluster: Option<ClusterId>,
     /// The images that are accepted beside the node's own.
     pub policy: Option<Policy>,
-    /// Whether a service that proves nothing is refused.
+    /// Whether a service that proves nothing is refused, whatever the policy says.
     pub require_strong: bool,
 }
 
@@ -140,7 +140,8 @@ impl ServiceTrust {
 
     /// Returns whether a service that proves nothing is refused.
     pub fn requires_strong(&self) -> bool {
-        self.settings.require_strong
+        let policy = self.settings.policy.as_ref();
+        self.settings.require_strong || policy.is_some_and(Policy::requires_strong)
     }
 
     /// Returns the PCR 15 of the only cluster that is accepted.
@@ -345,6 +346,17 @@ mod tests {
         assert!(!policy.knows_stages(), "services are booted systems");
         let registers: Vec<_> = policy.images()[0].measurements().keys().collect();
         assert_eq!(registers, [&4, &11], "PCR 15 is not compared by the policy");
+        assert!(!policy.requires_strong());
+        let strong = read(&format!(
+            r#"{{"measurements":{{"4":"{zero}"}},"require":"strong"}}"#
+        ));
+        let settings = Settings {
+            policy: Some(strong.unwrap()),
+            ..Settings::default()
+        };
+        let variant = &attest::attestation::variant::ALL[0];
+        let tpm = "device:/dev/null".parse().unwrap();
+        assert!(ServiceTrust::new(settings, variant, tpm, Stage::Booted).requires_strong());
         let warning = format!(
             r#"{{"measurements":{{"4":{{"expected":"{zero}","warnOnly":true}},"15":"{zero}"}}}}"#
         );

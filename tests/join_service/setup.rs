@@ -199,11 +199,13 @@ impl Setup {
             format!("reason=\"{reason}\""),
         );
         let metrics = self.service().metrics().render();
-        let mut lines = metrics
+        let lines = metrics
             .lines()
             .filter(|line| line.starts_with("firstlight_join_tickets_total{"));
-        let line = lines.find(|line| line.contains(&request) && line.contains(&reason));
-        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+        // one line for each form of attested TLS
+        let counts = lines.filter(|line| line.contains(&request) && line.contains(&reason));
+        let count = |line: &str| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap();
+        counts.map(count).sum()
     }
 
     /// Returns how many tokens wait for their nodes.

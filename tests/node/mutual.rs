@@ -11,7 +11,8 @@ use attest::attestation::{Issuer, qemu_vtpm};
 use attest::tpm::{self, Tpm};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use base64::Engine;
-use rpc::grpc::{Limits, Router, Server};
+use proto::join::{ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTicketResponse};
+use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server};
 use services::join_service::evidence::RemoteIssuer;
 use support::program::built;
 use support::swtpm::Swtpm;
@@ -306,6 +307,57 @@ fn a_node_that_rejoins_and_the_join_service_prove_themselves_to_each_other() {
     let deadline = Instant::now() + Duration::from_secs(30);
     let refused = old.connect(TcpStream::connect(address).unwrap(), deadline);
     assert!(refused.is_err(), "{}", service.output());
+}
+
+/// The policy of the cluster requires the strong form from now on: the join service reads it again.
+#[test]
+fn a_policy_that_requires_the_strong_form_is_in_force_without_a_restart() {
+    let setting = Setting::new();
+    let host = Host::new(Some(own_cluster()), None);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let (policy, socket) = (setting.policy(), host.socket());
+    let evidence = ["--evidence", socket.to_str().unwrap()];
+    let service = setting.join_service_with(3, keys, &policy, &evidence);
+    let issuer = Arc::new(qemu_vtpm::issuer(
+        setting.tpm.location().parse().unwrap(),
+        None,
+    ));
+    let ask = |form: fn(atls::Client) -> atls::Client| {
+        let socket = TcpStream::connect(SocketAddr::new(setting.host(3), 30090)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let client = form(atls::Client::new(Some(issuer.clone()), vec![]));
+        let transport = client.connect(socket, deadline).unwrap();
+        let options = CallOptions {
+            timeout: Some(Duration::from_secs(60)),
+            ..CallOptions::default()
+        };
+        let request = IssueRejoinTicketRequest {
+            disk_uuid: "no disk".into(),
+        };
+        let answer: Result<IssueRejoinTicketResponse, _> = Channel::new(transport, "x")
+            .unwrap()
+            .unary(ISSUE_REJOIN_TICKET, &request, &options);
+        answer.map(drop).unwrap_err().code()
+    };
+    let strong = || ask(atls::Client::require_strong);
+    let old = || ask(atls::Client::only_old);
+    assert_eq!(
+        (old(), strong()),
+        (Code::InvalidArgument, Code::InvalidArgument)
+    );
+    service.expect(r#""form":"old""#);
+    service.expect(r#""form":"strong""#);
+
+    let text = std::fs::read_to_string(&policy).unwrap();
+    let text = text.strip_suffix('}').unwrap();
+    let next = setting.file("next.json", format!(r#"{text},"require":"strong"}}"#));
+    std::fs::rename(next, &policy).unwrap();
+    service.expect("a new policy is in force");
+    assert_eq!(
+        (old(), strong()),
+        (Code::Unavailable, Code::InvalidArgument)
+    );
+    service.expect("the policy requires the strong form of attested TLS");
 }
 
 #[test]

@@ -166,12 +166,14 @@ pub fn verify(
         no_document(&oids, validators)
     })?;
 
-    let identified = validator.judge(&Evidence {
+    let evidence = Evidence {
         document,
         nonce,
         certified: None,
         session: None,
-    })?;
+    };
+    evidence.check_form(&**validator)?;
+    let identified = validator.judge(&evidence)?;
     if identified.user_data != user_data(&public_key) {
         return Err(refusal(
             "its attestation document is for another key than its certificate's".into(),

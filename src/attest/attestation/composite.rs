@@ -30,6 +30,16 @@ pub struct Session<'a> {
 }
 
 impl Evidence<'_> {
+    /// Refuses evidence of the old form if the validator requires the strong one.
+    pub fn check_form(&self, validator: &dyn Validator) -> Result<(), ValidateError> {
+        match self.session.is_none() && validator.requires_strong() {
+            false => Ok(()),
+            true => Err(ValidateError(
+                "the policy requires the strong form of attested TLS (\"require\":\"strong\"), and it used the old one".into(),
+            )),
+        }
+    }
+
     /// Returns what `validator` says of the document, without the connection.
     pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, ValidateError> {
         match self.certified {
@@ -112,6 +122,10 @@ impl<T: Composite> Validator for T {
 
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {
         Composite::of_connection(self)
+    }
+
+    fn requires_strong(&self) -> bool {
+        self.lead().requires_strong()
     }
 
     fn believes_any_tpm(&self) -> bool {

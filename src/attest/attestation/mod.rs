@@ -134,6 +134,10 @@ pub trait Validator: Send + Sync {
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {
         None
     }
+    /// Returns whether evidence of the old form of attested TLS is refused.
+    fn requires_strong(&self) -> bool {
+        false
+    }
     /// Returns whether the quote of any TPM is accepted. Then a program without a TPM is accepted too.
     fn believes_any_tpm(&self) -> bool {
         false

@@ -38,9 +38,15 @@
 //! {"measurements":{..},"endorsementRoots":["google-2022","-----BEGIN CERTIFICATE-----\n.."]}
 //! ```
 //!
+//! A policy can demand the strong form of attested TLS, when no program of the old system proves itself any more:
+//!
+//! ```json
+//! {"measurements":{..},"require":"strong"}
+//! ```
+//!
 //! Programs of the old system ignore unknown fields, so they require the first image, as a booted
 //! system, and accept every key. A policy with one
-//! image without a name, and without keys and roots, is byte for byte the same text as in the old system.
+//! image without a name, and without further fields, is byte for byte the same text as in the old system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -66,6 +72,8 @@ const MAX_KEYS: usize = 10_000;
 const MAX_ROOTS: usize = 64;
 /// Maximum size of a root in bytes: several certificates in PEM.
 const MAX_ROOT: usize = 16 << 10;
+/// The value of the field `require`.
+const STRONG: &str = "strong";
 /// Maximum number of characters in the name of an image.
 const MAX_NAME: usize = 100;
 
@@ -97,6 +105,8 @@ pub struct Policy {
     keys: BTreeSet<KeyName>,
     /// The roots that certify further keys: names, or certificates in PEM.
     roots: Vec<String>,
+    /// Whether evidence of the old form of attested TLS is refused.
+    requires_strong: bool,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
     only_named_keys: bool,
 }
@@ -126,6 +136,8 @@ struct Json {
     attestation_keys: Option<Vec<String>>,
     #[serde(default, rename = "endorsementRoots")]
     endorsement_roots: Option<Vec<String>>,
+    #[serde(default)]
+    require: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -332,6 +344,7 @@ impl Policy {
             images,
             keys: BTreeSet::new(),
             roots: vec![],
+            requires_strong: false,
             only_named_keys: false,
         }
         .checked()
@@ -405,16 +418,21 @@ impl Policy {
                 "endorsementRoots is empty: name a root, or omit the field to accept any TPM";
             return Err(PolicyError(text.into()));
         }
+        if let Some(other) = json.require.as_ref().filter(|form| *form != STRONG) {
+            let text = format!("require has the value {other:.80?}, expected {STRONG:?}");
+            return Err(PolicyError(text));
+        }
         Policy {
             images,
             keys: keys.unwrap_or_default(),
             roots: json.endorsement_roots.unwrap_or_default(),
+            requires_strong: json.require.is_some(),
             only_named_keys: false,
         }
         .checked()
     }
 
-    /// Returns the JSON. With one image without a name, and without keys and roots, the text is the same as in the old system.
+    /// Returns the JSON. With one image without a name, and without further fields, the text is the same as in the old system.
     pub fn to_json(&self) -> String {
         let name =
             |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
@@ -439,6 +457,9 @@ impl Policy {
                 ",\"endorsementRoots\":{}",
                 serde_json::Value::from(self.roots.clone())
             );
+        }
+        if self.requires_strong {
+            json += &format!(",\"require\":\"{STRONG}\"");
         }
         json + "}"
     }
@@ -520,6 +541,17 @@ impl Policy {
         self.keys.clear();
         self.roots.clear();
         self
+    }
+
+    /// Returns the policy that refuses evidence of the old form of attested TLS.
+    pub fn requiring_strong(mut self) -> Policy {
+        self.requires_strong = true;
+        self
+    }
+
+    /// Returns whether evidence of the old form of attested TLS is refused.
+    pub fn requires_strong(&self) -> bool {
+        self.requires_strong
     }
 
     /// Returns the policy that accepts no attestation key if it names none, unless a root certifies the key.
@@ -876,6 +908,23 @@ mod tests {
             let error = Policy::from_json(&with(&roots)).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn a_policy_can_require_the_strong_form() {
+        let with = |require: &str| {
+            let text = format!(r#"{{"measurements":{{"15":"{ZERO}"}}{require}}}"#);
+            Policy::from_json(&text)
+        };
+        let (any, strong) = (with("").unwrap(), with(r#","require":"strong""#).unwrap());
+        assert!(!any.requires_strong() && strong.requires_strong());
+        assert_eq!(any.requiring_strong(), strong);
+        let text = strong.to_json();
+        assert!(text.ends_with(r#","require":"strong"}"#), "{text}");
+        assert_eq!(Policy::from_json(&text).unwrap(), strong);
+        // what a later version demands is not ignored
+        let error = with(r#","require":"stronger""#).unwrap_err().to_string();
+        assert!(error.contains("stronger"), "{error}");
     }
 
     fn enforced(values: &[(u32, u8)]) -> BTreeMap<u32, Measurement> {

@@ -440,6 +440,10 @@ impl super::Validator for Validator {
             .map_err(|why| ValidateError(why.into()))
     }
 
+    fn requires_strong(&self) -> bool {
+        self.policy.requires_strong()
+    }
+
     fn believes_any_tpm(&self) -> bool {
         self.policy.believes_any_key()
     }

@@ -122,6 +122,7 @@ impl Presented {
             session: None,
         };
         let Some(bound) = &self.session else {
+            evidence.check_form(validator).map_err(refused)?;
             let identified = validator.judge(&evidence).map_err(refused)?;
             return match self.is_plain && identified.user_data != USER_DATA {
                 true => Err("its attestation document is not one of a verification service".into()),

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! audit {"request":"join","decision":"refused","reason":"role","peer":"10.0.0.7:4711","node":"worker-1","role":"control-plane",
-//!        "disk":"0f5b..","machine":"a1b2..","why":".."}
+//!        "disk":"0f5b..","machine":"a1b2..","form":"strong","why":".."}
 //! ```
 //!
 //! The log line is always written. Events are for users of kubectl: they are dropped when too many
@@ -50,6 +50,8 @@ pub struct Subject<'a> {
     pub disk: &'a str,
     /// The machine's identity by attestation.
     pub machine: Option<&'a str>,
+    /// The form of attested TLS: `old` or `strong`; empty without attested TLS.
+    pub form: &'static str,
     /// When the request arrived.
     pub since: Instant,
 }
@@ -81,7 +83,7 @@ impl Verdict {
 /// Writes decisions to the log, the events and the metrics.
 pub struct Audit {
     events: Option<SyncSender<Value>>,
-    tickets: Labelled<Counter, 3>,
+    tickets: Labelled<Counter, 4>,
     seconds: Labelled<Histogram, 2>,
     steps: Labelled<Histogram, 1>,
     certificates: Labelled<Counter, 3>,
@@ -93,7 +95,7 @@ pub struct EventSender(Option<JoinHandle<()>>);
 impl Audit {
     /// Creates an audit without events.
     pub fn new(registry: &Registry) -> Audit {
-        let labels = ["request", "result", "reason"];
+        let labels = ["request", "result", "reason", "form"];
         Audit {
             events: None,
             tickets: registry.labelled(
@@ -193,13 +195,15 @@ impl Audit {
     }
 
     fn record(&self, subject: &Subject, decision: &str, reason: &'static str, why: &str) {
-        self.tickets.with([subject.request, decision, reason]).inc();
+        let labels = [subject.request, decision, reason, subject.form];
+        self.tickets.with(labels).inc();
         self.seconds
             .with([subject.request, decision])
             .observe(subject.since.elapsed());
         let line = json!({
             "request": subject.request, "decision": decision, "reason": reason, "peer": subject.peer,
-            "node": subject.node, "role": subject.role, "disk": subject.disk, "machine": subject.machine, "why": why,
+            "node": subject.node, "role": subject.role, "disk": subject.disk, "machine": subject.machine, "form": subject.form,
+            "why": why,
         });
         match decision {
             GIVEN => log::info!("audit {line}"),

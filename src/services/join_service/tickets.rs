@@ -30,7 +30,7 @@ use super::records::{self, Claimant};
 use super::refusal::Refusal;
 use super::request::{self, JoinRequest};
 use super::{approver, joining_node, reservation, tokens};
-use attest::attestation::{Claims, Stage};
+use attest::attestation::{Claims, Form, Stage};
 use base::crypto::{
     KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID,
     SSH_USER_CA_SEED_ID, Secret,
@@ -172,6 +172,7 @@ impl Tickets {
                 .map(|asked| asked.disk.as_str())
                 .unwrap_or_default(),
             machine: call.identity().map(|machine| &**machine),
+            form: form(call),
             since,
         };
         let made = match &asked {
@@ -205,6 +206,7 @@ impl Tickets {
             role: "",
             disk: disk.as_ref().map(Uuid::as_str).unwrap_or_default(),
             machine: call.identity().map(|machine| &**machine),
+            form: form(call),
             since,
         };
         let made = match &disk {
@@ -581,6 +583,15 @@ fn keys_refusal(error: keys::Error) -> Refusal {
             Refusal::temporary("keys", message, Duration::from_secs(2)).with_details(details)
         }
         keys::Error::Permanent(details) => Refusal::internal("keys-refused", details),
+    }
+}
+
+/// Returns the form of attested TLS in which the caller proved itself, for the audit.
+fn form(call: &Call) -> &'static str {
+    match call.claims::<Claims>().map(|claims| claims.form) {
+        Some(Form::Strong) => "strong",
+        Some(Form::Old) => "old",
+        None => "",
     }
 }
 
