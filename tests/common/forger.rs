@@ -17,6 +17,7 @@ pub struct Forger {
 }
 
 impl Forger {
+    #[allow(clippy::new_without_default)] // each has another key
     pub fn new() -> Forger {
         const MAKE: &str = "openssl genrsa 2048 | openssl pkcs8 -topk8 -nocrypt -outform DER";
         let made = Command::new("sh").args(["-c", MAKE]).output().unwrap();
@@ -26,19 +27,46 @@ impl Forger {
     }
 
     /// Returns the Name that its key would have in a TPM.
-    #[allow(dead_code)] // not by every test
     pub fn key_name(&self) -> KeyName {
-        KeyName::of(&self.public())
+        KeyName::of(&joined(&self.parts(&[], &[]).key))
     }
 
-    /// Returns the TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2, §12.2.4) of its key, by the genuine template.
-    fn public(&self) -> Vec<u8> {
+    /// Returns what makes the document of a machine whose PCRs are all zero.
+    pub fn parts(&self, user_data: &[u8], nonce: &[u8]) -> Parts<'_> {
         let components: RsaPublicKeyComponents<Vec<u8>> = self.key.public_key().into();
-        [
-            b"\0\x01\0\x0b\0\x05\0\x72\0\0\0\x10\0\x14\0\x0b\x08\0\0\0\0\0",
-            &sized(&components.n)[..],
-        ]
-        .concat()
+        let extra_data = sha256(&sha256(&[user_data, nonce].concat()));
+        Parts {
+            forger: self,
+            user_data: user_data.to_vec(),
+            // by the genuine template
+            key: vec![
+                ("type", b"\0\x01".to_vec()),
+                ("nameAlg", b"\0\x0b".to_vec()),
+                ("attributes", b"\0\x05\0\x72".to_vec()),
+                ("policy", sized(&[])),
+                ("symmetric", b"\0\x10".to_vec()),
+                ("scheme", b"\0\x14".to_vec()),
+                ("hash", b"\0\x0b".to_vec()),
+                ("bits", b"\x08\0".to_vec()),
+                ("exponent", b"\0\0\0\0".to_vec()),
+                ("modulus", sized(&components.n)),
+            ],
+            attest: vec![
+                ("magic", b"\xffTCG".to_vec()),
+                ("type", b"\x80\x18".to_vec()),
+                ("qualifiedSigner", sized(&[])),
+                ("extraData", sized(&extra_data)),
+                ("clockInfo", vec![0; 17]),
+                ("firmwareVersion", vec![0; 8]),
+                ("count", b"\0\0\0\x01".to_vec()),
+                ("bank", b"\0\x0b".to_vec()),
+                ("select", b"\x03\xff\xff\xff".to_vec()),
+                ("digest", vec![]),
+            ],
+            signature: *b"\0\x14\0\x0b",
+            values: (0..24).map(|pcr| (pcr, vec![0; 32])).collect(),
+            digest: None,
+        }
     }
 }
 
@@ -47,47 +75,85 @@ impl Issuer for Forger {
         qemu_vtpm::OID
     }
 
-    /// Returns TPMS_ATTEST and TPMT_SIGNATURE (part 2, §§10.12, 11.3.4) of a machine whose PCRs are all zero.
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        let values = [[0; 32]; 24];
-        let mut attest = b"\xffTCG\x80\x18\0\0".to_vec();
-        attest.extend(sized(&sha256(&sha256(&[user_data, nonce].concat()))));
-        // clockInfo, firmwareVersion
-        attest.extend([0; 17 + 8]);
-        attest.extend(b"\0\0\0\x01\0\x0b\x03\xff\xff\xff");
-        attest.extend(sized(&sha256(values.as_flattened())));
-        let mut signature = vec![0; self.key.public().modulus_len()];
-        self.key
-            .sign(
-                &RSA_PKCS1_SHA256,
-                &SystemRandom::new(),
-                &attest,
-                &mut signature,
-            )
+        Ok(self.parts(user_data, nonce).document())
+    }
+}
+
+/// The fields of a structure, with their names, in their order.
+pub type Fields = Vec<(&'static str, Vec<u8>)>;
+
+/// What a document contains, field by field.
+pub struct Parts<'a> {
+    forger: &'a Forger,
+    user_data: Vec<u8>,
+    /// TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2, §12.2.4).
+    pub key: Fields,
+    /// TPMS_ATTEST (§10.12). The digest follows from the values.
+    pub attest: Fields,
+    /// The algorithms in TPMT_SIGNATURE (§11.3.4).
+    pub signature: [u8; 4],
+    pub values: BTreeMap<u32, Vec<u8>>,
+    /// In place of the digest of the values.
+    pub digest: Option<Vec<u8>>,
+}
+
+impl Parts<'_> {
+    /// Returns the field with this name.
+    pub fn part<'b>(fields: &'b mut Fields, name: &str) -> &'b mut Vec<u8> {
+        &mut fields.iter_mut().find(|field| field.0 == name).unwrap().1
+    }
+
+    /// Replaces a field of the key.
+    pub fn key(mut self, name: &str, bytes: &[u8]) -> Self {
+        *Parts::part(&mut self.key, name) = bytes.to_vec();
+        self
+    }
+
+    /// Replaces a field of TPMS_ATTEST.
+    pub fn attest(mut self, name: &str, bytes: &[u8]) -> Self {
+        *Parts::part(&mut self.attest, name) = bytes.to_vec();
+        self
+    }
+
+    /// Returns the document, with a good signature over what is in it.
+    pub fn document(mut self) -> Vec<u8> {
+        let values: Vec<u8> = self.values.values().flatten().copied().collect();
+        let digest = self.digest.take().unwrap_or_else(|| sha256(&values));
+        *Parts::part(&mut self.attest, "digest") = sized(&digest);
+        let attest = joined(&self.attest);
+        let key = &self.forger.key;
+        let mut signature = vec![0; key.public().modulus_len()];
+        let random = SystemRandom::new();
+        key.sign(&RSA_PKCS1_SHA256, &random, &attest, &mut signature)
             .unwrap();
-        let signature = [&b"\0\x14\0\x0b"[..], &sized(&signature)].concat();
-        let pcrs: BTreeMap<_, _> = values
+        let signature = [&self.signature[..], &sized(&signature)].concat();
+        let pcrs: BTreeMap<String, String> = self
+            .values
             .iter()
-            .enumerate()
             .map(|(pcr, value)| (pcr.to_string(), STANDARD.encode(value)))
             .collect();
         let document = json!({
             "Attestation": {
-                "ak_pub": STANDARD.encode(self.public()),
+                "ak_pub": STANDARD.encode(joined(&self.key)),
                 "quotes": [{
-                    "quote": STANDARD.encode(&attest), "raw_sig": STANDARD.encode(&signature),
+                    "quote": STANDARD.encode(attest), "raw_sig": STANDARD.encode(signature),
                     "pcrs": {"hash": 11, "pcrs": pcrs},
                 }],
             },
             "InstanceInfo": null,
-            "UserData": STANDARD.encode(user_data),
+            "UserData": STANDARD.encode(&self.user_data),
         });
-        Ok(document.to_string().into_bytes())
+        document.to_string().into_bytes()
     }
 }
 
-/// TPM2B_..
-fn sized(bytes: &[u8]) -> Vec<u8> {
+fn joined(fields: &Fields) -> Vec<u8> {
+    fields.iter().flat_map(|field| field.1.clone()).collect()
+}
+
+/// Returns a TPM2B: the bytes behind their length.
+pub fn sized(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
 }
 

@@ -1,0 +1,105 @@
+//! Evidence of attackers: documents, quotes, certificates and event logs, each field altered, genuine or signed correctly by a program
+//! without a TPM. Each is refused, for the reason that the case is about, with little memory.
+
+mod certificates;
+mod documents;
+mod event_logs;
+mod quotes;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+
+use attest::attestation::{Measurement, Policy, Validator, qemu_vtpm};
+use common::forger::Forger;
+
+const USER_DATA: &[u8] = &[5; 32];
+const NONCE: &[u8] = &[6; 32];
+
+static FORGER: LazyLock<Forger> = LazyLock::new(Forger::new);
+
+thread_local! {
+    static HELD: Cell<isize> = const { Cell::new(0) };
+    static MOST: Cell<isize> = const { Cell::new(0) };
+}
+
+/// Counts the memory that a thread holds.
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn count(bytes: isize) {
+    let _ = HELD.try_with(|held| {
+        held.set(held.get() + bytes);
+        let _ = MOST.try_with(|most| most.set(most.get().max(held.get())));
+    });
+}
+
+// SAFETY: all work is done by the system's allocator
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: as of the caller
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: as of the caller
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+/// Returns a policy that demands these values of the registers 4 and 15.
+fn demanding(pcr_4: [u8; 32]) -> Policy {
+    let enforced = |expected| Measurement {
+        expected,
+        warn_only: false,
+    };
+    Policy::new(BTreeMap::from([
+        (4, enforced(pcr_4)),
+        (15, enforced([0; 32])),
+    ]))
+    .unwrap()
+}
+
+fn policy() -> Policy {
+    demanding([0; 32])
+}
+
+/// Returns why a document is refused. It may need a few times its own memory; the constant is for the policy and the texts.
+fn refusal(what: &str, document: &[u8]) -> Option<String> {
+    refusal_by(policy(), what, document)
+}
+
+fn refusal_by(policy: Policy, what: &str, document: &[u8]) -> Option<String> {
+    let validator = qemu_vtpm::validator(Arc::new(policy));
+    let before = HELD.get();
+    MOST.set(before);
+    let judged = validator.validate(document, NONCE);
+    let held = (MOST.get() - before) as usize;
+    assert!(
+        held <= 8 * document.len() + (64 << 10),
+        "{what}: {held} bytes for a document of {}",
+        document.len()
+    );
+    match judged {
+        Ok(user_data) => {
+            assert_eq!(user_data, USER_DATA, "{what}");
+            None
+        }
+        Err(why) => Some(why.to_string()),
+    }
+}
+
+fn expect(what: &str, document: &[u8], reason: &str) {
+    match refusal(what, document) {
+        None => panic!("{what}: accepted"),
+        Some(why) => assert!(
+            why.contains(reason),
+            "{what}: expected {reason:?}, got: {why}"
+        ),
+    }
+}
