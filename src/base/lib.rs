@@ -2,6 +2,7 @@
 
 pub mod backoff;
 pub mod boot;
+pub mod bytes;
 pub mod child_process;
 pub mod crypto;
 pub mod der;

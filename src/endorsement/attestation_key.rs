@@ -1,6 +1,7 @@
 //! The checks on the attestation key of a peer, before a credential is made for it.
 
 use attest::attestation::KeyName;
+use base::bytes::Reader;
 
 const ALG_RSA: u16 = 0x0001;
 const ALG_SHA256: u16 = 0x000b;
@@ -31,8 +32,8 @@ pub fn check(public: &[u8]) -> Result<KeyName, &'static str> {
 }
 
 fn read(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
-    let (kind, name_hash, attributes) = (reader.u16()?, reader.u16()?, reader.u32()?);
-    reader.sized()?; // authPolicy
+    let (kind, name_hash, attributes) = (reader.u16_be()?, reader.u16_be()?, reader.u32_be()?);
+    reader.tpm2b()?; // authPolicy
     if name_hash != ALG_SHA256 {
         return Some(Err("the nameAlg of its attestation key is not SHA-256"));
     }
@@ -41,12 +42,12 @@ fn read(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
             "its attestation key can leave its TPM, or can sign data that the TPM did not generate",
         ));
     }
-    if reader.u16()? != ALG_NULL {
+    if reader.u16_be()? != ALG_NULL {
         return Some(Err("its attestation key has a symmetric algorithm"));
     }
-    let (scheme, hash) = match reader.u16()? {
+    let (scheme, hash) = match reader.u16_be()? {
         ALG_NULL => return Some(Err("its attestation key has no signing scheme of its own")),
-        scheme => (scheme, reader.u16()?),
+        scheme => (scheme, reader.u16_be()?),
     };
     if !matches!(hash, ALG_SHA256 | ALG_SHA384 | ALG_SHA512) {
         return Some(Err(
@@ -63,7 +64,7 @@ fn read(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
 }
 
 fn read_rsa(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
-    let (bits, exponent, modulus) = (reader.u16()?, reader.u32()?, reader.sized()?);
+    let (bits, exponent, modulus) = (reader.u16_be()?, reader.u32_be()?, reader.tpm2b()?);
     let is_strong = matches!(bits, 2048 | 3072 | 4096)
         && modulus.len() * 8 == usize::from(bits)
         && matches!(exponent, 0 | DEFAULT_EXPONENT);
@@ -74,8 +75,8 @@ fn read_rsa(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
 }
 
 fn read_ecc(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
-    let (curve, derivation) = (reader.u16()?, reader.u16()?);
-    let (x, y) = (reader.sized()?, reader.sized()?);
+    let (curve, derivation) = (reader.u16_be()?, reader.u16_be()?);
+    let (x, y) = (reader.tpm2b()?, reader.tpm2b()?);
     let length = CURVES.iter().find(|(known, _)| *known == curve);
     let is_strong = derivation == ALG_NULL
         && length.is_some_and(|(_, length)| x.len() == *length && y.len() == *length);
@@ -83,31 +84,6 @@ fn read_ecc(reader: &mut Reader<'_>) -> Option<Result<(), &'static str>> {
         true => Ok(()),
         false => Err("its attestation key is not a key on the curve P-256 or P-384"),
     })
-}
-
-/// Reads big-endian values.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.take(2)?.try_into().ok().map(u16::from_be_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take(4)?.try_into().ok().map(u32::from_be_bytes)
-    }
-
-    /// Reads a sized buffer (TPM2B).
-    fn sized(&mut self) -> Option<&'a [u8]> {
-        let len = self.u16()?;
-        self.take(len.into())
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 use std::fmt::Write;
 
 use super::{hex, phases, sha256};
+use base::bytes::Reader;
 
 /// TPM_ALG_ID of the digests in legacy logs.
 pub const SHA1: u16 = 0x0004;
@@ -64,7 +65,7 @@ impl<'a> Log<'a> {
             return (bank == SHA1).then_some(event.digests);
         }
         let mut reader = Reader(event.digests.get(4..)?);
-        std::iter::from_fn(|| reader.digest(&self.banks))
+        std::iter::from_fn(|| digest(&mut reader, &self.banks))
             .find(|(of, _)| *of == bank)
             .map(|(_, digest)| digest)
     }
@@ -90,7 +91,7 @@ pub fn parse(log: &[u8]) -> Log<'_> {
         events: vec![],
     };
     // the header has the old SHA-1 form, and says whether the other entries have this form too
-    let Some(header) = reader.old_event() else {
+    let Some(header) = old_event(&mut reader) else {
         return parsed;
     };
     let spec = header
@@ -99,13 +100,13 @@ pub fn parse(log: &[u8]) -> Log<'_> {
         .filter(|_| header.kind == EV_NO_ACTION);
     parsed.events.push(header);
     let Some(spec) = spec else {
-        let events = std::iter::from_fn(|| reader.old_event());
+        let events = std::iter::from_fn(|| old_event(&mut reader));
         parsed.events.extend(events);
         return parsed;
     };
     parsed.is_agile = true;
-    parsed.banks = Reader(spec).algorithms().unwrap_or_default();
-    let events = std::iter::from_fn(|| reader.agile_event(&parsed.banks));
+    parsed.banks = algorithms(&mut Reader(spec)).unwrap_or_default();
+    let events = std::iter::from_fn(|| agile_event(&mut reader, &parsed.banks));
     parsed.events.extend(events);
     parsed
 }
@@ -308,77 +309,59 @@ fn variable_name(kind: u32, data: &[u8]) -> Option<&[u8]> {
     data.get(32..)?.get(..len * 2)
 }
 
-/// Reads little-endian values. A length field never exceeds the remaining bytes.
-struct Reader<'a>(&'a [u8]);
+/// Reads the data of an event.
+fn data<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
+    let len = reader.u32_le()?;
+    reader.take(len as usize)
+}
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(taken)
-    }
+/// Reads a TCG_PCClientPCREvent.
+fn old_event<'a>(reader: &mut Reader<'a>) -> Option<Event<'a>> {
+    let (pcr, kind) = (reader.u32_le()?, reader.u32_le()?);
+    Some(Event {
+        pcr,
+        kind,
+        sha256: None,
+        digests: reader.take(20)?,
+        data: data(reader)?,
+    })
+}
 
-    fn u16(&mut self) -> Option<u16> {
-        self.take(2)?.try_into().ok().map(u16::from_le_bytes)
-    }
+/// Reads the digest lengths by TPM_ALG_ID: TCG_EfiSpecIDEvent after its signature.
+fn algorithms(reader: &mut Reader<'_>) -> Option<Vec<(u16, usize)>> {
+    reader.take(4 + 1 + 1 + 1 + 1)?; // class of platform, version, errata, size of a UINTN
+    let count = reader.u32_le().filter(|count| *count <= MAX_ALGORITHMS)?;
+    (0..count)
+        .map(|_| Some((reader.u16_le()?, reader.u16_le()?.into())))
+        .collect()
+}
 
-    fn u32(&mut self) -> Option<u32> {
-        self.take(4)?.try_into().ok().map(u32::from_le_bytes)
-    }
+/// Reads a TPMT_HA.
+fn digest<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<(u16, &'a [u8])> {
+    let bank = reader.u16_le()?;
+    let (_, len) = banks.iter().find(|(known, _)| *known == bank)?;
+    Some((bank, reader.take(*len)?))
+}
 
-    fn data(&mut self) -> Option<&'a [u8]> {
-        let len = self.u32()?;
-        self.take(len as usize)
-    }
-
-    /// TCG_PCClientPCREvent.
-    fn old_event(&mut self) -> Option<Event<'a>> {
-        let (pcr, kind) = (self.u32()?, self.u32()?);
-        Some(Event {
-            pcr,
-            kind,
-            sha256: None,
-            digests: self.take(20)?,
-            data: self.data()?,
-        })
-    }
-
-    /// Reads the digest lengths by TPM_ALG_ID: TCG_EfiSpecIDEvent after its signature.
-    fn algorithms(&mut self) -> Option<Vec<(u16, usize)>> {
-        self.take(4 + 1 + 1 + 1 + 1)?; // class of platform, version, errata, size of a UINTN
-        let count = self.u32().filter(|count| *count <= MAX_ALGORITHMS)?;
-        (0..count)
-            .map(|_| Some((self.u16()?, self.u16()?.into())))
-            .collect()
-    }
-
-    /// TPMT_HA.
-    fn digest(&mut self, banks: &[(u16, usize)]) -> Option<(u16, &'a [u8])> {
-        let bank = self.u16()?;
-        let (_, len) = banks.iter().find(|(known, _)| *known == bank)?;
-        Some((bank, self.take(*len)?))
-    }
-
-    /// TCG_PCR_EVENT2.
-    fn agile_event(&mut self, banks: &[(u16, usize)]) -> Option<Event<'a>> {
-        let (pcr, kind) = (self.u32()?, self.u32()?);
-        let start = self.0;
-        let count = self.u32().filter(|count| *count <= MAX_ALGORITHMS)?;
-        let mut sha256 = None;
-        for _ in 0..count {
-            let (bank, digest) = self.digest(banks)?;
-            if bank == SHA256 {
-                sha256 = digest.try_into().ok();
-            }
+/// Reads a TCG_PCR_EVENT2.
+fn agile_event<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<Event<'a>> {
+    let (pcr, kind) = (reader.u32_le()?, reader.u32_le()?);
+    let start = reader.0;
+    let count = reader.u32_le().filter(|count| *count <= MAX_ALGORITHMS)?;
+    let mut sha256 = None;
+    for _ in 0..count {
+        let (bank, digest) = digest(reader, banks)?;
+        if bank == SHA256 {
+            sha256 = digest.try_into().ok();
         }
-        Some(Event {
-            pcr,
-            kind,
-            sha256,
-            digests: &start[..start.len() - self.0.len()],
-            data: self.data()?,
-        })
     }
+    Some(Event {
+        pcr,
+        kind,
+        sha256,
+        digests: &start[..start.len() - reader.0.len()],
+        data: data(reader)?,
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Parses and verifies the structures of a quote that a peer sent: TPMS_ATTEST, TPMT_SIGNATURE, TPMT_PUBLIC (TCG, "Trusted
 //! Platform Module Library", part 2).
 
+use base::bytes::Reader;
 use ring::signature::{RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents};
 
 /// TPM_GENERATED_VALUE: marks a structure that the TPM generated (§6.2).
@@ -36,8 +37,12 @@ impl<'a> Key<'a> {
     }
 
     fn read(reader: &mut Reader<'a>) -> Option<Result<Key<'a>, &'static str>> {
-        let (kind, name_hash, attributes, policy) =
-            (reader.u16()?, reader.u16()?, reader.u32()?, reader.sized()?);
+        let (kind, name_hash, attributes, policy) = (
+            reader.u16_be()?,
+            reader.u16_be()?,
+            reader.u32_be()?,
+            reader.tpm2b()?,
+        );
         if kind != ALG_RSA {
             return Some(Err("the attestation key is not an RSA key"));
         }
@@ -52,12 +57,14 @@ impl<'a> Key<'a> {
                 "the attestation key can sign data that its TPM did not generate",
             ));
         }
-        if (reader.u16()?, reader.u16()?, reader.u16()?) != (ALG_NULL, ALG_RSASSA, ALG_SHA256) {
+        if (reader.u16_be()?, reader.u16_be()?, reader.u16_be()?)
+            != (ALG_NULL, ALG_RSASSA, ALG_SHA256)
+        {
             return Some(Err(
                 "the attestation key does not sign with RSASSA and SHA-256",
             ));
         }
-        let (bits, exponent, modulus) = (reader.u16()?, reader.u32()?, reader.sized()?);
+        let (bits, exponent, modulus) = (reader.u16_be()?, reader.u32_be()?, reader.tpm2b()?);
         // the sizes that TPMs have (TCG Algorithm Registry, RSA key bits); the first bit of a modulus is set
         if !matches!(bits, 2048 | 3072 | 4096)
             || modulus.len() * 8 != usize::from(bits)
@@ -75,7 +82,7 @@ impl<'a> Key<'a> {
     /// Returns whether `signature` (TPMT_SIGNATURE, §11.3.4) is a signature of this key over `message`.
     pub fn signed(&self, message: &[u8], signature: &[u8]) -> bool {
         let mut reader = Reader(signature);
-        let mut parts = || Some((reader.u16()?, reader.u16()?, reader.sized()?));
+        let mut parts = || Some((reader.u16_be()?, reader.u16_be()?, reader.tpm2b()?));
         let Some((ALG_RSASSA, ALG_SHA256, signature)) = parts() else {
             return false;
         };
@@ -109,17 +116,17 @@ impl<'a> Attest<'a> {
     /// Parses a quote of one bank.
     pub fn parse(attest: &'a [u8]) -> Option<Attest<'a>> {
         let mut reader = Reader(attest);
-        if (reader.u32()?, reader.u16()?) != (GENERATED, ATTEST_QUOTE) {
+        if (reader.u32_be()?, reader.u16_be()?) != (GENERATED, ATTEST_QUOTE) {
             return None;
         }
-        reader.sized()?; // qualifiedSigner
-        let extra_data = reader.sized()?;
+        reader.tpm2b()?; // qualifiedSigner
+        let extra_data = reader.tpm2b()?;
         reader.take(8 + 4 + 4 + 1)?; // clockInfo
         reader.take(8)?; // firmwareVersion
-        if reader.u32()? != 1 {
+        if reader.u32_be()? != 1 {
             return None;
         }
-        let bank = reader.u16()?;
+        let bank = reader.u16_be()?;
         let size = reader.take(1)?[0];
         let bitmap = reader
             .take(size.into())
@@ -132,38 +139,13 @@ impl<'a> Attest<'a> {
             .filter(|(_, byte)| byte & 1 == 1)
             .map(|(pcr, _)| pcr as u32)
             .collect();
-        let pcr_digest = reader.sized()?;
+        let pcr_digest = reader.tpm2b()?;
         reader.0.is_empty().then_some(Attest {
             extra_data,
             bank,
             pcrs,
             pcr_digest,
         })
-    }
-}
-
-/// Reads big-endian values.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.take(2)?.try_into().ok().map(u16::from_be_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take(4)?.try_into().ok().map(u32::from_be_bytes)
-    }
-
-    /// Reads a sized buffer (TPM2B).
-    fn sized(&mut self) -> Option<&'a [u8]> {
-        let len = self.u16()?;
-        self.take(len.into())
     }
 }
 
