@@ -112,7 +112,7 @@ const INIT: Command = Command {
         SKIP_WAIT,
         Opt::flag("skip-addons", "do not install kubeadm's CoreDNS and kube-proxy, if the network plugin has its own"),
         Opt::flag("verbose", "show each line of the node's progress, not only its phases").short('v'),
-        Opt::value("timeout", Value::Text("TIME"), "the limit for the whole command, as 90s, 10m or 1h").or("30m"),
+        TIMEOUT.or("30m"),
     ],
     examples: &[
         "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
@@ -224,28 +224,14 @@ const STATUS: Command = Command {
     options: &[
         POLICY,
         VARIANT,
-        Opt::value(
-            "state",
-            Value::File,
-            "the state file, which has the cluster's ID and its nodes' attestation keys; may be missing",
-        )
-        .or(STATE_FILE),
-        Opt::value(
-            "cluster-id",
-            Value::Text("HEX"),
-            "the cluster's ID; replaces the one in the state file",
-        ),
+        CLUSTER_STATE,
+        CLUSTER_ID,
         Opt::flag(
             "timeline",
             "also draw where the time of the node's last boot went, as `firstlight timeline` does",
         ),
         SVG,
-        Opt::value(
-            "timeout",
-            Value::Text("TIME"),
-            "the limit for the whole command, as 90s, 10m or 1h",
-        )
-        .or("30s"),
+        TIMEOUT.or("30s"),
     ],
     examples: &[
         "firstlight status 10.42.1.100 --policy policy.json",
@@ -291,17 +277,8 @@ const VERIFY: Command = Command {
             Value::File,
             "write the evidence to this file, whether it is accepted or refused",
         ),
-        Opt::value(
-            "state",
-            Value::File,
-            "the state file, which has the cluster's ID and its nodes' attestation keys; may be missing",
-        )
-        .or(STATE_FILE),
-        Opt::value(
-            "cluster-id",
-            Value::Text("HEX"),
-            "the cluster's ID; replaces the one in the state file",
-        ),
+        CLUSTER_STATE,
+        CLUSTER_ID,
         Opt::flag(
             "fresh",
             "the machine must belong to no cluster, as before its init, or in its initramfs",
@@ -313,12 +290,7 @@ const VERIFY: Command = Command {
         )
         .or("table")
         .short('o'),
-        Opt::value(
-            "timeout",
-            Value::Text("TIME"),
-            "the limit for the whole command, as 90s, 10m or 1h",
-        )
-        .or("30s"),
+        TIMEOUT.or("30s"),
     ],
     examples: &[
         "firstlight verify 10.42.1.100 --policy policy.json",
@@ -465,7 +437,7 @@ const RECOVER: Command = Command {
             "status",
             "only show what the node waits for: the disk, since when, what it tried",
         ),
-        TIMEOUT,
+        TIMEOUT.or("10m"),
     ],
     examples: &[
         "firstlight recover --endpoint 10.42.1.100 --policy policy.json --status",
@@ -669,6 +641,18 @@ const KNOWN_NODES: Opt = Opt::value(
 )
 .or(STATE_FILE);
 
+const CLUSTER_STATE: Opt = Opt::value(
+    "state",
+    Value::File,
+    "the state file, which has the cluster's ID and its nodes' attestation keys; may be missing",
+)
+.or(STATE_FILE);
+const CLUSTER_ID: Opt = Opt::value(
+    "cluster-id",
+    Value::Text("HEX"),
+    "the cluster's ID; replaces the one in the state file",
+);
+
 const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 
 const STATE_FILE: &str = "firstlight-state.json";
@@ -729,8 +713,7 @@ const TIMEOUT: Opt = Opt::value(
     "timeout",
     Value::Text("TIME"),
     "the limit for the whole command, as 90s, 10m or 1h",
-)
-.or("10m");
+);
 
 #[cfg(test)]
 mod tests {
