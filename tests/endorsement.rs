@@ -303,7 +303,7 @@ fn unhex(text: &str) -> Vec<u8> {
 /// Returns the policy of a fresh machine.
 fn policy() -> Policy {
     let fresh = Measurement {
-        expected: [0; 32],
+        expected: vec![0; 32],
         warn_only: false,
     };
     Policy::new(BTreeMap::from([(15, fresh)])).unwrap()

@@ -55,7 +55,7 @@ fn policy() -> Policy {
         [(
             15,
             Measurement {
-                expected: [0; 32],
+                expected: vec![0; 32],
                 warn_only: false,
             },
         )]
@@ -329,7 +329,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
             .collect::<std::collections::BTreeMap<_, _>>()
     };
     let (old, mut new) = (measured(b"old"), measured(b"new"));
-    new.get_mut(&9).unwrap().expected = [9; 32];
+    new.get_mut(&9).unwrap().expected = vec![9; 32];
     let dir = config(0, &Policy::new(old.clone()).unwrap());
     let (service_tpm, old_machine, new_machine) =
         (member(0, b"old"), member(0, b"old"), member(0, b"new"));
@@ -347,7 +347,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
     program.expect("the machine runs none of the 2 accepted images");
     assert!(get(&old_machine).is_ok());
     let mut whole = new;
-    whole.get_mut(&9).unwrap().expected = [0; 32];
+    whole.get_mut(&9).unwrap().expected = vec![0; 32];
     let both = Policy::new(measured(b"old"))
         .unwrap()
         .and_also("image 2", whole)

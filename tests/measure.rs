@@ -415,7 +415,7 @@ fn policy_values(policy: &str) -> BTreeMap<u32, Digest> {
     let policy = attest::attestation::Policy::from_json(policy).unwrap();
     let measurements = policy.images()[0].measurements().iter();
     measurements
-        .map(|(pcr, value)| (*pcr, value.expected))
+        .map(|(pcr, value)| (*pcr, value.expected.as_slice().try_into().unwrap()))
         .collect()
 }
 
@@ -551,7 +551,7 @@ fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
             command_line,
         ));
         let enforced = |pcr| Measurement {
-            expected: honest.value(pcr).unwrap(),
+            expected: honest.value(pcr).unwrap().into(),
             warn_only: false,
         };
         let policy = COMPARED.map(|pcr| (pcr, enforced(pcr))).into();

@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use attest::attestation::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
-use attest::attestation::{is_marked, pcr15, pcr15_after};
+use attest::attestation::{Registers, cluster_register, is_marked};
 use attest::tpm::{Bank, Location, Tpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -35,7 +35,7 @@ fn policy(registers: &[(u32, [u8; 32])]) -> Policy {
         (
             *index,
             Measurement {
-                expected: *expected,
+                expected: expected.to_vec(),
                 warn_only: false,
             },
         )
@@ -194,7 +194,7 @@ fn an_event_is_measured_as_by_tpm2_pcrevent() {
         .pcrs(Bank::Sha256)
         .unwrap()[&15]
         .clone();
-    assert_eq!(value, pcr15_after(&[7; 32]));
+    assert_eq!(value, Registers::Pcrs.after(&[7; 32]).as_ref());
 }
 
 /// A policy expects of a member one measurement from zero in every bank.
@@ -205,7 +205,7 @@ fn the_node_lock_reads_back_what_it_measured() {
         NodeLock::new(location(&tpm)).lock([7; 32]),
         Locking::Taken
     ));
-    assert_eq!(pcr15(&location(&tpm)).unwrap(), pcr15_after(&[7; 32]));
+    assert!(cluster_register(&location(&tpm)).unwrap().is_of(&[7; 32]));
 
     for bank in ["sha1", "sha256", "sha384", "sha512"] {
         let tpm = Swtpm::start();
@@ -256,7 +256,7 @@ fn a_marked_node_is_a_member_of_its_cluster_and_not_fresh() {
         .unwrap();
     let document = issue(&tpm);
     let refusal = validate(ZERO_15, &document, NONCE).unwrap_err().to_string();
-    let (expected, got) = ("0".repeat(64), hex(&pcr15_after(&[1; 32])));
+    let (expected, got) = ("0".repeat(64), Registers::Pcrs.after(&[1; 32]).to_string());
     let why = "the machine has joined a cluster since it started: reboot it to attest again. If it belongs to none, its \
                console names the unit of systemd that measured into this register";
     assert_eq!(
@@ -446,14 +446,14 @@ fn every_mismatching_register_is_named_and_warn_only_registers_pass() {
         (
             4,
             Measurement {
-                expected: [1; 32],
+                expected: vec![1; 32],
                 warn_only: true,
             },
         ),
         (
             15,
             Measurement {
-                expected: [0; 32],
+                expected: vec![0; 32],
                 warn_only: false,
             },
         ),

@@ -175,7 +175,7 @@ fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, String> {
     }
     initramfs.retain(|pcr, _| pcrs.contains(pcr) && *pcr != CLUSTER_ID_PCR);
     let zero = Measurement {
-        expected: [0; 32],
+        expected: vec![0; 32],
         warn_only: false,
     };
     if values
@@ -215,7 +215,7 @@ mod tests {
                 (
                     pcr,
                     Measurement {
-                        expected: [pcr as u8; 32],
+                        expected: vec![pcr as u8; 32],
                         warn_only: false,
                     },
                 )
@@ -280,7 +280,7 @@ mod tests {
         let newer = BTreeMap::from([(
             4,
             Measurement {
-                expected: [9; 32],
+                expected: vec![9; 32],
                 warn_only: false,
             },
         )]);
@@ -291,9 +291,9 @@ mod tests {
         assert_eq!(
             (
                 both.images()[1].name(),
-                both.images()[1].measurements()[&4].expected
+                both.images()[1].measurements()[&4].expected.clone()
             ),
-            ("newer", [9; 32])
+            ("newer", vec![9; 32])
         );
         assert!(
             both.images()

@@ -242,7 +242,7 @@ pub fn values(options: &Options, image: &Image, pcrs: &[u32]) -> Result<Measured
 
 fn enforced(expected: image::Digest) -> Measurement {
     Measurement {
-        expected,
+        expected: expected.into(),
         warn_only: false,
     }
 }

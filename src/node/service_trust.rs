@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use attest::attestation::sources::offline;
 use attest::attestation::{
-    Composite, Evidence, Identified, Measurement, Policy, Stage, ValidateError, Validator, Variant,
-    pcr15_after,
+    ClusterRegister, Composite, Evidence, Identified, Measurement, Policy, Registers, Stage,
+    ValidateError, Validator, Variant,
 };
 use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
@@ -58,8 +58,8 @@ pub struct ServiceTrust {
 /// What a join service proved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proof {
-    /// PCR 15 of its machine, which is not zero.
-    pub pcr15: [u8; 32],
+    /// The register of the cluster ID of its machine, which is not zero.
+    pub cluster: ClusterRegister,
     /// Why its image is not one of those that this node knows.
     pub other_image: Option<String>,
 }
@@ -70,7 +70,12 @@ impl fmt::Display for Proof {
             None => "an accepted image, and ",
             Some(_) => "",
         };
-        write!(f, "{image}the cluster with PCR 15 {}", hex(&self.pcr15))
+        write!(
+            f,
+            "{image}the cluster with {} {}",
+            self.cluster.name(),
+            self.cluster
+        )
     }
 }
 
@@ -144,14 +149,10 @@ impl ServiceTrust {
         self.settings.require_strong || policy.is_some_and(Policy::requires_strong)
     }
 
-    /// Returns the PCR 15 of the only cluster that is accepted.
-    fn pinned(&self) -> Option<[u8; 32]> {
-        self.settings.cluster.map(|id| pcr15_after(&id.0))
-    }
-
-    /// Returns the PCR 15 that the cluster of a ticket must have; `None` if nobody knows.
-    pub fn pcr15_of_ticket(&self, proof: Option<&Proof>) -> Option<[u8; 32]> {
-        proof.map(|proof| proof.pcr15).or_else(|| self.pinned())
+    /// Returns the register that members of the cluster of a ticket must have; `None` if nobody knows.
+    pub fn cluster_of_ticket(&self, proof: Option<&Proof>) -> Option<ClusterRegister> {
+        let pinned = || self.settings.cluster.map(|id| Registers::Pcrs.after(&id.0));
+        proof.map(|proof| proof.cluster.clone()).or_else(pinned)
     }
 
     /// Returns the validator of one connection. The error may pass: the TPM does not answer.
@@ -166,7 +167,7 @@ impl ServiceTrust {
         Ok(Arc::new(Judge {
             images: validator(images)?,
             any,
-            pinned: self.pinned(),
+            pinned: self.settings.cluster,
             proof: OnceLock::new(),
         }))
     }
@@ -195,17 +196,16 @@ impl ServiceTrust {
         proof: Option<&Proof>,
         cluster_id: &[u8; CLUSTER_ID_LEN],
     ) -> Result<(), String> {
-        let got = pcr15_after(cluster_id);
-        match self.pcr15_of_ticket(proof) {
-            Some(expected) if expected != got => Err(format!(
-                "sent a ticket of the cluster {}, but {}: expected PCR 15 {}, got {}",
+        match self.cluster_of_ticket(proof) {
+            Some(expected) if !expected.is_of(cluster_id) => Err(format!(
+                "sent a ticket of the cluster {}, but {}: expected {} {expected}, got {}",
                 ClusterId(*cluster_id),
                 match proof {
                     Some(_) => "its machine belongs to another one",
                     None => "the setting cluster-id names another one",
                 },
-                hex(&expected),
-                hex(&got)
+                expected.name(),
+                expected.kind().after(cluster_id)
             )),
             _ => Ok(()),
         }
@@ -215,8 +215,8 @@ impl ServiceTrust {
 /// Returns the registers that are equal on all machines with one image.
 fn of_image(mut registers: BTreeMap<u32, Measurement>) -> BTreeMap<u32, Measurement> {
     registers.retain(|index, _| OF_IMAGE.contains(index));
-    let uki = registers.get(&11).map(|measurement| measurement.expected);
-    if uki.is_some_and(|value| value != [0; 32]) {
+    let uki = registers.get(&11);
+    if uki.is_some_and(|uki| uki.expected != [0; 32]) {
         // systemd-stub from 261 on adds a secret of each machine to the initrd in PCR 9; PCR 11 has kernel, initrd and command line
         registers.remove(&9);
     }
@@ -228,7 +228,7 @@ pub struct Judge {
     images: Arc<dyn Validator>,
     /// Accepts a machine with any image: only for a rejoin.
     any: Option<Arc<dyn Validator>>,
-    pinned: Option<[u8; 32]>,
+    pinned: Option<ClusterId>,
     proof: OnceLock<Proof>,
 }
 
@@ -252,21 +252,27 @@ impl Judge {
                 ));
             }
         };
-        let pcr15 = identified
-            .pcr15
+        let cluster = identified
+            .cluster
+            .clone()
             .ok_or("PCR 15 was not quoted, so it names no cluster")?;
-        if pcr15 == [0; 32] {
-            return Err("PCR 15 is zero, so its machine belongs to no cluster".into());
-        }
-        if let Some(pinned) = self.pinned.filter(|pinned| *pinned != pcr15) {
+        let name = cluster.name();
+        if cluster.is_fresh() {
             return Err(format!(
-                "PCR 15: expected {}, got {}; its machine belongs to another cluster than the setting cluster-id names",
-                hex(&pinned),
-                hex(&pcr15)
+                "{name} is zero, so its machine belongs to no cluster"
+            ));
+        }
+        if let Some(pinned) = self.pinned.filter(|pinned| !cluster.is_of(&pinned.0)) {
+            let expected = cluster.kind().after(&pinned.0);
+            return Err(format!(
+                "{name}: expected {expected}, got {cluster}; its machine belongs to another cluster than the setting cluster-id names"
             ));
         }
         // a connection has exactly one proof of the server
-        let _ = self.proof.set(Proof { pcr15, other_image });
+        let _ = self.proof.set(Proof {
+            cluster,
+            other_image,
+        });
         Ok(identified)
     }
 }
@@ -311,7 +317,7 @@ mod tests {
     fn the_register_with_a_machine_s_secret_is_not_one_of_the_image() {
         let registers = |values: &[(u32, u8)]| -> BTreeMap<u32, Measurement> {
             let measured = values.iter().map(|(index, byte)| {
-                let expected = [*byte; 32];
+                let expected = vec![*byte; 32];
                 (
                     *index,
                     Measurement {
@@ -390,7 +396,7 @@ mod tests {
             )
         };
         let proof = |id: &[u8; 32]| Proof {
-            pcr15: pcr15_after(id),
+            cluster: Registers::Pcrs.after(id),
             other_image: None,
         };
         let (ours, other) = ([1; 32], [2; 32]);

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use prost::Message;
 
 use attest::atls;
-use attest::attestation::Issuer;
+use attest::attestation::{ClusterRegister, Issuer};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::{Held, Stop};
@@ -248,8 +248,8 @@ pub struct Connection<'a> {
 
 impl Connection<'_> {
     /// Returns the PCR 15 that the cluster of a ticket must have; `None` if nobody knows.
-    pub fn pcr15_of_ticket(&self) -> Option<[u8; 32]> {
-        self.trust.pcr15_of_ticket(self.proof.as_ref())
+    pub fn cluster_of_ticket(&self) -> Option<ClusterRegister> {
+        self.trust.cluster_of_ticket(self.proof.as_ref())
     }
 
     /// Checks that a ticket is one of the cluster of this service, or of the setting `cluster-id`.

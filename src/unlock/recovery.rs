@@ -113,7 +113,7 @@ fn recover(
             ))
         }
         Err(Refused::TooLate) => Err(Status::new(Code::Unavailable, Refused::TooLate.to_string())),
-        Err(refused @ (Refused::OtherCluster | Refused::OtherPcr15 | Refused::NoCluster)) => {
+        Err(refused @ (Refused::OtherCluster | Refused::OtherMember | Refused::NoCluster)) => {
             Err(Status::new(Code::FailedPrecondition, refused.to_string()))
         }
         Err(Refused::Disk(_)) => Err(Status::new(
@@ -137,7 +137,7 @@ fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candi
             .map_err(|why| Status::new(Code::InvalidArgument, why))?,
         from,
         // the operator has the master secret
-        pcr15: None,
+        cluster: None,
     })
 }
 

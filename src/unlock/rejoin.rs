@@ -52,7 +52,7 @@ impl TicketRequester for Rejoin {
         let connection = service.connect(self)?;
         let ticket = connection.call(ISSUE_REJOIN_TICKET, &request)?;
         let mut candidate = candidate(ticket, &service.to_string())?;
-        candidate.pcr15 = connection.pcr15_of_ticket();
+        candidate.cluster = connection.cluster_of_ticket();
         connection.report_ticket(&self.timeline);
         match self.waiting.offer(candidate) {
             Ok(()) | Err(Refused::TooLate) => Ok(()),
@@ -83,7 +83,7 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
         migration_salt: migration_salt(&ticket.measurement_salt)
             .map_err(|why| format!("sent {why}"))?,
         from: name.into(),
-        pcr15: None,
+        cluster: None,
     };
     match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
         (KEY_LEN, KEY_LEN) => Ok(candidate),

@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::network;
-use attest::attestation::pcr15_after;
+use attest::attestation::ClusterRegister;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -31,8 +31,8 @@ pub struct Candidate {
     pub migration_salt: Option<[u8; MEASUREMENT_SALT_LEN]>,
     /// The source, for people: `join service 10.42.0.1:30090`.
     pub from: String,
-    /// The PCR 15 of the cluster to which the disk must belong; `None` if it may be any cluster.
-    pub pcr15: Option<[u8; 32]>,
+    /// The register of the cluster to which the disk must belong; `None` if it may be any cluster.
+    pub cluster: Option<ClusterRegister>,
 }
 
 /// A key that opened the disk.
@@ -58,7 +58,7 @@ pub enum Refused {
     /// The key opens the disk, but the header does not belong to the cluster of this measurement secret.
     OtherCluster,
     /// The key opens the disk, but the disk's cluster has another PCR 15 than the one that the source proved or the settings demand.
-    OtherPcr15,
+    OtherMember,
     /// The key opens the disk, but the header names no cluster, and the source does not say that the cluster is migrating.
     NoCluster,
     /// Another key opened the disk first, or the node is stopping.
@@ -207,10 +207,14 @@ impl Waiting {
                 .ok_or(Refused::OtherCluster),
             None => candidate.migration_salt.ok_or(Refused::NoCluster),
         }?;
-        let pcr15 = pcr15_after(&cluster_id(&candidate.measurement_secret, &salt));
-        match candidate.pcr15.is_none_or(|expected| expected == pcr15) {
+        let id = cluster_id(&candidate.measurement_secret, &salt);
+        match candidate
+            .cluster
+            .as_ref()
+            .is_none_or(|expected| expected.is_of(&id))
+        {
             true => Ok(salt),
-            false => Err(Refused::OtherPcr15),
+            false => Err(Refused::OtherMember),
         }
     }
 
@@ -324,7 +328,7 @@ impl std::fmt::Display for Refused {
             Refused::OtherCluster => f.write_str(
                 "the key opens this disk, but the disk's header does not belong to the cluster of this measurement secret; check that this is a state disk",
             ),
-            Refused::OtherPcr15 => f.write_str(
+            Refused::OtherMember => f.write_str(
                 "the key opens this disk, but the disk belongs to another cluster than the machine of the join service, or than \
                  the setting cluster-id names (PCR 15)",
             ),
@@ -385,7 +389,7 @@ mod tests {
             host_certificate: vec![],
             migration_salt: None,
             from: "me".into(),
-            pcr15: None,
+            cluster: None,
         };
         let trying = thread::spawn({
             let waiting = waiting.clone();

@@ -142,7 +142,7 @@ impl Setting {
         let router = Router::new().unary("/join.API/IssueJoinTicket", handler);
         let listener = TcpListener::bind(SocketAddr::new(self.host(number), 30090)).unwrap();
         let fresh = Measurement {
-            expected: [0; 32],
+            expected: vec![0; 32],
             warn_only: false,
         };
         let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());

@@ -59,8 +59,8 @@ fn demanding(pcr_4: [u8; 32]) -> Policy {
         warn_only: false,
     };
     Policy::new(BTreeMap::from([
-        (4, enforced(pcr_4)),
-        (15, enforced([0; 32])),
+        (4, enforced(pcr_4.into())),
+        (15, enforced(vec![0; 32])),
     ]))
     .unwrap()
 }

@@ -107,7 +107,7 @@ where
     let router = Router::new().server_streaming(method, handler);
     let listener = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
     let fresh = Measurement {
-        expected: [0; 32],
+        expected: vec![0; 32],
         warn_only: false,
     };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
@@ -169,7 +169,7 @@ fn a_wrong_master_secret_leaves_nothing_behind() {
     wait_for_port(setting.node(9999));
     let bring = |key: &[u8]| {
         let fresh = Measurement {
-            expected: [0; 32],
+            expected: vec![0; 32],
             warn_only: false,
         };
         let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());

@@ -161,7 +161,7 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
     let router = Router::new().unary("/join.API/IssueRejoinTicket", handler);
     let listener = TcpListener::bind(SocketAddr::new(setting.host(3), 30090)).unwrap();
     let fresh = Measurement {
-        expected: [0; 32],
+        expected: vec![0; 32],
         warn_only: false,
     };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());

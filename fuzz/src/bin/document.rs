@@ -17,11 +17,11 @@ const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
     [true, false].map(|warn_only| {
         let zero = Measurement {
-            expected: [0; 32],
+            expected: vec![0; 32],
             warn_only: false,
         };
         let wrong = Measurement {
-            expected: [0xaa; 32],
+            expected: vec![0xaa; 32],
             warn_only,
         };
         let policy =

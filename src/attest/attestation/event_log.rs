@@ -113,7 +113,7 @@ pub fn parse(log: &[u8]) -> Log<'_> {
 
 /// Explains the value of a PCR: returns the entries and the words of systemd that give it, or says that the log does not explain
 /// it; then compares with the words of systemd that give the expected value.
-pub fn explain(log: &[u8], pcr: u32, value: &[u8], expected: &[u8; 32]) -> String {
+pub fn explain(log: &[u8], pcr: u32, value: &[u8], expected: &[u8]) -> String {
     let events = events_of(log, pcr);
     let start = replay(pcr, &events);
     let words_to = |value: &[u8]| phases::between(pcr, start.as_ref()?, value);
@@ -137,8 +137,8 @@ pub fn explain(log: &[u8], pcr: u32, value: &[u8], expected: &[u8; 32]) -> Strin
 }
 
 /// Returns the difference of two values in words of systemd; `None` if it is another one.
-fn compare(pcr: u32, value: &[u8], expected: &[u8; 32]) -> Option<String> {
-    if let Some(more) = phases::between(pcr, expected, value) {
+fn compare(pcr: u32, value: &[u8], expected: &[u8]) -> Option<String> {
+    if let Some(more) = phases::between(pcr, expected.try_into().ok()?, value) {
         let more = list_words(&more);
         return Some(format!(
             "systemd has measured {more} more than the policy expects"

@@ -152,7 +152,7 @@ mod tests {
         let shortest = excerpts.find(|excerpt| !excerpt.is_empty()).unwrap();
         let pcr_4 = "3158b022960960c9ad14ff0cdd54078f7a864752cf1df3ac7786eed7ff2d0471";
         assert_eq!(
-            explain(&shortest, 4, &unhex(pcr_4).unwrap(), &[2; 32]),
+            explain(&shortest, 4, &unhex::<32>(pcr_4).unwrap(), &[2; 32]),
             "measured into it: EV_EFI_BOOT_SERVICES_APPLICATION 19f1811d.. (cut), \
              EV_EFI_ACTION 3d6772b4.. (cut), EV_SEPARATOR df3f6198.."
         );

@@ -18,6 +18,7 @@ pub mod phases;
 pub mod policy;
 pub mod qemu_vtpm;
 mod quote;
+pub mod registers;
 pub mod session;
 pub mod sources;
 pub mod stage;
@@ -32,6 +33,7 @@ pub use composite::{Composite, Evidence};
 pub use hardware::PlatformClaims;
 pub use key_name::KeyName;
 pub use policy::{Image, Measurement, Policy};
+pub use registers::{ClusterRegister, Registers};
 pub use session::{Identity, Request, Role};
 pub use stage::Stage;
 pub use variant::Variant;
@@ -39,7 +41,6 @@ pub use variant::Variant;
 use zeroize::Zeroizing;
 
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
-use base::crypto::CLUSTER_ID_LEN;
 
 /// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd 2c 05 01`.
 pub type Oid = &'static [u8];
@@ -96,7 +97,7 @@ pub trait Validator: Send + Sync {
             machine: None,
             stage: None,
             platform: None,
-            pcr15: None,
+            cluster: None,
         })
     }
     /// Returns what the TPM of a peer must decrypt to prove that its attestation key (TPMT_PUBLIC) is certified; `None` if the
@@ -167,8 +168,8 @@ pub struct Identified {
     pub stage: Option<Stage>,
     /// What the evidence proves about the platform; `None` if it contains nothing that a platform signed.
     pub platform: Option<Arc<PlatformClaims>>,
-    /// The value of SHA-256 PCR 15: zero, or [`pcr15_after`] the ID of the machine's cluster; `None` if it was not proved.
-    pub pcr15: Option<[u8; 32]>,
+    /// The register of the cluster ID; `None` if it was not proved.
+    pub cluster: Option<ClusterRegister>,
 }
 
 /// What is known about a connection beside the name of the peer. Attested TLS gives it to the handlers of the peer's calls.
@@ -210,9 +211,9 @@ impl std::fmt::Display for ValidateError {
     }
 }
 
-/// Returns whether SHA-256 PCR 15 is not zero: the node has measured a cluster ID in this boot.
+/// Returns whether the node has measured a cluster ID in this boot.
 pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
-    Ok(pcr15(location)?.iter().any(|byte| *byte != 0))
+    Ok(!cluster_register(location)?.is_fresh())
 }
 
 /// Says which part of systemd has measured into PCR 15 of this machine, and what to do; `None` if PCR 15 is zero or cannot be read,
@@ -225,22 +226,20 @@ pub fn foreign_writer(location: &tpm::Location) -> Option<String> {
     if log.is_empty() {
         return None;
     }
-    systemd_log::explain(&log, CLUSTER_ID_PCR, &pcr15(location).ok()?)
+    systemd_log::explain(
+        &log,
+        CLUSTER_ID_PCR,
+        cluster_register(location).ok()?.as_ref(),
+    )
 }
 
-/// Returns the value of SHA-256 PCR 15 of this machine.
-pub fn pcr15(location: &tpm::Location) -> Result<[u8; 32], tpm::Error> {
+/// Returns the register of the cluster ID of this machine.
+pub fn cluster_register(location: &tpm::Location) -> Result<ClusterRegister, tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     // every TPM for PCs has PCRs 0 to 23 (TCG PC Client Platform TPM Profile)
-    let value = pcrs
-        .get(&CLUSTER_ID_PCR)
-        .and_then(|value| value.as_slice().try_into().ok());
+    let value = pcrs.get(&CLUSTER_ID_PCR);
+    let value = value.and_then(|value| ClusterRegister::new(value));
     value.ok_or(tpm::Error::NoBank(Bank::Sha256))
-}
-
-/// Returns the value of SHA-256 PCR 15 after it was extended once, from zero, with a cluster ID.
-pub fn pcr15_after(cluster_id: &[u8; CLUSTER_ID_LEN]) -> [u8; 32] {
-    sha256(&[&[0; 32], &sha256(&[cluster_id])])
 }
 
 /// Returns SHA-256 of the concatenated parts.
@@ -256,12 +255,12 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Decodes 64 hexadecimal digits to 32 bytes.
-fn unhex(text: &str) -> Option<[u8; 32]> {
-    if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+/// Decodes `2 * N` hexadecimal digits.
+fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if text.len() != 2 * N || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return None;
     }
-    let mut value = [0; 32];
+    let mut value = [0; N];
     for (byte, digits) in value.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
         *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     }
@@ -295,23 +294,6 @@ impl std::error::Error for ValidateError {}
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pcr_15_matches_the_vector_of_the_old_system() {
-        let id: [u8; 32] = [
-            0x12, 0x8c, 0x16, 0x43, 0x78, 0xfe, 0x87, 0x67, 0xf9, 0x98, 0xfb, 0xdf, 0xe4, 0xb4,
-            0xd6, 0x46, 0x3e, 0xc5, 0xae, 0x1b, 0x66, 0x4e, 0xa5, 0x99, 0x9b, 0xc2, 0x74, 0x17,
-            0x60, 0x7a, 0xe9, 0xb6,
-        ];
-        assert_eq!(
-            hex(&pcr15_after(&id)),
-            "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f"
-        );
-        assert_eq!(
-            hex(&pcr15_after(&[0x11; 32])),
-            "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf"
-        );
-    }
 
     #[test]
     fn text_of_a_peer_is_short_and_does_nothing_to_a_terminal() {

@@ -53,12 +53,9 @@ use std::fmt;
 
 use serde::Deserialize;
 
-use super::{KeyName, Stage, hex, pcr15_after, unhex};
-use crate::tpm::CLUSTER_ID_PCR;
+use super::{ClusterRegister, KeyName, Registers, Stage, hex, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 
-/// Length in bytes of a SHA-256 PCR.
-const PCR_LEN: usize = 32;
 /// Configurations of the old system repeat this pattern where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
 /// Maximum index of a PCR in the format. TPMs for PCs have PCRs 0 to 23.
@@ -80,8 +77,8 @@ const MAX_NAME: usize = 100;
 /// The expected value of a register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Measurement {
-    /// The value.
-    pub expected: [u8; PCR_LEN],
+    /// The value: 32 bytes of a PCR, 48 bytes of a register of a TDX machine.
+    pub expected: Vec<u8>,
     /// Whether another value is accepted with a warning in the log.
     pub warn_only: bool,
 }
@@ -178,6 +175,14 @@ impl Image {
             measurements,
             initramfs,
         };
+        let values = image.measurements.values().chain(image.initramfs.values());
+        let kinds: BTreeSet<_> = values.map(|it| Registers::of(&it.expected)).collect();
+        if kinds.len() > 1 || kinds.contains(&None) {
+            return Err(
+                "its registers differ in length: expected 32 bytes each, or 48 of a TDX machine"
+                    .into(),
+            );
+        }
         let enforces_nothing = |measurements: BTreeMap<u32, Measurement>| {
             measurements
                 .values()
@@ -231,8 +236,10 @@ impl Image {
                     warn_only,
                 } => (expected, warn_only),
             };
-            let expected = unhex(&expected).ok_or_else(|| {
-                format!("PCR {index}: expected 64 hex digits, got {:.80?}", expected)
+            let expected = register(&expected).ok_or_else(|| {
+                format!(
+                    "PCR {index}: expected 64 hex digits (a TDX machine: 96), got {expected:.120?}"
+                )
             })?;
             if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
                 return Err(format!(
@@ -283,6 +290,13 @@ impl Image {
             "{{{}}}",
             by_name.iter().map(entry).collect::<Vec<_>>().join(",")
         )
+    }
+
+    /// Returns the kind of the registers.
+    fn registers(&self) -> Registers {
+        let first = self.measurements.values().next();
+        let kind = first.and_then(|first| Registers::of(&first.expected));
+        kind.unwrap_or(Registers::Pcrs)
     }
 
     /// Returns the name; empty if the image has none.
@@ -360,6 +374,12 @@ impl Policy {
             )));
         }
         for (at, image) in images.iter().enumerate() {
+            if image.registers() != images[0].registers() {
+                return Err(PolicyError(format!(
+                    "{image} has registers of another length than {}",
+                    images[0]
+                )));
+            }
             if at > 0 && image.name.is_empty() {
                 return Err(PolicyError("a further image has no name".into()));
             }
@@ -597,25 +617,33 @@ impl Policy {
         &self.images
     }
 
-    /// Returns the policy for a machine that has joined no cluster in this boot: PCR 15 must be zero. Only such a machine may
-    /// receive a disk key or the master secret.
+    /// Returns the kind of the machines' registers.
+    pub fn registers(&self) -> Registers {
+        self.images[0].registers()
+    }
+
+    /// Returns the policy for a machine that has joined no cluster in this boot: the register of the cluster ID must be zero. Only
+    /// such a machine may receive a disk key or the master secret.
     pub fn expecting_fresh(self) -> Policy {
-        self.expecting_pcr15([0; PCR_LEN])
+        let fresh = self.registers().fresh();
+        self.expecting(&fresh)
     }
 
-    /// Returns the policy for a member of this cluster: PCR 15 must be extended with the cluster ID.
+    /// Returns the policy for a member of this cluster: the register of the cluster ID must be extended with it.
     pub fn expecting_cluster(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Policy {
-        self.expecting_pcr15(pcr15_after(cluster_id))
+        let extended = self.registers().after(cluster_id);
+        self.expecting(&extended)
     }
 
-    /// Returns the policy with this expected value of PCR 15.
-    pub fn expecting_pcr15(mut self, expected: [u8; PCR_LEN]) -> Policy {
+    /// Returns the policy with this expected value of the register of the cluster ID.
+    pub fn expecting(mut self, register: &ClusterRegister) -> Policy {
+        let index = self.registers().of_cluster_id();
         for image in &mut self.images {
-            image.initramfs.remove(&CLUSTER_ID_PCR);
+            image.initramfs.remove(&index);
             image.measurements.insert(
-                CLUSTER_ID_PCR,
+                index,
                 Measurement {
-                    expected,
+                    expected: register.as_ref().to_vec(),
                     warn_only: false,
                 },
             );
@@ -623,11 +651,13 @@ impl Policy {
         self
     }
 
-    /// Returns the policy without PCR 15. It shows only which image a machine runs, and must not be used to admit a machine.
+    /// Returns the policy without the register of the cluster ID. It shows only which image a machine runs, and must not be used
+    /// to admit a machine.
     pub fn of_any_cluster(mut self) -> Policy {
+        let index = self.registers().of_cluster_id();
         for image in &mut self.images {
-            image.initramfs.remove(&CLUSTER_ID_PCR);
-            image.measurements.remove(&CLUSTER_ID_PCR);
+            image.initramfs.remove(&index);
+            image.measurements.remove(&index);
         }
         self
     }
@@ -661,6 +691,12 @@ impl Policy {
     }
 }
 
+/// Decodes the hexadecimal digits of a register.
+fn register(text: &str) -> Option<Vec<u8>> {
+    let long = || unhex::<48>(text).map(Vec::from);
+    unhex::<32>(text).map(Vec::from).or_else(long)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -692,6 +728,35 @@ mod tests {
     }
 
     #[test]
+    fn the_registers_of_a_tdx_machine_are_read_and_written_to_the_letter() {
+        let entry = |index: u32, digit: &str| {
+            let value = digit.repeat(96);
+            format!("\"{index}\":{{\"expected\":\"{value}\",\"warnOnly\":false}}")
+        };
+        let text = format!(
+            "{{\"measurements\":{{{},{}}}}}",
+            entry(0, "a"),
+            entry(3, "b")
+        );
+        let policy = Policy::from_json(&text).unwrap();
+        assert_eq!(policy.to_json(), text);
+        assert_eq!(policy.registers(), Registers::Rtmrs);
+        let fresh = policy.clone().expecting_fresh();
+        assert_eq!(fresh.images()[0].measurements()[&3].expected, [0; 48]);
+        assert_eq!(policy.of_any_cluster().images()[0].measurements().len(), 1);
+        let mixed = text.replace(&"a".repeat(96), &"a".repeat(64));
+        let error = Policy::from_json(&mixed).unwrap_err().to_string();
+        assert!(error.contains("differ in length"), "{error}");
+        let other = enforced(&[(4, 1)]);
+        let error = Policy::from_json(&text).unwrap().and_also("other", other);
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("other has registers of another length"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn a_bare_value_is_enforced() {
         let policy =
             Policy::from_json(&format!(r#"{{"measurements":{{"4":"{ZERO}"}},"other":1}}"#))
@@ -699,7 +764,7 @@ mod tests {
         assert_eq!(
             policy.images()[0].measurements()[&4],
             Measurement {
-                expected: [0; 32],
+                expected: vec![0; 32],
                 warn_only: false
             }
         );
@@ -829,7 +894,7 @@ mod tests {
             assert_eq!(
                 policy.images()[0].measurements()[&15],
                 Measurement {
-                    expected: [0; 32],
+                    expected: vec![0; 32],
                     warn_only: false
                 }
             );
@@ -932,7 +997,7 @@ mod tests {
             (
                 index,
                 Measurement {
-                    expected: [byte; 32],
+                    expected: vec![byte; 32],
                     warn_only: false,
                 },
             )
@@ -1021,7 +1086,10 @@ mod tests {
             .unwrap()
             .expecting_cluster(&[0x11; 32]);
         for image in members.images() {
-            assert_eq!(image.measurements()[&15].expected, pcr15_after(&[0x11; 32]));
+            assert_eq!(
+                image.measurements()[&15].expected,
+                Registers::Pcrs.after(&[0x11; 32]).as_ref()
+            );
         }
     }
 

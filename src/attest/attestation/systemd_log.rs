@@ -81,10 +81,10 @@ pub fn parse(log: &[u8]) -> Vec<Record> {
 
 /// Explains a value of the cluster ID's register that is not a cluster's, and says what to do. `None` if the value is zero, or if
 /// the log has no record of this register.
-pub fn explain(log: &[u8], pcr: u32, value: &[u8; 32]) -> Option<String> {
+pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> Option<String> {
     let mut records = parse(log);
     records.retain(|record| record.pcr == pcr);
-    if *value == [0; 32] || records.is_empty() {
+    if value.iter().all(|byte| *byte == 0) || records.is_empty() {
         return None;
     }
     let shown = records.iter().take(SHOWN_RECORDS);
@@ -97,7 +97,7 @@ pub fn explain(log: &[u8], pcr: u32, value: &[u8; 32]) -> Option<String> {
     }
     let mut advice: Vec<_> = shown.map(|record| record.writer().advice()).collect();
     advice.dedup();
-    let beside = match replay(&records) == Some(*value) {
+    let beside = match replay(&records).is_some_and(|replayed| replayed == value) {
         true => "but belongs to no cluster",
         false => "and not a cluster's alone",
     };

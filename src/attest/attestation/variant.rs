@@ -113,7 +113,7 @@ mod tests {
         let image = BTreeMap::from([(
             15,
             Measurement {
-                expected: [0; 32],
+                expected: vec![0; 32],
                 warn_only: false,
             },
         )]);

@@ -19,8 +19,9 @@ use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
 use super::variant::Measured;
 use super::{
-    Challenge, Identified, Identity, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy,
-    Request, Stage, ValidateError, event_log, excerpt, hex, printable, sha256,
+    Challenge, ClusterRegister, Identified, Identity, IssueError, KeyName, Measurement, Oid,
+    PlatformClaims, Policy, Request, Stage, ValidateError, event_log, excerpt, hex, printable,
+    sha256,
 };
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Endorsement, KeySource, Tpm};
 
@@ -326,9 +327,9 @@ impl Validator {
             machine: Some(key.digest().into()),
             stage: None,
             platform: platform.map(Arc::new),
-            pcr15: values
+            cluster: values
                 .get(&CLUSTER_ID_PCR)
-                .and_then(|value| value.as_slice().try_into().ok()),
+                .and_then(|value| ClusterRegister::new(value)),
         })
     }
 
@@ -500,7 +501,9 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     let expected = hex(&measurement.expected);
     match got {
         Some(got) => {
-            let why = if index == CLUSTER_ID_PCR && measurement.expected == [0; 32] {
+            let why = if index == CLUSTER_ID_PCR
+                && measurement.expected.iter().all(|byte| *byte == 0)
+            {
                 "the machine has joined a cluster since it started: reboot it to attest again. If it belongs to none, its \
                  console names the unit of systemd that measured into this register"
                     .into()
@@ -522,8 +525,8 @@ pub fn measure(location: &tpm::Location, stage: Stage) -> Result<Measured, tpm::
         tpm::Location::Device(_) => std::fs::read(EVENT_LOG).unwrap_or_default(),
         tpm::Location::Swtpm(..) => vec![],
     };
-    let enforced = |expected| Measurement {
-        expected,
+    let enforced = |expected: [u8; 32]| Measurement {
+        expected: expected.into(),
         warn_only: false,
     };
     let values_at = |other: Stage| {

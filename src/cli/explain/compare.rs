@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::evidence::{Entry, Register, Registers};
-use attest::attestation::{Policy, pcr15_after, phases};
+use attest::attestation::{self, Policy, phases};
 use attest::tpm::CLUSTER_ID_PCR;
 use base::crypto::CLUSTER_ID_LEN;
 use image::{Case, Image};
@@ -186,7 +186,8 @@ impl Expected {
     /// Replaces the expected value of the cluster ID's register.
     pub fn and_cluster(&mut self, id: &[u8; CLUSTER_ID_LEN]) {
         let register = self.by_number.entry(CLUSTER_ID_PCR).or_default();
-        register.value = Some(pcr15_after(id).to_vec());
+        let value = attestation::Registers::Pcrs.after(id);
+        register.value = Some(value.as_ref().into());
         register.events = None;
     }
 

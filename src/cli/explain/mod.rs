@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_policy_says_which_register_differs() {
         let expected = |byte| Measurement {
-            expected: [byte; 32],
+            expected: vec![byte; 32],
             warn_only: false,
         };
         let policy = [(8, expected(8)), (9, expected(9)), (15, expected(0))];
@@ -255,12 +255,12 @@ mod tests {
         assert_eq!(fresh[&9], Verdict::Differs);
         assert_eq!(fresh[&15], Verdict::Matches);
         // a member of some cluster, and of the one that the operator names
-        let member = attest::attestation::pcr15_after(&[0x11; 32]);
+        let member = attest::attestation::Registers::Pcrs.after(&[0x11; 32]);
         let of_15 = |value: &[u8], is_known| {
             verdicts(&of(quoted(CLUSTER_ID_PCR, value), is_known))[&CLUSTER_ID_PCR]
         };
-        assert_eq!(of_15(&member, false), Verdict::NotInLog);
-        assert_eq!(of_15(&member, true), Verdict::Matches);
+        assert_eq!(of_15(member.as_ref(), false), Verdict::NotInLog);
+        assert_eq!(of_15(member.as_ref(), true), Verdict::Matches);
         assert_eq!(of_15(&[1; 32], true), Verdict::Differs);
     }
 

@@ -440,13 +440,14 @@ impl Inner {
         else {
             return Transport::plain(socket).map_err(|error| error.to_string());
         };
-        let pcr15 = attestation::pcr15(tpm).map_err(|error| error.to_string())?;
-        if pcr15 == [0; 32] {
-            return Err(
-                "this machine has joined no cluster since it started (PCR 15 is zero)".into(),
-            );
+        let register = attestation::cluster_register(tpm).map_err(|error| error.to_string())?;
+        if register.is_fresh() {
+            return Err(format!(
+                "this machine has joined no cluster since it started ({} is zero)",
+                register.name()
+            ));
         }
-        let members = Arc::new(Members::new(variant, config_dir, pcr15)?);
+        let members = Arc::new(Members::new(variant, config_dir, register)?);
         let issuer = (variant.issuer)(tpm);
         let own = Instant::now() + HANDSHAKE_TIMEOUT;
         let deadline = deadline.map_or(own, |deadline| deadline.min(own));

@@ -16,7 +16,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use attest::attestation::{Composite, Policy, Stage, Validator, Variant};
+use attest::attestation::{ClusterRegister, Composite, Policy, Stage, Validator, Variant};
 
 /// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
@@ -27,7 +27,7 @@ const MAX_LEN: u64 = 1 << 20;
 pub struct Members {
     variant: &'static Variant,
     file: PathBuf,
-    pcr15: [u8; 32],
+    register: ClusterRegister,
     last: Mutex<Last>,
 }
 
@@ -44,15 +44,15 @@ impl Members {
     pub fn new(
         variant: &'static Variant,
         config_dir: &Path,
-        pcr15: [u8; 32],
+        register: ClusterRegister,
     ) -> Result<Members, String> {
         let file = config_dir.join(POLICY_FILE);
         let text = read(&file)?;
-        let validator = validator(variant, &file, &text, pcr15)?;
+        let validator = validator(variant, &file, &text, &register)?;
         Ok(Members {
             variant,
             file,
-            pcr15,
+            register,
             last: Mutex::new(Last {
                 text,
                 validator,
@@ -66,7 +66,7 @@ impl Members {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = read(&self.file).and_then(|text| match text == last.text {
             true => Ok(None),
-            false => validator(self.variant, &self.file, &text, self.pcr15)
+            false => validator(self.variant, &self.file, &text, &self.register)
                 .map(|validator| Some((text, validator))),
         });
         let problem = now.as_ref().err().cloned();
@@ -101,10 +101,10 @@ fn validator(
     variant: &Variant,
     file: &Path,
     text: &str,
-    pcr15: [u8; 32],
+    register: &ClusterRegister,
 ) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(text).map_err(|error| format!("{}: {error}", file.display()))?;
-    let policy = policy.at(Stage::Booted).expecting_pcr15(pcr15);
+    let policy = policy.at(Stage::Booted).expecting(register);
     endorsement::validator(variant, policy, &collateral::online())
         .map_err(|error| format!("{}: {error}", file.display()))
 }

@@ -42,7 +42,7 @@ use zeroize::Zeroizing;
 
 use crate::observed;
 use attest::atls;
-use attest::attestation::{self, IssueError, Variant, pcr15_after};
+use attest::attestation::{self, IssueError, Variant};
 use attest::tpm;
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
@@ -306,16 +306,16 @@ fn attested(
     let secret = kms
         .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
         .map_err(Error::Kms)?;
-    let expected = pcr15_after(&cluster_id(&secret, salt.expose()));
+    let id = cluster_id(&secret, salt.expose());
     // Otherwise each client would refuse this machine without a clear reason.
-    let pcr15 =
-        attestation::pcr15(tpm).map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
-    if pcr15 != expected {
+    let register = attestation::cluster_register(tpm)
+        .map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
+    if !register.is_of(&id) {
         return Err(Error::NoMember {
-            is_fresh: pcr15 == [0; 32],
+            is_fresh: register.is_fresh(),
         });
     }
-    let members = Arc::new(Members::new(variant, config_dir, expected).map_err(Error::Policy)?);
+    let members = Arc::new(Members::new(variant, config_dir, register).map_err(Error::Policy)?);
     crate::observed::any_tpm(registry, &members);
     let issuer = (variant.issuer)(tpm);
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();

@@ -1,0 +1,144 @@
+//! The registers of a machine, and the one of them that names its cluster.
+
+use base::crypto::CLUSTER_ID_LEN;
+use ring::digest::{Algorithm, SHA256, SHA384, digest};
+
+use crate::tpm::CLUSTER_ID_PCR;
+
+/// The kind of a machine's registers. Their length tells it, so a policy does not need to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Registers {
+    /// The SHA-256 PCRs of a TPM, by their numbers.
+    Pcrs,
+    /// The SHA-384 registers of a TDX machine: 0 is MRTD, 1 to 4 are RTMR 0 to 3, as in the old system.
+    Rtmrs,
+}
+
+/// The value of the register that a machine extends with the ID of its cluster: SHA-256 PCR 15, or RTMR 2 of a TDX machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterRegister(Vec<u8>);
+
+impl Registers {
+    /// Returns the kind of a register with this value; `None` if its length is that of no kind.
+    pub fn of(value: &[u8]) -> Option<Registers> {
+        let kinds = [Registers::Pcrs, Registers::Rtmrs];
+        kinds.into_iter().find(|kind| kind.len() == value.len())
+    }
+
+    fn hash(self) -> &'static Algorithm {
+        match self {
+            Registers::Pcrs => &SHA256,
+            Registers::Rtmrs => &SHA384,
+        }
+    }
+
+    /// Returns the length of a value in bytes.
+    fn len(self) -> usize {
+        self.hash().output_len()
+    }
+
+    /// Returns the index of the register of the cluster ID.
+    pub fn of_cluster_id(self) -> u32 {
+        match self {
+            Registers::Pcrs => CLUSTER_ID_PCR,
+            Registers::Rtmrs => 3,
+        }
+    }
+
+    /// Returns the name of a register in messages.
+    pub fn name(self, index: u32) -> String {
+        match (self, index) {
+            (Registers::Pcrs, _) => format!("PCR {index}"),
+            (Registers::Rtmrs, 0) => "MRTD".into(),
+            (Registers::Rtmrs, _) => format!("RTMR {}", index - 1),
+        }
+    }
+
+    /// Returns the register of the cluster ID of a machine that has joined no cluster in this boot.
+    pub fn fresh(self) -> ClusterRegister {
+        ClusterRegister(vec![0; self.len()])
+    }
+
+    /// Returns the register of the cluster ID after it was extended once, from zero, with this one.
+    pub fn after(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> ClusterRegister {
+        let mut text = vec![0; self.len()];
+        text.extend(digest(self.hash(), cluster_id).as_ref());
+        ClusterRegister(digest(self.hash(), &text).as_ref().into())
+    }
+}
+
+impl ClusterRegister {
+    /// Takes the value of the register; `None` if its length is that of no kind.
+    pub fn new(value: &[u8]) -> Option<ClusterRegister> {
+        Registers::of(value).map(|_| ClusterRegister(value.into()))
+    }
+
+    /// Returns whether the machine has joined no cluster in this boot.
+    pub fn is_fresh(&self) -> bool {
+        self.0.iter().all(|byte| *byte == 0)
+    }
+
+    /// Returns whether the machine has joined this cluster.
+    pub fn is_of(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> bool {
+        *self == self.kind().after(cluster_id)
+    }
+
+    /// Returns the kind of the machine's registers.
+    pub fn kind(&self) -> Registers {
+        Registers::of(&self.0).unwrap_or(Registers::Pcrs)
+    }
+
+    /// Returns the name of the register in messages.
+    pub fn name(&self) -> String {
+        self.kind().name(self.kind().of_cluster_id())
+    }
+}
+
+impl AsRef<[u8]> for ClusterRegister {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for ClusterRegister {
+    /// Writes lower-case hexadecimal digits.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_register_of_the_cluster_id_matches_the_vectors_of_the_old_system() {
+        let id: [u8; 32] = [
+            0x12, 0x8c, 0x16, 0x43, 0x78, 0xfe, 0x87, 0x67, 0xf9, 0x98, 0xfb, 0xdf, 0xe4, 0xb4,
+            0xd6, 0x46, 0x3e, 0xc5, 0xae, 0x1b, 0x66, 0x4e, 0xa5, 0x99, 0x9b, 0xc2, 0x74, 0x17,
+            0x60, 0x7a, 0xe9, 0xb6,
+        ];
+        for (kind, id, expected) in [
+            (
+                Registers::Pcrs,
+                id,
+                "23400370357e846478cce7cc0c76cdfe4da077cc57b36dee0f665ede2c8b3f2f",
+            ),
+            (
+                Registers::Pcrs,
+                [0x11; 32],
+                "1e60f81404c2f085dc1bb30642c0c23cd3f77bd32424888abb3fc0f9908f1adf",
+            ),
+            (
+                Registers::Rtmrs,
+                id,
+                "894927a8d9fda1b23231f7a1a9505fd67f41cfe6b8cb66e7a15fcc04529aeae2708795d00dbfc191bf1b5d88a97f55d9",
+            ),
+        ] {
+            let register = kind.after(&id);
+            assert_eq!(register.to_string(), expected);
+            assert!(register.is_of(&id) && !register.is_of(&[0; 32]) && !register.is_fresh());
+            assert!(kind.fresh().is_fresh());
+        }
+    }
+}
