@@ -470,7 +470,12 @@ fn apply_makes_the_policy_of_the_cluster_require_the_strong_form() {
     assert_eq!(strong, as_before.requiring_strong());
     let unknown = failure(
         dir.path(),
-        &["apply", "--require=new", "--policy=policy.json"],
+        &[
+            "apply",
+            "--require=new",
+            "--policy=policy.json",
+            "--image=x",
+        ],
     );
     assert!(
         unknown.0 == 2 && unknown.1.contains("strong"),

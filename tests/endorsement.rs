@@ -513,3 +513,37 @@ fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
         }
     }
 }
+
+/// A TPM that fails to tell its certificates is asked again, and one that has told them is not.
+#[test]
+fn certificates_that_could_not_be_read_are_read_later() {
+    let tpm = Swtpm::start();
+    let folder = tempfile::tempdir().unwrap();
+    // the index of the certificate exists, but nothing was written to it: TPM2_NV_Read fails
+    let index = (EndorsementKind::P256 as u32).to_string();
+    let rights = "ownerread|ownerwrite|authread|authwrite";
+    tpm.tool(
+        "tpm2_nvdefine",
+        &[&index, "-C", "o", "-s", "131", "-a", rights],
+    );
+    let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
+    let first = issuer.identity().unwrap();
+    assert!(!first.key.is_empty() && first.endorsements.is_empty());
+    assert_eq!(issuer.known_identity().unwrap(), first);
+
+    let certificate = [&[0x30, 0x81, 128][..], &[7; 128]].concat();
+    let file = folder.path().join("certificate");
+    fs::write(&file, &certificate).unwrap();
+    tpm.tool(
+        "tpm2_nvwrite",
+        &[&index, "-C", "o", "-i", file.to_str().unwrap()],
+    );
+    let end = Instant::now() + Duration::from_secs(120);
+    while issuer.identity().unwrap().endorsements.is_empty() {
+        assert!(Instant::now() < end, "the TPM is not asked again");
+        thread::sleep(Duration::from_millis(500));
+    }
+    let known = issuer.known_identity().unwrap();
+    assert_eq!(known.endorsements[0].certificate, certificate);
+    assert_eq!(known.key, first.key);
+}

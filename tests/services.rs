@@ -893,6 +893,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         health: Some("127.0.0.1:0".parse().unwrap()),
         variant: &attestation::qemu_vtpm::VARIANT,
         evidence: None,
+        verification: None,
         require_strong: false,
         metrics: None,
         kubernetes: None,

@@ -17,6 +17,7 @@ use prost::Message;
 use attest::attestation::{self, Issuer, Request, Role, wire};
 use attest::tpm::{self, Bank};
 use proto::evidence::{EvidenceRequest, EvidenceResponse};
+use proto::verify::USER_DATA;
 use sys::poll::Poller;
 
 /// How long the program waits for a further caller before it ends; systemd starts it again.
@@ -29,6 +30,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 const MAX_REQUEST: u64 = 4096;
 /// Length of a nonce in bytes, as in attested TLS.
 const NONCE: std::ops::RangeInclusive<usize> = 16..=64;
+/// Length of a nonce for the verification service in bytes. With the 13 bytes of the user data in front it is shorter than what any
+/// form of attested TLS hashes, 32 bytes and a nonce of at least 16. So no such document is a proof there, and none of there is one here.
+const VERIFICATION_NONCE: std::ops::RangeInclusive<usize> = 16..=32;
 /// Maximum number of banks, as many as this program knows.
 const BANKS: usize = 4;
 /// Interval between two looks at callers that are being served.
@@ -113,9 +117,13 @@ impl Evidence {
             );
         }
         let identity = self.issuer.identity().map_err(|error| error.to_string())?;
-        let document = match request.session.is_empty() {
-            true => vec![],
-            false => self.document(request)?,
+        let document = match (request.verification, request.session.is_empty()) {
+            (true, true) => self.verification(&request.nonce)?,
+            (true, false) => {
+                return Err("the request is for a session and for a verification".into());
+            }
+            (false, true) => vec![],
+            (false, false) => self.document(request)?,
         };
         Ok(EvidenceResponse {
             identity: Some(wire::identity(self.issuer.oid(), identity)),
@@ -124,18 +132,21 @@ impl Evidence {
         })
     }
 
+    /// Returns a document for whoever asks, as the old system's verification service gives it.
+    fn verification(&self, nonce: &[u8]) -> Result<Vec<u8>, String> {
+        check_nonce(nonce, VERIFICATION_NONCE)?;
+        self.issuer
+            .issue_for_stranger(USER_DATA, nonce)
+            .map_err(|error| error.to_string())
+    }
+
     fn document(&self, request: EvidenceRequest) -> Result<Vec<u8>, String> {
         let session = request.session.as_slice().try_into();
         let session = session.map_err(|_| {
             let len = request.session.len();
             format!("the digest of the connection has {len} bytes, expected 32")
         })?;
-        if !NONCE.contains(&request.nonce.len()) {
-            let (len, [least, most]) = (request.nonce.len(), [NONCE.start(), NONCE.end()]);
-            return Err(format!(
-                "the nonce has {len} bytes, expected {least} to {most}"
-            ));
-        }
+        check_nonce(&request.nonce, NONCE)?;
         let banks = request.banks.iter().map(|id| Bank::with_id(*id));
         let banks: Option<Vec<Bank>> = banks.collect();
         let banks = banks
@@ -155,6 +166,16 @@ impl Evidence {
         self.issuer
             .prove(&request)
             .map_err(|error| error.to_string())
+    }
+}
+
+fn check_nonce(nonce: &[u8], length: std::ops::RangeInclusive<usize>) -> Result<(), String> {
+    let (len, least, most) = (nonce.len(), length.start(), length.end());
+    match length.contains(&len) {
+        true => Ok(()),
+        false => Err(format!(
+            "the nonce has {len} bytes, expected {least} to {most}"
+        )),
     }
 }
 
@@ -225,6 +246,7 @@ mod tests {
             nonce: vec![3; 32],
             banks: vec![Bank::Sha256 as u32],
             challenge: None,
+            verification: false,
         }
     }
 
@@ -246,6 +268,13 @@ mod tests {
             user_data(Role::JoinService, &[2; 32], &[]),
             "the role does not come from the caller"
         );
+        let verification = EvidenceRequest {
+            nonce: vec![3; 32],
+            verification: true,
+            ..EvidenceRequest::default()
+        };
+        let response = evidence.answer(&verification.encode_to_vec()).unwrap();
+        assert_eq!(response.document, USER_DATA);
         let identity = evidence.answer(&[]).unwrap();
         assert_eq!(
             (identity.identity.unwrap().variant, identity.document),
@@ -266,7 +295,16 @@ mod tests {
     fn what_is_wrong_with_a_request_is_named() {
         let (_swtpm, evidence) = member();
         type Change = fn(&mut EvidenceRequest);
-        let changes: [(&str, Change); 4] = [
+        let changes: [(&str, Change); 6] = [
+            ("33 bytes, expected 16 to 32", |it| {
+                it.session.clear();
+                it.verification = true;
+                it.nonce.push(3);
+                it.nonce.truncate(33);
+            }),
+            ("for a session and for a verification", |it| {
+                it.verification = true;
+            }),
             ("31 bytes, expected 32", |it| {
                 it.session.pop();
             }),
@@ -291,7 +329,7 @@ mod tests {
         let (_swtpm, evidence) = member();
         for bytes in mutations(&request().encode_to_vec(), 300) {
             if let Ok(response) = evidence.answer(&bytes) {
-                assert!(response.document.is_empty() || response.document.len() == 32);
+                assert!(matches!(response.document.len(), 0 | 13 | 32));
             }
         }
     }

@@ -167,7 +167,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         kubeconfig: given.path("kubeconfig"),
         variant: variant_of(given)?,
         policy: given.path("policy"),
-        require_strong: given.has("require"),
+        require_strong: given.one_of("require", &["strong"])? == "strong",
         image: image.unwrap_or_default(),
         skip_phases,
         master_secret: given.path("master-secret"),
@@ -317,7 +317,7 @@ fn verify_options(given: &Given) -> Result<verify::Options, Failure> {
         },
         is_fresh: given.has("fresh"),
         save: given.has("save").then(|| given.path("save")),
-        is_json: given.text("output")? == "json",
+        is_json: given.one_of("output", &["table", "json"])? == "json",
         timeout: given.parsed("timeout", time)?,
     })
 }
@@ -368,15 +368,7 @@ fn explain_options(given: &Given) -> Result<explain::Options, Failure> {
             false => None,
         },
         variant: variant_of(given)?,
-        is_json: match given.text("output")?.as_str() {
-            "text" => false,
-            "json" => true,
-            other => {
-                return Err(Failure::Usage(format!(
-                    "--output {other:?}: expected text, json"
-                )));
-            }
-        },
+        is_json: given.one_of("output", &["text", "json"])? == "json",
         timeout: given.parsed("timeout", time)?,
     })
 }

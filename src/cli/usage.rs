@@ -350,6 +350,20 @@ impl Given {
         program::text(self.value(name).unwrap_or_default())
     }
 
+    /// Returns the option's value, which must be one of these words; empty if there is neither a value nor a default.
+    pub fn one_of(&self, name: &str, words: &[&str]) -> Result<String, Failure> {
+        let text = self.text(name)?;
+        match text.is_empty() || words.contains(&text.as_str()) {
+            true => Ok(text),
+            false => {
+                let words = words.join(", ");
+                Err(Failure::Usage(format!(
+                    "--{name} {text:?}: expected {words}"
+                )))
+            }
+        }
+    }
+
     /// Returns all values of an option that may be repeated.
     pub fn texts(&self, name: &str) -> Result<Vec<String>, Failure> {
         let given = self.values.iter().filter(|(given, _)| *given == name);

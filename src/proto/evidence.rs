@@ -14,6 +14,10 @@ pub struct EvidenceRequest {
     /// What the TPM must decrypt, if the node demands a certified attestation key.
     #[prost(message, optional, tag = "4")]
     pub challenge: ::core::option::Option<super::attested::Challenge>,
+    /// Whether the nonce, of 16 to 32 bytes, is that of a caller of the verification service (verify.proto). Then there is no session, and the
+    /// user data of the document are those of that service.
+    #[prost(bool, tag = "5")]
+    pub verification: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 #[prost(skip_debug)]

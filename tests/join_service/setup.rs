@@ -129,6 +129,7 @@ impl Setup {
             metrics: Some("127.0.0.1:0".parse().unwrap()),
             variant: &qemu_vtpm::VARIANT,
             evidence: None,
+            verification: None,
             require_strong: false,
             kubernetes: Some(account),
             metadata: Some(

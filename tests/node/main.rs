@@ -18,4 +18,5 @@ use common::setting;
 mod status;
 mod trust;
 mod unlock;
+mod verification;
 mod waits;

@@ -31,18 +31,18 @@ fn joined_cluster() -> [u8; 32] {
 }
 
 /// The ID of the cluster whose disks [`Setting`] makes.
-fn own_cluster() -> [u8; 32] {
+pub fn own_cluster() -> [u8; 32] {
     let info = Dek::named(MEASUREMENT_SECRET_ID);
     let secret = derive_key(&MASTER_KEY, &MASTER_SALT, info.info(), KEY_LEN).unwrap();
     cluster_id(&secret, &MEASUREMENT_SALT)
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The machine of a join service: its TPM, and the host's evidence of it.
-struct Host {
+pub struct Host {
     tpm: Swtpm,
     dir: tempfile::TempDir,
     _evidence: Program,
@@ -50,7 +50,7 @@ struct Host {
 
 impl Host {
     /// A member of `cluster` whose boot loader is that of the nodes, or another one; of no cluster if it is `None`.
-    fn new(cluster: Option<[u8; 32]>, boot_loader: Option<&[u8]>) -> Host {
+    pub fn new(cluster: Option<[u8; 32]>, boot_loader: Option<&[u8]>) -> Host {
         let (tpm, dir) = (Swtpm::start(), tempfile::tempdir().unwrap());
         let mut open = Tpm::open(&tpm.location().parse().unwrap()).unwrap();
         if let Some(id) = cluster {
@@ -75,7 +75,7 @@ impl Host {
         }
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         socket_in(self.dir.path())
     }
 
@@ -84,7 +84,7 @@ impl Host {
         Arc::new(RemoteIssuer::new(&qemu_vtpm::VARIANT, self.socket()))
     }
 
-    fn location(&self) -> tpm::Location {
+    pub fn location(&self) -> tpm::Location {
         self.tpm.location().parse().unwrap()
     }
 }

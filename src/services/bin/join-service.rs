@@ -47,6 +47,8 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --attestation-variant VARIANT  attestation variant of the nodes: {variants} [{default}]
   --evidence SOCKET              unix socket at which the host proves this machine to nodes: /run/firstlight/evidence/socket; without it,
                                  this service proves nothing [none]
+  --verification ADDRESS:PORT    the address of the old system's verification service: evidence for whoever asks, without TLS, by
+                                 --evidence [none]
   --require strong               refuses nodes of the old form of attested TLS, as those of the old system [off]
   --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines
                                  of any name are admitted as workers, and control planes cannot join
@@ -81,6 +83,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut variant = variant::DEFAULT.to_owned();
     let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
     let (mut evidence, mut require_strong) = (PathBuf::new(), false);
+    let mut verification = None;
     let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
     let mut migration = Migration::default();
     while let Some(arg) = args.next()? {
@@ -99,6 +102,13 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("kubeconfig") => kubeconfig = Some(PathBuf::from(args.value()?)),
             Long("migrate-until") => migration = program::parsed("migrate-until", args.value()?)?,
             Long("evidence") => evidence = args.value()?.into(),
+            Long("verification") => {
+                let address = args.value()?;
+                verification = match address.is_empty() {
+                    true => None,
+                    false => Some(program::parsed("verification", address)?),
+                };
+            }
             Long("require") => {
                 require_strong = match program::text(args.value()?)?.as_str() {
                     "" => false,
@@ -115,6 +125,9 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("version") => return Err(Failure::Version),
             other => return Err(other.unexpected().into()),
         }
+    }
+    if verification.is_some() && evidence.as_os_str().is_empty() {
+        return Err(Failure::Usage("--verification: it needs --evidence".into()));
     }
     let variant = Variant::named(&variant).map_err(Failure::failed)?;
     let (key_service, key_auth) = keys.finish(variant, &config_dir)?;
@@ -141,6 +154,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         metrics,
         variant,
         evidence: (!evidence.as_os_str().is_empty()).then_some(evidence),
+        verification,
         require_strong,
         kubernetes,
         metadata,

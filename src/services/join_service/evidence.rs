@@ -63,6 +63,16 @@ impl RemoteIssuer {
         Ok((identity, document))
     }
 
+    /// Returns a document of the old system's verification service for a nonce of 16 to 32 bytes.
+    pub fn verification(&self, nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        let request = EvidenceRequest {
+            nonce: nonce.into(),
+            verification: true,
+            ..EvidenceRequest::default()
+        };
+        Ok(self.ask(&request)?.1)
+    }
+
     fn known(&self) -> MutexGuard<'_, Option<(Identity, Instant)>> {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -136,6 +146,7 @@ impl Issuer for RemoteIssuer {
             challenge: request
                 .challenge
                 .map(|(kind, credential)| wire::credential(kind, credential)),
+            verification: false,
         })?;
         Ok(document)
     }

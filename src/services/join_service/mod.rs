@@ -26,6 +26,7 @@
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
 //! | [`evidence`] | the proof of this machine for nodes |
+//! | `verification` | the proof of this machine for whoever asks, as in the old system |
 //!
 //! docs/join.md lists every refusal, its code, and what to do about it.
 
@@ -47,6 +48,7 @@ mod request;
 mod reservation;
 pub mod tickets;
 mod tokens;
+mod verification;
 
 use std::fmt;
 use std::io;
@@ -112,6 +114,8 @@ pub struct Config {
     /// The unix socket at which the host proves this machine, usually [`evidence::SOCKET`]. Without
     /// it, the service proves nothing to nodes.
     pub evidence: Option<PathBuf>,
+    /// The address of the old system's verification service, without TLS. It needs `evidence`.
+    pub verification: Option<SocketAddr>,
     /// Whether nodes of the old form of attested TLS are refused.
     pub require_strong: bool,
     /// Access to the Kubernetes API. Without it, the service issues rejoin tickets only.
@@ -129,6 +133,7 @@ pub struct Config {
 pub struct JoinService {
     server: Arc<Server>,
     health: Option<Server>,
+    verification: Option<Server>,
     cluster: Option<Background>,
     registry: Registry,
     exporter: Option<Exporter>,
@@ -179,6 +184,13 @@ impl JoinService {
             &[],
             move || Some(f64::from(u8::from(door.can_prove()))),
         );
+        let verification = config
+            .verification
+            .zip(config.evidence.clone())
+            .map(|(address, socket)| {
+                verification::serve(address, variant, socket).map_err(|e| Error::Listen(address, e))
+            })
+            .transpose()?;
         let (tickets, cluster) = tickets(config, &registry)?;
         let router = router(Arc::new(tickets.with_policy(policy.clone())));
         let limits = Limits {
@@ -213,6 +225,7 @@ impl JoinService {
         Ok(JoinService {
             server,
             health,
+            verification,
             cluster,
             registry,
             exporter,
@@ -235,6 +248,9 @@ impl JoinService {
         // The health server stops first, so that load balancers send no further calls.
         if let Some(health) = &self.health {
             health.stop(Duration::ZERO);
+        }
+        if let Some(verification) = &self.verification {
+            verification.stop(Duration::ZERO);
         }
         self.server.stop(grace);
         if let Some(cluster) = &self.cluster {

@@ -284,6 +284,22 @@ mod tests {
         assert!(policy.validate(b"one", &[]).is_err());
     }
 
+    /// A challenge and the document that answers it are judged by one policy.
+    #[test]
+    fn a_connection_keeps_the_policy_under_which_it_began() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("attestationConfig");
+        fs::write(&path, "one").unwrap();
+        let (policy, _watch) = start(&path);
+        let of_connection = Validator::of_connection(&*policy).unwrap();
+        fs::write(&path, "two").unwrap();
+        assert!(comes_into_force(&policy, "two"));
+        assert!(of_connection.validate(b"one", &[]).is_ok());
+        assert!(of_connection.validate(b"two", &[]).is_err());
+        let of_next = Validator::of_connection(&*policy).unwrap();
+        assert!(of_next.validate(b"two", &[]).is_ok());
+    }
+
     #[test]
     fn a_swapped_link_counts_as_a_change() {
         let dir = tempfile::tempdir().unwrap();
