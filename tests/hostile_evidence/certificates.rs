@@ -73,7 +73,7 @@ fn extensions(list: &[&[u8]]) -> Vec<u8> {
 }
 
 /// A certificate (RFC 5280 §4.1), field by field.
-struct Certificate {
+pub struct Certificate {
     /// The key of the TLS connection.
     key: Key,
     /// The key that signs the certificate.
@@ -117,6 +117,11 @@ impl Certificate {
         .extended(|document| vec![extension(qemu_vtpm::OID, document)])
     }
 
+    /// Returns the certificate of a server of the strong form, which has no document.
+    pub fn bare() -> Certificate {
+        Certificate::new(&[]).with("extensions", b"")
+    }
+
     fn with(mut self, name: &str, bytes: &[u8]) -> Certificate {
         let field = self.body.iter_mut().find(|field| field.0 == name);
         field.unwrap().1 = bytes.to_vec();
@@ -153,8 +158,12 @@ fn nonce(socket: &TcpStream) -> Vec<u8> {
     }
 }
 
-fn serve(mut socket: TcpStream, make: impl FnOnce(&[u8]) -> Certificate) {
-    let certificate = make(&nonce(&socket));
+/// Completes the handshake of a server that has this certificate. Returns the connection, if the client does not refuse it.
+pub fn handshake(
+    socket: &mut TcpStream,
+    certificate: &Certificate,
+    protocol: &[u8],
+) -> Option<ServerConnection> {
     let pkcs8 = PrivatePkcs8KeyDer::from(certificate.key.pkcs8.clone());
     let key = any_ecdsa_type(&PrivateKeyDer::Pkcs8(pkcs8)).unwrap();
     let chain = vec![certificate.der().into()];
@@ -164,20 +173,35 @@ fn serve(mut socket: TcpStream, make: impl FnOnce(&[u8]) -> Certificate) {
         .unwrap()
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(resolver));
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.alpn_protocols = vec![protocol.to_vec()];
     let mut connection = ServerConnection::new(Arc::new(config)).unwrap();
-    // until the client closes; a refused one does it at once
-    while connection
-        .complete_io(&mut socket)
-        .is_ok_and(|(read, _)| read > 0)
-    {}
+    while connection.is_handshaking() {
+        connection.complete_io(socket).ok()?;
+    }
+    Some(connection)
+}
+
+fn serve(mut socket: TcpStream, make: impl FnOnce(&[u8]) -> Certificate) {
+    let certificate = make(&nonce(&socket));
+    if let Some(mut connection) = handshake(&mut socket, &certificate, b"h2") {
+        // until the client closes; a refused one does it at once
+        while connection
+            .complete_io(&mut socket)
+            .is_ok_and(|(read, _)| read > 0)
+        {}
+    }
+}
+
+/// Returns the two ends of a connection: of the client, and of the server.
+pub fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (near, listener.accept().unwrap().0)
 }
 
 /// Returns why a client refuses the certificate; `None` if it accepts it.
 fn refusal(make: impl FnOnce(&[u8]) -> Certificate + Send + 'static) -> Option<String> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (far, _) = listener.accept().unwrap();
+    let (near, far) = sockets();
     let server = thread::spawn(move || serve(far, make));
     let validator = qemu_vtpm::validator(Arc::new(policy()));
     let client = Client::new(None, vec![Arc::new(validator)]);

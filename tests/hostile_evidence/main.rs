@@ -1,9 +1,10 @@
-//! Evidence of attackers: documents, quotes, certificates and event logs, each field altered, genuine or signed correctly by a program
+//! Evidence of attackers: documents, quotes, certificates, exchanges and event logs, each field altered, genuine or signed correctly by a program
 //! without a TPM. Each is refused, for the reason that the case is about, with little memory.
 
 mod certificates;
 mod documents;
 mod event_logs;
+mod exchanges;
 mod quotes;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -69,6 +70,14 @@ fn policy() -> Policy {
     demanding([0; 32])
 }
 
+/// Returns how much memory work in this thread needs at most, in bytes.
+fn memory<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = HELD.get();
+    MOST.set(before);
+    let result = work();
+    (result, (MOST.get() - before) as usize)
+}
+
 /// Returns why a document is refused. It may need a few times its own memory; the constant is for the policy and the texts.
 fn refusal(what: &str, document: &[u8]) -> Option<String> {
     refusal_by(policy(), what, document)
@@ -76,10 +85,7 @@ fn refusal(what: &str, document: &[u8]) -> Option<String> {
 
 fn refusal_by(policy: Policy, what: &str, document: &[u8]) -> Option<String> {
     let validator = qemu_vtpm::validator(Arc::new(policy));
-    let before = HELD.get();
-    MOST.set(before);
-    let judged = validator.validate(document, NONCE);
-    let held = (MOST.get() - before) as usize;
+    let (judged, held) = memory(|| validator.validate(document, NONCE));
     assert!(
         held <= 8 * document.len() + (64 << 10),
         "{what}: {held} bytes for a document of {}",
