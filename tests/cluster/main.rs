@@ -217,7 +217,13 @@ fn nodes_join_by_what_they_run_and_come_back() {
         "{members}"
     );
 
-    // a machine with other software is refused, and both sides log the reason
+    // a machine with other software refuses the cluster's join services, which run another image than its own
+    let journal = || altered.sh("journalctl --boot --unit bootstrapper --output cat");
+    wait_for("the refusal by the altered node", || {
+        journal().contains("the peer's attestation was refused: PCR 4")
+    });
+    // if it accepts them, they refuse it, and both sides log the reason
+    altered.accept_services(&operator::policy());
     let logs = [
         "logs",
         "--namespace",
@@ -234,12 +240,9 @@ fn nodes_join_by_what_they_run_and_come_back() {
             .any(|line| line.contains("PCR 4"))
     };
     wait_for("the refusal of the altered node", refused);
-    let journal = altered.sh("journalctl --boot --unit bootstrapper --output cat");
     let told = "it refused this machine's attestation (its log says why); correct this";
-    assert!(
-        journal.contains(told) && !journal.contains("complete:"),
-        "{journal}"
-    );
+    wait_for("the altered node's own word", || journal().contains(told));
+    assert!(!journal().contains("complete:"), "{}", journal());
     drop(altered);
 
     // a workload runs on the node that joined, and the API server reaches its kubelet
@@ -621,13 +624,24 @@ fn wait_for_cluster(operator: &Operator, nodes: &[&Node]) {
 /// Waits until there are `count` objects, and the condition holds for all.
 fn wait_for_all(operator: &Operator, what: &[&str], count: usize, is_so: impl Fn(&Value) -> bool) {
     let get = [&["get", "--output", "json"], what].concat();
-    wait_for(&what.join(" "), || {
+    let end = Instant::now() + PATIENCE;
+    loop {
         let all = operator
             .try_kubectl(&get)
             .map(|json| items(&json))
             .unwrap_or_default();
-        all.len() == count && all.iter().all(&is_so)
-    });
+        let late: Vec<_> = all.iter().filter(|one| !is_so(one)).collect();
+        if all.len() == count && late.is_empty() {
+            return;
+        }
+        assert!(
+            Instant::now() < end,
+            "waited for {count} {what:?} for {} s: there are {}, and these are not ready: {late:#?}",
+            PATIENCE.as_secs(),
+            all.len()
+        );
+        std::thread::sleep(Duration::from_millis(500));
+    }
 }
 
 /// For a while after a boot the API has the state from before it.

@@ -108,12 +108,23 @@ impl Node {
 
     /// Starts `bootstrapper` as an image does.
     pub fn start_bootstrapper(&self) {
+        self.restart_bootstrapper("");
+    }
+
+    /// Starts the bootstrapper again, and lets it accept join services on machines that meet this policy.
+    pub fn accept_services(&self, policy: &str) {
+        const FILE: &str = "/etc/firstlight/services.json";
+        self.put(FILE, policy.as_bytes(), 0o644);
+        self.restart_bootstrapper(&format!("service-policy={FILE}\n"));
+    }
+
+    fn restart_bootstrapper(&self, more: &str) {
         let settings = format!(
-            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents=/opt/components\nrequire=strong\n",
+            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents=/opt/components\nrequire=strong\n{more}",
             self.tpm.borrow().location()
         );
         self.put("/etc/firstlight/node.conf", settings.as_bytes(), 0o644);
-        self.sh("systemctl start bootstrapper");
+        self.sh("systemctl restart bootstrapper");
     }
 
     /// Returns the name of the TPM's attestation key from the node's console.

@@ -22,6 +22,12 @@ pub struct Operator {
     kubernetes: PathBuf,
 }
 
+/// Returns the policy that the cluster's nodes meet: without firmware nothing extends the boot loader's register.
+pub fn policy() -> String {
+    let zero = json!({"expected": "00".repeat(32), "warnOnly": false});
+    json!({"measurements": {"4": zero, "15": zero}}).to_string()
+}
+
 impl Operator {
     pub fn new() -> Operator {
         let kubernetes = PathBuf::from(tool("kubernetes.sh", &["kubeadm", "kubelet", "kubectl"]));
@@ -33,9 +39,6 @@ impl Operator {
 
     /// Starts `firstlight init` for the node.
     pub fn init(&self, node: &Node, more: &[&str]) -> Program {
-        // without firmware nothing extends the boot loader's register
-        let zero = json!({"expected": "00".repeat(32), "warnOnly": false});
-        let policy = json!({"measurements": {"4": zero, "15": zero}});
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
         command.current_dir(self.dir.path()).args([
             "init",
@@ -43,7 +46,7 @@ impl Operator {
             &node.address().to_string(),
             "--policy",
         ]);
-        command.arg(self.file("policy.json", &policy.to_string()));
+        command.arg(self.file("policy.json", &policy()));
         command
             .arg("--init-secret")
             .arg(self.file("init-secret", INIT_SECRET));
