@@ -20,7 +20,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use sys::clock;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 21] = [
+const OURS: [&str; 22] = [
     "attest",
     "base",
     "bootstrapper",
@@ -42,6 +42,7 @@ const OURS: [&str; 21] = [
     "sys",
     "tls",
     "unlock",
+    "web",
 ];
 /// The level for libraries; their other records help only in debugging.
 const FOREIGN_LEVEL: LevelFilter = LevelFilter::Warn;

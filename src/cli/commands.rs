@@ -2,8 +2,8 @@
 
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
-    ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, init, man, measure, recover,
-    ssh, status, timeline, verify,
+    ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, hash_secret, init, man, measure,
+    metadata, recover, ssh, status, timeline, verify,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -22,6 +22,8 @@ pub const PROGRAM: Program = Program {
         RECOVER,
         SSH,
         MEASURE,
+        METADATA_SERVICE,
+        HASH_SECRET,
         COMPLETIONS,
         MAN,
     ],
@@ -615,6 +617,53 @@ const COMPLETIONS: Command = Command {
     run: |given| completions::run(&PROGRAM, given),
 };
 
+const METADATA_SERVICE: Command = Command {
+    name: "metadata",
+    summary: "serve a list of machines as their metadata service",
+    about: &[
+        "For machines without a cloud, as in a rack or on a host with QEMU: each asks this server who it is, and the server knows \
+         it by its address. The nodes' settings are `csp=qemu` and `metadata=http://ADDRESS:PORT`. docs/metadata.md describes the \
+         list and the requests. Without a server, the same list can be a part of the image (`csp=static`).",
+        "The list is read again for each request. If it is not valid, the last valid one stays in use.",
+    ],
+    operand: Some(Operand {
+        value: Value::OneOf("serve", &["serve"]),
+        is_needed: true,
+        help: "the only action",
+    }),
+    options: &[
+        Opt::needed("machines", Value::File, "the list of machines (JSON)"),
+        Opt::value(
+            "listen",
+            Value::Text("ADDRESS:PORT"),
+            "the address of the server, in the network of the machines",
+        )
+        .or("0.0.0.0:8080"),
+    ],
+    examples: &["firstlight metadata serve --machines machines.json --listen 10.42.0.1:8080"],
+    run: |given| metadata::run(&super::metadata_options(given)?),
+};
+
+const HASH_SECRET: Command = Command {
+    name: "hash-secret",
+    summary: "print the hash of an init secret, for the metadata of machines",
+    about: &[
+        "The metadata has the hash, and the operator keeps the secret: `firstlight init` sends it to the node. The hash is bcrypt's \
+         and differs each time.",
+    ],
+    operand: Some(Operand {
+        value: Value::File,
+        is_needed: true,
+        help: "the file with the secret, which only you may read; - is standard input",
+    }),
+    options: &[],
+    examples: &[
+        "openssl rand -base64 24 > init-secret.txt && chmod 600 init-secret.txt && firstlight hash-secret init-secret.txt",
+        "pass show cluster/init | firstlight hash-secret -",
+    ],
+    run: |given| hash_secret::run(given.operand()?.as_ref()),
+};
+
 const MAN: Command = Command {
     name: "man",
     summary: "print the manual page",
@@ -691,7 +740,7 @@ const METADATA: Opt = Opt::value(
     "metadata",
     Value::Text("URL"),
     "the address of the metadata service, as seen from the control planes: http://HOST[:PORT]; by default the cloud's usual \
-     address",
+     address. With --cloud-provider static, file:PATH: the list of machines",
 );
 const SKIP_WAIT: Opt = Opt::flag(
     "skip-wait",

@@ -239,7 +239,7 @@ fn keep(options: &Options, state: &State, kubeconfig: Option<&Secret>) -> Result
 }
 
 /// Reads the init secret, without the line break that editors and `echo` leave.
-fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
+pub fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
     let content = match path.as_os_str() == "-" {
         true => files::read_open(Path::new("standard input"), io::stdin().lock()),
         false => files::read_private(path),

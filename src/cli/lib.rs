@@ -13,12 +13,14 @@ mod components;
 mod connect;
 pub mod explain;
 mod files;
+mod hash_secret;
 mod init;
 mod kubeconfig;
 mod man;
 mod master_secret;
 mod measure;
 mod measure_image;
+mod metadata;
 mod progress;
 mod recover;
 mod ssh;
@@ -30,8 +32,11 @@ mod verify;
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::Path;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
@@ -40,6 +45,7 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::logger;
 use base::program::{self, Failure};
 use cloud::Cloud;
+use cloud::r#static::Machines;
 use connect::{Endpoint, Trust};
 use kubernetes::services::{MetadataService, Phase};
 use proto::recoverproto;
@@ -202,6 +208,10 @@ fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
             }),
         };
     }
+    let url = match url.as_deref().and_then(|url| url.strip_prefix("file:")) {
+        Some(path) => Some(inline(path.as_ref())?),
+        None => url,
+    };
     match Cloud::named(&cloud).and_then(|cloud| cloud.metadata(url.as_deref())) {
         Ok(_) => Ok(MetadataService {
             cloud: Some(cloud),
@@ -213,6 +223,31 @@ fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
         Err(error) => Err(Failure::Usage(format!(
             "--cloud-provider: {error}, or none"
         ))),
+    }
+}
+
+/// Returns a list of machines as the join service gets it, which cannot read a file of the operator.
+fn inline(file: &Path) -> Result<String, Failure> {
+    // an argument of a program has at most 128 KiB (Linux)
+    const MAX_LIST: usize = 90 << 10;
+    let list = files::read(file).map_err(Failure::failed)?;
+    let why = match Machines::parse(&list) {
+        Ok(_) if list.len() <= MAX_LIST => {
+            return Ok(format!("base64:{}", STANDARD.encode(&*list)));
+        }
+        Ok(_) => format!("it has more than {MAX_LIST} bytes: use `firstlight metadata serve`"),
+        Err(error) => error,
+    };
+    Err(Failure::failed(format!("{}: {why}", file.display())))
+}
+
+fn metadata_options(given: &Given) -> Result<metadata::Options, Failure> {
+    match given.operand()?.as_str() {
+        "serve" => Ok(metadata::Options {
+            machines: given.path("machines"),
+            listen: given.parsed("listen", str::parse)?,
+        }),
+        other => Err(Failure::Usage(format!("{other:?}: expected serve"))),
     }
 }
 
@@ -527,11 +562,11 @@ mod tests {
         for (more, problem) in [
             (
                 &["--metadata", "10.9.0.1:81"][..],
-                "--metadata: metadata: \"10.9.0.1:81\" is not a valid URL",
+                "--metadata: metadata: \"10.9.0.1:81\" is not a valid place",
             ),
             (
                 &["--metadata", ""],
-                "--metadata: metadata: \"\" is not a valid URL",
+                "--metadata: metadata: \"\" is not a valid place",
             ),
             (
                 &["--metadata", url, "--cloud-provider", "none"],

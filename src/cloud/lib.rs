@@ -4,6 +4,7 @@
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
 pub mod qemu;
+pub mod r#static;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -68,8 +69,8 @@ pub struct Cloud {
     /// Whether kubelet and controller manager leave the cloud's objects to a cloud controller manager
     /// (`--cloud-provider=external`).
     pub external_cloud_provider: bool,
-    /// Creates the client of the metadata service at a valid URL; `None` is the default URL. Sends no request.
-    client: fn(url: Option<&str>) -> Arc<dyn Metadata>,
+    /// Creates the client of the metadata service at this place, as `--metadata` names it; `None` is the default. Sends no request.
+    client: fn(place: Option<&str>) -> Result<Arc<dyn Metadata>, Error>,
 }
 
 /// All clouds. To add one:
@@ -78,7 +79,7 @@ pub struct Cloud {
 /// 2. add its constant here;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
 /// 4. add it to the tables of options in `docs/images.md` and `docs/services.md`.
-pub const ALL: &[Cloud] = &[qemu::CLOUD];
+pub const ALL: &[Cloud] = &[qemu::CLOUD, r#static::CLOUD];
 
 /// The names of [`ALL`].
 pub const NAMES: [&str; ALL.len()] = base::names!(ALL);
@@ -94,15 +95,9 @@ impl Cloud {
             .ok_or_else(|| Error::UnknownCloud(name.to_owned()))
     }
 
-    /// Creates the client of the metadata service. `url`, e.g. `http://10.42.0.1:8080`, replaces the default URL. Sends no request.
-    pub fn metadata(&self, url: Option<&str>) -> Result<Arc<dyn Metadata>, Error> {
-        if let Some(url) = url {
-            check_url(url).map_err(|problem| Error::Url {
-                url: url.to_owned(),
-                problem,
-            })?;
-        }
-        Ok((self.client)(url))
+    /// Creates the client of the metadata service. `place`, e.g. `http://10.42.0.1:8080`, replaces the default. Sends no request.
+    pub fn metadata(&self, place: Option<&str>) -> Result<Arc<dyn Metadata>, Error> {
+        (self.client)(place)
     }
 }
 
@@ -119,8 +114,33 @@ pub trait Metadata: Send + Sync {
     fn init_secret_hash(&self) -> Result<String, Error>;
 }
 
-/// Checks the base URL of a service. The error is a clause.
-fn check_url(url: &str) -> Result<(), String> {
+/// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
+fn is_host(host: &str) -> bool {
+    let label = |label: &str| {
+        !label.is_empty()
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.split('.').all(label))
+}
+
+/// Returns whether `text` is a bcrypt hash: `$2a$10$` and 53 characters; 2b and 2y are later names of the same format.
+fn is_bcrypt(text: &str) -> bool {
+    let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
+    text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
+}
+
+/// Checks the base URL of a service.
+fn check_url(url: &str) -> Result<(), Error> {
+    clause_on_url(url).map_err(|problem| Error::Url {
+        url: url.to_owned(),
+        problem: format!("{problem}; expected http://HOST[:PORT]"),
+    })
+}
+
+/// Says as a clause what is wrong with a base URL.
+fn clause_on_url(url: &str) -> Result<(), String> {
     // metadata services have no certificates
     if !url.starts_with("http://") {
         return Err("it does not begin with http://".into());
@@ -151,10 +171,17 @@ fn check_url(url: &str) -> Result<(), String> {
 pub enum Error {
     /// [`ALL`] has no cloud with this name.
     UnknownCloud(String),
-    /// The URL of the service is invalid.
+    /// The place of the service, as `--metadata` names it, is invalid.
     Url {
-        /// The given URL.
+        /// The given place.
         url: String,
+        /// What is wrong and what is expected, as a clause.
+        problem: String,
+    },
+    /// The list of machines is missing or wrong.
+    List {
+        /// Where it is.
+        place: String,
         /// What is wrong, as a clause.
         problem: String,
     },
@@ -198,9 +225,10 @@ impl fmt::Display for Error {
             Error::Url { url, problem } => {
                 write!(
                     f,
-                    "metadata: {url:?} is not a valid URL of a metadata service: {problem}; expected http://HOST[:PORT]"
+                    "metadata: {url:?} is not a valid place of a metadata service: {problem}"
                 )
             }
+            Error::List { place, problem } => write!(f, "metadata: {place}: {problem}"),
             Error::Unreachable { url, error } => write!(f, "metadata: GET {url}: {error}"),
             Error::Status { url, status, body } => {
                 write!(

@@ -18,14 +18,17 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
 
-use super::{Cloud, Error, Instance, Metadata, Role};
+use super::{Cloud, Error, Instance, Metadata, Role, check_url, is_bcrypt, is_host};
 
 /// The machines that QEMU runs on a host of the operator.
 pub const CLOUD: Cloud = Cloud {
     name: "qemu",
     state_disk: "/dev/vdb",
     external_cloud_provider: false,
-    client: |url| Arc::new(Client::new(url.unwrap_or(BASE_URL))),
+    client: |url| {
+        url.map_or(Ok(()), check_url)?;
+        Ok(Arc::new(Client::new(url.unwrap_or(BASE_URL))))
+    },
 };
 
 /// The URL of the service in a network that the old system's Terraform made.
@@ -228,23 +231,6 @@ fn excerpt(body: &[u8]) -> String {
     } else {
         shown
     }
-}
-
-/// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
-fn is_host(host: &str) -> bool {
-    let label = |label: &str| {
-        !label.is_empty()
-            && label
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
-    };
-    host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.split('.').all(label))
-}
-
-/// Returns whether `text` is a bcrypt hash: `$2a$10$` and 53 characters; 2b and 2y are later names of the same format.
-fn is_bcrypt(text: &str) -> bool {
-    let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
-    text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
 }
 
 #[cfg(test)]

@@ -12,15 +12,13 @@
 //! assert!(registry.render().contains("firstlight_join_attempts_total{result=\"refused\",reason=\"name\"} 1\n"));
 //! ```
 //!
-//! This file has the registry and the metrics, `exporter` the HTTP server, `process` the kernel's
+//! This file has the registry and the metrics, `exporter` serves them, `process` the kernel's
 //! data about this process. Names follow Prometheus' conventions: the prefix `firstlight_`, base
 //! units (`_seconds`, `_bytes`), and `_total` for counters. Label values come from small fixed
 //! sets, never from a peer. In case of a mistake, [`MAX_SERIES`] limits their number.
 //!
 //! There is no crate for this: `prometheus-client` brings parking_lot and a second text format that
-//! needs negotiation, in place of about 200 lines here; `tiny_http` has no time-outs and starts
-//! threads without a limit. `httparse`, which the HTTP client needs anyway, parses the request's
-//! head.
+//! needs negotiation, in place of about 200 lines here.
 
 mod exporter;
 mod process;

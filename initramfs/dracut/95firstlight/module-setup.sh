@@ -41,7 +41,7 @@ installkernel() {
 install() {
     inst_simple /usr/lib/firstlight/unlock
     inst_multiple mke2fs modprobe
-    inst_multiple -o /etc/mke2fs.conf /etc/firstlight/node.conf
+    inst_multiple -o /etc/mke2fs.conf /etc/firstlight/node.conf /etc/firstlight/machines.json
     mkdir -p "$initdir"/etc/{cmdline.d,modules-load.d}
     cmdline >"$initdir/etc/cmdline.d/95-firstlight.conf"
     printf '%s\n' $FIRSTLIGHT_LOADED >"$initdir/etc/modules-load.d/firstlight.conf"

@@ -1,0 +1,53 @@
+//! `firstlight hash-secret`: the hash of an init secret, for the metadata of machines.
+
+use std::path::Path;
+
+use base::crypto::{self, Secret};
+use base::program::Failure;
+
+use super::{init, say_all};
+
+/// Maximum bytes of a secret: bcrypt ignores the rest (its specification).
+const MAX_SECRET: usize = 72;
+/// The cost of a hash, as that of the old system: a check takes about 0.05 s.
+const COST: u32 = 10;
+
+/// Runs the command: `file` has the secret; `-` is standard input.
+pub fn run(file: &Path) -> Result<(), Failure> {
+    let hash = hash(&init::read_init_secret(file)?)?;
+    say_all(&format!("{hash}\n"))
+}
+
+/// Returns the bcrypt hash of a secret with a random salt (`$2a$10$..`, 60 characters).
+fn hash(secret: &Secret) -> Result<String, Failure> {
+    let secret = secret.expose();
+    if secret.len() > MAX_SECRET {
+        return Err(Failure::failed(format!(
+            "the init secret has {} bytes, expected at most {MAX_SECRET}: bcrypt would ignore the rest",
+            secret.len()
+        )));
+    }
+    let hash = bcrypt::hash_with_salt(secret, COST, crypto::random()).map_err(Failure::failed)?;
+    Ok(hash.format_for_version(bcrypt::Version::TwoA))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_secret_matches_its_hash() {
+        let made = hash(&Secret::new(b"correct horse".to_vec())).unwrap();
+        assert!(made.starts_with("$2a$10$") && made.len() == 60, "{made}");
+        assert!(bcrypt::verify("correct horse", &made).unwrap());
+        assert!(!bcrypt::verify("correct horsf", &made).unwrap());
+        let again = hash(&Secret::new(b"correct horse".to_vec())).unwrap();
+        assert_ne!(made, again);
+    }
+
+    #[test]
+    fn a_secret_that_bcrypt_would_cut_off_is_refused() {
+        assert!(hash(&Secret::new(vec![b'a'; MAX_SECRET])).is_ok());
+        assert!(hash(&Secret::new(vec![b'a'; MAX_SECRET + 1])).is_err());
+    }
+}

@@ -1,0 +1,149 @@
+//! `firstlight metadata serve`: a list of machines, served to all of them over HTTP, in the form of [`cloud::qemu`].
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use base::program::Failure;
+use cloud::Instance;
+use cloud::r#static::Machines;
+use serde_json::{Value, json};
+use sys::signal::StopSignals;
+use web::{Limits, Page, Server};
+
+use super::files;
+
+/// A rack of machines that all boot at once; each asks a few times.
+const LIMITS: Limits = Limits {
+    connections: 128,
+    of_peer: 4,
+};
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// The file with the list.
+    pub machines: PathBuf,
+    /// The address of the server.
+    pub listen: SocketAddr,
+}
+
+/// Runs the command until SIGTERM or SIGINT.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let signals = StopSignals::block().map_err(Failure::failed)?;
+    let server = serve(options)?;
+    super::say(format_args!(
+        "the metadata of {} is on http://{}",
+        options.machines.display(),
+        server.local_addr()
+    ))?;
+    signals.wait().map_err(Failure::failed)?;
+    Ok(())
+}
+
+/// Starts the server. It reads the list again for each request, and keeps the last valid one.
+fn serve(options: &Options) -> Result<Server, Failure> {
+    let path = options.machines.clone();
+    let valid = Mutex::new(read(&path).map_err(Failure::failed)?);
+    let pages = move |page: &str, peer: IpAddr| {
+        let mut list = valid.lock().unwrap_or_else(PoisonError::into_inner);
+        match read(&path) {
+            Ok(changed) => *list = changed,
+            Err(error) => log::error!("the last valid list stays in use: {error}"),
+        }
+        let list = list.clone();
+        answer(&list, page, peer)
+    };
+    Server::start("metadata", options.listen, LIMITS, pages)
+        .map_err(|error| Failure::failed(format!("cannot listen on {}: {error}", options.listen)))
+}
+
+fn read(path: &Path) -> Result<Machines, String> {
+    let json = files::read(path).map_err(|error| error.to_string())?;
+    Machines::parse(&json).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Returns the answer to a request; `None` if there is none, such as `/self` for a machine that is not on the list.
+fn answer(list: &Machines, page: &str, peer: IpAddr) -> Option<Page> {
+    let json = |value: Value| Page {
+        content_type: "application/json",
+        body: value.to_string(),
+    };
+    match page {
+        "/self" => {
+            let own = list.at(&[peer.to_canonical()]);
+            own.inspect_err(|error| log::warn!("{peer}: {error}"))
+                .ok()
+                .map(|own| json(wire(&own)))
+        }
+        "/peers" => Some(json(list.instances().iter().map(wire).collect())),
+        "/endpoint" => Some(json(list.endpoint().into())),
+        "/initsecrethash" => list.init_secret_hash().map(|hash| Page {
+            content_type: "text/plain; charset=utf-8",
+            body: hash.into(),
+        }),
+        _ => None,
+    }
+}
+
+fn wire(instance: &Instance) -> Value {
+    json!({
+        "Name": instance.name,
+        "ProviderID": instance.provider_id,
+        "Role": instance.role.to_string(),
+        "VPCIP": instance.vpc_ip.map(|address| address.to_string()).unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cloud::Cloud;
+
+    const LIST: &str = r#"{"endpoint":"cluster.example","initSecretHash":"$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
+        "machines":[{"name":"control-plane-0","role":"control-plane","address":"127.0.0.1"},
+                    {"name":"worker-0","role":"worker","address":"127.0.0.2"}]}"#;
+
+    /// The client of a node reads what this server writes.
+    #[test]
+    fn a_node_learns_from_the_server_what_it_would_learn_from_the_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let machines = folder.path().join("machines.json");
+        std::fs::write(&machines, LIST).unwrap();
+        let options = Options {
+            machines: machines.clone(),
+            listen: "127.0.0.1:0".parse().unwrap(),
+        };
+        let server = serve(&options).unwrap_or_else(|error| panic!("{error:?}"));
+        let url = format!("http://{}", server.local_addr());
+        let node = Cloud::named("qemu").unwrap().metadata(Some(&url)).unwrap();
+        let expected = Machines::parse(LIST.as_bytes()).unwrap();
+        let own = node.own_instance().unwrap();
+        assert_eq!(own.name, "control-plane-0");
+        assert_eq!(node.peers().unwrap(), expected.instances());
+        assert_eq!(node.load_balancer_endpoint().unwrap(), "cluster.example");
+        assert_eq!(
+            Some(&*node.init_secret_hash().unwrap()),
+            expected.init_secret_hash()
+        );
+        // a change is served at once; an invalid list changes nothing
+        std::fs::write(&machines, LIST.replace("cluster.example", "other.example")).unwrap();
+        assert_eq!(node.load_balancer_endpoint().unwrap(), "other.example");
+        std::fs::write(&machines, "{").unwrap();
+        assert_eq!(node.load_balancer_endpoint().unwrap(), "other.example");
+        // a machine that is not on the list is told so
+        let stranger = LIST.replace("127.0.0.1", "127.0.0.3");
+        std::fs::write(&machines, stranger).unwrap();
+        let refused = node.own_instance().unwrap_err().to_string();
+        assert!(refused.contains("404"), "{refused}");
+    }
+
+    #[test]
+    fn a_list_that_is_wrong_at_the_start_is_an_error() {
+        let options = Options {
+            machines: "/nonexistent".into(),
+            listen: "127.0.0.1:0".parse().unwrap(),
+        };
+        assert!(serve(&options).is_err());
+    }
+}

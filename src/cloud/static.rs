@@ -1,0 +1,582 @@
+//! Machines without a metadata service: a list of the cluster's machines, in a file of the image or from the hypervisor.
+//!
+//! ```json
+//! {
+//!   "endpoint": "cluster.example",
+//!   "initSecretHash": "$2a$10$..",
+//!   "machines": [
+//!     {"name": "control-plane-0", "role": "control-plane", "address": "10.0.0.11"},
+//!     {"name": "worker-0", "role": "worker", "address": "worker-0.example"}
+//!   ],
+//!   "self": "worker-0"
+//! }
+//! ```
+//!
+//! All machines can have the same list: without `self` a machine is the one whose address it has. `address` is an IP address or a
+//! DNS name. Without `endpoint` the first control plane is the endpoint. `initSecretHash` is needed only by a machine that will be
+//! initialized.
+//!
+//! Where the list is, `--metadata` says:
+//!
+//! | value | place |
+//! |---|---|
+//! | `file:PATH` | a file |
+//! | `base64:TEXT` | the value itself, for the kernel command line |
+//! | `fw_cfg` | QEMU's `-fw_cfg name=opt/firstlight/machines,file=FILE` |
+//! | `smbios` | an OEM string (SMBIOS type 11) that begins with `firstlight.machines=` |
+//!
+//! Without `--metadata` it is the first of these that exists: [`FILE`], `fw_cfg`, `smbios`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+
+use super::{Cloud, Error, Instance, Metadata, Role, is_bcrypt, is_host};
+
+/// Machines that no cloud describes: bare metal, libvirt, Proxmox, QEMU.
+pub const CLOUD: Cloud = Cloud {
+    name: "static",
+    state_disk: "/dev/vdb",
+    external_cloud_provider: false,
+    client: |place| Ok(Arc::new(Client::new(place)?)),
+};
+
+/// The file with the list that an image contains.
+pub const FILE: &str = "/etc/firstlight/machines.json";
+/// The file in which the kernel shows the list of QEMU (module qemu_fw_cfg).
+const FW_CFG: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/firstlight/machines/raw";
+/// The table of SMBIOS structures, as the firmware made it.
+const SMBIOS: &str = "/sys/firmware/dmi/tables/DMI";
+/// How the OEM string with the list begins.
+const OEM_PREFIX: &[u8] = b"firstlight.machines=";
+/// Maximum size of a list in bytes: 20 000 machines of 200 bytes each.
+const MAX_LIST: u64 = 4 << 20;
+
+/// Where a list is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    File(String),
+    Inline(String),
+    FwCfg,
+    Smbios,
+    /// The first of the usual places that exists.
+    Usual,
+}
+
+impl Place {
+    fn parse(text: Option<&str>) -> Result<Place, String> {
+        let Some(text) = text else {
+            return Ok(Place::Usual);
+        };
+        match text.split_once(':') {
+            Some(("file", path)) if path.starts_with('/') => Ok(Place::File(path.into())),
+            Some(("base64", encoded)) if !encoded.is_empty() => Ok(Place::Inline(encoded.into())),
+            None if text == "fw_cfg" => Ok(Place::FwCfg),
+            None if text == "smbios" => Ok(Place::Smbios),
+            _ => Err("expected file:/PATH, base64:TEXT, fw_cfg or smbios".into()),
+        }
+    }
+
+    /// Reads the list; `None` if the place does not exist.
+    fn read(&self) -> Result<Option<Vec<u8>>, String> {
+        match self {
+            Place::File(path) => read(path),
+            Place::FwCfg => read(FW_CFG),
+            Place::Inline(encoded) => STANDARD
+                .decode(encoded)
+                .map(Some)
+                .map_err(|error| format!("it is not base64: {error}")),
+            Place::Smbios => match read(SMBIOS)? {
+                Some(table) => Ok(oem_string(&table, OEM_PREFIX)),
+                None => Ok(None),
+            },
+            Place::Usual => {
+                for place in [Place::File(FILE.into()), Place::FwCfg, Place::Smbios] {
+                    if let Some(list) = place.read().map_err(|why| format!("{place}: {why}"))? {
+                        return Ok(Some(list));
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// Writes the place for messages.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::File(path) => f.write_str(path),
+            Place::Inline(_) => f.write_str("the value of --metadata"),
+            Place::FwCfg => write!(f, "fw_cfg ({FW_CFG})"),
+            Place::Smbios => write!(f, "SMBIOS type 11 ({SMBIOS})"),
+            Place::Usual => write!(f, "{FILE}, fw_cfg, SMBIOS type 11"),
+        }
+    }
+}
+
+fn read(path: &str) -> Result<Option<Vec<u8>>, String> {
+    let mut bytes = vec![];
+    let read = File::open(path).and_then(|file| file.take(MAX_LIST + 1).read_to_end(&mut bytes));
+    match read {
+        Ok(_) if bytes.len() as u64 > MAX_LIST => Err(format!("it has more than {MAX_LIST} bytes")),
+        Ok(_) => Ok(Some(bytes)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Returns what follows `prefix` in the first OEM string that begins with it. A structure of SMBIOS has a type, the length of its
+/// fixed part, a handle, and strings behind the fixed part: each ends with a zero byte, and the last one with two (SMBIOS 3.7 §6.1.3).
+fn oem_string(table: &[u8], prefix: &[u8]) -> Option<Vec<u8>> {
+    const OEM_STRINGS: u8 = 11;
+    let mut rest = table;
+    while let [kind, length, ..] = *rest {
+        let strings = rest.get(usize::from(length).max(4)..)?;
+        let end = strings.windows(2).position(|two| two == [0, 0])?;
+        if kind == OEM_STRINGS {
+            let mut all = strings[..end].split(|byte| *byte == 0);
+            if let Some(found) = all.find_map(|text| text.strip_prefix(prefix)) {
+                return Some(found.into());
+            }
+        }
+        rest = &strings[end + 2..];
+    }
+    None
+}
+
+/// The machines of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machines {
+    #[serde(default)]
+    endpoint: Option<String>,
+    #[serde(default, rename = "initSecretHash")]
+    init_secret_hash: Option<String>,
+    machines: Vec<Machine>,
+    #[serde(default, rename = "self")]
+    own: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Machine {
+    name: String,
+    role: String,
+    address: String,
+    #[serde(default, rename = "providerID")]
+    provider_id: String,
+}
+
+impl Machines {
+    /// Parses a list. An error says what is wrong with which machine.
+    pub fn parse(json: &[u8]) -> Result<Machines, String> {
+        let list: Machines = serde_json::from_slice(json)
+            .map_err(|error| format!("it is not a list of machines: {:.160}", error.to_string()))?;
+        let mut names = BTreeSet::new();
+        let mut addresses = BTreeSet::new();
+        for machine in &list.machines {
+            let Machine { name, address, .. } = machine;
+            if !is_host(name) || name.parse::<IpAddr>().is_ok() {
+                return Err(format!(
+                    "{name:.80?} is not a name of a machine: expected letters, digits, hyphens, dots"
+                ));
+            }
+            if !is_host(address) {
+                return Err(format!(
+                    "{name}: {address:.80?} is neither an IP address nor a DNS name"
+                ));
+            }
+            if Role::parse(&machine.role) == Role::Unknown {
+                return Err(format!(
+                    "{name}: the role {:.80?} is not known: expected control-plane or worker",
+                    machine.role
+                ));
+            }
+            if !names.insert(name) || !addresses.insert(address) {
+                return Err(format!("{name}: its name or its address occurs twice"));
+            }
+        }
+        if list.control_planes().next().is_none() {
+            return Err("it has no control plane".into());
+        }
+        if let Some(own) = &list.own
+            && !names.contains(own)
+        {
+            return Err(format!(
+                "self is {own:.80?}, which is not one of its machines"
+            ));
+        }
+        if let Some(endpoint) = &list.endpoint
+            && !is_host(endpoint)
+        {
+            return Err(format!(
+                "endpoint: {endpoint:.80?} is neither an IP address nor a DNS name"
+            ));
+        }
+        // the error does not repeat the text, which may be the init secret itself
+        if list
+            .init_secret_hash
+            .as_ref()
+            .is_some_and(|hash| !is_bcrypt(hash))
+        {
+            return Err("initSecretHash is not a bcrypt hash of 60 characters: `firstlight hash-secret` makes one".into());
+        }
+        Ok(list)
+    }
+
+    fn control_planes(&self) -> impl Iterator<Item = &Machine> {
+        let is_control_plane = |one: &&Machine| Role::parse(&one.role) == Role::ControlPlane;
+        self.machines.iter().filter(is_control_plane)
+    }
+
+    /// Returns the machine that `self` names, or else [`Machines::at`].
+    fn own(&self, addresses: &[IpAddr]) -> Result<Instance, String> {
+        match &self.own {
+            Some(name) => {
+                let found = self.machines.iter().find(|one| one.name == *name);
+                Ok(found.expect("parse has checked it").instance())
+            }
+            None => self.at(addresses),
+        }
+    }
+
+    /// Returns the only machine that has one of these addresses.
+    pub fn at(&self, own: &[IpAddr]) -> Result<Instance, String> {
+        let all = self.machines.iter().map(Machine::instance);
+        let mut here = all.filter(|one| one.vpc_ip.is_some_and(|address| own.contains(&address)));
+        match (here.next(), here.next()) {
+            (Some(one), None) => Ok(one),
+            (Some(one), Some(other)) => Err(format!(
+                "this machine has the addresses of {} and of {}: name it in \"self\"",
+                one.name, other.name
+            )),
+            (None, _) => Err(format!(
+                "no machine of the list has one of the addresses {own:?}: correct the list, or name this machine in \"self\""
+            )),
+        }
+    }
+
+    /// Returns all machines. A DNS name that cannot be resolved gives a machine without an address.
+    pub fn instances(&self) -> Vec<Instance> {
+        self.machines.iter().map(Machine::instance).collect()
+    }
+
+    /// Returns the host name or address under which all control planes are reached.
+    pub fn endpoint(&self) -> &str {
+        match &self.endpoint {
+            Some(endpoint) => endpoint,
+            None => {
+                &self
+                    .control_planes()
+                    .next()
+                    .expect("parse has checked it")
+                    .address
+            }
+        }
+    }
+
+    /// Returns the bcrypt hash of the init secret.
+    pub fn init_secret_hash(&self) -> Option<&str> {
+        self.init_secret_hash.as_deref()
+    }
+}
+
+impl Machine {
+    fn instance(&self) -> Instance {
+        Instance {
+            name: self.name.clone(),
+            provider_id: self.provider_id.clone(),
+            role: Role::parse(&self.role),
+            vpc_ip: self.address(),
+        }
+    }
+
+    fn address(&self) -> Option<IpAddr> {
+        if let Ok(address) = self.address.parse() {
+            return Some(address);
+        }
+        match (self.address.as_str(), 0).to_socket_addrs() {
+            Ok(mut found) => found.next().map(|address| address.ip()),
+            Err(error) => {
+                log::warn!("{}: {} has no address: {error}", self.name, self.address);
+                None
+            }
+        }
+    }
+}
+
+/// Reads the list at each call: it may change, and an initramfs may have to wait for the module that shows it.
+struct Client {
+    place: Place,
+}
+
+impl Client {
+    fn new(place: Option<&str>) -> Result<Client, Error> {
+        let place = Place::parse(place).map_err(|problem| Error::Url {
+            url: place.unwrap_or_default().into(),
+            problem,
+        })?;
+        Ok(Client { place })
+    }
+
+    fn failed(&self, problem: String) -> Error {
+        Error::List {
+            place: self.place.to_string(),
+            problem,
+        }
+    }
+
+    fn list(&self) -> Result<Machines, Error> {
+        let list = self.place.read().and_then(|found| match found {
+            Some(list) => Machines::parse(&list),
+            None => Err("there is no list of machines".into()),
+        });
+        list.map_err(|problem| self.failed(problem))
+    }
+}
+
+impl Metadata for Client {
+    fn own_instance(&self) -> Result<Instance, Error> {
+        let own = sys::interfaces::addresses()
+            .map_err(|error| self.failed(format!("this machine's addresses: {error}")))?;
+        let own: Vec<_> = own.into_iter().filter(|one| !one.is_loopback()).collect();
+        self.list()?
+            .own(&own)
+            .map_err(|problem| self.failed(problem))
+    }
+
+    fn peers(&self) -> Result<Vec<Instance>, Error> {
+        Ok(self.list()?.instances())
+    }
+
+    fn load_balancer_endpoint(&self) -> Result<String, Error> {
+        Ok(self.list()?.endpoint().to_owned())
+    }
+
+    fn init_secret_hash(&self) -> Result<String, Error> {
+        let list = self.list()?;
+        let hash = list.init_secret_hash().map(str::to_owned);
+        hash.ok_or_else(|| {
+            self.failed(
+                "it has no initSecretHash, so no operator can initialize this machine".into(),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use support::mutation::mutations;
+
+    use super::*;
+
+    const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
+
+    fn list() -> String {
+        format!(
+            r#"{{"endpoint":"cluster.example","initSecretHash":"{HASH}","machines":[
+                {{"name":"control-plane-0","role":"control-plane","address":"10.0.0.11"}},
+                {{"name":"worker-0","role":"Worker","address":"fd00::2","providerID":"metal:///2"}}]}}"#
+        )
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// Returns the table with a structure of each of these types, with these strings.
+    fn smbios(structures: &[(u8, &[&str])]) -> Vec<u8> {
+        let mut table = vec![];
+        for (kind, strings) in structures {
+            table.extend([*kind, 5, 0, 0, strings.len() as u8]);
+            for text in *strings {
+                table.extend(text.as_bytes());
+                table.push(0);
+            }
+            table.extend(if strings.is_empty() {
+                &[0, 0][..]
+            } else {
+                &[0]
+            });
+        }
+        table
+    }
+
+    #[test]
+    fn a_machine_is_the_one_whose_address_it_has() {
+        let list = Machines::parse(list().as_bytes()).unwrap();
+        let own = list.at(&[address("192.0.2.1"), address("fd00::2")]);
+        let expected = Instance {
+            name: "worker-0".into(),
+            provider_id: "metal:///2".into(),
+            role: Role::Worker,
+            vpc_ip: Some(address("fd00::2")),
+        };
+        assert_eq!(own, Ok(expected));
+        let nowhere = list.at(&[address("192.0.2.1")]).unwrap_err();
+        assert!(
+            nowhere.contains("192.0.2.1") && nowhere.contains("\"self\""),
+            "{nowhere}"
+        );
+        let both = list.at(&[address("10.0.0.11"), address("fd00::2")]);
+        assert!(
+            both.unwrap_err()
+                .contains("control-plane-0 and of worker-0")
+        );
+        assert_eq!(list.endpoint(), "cluster.example");
+        assert_eq!(list.init_secret_hash(), Some(HASH));
+        assert_eq!(list.instances().len(), 2);
+    }
+
+    #[test]
+    fn a_machine_that_the_list_names_needs_no_address() {
+        let json = list().replacen('{', r#"{"self":"control-plane-0","#, 1);
+        let list = Machines::parse(json.as_bytes()).unwrap();
+        assert_eq!(list.own(&[]).unwrap().name, "control-plane-0");
+    }
+
+    #[test]
+    fn without_an_endpoint_it_is_the_first_control_plane() {
+        let json = list().replace(r#""endpoint":"cluster.example","#, "");
+        let list = Machines::parse(json.as_bytes()).unwrap();
+        assert_eq!(list.endpoint(), "10.0.0.11");
+    }
+
+    #[test]
+    fn a_wrong_list_is_refused_by_what_is_wrong() {
+        let machine = |name: &str, role: &str, address: &str| {
+            format!(r#"{{"machines":[{{"name":"{name}","role":"{role}","address":"{address}"}}]}}"#)
+        };
+        for (json, why) in [
+            ("{".into(), "not a list of machines"),
+            (r#"{"machines":[]}"#.into(), "no control plane"),
+            (machine("w", "worker", "10.0.0.1"), "no control plane"),
+            (machine("", "control-plane", "10.0.0.1"), "not a name"),
+            (
+                machine("10.0.0.1", "control-plane", "10.0.0.1"),
+                "not a name",
+            ),
+            (
+                machine("c", "master", "10.0.0.1"),
+                "c: the role \"master\" is not known",
+            ),
+            (
+                machine("c", "control-plane", "a b"),
+                "c: \"a b\" is neither",
+            ),
+            (
+                list().replace("fd00::2", "10.0.0.11"),
+                "worker-0: its name or its address occurs twice",
+            ),
+            (
+                list().replace("worker-0", "control-plane-0"),
+                "occurs twice",
+            ),
+            (list().replace("endpoint", "endpiont"), "endpiont"),
+            (
+                list().replace("cluster.example", "http://x"),
+                "endpoint: \"http://x\" is neither",
+            ),
+            (list().replacen('{', r#"{"self":"x","#, 1), "self is \"x\""),
+        ] {
+            let error = Machines::parse(json.as_bytes()).unwrap_err();
+            assert!(error.contains(why), "{json}: {error}");
+        }
+        let secret = list().replace(HASH, "my secret");
+        let error = Machines::parse(secret.as_bytes()).unwrap_err();
+        assert!(
+            error.contains("bcrypt") && !error.contains("my secret"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_place_is_a_file_the_value_itself_or_the_hypervisors() {
+        for (text, expected) in [
+            (None, Place::Usual),
+            (Some("file:/etc/list"), Place::File("/etc/list".into())),
+            (Some("base64:e30="), Place::Inline("e30=".into())),
+            (Some("fw_cfg"), Place::FwCfg),
+            (Some("smbios"), Place::Smbios),
+        ] {
+            assert_eq!(Place::parse(text), Ok(expected));
+        }
+        for text in [
+            "",
+            "file:",
+            "file:etc",
+            "base64:",
+            "http://10.0.0.1",
+            "smbios:",
+            "FW_CFG",
+        ] {
+            assert!(Client::new(Some(text)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_list_in_the_value_or_in_a_file_is_read() {
+        let inline = format!("base64:{}", STANDARD.encode(list()));
+        let client = CLOUD.metadata(Some(&inline)).unwrap();
+        assert_eq!(client.load_balancer_endpoint().unwrap(), "cluster.example");
+        assert_eq!(client.init_secret_hash().unwrap(), HASH);
+        assert_eq!(client.peers().unwrap().len(), 2);
+
+        let path = std::env::temp_dir().join(format!("machines-{}", std::process::id()));
+        let client = CLOUD
+            .metadata(Some(&format!("file:{}", path.display())))
+            .unwrap();
+        let missing = client.peers().unwrap_err().to_string();
+        let place = path.display().to_string();
+        assert!(
+            missing.contains(&place) && missing.contains("there is no list"),
+            "{missing}"
+        );
+        // it may come later
+        std::fs::write(&path, list()).unwrap();
+        assert_eq!(client.peers().unwrap().len(), 2);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_oem_string_is_found_among_the_structures_of_smbios() {
+        let table = smbios(&[
+            (1, &["QEMU", "firstlight.machines=no"]),
+            (2, &[]),
+            (11, &["io.systemd.credential:a=b", "firstlight.machines={}"]),
+            (127, &[]),
+        ]);
+        assert_eq!(oem_string(&table, OEM_PREFIX), Some(b"{}".to_vec()));
+        assert_eq!(
+            oem_string(&smbios(&[(11, &["other"]), (127, &[])]), OEM_PREFIX),
+            None
+        );
+        assert_eq!(oem_string(&[], OEM_PREFIX), None);
+    }
+
+    #[test]
+    fn mutated_lists_and_tables_are_read_or_refused() {
+        let table = smbios(&[(1, &["a"]), (11, &["firstlight.machines={}"]), (127, &[])]);
+        let mut found = 0;
+        for bytes in mutations(&table, 20_000) {
+            found += usize::from(oem_string(&bytes, OEM_PREFIX).is_some());
+        }
+        assert!(found > 100, "{found}");
+        let mut good = 0;
+        for json in mutations(list().as_bytes(), 20_000) {
+            if let Ok(list) = Machines::parse(&json) {
+                good += 1;
+                assert!(!list.endpoint().is_empty());
+            }
+        }
+        assert!(good > 100, "{good}");
+    }
+}
