@@ -1,6 +1,7 @@
 //! Rejoin and recovery of an initialized disk.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,9 +14,10 @@ use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
 use socket2::{Domain, Socket, Type};
+use support::program::built;
 
 use crate::program::{PATIENCE, Program};
-use crate::setting::{MASTER_KEY, MEASUREMENT_SALT, Setting};
+use crate::setting::{MASTER_KEY, MEASUREMENT_SALT, Setting, wait_for_port};
 
 /// Here the boot ends after the key: there may be no device-mapper, and if there is, it does not accept a disk in a file.
 fn expect_opened(node: &mut Program, by: &str) {
@@ -40,6 +42,39 @@ fn an_attested_node_gets_its_key_from_a_join_service() {
     node.expect("quote:");
     node.expect("ticket:");
     expect_opened(&mut node, &setting.host(3).to_string());
+}
+
+/// The node reads the list itself, or asks `firstlight metadata serve`.
+#[test]
+fn a_list_of_machines_takes_the_place_of_a_clouds_metadata() {
+    let setting = Setting::new();
+    // the service of the others knows no control plane
+    setting.set_control_planes(&[]);
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let join_service = setting.host(3).to_string();
+    let list = format!(
+        r#"{{"self":"control-plane-0","machines":[{{"name":"control-plane-0","role":"control-plane","address":"127.0.0.1"}},
+             {{"name":"control-plane-1","role":"control-plane","address":"{join_service}"}}]}}"#
+    );
+    let list = setting.file("machines.json", list);
+    let server = SocketAddr::new(setting.host(1), 8081);
+    let mut serve = Command::new(built("firstlight"));
+    serve
+        .args(["metadata", "serve", "--machines"])
+        .arg(&list)
+        .args(["--listen", &server.to_string()]);
+    let _served = Program::start(&mut serve);
+    wait_for_port(server);
+    for (cloud, place) in [
+        ("static", format!("file:{}", list.display())),
+        ("qemu", format!("http://{server}")),
+    ] {
+        let disk = setting.initialized_disk();
+        let mut command = setting.unlock(&disk);
+        let mut node = Program::start(command.args(["--csp", cloud, "--metadata", &place]));
+        expect_opened(&mut node, &join_service);
+    }
 }
 
 #[test]
