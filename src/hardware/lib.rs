@@ -3,5 +3,7 @@
 //! the kernel of a confidential machine.
 
 pub mod claims;
+pub mod tdx;
+pub mod tsm;
 
 pub use claims::PlatformClaims;

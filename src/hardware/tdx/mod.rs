@@ -1,0 +1,16 @@
+//! Intel TDX: what a quote contains, who signed it, and what an operator can demand of it.
+//!
+//! `quote` parses quotes; `dcap` verifies them with Intel's collateral, and `tcb` judges the platform by it; `demands` is what a policy
+//! can demand beside the registers; `guest` gets quotes from the kernel of this machine. `bytes` and `der` are what the parsers share.
+
+mod bytes;
+pub mod dcap;
+pub mod demands;
+mod der;
+pub mod guest;
+pub mod quote;
+pub mod tcb;
+
+pub use dcap::{Collateral, Verified, Verifier};
+pub use demands::Demands;
+pub use quote::Quote;

@@ -1,0 +1,304 @@
+//! TDX quotes of version 4 and 5 (Intel TDX DCAP Quote Generation Library, "Quote Format"). Integers are little-endian.
+//!
+//! ```text
+//! version 4:  header 48 ‖ body of TDX 1.0, 584 ‖ length of the signature u32 ‖ signature
+//! version 5:  header 48 ‖ type of the body u16 ‖ its length u32 ‖ body ‖ length of the signature u32 ‖ signature
+//! signature:  ECDSA r ‖ s 64 ‖ attestation key 64 ‖ type 6 u16 ‖ length u32
+//!             ‖ report of the quoting enclave 384 ‖ its signature by the PCK 64
+//!             ‖ length u16, authentication data ‖ type 5 u16 ‖ length u32, PCK certificate chain in PEM
+//! ```
+
+use std::fmt;
+
+use super::bytes::Reader;
+
+/// Maximum size of a quote in bytes: genuine ones have about 5 KiB, and their certificate chain differs by some hundred bytes.
+pub const MAX_QUOTE: usize = 32 << 10;
+/// Length in bytes of a register.
+pub const REGISTER_LEN: usize = 48;
+/// The `tee_type` of TDX in the header.
+const TEE_TDX: u32 = 0x81;
+/// The `attestation_key_type` ECDSA P-256.
+const ECDSA_P256: u16 = 2;
+/// The quoting enclave of Intel; other vendors have none.
+const INTEL_QE: [u8; 16] = [
+    0x93, 0x9a, 0x72, 0x33, 0xf7, 0x9c, 0x4c, 0xa9, 0x94, 0x0a, 0x0d, 0xb3, 0x95, 0x7f, 0x06, 0x07,
+];
+/// Types of the certification data: the report of the quoting enclave, which contains a PCK certificate chain.
+const QE_REPORT: u16 = 6;
+const PCK_CHAIN: u16 = 5;
+
+/// A register: MRTD, an RTMR, or an identity of 48 bytes.
+pub type Register = [u8; REGISTER_LEN];
+
+/// A quote whose structure is valid. Nothing in it is verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quote<'a> {
+    /// 4 or 5.
+    pub version: u16,
+    /// What the machine is.
+    pub body: Body,
+    /// Header and body, which the attestation key signed.
+    pub signed: &'a [u8],
+    /// The signature of the attestation key, r ‖ s.
+    pub signature: &'a [u8; 64],
+    /// The attestation key, x ‖ y.
+    pub attestation_key: &'a [u8; 64],
+    /// The report of the quoting enclave, which names the attestation key.
+    pub qe_report: &'a [u8; 384],
+    /// The signature of the PCK over that report, r ‖ s.
+    pub qe_signature: &'a [u8; 64],
+    /// What the report covers beside the key.
+    pub authentication: &'a [u8],
+    /// The certificate chain of the PCK in PEM.
+    pub pck_chain: &'a [u8],
+}
+
+/// The report of a trust domain (TD) in a quote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Body {
+    /// The security version of each part of the TDX module and the platform.
+    pub tee_tcb_svn: [u8; 16],
+    /// The measurement of the TDX module.
+    pub mr_seam: Register,
+    /// The signer of the TDX module: zero for Intel.
+    pub mr_signer_seam: Register,
+    /// The attributes of the TDX module.
+    pub seam_attributes: u64,
+    /// The attributes of the TD.
+    pub td_attributes: Attributes,
+    /// The processor features that the TD may use.
+    pub xfam: u64,
+    /// The measurement of the initial content of the TD: its firmware.
+    pub mr_td: Register,
+    /// The configuration that the host names, beside software.
+    pub mr_config_id: Register,
+    /// The owner that the host names.
+    pub mr_owner: Register,
+    /// The configuration that the owner names.
+    pub mr_owner_config: Register,
+    /// The registers that software in the TD extends.
+    pub rtmr: [Register; 4],
+    /// What the issuer of the quote bound to it.
+    pub report_data: [u8; 64],
+    /// The versions of the present TDX module, and the service TDs bound to the TD; `None` in a body of TDX 1.0.
+    pub td15: Option<Td15>,
+}
+
+/// The addition of TDX 1.5.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Td15 {
+    /// As [`Body::tee_tcb_svn`], of the present module. It differs if the module was updated while the TD ran.
+    pub tee_tcb_svn2: [u8; 16],
+    /// The measurement of service TDs, zero without any.
+    pub mr_service_td: Register,
+}
+
+/// The attributes of a TD (TDX Module ABI, "ATTRIBUTES").
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Attributes(pub u64);
+
+/// Why bytes are not a quote that can be verified: a part of a sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Malformed(pub String);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+fn malformed<T>(why: impl Into<String>) -> Result<T, Malformed> {
+    Err(Malformed(why.into()))
+}
+
+impl<'a> Quote<'a> {
+    /// Parses a quote. Zeros may follow it, as some quoting services pad their buffers; other bytes may not.
+    pub fn parse(bytes: &'a [u8]) -> Result<Quote<'a>, Malformed> {
+        if bytes.len() > MAX_QUOTE {
+            let len = bytes.len();
+            return malformed(format!(
+                "the quote has {len} bytes, expected at most {MAX_QUOTE}"
+            ));
+        }
+        let short = || Malformed("the quote ends too early".into());
+        let mut all = Reader(bytes);
+        let version = parse_header(all.take(48).ok_or_else(short)?)?;
+        let (kind, len) = match version {
+            4 => (2, 584),
+            _ => {
+                let kind = all.u16().ok_or_else(short)?;
+                (kind, all.u32().ok_or_else(short)? as usize)
+            }
+        };
+        let expected = match kind {
+            2 => 584,
+            3 => 648,
+            4 => 885,
+            1 => return malformed("the quote is that of an SGX enclave"),
+            _ => return malformed(format!("the quote has a body of the unknown type {kind}")),
+        };
+        if len != expected {
+            return malformed(format!(
+                "the body of the quote has {len} bytes, expected {expected}"
+            ));
+        }
+        let body = parse_body(all.take(len).ok_or_else(short)?, kind).ok_or_else(short)?;
+        let signed = &bytes[..bytes.len() - all.0.len()];
+        let len = all.u32().ok_or_else(short)? as usize;
+        let mut rest = Reader(all.take(len).ok_or_else(short)?);
+        if all.0.iter().any(|byte| *byte != 0) {
+            return malformed("bytes other than padding follow the quote");
+        }
+        let signature = rest.array().ok_or_else(short)?;
+        let attestation_key = rest.array().ok_or_else(short)?;
+        let mut certification = Reader(certification(&mut rest, QE_REPORT)?);
+        if !rest.0.is_empty() {
+            return malformed("bytes follow the signature of the quote");
+        }
+        let qe_report = certification.array().ok_or_else(short)?;
+        let qe_signature = certification.array().ok_or_else(short)?;
+        let len = certification.u16().ok_or_else(short)?.into();
+        let authentication = certification.take(len).ok_or_else(short)?;
+        let pck_chain = self::certification(&mut certification, PCK_CHAIN)?;
+        if !certification.0.is_empty() {
+            return malformed("bytes follow the certificates of the quote");
+        }
+        Ok(Quote {
+            version,
+            body,
+            signed,
+            signature,
+            attestation_key,
+            qe_report,
+            qe_signature,
+            authentication,
+            pck_chain,
+        })
+    }
+}
+
+/// Returns the version.
+fn parse_header(header: &[u8]) -> Result<u16, Malformed> {
+    let short = || Malformed("the quote ends too early".into());
+    let mut header = Reader(header);
+    let version = header.u16().ok_or_else(short)?;
+    let key_type = header.u16().ok_or_else(short)?;
+    let tee = header.u32().ok_or_else(short)?;
+    header.take(4).ok_or_else(short)?; // the versions of QE and PCE, zero in genuine quotes; the QE report has its own
+    let vendor = header.take(16).ok_or_else(short)?;
+    match (version, tee) {
+        (4 | 5, TEE_TDX) => {}
+        (4 | 5, _) => {
+            return malformed(format!(
+                "the quote is of the technology {tee:#x}, expected TDX (0x81)"
+            ));
+        }
+        _ => return malformed(format!("the quote has version {version}, expected 4 or 5")),
+    }
+    if key_type != ECDSA_P256 {
+        return malformed(format!(
+            "the attestation key of the quote has the type {key_type}, expected 2 (ECDSA P-256)"
+        ));
+    }
+    if vendor != INTEL_QE {
+        return malformed("the quoting enclave is not Intel's");
+    }
+    Ok(version)
+}
+
+/// Parses a body of this type, whose length is right.
+fn parse_body(body: &[u8], kind: u16) -> Option<Body> {
+    let mut body = Reader(body);
+    Some(Body {
+        tee_tcb_svn: *body.array()?,
+        mr_seam: *body.array()?,
+        mr_signer_seam: *body.array()?,
+        seam_attributes: body.u64()?,
+        td_attributes: Attributes(body.u64()?),
+        xfam: body.u64()?,
+        mr_td: *body.array()?,
+        mr_config_id: *body.array()?,
+        mr_owner: *body.array()?,
+        mr_owner_config: *body.array()?,
+        rtmr: [
+            *body.array()?,
+            *body.array()?,
+            *body.array()?,
+            *body.array()?,
+        ],
+        report_data: *body.array()?,
+        td15: match kind {
+            2 => None,
+            _ => Some(Td15 {
+                tee_tcb_svn2: *body.array()?,
+                mr_service_td: *body.array()?,
+            }),
+        },
+    })
+}
+
+/// Returns the certification data of this type.
+fn certification<'a>(reader: &mut Reader<'a>, expected: u16) -> Result<&'a [u8], Malformed> {
+    let short = || Malformed("the quote ends too early".into());
+    let kind = reader.u16().ok_or_else(short)?;
+    if kind != expected {
+        return malformed(format!(
+            "the quote has certification data of the type {kind}, expected {expected}"
+        ));
+    }
+    let len = reader.u32().ok_or_else(short)? as usize;
+    reader.take(len).ok_or_else(short)
+}
+
+/// The names of the attributes by bit.
+const ATTRIBUTES: [(u32, &str); 17] = [
+    (0, "DEBUG"),
+    (4, "HGS_PLUS_PROF"),
+    (5, "PERF_PROF"),
+    (6, "PMT_PROF"),
+    (16, "ICSSD"),
+    (17, "SERVTD_EXT"),
+    (18, "bit 18"),
+    (19, "bit 19"),
+    (20, "bit 20"),
+    (21, "bit 21"),
+    (22, "bit 22"),
+    (27, "LASS"),
+    (28, "SEPT_VE_DISABLE"),
+    (29, "MIGRATABLE"),
+    (30, "PKS"),
+    (31, "KL"),
+    (63, "PERFMON"),
+];
+
+impl Attributes {
+    /// The attributes of a TD that nobody can look into and that uses nothing special: SEPT_VE_DISABLE only, as each genuine quote.
+    pub const USUAL: Attributes = Attributes(1 << 28);
+
+    /// Returns whether the host can look into the TD.
+    pub fn is_debug(self) -> bool {
+        self.0 & 1 != 0
+    }
+}
+
+impl fmt::Display for Attributes {
+    /// Writes the value, and the names of the bits that are set.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#018x}", self.0)?;
+        let set = ATTRIBUTES.iter().filter(|(bit, _)| self.0 >> bit & 1 == 1);
+        let names: Vec<_> = set.map(|(_, name)| *name).collect();
+        match names.is_empty() {
+            true => Ok(()),
+            false => write!(f, " ({})", names.join(", ")),
+        }
+    }
+}
+
+impl fmt::Debug for Attributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,540 @@
+//! What Intel publishes about platforms and quoting enclaves, and how a platform compares with it (Intel PCS API version 4,
+//! "TCB Info V3", "Enclave Identity V2"; the rules are those of Intel's quote verification library).
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::dcap::Enclave;
+use super::quote::Body;
+
+/// How a platform compares with what Intel knows. The names are Intel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Status {
+    /// Nothing is known to be wrong.
+    UpToDate,
+    /// Software in the machine must work around a vulnerability.
+    SWHardeningNeeded,
+    /// The firmware of the host should be configured in another way.
+    ConfigurationNeeded,
+    /// Both of these.
+    ConfigurationAndSWHardeningNeeded,
+    /// The platform lacks an update.
+    OutOfDate,
+    /// The platform lacks an update, and another configuration.
+    OutOfDateConfigurationNeeded,
+    /// The TDX module was updated while the machine ran: it started on a platform that lacked an update.
+    TDRelaunchAdvised,
+    /// As before, and the host should be configured in another way.
+    TDRelaunchAdvisedConfigurationNeeded,
+    /// The keys of the platform are not trusted. No policy accepts it.
+    Revoked,
+}
+
+impl Status {
+    const ALL: [Status; 9] = [
+        Status::UpToDate,
+        Status::SWHardeningNeeded,
+        Status::ConfigurationNeeded,
+        Status::ConfigurationAndSWHardeningNeeded,
+        Status::OutOfDate,
+        Status::OutOfDateConfigurationNeeded,
+        Status::TDRelaunchAdvised,
+        Status::TDRelaunchAdvisedConfigurationNeeded,
+        Status::Revoked,
+    ];
+
+    /// Returns the status of a platform of which a part, the TDX module or the quoting enclave, has this status.
+    pub(super) fn with_part(self, part: Status) -> Status {
+        use Status::*;
+        match (part, self) {
+            (Revoked, _) | (_, Revoked) => Revoked,
+            (OutOfDate, UpToDate | SWHardeningNeeded) => OutOfDate,
+            (OutOfDate, ConfigurationNeeded | ConfigurationAndSWHardeningNeeded) => {
+                OutOfDateConfigurationNeeded
+            }
+            _ => self,
+        }
+    }
+
+    fn needs_configuration(self) -> bool {
+        use Status::*;
+        matches!(
+            self,
+            ConfigurationNeeded | ConfigurationAndSWHardeningNeeded | OutOfDateConfigurationNeeded
+        )
+    }
+
+    fn is_out_of_date(self) -> bool {
+        matches!(
+            self,
+            Status::OutOfDate | Status::OutOfDateConfigurationNeeded
+        )
+    }
+}
+
+/// Returns the status of a machine from the statuses at its start and now, with the present TDX module.
+pub(super) fn merged(launched: Status, now: Option<Status>) -> Status {
+    match now {
+        Some(Status::Revoked) => Status::Revoked,
+        Some(now) if launched.is_out_of_date() && !now.is_out_of_date() => {
+            match launched.needs_configuration() || now.needs_configuration() {
+                true => Status::TDRelaunchAdvisedConfigurationNeeded,
+                false => Status::TDRelaunchAdvised,
+            }
+        }
+        _ => launched,
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl FromStr for Status {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Status, String> {
+        let mut all = Status::ALL.into_iter();
+        let found = all.find(|status| status.to_string() == name);
+        found.ok_or_else(|| {
+            let names = Status::ALL.map(|status| status.to_string()).join(", ");
+            format!("{name:.60?} is not a TCB status: expected one of {names}")
+        })
+    }
+}
+
+/// A platform, as its PCK certificate names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Platform {
+    /// The security version of each part of the processor.
+    pub cpu_svn: [u8; 16],
+    /// The security version of the provisioning enclave.
+    pub pce_svn: u16,
+    /// The provisioning ID: it names the processor for ever.
+    pub ppid: [u8; 16],
+    /// The identity of the provisioning enclave.
+    pub pce_id: [u8; 2],
+    /// Family, model, stepping, platform type: one TCB information is of one.
+    pub fmspc: [u8; 6],
+    /// The ID of a platform with several processors; it changes when the platform is set up anew.
+    pub instance: Option<[u8; 16]>,
+}
+
+/// "TCB Info" of TDX.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct TcbInfo {
+    id: String,
+    version: u32,
+    issue_date: Date,
+    next_update: Date,
+    fmspc: String,
+    pce_id: String,
+    #[serde(rename = "tcbEvaluationDataNumber")]
+    pub evaluation: u32,
+    tcb_levels: Vec<Level>,
+    tdx_module: Module,
+    #[serde(default, rename = "tdxModuleIdentities")]
+    modules: Vec<ModuleIdentity>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Level {
+    tcb: Tcb,
+    #[serde(rename = "tcbStatus")]
+    status: Status,
+    #[serde(default, rename = "advisoryIDs")]
+    advisories: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Tcb {
+    #[serde(rename = "sgxtcbcomponents")]
+    sgx: [Component; 16],
+    #[serde(rename = "tdxtcbcomponents")]
+    tdx: [Component; 16],
+    pcesvn: u16,
+}
+
+#[derive(Debug, Deserialize)]
+struct Component {
+    svn: u8,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Module {
+    mrsigner: String,
+    attributes: String,
+    attributes_mask: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ModuleIdentity {
+    id: String,
+    #[serde(flatten)]
+    module: Module,
+    tcb_levels: Vec<SvnLevel>,
+}
+
+/// "Enclave Identity" of the quoting enclave.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Identity {
+    id: String,
+    version: u32,
+    issue_date: Date,
+    next_update: Date,
+    #[serde(rename = "tcbEvaluationDataNumber")]
+    pub evaluation: u32,
+    miscselect: String,
+    miscselect_mask: String,
+    attributes: String,
+    attributes_mask: String,
+    mrsigner: String,
+    isvprodid: u16,
+    tcb_levels: Vec<SvnLevel>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SvnLevel {
+    tcb: Svn,
+    #[serde(rename = "tcbStatus")]
+    status: Status,
+    #[serde(default, rename = "advisoryIDs")]
+    advisories: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Svn {
+    isvsvn: u16,
+}
+
+/// What a level says about a platform.
+pub(super) struct Judged {
+    pub status: Status,
+    pub advisories: Vec<String>,
+}
+
+impl TcbInfo {
+    /// Returns until when it is valid.
+    pub fn check_dates(&self, now: u64) -> Result<u64, String> {
+        check_dates("TCB information", &self.issue_date, &self.next_update, now)
+    }
+
+    /// Checks that the information is of this platform.
+    pub fn check_platform(&self, platform: &Platform) -> Result<(), String> {
+        if self.id != "TDX" || self.version != 3 {
+            return Err(format!(
+                "the TCB information is {:.20?} {}, expected \"TDX\" 3",
+                self.id, self.version
+            ));
+        }
+        let (fmspc, pce_id) = (unhex(&self.fmspc), unhex(&self.pce_id));
+        if fmspc.as_deref() != Some(&platform.fmspc[..])
+            || pce_id.as_deref() != Some(&platform.pce_id[..])
+        {
+            return Err(format!(
+                "the TCB information is of platforms with FMSPC {:.20}, but the quote is of a platform with FMSPC {}",
+                self.fmspc,
+                hex(&platform.fmspc)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the identity of the TDX module with the version in these SVNs; `None` if the levels of the platform judge it.
+    fn module(&self, svn: &[u8; 16]) -> Result<Option<&ModuleIdentity>, String> {
+        if svn[1] == 0 {
+            return Ok(None);
+        }
+        let id = format!("TDX_{:02X}", svn[1]);
+        let module = self
+            .modules
+            .iter()
+            .find(|module| module.id.eq_ignore_ascii_case(&id));
+        module
+            .map(Some)
+            .ok_or_else(|| format!("Intel names no TDX module {id}"))
+    }
+
+    /// Checks who signed the TDX module, and its attributes.
+    pub fn check_module(&self, body: &Body) -> Result<(), String> {
+        let module = self
+            .module(&body.tee_tcb_svn)?
+            .map_or(&self.tdx_module, |identity| &identity.module);
+        if unhex(&module.mrsigner).as_deref() != Some(&body.mr_signer_seam[..]) {
+            return Err("the TDX module is not signed by Intel (MRSIGNERSEAM)".into());
+        }
+        let (wanted, mask) = (unhex(&module.attributes), unhex(&module.attributes_mask));
+        let got = body.seam_attributes.to_le_bytes();
+        let right = matches_masked(&got, wanted.as_deref(), mask.as_deref());
+        let beyond =
+            mask.is_none_or(|mask| got.iter().zip(mask).any(|(got, mask)| got & !mask != 0));
+        match right && !beyond {
+            true => Ok(()),
+            false => Err(format!(
+                "the TDX module has the attributes {:#x}, expected {:.20}",
+                body.seam_attributes, module.attributes
+            )),
+        }
+    }
+
+    /// Returns the highest level that a platform with these SVNs of TDX reaches.
+    pub fn level_of(&self, platform: &Platform, svn: &[u8; 16]) -> Result<Judged, String> {
+        let mut levels: Vec<_> = self.tcb_levels.iter().collect();
+        levels.sort_by(|a, b| b.tcb.order().cmp(&a.tcb.order()));
+        let level = levels
+            .into_iter()
+            .find(|level| level.tcb.is_reached(platform, svn));
+        let level = level.ok_or_else(|| {
+            format!(
+                "the platform is older than each level that Intel knows: TEE_TCB_SVN {}",
+                hex(svn)
+            )
+        })?;
+        let mut judged = Judged {
+            status: level.status,
+            advisories: level.advisories.clone(),
+        };
+        if let Some(module) = self.module(svn)? {
+            let of_module = level_of(&module.tcb_levels, svn[0].into());
+            let of_module = of_module.ok_or_else(|| {
+                format!(
+                    "the TDX module is older than each that Intel knows: SVN {}",
+                    svn[0]
+                )
+            })?;
+            judged.status = judged.status.with_part(of_module.status);
+            judged.advisories.extend(of_module.advisories.clone());
+        }
+        Ok(judged)
+    }
+}
+
+impl Tcb {
+    /// Returns what levels are ordered by.
+    fn order(&self) -> ([u8; 16], u16, [u8; 16]) {
+        let svns = |components: &[Component; 16]| std::array::from_fn(|at| components[at].svn);
+        (svns(&self.sgx), self.pcesvn, svns(&self.tdx))
+    }
+
+    /// Returns whether each part of the platform has at least the version of this level. If the module has an identity of its own,
+    /// the first two parts of TDX do not count.
+    fn is_reached(&self, platform: &Platform, svn: &[u8; 16]) -> bool {
+        let reached = |got: &[u8; 16], wanted: &[Component; 16], skip| {
+            let mut parts = got.iter().zip(wanted).skip(skip);
+            parts.all(|(got, wanted)| *got >= wanted.svn)
+        };
+        let skip = if svn[1] > 0 { 2 } else { 0 };
+        reached(&platform.cpu_svn, &self.sgx, 0)
+            && platform.pce_svn >= self.pcesvn
+            && reached(svn, &self.tdx, skip)
+    }
+}
+
+impl Identity {
+    /// Returns until when it is valid.
+    pub fn check_dates(&self, now: u64) -> Result<u64, String> {
+        check_dates("QE identity", &self.issue_date, &self.next_update, now)
+    }
+
+    /// Checks that an enclave is Intel's quoting enclave, and returns the level of its version.
+    pub fn level_of(&self, enclave: &Enclave<'_>) -> Result<Judged, String> {
+        if self.id != "TD_QE" || ![2, 3].contains(&self.version) {
+            return Err(format!(
+                "the QE identity is {:.20?} {}, expected \"TD_QE\" 2 or 3",
+                self.id, self.version
+            ));
+        }
+        let is = |got: &[u8], wanted: &str, mask: &str| {
+            matches_masked(got, unhex(wanted).as_deref(), unhex(mask).as_deref())
+        };
+        // MISCSELECT is a number, and its text has the most significant byte first
+        let mut misc_select = *enclave.misc_select;
+        misc_select.reverse();
+        let right = unhex(&self.mrsigner).as_deref() == Some(&enclave.mr_signer[..])
+            && self.isvprodid == enclave.product
+            && is(&misc_select, &self.miscselect, &self.miscselect_mask)
+            && is(enclave.attributes, &self.attributes, &self.attributes_mask);
+        if !right {
+            return Err("the quoting enclave is not the one that Intel names (QE identity)".into());
+        }
+        let level = level_of(&self.tcb_levels, enclave.svn);
+        let level = level.ok_or_else(|| {
+            format!(
+                "the quoting enclave is older than each that Intel knows: SVN {}",
+                enclave.svn
+            )
+        })?;
+        Ok(Judged {
+            status: level.status,
+            advisories: level.advisories.clone(),
+        })
+    }
+}
+
+/// Returns the highest level that a version reaches.
+fn level_of(levels: &[SvnLevel], svn: u16) -> Option<&SvnLevel> {
+    let reached = levels.iter().filter(|level| level.tcb.isvsvn <= svn);
+    reached.max_by_key(|level| level.tcb.isvsvn)
+}
+
+/// Returns whether bytes have the value in the bits of the mask; false if lengths differ.
+fn matches_masked(got: &[u8], wanted: Option<&[u8]>, mask: Option<&[u8]>) -> bool {
+    let (Some(wanted), Some(mask)) = (wanted, mask) else {
+        return false;
+    };
+    let same_len = wanted.len() == got.len() && mask.len() == got.len();
+    same_len
+        && got
+            .iter()
+            .zip(wanted)
+            .zip(mask)
+            .all(|((got, wanted), mask)| got & mask == wanted & mask)
+}
+
+/// A time of a text as `2025-06-19T10:16:03Z`, in seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Date(u64);
+
+impl<'de> Deserialize<'de> for Date {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Date, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let date = seconds(&text).map(Date);
+        date.ok_or_else(|| serde::de::Error::custom("expected a time as 2025-06-19T10:16:03Z"))
+    }
+}
+
+fn seconds(text: &str) -> Option<u64> {
+    let number = |at: usize, len| {
+        let digits = text.get(at..at + len)?;
+        digits
+            .bytes()
+            .all(|digit| digit.is_ascii_digit())
+            .then(|| digits.parse::<u64>().ok())?
+    };
+    let marks = [
+        (4, b'-'),
+        (7, b'-'),
+        (10, b'T'),
+        (13, b':'),
+        (16, b':'),
+        (19, b'Z'),
+    ];
+    if text.len() != 20 || marks.iter().any(|(at, mark)| text.as_bytes()[*at] != *mark) {
+        return None;
+    }
+    let (year, month, day) = (number(0, 4)?, number(5, 2)?, number(8, 2)?);
+    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
+    let in_range =
+        (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    if !in_range || hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+    // years that begin in March end with the leap day; 719468 days are between 0000-03-01 and 1970-01-01
+    let year = year - u64::from(month < 3);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + day_of_year - 719_468;
+    Some(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+fn check_dates(name: &str, issued: &Date, until: &Date, now: u64) -> Result<u64, String> {
+    if now < issued.0 {
+        return Err(format!(
+            "the {name} is not valid yet: is the clock of this machine right?"
+        ));
+    }
+    if now > until.0 {
+        return Err(format!(
+            "the {name} has expired: fetch the collateral again"
+        ));
+    }
+    Ok(until.0)
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Decodes hexadecimal digits.
+pub(super) fn unhex(text: &str) -> Option<Vec<u8>> {
+    let pairs = text.as_bytes().chunks(2);
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |pair: &[u8]| match pair {
+        [high, low] => Some((digit(*high)? << 4 | digit(*low)?) as u8),
+        _ => None,
+    };
+    pairs.map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(seconds("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(seconds("2000-02-29T23:59:59Z"), Some(951_868_799));
+        assert_eq!(seconds("2025-06-19T10:16:03Z"), Some(1_750_328_163));
+        for text in [
+            "",
+            "2025-06-19T10:16:03",
+            "2025-13-19T10:16:03Z",
+            "2025-06-19T24:16:03Z",
+            "2025-06-+9T10:16:03Z",
+            "é025-06-19T10:16:03Z",
+        ] {
+            assert_eq!(seconds(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn statuses_merge_as_intel_merges_them() {
+        use Status::*;
+        for (platform, part, expected) in [
+            (UpToDate, UpToDate, UpToDate),
+            (SWHardeningNeeded, UpToDate, SWHardeningNeeded),
+            (SWHardeningNeeded, OutOfDate, OutOfDate),
+            (ConfigurationNeeded, OutOfDate, OutOfDateConfigurationNeeded),
+            (
+                ConfigurationAndSWHardeningNeeded,
+                OutOfDate,
+                OutOfDateConfigurationNeeded,
+            ),
+            (OutOfDate, UpToDate, OutOfDate),
+            (UpToDate, Revoked, Revoked),
+            (Revoked, OutOfDate, Revoked),
+        ] {
+            assert_eq!(platform.with_part(part), expected, "{platform} {part}");
+        }
+        for (launched, now, expected) in [
+            (UpToDate, None, UpToDate),
+            (OutOfDate, Some(UpToDate), TDRelaunchAdvised),
+            (OutOfDate, Some(OutOfDate), OutOfDate),
+            (
+                OutOfDate,
+                Some(ConfigurationNeeded),
+                TDRelaunchAdvisedConfigurationNeeded,
+            ),
+            (
+                OutOfDateConfigurationNeeded,
+                Some(UpToDate),
+                TDRelaunchAdvisedConfigurationNeeded,
+            ),
+            (UpToDate, Some(OutOfDate), UpToDate),
+            (UpToDate, Some(Revoked), Revoked),
+        ] {
+            assert_eq!(merged(launched, now), expected, "{launched} {now:?}");
+        }
+        assert_eq!("UpToDate".parse(), Ok(UpToDate));
+        assert!("uptodate".parse::<Status>().is_err());
+    }
+}
