@@ -2,12 +2,12 @@
 # Makes the root disk of the tests of stages: a small Debian whose systemd starts `bootstrapper` by the units of systemd/, and a service
 # that runs commands from the serial line.
 #
-#   tools/systemd-disk.sh SUITE OUT BOOTSTRAPPER
+#   tools/systemd-disk.sh SUITE OUT BOOTSTRAPPER      BOOTSTRAPPER: the program, or the package firstlight-node, which enables the units
 #
 # Does nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh.
 . "$(dirname "$0")/lib.sh"
 
-suite=${1:?bookworm, trixie or sid} out=${2:?where to} bootstrapper=${3:?the program bootstrapper}
+suite=${1:?bookworm, trixie or sid} out=${2:?where to} bootstrapper=${3:?the program bootstrapper, or the package firstlight-node}
 debian=$("$ROOT/tools/debian.sh" "$suite" measuring)
 if [ -e "$out" ] && [ -z "$(find "$ROOT/systemd" "$0" "$debian/done" "$bootstrapper" -newer "$out" -print -quit)" ]; then exit; fi
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
@@ -15,7 +15,14 @@ root=$work/root
 
 # hard links, hence beside the cached folder: nothing below writes into a file that exists
 cp -al "$debian/root" "$root"
-"$ROOT/systemd/install.sh" "$bootstrapper" "$root"
+units=(test-console.service)
+case $bootstrapper in
+*.deb) install_package "$root" "$bootstrapper" ;;
+*)
+  "$ROOT/systemd/install.sh" "$bootstrapper" "$root"
+  while read -r word unit; do [ "$word" != enable ] || units+=("$unit"); done <"$ROOT/systemd/80-firstlight.preset"
+  ;;
+esac
 rm "$root/etc/machine-id"
 echo 5ec1e7a0000040008000000000000001 >"$root/etc/machine-id"
 # nothing has to be brought up to date at the first boot
@@ -47,8 +54,6 @@ TTYPath=/dev/ttyS0
 [Install]
 WantedBy=multi-user.target
 UNIT
-units=(test-console.service)
-while read -r word unit; do [ "$word" != enable ] || units+=("$unit"); done <"$ROOT/systemd/80-firstlight.preset"
 say "making a root disk with systemd of Debian ($suite)"
 chroot_into "$root" sh -c 'systemctl --quiet enable "$@"; systemctl --quiet mask serial-getty@ttyS0.service getty@tty1.service' sh "${units[@]}"
 

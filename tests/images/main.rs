@@ -8,6 +8,7 @@
 mod measure;
 mod mkosi;
 mod newest;
+mod packages;
 mod pairs;
 mod stages;
 mod traps;
@@ -48,10 +49,14 @@ impl Maker {
 
     /// Makes the initrd.
     fn initrd(self) -> Result<PathBuf> {
+        self.initrd_with(&dist("unlock")?, "initrd")
+    }
+
+    /// Makes the initrd with the program `unlock`, or with the package that has it, in a file with the ending `ending`.
+    fn initrd_with(self, unlock: &Path, ending: &str) -> Result<PathBuf> {
         let Maker { system, suite } = self;
-        let initrd = root().join(format!("target/images/{system}-{suite}.initrd"));
-        let unlock = dist("unlock")?;
-        let arguments = [Path::new(system), Path::new(suite), &initrd, &unlock];
+        let initrd = root().join(format!("target/images/{system}-{suite}.{ending}"));
+        let arguments = [Path::new(system), Path::new(suite), &initrd, unlock];
         script("tools/initrd.sh", &arguments)?;
         Ok(initrd)
     }

@@ -133,18 +133,28 @@ fn one_policy(mut setting: Setting) -> Result<()> {
 
 /// A new machine, with the policy that is computed from its image.
 fn node(name: &str, maker: Maker) -> Result<Setting> {
-    let initrd = maker.initrd()?;
     let os = root().join(format!("target/images/systemd-{}.disk", maker.suite));
-    script(
-        "tools/systemd-disk.sh",
-        &[Path::new(maker.suite), &os, &dist("bootstrapper")?],
-    )?;
+    let bootstrapper = dist("bootstrapper")?;
+    node_of(name, maker, &maker.initrd()?, &os, &bootstrapper)
+}
+
+/// Such a machine with an initrd of `maker`. Its booted system is made at `os` with the program `bootstrapper`, or with the package
+/// that has it.
+pub fn node_of(
+    name: &str,
+    maker: Maker,
+    initrd: &Path,
+    os: &Path,
+    bootstrapper: &Path,
+) -> Result<Setting> {
+    let disk = [Path::new(maker.suite), os, bootstrapper];
+    script("tools/systemd-disk.sh", &disk)?;
 
     let mut machine = Machine::new(name)?;
     machine.firmware = Firmware::Uefi;
     machine.memory = 1024;
-    machine.add_copy_of_disk("root", &os)?;
-    let image = image(&machine, maker.suite, &initrd)?;
+    machine.add_copy_of_disk("root", os)?;
+    let image = image(&machine, maker.suite, initrd)?;
     let policy = policy(&image, units(maker))?;
     machine.source = Source::Disk(image);
     Setting::around(machine, DISK, &policy)
