@@ -11,7 +11,10 @@ use prost::Message;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection,
+    SupportedProtocolVersion,
+};
 
 use super::dummy::{Dummy, OID};
 use super::exchange::Pipe;
@@ -71,15 +74,24 @@ impl Taken {
     }
 
     fn client_with(socket: TcpStream, alpn: &[u8], name: ServerName<'static>) -> Taken {
+        Taken::try_client(socket, &rustls::version::TLS13, alpn, name).unwrap()
+    }
+
+    fn try_client(
+        socket: TcpStream,
+        version: &'static SupportedProtocolVersion,
+        alpn: &[u8],
+        name: ServerName<'static>,
+    ) -> Result<Taken, Error> {
         let mut config = ClientConfig::builder_with_provider(tls::provider())
-            .with_protocol_versions(&[&rustls::version::TLS13])
+            .with_protocol_versions(&[version])
             .unwrap()
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(Believing))
             .with_no_client_auth();
         config.alpn_protocols = vec![alpn.to_vec()];
         let connection = ClientConnection::new(Arc::new(config), name).unwrap();
-        Taken::handshake(connection, socket).unwrap()
+        Taken::handshake(connection, socket)
     }
 
     fn pipe<T>(
@@ -448,6 +460,24 @@ fn a_server_that_selects_the_strong_form_in_tls_1_2_is_refused() {
             let _ = Taken::handshake(server, socket);
         });
         assert!(matches!(victim, Err(Error::Misbehaved(_))), "{victim:?}");
+    }
+}
+
+/// Nobody asks such a client for a certificate, and it makes no exchange.
+#[test]
+fn a_client_that_offers_the_strong_form_in_tls_1_2_is_refused() {
+    for issuer in [issuer(), None] {
+        let (near, far) = sockets();
+        let server = thread::spawn(move || {
+            Server::new(issuer, validators())
+                .handshake(far, soon())
+                .map(drop)
+        });
+        let (version, name) = (&rustls::version::TLS12, nonce::client().1);
+        let attacker = Taken::try_client(near, version, proto::attested::ALPN, name);
+        let refused = server.join().unwrap();
+        assert!(matches!(refused, Err(Error::Misbehaved(_))), "{refused:?}");
+        drop(attacker);
     }
 }
 
