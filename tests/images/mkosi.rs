@@ -94,6 +94,26 @@ fn kubeadm_of_the_image_makes_a_control_plane_up_to_its_kubelet() -> Result<()> 
     Ok(())
 }
 
+/// The release has the opposite: see [`nobody_logs_in`].
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn the_debug_image_gives_a_root_shell_on_the_console() -> Result<()> {
+    let mut setting = setting("mkosi-debug", &image_of("debug")?, DISK)?;
+    let mut vm = flow::new_machine(&mut setting)?;
+    // what is typed before the shell is ready may be lost
+    let typed = format!("{TYPED} of user $(id -u)");
+    let answer = (0..10).find_map(|_| {
+        vm.type_line(&typed).ok()?;
+        let answer = format!("{ANSWER} of user 0");
+        vm.console.wait_for(&answer, Duration::from_secs(30)).ok()
+    });
+    match answer {
+        Some(line) => println!("  {}", line.text),
+        None => return Err(Failure("no shell answers".to_owned())),
+    }
+    Ok(())
+}
+
 /// The first byte of the root file system's superblock.
 #[test]
 #[ignore = "boots a machine: make test-images"]
