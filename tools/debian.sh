@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Unpacks a small Debian in which dracut and initramfs-tools run, and prints its folder.
 #
-#   tools/debian.sh [bookworm|trixie|sid] [measuring|others]
+#   tools/debian.sh [bookworm|trixie|sid|noble] [measuring|others]
+#
+# noble is Ubuntu 24.04; Debian's package ubuntu-keyring has the key of Ubuntu's archive.
 #
 # With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid, which
 # is fetched once: for a newer one, delete its folder. On some days sid's packages do not fit together; then the script says so. With
@@ -27,7 +29,8 @@ bookworm) ;;
 # networkd and DHCP for initramfs-tools are packages of their own since Debian 13
 trixie) PACKAGES+=(dhcpcd-base) ;;
 sid) ;;
-*) die "unknown suite $suite: bookworm, trixie or sid" ;;
+noble) PACKAGES+=(dhcpcd-base diffutils) ;;
+*) die "unknown suite $suite: bookworm, trixie, sid or noble" ;;
 esac
 name=debian-$suite
 case $suite-$kind in
@@ -35,6 +38,7 @@ sid-measuring) PACKAGES+=(tpm2-tools systemd-tpm libcrypt1 libkmod2 libpam0g lib
 *-measuring) PACKAGES+=(tpm2-tools) name=debian-measuring-$suite ;;
 bookworm-others) PACKAGES+=(clevis-dracut clevis-luks cryptsetup-bin tang tpm2-tools libtss2-tcti-device0) name=debian-others-$suite ;;
 bookworm- | trixie-) ;;
+noble-) name=ubuntu-$suite ;;
 *) die "unknown kind of $suite: ${kind:-none}" ;;
 esac
 
@@ -61,8 +65,16 @@ unpack() {
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"/archives/partial
 : >"$work/status"
-source="deb $(mirror) $suite main"
-say "fetching a small Debian ($suite), about 50 MB"
+case $suite in
+noble)
+  # the key comes from Debian
+  (cd "$work" && source="deb $(mirror) trixie main" && private_apt "$source" -- update >&2 && private_apt "$source" -- download ubuntu-keyring >&2)
+  dpkg-deb -x "$work"/ubuntu-keyring_*.deb "$work/keyring"
+  source="deb [signed-by=$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://archive.ubuntu.com/ubuntu $suite main universe"
+  ;;
+*) source="deb $(mirror) $suite main" ;;
+esac
+say "fetching a small system of $suite, about 50 MB"
 private_apt "$source" -- update >&2
 # an empty list of installed packages: apt fetches all that they depend on
 private_apt "$source" -- -o Dir::State::status="$work/status" -o Dir::Cache::archives="$work/archives/" \

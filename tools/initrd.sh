@@ -46,7 +46,7 @@ initramfs-tools)
   ;;
 *) die "unknown system $system: dracut, dracut-measuring or initramfs-tools" ;;
 esac
-say "making an initrd with $system of Debian ($suite)"
+say "making an initrd with $system of $suite"
 SOURCE_DATE_EPOCH=$(source_date)
 export SOURCE_DATE_EPOCH
 chroot_into "$root" "${command[@]}" >&2

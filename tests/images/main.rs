@@ -36,6 +36,8 @@ const INITRAMFS_TOOLS: Maker = Maker::new("initramfs-tools", "bookworm");
 /// Debian 13's.
 const DRACUT_13: Maker = Maker::new("dracut", "trixie");
 const INITRAMFS_TOOLS_13: Maker = Maker::new("initramfs-tools", "trixie");
+/// Ubuntu 24.04's.
+const INITRAMFS_TOOLS_UBUNTU: Maker = Maker::new("initramfs-tools", "noble");
 /// Those whose systemd measures the phases of the boot. The newest is of the day when tools/debian.sh fetched sid, systemd 262 when
 /// this was written. sid's packages do not fit together on every day; then the script says so.
 const SYSTEMD_252: Maker = Maker::new("dracut-measuring", "bookworm");

@@ -1,7 +1,7 @@
-//! Debian 13's dracut, the newest that Debian has, and its initramfs-tools.
+//! Debian 13's dracut, the newest that Debian has, its initramfs-tools, and Ubuntu's.
 
 use super::pairs::first_boot_and_rejoin;
-use super::{CLOUD, DRACUT_13, INITRAMFS_TOOLS_13, setting};
+use super::{CLOUD, DRACUT_13, INITRAMFS_TOOLS_13, INITRAMFS_TOOLS_UBUNTU, setting};
 use machine::Result;
 use machine::initramfs::Overlay;
 
@@ -19,6 +19,18 @@ fn an_initrd_of_debian_13s_initramfs_tools_opens_the_disk_at_first_boot_and_by_r
     first_boot_and_rejoin(setting(
         "initramfs-tools-13",
         INITRAMFS_TOOLS_13,
+        CLOUD,
+        &overlay,
+    )?)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn an_initrd_of_ubuntus_initramfs_tools_opens_the_disk_at_first_boot_and_by_rejoin() -> Result<()> {
+    let overlay = Overlay::default();
+    first_boot_and_rejoin(setting(
+        "initramfs-tools-ubuntu",
+        INITRAMFS_TOOLS_UBUNTU,
         CLOUD,
         &overlay,
     )?)
