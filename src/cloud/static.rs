@@ -135,7 +135,7 @@ fn read(path: &str) -> Result<Option<Vec<u8>>, String> {
 
 /// Returns what follows `prefix` in the first OEM string that begins with it. A structure of SMBIOS has a type, the length of its
 /// fixed part, a handle, and strings behind the fixed part: each ends with a zero byte, and the last one with two (SMBIOS 3.7 §6.1.3).
-fn oem_string(table: &[u8], prefix: &[u8]) -> Option<Vec<u8>> {
+pub fn oem_string(table: &[u8], prefix: &[u8]) -> Option<Vec<u8>> {
     const OEM_STRINGS: u8 = 11;
     let mut rest = table;
     while let [kind, length, ..] = *rest {

@@ -1,0 +1,23 @@
+//! A list of machines, and the SMBIOS table that may contain one; the first byte says which the rest is.
+#![no_main]
+
+use cloud::r#static::{Machines, oem_string};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, body)) = input.split_first() else {
+        return;
+    };
+    match kind % 2 {
+        0 => {
+            if let Err(error) = Machines::parse(body) {
+                assert!(error.len() < 4096);
+            }
+        }
+        _ => {
+            if let Some(found) = oem_string(body, b"a=") {
+                assert!(found.len() < body.len());
+            }
+        }
+    }
+});
