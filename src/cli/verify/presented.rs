@@ -278,3 +278,57 @@ fn decode(name: &str, text: &str) -> Result<Vec<u8>, String> {
     let decoded = STANDARD.decode(text);
     decoded.map_err(|error| format!("{name}: wrong base64: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use attest::attestation::variant;
+    use support::mutation::mutations;
+
+    fn kept() -> Presented {
+        let endorsement = Endorsement {
+            kind: EndorsementKind::P256,
+            certificate: vec![4; 200],
+            chain: vec![vec![5; 100]],
+        };
+        Presented {
+            document: b"{}".to_vec(),
+            nonce: vec![1; 32],
+            session: Some(Bound {
+                digest: [2; 32],
+                secret: vec![3; 32],
+                peer: Identity {
+                    key: vec![6; 90],
+                    endorsements: vec![endorsement],
+                },
+            }),
+            is_plain: false,
+        }
+    }
+
+    #[test]
+    fn a_file_has_all_that_the_judgement_needs() {
+        let of_strong = kept();
+        let old = Presented {
+            session: None,
+            ..of_strong.clone()
+        };
+        let plain = Presented::plain(b"{}".to_vec(), vec![1; 32]);
+        for presented in [of_strong, old, plain] {
+            let text = presented.to_json(&variant::ALL[0], "node:9000");
+            let (read, variant) = parse(text.as_bytes()).unwrap();
+            assert_eq!(format!("{read:?}"), format!("{presented:?}"));
+            assert_eq!(variant.name, variant::ALL[0].name);
+        }
+    }
+
+    #[test]
+    fn hostile_files_are_refused_without_a_panic() {
+        let text = kept().to_json(&variant::ALL[0], "node:9000");
+        for bytes in mutations(text.as_bytes(), 2000) {
+            if let Ok((presented, _)) = parse(&bytes) {
+                assert!(presented.document.len() <= bytes.len());
+            }
+        }
+    }
+}

@@ -8,7 +8,7 @@ use super::super::explain;
 use super::super::state::hex;
 use super::presented::Presented;
 use super::{Demand, Source};
-use attest::attestation::{Identified, Image, KeyName, Policy, Stage};
+use attest::attestation::{Identified, Image, KeyName, Policy, Registers, Stage};
 use attest::tpm::CLUSTER_ID_PCR;
 
 /// What the command says.
@@ -164,6 +164,18 @@ impl<'a> Report<'a> {
         self.demand.cluster.filter(|_| proven).map(|id| hex(&id))
     }
 
+    /// Returns the kind of the registers that are demanded.
+    fn kind(&self) -> Registers {
+        self.demand.policy.registers()
+    }
+
+    fn meaning(&self, number: u32) -> &'static str {
+        match self.kind() {
+            Registers::Pcrs => of_pcr(number),
+            Registers::Rtmrs => of_rtmr(number),
+        }
+    }
+
     /// Returns the table for people.
     pub fn text(&self) -> String {
         let no_cluster = match self.verdict {
@@ -201,8 +213,8 @@ impl<'a> Report<'a> {
             } = register;
             let value = |value: &Option<Vec<u8>>| value.as_deref().map_or("-".into(), hex);
             let got = value(&register.got);
-            let meaning = meaning(*number);
-            text += &format!("PCR {number:<2}  {verdict:width$}  {got:.8}..  {meaning}\n");
+            let (name, meaning) = (self.kind().name(*number), self.meaning(*number));
+            text += &format!("{name:<6}  {verdict:width$}  {got:.8}..  {meaning}\n");
             if register.is_wrong() {
                 let expected = value(&register.expected);
                 text += &format!("        expected {expected}\n        got      {got}\n");
@@ -217,7 +229,8 @@ impl<'a> Report<'a> {
             let value = |value: &Option<Vec<u8>>| value.as_deref().map(hex);
             json!({
                 "index": register.number,
-                "meaning": meaning(register.number),
+                "name": self.kind().name(register.number),
+                "meaning": self.meaning(register.number),
                 "verdict": register.verdict,
                 "expected": value(&register.expected),
                 "got": value(&register.got),
@@ -266,7 +279,7 @@ fn nearest(policy: &Policy, values: &BTreeMap<u32, Vec<u8>>) -> (Option<Stage>, 
 }
 
 /// Returns what is measured into a PCR (TCG PC Client Platform Firmware Profile; UAPI group, "Linux TPM PCR Registry").
-fn meaning(number: u32) -> &'static str {
+fn of_pcr(number: u32) -> &'static str {
     match number {
         0 => "firmware",
         1 => "configuration of the firmware",
@@ -287,6 +300,18 @@ fn meaning(number: u32) -> &'static str {
         16 => "debug",
         17..=22 => "dynamic root of trust",
         23 => "applications",
+        _ => "not defined",
+    }
+}
+
+/// Returns what is measured into a register of a TDX machine (Intel TDX Virtual Firmware Design Guide).
+fn of_rtmr(number: u32) -> &'static str {
+    match number {
+        0 => "virtual firmware",
+        1 => "configuration of the firmware, Secure Boot",
+        2 => "boot loader, partition table, kernel",
+        3 => "command line, initrd; the ID of the cluster",
+        4 => "applications",
         _ => "not defined",
     }
 }
