@@ -6,13 +6,15 @@
 //! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`vtpm`] is what the variants with a TPM have in common;
 //! [`sources`] gets what evidence does not contain; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
 //! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
-//! is the name of a key; `composite` has validators that are made of others; `document` is the JSON document; `quote` verifies what the TPM signed in it; [`event_log`], [`phases`] and
-//! [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
+//! is the name of a key; `composite` has validators that are made of others; `document` is the JSON document; `quote` verifies what the
+//! TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine; [`event_log`], [`phases`] and [`systemd_log`] explain the
+//! value of a register to a person; [`excerpt`] shortens an event log.
 
 pub mod composite;
 mod document;
 pub mod event_log;
 pub mod excerpt;
+pub mod hcl;
 mod key_name;
 pub mod phases;
 pub mod policy;

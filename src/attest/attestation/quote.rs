@@ -2,7 +2,12 @@
 //! Platform Module Library", part 2).
 
 use base::bytes::Reader;
-use ring::signature::{RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents};
+use ring::digest;
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, RSA_PKCS1_2048_8192_SHA256,
+    RSA_PKCS1_2048_8192_SHA384, RSA_PKCS1_2048_8192_SHA512, RsaParameters, RsaPublicKeyComponents,
+    UnparsedPublicKey, VerificationAlgorithm,
+};
 
 /// TPM_GENERATED_VALUE: marks a structure that the TPM generated (§6.2).
 const GENERATED: u32 = 0xff54_4347;
@@ -10,8 +15,16 @@ const GENERATED: u32 = 0xff54_4347;
 const ATTEST_QUOTE: u16 = 0x8018;
 const ALG_RSA: u16 = 0x0001;
 const ALG_SHA256: u16 = 0x000b;
+const ALG_SHA384: u16 = 0x000c;
+const ALG_SHA512: u16 = 0x000d;
 const ALG_NULL: u16 = 0x0010;
 const ALG_RSASSA: u16 = 0x0014;
+const ALG_ECDSA: u16 = 0x0018;
+const ALG_ECC: u16 = 0x0023;
+/// TPM_ECC_NIST_P256 (§6.4).
+const CURVE_P256: u16 = 0x0003;
+/// TPM_ECC_NIST_P384.
+const CURVE_P384: u16 = 0x0004;
 /// Attributes of a key that signs only structures that its TPM generated: fixedTPM, restricted, sign, and not decrypt (§8.3).
 const RESTRICTED_SIGNING: u32 = 0x0005_0002;
 const DECRYPT: u32 = 0x0002_0000;
@@ -20,12 +33,45 @@ const DEFAULT_EXPONENT: u32 = 65537;
 /// An attestation key.
 #[derive(Debug)]
 pub struct Key<'a> {
-    modulus: &'a [u8],
+    /// TPM_ALG_ID of the hash that the key signs.
+    hash: u16,
+    public: Public<'a>,
 }
 
+#[derive(Debug, PartialEq, Eq)]
+enum Public<'a> {
+    /// The modulus; the exponent is 65537.
+    Rsa(&'a [u8]),
+    /// An elliptic curve: the coordinates of the point at the full width of the curve.
+    Ecc(&'static Curve, &'a [u8], &'a [u8]),
+}
+
+/// A curve, with the only hash that is accepted with it.
+#[derive(Debug, PartialEq, Eq)]
+struct Curve {
+    id: u16,
+    hash: u16,
+    /// The length of a coordinate in bytes.
+    width: usize,
+}
+
+const CURVES: [Curve; 2] = [
+    Curve {
+        id: CURVE_P256,
+        hash: ALG_SHA256,
+        width: 32,
+    },
+    Curve {
+        id: CURVE_P384,
+        hash: ALG_SHA384,
+        width: 48,
+    },
+];
+
 impl<'a> Key<'a> {
-    /// Parses a TPMT_PUBLIC (§12.2.4): RSA, restricted, nameAlg SHA-256, no policy, RSASSA with SHA-256. The hash of these bytes
-    /// names the machine, so only one encoding of a key is accepted, and no bytes may follow.
+    /// Parses a TPMT_PUBLIC (§12.2.4): restricted, nameAlg SHA-256, no policy; RSA for RSASSA with SHA-256, SHA-384 or SHA-512, or
+    /// P-256 and P-384 for ECDSA with the hash of their size. The hash of these bytes names the machine, so only one encoding of a
+    /// key is accepted, and no bytes may follow.
     pub fn parse(public: &'a [u8]) -> Result<Key<'a>, &'static str> {
         let mut reader = Reader(public);
         let key = Self::read(&mut reader).ok_or("the attestation key is truncated")??;
@@ -43,8 +89,8 @@ impl<'a> Key<'a> {
             reader.u32_be()?,
             reader.tpm2b()?,
         );
-        if kind != ALG_RSA {
-            return Some(Err("the attestation key is not an RSA key"));
+        if !matches!(kind, ALG_RSA | ALG_ECC) {
+            return Some(Err("the attestation key is neither an RSA nor an ECC key"));
         }
         if name_hash != ALG_SHA256 {
             return Some(Err("the nameAlg of the attestation key is not SHA-256"));
@@ -57,13 +103,27 @@ impl<'a> Key<'a> {
                 "the attestation key can sign data that its TPM did not generate",
             ));
         }
-        if (reader.u16_be()?, reader.u16_be()?, reader.u16_be()?)
-            != (ALG_NULL, ALG_RSASSA, ALG_SHA256)
+        let (symmetric, scheme, hash) = (reader.u16_be()?, reader.u16_be()?, reader.u16_be()?);
+        let is_known = match kind {
+            ALG_RSA => scheme == ALG_RSASSA,
+            _ => scheme == ALG_ECDSA,
+        };
+        if symmetric != ALG_NULL
+            || !is_known
+            || !matches!(hash, ALG_SHA256 | ALG_SHA384 | ALG_SHA512)
         {
             return Some(Err(
-                "the attestation key does not sign with RSASSA and SHA-256",
+                "the attestation key does not sign with RSASSA or ECDSA and SHA-256 or a longer hash",
             ));
         }
+        let public = match kind {
+            ALG_RSA => Self::read_rsa(reader)?,
+            _ => Self::read_ecc(reader, hash)?,
+        };
+        Some(public.map(|public| Key { hash, public }))
+    }
+
+    fn read_rsa(reader: &mut Reader<'a>) -> Option<Result<Public<'a>, &'static str>> {
         let (bits, exponent, modulus) = (reader.u16_be()?, reader.u32_be()?, reader.tpm2b()?);
         // the sizes that TPMs have (TCG Algorithm Registry, RSA key bits); the first bit of a modulus is set
         if !matches!(bits, 2048 | 3072 | 4096)
@@ -76,27 +136,123 @@ impl<'a> Key<'a> {
         if !matches!(exponent, 0 | DEFAULT_EXPONENT) {
             return Some(Err("the attestation key's exponent is not 65537"));
         }
-        Some(Ok(Key { modulus }))
+        Some(Ok(Public::Rsa(modulus)))
+    }
+
+    fn read_ecc(reader: &mut Reader<'a>, hash: u16) -> Option<Result<Public<'a>, &'static str>> {
+        let (id, derivation) = (reader.u16_be()?, reader.u16_be()?);
+        let (x, y) = (reader.tpm2b()?, reader.tpm2b()?);
+        let Some(curve) = CURVES
+            .iter()
+            .find(|curve| (curve.id, curve.hash) == (id, hash))
+        else {
+            return Some(Err(
+                "the attestation key is neither for P-256 with SHA-256 nor for P-384 with SHA-384",
+            ));
+        };
+        if derivation != ALG_NULL || x.len() != curve.width || y.len() != curve.width {
+            return Some(Err("the attestation key's point has a wrong size"));
+        }
+        Some(Ok(Public::Ecc(curve, x, y)))
     }
 
     /// Returns whether `signature` (TPMT_SIGNATURE, §11.3.4) is a signature of this key over `message`.
     pub fn signed(&self, message: &[u8], signature: &[u8]) -> bool {
         let mut reader = Reader(signature);
-        let mut parts = || Some((reader.u16_be()?, reader.u16_be()?, reader.tpm2b()?));
-        let Some((ALG_RSASSA, ALG_SHA256, signature)) = parts() else {
+        let (Some(scheme), Some(hash)) = (reader.u16_be(), reader.u16_be()) else {
             return false;
         };
-        if !reader.0.is_empty() {
-            return false;
-        }
-        // ring accepts no leading zeros
-        RsaPublicKeyComponents {
-            n: self.modulus,
-            e: &DEFAULT_EXPONENT.to_be_bytes()[1..],
-        }
-        .verify(&RSA_PKCS1_2048_8192_SHA256, message, signature)
-        .is_ok()
+        let genuine = match (&self.public, scheme) {
+            (Public::Rsa(modulus), ALG_RSASSA) => self.rsa_signed(modulus, message, &mut reader),
+            (Public::Ecc(curve, x, y), ALG_ECDSA) => {
+                ecc_signed(curve, &[&[4], *x, *y].concat(), message, &mut reader)
+            }
+            _ => None,
+        };
+        hash == self.hash && genuine == Some(true) && reader.0.is_empty()
     }
+
+    fn rsa_signed(&self, modulus: &[u8], message: &[u8], rest: &mut Reader<'_>) -> Option<bool> {
+        let algorithm: &RsaParameters = match self.hash {
+            ALG_SHA256 => &RSA_PKCS1_2048_8192_SHA256,
+            ALG_SHA384 => &RSA_PKCS1_2048_8192_SHA384,
+            _ => &RSA_PKCS1_2048_8192_SHA512,
+        };
+        // ring accepts no leading zeros
+        let key = RsaPublicKeyComponents {
+            n: modulus,
+            e: &DEFAULT_EXPONENT.to_be_bytes()[1..],
+        };
+        Some(key.verify(algorithm, message, rest.tpm2b()?).is_ok())
+    }
+
+    /// Returns the hash over `parts` with the algorithm that the key signs: the digest of the registers in a quote has it (part 3
+    /// §18.4).
+    pub fn digest(&self, parts: &[&[u8]]) -> digest::Digest {
+        let algorithm = match self.hash {
+            ALG_SHA256 => &digest::SHA256,
+            ALG_SHA384 => &digest::SHA384,
+            _ => &digest::SHA512,
+        };
+        digest::digest(algorithm, &parts.concat())
+    }
+
+    /// Returns the key as certificates contain it: SubjectPublicKeyInfo (RFC 3279 §2.3.1, RFC 5480 §2), DER.
+    pub fn spki(&self) -> Vec<u8> {
+        // id-ecPublicKey with secp256r1, secp384r1
+        const P256: &[u8] =
+            b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07";
+        const P384: &[u8] = b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x05\x2b\x81\x04\x00\x22";
+        match self.public {
+            Public::Rsa(modulus) => rsa_spki(modulus),
+            Public::Ecc(curve, x, y) if curve.id == CURVE_P256 => spki(P256, &[&[4], x, y]),
+            Public::Ecc(_, x, y) => spki(P384, &[&[4], x, y]),
+        }
+    }
+}
+
+/// Returns the SubjectPublicKeyInfo of an RSA key with the exponent 65537. The first bit of the modulus must be set.
+pub fn rsa_spki(modulus: &[u8]) -> Vec<u8> {
+    // rsaEncryption with NULL
+    const RSA: &[u8] = b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00";
+    // an INTEGER has a sign
+    let modulus = der(0x02, &[&[0], modulus]);
+    let exponent = der(0x02, &[&DEFAULT_EXPONENT.to_be_bytes()[1..]]);
+    spki(RSA, &[&der(0x30, &[&modulus, &exponent])])
+}
+
+fn spki(algorithm: &[u8], key: &[&[u8]]) -> Vec<u8> {
+    let key = [&[&[0][..]], key].concat();
+    der(0x30, &[&der(0x30, &[algorithm]), &der(0x03, &key)])
+}
+
+/// Verifies an ECDSA signature (TPMS_SIGNATURE_ECC: r and s, from which a TPM may omit leading zeros). `None` if it is truncated.
+fn ecc_signed(curve: &Curve, point: &[u8], message: &[u8], rest: &mut Reader<'_>) -> Option<bool> {
+    let algorithm: &'static dyn VerificationAlgorithm = match curve.id {
+        CURVE_P256 => &ECDSA_P256_SHA256_FIXED,
+        _ => &ECDSA_P384_SHA384_FIXED,
+    };
+    let mut signature = vec![];
+    for number in [rest.tpm2b()?, rest.tpm2b()?] {
+        let zeros = curve.width.checked_sub(number.len())?;
+        signature.resize(signature.len() + zeros, 0);
+        signature.extend(number);
+    }
+    let key = UnparsedPublicKey::new(algorithm, point);
+    Some(key.verify(message, &signature).is_ok())
+}
+
+/// Returns a value of DER with fewer than 65536 bytes.
+fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let content = parts.concat();
+    let [high, low] = (content.len() as u16).to_be_bytes();
+    let mut value = match (high, low) {
+        (0, ..0x80) => vec![tag, low],
+        (0, _) => vec![tag, 0x81, low],
+        _ => vec![tag, 0x82, high, low],
+    };
+    value.extend(content);
+    value
 }
 
 /// The content of a quote (TPMS_ATTEST with TPMS_QUOTE_INFO, §10.12).
@@ -182,7 +338,10 @@ mod tests {
                     exponent,
                     &vec![0xab; bytes.into()],
                 );
-                assert_eq!(Key::parse(&key).unwrap().modulus.len(), usize::from(bytes));
+                assert_eq!(
+                    Key::parse(&key).unwrap().public,
+                    Public::Rsa(&vec![0xab; bytes.into()])
+                );
             }
         }
     }
@@ -214,11 +373,67 @@ mod tests {
         }
     }
 
+    /// The vector of the old system is the SHA-512 of an RSA key with 1024 bits; OpenSSL writes longer ones in the same form.
+    #[test]
+    fn a_key_is_written_as_certificates_contain_it() {
+        let rsa = key(ALG_SHA256, &[], 2048, 0, &[0xab; 256]);
+        let spki = Key::parse(&rsa).unwrap().spki();
+        assert_eq!(spki[..4], [0x30, 0x82, 0x01, 0x22]);
+        assert_eq!(
+            spki[24..33],
+            [0x30, 0x82, 0x01, 0x0a, 0x02, 0x82, 0x01, 0x01, 0]
+        );
+        assert!(spki.ends_with(&[0xab, 2, 3, 1, 0, 1]) && spki.len() == 294);
+        // the generator of P-256 in the worked example of the old system's documents
+        let spki = Key::parse(&ecc(CURVE_P256, ALG_SHA256, 32)).unwrap().spki();
+        assert_eq!(spki.len(), 91);
+        assert!(spki.starts_with(b"\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08"));
+        assert_eq!(spki[23..27], [0x03, 0x42, 0, 4]);
+    }
+
+    /// Returns a TPMT_PUBLIC of the template of GCE for ECC keys with this curve, hash and width.
+    fn ecc(curve: u16, hash: u16, width: u16) -> Vec<u8> {
+        let coordinate = [&width.to_be_bytes()[..], &vec![1; width.into()]].concat();
+        [
+            &[0, 0x23, 0, 0x0b, 0, 5, 0, 0x72, 0, 0, 0, 0x10, 0, 0x18][..],
+            &hash.to_be_bytes(),
+            &curve.to_be_bytes(),
+            &[0, 0x10],
+            &coordinate,
+            &coordinate,
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn a_curve_goes_with_the_hash_of_its_size_and_points_have_their_full_width() {
+        for (curve, hash, width, accepted) in [
+            (CURVE_P256, ALG_SHA256, 32, true),
+            (CURVE_P384, ALG_SHA384, 48, true),
+            (CURVE_P256, ALG_SHA384, 32, false),
+            (CURVE_P384, ALG_SHA256, 48, false),
+            (CURVE_P256, 4, 32, false),
+            (5, ALG_SHA512, 66, false),
+            (CURVE_P256, ALG_SHA256, 31, false),
+            (CURVE_P384, ALG_SHA384, 32, false),
+        ] {
+            let key = ecc(curve, hash, width);
+            assert_eq!(Key::parse(&key).is_ok(), accepted, "{curve} {hash} {width}");
+        }
+        for bytes in mutations(&ecc(CURVE_P256, ALG_SHA256, 32), 20_000) {
+            if let Ok(key) = Key::parse(&bytes) {
+                assert_eq!(key.spki().len(), 91);
+                assert!(!key.signed(b"message", &bytes));
+            }
+        }
+    }
+
     #[test]
     fn mutated_keys_cause_no_panic() {
         for bytes in mutations(&key(ALG_SHA256, &[], 2048, 0, &[0xab; 256]), 20_000) {
             if let Ok(key) = Key::parse(&bytes) {
-                assert_eq!(key.modulus.len(), 256);
+                assert!(matches!(key.public, Public::Rsa(modulus) if modulus.len() == 256));
+                key.spki();
             }
         }
     }

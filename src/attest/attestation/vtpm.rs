@@ -71,6 +71,8 @@ pub trait Endorser: Send + Sync {
 pub struct Evidence<'a> {
     /// The attestation key (TPMT_PUBLIC).
     pub key: &'a [u8],
+    /// The attestation key as certificates contain it: SubjectPublicKeyInfo, DER.
+    pub spki: Vec<u8>,
     /// SHA-256 over user data and nonce.
     pub extra_data: [u8; 32],
     /// What [`Machine::instance_info`] returned; the quote covers it.
@@ -316,6 +318,7 @@ impl Validator {
         let info = document.instance_info.as_ref();
         let platform = self.endorser.endorse(&Evidence {
             key: &document.attestation.ak_pub.0,
+            spki: Key::parse(&document.attestation.ak_pub.0)?.spki(),
             extra_data: extra_data(&document.user_data.0, nonce),
             instance_info: info.map_or(&[][..], |info| &info.0),
             pcrs: &values,
@@ -488,7 +491,7 @@ fn quoted_values(document: &Document, nonce: &[u8]) -> Result<BTreeMap<u32, Vec<
     if attest.bank != Bank::Sha256 as u16
         || !attest.pcrs.iter().eq(values.keys())
         || values_in_order.iter().any(|value| value.len() != 32)
-        || attest.pcr_digest != sha256(&values_in_order)
+        || attest.pcr_digest != key.digest(&values_in_order).as_ref()
     {
         return Err(
             "the register values in the document are not the values that the TPM signed".into(),

@@ -1,5 +1,5 @@
-//! The attestation key: a restricted RSA primary key in the owner hierarchy, which signs only structures that the TPM generated.
-//! It is stored at a persistent handle. Handle and template are those of the old system, so the name of a machine does not
+//! The attestation key: a restricted key, which signs only structures that the TPM generated. A cloud may have prepared it
+//! ([`KeySource`]). A machine makes its own as an RSA primary key in the owner hierarchy, at a persistent handle. Handle and template are those of the old system, so the name of a machine does not
 //! change with the system.
 //!
 //! The template does not set noDA, which has a drawback: a TPM counts each power failure after the use of such a key as a wrong
@@ -20,9 +20,11 @@ use tss_esapi::structures::{
     CapabilityData, HashScheme, Public, PublicBuilder, PublicKeyRsa, PublicRsaParametersBuilder,
     RsaExponent, RsaScheme,
 };
+use tss_esapi::traits::UnMarshall;
 use tss_esapi::{Context, Result};
 
 use super::error::in_words;
+use super::nv;
 
 /// The default handle of go-tpm-tools for an RSA attestation key.
 const HANDLE: u32 = 0x8100_8f01;
@@ -32,19 +34,42 @@ const HANDLE: u32 = 0x8100_8f01;
 pub enum KeySource {
     /// The machine makes it, in the owner hierarchy.
     Own,
+    /// The cloud has stored it at this persistent handle.
+    Persistent(u32),
+    /// The cloud has stored its template (TPMT_PUBLIC) at this NV index: a primary key of the endorsement hierarchy.
+    Template(u32),
 }
 
 /// Returns the attestation key of this source. The returned handle is valid until the context is closed.
 pub fn load(context: &mut Context, source: KeySource) -> Result<(KeyHandle, Public)> {
     match source {
         KeySource::Own => load_own(context),
+        KeySource::Persistent(handle) => load_persistent(context, handle),
+        KeySource::Template(index) => load_from_template(context, index),
     }
+}
+
+fn load_persistent(context: &mut Context, handle: u32) -> Result<(KeyHandle, Public)> {
+    let key = persistent(context, handle)?.ok_or(tss_esapi::Error::WrapperError(
+        tss_esapi::WrapperErrorKind::InvalidHandleState,
+    ))?;
+    let (public, _, _) = context.read_public(key.into())?;
+    Ok((key.into(), public))
+}
+
+/// Creates the key again, which is the same each time. Closing the context flushes it.
+fn load_from_template(context: &mut Context, index: u32) -> Result<(KeyHandle, Public)> {
+    let template = Public::unmarshall(&nv::read(context, index)?)?;
+    let made = context.execute_with_session(Some(AuthSession::Password), |context| {
+        context.create_primary(Hierarchy::Endorsement, template, None, None, None, None)
+    })?;
+    Ok((made.key_handle, made.out_public))
 }
 
 /// Returns the key at its handle if it matches the template; else creates the key and makes it persistent. The returned handle is
 /// valid until the context is closed.
 fn load_own(context: &mut Context) -> Result<(KeyHandle, Public)> {
-    if let Some(handle) = persistent(context)? {
+    if let Some(handle) = persistent(context, HANDLE)? {
         let (public, _, _) = context.read_public(handle.into())?;
         if fits(&public, &template(false)?) || fits(&public, &template(true)?) {
             return Ok((handle.into(), public));
@@ -74,18 +99,18 @@ fn load_own(context: &mut Context) -> Result<(KeyHandle, Public)> {
     }
 }
 
-fn persistent(context: &mut Context) -> Result<Option<ObjectHandle>> {
-    let handle = TpmHandle::Persistent(PersistentTpmHandle::new(HANDLE)?);
+fn persistent(context: &mut Context, handle: u32) -> Result<Option<ObjectHandle>> {
+    let object = TpmHandle::Persistent(PersistentTpmHandle::new(handle)?);
     // reading the object directly would log an error if it does not exist
     let (CapabilityData::Handles(handles), _) =
-        context.get_capability(CapabilityType::Handles, HANDLE, 1)?
+        context.get_capability(CapabilityType::Handles, handle, 1)?
     else {
         return Ok(None);
     };
-    if !handles.into_inner().contains(&handle) {
+    if !handles.into_inner().contains(&object) {
         return Ok(None);
     }
-    context.tr_from_tpm_public(handle).map(Some)
+    context.tr_from_tpm_public(object).map(Some)
 }
 
 /// Calls TPM2_EvictControl, which makes a transient object persistent or removes a persistent object.

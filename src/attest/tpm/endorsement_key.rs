@@ -5,21 +5,20 @@
 //! The seed of the endorsement hierarchy and the template always give the same key, so the EK is made for each use, and needs no
 //! persistent handle.
 
-use tss_esapi::abstraction::{AsymmetricAlgorithmSelection, ek, nv};
+use tss_esapi::abstraction::{AsymmetricAlgorithmSelection, ek};
 use tss_esapi::constants::response_code::Tss2ResponseCodeKind;
 use tss_esapi::constants::{CapabilityType, SessionType};
-use tss_esapi::handles::{AuthHandle, KeyHandle, NvIndexTpmHandle, TpmHandle};
+use tss_esapi::handles::{AuthHandle, KeyHandle};
 use tss_esapi::interface_types::algorithm::HashingAlgorithm;
 use tss_esapi::interface_types::ecc::EccCurve;
 use tss_esapi::interface_types::key_bits::RsaKeyBits;
-use tss_esapi::interface_types::resource_handles::NvAuth;
 use tss_esapi::interface_types::session_handles::{AuthSession, PolicySession};
 use tss_esapi::structures::{
     CapabilityData, Digest, EncryptedSecret, IdObject, Nonce, SymmetricDefinition,
 };
 use tss_esapi::{Context, Result};
 
-use super::{Error, KeySource, Tpm, attestation_key};
+use super::{Error, KeySource, Tpm, attestation_key, nv};
 use base::crypto::Secret;
 
 /// The NV indices of certificates above those of the endorsement keys ("TCG EK Credential Profile", §2.2.1.5.2).
@@ -139,7 +138,7 @@ fn read_all(context: &mut Context) -> Result<Vec<Endorsement>> {
     let indices: Vec<u32> = handles.into_inner().into_iter().map(u32::from).collect();
     let mut chain = vec![];
     for index in indices.iter().filter(|index| CHAIN.contains(index)) {
-        chain.extend(read(context, *index)?);
+        chain.extend(nv::read(context, *index)?);
     }
     let chain = split(&chain);
     let mut endorsements = vec![];
@@ -147,7 +146,7 @@ fn read_all(context: &mut Context) -> Result<Vec<Endorsement>> {
         if !indices.contains(&(kind as u32)) {
             continue;
         }
-        match split(&read(context, kind as u32)?).into_iter().next() {
+        match split(&nv::read(context, kind as u32)?).into_iter().next() {
             Some(certificate) => endorsements.push(Endorsement {
                 kind,
                 certificate,
@@ -160,15 +159,6 @@ fn read_all(context: &mut Context) -> Result<Vec<Endorsement>> {
         }
     }
     Ok(endorsements)
-}
-
-/// Reads an NV index, whose own empty password authorizes that (§2.2.1.4 of the profile).
-fn read(context: &mut Context, index: u32) -> Result<Vec<u8>> {
-    let index = NvIndexTpmHandle::new(index)?;
-    let object = context.tr_from_tpm_public(TpmHandle::NvIndex(index))?;
-    context.execute_with_nullauth_session(|context| {
-        nv::read_full(context, NvAuth::NvIndex(object.into()), index)
-    })
 }
 
 /// Returns the certificates at the start of an NV index: DER, one after the other. What follows them is padding.

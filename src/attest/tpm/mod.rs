@@ -6,6 +6,7 @@
 mod attestation_key;
 mod endorsement_key;
 mod error;
+mod nv;
 mod turn;
 
 pub use attestation_key::KeySource;
@@ -330,10 +331,12 @@ impl Tpm {
             let attest = attest.marshall().map_err(&failed)?;
             let signature = signature.marshall().map_err(&failed)?;
             let pcrs = self.pcrs(bank)?;
-            let mut hash = digest::Context::new(&digest::SHA256);
-            pcrs.values().for_each(|value| hash.update(value));
-            // TPMS_ATTEST ends with the digest of the values
-            if attest.ends_with(hash.finish().as_ref()) {
+            let values: Vec<u8> = pcrs.values().flatten().copied().collect();
+            // TPMS_ATTEST ends with the digest of the values, whose hash is that of the key's scheme
+            let is_of_these = [Bank::Sha256, Bank::Sha384, Bank::Sha512]
+                .iter()
+                .any(|bank| attest.ends_with(digest::digest(bank.hash(), &values).as_ref()));
+            if is_of_these {
                 return Ok(Quote {
                     bank,
                     attest,

@@ -1,0 +1,379 @@
+//! The report of Azure's paravisor (the "host compatibility layer", HCL), which the TPM of a machine has at an NV index: a report of
+//! the hardware, and runtime data (JSON) with the attestation key of the TPM. The hardware has signed the hash of the runtime data.
+//!
+//! ```text
+//!    0  "HCLA", version, size, request type, status, reserved: nothing signs this header
+//!   32  report of the hardware: 1184 bytes of SEV-SNP, or 1024 of TDX (TDREPORT), or none
+//! 1216  size of the rest, version 1, type of the report, hash (1 is SHA-256), length of the runtime data: 32 bits each, little endian
+//! 1236  runtime data, then zeros
+//! ```
+//!
+//! The layout is that of OpenHCL (microsoft/openvmm, `openhcl_attestation_protocol/src/igvm_attest/get.rs`).
+
+use std::collections::BTreeMap;
+
+use base::bytes::Reader;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::quote::rsa_spki;
+use super::{printable, sha256};
+
+/// The NV index of the report.
+pub const INDEX: u32 = 0x0140_0001;
+/// The NV index for data of the machine, which the paravisor includes in the next report: at most [`USER_DATA_LEN`] bytes.
+pub const USER_DATA_INDEX: u32 = 0x0140_0002;
+/// The size of [`USER_DATA_INDEX`] in bytes.
+pub const USER_DATA_LEN: usize = 64;
+/// The persistent handle of the attestation key.
+pub const KEY_HANDLE: u32 = 0x8100_0003;
+
+const HEADER: usize = 32;
+const HARDWARE_REPORT: usize = 1184;
+const TDREPORT: usize = 1024;
+/// Size of the five numbers before the runtime data.
+const NUMBERS: u32 = 20;
+const SHA256: u32 = 1;
+/// Maximum size of runtime data in bytes. Genuine data has about 1200.
+const MAX_RUNTIME_DATA: usize = 16 << 10;
+/// The name of the attestation key among the keys of the runtime data.
+const ATTESTATION_KEY: &str = "HCLAkPub";
+/// Maximum length of an error of serde_json in a log line.
+const SHOWN_ERROR: usize = 160;
+
+/// A report of the paravisor.
+#[derive(Debug, PartialEq, Eq)]
+pub struct HclReport<'a> {
+    /// The report of the hardware.
+    pub hardware: HardwareReport<'a>,
+    /// The runtime data, byte for byte as the hardware has signed their hash.
+    pub runtime_data: &'a [u8],
+}
+
+/// The report of the hardware below a paravisor. Nothing of it is verified.
+#[derive(Debug, PartialEq, Eq)]
+pub enum HardwareReport<'a> {
+    /// A report of SEV-SNP: 1184 bytes.
+    Snp(&'a [u8]),
+    /// A TDREPORT of TDX: 1024 bytes. The host makes a quote from it.
+    Tdx(&'a [u8]),
+    /// The machine is not confidential (trusted launch).
+    None,
+}
+
+impl<'a> HclReport<'a> {
+    /// Parses the content of the NV index. Only the padding may follow the runtime data.
+    pub fn parse(bytes: &'a [u8]) -> Result<HclReport<'a>, &'static str> {
+        Self::read(bytes).ok_or("the HCL report is truncated")?
+    }
+
+    fn read(bytes: &'a [u8]) -> Option<Result<HclReport<'a>, &'static str>> {
+        let mut reader = Reader(bytes);
+        if !reader.take(HEADER)?.starts_with(b"HCLA") {
+            return Some(Err("the HCL report does not start with HCLA"));
+        }
+        let hardware = reader.take(HARDWARE_REPORT)?;
+        let (size, version, kind) = (reader.u32_le()?, reader.u32_le()?, reader.u32_le()?);
+        let (hash, length) = (reader.u32_le()?, reader.u32_le()?);
+        if version != 1 {
+            return Some(Err("the HCL report's data is not of version 1"));
+        }
+        if hash != SHA256 {
+            return Some(Err("the HCL report's hash is not SHA-256"));
+        }
+        if length.checked_add(NUMBERS) != Some(size) {
+            return Some(Err("the HCL report's two sizes contradict each other"));
+        }
+        let runtime_data = reader.take(usize::try_from(length).ok()?)?;
+        if reader.0.iter().any(|byte| *byte != 0) {
+            return Some(Err("bytes follow the runtime data of the HCL report"));
+        }
+        let hardware = match kind {
+            2 => HardwareReport::Snp(hardware),
+            4 => HardwareReport::Tdx(&hardware[..TDREPORT]),
+            3 => HardwareReport::None,
+            _ => {
+                return Some(Err(
+                    "the HCL report's type is none of SEV-SNP, TDX and trusted launch",
+                ));
+            }
+        };
+        Some(Ok(HclReport {
+            hardware,
+            runtime_data,
+        }))
+    }
+}
+
+/// What the paravisor tells about a machine.
+#[derive(Debug, PartialEq)]
+pub struct RuntimeData {
+    /// The attestation key as certificates contain it: SubjectPublicKeyInfo, DER.
+    pub attestation_key: Vec<u8>,
+    /// The configuration of the machine by name: `secure-boot`, `vmUniqueId`. Values that are no texts, numbers or booleans are absent.
+    pub configuration: BTreeMap<String, String>,
+    /// What the machine wrote to [`USER_DATA_INDEX`] before the report was made.
+    pub user_data: Option<Vec<u8>>,
+}
+
+/// The members that are read; a member that occurs twice is an error.
+#[derive(Deserialize)]
+struct Members {
+    keys: Vec<Key>,
+    #[serde(rename = "vm-configuration", default)]
+    configuration: BTreeMap<String, Value>,
+    #[serde(rename = "user-data")]
+    user_data: Option<String>,
+}
+
+/// A JSON Web Key (RFC 7517).
+#[derive(Deserialize)]
+struct Key {
+    kid: String,
+    kty: String,
+    n: Option<String>,
+    e: Option<String>,
+}
+
+impl RuntimeData {
+    /// Parses runtime data.
+    pub fn parse(json: &[u8]) -> Result<RuntimeData, String> {
+        if json.len() > MAX_RUNTIME_DATA {
+            let len = json.len();
+            return Err(format!(
+                "the runtime data has {len} bytes, expected at most {MAX_RUNTIME_DATA}"
+            ));
+        }
+        let members: Members = serde_json::from_slice(json).map_err(|error| {
+            let error = printable(&error.to_string(), SHOWN_ERROR);
+            format!("the runtime data cannot be read: {error}")
+        })?;
+        let mut keys = members.keys.iter().filter(|key| key.kid == ATTESTATION_KEY);
+        let (Some(key), None) = (keys.next(), keys.next()) else {
+            return Err(format!(
+                "the runtime data does not have exactly one key with the kid {ATTESTATION_KEY}"
+            ));
+        };
+        let user_data = match members.user_data {
+            Some(text) => Some(unhex(&text).ok_or("the user-data of the runtime data is not hex")?),
+            None => None,
+        };
+        let configuration = members.configuration.into_iter();
+        Ok(RuntimeData {
+            attestation_key: key.spki()?,
+            configuration: configuration
+                .filter_map(|(name, value)| Some((name, plain(&value)?)))
+                .collect(),
+            user_data,
+        })
+    }
+
+    /// Parses runtime data whose hash the hardware has signed: `report_data` is SHA-256 of it and 32 zeros. Its attestation key must be
+    /// `spki`.
+    pub fn verify(json: &[u8], report_data: &[u8], spki: &[u8]) -> Result<RuntimeData, String> {
+        let Some((hash, zeros)) = report_data.split_at_checked(32) else {
+            return Err("the report of the hardware has no report data".into());
+        };
+        if hash != sha256(&[json]) || zeros != [0; 32] {
+            return Err(
+                "the hardware has signed other runtime data than that of the document".into(),
+            );
+        }
+        let data = RuntimeData::parse(json)?;
+        match data.attestation_key == spki {
+            true => Ok(data),
+            false => Err(format!(
+                "the attestation key is not the {ATTESTATION_KEY} of the runtime data"
+            )),
+        }
+    }
+}
+
+impl Key {
+    fn spki(&self) -> Result<Vec<u8>, String> {
+        let number = |text: &Option<String>| {
+            let text = text.as_deref().unwrap_or_default();
+            URL_SAFE_NO_PAD
+                .decode(text)
+                .map_err(|_| format!("{ATTESTATION_KEY} is not in base64url"))
+        };
+        let (modulus, exponent) = (number(&self.n)?, number(&self.e)?);
+        if self.kty != "RSA" || exponent != [1, 0, 1] {
+            return Err(format!(
+                "{ATTESTATION_KEY} is not an RSA key with the exponent 65537"
+            ));
+        }
+        // the sizes that TPMs have; a number without leading zeros has one form (RFC 7518 §6.3.1.1)
+        if !matches!(modulus.len(), 256 | 384 | 512) || modulus[0] >> 7 == 0 {
+            return Err(format!("the modulus of {ATTESTATION_KEY} has a wrong size"));
+        }
+        Ok(rsa_spki(&modulus))
+    }
+}
+
+fn plain(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(printable(text, SHOWN_ERROR)),
+        Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |digit: u8| (digit as char).to_digit(16).map(|value| value as u8);
+    let (pairs, []) = text.as_bytes().as_chunks() else {
+        return None;
+    };
+    pairs
+        .iter()
+        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use support::mutation::mutations;
+
+    const MODULUS: [u8; 256] = [0xab; 256];
+
+    fn json() -> String {
+        let n = URL_SAFE_NO_PAD.encode(MODULUS);
+        // the order and the form of genuine data; the old firmware labels the key with "encrypt"
+        format!(
+            r#"{{"keys":[{{"kid":"HCLEkPub","key_ops":["encrypt"],"kty":"RSA","e":"AQAB","n":"AAAA"}},{{"kid":"HCLAkPub","key_ops":["sign"],"kty":"RSA","e":"AQAB","n":"{n}"}}],"vm-configuration":{{"console-enabled":false,"secure-boot":true,"vmUniqueId":"A-1"}},"user-data":"00Ff"}}"#
+        )
+    }
+
+    fn report(kind: u32, json: &str) -> Vec<u8> {
+        let length = json.len() as u32;
+        let numbers = [length + NUMBERS, 1, kind, SHA256, length].map(u32::to_le_bytes);
+        [
+            &b"HCLA"[..],
+            &[0; HEADER - 4],
+            &[7; HARDWARE_REPORT],
+            numbers.as_flattened(),
+            json.as_bytes(),
+            &[0; 100],
+        ]
+        .concat()
+    }
+
+    fn report_data(json: &str) -> Vec<u8> {
+        [sha256(&[json.as_bytes()]), [0; 32]].concat()
+    }
+
+    #[test]
+    fn a_report_is_cut_by_its_length_and_not_at_a_zero() {
+        let json = json().replace("\"A-1\"", "\"A\0\"");
+        for (kind, expected) in [
+            (2, HardwareReport::Snp(&[7; HARDWARE_REPORT])),
+            (4, HardwareReport::Tdx(&[7; TDREPORT])),
+            (3, HardwareReport::None),
+        ] {
+            let bytes = report(kind, &json);
+            let read = HclReport::parse(&bytes).unwrap();
+            assert_eq!(read.hardware, expected);
+            assert_eq!(read.runtime_data, json.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_report_of_another_form_is_refused_by_its_name() {
+        let good = report(2, &json());
+        let with = |at: usize, value: u32| {
+            let mut bytes = good.clone();
+            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            bytes
+        };
+        let long = [good.as_slice(), &[1]].concat();
+        for (bytes, why) in [
+            (with(0, 0), "HCLA"),
+            (with(1220, 2), "version 1"),
+            (with(1224, 1), "type is none"),
+            (with(1228, 2), "not SHA-256"),
+            (with(1216, 7), "contradict"),
+            (with(1232, u32::MAX), "contradict"),
+            (long, "bytes follow"),
+            (good[..1300].to_vec(), "truncated"),
+            (vec![], "truncated"),
+        ] {
+            let error = HclReport::parse(&bytes).unwrap_err();
+            assert!(error.contains(why), "{error}, expected {why}");
+        }
+    }
+
+    #[test]
+    fn the_key_is_chosen_by_its_name_and_the_configuration_is_read() {
+        let json = json();
+        let data =
+            RuntimeData::verify(json.as_bytes(), &report_data(&json), &rsa_spki(&MODULUS)).unwrap();
+        assert_eq!(data.configuration["secure-boot"], "true");
+        assert_eq!(data.configuration["vmUniqueId"], "A-1");
+        assert_eq!(data.user_data.as_deref(), Some(&[0, 0xff][..]));
+    }
+
+    #[test]
+    fn what_the_hardware_did_not_sign_is_refused() {
+        let (json, spki) = (json(), rsa_spki(&MODULUS));
+        let signed = report_data(&json);
+        let refusal = |json: &str, signed: &[u8], spki: &[u8]| {
+            RuntimeData::verify(json.as_bytes(), signed, spki).unwrap_err()
+        };
+        let altered = json.replace("\"secure-boot\":true", "\"secure-boot\":null");
+        assert!(refusal(&altered, &signed, &spki).contains("other runtime data"));
+        let mut nonzero = signed.clone();
+        nonzero[63] = 1;
+        assert!(refusal(&json, &nonzero, &spki).contains("other runtime data"));
+        assert!(refusal(&json, &signed[..31], &spki).contains("no report data"));
+        assert!(refusal(&json, &signed[..32], &spki).contains("other runtime data"));
+        assert!(refusal(&json, &signed, &rsa_spki(&[0xac; 256])).contains("not the HCLAkPub"));
+    }
+
+    #[test]
+    fn tricks_with_json_are_refused() {
+        let good = json();
+        let replaced = |from: &str, to: &str| good.replace(from, to);
+        for (bad, why) in [
+            (replaced("HCLAkPub", "HclAkPub"), "exactly one"),
+            (replaced("HCLEkPub", "HCLAkPub"), "exactly one"),
+            (replaced("\"keys\"", "\"keys\":[],\"keys\""), "duplicate"),
+            (
+                replaced("\"kid\":\"HCLAkPub\"", "\"kid\":\"x\",\"kid\":\"HCLAkPub\""),
+                "duplicate",
+            ),
+            (
+                replaced(
+                    "\"kty\":\"RSA\",\"e\":\"AQAB\",\"n\":\"q",
+                    "\"kty\":\"EC\",\"e\":\"AQAB\",\"n\":\"q",
+                ),
+                "not an RSA key",
+            ),
+            (good.replacen("AQAB", "AAEAAQ", 2), "not an RSA key"),
+            (replaced("\"n\":\"q", "\"n\":\"Kq"), "wrong size"),
+            (replaced("\"n\":\"q", "\"n\":\"+"), "base64url"),
+            (replaced("\"n\":\"q", "\"n\":\"K"), "wrong size"),
+            (replaced("00Ff", "00F"), "not hex"),
+            (format!("{good}{{}}"), "cannot be read"),
+            (" ".repeat(MAX_RUNTIME_DATA + 1), "at most"),
+        ] {
+            let error = RuntimeData::parse(bad.as_bytes()).unwrap_err();
+            assert!(error.contains(why), "{error}, expected {why}");
+        }
+    }
+
+    #[test]
+    fn mutated_reports_cause_no_panic_and_no_altered_byte_of_the_runtime_data_is_accepted() {
+        let (json, spki) = (json(), rsa_spki(&MODULUS));
+        let signed = report_data(&json);
+        for bytes in mutations(&report(4, &json), 10_000) {
+            if let Ok(report) = HclReport::parse(&bytes) {
+                let _ = RuntimeData::parse(report.runtime_data);
+                let accepted = RuntimeData::verify(report.runtime_data, &signed, &spki);
+                assert_eq!(accepted.is_ok(), report.runtime_data == json.as_bytes());
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Empty: the manifest is what is needed.
