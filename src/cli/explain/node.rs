@@ -64,18 +64,13 @@ impl Recorder {
         let evidence = Evidence::parse("the document", document)?;
         let quoted = evidence.quoted().into_iter().flatten();
         let demanded = quoted.map(|(number, value)| {
-            let expected = value.as_slice().try_into();
-            let expected = expected.map_err(|_| "a value has a wrong length".to_owned())?;
-            let warn_only = false;
-            Ok((
-                *number,
-                Measurement {
-                    expected,
-                    warn_only,
-                },
-            ))
+            let measurement = Measurement {
+                expected: value.clone(),
+                warn_only: false,
+            };
+            (*number, measurement)
         });
-        let demanded = demanded.collect::<Result<BTreeMap<_, _>, String>>()?;
+        let demanded: BTreeMap<_, _> = demanded.collect();
         let policy = Policy::new(demanded).map_err(|error| error.to_string())?;
         (self.variant.validator)(policy.believing_any(), &collateral::online())
             .map_err(|error| error.to_string())
