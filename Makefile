@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb reproducible deny
+.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb reproducible reproducible-image deny
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -79,6 +79,9 @@ deb: build ## make Debian packages in target/deb, and check them with lintian, a
 
 reproducible: deb ## check that two builds in different directories give the same bytes: programs, packages, initrds
 	@tools/reproducible.sh
+
+reproducible-image: build ## check that two builds of the image of mkosi in different directories give the same bytes; needs root
+	@tools/reproducible-image.sh
 
 deny: setup ## check licenses, bans and sources of all crates
 	@tools/deny.sh

@@ -6,7 +6,7 @@
 #
 # Needs root (mmdebstrap, mkosi). mkosi and the programs that it runs are those of Debian 13, in a folder of their own; the packages
 # come through apt, so Debian's signature on the archive is checked. Does nothing but print if the image is newer than all that it is
-# made of. OUT is another folder for the image.
+# made of. OUT is another folder for the image, MKOSI_CACHE one for file systems with the packages installed.
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "making an image with mkosi needs root"
 
@@ -46,7 +46,8 @@ fi
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf --one-file-system "$work"' EXIT
 # where mkosi's apt looks; without this file it would also ask for a debug archive, which few mirrors have
 sources=$work/sandbox/etc/apt/sources.list.d/mkosi.sources
-mkdir -p "$(dirname "$sources")" "$work/workspace" "$CACHE"/mkosi-{packages,cache}
+packages=${MKOSI_CACHE:-$CACHE/mkosi-cache}
+mkdir -p "$(dirname "$sources")" "$work/workspace" "$CACHE/mkosi-packages" "$packages"
 debian=$(mirror)
 for source in "${debian%/} trixie trixie-updates" "${debian%/}-security trixie-security"; do
   read -r uri suites <<<"$source"
@@ -55,7 +56,7 @@ done >"$sources"
 
 arguments=(
   --force --output-directory "$out" --workspace-directory "$work/workspace" --incremental=yes
-  --package-cache-directory "$CACHE/mkosi-packages" --cache-directory "$CACHE/mkosi-cache"
+  --package-cache-directory "$CACHE/mkosi-packages" --cache-directory "$packages"
   --tools-tree "$tree" --sandbox-tree "$work/sandbox"
 )
 for program in kubeadm kubelet kubectl; do
