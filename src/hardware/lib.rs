@@ -3,7 +3,13 @@
 //! the kernel of a confidential machine.
 
 pub mod claims;
+pub mod snp;
 pub mod tdx;
 pub mod tsm;
 
 pub use claims::PlatformClaims;
+
+/// Returns bytes in lower-case hexadecimal.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

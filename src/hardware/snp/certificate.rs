@@ -1,0 +1,228 @@
+//! The certificate of the key that signs reports, with AMD's extensions (57230 §3): product, versions, chip, cloud.
+
+use base::der::{
+    BIT_STRING, BOOLEAN, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET, context,
+};
+use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
+
+use super::report::{Report, Signer};
+use super::tcb::{Product, Tcb};
+
+/// IA5String.
+const IA5_STRING: u8 = 0x16;
+/// The extensions of a TBSCertificate (RFC 5280 §4.1).
+const EXTENSIONS: u8 = context(3);
+/// The arc of AMD's extensions: 1.3.6.1.4.1.3704.1.
+const AMD: &[u8] = &[0x2b, 6, 1, 4, 1, 0x9c, 0x78, 1];
+/// commonName, 2.5.4.3.
+const COMMON_NAME: &[u8] = &[0x55, 4, 3];
+/// An EC public key on P-384 up to the point (RFC 5480): the two identifiers.
+const P384: &[u8] = &[
+    0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x22,
+];
+/// Length in bytes of a point on P-384 with its first byte, which says that it is not compressed.
+const POINT: usize = 97;
+/// Maximum length of the name of a cloud.
+const MAX_CSP: usize = 128;
+
+/// A VCEK or VLEK certificate. Nothing says yet who issued it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certificate {
+    /// Which key it certifies, by the name of its subject.
+    pub signer: Signer,
+    /// The product, by the extension.
+    pub product: Product,
+    /// The versions for which the key was derived.
+    pub tcb: Tcb,
+    /// The chip: 64 bytes, of a Turin 8; `None` for a VLEK.
+    pub chip: Option<Vec<u8>>,
+    /// The cloud; only a VLEK has one.
+    pub csp: Option<String>,
+    /// The common name of the issuer.
+    pub issuer: String,
+    /// The point of the key.
+    key: [u8; POINT],
+}
+
+/// What the extensions contain, as far as it was read.
+#[derive(Default)]
+struct Extensions {
+    product: Option<String>,
+    versions: [Option<u8>; 10],
+    chip: Option<Vec<u8>>,
+    csp: Option<String>,
+}
+
+impl Certificate {
+    /// Reads the DER of a certificate.
+    pub fn parse(der: &[u8]) -> Result<Certificate, String> {
+        Certificate::read(der).map_err(|why| format!("the certificate of the chip's key: {why}"))
+    }
+
+    fn read(der: &[u8]) -> Result<Certificate, String> {
+        let malformed = |_| "it is not a certificate".to_owned();
+        let mut outer = Reader::new(der);
+        let certificate = outer.expect(SEQUENCE).map_err(malformed)?;
+        let tbs = Reader::new(certificate)
+            .expect(SEQUENCE)
+            .map_err(malformed)?;
+        let mut fields = Reader::new(tbs);
+        fields.expect(context(0)).map_err(malformed)?;
+        fields.expect(INTEGER).map_err(malformed)?;
+        fields.expect(SEQUENCE).map_err(malformed)?;
+        let issuer = common_name(fields.expect(SEQUENCE).map_err(malformed)?);
+        fields.expect(SEQUENCE).map_err(malformed)?;
+        let subject = common_name(fields.expect(SEQUENCE).map_err(malformed)?);
+        let key = fields.expect(SEQUENCE).map_err(malformed)?;
+        let extensions = fields
+            .expect(EXTENSIONS)
+            .map_err(|_| "it has no extensions".to_owned())?;
+        let extensions = Extensions::parse(extensions)?;
+        let signer = match subject.as_deref() {
+            Some("SEV-VCEK") => Signer::Vcek,
+            Some("SEV-VLEK") => Signer::Vlek,
+            _ => return Err("its subject is neither SEV-VCEK nor SEV-VLEK".into()),
+        };
+        Certificate {
+            signer,
+            product: extensions.product()?,
+            tcb: extensions.tcb()?,
+            chip: extensions.chip,
+            csp: extensions.csp,
+            issuer: issuer.ok_or("its issuer has no common name")?,
+            key: point(key).ok_or("its key is not on P-384")?,
+        }
+        .checked()
+    }
+
+    fn checked(self) -> Result<Certificate, String> {
+        let len = match self.product {
+            Product::Milan | Product::Genoa => 64,
+            Product::Turin => 8,
+        };
+        match (self.signer, &self.chip, &self.csp) {
+            (Signer::Vcek, Some(chip), None) if chip.len() == len => Ok(self),
+            (Signer::Vlek, None, Some(_)) => Ok(self),
+            (Signer::Vcek, ..) => Err(format!(
+                "it is a VCEK of a {} and does not name a chip with {len} bytes, or names a cloud",
+                self.product
+            )),
+            (Signer::Vlek, ..) => Err("it is a VLEK and names a chip, or no cloud".into()),
+        }
+    }
+
+    /// Checks that this key signed a report.
+    pub fn verify_signature(&self, report: &Report) -> Result<(), String> {
+        let key = UnparsedPublicKey::new(&ECDSA_P384_SHA384_FIXED, &self.key);
+        let signature = report.signature().ok_or("the signature has no form")?;
+        key.verify(report.signed(), &signature)
+            .map_err(|_| "the report is not signed by the key of the certificate".into())
+    }
+}
+
+impl Extensions {
+    fn parse(der: &[u8]) -> Result<Extensions, String> {
+        let malformed = |_| "its extensions cannot be read".to_owned();
+        let mut found = Extensions::default();
+        let mut list = Reader::new(Reader::new(der).expect(SEQUENCE).map_err(malformed)?);
+        while list.peek().is_some() {
+            let mut extension = Reader::new(list.expect(SEQUENCE).map_err(malformed)?);
+            let oid = extension.expect(OBJECT_IDENTIFIER).map_err(malformed)?;
+            if extension.peek() == Some(BOOLEAN) {
+                extension.read().map_err(malformed)?; // critical
+            }
+            let value = extension.expect(OCTET_STRING).map_err(malformed)?;
+            let Some(tail) = oid.strip_prefix(AMD) else {
+                continue;
+            };
+            found
+                .add(tail, value)
+                .ok_or_else(|| format!("its extension 1.3.6.1.4.1.3704.1 {tail:?} is wrong"))?;
+        }
+        Ok(found)
+    }
+
+    /// Stores the value of an extension; `None` if it is malformed or a repetition.
+    fn add(&mut self, tail: &[u8], value: &[u8]) -> Option<()> {
+        let is_new = match *tail {
+            // the version of the structure differs between products, and the other extensions tell them apart
+            [1] => true,
+            [2] => self.product.replace(ia5(value)?).is_none(),
+            [3, part] => {
+                let slot = self.versions.get_mut(usize::from(part))?;
+                slot.replace(integer(value)?).is_none()
+            }
+            [4] => self.chip.replace(value.to_vec()).is_none(),
+            [5] => self.csp.replace(ia5(value)?).is_none(),
+            _ => true,
+        };
+        is_new.then_some(())
+    }
+
+    fn product(&self) -> Result<Product, String> {
+        let name = self.product.as_deref().ok_or("it names no product")?;
+        // a stepping can follow: Milan-B0
+        let line = name.split('-').next().unwrap_or(name);
+        Product::named(line).ok_or_else(|| format!("its product {name:.40?} is not known"))
+    }
+
+    fn tcb(&self) -> Result<Tcb, String> {
+        let is_turin = self.product()? == Product::Turin;
+        let part = |number: usize| {
+            self.versions[number].ok_or_else(|| format!("it lacks the version 3.{number}"))
+        };
+        if (4..=7).any(|reserved| self.versions[reserved].is_some_and(|version| version != 0)) {
+            return Err("it has a version of an unused part".into());
+        }
+        if !is_turin && self.versions[9].is_some() {
+            return Err("it has the version of a part that only a Turin has".into());
+        }
+        Ok(Tcb {
+            fmc: if is_turin { part(9)? } else { 0 },
+            bootloader: part(1)?,
+            tee: part(2)?,
+            snp: part(3)?,
+            microcode: part(8)?,
+        })
+    }
+}
+
+/// Returns the first common name of a name.
+fn common_name(name: &[u8]) -> Option<String> {
+    let mut sets = Reader::new(name);
+    loop {
+        let set = sets.expect(SET).ok()?;
+        let mut attribute = Reader::new(Reader::new(set).expect(SEQUENCE).ok()?);
+        if attribute.expect(OBJECT_IDENTIFIER).ok()? == COMMON_NAME {
+            let (_, text) = attribute.read().ok()?;
+            return String::from_utf8(text.to_vec()).ok();
+        }
+    }
+}
+
+/// Returns the point of a SubjectPublicKeyInfo.
+fn point(key: &[u8]) -> Option<[u8; POINT]> {
+    let mut key = Reader::new(key);
+    let algorithm = key.expect(SEQUENCE).ok()?;
+    let bits = key.expect(BIT_STRING).ok()?;
+    // the first byte is the number of unused bits
+    (algorithm == P384).then(|| bits.strip_prefix(&[0])?.try_into().ok())?
+}
+
+fn ia5(value: &[u8]) -> Option<String> {
+    let text = Reader::new(value).expect(IA5_STRING).ok()?;
+    let is_plain = text
+        .iter()
+        .all(|byte| *byte == b' ' || byte.is_ascii_graphic());
+    let text = (is_plain && text.len() <= MAX_CSP).then_some(text)?;
+    String::from_utf8(text.to_vec()).ok()
+}
+
+/// Returns an INTEGER of one byte; from 128 on it has a leading zero.
+fn integer(value: &[u8]) -> Option<u8> {
+    match Reader::new(value).expect(INTEGER).ok()? {
+        [value @ 0..128] => Some(*value),
+        [0, value @ 128..=255] => Some(*value),
+        _ => None,
+    }
+}

@@ -1,0 +1,133 @@
+//! The certificates from the key that signs reports up to AMD's root key (ARK).
+
+use rustls_pki_types::{
+    AlgorithmIdentifier, CertificateDer, InvalidSignature, SignatureVerificationAlgorithm,
+    UnixTime, alg_id,
+};
+use webpki::ring::RSA_PSS_2048_8192_SHA384_LEGACY_KEY;
+use webpki::{
+    BorrowedCertRevocationList, CertRevocationList, EndEntityCert, ExpirationPolicy, KeyUsage,
+    RevocationCheckDepth, RevocationOptionsBuilder, UnknownStatusPolicy,
+};
+
+use super::certificate::Certificate;
+use super::report::Signer;
+
+/// The identifier of RSASSA-PSS with SHA-384 as AMD writes it: with the field trailerField, which DER omits because it has its
+/// default value. webpki compares identifiers byte for byte.
+const AMD_PSS_SHA384: &[u8] = &[
+    0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0a, 0x30, 0x39, 0xa0, 0x0f, 0x30,
+    0x0d, 0x06, 0x09, 0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02, 0x02, 0x05, 0x00, 0xa1, 0x1c,
+    0x30, 0x1a, 0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x08, 0x30, 0x0d, 0x06,
+    0x09, 0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02, 0x02, 0x05, 0x00, 0xa2, 0x03, 0x02, 0x01,
+    0x30, 0xa3, 0x03, 0x02, 0x01, 0x01,
+];
+
+/// The algorithms of AMD's certificates: its own form, and the form of DER, which the VCEK of a Turin has.
+static ALGORITHMS: &[&dyn SignatureVerificationAlgorithm] =
+    &[&AmdPss, RSA_PSS_2048_8192_SHA384_LEGACY_KEY];
+
+/// The certificates that judge a report, each as DER.
+#[derive(Debug, Clone, Copy)]
+pub struct Chain<'a> {
+    /// VCEK or VLEK.
+    pub leaf: &'a [u8],
+    /// ASK or ASVK.
+    pub intermediate: &'a [u8],
+    /// The root, which the caller trusts.
+    pub root: &'a [u8],
+    /// AMD's revocation list, which the root signed.
+    pub revoked: Option<&'a [u8]>,
+}
+
+impl Chain<'_> {
+    /// Returns the certificate of the key that signs reports if it leads to the root and is valid at this time.
+    pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<Certificate, String> {
+        let certificate = Certificate::parse(self.leaf)?;
+        if certificate.signer != signer {
+            return Err(format!(
+                "the report is signed by a {signer}, but the certificate is that of a {}",
+                certificate.signer
+            ));
+        }
+        let product = certificate.product;
+        let authority = match signer {
+            Signer::Vcek => format!("SEV-{product}"),
+            Signer::Vlek => format!("SEV-VLEK-{product}"),
+        };
+        if certificate.issuer != authority {
+            return Err(format!(
+                "a {signer} of a {product} is issued by {authority}, not by {:.40?}",
+                certificate.issuer
+            ));
+        }
+        self.verify_signatures(now)
+            .map_err(|why| format!("the {signer} of a {product}: {why}"))?;
+        Ok(certificate)
+    }
+
+    fn verify_signatures(&self, now: UnixTime) -> Result<(), String> {
+        let (leaf, root) = (
+            CertificateDer::from(self.leaf),
+            CertificateDer::from(self.root),
+        );
+        let anchor = webpki::anchor_from_trusted_cert(&root)
+            .map_err(|error| format!("the root cannot be read: {error}"))?;
+        let leaf = EndEntityCert::try_from(&leaf)
+            .map_err(|error| format!("the certificate cannot be read: {error}"))?;
+        let list = self.revoked.map(BorrowedCertRevocationList::from_der);
+        let list = list
+            .transpose()
+            .map_err(|error| format!("the revocation list cannot be read: {error}"))?
+            .map(CertRevocationList::from);
+        if list
+            .as_ref()
+            .is_some_and(|list| list.issuer() != &anchor.subject[..])
+        {
+            return Err("the revocation list is not of the root".into());
+        }
+        let lists: Vec<_> = list.iter().collect();
+        // AMD revokes intermediates only: the list of the root says nothing about the leaf
+        let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
+            options
+                .with_depth(RevocationCheckDepth::Chain)
+                .with_status_policy(UnknownStatusPolicy::Allow)
+                .with_expiration_policy(ExpirationPolicy::Enforce)
+                .build()
+        });
+        leaf.verify_for_usage(
+            ALGORITHMS,
+            &[anchor],
+            &[CertificateDer::from(self.intermediate)],
+            now,
+            KeyUsage::client_auth(),
+            revocation,
+            None,
+        )
+        .map(drop)
+        .map_err(|error| format!("it does not lead to the root: {error}"))
+    }
+}
+
+/// RSASSA-PSS with SHA-384, named as AMD names it.
+#[derive(Debug)]
+struct AmdPss;
+
+impl SignatureVerificationAlgorithm for AmdPss {
+    fn public_key_alg_id(&self) -> AlgorithmIdentifier {
+        alg_id::RSA_ENCRYPTION
+    }
+
+    fn signature_alg_id(&self) -> AlgorithmIdentifier {
+        AlgorithmIdentifier::from_slice(AMD_PSS_SHA384)
+    }
+
+    fn verify_signature(
+        &self,
+        public_key: &[u8],
+        message: &[u8],
+        signature: &[u8],
+    ) -> Result<(), InvalidSignature> {
+        RSA_PSS_2048_8192_SHA384_LEGACY_KEY.verify_signature(public_key, message, signature)
+    }
+}

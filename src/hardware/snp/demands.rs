@@ -1,0 +1,227 @@
+//! What an operator demands of a report: the minimum versions as data, the rest by name.
+
+use std::collections::BTreeSet;
+
+use super::certificate::Certificate;
+use super::report::{Policy, Report};
+use super::tcb::{Cpuid, Product, Tcb, Tcbs};
+
+/// The demands. The default refuses what no operator wants (debugging, migration, a VMPL above 0, a provisional firmware) and
+/// demands no version.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Demands {
+    /// The minimum of every chip.
+    pub minimum: Tcb,
+    /// Further minimums of the chips that they name; each that fits a chip counts.
+    pub floors: Vec<Floor>,
+    /// The minimum version of the ABI that the guest policy must demand: major, minor.
+    pub minimum_abi: (u8, u8),
+    /// The minimum version of the guest.
+    pub minimum_guest_svn: u32,
+    /// The maximum VMPL.
+    pub maximum_vmpl: u32,
+    /// Whether a migration agent may move the guest.
+    pub allow_migration: bool,
+    /// Whether the guest may run with simultaneous multithreading; `false` also demands that the platform has it off.
+    pub refuse_smt: bool,
+    /// Bits of the guest policy that must be 1 (RAPL_DIS 23, CIPHERTEXT_HIDING 24, PAGE_SWAP_DISABLE 25).
+    pub policy_bits: u64,
+    /// Bits of the platform info that must be 1 (RAPL_DIS 3, CIPHERTEXT_HIDING_DRAM 4, ALIAS_CHECK_COMPLETE 5).
+    pub platform_bits: u64,
+    /// Bits of both mitigation vectors that must be 1.
+    pub mitigation_bits: u64,
+    /// The accepted chips; empty for every chip.
+    pub chips: BTreeSet<Vec<u8>>,
+    /// The accepted clouds of a VLEK; empty for every cloud.
+    pub clouds: BTreeSet<String>,
+    /// The accepted launch digests; empty for every one.
+    pub measurements: BTreeSet<[u8; 48]>,
+    /// The accepted host data; empty for every value.
+    pub host_data: BTreeSet<[u8; 32]>,
+    /// The accepted digests of ID keys; empty for every one.
+    pub id_keys: BTreeSet<[u8; 48]>,
+    /// The accepted digests of author keys; empty for every one.
+    pub author_keys: BTreeSet<[u8; 48]>,
+}
+
+/// A minimum of some chips.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Floor {
+    /// The product.
+    pub product: Product,
+    /// The model; `None` for all.
+    pub model: Option<u8>,
+    /// The stepping; `None` for all. The microcode of each stepping has its own numbers.
+    pub stepping: Option<u8>,
+    /// The minimum.
+    pub minimum: Tcb,
+}
+
+impl Floor {
+    /// Returns whether this floor is that of a chip. Without the CPUID, which a report of version 2 lacks, only a floor of the whole product is.
+    fn fits(&self, product: Product, cpuid: Option<Cpuid>) -> bool {
+        let is = |wanted: Option<u8>, got: Option<u8>| wanted.is_none() || wanted == got;
+        self.product == product
+            && is(self.model, cpuid.map(|cpuid| cpuid.model))
+            && is(self.stepping, cpuid.map(|cpuid| cpuid.stepping))
+    }
+}
+
+impl Demands {
+    /// Returns the minimum that applies to the chip, or the first demand that is not met.
+    pub fn check(
+        &self,
+        report: &Report,
+        certificate: &Certificate,
+        product: Product,
+        tcbs: &Tcbs,
+    ) -> Result<Tcb, String> {
+        self.check_policy(report.policy)?;
+        self.check_platform(report)?;
+        self.check_lists(report, certificate)?;
+        check_order(report, tcbs)?;
+        let floors = self.floors.iter();
+        let fitting = floors.filter(|floor| floor.fits(product, report.cpuid));
+        let minimum = fitting.fold(self.minimum, |all, floor| all.max(&floor.minimum));
+        for (name, tcb) in [
+            ("LAUNCH_TCB", tcbs.launch),
+            ("REPORTED_TCB", tcbs.reported),
+            ("COMMITTED_TCB", tcbs.committed),
+            ("CURRENT_TCB", tcbs.current),
+        ] {
+            if let Some((part, got, minimum)) = tcb.below(&minimum).first() {
+                return Err(format!(
+                    "{name}: the version of {part} is {got}, below the minimum {minimum}: update the firmware of the host"
+                ));
+            }
+        }
+        Ok(minimum)
+    }
+
+    fn check_policy(&self, policy: Policy) -> Result<(), String> {
+        let refuse = |what: &str| Err(format!("the guest policy {:#x} {what}", policy.0));
+        if policy.bit(19) {
+            return refuse("allows debugging (DEBUG): the host can read the guest");
+        }
+        if policy.bit(18) && !self.allow_migration {
+            return refuse("allows a migration agent (MIGRATE_MA)");
+        }
+        if policy.bit(16) && self.refuse_smt {
+            return refuse("allows simultaneous multithreading (SMT)");
+        }
+        if policy.bit(21) {
+            return refuse("allows memory over CXL (CXL_ALLOW)");
+        }
+        if policy.abi() < self.minimum_abi {
+            let (major, minor) = self.minimum_abi;
+            return refuse(&format!("demands an ABI below {major}.{minor}"));
+        }
+        match self.policy_bits & !policy.0 {
+            0 => Ok(()),
+            missing => refuse(&format!("lacks the bits {missing:#x}")),
+        }
+    }
+
+    fn check_platform(&self, report: &Report) -> Result<(), String> {
+        if report.vmpl > self.maximum_vmpl {
+            return Err(format!(
+                "the report was requested at VMPL {}, above {}",
+                report.vmpl, self.maximum_vmpl
+            ));
+        }
+        if self.refuse_smt && report.platform_info & 1 != 0 {
+            return Err("the platform has simultaneous multithreading on (SMT_EN)".into());
+        }
+        let missing = self.platform_bits & !report.platform_info;
+        if missing != 0 {
+            return Err(format!("the platform info lacks the bits {missing:#x}"));
+        }
+        let mitigations = report.mitigations.map(|both| both.launch & both.current);
+        match (self.mitigation_bits, mitigations) {
+            (0, _) => Ok(()),
+            (_, None) => Err(format!(
+                "a report of version {} has no mitigation vectors, and the policy demands bits of them",
+                report.version
+            )),
+            (bits, Some(got)) if bits & !got == 0 => Ok(()),
+            (bits, Some(got)) => Err(format!(
+                "the mitigation vectors lack the bits {:#x}",
+                bits & !got
+            )),
+        }
+    }
+
+    fn check_lists(&self, report: &Report, certificate: &Certificate) -> Result<(), String> {
+        if report.guest_svn < self.minimum_guest_svn {
+            return Err(format!(
+                "GUEST_SVN is {}, below the minimum {}",
+                report.guest_svn, self.minimum_guest_svn
+            ));
+        }
+        if !self.chips.is_empty() {
+            match &certificate.chip {
+                Some(chip) if self.chips.contains(chip) => {}
+                Some(chip) => {
+                    return Err(format!("the chip {} is not accepted", crate::hex(chip)));
+                }
+                None => {
+                    return Err("the policy names the accepted chips, and a VLEK names none".into());
+                }
+            }
+        }
+        if !self.clouds.is_empty() {
+            let cloud = certificate.csp.as_deref().unwrap_or("none");
+            if !self.clouds.contains(cloud) {
+                return Err(format!(
+                    "the cloud of the VLEK is {cloud}, which is not accepted"
+                ));
+            }
+        }
+        listed("MEASUREMENT", &self.measurements, &report.measurement)?;
+        listed("HOST_DATA", &self.host_data, &report.host_data)?;
+        listed("ID_KEY_DIGEST", &self.id_keys, &report.id_key_digest)?;
+        if !self.author_keys.is_empty() && !report.has_author_key() {
+            return Err("no author key certified the ID key (AUTHOR_KEY_EN)".into());
+        }
+        listed(
+            "AUTHOR_KEY_DIGEST",
+            &self.author_keys,
+            &report.author_key_digest,
+        )
+    }
+}
+
+/// Refuses a provisional firmware: the host can still go back to what it committed, and never runs less than that.
+fn check_order(report: &Report, tcbs: &Tcbs) -> Result<(), String> {
+    for (name, tcb) in [
+        ("COMMITTED_TCB", tcbs.committed),
+        ("REPORTED_TCB", tcbs.reported),
+    ] {
+        if let Some((part, current, tcb)) = tcbs.current.below(&tcb).first() {
+            return Err(format!(
+                "CURRENT_TCB: the version of {part} is {current}, below that of {name}, {tcb}"
+            ));
+        }
+    }
+    match report.current_firmware < report.committed_firmware {
+        false => Ok(()),
+        true => Err(format!(
+            "the firmware {} runs below the committed {}",
+            report.current_firmware, report.committed_firmware
+        )),
+    }
+}
+
+fn listed<const N: usize>(
+    name: &str,
+    accepted: &BTreeSet<[u8; N]>,
+    got: &[u8; N],
+) -> Result<(), String> {
+    match accepted.is_empty() || accepted.contains(got) {
+        true => Ok(()),
+        false => Err(format!(
+            "{name} is {}, which is not accepted",
+            crate::hex(got)
+        )),
+    }
+}

@@ -1,0 +1,122 @@
+//! AMD SEV-SNP: the report that the firmware of a chip signs about a guest, and the certificates that lead from the chip to AMD.
+//!
+//! In the order in which evidence is judged: [`report`] and [`certificate_table`] read what the machine sends, [`certificate`] and
+//! [`chain`] say who signed it, [`tcb`] compares versions, [`demands`] is what an operator requires. [`verify`] does all of it.
+//!
+//! Structures: AMD 56860 "SEV Secure Nested Paging Firmware ABI" and 57230 "VCEK Certificate and KDS Interface".
+
+pub mod certificate;
+pub mod certificate_table;
+pub mod chain;
+pub mod demands;
+pub mod report;
+pub mod tcb;
+
+use rustls_pki_types::UnixTime;
+
+use crate::PlatformClaims;
+use certificate::Certificate;
+use chain::Chain;
+use demands::Demands;
+use report::{Report, Signer};
+use tcb::Product;
+
+/// Returns what a report proves, if the chip that signed it leads to AMD and the report meets the demands. The caller compares
+/// [`Report::report_data`] with what must be bound.
+pub fn verify(
+    report: &Report,
+    chain: &Chain<'_>,
+    demands: &Demands,
+    now: UnixTime,
+) -> Result<PlatformClaims, String> {
+    let certificate = chain.verify(report.signer()?, now)?;
+    certificate.verify_signature(report)?;
+    let product = product(report, &certificate)?;
+    check_chip(report, &certificate, product)?;
+    let tcbs = report.tcbs(product)?;
+    if tcbs.reported != certificate.tcb {
+        return Err(format!(
+            "the report has the TCB {}, but the certificate of its chip is for {}",
+            tcbs.reported, certificate.tcb
+        ));
+    }
+    let minimum = demands.check(report, &certificate, product, &tcbs)?;
+    Ok(claims(report, &certificate, product, &tcbs, minimum))
+}
+
+/// Returns the product. The report names it since version 3 and must agree with the certificate.
+fn product(report: &Report, certificate: &Certificate) -> Result<Product, String> {
+    let Some(cpuid) = report.cpuid else {
+        return Ok(certificate.product);
+    };
+    match Product::of(cpuid) {
+        Some(product) if product == certificate.product => Ok(product),
+        Some(product) => Err(format!(
+            "the report is of a {product}, but the certificate of its chip is of a {}",
+            certificate.product
+        )),
+        None => Err(format!("no known product has {cpuid}")),
+    }
+}
+
+/// Checks that the certificate is that of the chip of the report. A VLEK names no chip.
+fn check_chip(report: &Report, certificate: &Certificate, product: Product) -> Result<(), String> {
+    let masked = report.chip_id == [0; 64];
+    let Some(chip) = &certificate.chip else {
+        return match masked {
+            true => Ok(()),
+            false => Err("the report of a VLEK names a chip, which only a VCEK proves".into()),
+        };
+    };
+    let is_same = match product {
+        Product::Milan | Product::Genoa => chip[..] == report.chip_id[..],
+        Product::Turin => {
+            let (id, rest) = report.chip_id.split_at(8);
+            chip[..] == *id && rest.iter().all(|byte| *byte == 0)
+        }
+    };
+    match is_same || masked {
+        true => Ok(()),
+        false => Err("the certificate is of another chip than the report".into()),
+    }
+}
+
+fn claims(
+    report: &Report,
+    certificate: &Certificate,
+    product: Product,
+    tcbs: &tcb::Tcbs,
+    minimum: tcb::Tcb,
+) -> PlatformClaims {
+    let (authority, signer) = match certificate.signer {
+        Signer::Vcek => (format!("SEV-{product}"), "SEV-VCEK"),
+        Signer::Vlek => (format!("SEV-VLEK-{product}"), "SEV-VLEK"),
+    };
+    let mut properties = vec![
+        ("MEASUREMENT", crate::hex(&report.measurement)),
+        ("POLICY", format!("{:#x}", report.policy.0)),
+        ("PLATFORM_INFO", format!("{:#x}", report.platform_info)),
+        ("VMPL", report.vmpl.to_string()),
+        ("GUEST_SVN", report.guest_svn.to_string()),
+        ("HOST_DATA", crate::hex(&report.host_data)),
+        ("ID_KEY_DIGEST", crate::hex(&report.id_key_digest)),
+        ("AUTHOR_KEY_DIGEST", crate::hex(&report.author_key_digest)),
+        ("firmware", report.current_firmware.to_string()),
+    ];
+    if let Some(csp) = &certificate.csp {
+        properties.push(("CSP_ID", csp.clone()));
+    }
+    // the certificate of a VCEK names the chip even where the report masks it
+    let chip = certificate.chip.as_deref().map(crate::hex);
+    PlatformClaims {
+        technology: format!("AMD SEV-SNP ({product})"),
+        signed_by: format!("ARK-{product}, {authority}, {signer}"),
+        chip,
+        tcb: tcbs.reported.parts(product, &minimum),
+        properties: properties
+            .into_iter()
+            .map(|(name, value)| crate::claims::Property { name, value })
+            .collect(),
+        bound: vec![],
+    }
+}

@@ -1,0 +1,292 @@
+//! The attestation report (ATTESTATION_REPORT, 56860 §7.3), versions 2 to 5.
+
+use std::fmt;
+
+use super::tcb::{Cpuid, Product, Tcb, Tcbs};
+
+/// Length of a report in bytes.
+pub const LEN: usize = 0x4a0;
+/// The bytes that the chip signs.
+const SIGNED: std::ops::Range<usize> = 0..0x2a0;
+/// ECDSA with P-384 and SHA-384.
+const ECDSA_P384_SHA384: u32 = 1;
+/// The VMPL of a report that the host requested, which binds no data of the guest.
+const HOST: u32 = u32::MAX;
+
+/// A report that is well-formed. Nothing says yet who signed it.
+#[derive(Clone)]
+pub struct Report {
+    /// The received bytes: the signature covers reserved bits, too.
+    bytes: Box<[u8; LEN]>,
+    /// 2 to 5.
+    pub version: u32,
+    /// The version of the guest, from its ID block.
+    pub guest_svn: u32,
+    /// What the guest allowed at its launch.
+    pub policy: Policy,
+    /// The family of the guest, from its ID block.
+    pub family_id: [u8; 16],
+    /// The image of the guest, from its ID block.
+    pub image_id: [u8; 16],
+    /// The privilege level of the software that requested the report: 0 to 3.
+    pub vmpl: u32,
+    /// The properties of the platform as bits.
+    pub platform_info: u64,
+    signer_info: u32,
+    /// What the guest bound.
+    pub report_data: [u8; 64],
+    /// The launch digest.
+    pub measurement: [u8; 48],
+    /// What the host bound at the launch.
+    pub host_data: [u8; 32],
+    /// SHA-384 of the key that signed the ID block; zero without one.
+    pub id_key_digest: [u8; 48],
+    /// SHA-384 of the key that certified the ID key; zero without one.
+    pub author_key_digest: [u8; 48],
+    /// The chip's family, model and stepping; since version 3.
+    pub cpuid: Option<Cpuid>,
+    /// The chip; zero if it is masked.
+    pub chip_id: [u8; 64],
+    /// The version of the running firmware.
+    pub current_firmware: Firmware,
+    /// The version below which the firmware never goes.
+    pub committed_firmware: Firmware,
+    /// The mitigations at the launch and now, as bits; since version 5.
+    pub mitigations: Option<Mitigations>,
+}
+
+/// The key that signs a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signer {
+    /// The versioned chip endorsement key.
+    Vcek,
+    /// The versioned loaded endorsement key, which a cloud gives to its machines.
+    Vlek,
+}
+
+/// The guest policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy(pub u64);
+
+/// The version of the firmware, in the order in which versions are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Firmware {
+    /// The major version of the ABI.
+    pub major: u8,
+    /// The minor version of the ABI.
+    pub minor: u8,
+    /// The build.
+    pub build: u8,
+}
+
+/// The mitigation vectors. AMD's bulletins define the bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mitigations {
+    /// At the launch of the guest.
+    pub launch: u64,
+    /// When the report was made.
+    pub current: u64,
+}
+
+impl Report {
+    /// Reads a report of exactly [`LEN`] bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Report, String> {
+        let bytes: Box<[u8; LEN]> = match <[u8; LEN]>::try_from(bytes) {
+            Ok(bytes) => Box::new(bytes),
+            Err(_) => {
+                let len = bytes.len();
+                return Err(format!("the report has {len} bytes, expected {LEN}"));
+            }
+        };
+        let version = word(&bytes, 0);
+        if !(2..=5).contains(&version) {
+            return Err(format!(
+                "the report has the version {version}, expected 2 to 5"
+            ));
+        }
+        check_reserved(&bytes, version)?;
+        let algorithm = word(&bytes, 0x34);
+        if algorithm != ECDSA_P384_SHA384 {
+            return Err(format!(
+                "the report names the signature algorithm {algorithm}, expected 1 (ECDSA P-384 with SHA-384)"
+            ));
+        }
+        Ok(Report {
+            version,
+            guest_svn: word(&bytes, 4),
+            policy: Policy::parse(u64::from_le_bytes(at(&bytes, 8)))?,
+            family_id: at(&bytes, 0x10),
+            image_id: at(&bytes, 0x20),
+            vmpl: vmpl(word(&bytes, 0x30))?,
+            platform_info: u64::from_le_bytes(at(&bytes, 0x40)),
+            signer_info: word(&bytes, 0x48),
+            report_data: at(&bytes, 0x50),
+            measurement: at(&bytes, 0x90),
+            host_data: at(&bytes, 0xc0),
+            id_key_digest: at(&bytes, 0xe0),
+            author_key_digest: at(&bytes, 0x110),
+            cpuid: (version >= 3).then(|| {
+                let [family, model, stepping] = at(&bytes, 0x188);
+                Cpuid {
+                    family,
+                    model,
+                    stepping,
+                }
+            }),
+            chip_id: at(&bytes, 0x1a0),
+            current_firmware: Firmware::parse(at(&bytes, 0x1e8)),
+            committed_firmware: Firmware::parse(at(&bytes, 0x1ec)),
+            mitigations: (version >= 5).then(|| Mitigations {
+                launch: u64::from_le_bytes(at(&bytes, 0x1f8)),
+                current: u64::from_le_bytes(at(&bytes, 0x200)),
+            }),
+            bytes,
+        })
+    }
+
+    /// Returns the bytes that the chip signed.
+    pub fn signed(&self) -> &[u8] {
+        &self.bytes[SIGNED]
+    }
+
+    /// Returns the signature as ring expects it: r ‖ s, each 48 bytes, big endian; `None` if a number is longer.
+    pub fn signature(&self) -> Option<[u8; 96]> {
+        let mut signature = [0; 96];
+        for (half, offset) in signature.chunks_exact_mut(48).zip([0x2a0, 0x2e8]) {
+            let number: [u8; 72] = at(&self.bytes, offset);
+            let (low, high) = number.split_at(48);
+            if high.iter().any(|byte| *byte != 0) {
+                return None;
+            }
+            half.copy_from_slice(low);
+            half.reverse();
+        }
+        Some(signature)
+    }
+
+    /// Returns which key signed the report.
+    pub fn signer(&self) -> Result<Signer, String> {
+        if self.signer_info & 2 != 0 {
+            return Err("the host masked the key of the chip, so the report is not signed".into());
+        }
+        match self.signer_info >> 2 & 7 {
+            0 => Ok(Signer::Vcek),
+            1 => Ok(Signer::Vlek),
+            7 => Err("the report is not signed".into()),
+            other => Err(format!("the report is signed by the unknown key {other}")),
+        }
+    }
+
+    /// Returns whether a key certified the ID key.
+    pub fn has_author_key(&self) -> bool {
+        self.signer_info & 1 != 0
+    }
+
+    /// Returns the TCB versions in the layout of the product.
+    pub fn tcbs(&self, product: Product) -> Result<Tcbs, String> {
+        let tcb = |name, offset| {
+            Tcb::parse(at(&self.bytes, offset), product).map_err(|why| format!("{name}: {why}"))
+        };
+        Ok(Tcbs {
+            current: tcb("CURRENT_TCB", 0x38)?,
+            reported: tcb("REPORTED_TCB", 0x180)?,
+            committed: tcb("COMMITTED_TCB", 0x1e0)?,
+            launch: tcb("LAUNCH_TCB", 0x1f0)?,
+        })
+    }
+}
+
+/// Refuses set bits in fields that the version does not define.
+fn check_reserved(bytes: &[u8; LEN], version: u32) -> Result<(), String> {
+    let after_cpuid = if version == 2 { 0x188 } else { 0x18b };
+    let before_signature = if version < 5 { 0x1f8 } else { 0x208 };
+    for range in [
+        0x4c..0x50,
+        after_cpuid..0x1a0,
+        0x1eb..0x1ec,
+        0x1ef..0x1f0,
+        before_signature..0x2a0,
+        0x330..LEN,
+    ] {
+        if bytes[range.clone()].iter().any(|byte| *byte != 0) {
+            return Err(format!(
+                "the reserved bytes {:#x} to {:#x} of the report are not zero",
+                range.start,
+                range.end - 1
+            ));
+        }
+    }
+    match word(bytes, 0x48) >> 5 {
+        0 => Ok(()),
+        _ => Err("reserved bits of the signer info are set".into()),
+    }
+}
+
+fn vmpl(vmpl: u32) -> Result<u32, String> {
+    match vmpl {
+        0..=3 => Ok(vmpl),
+        HOST => Err("the host requested the report, so it binds nothing of the guest".into()),
+        _ => Err(format!("the report has the VMPL {vmpl}, expected 0 to 3")),
+    }
+}
+
+/// Returns the bytes at an offset of a report: each offset of this file is a constant within it.
+fn at<const N: usize>(bytes: &[u8; LEN], offset: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[offset..offset + N]);
+    field
+}
+
+fn word(bytes: &[u8; LEN], offset: usize) -> u32 {
+    u32::from_le_bytes(at(bytes, offset))
+}
+
+impl Policy {
+    /// The bits that the ABI defines; of the bits above the ABI version, bit 17 is always 1.
+    const DEFINED: u64 = (1 << 26) - 1;
+
+    fn parse(bits: u64) -> Result<Policy, String> {
+        if bits & !Policy::DEFINED != 0 || bits >> 17 & 1 != 1 {
+            return Err(format!(
+                "the guest policy {bits:#x} has wrong reserved bits"
+            ));
+        }
+        Ok(Policy(bits))
+    }
+
+    /// Returns a bit.
+    pub fn bit(self, bit: u32) -> bool {
+        self.0 >> bit & 1 == 1
+    }
+
+    /// Returns the minimum version of the ABI that the guest demands: major, minor.
+    pub fn abi(self) -> (u8, u8) {
+        let [minor, major, ..] = self.0.to_le_bytes();
+        (major, minor)
+    }
+}
+
+impl Firmware {
+    fn parse([build, minor, major]: [u8; 3]) -> Firmware {
+        Firmware {
+            major,
+            minor,
+            build,
+        }
+    }
+}
+
+impl fmt::Display for Firmware {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.build)
+    }
+}
+
+impl fmt::Display for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Signer::Vcek => "VCEK",
+            Signer::Vlek => "VLEK",
+        })
+    }
+}

@@ -1,0 +1,433 @@
+//! Reports of SEV-SNP: genuine ones, which packages contain, and ones that a hierarchy of our own signs, each with one fault.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use hardware::PlatformClaims;
+use hardware::snp::certificate::Certificate;
+use hardware::snp::chain::Chain;
+use hardware::snp::demands::{Demands, Floor};
+use hardware::snp::report::{LEN, Report, Signer};
+use hardware::snp::tcb::{Product, Tcb};
+use hardware::snp::verify;
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
+use serde_json::Value;
+use support::mutation::mutations;
+use support::openssl::openssl;
+
+/// Returns the folder of the package `sev`, which `tests/sev/Cargo.lock` names with its hash.
+fn package() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let output = Command::new(env!("CARGO"))
+            .args([
+                "metadata",
+                "--format-version=1",
+                "--locked",
+                "--manifest-path",
+            ])
+            .arg(Path::new(support::ROOT).join("tests/sev/Cargo.toml"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "cargo metadata: {output:?}");
+        let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let packages = metadata["packages"].as_array().unwrap();
+        let sev = packages.iter().find(|package| package["name"] == "sev");
+        let manifest = sev.unwrap()["manifest_path"].as_str().unwrap();
+        Path::new(manifest).parent().unwrap().into()
+    })
+}
+
+fn evidence(name: &str) -> Vec<u8> {
+    fs::read(package().join("tests/certs_data").join(name)).unwrap()
+}
+
+/// Returns AMD's certificate of a product: `ark` or `ask`.
+fn amd(product: Product, name: &str) -> CertificateDer<'static> {
+    let product = product.to_string().to_lowercase();
+    let folder = package().join("src/certs/snp/builtin").join(product);
+    CertificateDer::from_pem_file(folder.join(format!("{name}.pem"))).unwrap()
+}
+
+/// The report of a Milan in version 2: all its TCBs are bootloader 3, tee 0, snp 8, microcode 115.
+fn milan_report() -> Vec<u8> {
+    let digits = evidence("report_milan.hex");
+    let digits = std::str::from_utf8(&digits).unwrap().trim();
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+    (0..digits.len()).step_by(2).map(byte).collect()
+}
+
+/// 2025-01-01: both chips' certificates are valid.
+fn now() -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_secs(1_735_689_600))
+}
+
+#[test]
+fn a_genuine_report_of_a_milan_leads_to_amd() {
+    let (ark, ask) = (amd(Product::Milan, "ark"), amd(Product::Milan, "ask"));
+    let (report, vcek) = (milan_report(), evidence("vcek_milan.der"));
+    let chain = Chain {
+        leaf: &vcek,
+        intermediate: &ask,
+        root: &ark,
+        revoked: None,
+    };
+    let parsed = Report::parse(&report).unwrap();
+    let minimum = Tcb {
+        bootloader: 3,
+        snp: 8,
+        microcode: 115,
+        ..Tcb::default()
+    };
+    let demands = Demands {
+        minimum,
+        ..Demands::default()
+    };
+    let claims = verify(&parsed, &chain, &demands, now()).unwrap();
+    assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
+    assert_eq!(claims.signed_by, "ARK-Milan, SEV-Milan, SEV-VCEK");
+    assert_eq!(claims.chip.unwrap().len(), 128);
+    // each signed byte counts
+    for at in [0x10, 0x50, 0x90, 0x29f] {
+        let mut altered = report.clone();
+        altered[at] ^= 1;
+        if let Ok(altered) = Report::parse(&altered) {
+            let why = verify(&altered, &chain, &demands, now()).unwrap_err();
+            assert!(why.contains("is not signed by the key"), "{at:#x}: {why}");
+        }
+    }
+}
+
+#[test]
+fn the_genuine_key_of_a_turin_leads_to_amd_and_not_to_another_product() {
+    let vcek = evidence("vcek_turin.der");
+    let chain = |product| (amd(product, "ark"), amd(product, "ask"));
+    let check = |ark: &[u8], ask: &[u8], now| {
+        let chain = Chain {
+            leaf: &vcek,
+            intermediate: ask,
+            root: ark,
+            revoked: None,
+        };
+        chain.verify(Signer::Vcek, now)
+    };
+    let (ark, ask) = chain(Product::Turin);
+    let certificate = check(&ark, &ask, now()).unwrap();
+    assert_eq!(certificate.product, Product::Turin);
+    assert_eq!(certificate.chip.unwrap().len(), 8);
+    assert_eq!(certificate.tcb.microcode, 9);
+    for product in [Product::Milan, Product::Genoa] {
+        let (other_ark, other_ask) = chain(product);
+        for (ark, ask) in [
+            (&other_ark, &other_ask),
+            (&other_ark, &ask),
+            (&ark, &other_ask),
+        ] {
+            let why = check(ark, ask, now()).unwrap_err();
+            assert!(why.contains("does not lead to the root"), "{why}");
+        }
+    }
+    for (seconds, expected) in [
+        (1_577_836_800, "CertNotValidYet"),
+        (2_524_608_000, "CertExpired"),
+    ] {
+        let then = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let why = check(&ark, &ask, then).unwrap_err();
+        assert!(why.contains(expected), "{why}");
+    }
+}
+
+/// Our own root, intermediate and chip, as openssl makes them.
+struct Hierarchy {
+    folder: tempfile::TempDir,
+    key: EcdsaKeyPair,
+}
+
+/// The chip of [`Hierarchy`].
+const CHIP: [u8; 64] = [0xc5; 64];
+
+impl Hierarchy {
+    fn get() -> &'static Hierarchy {
+        static ONE: OnceLock<Hierarchy> = OnceLock::new();
+        ONE.get_or_init(Hierarchy::new)
+    }
+
+    fn new() -> Hierarchy {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        const PSS: &str = "-sha384 -sigopt rsa_padding_mode:pss -sigopt rsa_pss_saltlen:48";
+        let chip = "C5".repeat(64);
+        let extensions = format!(
+            "[ca]\nbasicConstraints=critical,CA:true\nkeyUsage=critical,keyCertSign,cRLSign\n[vcek]\n\
+             1.3.6.1.4.1.3704.1.1=DER:020100\n\
+             1.3.6.1.4.1.3704.1.2=DER:16084D696C616E2D4230\n\
+             1.3.6.1.4.1.3704.1.3.1=DER:020104\n1.3.6.1.4.1.3704.1.3.2=DER:020101\n\
+             1.3.6.1.4.1.3704.1.3.3=DER:020118\n1.3.6.1.4.1.3704.1.3.8=DER:020200DB\n\
+             1.3.6.1.4.1.3704.1.4=DER:{chip}\n"
+        );
+        fs::write(at.join("extensions"), extensions).unwrap();
+        for (name, subject, issuer, section) in [
+            ("ark", "ARK-Milan", None, "ca"),
+            ("ask", "SEV-Milan", Some("ark"), "ca"),
+            ("vcek", "SEV-VCEK", Some("ask"), "vcek"),
+        ] {
+            let algorithm = match name {
+                "vcek" => "EC -pkeyopt ec_paramgen_curve:P-384",
+                _ => "RSA -pkeyopt rsa_keygen_bits:2048",
+            };
+            openssl(
+                at,
+                &format!("genpkey -algorithm {algorithm} -out {name}.key"),
+            );
+            openssl(
+                at,
+                &format!("req -new -key {name}.key -subj /CN={subject} -out {name}.csr"),
+            );
+            let signer = match issuer {
+                None => format!("-signkey {name}.key"),
+                Some(issuer) => format!("-CA {issuer}.pem -CAkey {issuer}.key"),
+            };
+            openssl(
+                at,
+                &format!(
+                    "x509 -req -in {name}.csr {signer} -days 3650 -set_serial {serial} -extfile extensions -extensions {section} {PSS} -out {name}.pem",
+                    serial = subject.len()
+                ),
+            );
+        }
+        openssl(
+            at,
+            "pkcs8 -topk8 -nocrypt -in vcek.key -outform DER -out vcek.pkcs8",
+        );
+        let pkcs8 = PrivatePkcs8KeyDer::from(fs::read(at.join("vcek.pkcs8")).unwrap());
+        let key = EcdsaKeyPair::from_pkcs8(
+            &ECDSA_P384_SHA384_FIXED_SIGNING,
+            pkcs8.secret_pkcs8_der(),
+            &SystemRandom::new(),
+        );
+        Hierarchy {
+            folder,
+            key: key.unwrap(),
+        }
+    }
+
+    fn certificate(&self, name: &str) -> CertificateDer<'static> {
+        CertificateDer::from_pem_file(self.folder.path().join(format!("{name}.pem"))).unwrap()
+    }
+
+    /// Signs a report with the key of the chip.
+    fn sign(&self, report: &mut [u8]) {
+        let signature = self
+            .key
+            .sign(&SystemRandom::new(), &report[..0x2a0])
+            .unwrap();
+        for (half, at) in signature.as_ref().chunks(48).zip([0x2a0, 0x2e8]) {
+            let little_endian: Vec<u8> = half.iter().rev().copied().collect();
+            report[at..at + 48].copy_from_slice(&little_endian);
+        }
+    }
+
+    /// Signs a correct report after a change, and judges it.
+    fn judge(
+        &self,
+        change: impl Fn(&mut [u8]),
+        demands: &Demands,
+    ) -> Result<PlatformClaims, String> {
+        let mut report = correct_report();
+        change(&mut report);
+        self.sign(&mut report);
+        let [leaf, ask, ark] = ["vcek", "ask", "ark"].map(|name| self.certificate(name));
+        let chain = Chain {
+            leaf: &leaf,
+            intermediate: &ask,
+            root: &ark,
+            revoked: None,
+        };
+        verify(&Report::parse(&report)?, &chain, demands, UnixTime::now())
+    }
+}
+
+/// Returns a report of version 5 that meets all of [`strict`], without its signature.
+fn correct_report() -> Vec<u8> {
+    let mut report = vec![0; LEN];
+    let mut put = |at: usize, bytes: &[u8]| report[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &[5]);
+    put(4, &[7]);
+    put(8, &0x0302_0125_u64.to_le_bytes());
+    put(0x34, &[1]);
+    put(0x40, &[0b10_1000]);
+    put(0x90, &[0xaa; 48]);
+    put(0xc0, &[0xbb; 32]);
+    put(0xe0, &[0xcc; 48]);
+    put(0x110, &[0xdd; 48]);
+    put(0x48, &[1]);
+    for at in [0x38, 0x180, 0x1e0, 0x1f0] {
+        put(at, &[4, 1, 0, 0, 0, 0, 0x18, 0xdb]);
+    }
+    put(0x188, &[0x19, 1, 1]);
+    put(0x1a0, &CHIP);
+    put(0x1e8, &[40, 58, 1, 0, 40, 58, 1]);
+    put(0x1f8, &[3]);
+    put(0x200, &[7]);
+    report
+}
+
+/// Returns demands that [`correct_report`] just meets.
+fn strict() -> Demands {
+    let minimum = Tcb {
+        fmc: 0,
+        bootloader: 4,
+        tee: 1,
+        snp: 0x18,
+        microcode: 0xdb,
+    };
+    let floor = Floor {
+        product: Product::Milan,
+        model: Some(1),
+        stepping: Some(1),
+        minimum,
+    };
+    Demands {
+        floors: vec![floor],
+        minimum_abi: (1, 37),
+        minimum_guest_svn: 7,
+        refuse_smt: true,
+        policy_bits: 0b11 << 24,
+        platform_bits: 1 << 5,
+        mitigation_bits: 0b11,
+        chips: [CHIP.to_vec()].into(),
+        measurements: [[0xaa; 48]].into(),
+        host_data: [[0xbb; 32]].into(),
+        id_keys: [[0xcc; 48]].into(),
+        author_keys: [[0xdd; 48]].into(),
+        ..Demands::default()
+    }
+}
+
+#[test]
+fn a_report_that_meets_every_demand_is_accepted() {
+    let claims = Hierarchy::get().judge(|_| {}, &strict()).unwrap();
+    assert_eq!(claims.chip.unwrap(), "c5".repeat(64));
+    assert!(claims.tcb.iter().all(|part| part.got == part.minimum));
+}
+
+#[test]
+fn each_fault_of_a_signed_report_is_refused_by_its_name() {
+    type Change = (&'static [(usize, u8)], &'static str);
+    let faults: &[Change] = &[
+        (&[(0, 1)], "version 1, expected 2 to 5"),
+        (&[(0, 6)], "version 6, expected 2 to 5"),
+        (&[(0x04, 6)], "GUEST_SVN is 6"),
+        (&[(0x08, 36)], "demands an ABI below 1.37"),
+        (&[(0x0a, 0b0011)], "(SMT)"),
+        (&[(0x0a, 0b0110)], "(MIGRATE_MA)"),
+        (&[(0x0a, 0b1010)], "(DEBUG)"),
+        (&[(0x0a, 0b10_0010)], "(CXL_ALLOW)"),
+        (&[(0x0a, 0)], "wrong reserved bits"),
+        (&[(0x0b, 0b111)], "wrong reserved bits"),
+        (&[(0x0b, 0b01)], "lacks the bits 0x2000000"),
+        (&[(0x30, 1)], "VMPL 1, above 0"),
+        (&[(0x30, 4)], "VMPL 4, expected 0 to 3"),
+        (
+            &[(0x30, 255), (0x31, 255), (0x32, 255), (0x33, 255)],
+            "the host requested the report",
+        ),
+        (&[(0x34, 2)], "signature algorithm 2"),
+        (&[(0x38, 3)], "CURRENT_TCB: the version of bootloader is 3"),
+        (&[(0x40, 0b10_1001)], "(SMT_EN)"),
+        (&[(0x40, 0)], "platform info lacks the bits 0x20"),
+        (&[(0x48, 0)], "(AUTHOR_KEY_EN)"),
+        (&[(0x48, 3)], "masked the key of the chip"),
+        (&[(0x48, 5)], "signed by a VLEK, but the certificate"),
+        (&[(0x48, 9)], "unknown key 2"),
+        (&[(0x48, 29)], "is not signed"),
+        (&[(0x48, 33)], "reserved bits of the signer info"),
+        (&[(0x4c, 1)], "reserved bytes 0x4c to 0x4f"),
+        (&[(0x90, 0)], "MEASUREMENT is"),
+        (&[(0xc0, 0)], "HOST_DATA is"),
+        (&[(0xe0, 0)], "ID_KEY_DIGEST is"),
+        (&[(0x110, 0)], "AUTHOR_KEY_DIGEST is"),
+        (&[(0x180, 3)], "but the certificate of its chip is for"),
+        (&[(0x182, 1)], "REPORTED_TCB: the TCB"),
+        (&[(0x188, 0x17)], "no known product has the family 0x17"),
+        (&[(0x189, 0x11)], "is of a Genoa, but the certificate"),
+        (&[(0x18b, 1)], "reserved bytes 0x18b to 0x19f"),
+        (&[(0x1a0, 0)], "of another chip"),
+        (
+            &[(0x1e0, 5)],
+            "CURRENT_TCB: the version of bootloader is 4, below that of COMMITTED_TCB, 5",
+        ),
+        (
+            &[(0x1e0, 3)],
+            "COMMITTED_TCB: the version of bootloader is 3, below the minimum 4",
+        ),
+        (
+            &[(0x1e8, 39)],
+            "the firmware 1.58.39 runs below the committed 1.58.40",
+        ),
+        (
+            &[(0x1f0, 3)],
+            "LAUNCH_TCB: the version of bootloader is 3, below the minimum 4",
+        ),
+        (
+            &[(0x1f1, 0)],
+            "LAUNCH_TCB: the version of tee is 0, below the minimum 1",
+        ),
+        (
+            &[(0x1f6, 0x17)],
+            "LAUNCH_TCB: the version of snp is 23, below the minimum 24",
+        ),
+        (
+            &[(0x1f7, 0xda)],
+            "LAUNCH_TCB: the version of microcode is 218, below the minimum 219",
+        ),
+        (&[(0x1f8, 1)], "mitigation vectors lack the bits 0x2"),
+        (&[(0x200, 2)], "mitigation vectors lack the bits 0x1"),
+        (&[(0x208, 1)], "reserved bytes 0x208 to 0x29f"),
+        (&[(0x4a0 - 1, 1)], "reserved bytes 0x330 to 0x49f"),
+        // version 4 has no mitigation vectors
+        (
+            &[(0, 4), (0x1f8, 0), (0x200, 0)],
+            "has no mitigation vectors",
+        ),
+    ];
+    for (bytes, expected) in faults {
+        let change = |report: &mut [u8]| bytes.iter().for_each(|(at, byte)| report[*at] = *byte);
+        match Hierarchy::get().judge(change, &strict()) {
+            Ok(_) => panic!("accepted, but expected: {expected}"),
+            Err(why) => assert!(why.contains(expected), "expected {expected}: {why}"),
+        }
+    }
+}
+
+#[test]
+fn other_chips_and_clouds_than_the_named_ones_are_refused() {
+    let judge = |demands| Hierarchy::get().judge(|_| {}, &demands).unwrap_err();
+    let chips = [vec![1; 64]].into();
+    let why = judge(Demands { chips, ..strict() });
+    assert!(why.contains("c5 is not accepted"), "{why}");
+    let clouds = ["CN=cc-us-east-2.amazonaws.com".into()].into();
+    let why = judge(Demands { clouds, ..strict() });
+    assert!(why.contains("the cloud of the VLEK is none"), "{why}");
+}
+
+#[test]
+fn altered_evidence_is_read_without_a_panic() {
+    for report in mutations(&milan_report(), 3000) {
+        if let Ok(ours) = Report::parse(&report) {
+            let _ = ours.signature();
+            assert_eq!(ours.signed(), &report[..0x2a0]);
+        }
+    }
+    for name in ["vcek_milan.der", "vcek_turin.der"] {
+        for certificate in mutations(&evidence(name), 3000) {
+            let _ = Certificate::parse(&certificate);
+        }
+    }
+}
