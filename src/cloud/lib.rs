@@ -70,8 +70,11 @@ pub struct Cloud {
     /// (`--cloud-provider=external`).
     pub external_cloud_provider: bool,
     /// Creates the client of the metadata service at this place, as `--metadata` names it; `None` is the default. Sends no request.
-    client: fn(place: Option<&str>) -> Result<Arc<dyn Metadata>, Error>,
+    client: fn(place: Option<&str>) -> Made,
 }
+
+/// The client of a metadata service, if its place is valid.
+type Made = Result<Arc<dyn Metadata>, Error>;
 
 /// All clouds. To add one:
 ///

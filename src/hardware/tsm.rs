@@ -101,11 +101,8 @@ impl Request {
         }
         self.write("inblob", report_data)?;
         let evidence = self.read("outblob")?;
-        let auxiliary = match self.read("auxblob") {
-            Ok(bytes) => bytes,
-            // a provider without such a file
-            Err(_) => vec![],
-        };
+        // a provider may have no such file
+        let auxiliary = self.read("auxblob").unwrap_or_default();
         match self.generation()? == start + writes {
             true => Ok(Report {
                 evidence,

@@ -18,12 +18,15 @@ pub struct Variant {
     /// Creates the issuer of this machine, whose TPM is at this location.
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
     /// Creates the validator of a policy. An error names what the policy lacks for this variant.
-    pub validator: fn(Policy, &Arc<dyn Sources>) -> Result<Arc<dyn Validator>, PolicyError>,
+    pub validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
     /// Returns the SHA-256 PCRs of this machine, which is at this stage of its boot.
     pub measure: fn(&tpm::Location, Stage) -> Result<Measured, tpm::Error>,
     /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
     pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
 }
+
+/// The validator of a policy that has all that the variant needs.
+pub type MadeValidator = Result<Arc<dyn Validator>, PolicyError>;
 
 /// The registers of a machine, as measurements that are enforced. A register is missing if the machine cannot tell its value.
 #[derive(Debug, Clone, PartialEq, Eq)]

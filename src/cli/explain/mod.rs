@@ -327,7 +327,7 @@ mod tests {
         // the same phases, found by the value alone
         let value = after.by_number[&11].replayed.clone().unwrap();
         let policy = Measurement {
-            expected: value.as_slice().try_into().unwrap(),
+            expected: value.clone(),
             warn_only: false,
         };
         let policy = Policy::new([(11, policy)].into()).unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::super::connect::{Attempt, Endpoint, Node};
-use super::Demand;
+use super::demand::Demand;
 use super::presented::{Channel, Presented};
 use attest::atls;
 use attest::attestation::{Composite, Evidence, Identified, ValidateError, Validator};

@@ -1,23 +1,24 @@
 //! `firstlight verify`: says what a node or a join service proves about its machine.
 //!
-//! [`ask`] gets the evidence of a server, [`presented`] judges it, now or from a file, and [`report`] shows the result.
+//! [`demand`] is what the machine must prove, [`ask`] gets the evidence of a server, [`presented`] judges it, now or from a file, and [`report`] shows the result.
 
 mod ask;
+mod demand;
 mod presented;
 mod report;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::connect::{Endpoint, and_known, read_policy};
+use super::connect::{and_known, read_policy};
 use super::progress::printable;
 use super::state::State;
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files, say_all};
-use attest::attestation::stage::validator_at_any_stage;
-use attest::attestation::{Policy, Validator, Variant};
+use attest::attestation::Variant;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
+use demand::Demand;
+pub use demand::Source;
 use report::Report;
 
 /// The options of the command line.
@@ -41,43 +42,6 @@ pub struct Options {
     pub is_json: bool,
     /// The limit for the whole command.
     pub timeout: Duration,
-}
-
-/// Where evidence comes from.
-#[derive(Debug)]
-pub enum Source {
-    /// A server of a node, or a join service, over attested TLS.
-    Server(Endpoint),
-    /// A verification service of the old system, without TLS.
-    Plain(Endpoint),
-    /// A file that an earlier call of this command wrote.
-    File(PathBuf),
-}
-
-impl std::fmt::Display for Source {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Source::Server(endpoint) | Source::Plain(endpoint) => endpoint.fmt(f),
-            Source::File(path) => path.display().fmt(f),
-        }
-    }
-}
-
-/// What the machine must prove.
-struct Demand {
-    variant: &'static Variant,
-    /// The registers and keys, with the cluster's ID in PCR 15.
-    policy: Policy,
-    cluster: Option<[u8; CLUSTER_ID_LEN]>,
-}
-
-impl Demand {
-    fn validator(&self) -> Result<Arc<dyn Validator>, Failure> {
-        let (policy, sources) = (self.policy.clone(), collateral::online());
-        let judge =
-            validator_at_any_stage(self.variant, policy, &sources).map_err(Failure::failed)?;
-        endorsement::certifying(judge, &self.policy).map_err(Failure::failed)
-    }
 }
 
 /// Runs the command.

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::super::explain;
 use super::super::state::hex;
+use super::demand::{Demand, Source};
 use super::presented::Presented;
-use super::{Demand, Source};
 use attest::attestation::{Identified, Image, KeyName, Policy, Registers, Stage};
 use attest::tpm::CLUSTER_ID_PCR;
 

@@ -20,9 +20,8 @@ use webpki::{
     RevocationOptionsBuilder,
 };
 
-use super::bytes::Reader;
 use super::der;
-use super::quote::{Body, Quote};
+use super::quote::{Body, Enclave, Quote};
 use super::tcb::{Identity, Platform, Status, TcbInfo, merged};
 
 /// The root of Intel, "Intel SGX Root CA": SHA-256
@@ -331,30 +330,6 @@ fn in_words(error: &webpki::Error) -> String {
         }
         UnknownIssuer => "it does not lead to the root".into(),
         error => error.to_string(),
-    }
-}
-
-/// The report of an enclave (Intel SDM volume 3D, REPORTBODY).
-pub(super) struct Enclave<'a> {
-    pub misc_select: &'a [u8; 4],
-    pub attributes: &'a [u8; 16],
-    pub mr_signer: &'a [u8; 32],
-    pub product: u16,
-    pub svn: u16,
-    pub report_data: &'a [u8; 64],
-}
-
-impl<'a> Enclave<'a> {
-    fn parse(report: &'a [u8; 384]) -> Option<Enclave<'a>> {
-        let at = |offset: usize| Reader(&report[offset..]);
-        Some(Enclave {
-            misc_select: at(16).array()?,
-            attributes: at(48).array()?,
-            mr_signer: at(128).array()?,
-            product: at(256).u16()?,
-            svn: at(258).u16()?,
-            report_data: at(320).array()?,
-        })
     }
 }
 

@@ -76,5 +76,5 @@ pub(super) fn small((tag, content): (u8, &[u8])) -> Option<u16> {
     let value = unsigned
         .iter()
         .fold(0, |value, byte| value << 8 | u32::from(*byte));
-    (tag == INTEGER && unsigned.len() <= 2).then(|| value as u16)
+    (tag == INTEGER && unsigned.len() <= 2).then_some(value as u16)
 }

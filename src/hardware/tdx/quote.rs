@@ -302,3 +302,27 @@ impl fmt::Debug for Attributes {
         fmt::Display::fmt(self, f)
     }
 }
+
+/// The report of an enclave (Intel SDM volume 3D, REPORTBODY).
+pub(super) struct Enclave<'a> {
+    pub misc_select: &'a [u8; 4],
+    pub attributes: &'a [u8; 16],
+    pub mr_signer: &'a [u8; 32],
+    pub product: u16,
+    pub svn: u16,
+    pub report_data: &'a [u8; 64],
+}
+
+impl<'a> Enclave<'a> {
+    pub fn parse(report: &'a [u8; 384]) -> Option<Enclave<'a>> {
+        let at = |offset: usize| Reader(&report[offset..]);
+        Some(Enclave {
+            misc_select: at(16).array()?,
+            attributes: at(48).array()?,
+            mr_signer: at(128).array()?,
+            product: at(256).u16()?,
+            svn: at(258).u16()?,
+            report_data: at(320).array()?,
+        })
+    }
+}

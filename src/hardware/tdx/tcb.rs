@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::dcap::Enclave;
 use super::quote::Body;
+use super::quote::Enclave;
 
 /// How a platform compares with what Intel knows. The names are Intel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -290,7 +290,7 @@ impl TcbInfo {
     /// Returns the highest level that a platform with these SVNs of TDX reaches.
     pub fn level_of(&self, platform: &Platform, svn: &[u8; 16]) -> Result<Judged, String> {
         let mut levels: Vec<_> = self.tcb_levels.iter().collect();
-        levels.sort_by(|a, b| b.tcb.order().cmp(&a.tcb.order()));
+        levels.sort_by_key(|level| std::cmp::Reverse(level.tcb.order()));
         let level = levels
             .into_iter()
             .find(|level| level.tcb.is_reached(platform, svn));

@@ -1,0 +1,50 @@
+//! What a machine must prove, and where its evidence is.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::super::connect::Endpoint;
+use attest::attestation::stage::validator_at_any_stage;
+use attest::attestation::{Policy, Validator, Variant};
+use base::crypto::CLUSTER_ID_LEN;
+use base::program::Failure;
+
+/// Where evidence comes from.
+#[derive(Debug)]
+pub enum Source {
+    /// A server of a node, or a join service, over attested TLS.
+    Server(Endpoint),
+    /// A verification service of the old system, without TLS.
+    Plain(Endpoint),
+    /// A file that an earlier call of this command wrote.
+    File(PathBuf),
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Source::Server(endpoint) | Source::Plain(endpoint) => endpoint.fmt(f),
+            Source::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// What the machine must prove.
+pub struct Demand {
+    /// How it attests itself.
+    pub variant: &'static Variant,
+    /// The registers and keys, with the cluster's ID in PCR 15.
+    pub policy: Policy,
+    /// The ID of its cluster; `None` if it must belong to none.
+    pub cluster: Option<[u8; CLUSTER_ID_LEN]>,
+}
+
+impl Demand {
+    /// Returns the validator that judges by this demand.
+    pub fn validator(&self) -> Result<Arc<dyn Validator>, Failure> {
+        let (policy, sources) = (self.policy.clone(), collateral::online());
+        let judge =
+            validator_at_any_stage(self.variant, policy, &sources).map_err(Failure::failed)?;
+        endorsement::certifying(judge, &self.policy).map_err(Failure::failed)
+    }
+}
