@@ -894,6 +894,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         variant: &attestation::qemu_vtpm::VARIANT,
         evidence: None,
         verification: None,
+        verification_http: None,
         require_strong: false,
         metrics: None,
         kubernetes: None,

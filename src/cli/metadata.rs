@@ -9,7 +9,7 @@ use cloud::Instance;
 use cloud::r#static::Machines;
 use serde_json::{Value, json};
 use sys::signal::StopSignals;
-use web::{Limits, Page, Server};
+use web::{Answer, Limits, Server, TIME};
 
 use super::files;
 
@@ -17,6 +17,7 @@ use super::files;
 const LIMITS: Limits = Limits {
     connections: 128,
     of_peer: 4,
+    time: TIME,
 };
 
 /// The options of the command line.
@@ -46,13 +47,15 @@ fn serve(options: &Options) -> Result<Server, Failure> {
     let path = options.machines.clone();
     let valid = Mutex::new(read(&path).map_err(Failure::failed)?);
     let pages = move |page: &str, peer: IpAddr| {
-        let mut list = valid.lock().unwrap_or_else(PoisonError::into_inner);
-        match read(&path) {
-            Ok(changed) => *list = changed,
-            Err(error) => log::error!("the last valid list stays in use: {error}"),
-        }
-        let list = list.clone();
-        answer(&list, page, peer)
+        let list = {
+            let mut list = valid.lock().unwrap_or_else(PoisonError::into_inner);
+            match read(&path) {
+                Ok(changed) => *list = changed,
+                Err(error) => log::error!("the last valid list stays in use: {error}"),
+            }
+            list.clone()
+        };
+        answer(&list, page, peer).unwrap_or_else(|| Answer::status("404 Not Found"))
     };
     Server::start("metadata", options.listen, LIMITS, pages)
         .map_err(|error| Failure::failed(format!("cannot listen on {}: {error}", options.listen)))
@@ -64,12 +67,9 @@ fn read(path: &Path) -> Result<Machines, String> {
 }
 
 /// Returns the answer to a request; `None` if there is none, such as `/self` for a machine that is not on the list.
-fn answer(list: &Machines, page: &str, peer: IpAddr) -> Option<Page> {
-    let json = |value: Value| Page {
-        content_type: "application/json",
-        body: value.to_string(),
-    };
-    match page {
+fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Answer> {
+    let json = |value: Value| Answer::ok("application/json", value.to_string());
+    match target.split('?').next()? {
         "/self" => {
             let own = list.at(&[peer.to_canonical()]);
             own.inspect_err(|error| log::warn!("{peer}: {error}"))
@@ -78,10 +78,9 @@ fn answer(list: &Machines, page: &str, peer: IpAddr) -> Option<Page> {
         }
         "/peers" => Some(json(list.instances().iter().map(wire).collect())),
         "/endpoint" => Some(json(list.endpoint().into())),
-        "/initsecrethash" => list.init_secret_hash().map(|hash| Page {
-            content_type: "text/plain; charset=utf-8",
-            body: hash.into(),
-        }),
+        "/initsecrethash" => list
+            .init_secret_hash()
+            .map(|hash| Answer::ok("text/plain; charset=utf-8", hash.into())),
         _ => None,
     }
 }

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use web::{Limits, Page};
+use web::{Answer, Limits};
 
 use super::Registry;
 
@@ -11,6 +12,8 @@ use super::Registry;
 const LIMITS: Limits = Limits {
     connections: 8,
     of_peer: 4,
+    // Prometheus itself gives up after 10 s
+    time: Duration::from_secs(5),
 };
 /// The media type of the text format, as Prometheus expects it.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -22,11 +25,9 @@ impl Exporter {
     /// Serves the metrics at this address; port 0 picks a free port. The answer has no secrets, so anyone may ask.
     pub fn start(listen: SocketAddr, registry: &Registry) -> io::Result<Exporter> {
         let registry = registry.clone();
-        let pages = move |path: &str, _| {
-            (path == "/metrics").then(|| Page {
-                content_type: TEXT_FORMAT,
-                body: registry.render(),
-            })
+        let pages = move |target: &str, _| match target.split('?').next() {
+            Some("/metrics") => Answer::ok(TEXT_FORMAT, registry.render()),
+            _ => Answer::status("404 Not Found"),
         };
         web::Server::start("metrics", listen, LIMITS, pages).map(Exporter)
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use base::pool::Pool;
 use sys::poll::Poller;
 
-/// Maximum time from accept to the last byte of the answer.
+/// Maximum time from accept to the end of the request's head.
 pub const TIME: Duration = Duration::from_secs(5);
 /// Maximum size of a request's head in bytes.
 pub const MAX_HEAD: usize = 8 << 10;
@@ -38,18 +38,12 @@ pub struct Limits {
     pub connections: usize,
     /// Maximum number of connections from one address, so that one peer cannot block the others.
     pub of_peer: usize,
+    /// Maximum time from accept to the last byte of the answer.
+    pub time: Duration,
 }
 
-/// A page.
-pub struct Page {
-    /// Its media type.
-    pub content_type: &'static str,
-    /// Its content.
-    pub body: String,
-}
-
-/// Returns the page of a path for a peer; `None` if there is none.
-pub type Pages = dyn Fn(&str, IpAddr) -> Option<Page> + Send + Sync;
+/// Answers the `GET` of a target (path and query) by a peer.
+pub type Pages = dyn Fn(&str, IpAddr) -> Answer + Send + Sync;
 
 /// A running server; dropping it stops it.
 pub struct Server {
@@ -75,7 +69,7 @@ impl Server {
         name: &'static str,
         listen: SocketAddr,
         limits: Limits,
-        pages: impl Fn(&str, IpAddr) -> Option<Page> + Send + Sync + 'static,
+        pages: impl Fn(&str, IpAddr) -> Answer + Send + Sync + 'static,
     ) -> io::Result<Server> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
@@ -161,7 +155,7 @@ impl Shared {
         let shared = self.clone();
         // The pool has as many threads as there may be connections, so the job starts at once.
         self.pool.submit(move || {
-            if let Err(error) = serve(&socket, ip, &*shared.pages) {
+            if let Err(error) = serve(&socket, ip, limits.time, &*shared.pages) {
                 log::debug!("{name}: {ip}: {error}");
             }
             shared.open().retain(|(other, ..)| *other != number);
@@ -189,9 +183,9 @@ impl Shared {
 }
 
 /// Handles one request.
-fn serve(socket: &TcpStream, peer: IpAddr, pages: &Pages) -> io::Result<()> {
-    let deadline = Instant::now() + TIME;
-    let answer = match read_head(socket, deadline)? {
+fn serve(socket: &TcpStream, peer: IpAddr, time: Duration, pages: &Pages) -> io::Result<()> {
+    let deadline = Instant::now() + time;
+    let answer = match read_head(socket, deadline.min(Instant::now() + TIME))? {
         Some(head) => answer(&head, peer, pages),
         None => Answer::status("431 Request Header Fields Too Large"),
     };
@@ -231,7 +225,7 @@ fn read_head(socket: &TcpStream, deadline: Instant) -> io::Result<Option<Vec<u8>
 }
 
 /// An HTTP response.
-struct Answer {
+pub struct Answer {
     status: &'static str,
     /// Additional header lines.
     more: &'static str,
@@ -241,7 +235,17 @@ struct Answer {
 }
 
 impl Answer {
-    fn status(status: &'static str) -> Answer {
+    /// Makes a response with content of this media type.
+    pub fn ok(content_type: &'static str, body: String) -> Answer {
+        Answer {
+            content_type,
+            body,
+            ..Answer::status("200 OK")
+        }
+    }
+
+    /// Makes a response with this status, such as `404 Not Found`.
+    pub fn status(status: &'static str) -> Answer {
         let (content_type, body) = ("text/plain; charset=utf-8", format!("{status}\n"));
         Answer {
             status,
@@ -287,16 +291,8 @@ fn answer(head: &[u8], peer: IpAddr, pages: &Pages) -> Answer {
         request.method.unwrap_or_default(),
         request.path.unwrap_or_default(),
     );
-    let path = target.split('?').next().unwrap_or_default();
     let mut answer = match method {
-        "GET" | "HEAD" => match pages(path, peer) {
-            Some(Page { content_type, body }) => Answer {
-                content_type,
-                body,
-                ..Answer::status("200 OK")
-            },
-            None => Answer::status("404 Not Found"),
-        },
+        "GET" | "HEAD" => pages(target, peer),
         _ => Answer {
             more: "Allow: GET, HEAD\r\n",
             ..Answer::status("405 Method Not Allowed")
@@ -350,13 +346,14 @@ mod tests {
     const LIMITS: Limits = Limits {
         connections: 8,
         of_peer: 4,
+        time: TIME,
     };
 
-    fn page(path: &str, peer: IpAddr) -> Option<Page> {
-        (path == "/metrics").then(|| Page {
-            content_type: "text/plain",
-            body: format!("for {peer}\n"),
-        })
+    fn page(target: &str, peer: IpAddr) -> Answer {
+        match target {
+            "/metrics" | "/metrics?x=y" => Answer::ok("text/plain", format!("for {peer}\n")),
+            _ => Answer::status("404 Not Found"),
+        }
     }
 
     fn server() -> Server {

@@ -130,6 +130,7 @@ impl Setup {
             variant: &qemu_vtpm::VARIANT,
             evidence: None,
             verification: None,
+            verification_http: None,
             require_strong: false,
             kubernetes: Some(account),
             metadata: Some(

@@ -9,6 +9,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use attest::attestation::{Issuer, Measurement, Policy, Validator, qemu_vtpm};
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 
 use crate::mutual::{Host, hex, own_cluster};
 use crate::setting::{MASTER_KEY, Setting, wait_for_port};
@@ -57,14 +59,18 @@ fn a_client_of_the_old_system_verifies_the_machine_of_our_join_service() {
     let (policy, socket) = (policy(&setting), host.socket());
     let address = SocketAddr::new(setting.host(3), 30081);
     let listen = address.to_string();
+    let http = SocketAddr::new(setting.host(3), 30080);
+    let on_http = format!("--verification-http={http}");
     let more = [
         "--evidence",
         socket.to_str().unwrap(),
         "--verification",
         &listen,
+        &on_http,
     ];
     let service = setting.join_service_with(3, keys, &policy, &more);
     wait_for_port(address);
+    wait_for_port(http);
 
     let nonce = [5; 32];
     let document = ask(&address, &nonce);
@@ -86,6 +92,21 @@ fn a_client_of_the_old_system_verifies_the_machine_of_our_join_service() {
         let said = String::from_utf8(ask(&address, nonce)).unwrap();
         let is_named = said.starts_with("error InvalidArgument") && said.contains(why);
         assert!(is_named, "{said}");
+    }
+
+    let by_http = |query: &str| {
+        let answer = ureq::get(format!("http://{http}/{query}")).call();
+        let body = answer.map(|mut answer| answer.body_mut().read_to_string().unwrap());
+        body.map_err(|error| error.to_string())
+    };
+    let encoded = URL_SAFE.encode(nonce);
+    let answer = by_http(&format!("?nonce={encoded}")).unwrap();
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let document = STANDARD.decode(answer["data"].as_str().unwrap()).unwrap();
+    assert_eq!(validator.validate(&document, &nonce).unwrap(), USER_DATA);
+    for query in ["", "?nonce=", "?nonce=!!!!", "?nonce=AAAA"] {
+        let error = by_http(query).unwrap_err();
+        assert!(error.contains("400"), "{query}: {error}");
     }
 
     let verify = |more: &[&str]| {

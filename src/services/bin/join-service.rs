@@ -1,6 +1,7 @@
 //! The join service: admits nodes to the cluster that prove what software they run.
 
 use std::env;
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -48,7 +49,9 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --evidence SOCKET              unix socket at which the host proves this machine to nodes: /run/firstlight/evidence/socket; without it,
                                  this service proves nothing [none]
   --verification ADDRESS:PORT    the address of the old system's verification service: evidence for whoever asks, without TLS, by
-                                 --evidence [none]
+                                 --evidence, gRPC [none]
+  --verification-http ADDRESS:PORT
+                                 the same over HTTP [none]
   --require strong               refuses nodes of the old form of attested TLS, as those of the old system [off]
   --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines
                                  of any name are admitted as workers, and control planes cannot join
@@ -74,6 +77,14 @@ fn main() -> ExitCode {
     program::main("join-service", &help(), run)
 }
 
+/// Parses an address. The chart passes an empty one if the option is not set.
+fn optional(name: &str, address: OsString) -> Result<Option<SocketAddr>, Failure> {
+    match address.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(program::parsed(name, address)?)),
+    }
+}
+
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut verbosity = 0;
     let mut keys = Flags::default();
@@ -83,7 +94,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut variant = variant::DEFAULT.to_owned();
     let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
     let (mut evidence, mut require_strong) = (PathBuf::new(), false);
-    let mut verification = None;
+    let (mut verification, mut verification_http) = (None, None);
     let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
     let mut migration = Migration::default();
     while let Some(arg) = args.next()? {
@@ -102,12 +113,9 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("kubeconfig") => kubeconfig = Some(PathBuf::from(args.value()?)),
             Long("migrate-until") => migration = program::parsed("migrate-until", args.value()?)?,
             Long("evidence") => evidence = args.value()?.into(),
-            Long("verification") => {
-                let address = args.value()?;
-                verification = match address.is_empty() {
-                    true => None,
-                    false => Some(program::parsed("verification", address)?),
-                };
+            Long("verification") => verification = optional("verification", args.value()?)?,
+            Long("verification-http") => {
+                verification_http = optional("verification-http", args.value()?)?
             }
             Long("require") => {
                 require_strong = match program::text(args.value()?)?.as_str() {
@@ -126,7 +134,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             other => return Err(other.unexpected().into()),
         }
     }
-    if verification.is_some() && evidence.as_os_str().is_empty() {
+    if (verification.or(verification_http)).is_some() && evidence.as_os_str().is_empty() {
         return Err(Failure::Usage("--verification: it needs --evidence".into()));
     }
     let variant = Variant::named(&variant).map_err(Failure::failed)?;
@@ -155,6 +163,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         variant,
         evidence: (!evidence.as_os_str().is_empty()).then_some(evidence),
         verification,
+        verification_http,
         require_strong,
         kubernetes,
         metadata,

@@ -78,6 +78,7 @@ use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{self, Call, Limits, Router, Server};
 use tickets::{ClusterAccess, Tickets};
+use verification::Verification;
 
 /// The directory where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";
@@ -114,8 +115,10 @@ pub struct Config {
     /// The unix socket at which the host proves this machine, usually [`evidence::SOCKET`]. Without
     /// it, the service proves nothing to nodes.
     pub evidence: Option<PathBuf>,
-    /// The address of the old system's verification service, without TLS. It needs `evidence`.
+    /// The address of the old system's verification service, gRPC without TLS. It needs `evidence`.
     pub verification: Option<SocketAddr>,
+    /// The address of that service over HTTP.
+    pub verification_http: Option<SocketAddr>,
     /// Whether nodes of the old form of attested TLS are refused.
     pub require_strong: bool,
     /// Access to the Kubernetes API. Without it, the service issues rejoin tickets only.
@@ -134,6 +137,7 @@ pub struct JoinService {
     server: Arc<Server>,
     health: Option<Server>,
     verification: Option<Server>,
+    _verification_http: Option<web::Server>,
     cluster: Option<Background>,
     registry: Registry,
     exporter: Option<Exporter>,
@@ -184,11 +188,22 @@ impl JoinService {
             &[],
             move || Some(f64::from(u8::from(door.can_prove()))),
         );
+        let documents = config
+            .evidence
+            .clone()
+            .map(|socket| Arc::new(Verification::new(variant, socket)));
         let verification = config
             .verification
-            .zip(config.evidence.clone())
-            .map(|(address, socket)| {
-                verification::serve(address, variant, socket).map_err(|e| Error::Listen(address, e))
+            .zip(documents.clone())
+            .map(|(address, documents)| {
+                verification::serve(address, documents).map_err(|e| Error::Listen(address, e))
+            })
+            .transpose()?;
+        let verification_http = config
+            .verification_http
+            .zip(documents)
+            .map(|(address, documents)| {
+                verification::serve_http(address, documents).map_err(|e| Error::Listen(address, e))
             })
             .transpose()?;
         let (tickets, cluster) = tickets(config, &registry)?;
@@ -226,6 +241,7 @@ impl JoinService {
             server,
             health,
             verification,
+            _verification_http: verification_http,
             cluster,
             registry,
             exporter,
