@@ -823,7 +823,7 @@ impl Meddler {
     ) -> Meddler {
         let port = |location: &Location| match location {
             Location::Swtpm(_, port) => *port,
-            Location::Device(_) => unreachable!("a Swtpm has ports"),
+            _ => unreachable!("a Swtpm has ports"),
         };
         let theirs = port(&location(tpm));
         let local = |port: u16| (Ipv4Addr::LOCALHOST, port);

@@ -8,7 +8,7 @@
 //! The TPM keeps the lock beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
 
 use attest::attestation;
-use attest::tpm::{self, Tpm};
+use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::{Mutex, PoisonError};
 
@@ -54,7 +54,7 @@ impl NodeLock {
         }
     }
 
-    /// Takes the lock for a cluster: measures its ID into PCR 15 and reads the register back.
+    /// Takes the lock for a cluster: measures its ID into PCR 15 (of a TDX machine: RTMR 2) and reads the register back.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {
@@ -62,7 +62,7 @@ impl NodeLock {
             State::Broken => {
                 Locking::Failed("the TPM failed in an earlier attempt; reboot the node".into())
             }
-            State::Unlocked => match measure(&self.tpm, &cluster_id) {
+            State::Unlocked => match attestation::mark(&self.tpm, &cluster_id) {
                 Ok(()) => {
                     *state = State::Locked(cluster_id);
                     Locking::Taken
@@ -75,8 +75,4 @@ impl NodeLock {
             },
         }
     }
-}
-
-fn measure(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), tpm::Error> {
-    Tpm::open(location)?.measure_cluster_id(cluster_id)
 }

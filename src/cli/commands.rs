@@ -561,7 +561,7 @@ const MEASURE: Command = Command {
         Opt::value(
             "tpm",
             Value::Text("LOCATION"),
-            "device:PATH or swtpm:host=ADDRESS,port=PORT; by default /dev/tpmrm0, else /dev/tpm0",
+            "device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER; by default /dev/tpmrm0, else /dev/tpm0",
         ),
         VARIANT,
         // boot loader, command line, kernel and initramfs, unified kernel image, its parameters and extensions, and the

@@ -85,7 +85,7 @@ fn of_tpm(
 ) -> Result<(Policy, Option<KeyName>), Failure> {
     let location = match location {
         Some(location) => location.clone(),
-        None => Location::default_device().map_err(Failure::failed)?,
+        None => (variant.location)().map_err(Failure::failed)?,
     };
     let measured = (variant.measure)(&location, Stage::Booted).map_err(Failure::failed)?;
     if let Some(writer) = attestation::foreign_writer(&location) {

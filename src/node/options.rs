@@ -170,7 +170,7 @@ impl Options {
         let variant = Variant::named(&self.variant).map_err(|error| error.to_string())?;
         let location = match &self.tpm {
             Some(location) => location.clone(),
-            None => tpm::Location::default_device().map_err(|error| error.to_string())?,
+            None => (variant.location)().map_err(|error| error.to_string())?,
         };
         let issuer = (variant.issuer)(&location);
         Ok((location, issuer))

@@ -26,7 +26,9 @@ use base::crypto::CLUSTER_ID_LEN;
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR Registry"). All machines with one
 /// image have the same values. The others depend on firmware and disks.
-const OF_IMAGE: [u32; 6] = [4, 8, 9, 11, 12, 13];
+const OF_IMAGE: &[u32] = &[4, 8, 9, 11, 12, 13];
+/// The same of a TDX machine: MRTD is the firmware, RTMR 1 the boot loader or the unified kernel image.
+const OF_TDX_IMAGE: &[u32] = &[0, 2];
 /// The name of the node's own image in messages.
 pub(crate) const OWN_IMAGE: &str = "this machine's image";
 
@@ -214,7 +216,12 @@ impl ServiceTrust {
 
 /// Returns the registers that are equal on all machines with one image.
 fn of_image(mut registers: BTreeMap<u32, Measurement>) -> BTreeMap<u32, Measurement> {
-    registers.retain(|index, _| OF_IMAGE.contains(index));
+    let is_tdx = |it: &Measurement| Registers::of(&it.expected) == Some(Registers::Rtmrs);
+    let of_image = match registers.values().any(is_tdx) {
+        true => OF_TDX_IMAGE,
+        false => OF_IMAGE,
+    };
+    registers.retain(|index, _| of_image.contains(index));
     let uki = registers.get(&11);
     if uki.is_some_and(|uki| uki.expected != [0; 32]) {
         // systemd-stub from 261 on adds a secret of each machine to the initrd in PCR 9; PCR 11 has kernel, initrd and command line

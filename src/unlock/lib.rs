@@ -434,12 +434,12 @@ fn describe(disk: &Disk) -> String {
 }
 
 fn measure(location: &tpm::Location, cluster: &[u8; 32]) -> Result<(), Error> {
-    tpm::Tpm::open(location)
-        .and_then(|mut tpm| tpm.measure_cluster_id(cluster))
-        .map_err(|error| match attestation::foreign_writer(location) {
+    attestation::mark(location, cluster).map_err(|error| {
+        match attestation::foreign_writer(location) {
             Some(writer) => Error::ForeignWriter(writer),
             None => Error::Tpm(error),
-        })
+        }
+    })
 }
 
 /// Why the state disk was not mounted. `Display` is for the console of a machine that cannot boot.

@@ -3,12 +3,13 @@
 //! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
 //! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`variant`] is the table of variants, and [`qemu_vtpm`] one of them; [`vtpm`] is what the variants with a TPM have in common;
+//! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them; [`vtpm`] is what the variants with a TPM
+//! have in common;
 //! [`sources`] gets what evidence does not contain; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
 //! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
-//! is the name of a key; `composite` has validators that are made of others; `document` is the JSON document; `quote` verifies what the
-//! TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine; [`event_log`], [`phases`] and [`systemd_log`] explain the
-//! value of a register to a person; [`excerpt`] shortens an event log.
+//! is the name of a key; `td` reads the registers of a machine without a TPM; `composite` has validators that are made of others;
+//! `document` is the JSON document; `quote` verifies what the TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine;
+//! [`event_log`], [`phases`] and [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
 
 pub mod composite;
 mod document;
@@ -18,6 +19,7 @@ pub mod hcl;
 mod key_name;
 pub mod phases;
 pub mod policy;
+pub mod qemu_tdx;
 pub mod qemu_vtpm;
 mod quote;
 pub mod registers;
@@ -25,6 +27,7 @@ pub mod session;
 pub mod sources;
 pub mod stage;
 pub mod systemd_log;
+mod td;
 pub mod variant;
 pub mod vtpm;
 pub mod wire;
@@ -41,6 +44,8 @@ pub use stage::Stage;
 pub use variant::Variant;
 
 use zeroize::Zeroizing;
+
+use base::crypto::CLUSTER_ID_LEN;
 
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
 
@@ -218,12 +223,20 @@ pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
     Ok(!cluster_register(location)?.is_fresh())
 }
 
+/// Extends the register of the cluster ID of this machine, which is zero, with a cluster ID, and reads it back.
+pub fn mark(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), tpm::Error> {
+    match location {
+        tpm::Location::Tdx(_) => td::mark(location, cluster_id),
+        _ => Tpm::open(location)?.measure_cluster_id(cluster_id),
+    }
+}
+
 /// Says which part of systemd has measured into PCR 15 of this machine, and what to do; `None` if PCR 15 is zero or cannot be read,
 /// or if systemd's log has no such record. A TPM that is not this machine's has no log.
 pub fn foreign_writer(location: &tpm::Location) -> Option<String> {
     let log = match location {
         tpm::Location::Device(_) => systemd_log::read(),
-        tpm::Location::Swtpm(..) => vec![],
+        tpm::Location::Swtpm(..) | tpm::Location::Tdx(_) => vec![],
     };
     if log.is_empty() {
         return None;
@@ -237,6 +250,9 @@ pub fn foreign_writer(location: &tpm::Location) -> Option<String> {
 
 /// Returns the register of the cluster ID of this machine.
 pub fn cluster_register(location: &tpm::Location) -> Result<ClusterRegister, tpm::Error> {
+    if let tpm::Location::Tdx(_) = location {
+        return td::cluster_register(location);
+    }
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     // every TPM for PCs has PCRs 0 to 23 (TCG PC Client Platform TPM Profile)
     let value = pcrs.get(&CLUSTER_ID_PCR);

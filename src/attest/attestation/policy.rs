@@ -51,6 +51,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use hardware::tdx::Demands;
 use serde::Deserialize;
 
 use super::{ClusterRegister, KeyName, Registers, Stage, hex, unhex};
@@ -102,6 +103,8 @@ pub struct Policy {
     keys: BTreeSet<KeyName>,
     /// The roots that certify further keys: names, or certificates in PEM.
     roots: Vec<String>,
+    /// What is demanded of TDX machines beside their registers.
+    tdx: Demands,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
@@ -110,7 +113,7 @@ pub struct Policy {
 
 /// Why a policy is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PolicyError(String);
+pub struct PolicyError(pub(super) String);
 
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,6 +125,8 @@ impl std::error::Error for PolicyError {}
 
 #[derive(Deserialize)]
 struct Json {
+    #[serde(default)]
+    tdx: Demands,
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
     initramfs: BTreeMap<String, JsonMeasurement>,
@@ -358,6 +363,7 @@ impl Policy {
             images,
             keys: BTreeSet::new(),
             roots: vec![],
+            tdx: Demands::default(),
             requires_strong: false,
             only_named_keys: false,
         }
@@ -446,6 +452,7 @@ impl Policy {
             images,
             keys: keys.unwrap_or_default(),
             roots: json.endorsement_roots.unwrap_or_default(),
+            tdx: json.tdx,
             requires_strong: json.require.is_some(),
             only_named_keys: false,
         }
@@ -480,6 +487,10 @@ impl Policy {
         }
         if self.requires_strong {
             json += &format!(",\"require\":\"{STRONG}\"");
+        }
+        if self.tdx != Demands::default() {
+            let demands = serde_json::to_string(&self.tdx).unwrap_or_default();
+            json += &format!(",\"tdx\":{demands}");
         }
         json + "}"
     }
@@ -620,6 +631,43 @@ impl Policy {
     /// Returns the kind of the machines' registers.
     pub fn registers(&self) -> Registers {
         self.images[0].registers()
+    }
+
+    /// Returns what is demanded of TDX machines beside the registers.
+    pub fn tdx(&self) -> &Demands {
+        &self.tdx
+    }
+
+    /// Checks registers. The error has a line of `say` for each enforced register that does not have the expected value; others are
+    /// logged.
+    pub(super) fn check(
+        &self,
+        values: &BTreeMap<u32, Vec<u8>>,
+        say: impl Fn(u32, &Measurement, Option<&[u8]>) -> String,
+    ) -> Result<(), String> {
+        let image = self.nearest(values);
+        let mut refused = vec![];
+        for (index, measurement, got) in image.mismatches(values) {
+            let text = say(index, measurement, got);
+            if measurement.warn_only {
+                log::warn!("accepted with a warning: {text}");
+            } else {
+                refused.push(text);
+            }
+        }
+        match (refused.is_empty(), self.images()) {
+            (true, [_]) => Ok(()),
+            (true, _) => {
+                log::debug!("the machine runs {image}");
+                Ok(())
+            }
+            (false, [_]) => Err(refused.join("\n")),
+            (false, images) => Err(format!(
+                "the machine runs none of the {} accepted images; the differences from {image}, the nearest:\n{}",
+                images.len(),
+                refused.join("\n")
+            )),
+        }
     }
 
     /// Returns the policy for a machine that has joined no cluster in this boot: the register of the cluster ID must be zero. Only

@@ -15,6 +15,7 @@ use crate::tpm::{self, KeySource};
 pub const VARIANT: Variant = Variant {
     name: "qemu-vtpm",
     oid: OID,
+    location: tpm::Location::default_device,
     issuer: |location| Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(QemuVtpm))),
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy)))),
     measure: vtpm::measure,

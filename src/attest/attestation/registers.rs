@@ -32,6 +32,11 @@ impl Registers {
         }
     }
 
+    /// Returns what extends a register if this cluster ID is measured.
+    pub(super) fn digest(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Vec<u8> {
+        digest(self.hash(), cluster_id).as_ref().into()
+    }
+
     /// Returns the length of a value in bytes.
     fn len(self) -> usize {
         self.hash().output_len()
@@ -62,7 +67,7 @@ impl Registers {
     /// Returns the register of the cluster ID after it was extended once, from zero, with this one.
     pub fn after(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> ClusterRegister {
         let mut text = vec![0; self.len()];
-        text.extend(digest(self.hash(), cluster_id).as_ref());
+        text.extend(self.digest(cluster_id));
         ClusterRegister(digest(self.hash(), &text).as_ref().into())
     }
 }

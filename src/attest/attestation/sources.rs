@@ -2,9 +2,20 @@
 
 use std::sync::Arc;
 
+use hardware::tdx::{Collateral, Quote};
+
 /// Gets what evidence does not contain. Each method answers from a cache where it can, and never blocks longer than its deadline.
 /// A program without access to the network uses [`offline`].
-pub trait Sources: Send + Sync {}
+pub trait Sources: Send + Sync {
+    /// Returns Intel's collateral of the platform that a quote names. Nothing of the quote is verified.
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+        Err(
+            "this program fetches no collateral of TDX platforms, and the machine sent none: put Intel's collateral into its file \
+             /etc/firstlight/tdx-collateral.json"
+                .into(),
+        )
+    }
+}
 
 /// Has nothing: evidence must contain all that its validation needs.
 struct Offline;

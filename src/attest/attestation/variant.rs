@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::policy::PolicyError;
 use super::sources::Sources;
-use super::{Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, qemu_vtpm};
+use super::{Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, qemu_tdx, qemu_vtpm};
 use crate::tpm;
 
 /// An attestation variant: what a machine presents as evidence, and how a peer validates it. The file of the variant defines it.
@@ -15,11 +15,13 @@ pub struct Variant {
     pub name: &'static str,
     /// The OID of the certificate extension that contains a document of this variant.
     pub oid: Oid,
+    /// Returns where this machine's registers are, if nobody says it: its TPM.
+    pub location: fn() -> Result<tpm::Location, tpm::Error>,
     /// Creates the issuer of this machine, whose TPM is at this location.
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
     /// Creates the validator of a policy. An error names what the policy lacks for this variant.
     pub validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
-    /// Returns the SHA-256 PCRs of this machine, which is at this stage of its boot.
+    /// Returns the registers of this machine, which is at this stage of its boot.
     pub measure: fn(&tpm::Location, Stage) -> Result<Measured, tpm::Error>,
     /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
     pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
@@ -45,7 +47,7 @@ pub struct Measured {
 /// 4. add it to the table of options in `docs/images.md`, and to "Variants" in `README.md`.
 ///
 /// A variant whose evidence is not a TPM's quote also needs a field in `document.rs` and its claims in `policy.rs`.
-pub const ALL: &[Variant] = &[qemu_vtpm::VARIANT];
+pub const ALL: &[Variant] = &[qemu_vtpm::VARIANT, qemu_tdx::VARIANT];
 
 /// The names of [`ALL`].
 pub const NAMES: [&str; ALL.len()] = base::names!(ALL);
@@ -113,16 +115,21 @@ mod tests {
 
     #[test]
     fn the_validator_of_a_variant_has_its_oid() {
-        let image = BTreeMap::from([(
-            15,
-            Measurement {
-                expected: vec![0; 32],
-                warn_only: false,
-            },
-        )]);
+        // a variant accepts policies of its kind of registers only
+        let policy_of = |length| {
+            let expected = vec![0; length];
+            let warn_only = false;
+            let measurement = Measurement {
+                expected,
+                warn_only,
+            };
+            Policy::new(BTreeMap::from([(3, measurement)])).unwrap()
+        };
         for variant in ALL {
-            let policy = Policy::new(image.clone()).unwrap();
-            let validator = (variant.validator)(policy, &offline()).unwrap();
+            let mut validators = [32, 48]
+                .into_iter()
+                .filter_map(|length| (variant.validator)(policy_of(length), &offline()).ok());
+            let validator = validators.next().unwrap();
             assert_eq!(validator.oid(), variant.oid);
         }
     }

@@ -15,6 +15,8 @@ pub enum Error {
     Open(Location, String),
     /// A command failed: the location, the command, and the response of the TPM.
     Command(Location, &'static str, tss_esapi::Error),
+    /// The registers of a TDX machine cannot be read or extended: a sentence.
+    Registers(String),
     /// The bank is not allocated.
     NoBank(Bank),
     /// The TPM returned fewer PCRs than requested.
@@ -55,6 +57,7 @@ impl fmt::Display for Error {
                     in_words(*error)
                 )
             }
+            Error::Registers(why) => f.write_str(why),
             Error::NoBank(bank) => {
                 write!(
                     f,

@@ -59,6 +59,8 @@ pub enum Location {
     Device(PathBuf),
     /// A software TPM on a TCP port, with its control channel on the next port.
     Swtpm(IpAddr, u16),
+    /// The folder in which the kernel shows the registers of a TDX machine, which has no TPM.
+    Tdx(PathBuf),
 }
 
 impl Location {
@@ -72,13 +74,16 @@ impl Location {
     }
 }
 
-/// Parses the notation of tpm2-tools: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`.
+/// Parses the notation of tpm2-tools: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`; and `tdx:FOLDER`.
 impl FromStr for Location {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Location, String> {
         if let Some(path) = text.strip_prefix("device:").filter(|path| !path.is_empty()) {
             return Ok(Location::Device(path.into()));
+        }
+        if let Some(folder) = text.strip_prefix("tdx:").filter(|path| !path.is_empty()) {
+            return Ok(Location::Tdx(folder.into()));
         }
         let network = text.strip_prefix("swtpm:").and_then(|parameters| {
             let value = |name| {
@@ -91,7 +96,9 @@ impl FromStr for Location {
                 value("port")?.parse().ok()?,
             ))
         });
-        network.ok_or_else(|| "expected device:PATH or swtpm:host=ADDRESS,port=PORT".into())
+        network.ok_or_else(|| {
+            "expected device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER".into()
+        })
     }
 }
 
@@ -100,6 +107,7 @@ impl fmt::Display for Location {
         match self {
             Location::Device(path) => write!(f, "device:{}", path.display()),
             Location::Swtpm(host, port) => write!(f, "swtpm:host={host},port={port}"),
+            Location::Tdx(folder) => write!(f, "tdx:{}", folder.display()),
         }
     }
 }
@@ -197,6 +205,10 @@ impl Tpm {
             // tpm2-tss has one error code for every failure of a device; the kernel distinguishes missing, forbidden and busy
             let opened = fs::File::options().read(true).write(true).open(path);
             opened.map_err(|error| Error::Open(location.clone(), error.to_string()))?;
+        }
+        if let Location::Tdx(_) = location {
+            let why = "a TDX machine of this variant has no TPM";
+            return Err(Error::Open(location.clone(), why.into()));
         }
         let context = TctiNameConf::from_str(&location.to_string())
             .and_then(Context::new)

@@ -181,6 +181,13 @@ impl<'a> Verifier<'a> {
     }
 }
 
+/// Returns the platform that a quote names: whoever fetches collateral needs its FMSPC. Nothing of it is verified.
+pub fn named_platform(quote: &Quote<'_>) -> Result<Platform, String> {
+    let chain = certificates("PCK", quote.pck_chain)?;
+    let platform = der::extension(&chain[0], SGX_EXTENSION).and_then(Platform::parse);
+    platform.ok_or_else(|| "the PCK certificate does not name its platform".into())
+}
+
 /// Returns the levels at the start of the machine, and now if the module was updated since.
 fn levels(
     info: &TcbInfo,

@@ -53,7 +53,7 @@ pub fn registers(folder: &Path) -> io::Result<[Register; 5]> {
 }
 
 /// Extends an RTMR with a digest: the kernel does it for a write of 48 bytes.
-pub fn extend(folder: &Path, rtmr: u32, digest: &Register) -> io::Result<()> {
+pub fn extend(folder: &Path, rtmr: u32, digest: &[u8]) -> io::Result<()> {
     let file = folder.join(format!("rtmr{rtmr}:sha384"));
     let mut file = fs::OpenOptions::new().write(true).open(file)?;
     // one write: the kernel refuses a part

@@ -39,7 +39,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --key-service-auth HOW         authentication between the two services [attested]: attested (both by their TPM), token
                                  (this service by its token), or none
   --key-service-token FILE       the file of the token, with token [/var/run/secrets/firstlight/key-service/token]
-  --tpm LOCATION                 the TPM, with attested: device:PATH or swtpm:host=ADDRESS,port=PORT
+  --tpm LOCATION                 the TPM, with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER
                                  [/dev/tpmrm0, else /dev/tpm0]
   --listen ADDRESS:PORT          the address to listen on [0.0.0.0:9090]
   --health ADDRESS:PORT          the address of a plaintext gRPC health server for the kubelet's probes [none]

@@ -57,7 +57,7 @@ Usage: key-service [OPTION]..
                          [/var/config]
   --attestation-variant VARIANT
                          with attested: the attestation variant: {variants} [{default}]
-  --tpm LOCATION         with attested: device:PATH or swtpm:host=ADDRESS,port=PORT [/dev/tpmrm0, else /dev/tpm0]
+  --tpm LOCATION         with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER [/dev/tpmrm0, else /dev/tpm0]
   --kubeconfig FILE      with token, or if volume is granted: access to the Kubernetes API [the pod's service account]
   --health ADDRESS:PORT  the address of a plaintext gRPC health server; with token and any, the port of the keys
                          answers health checks too [none]
@@ -130,13 +130,16 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         config.listen.set_port(port);
     }
     config.clients = match how.as_deref().unwrap_or("attested") {
-        "attested" => Clients::Attested {
-            variant: Variant::named(&variant).map_err(Failure::failed)?,
-            tpm: tpm
-                .map_or_else(Location::default_device, Ok)
-                .map_err(Failure::failed)?,
-            config_dir,
-        },
+        "attested" => {
+            let variant = Variant::named(&variant).map_err(Failure::failed)?;
+            Clients::Attested {
+                variant,
+                tpm: tpm
+                    .map_or_else(variant.location, Ok)
+                    .map_err(Failure::failed)?,
+                config_dir,
+            }
+        }
         "token" => Clients::Token,
         "any" => Clients::Any,
         other => {

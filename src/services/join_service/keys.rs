@@ -149,7 +149,7 @@ impl Flags {
             "attested"
         }) {
             "attested" => {
-                let tpm = self.tpm.map_or_else(Location::default_device, Ok).map_err(|error| {
+                let tpm = self.tpm.map_or_else(variant.location, Ok).map_err(|error| {
                     Failure::failed(format!(
                         "{error}: this machine cannot prove itself to the key service; see --key-service-auth"
                     ))

@@ -20,6 +20,6 @@ fn verdict(line: &str) -> Result<String, String> {
     let collateral = fs::read(word()?).map_err(|error| error.to_string())?;
     let collateral: QuoteCollateralV3 = serde_json::from_slice(&collateral).map_err(|error| error.to_string())?;
     let now = word()?.parse().map_err(|_| "no time")?;
-    let report = dcap_qvl::verify::verify(&quote, collateral, now).map_err(|error| format!("{error:#}"))?;
+    let report = dcap_qvl::verify::verify(&quote, &collateral, now).map_err(|error| format!("{error:#}"))?;
     Ok(report.status)
 }
