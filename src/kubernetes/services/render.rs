@@ -360,8 +360,14 @@ mod tests {
         let join_service = json!([{"podSelector": {"matchLabels": {"k8s-app": "join-service"}}}]);
         // Health checks have no rule: the kubelet of the same node sends them.
         for (name, ingress) in [
-            ("key-service", [(9000, &join_service), (9092, &prometheus)]),
-            ("join-service", [(9090, &Value::Null), (9092, &prometheus)]),
+            (
+                "key-service",
+                [(&[9000][..], &join_service), (&[9092], &prometheus)],
+            ),
+            (
+                "join-service",
+                [(&[9090, 9093, 9094], &Value::Null), (&[9092], &prometheus)],
+            ),
         ] {
             let (policy, set) = (of("NetworkPolicy", name), of("DaemonSet", name));
             assert_eq!(
@@ -376,11 +382,10 @@ mod tests {
             );
             let rules = policy["ingress"].as_array().unwrap();
             assert_eq!(rules.len(), ingress.len());
-            for (rule, (port, from)) in rules.iter().zip(ingress) {
-                assert_eq!(
-                    (&rule["ports"], &rule["from"]),
-                    (&json!([{"protocol": "TCP", "port": port}]), from)
-                );
+            for (rule, (ports, from)) in rules.iter().zip(ingress) {
+                let tcp = |port| json!({"protocol": "TCP", "port": port});
+                let ports: Value = ports.iter().map(tcp).collect();
+                assert_eq!((&rule["ports"], &rule["from"]), (&ports, from));
             }
         }
     }
