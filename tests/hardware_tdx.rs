@@ -81,7 +81,11 @@ fn genuine_quotes_are_verified() {
         assert!(verified.platform.instance.is_some() && verified.until > now);
         let parsed = Quote::parse(&quote).unwrap();
         assert_eq!(parsed.version, version);
-        let claims = Demands::default().judge(&parsed, &verified).unwrap();
+        let demands = Demands {
+            minimum_evaluation: evaluation,
+            ..Demands::default()
+        };
+        let claims = demands.judge(&parsed, &verified).unwrap();
         assert_eq!(claims.technology, "Intel TDX");
         assert_eq!(claims.tcb[0].got, u64::from(evaluation));
     }
@@ -229,7 +233,10 @@ fn what_a_policy_demands_is_refused_by_name() {
         demands.judge(&quote, verified).unwrap_err()
     };
     let demands = |json: &str| serde_json::from_str::<Demands>(json).unwrap();
-    let usual = Demands::default;
+    let usual = || Demands {
+        minimum_evaluation: 17,
+        ..Demands::default()
+    };
     let same: fn(&mut Quote<'_>) = |_| {};
     for (error, why) in [
         (
@@ -281,8 +288,8 @@ fn what_a_policy_demands_is_refused_by_name() {
             "(PPID, platform instance): expected aa or bb, got ",
         ),
         (
-            refused(demands(r#"{"minimumEvaluation":18}"#), same, &verified),
-            "evaluation 17, expected at least 18",
+            refused(Demands::default(), same, &verified),
+            "evaluation 17, expected at least 20",
         ),
         (
             refused(
@@ -600,7 +607,7 @@ mod forged {
 
         /// Returns a quote over these bytes with its collateral.
         pub fn quote(&self, report_data: &[u8; 64], faults: &Faults) -> (Vec<u8>, Collateral) {
-            let dates = r#""issueDate":"2025-06-20T00:00:00Z","nextUpdate":"2025-07-20T00:00:00Z","tcbEvaluationDataNumber":17"#;
+            let dates = r#""issueDate":"2025-06-20T00:00:00Z","nextUpdate":"2025-07-20T00:00:00Z","tcbEvaluationDataNumber":20"#;
             let svns = |svn: u8| [format!(r#"{{"svn":{svn}}}"#).as_str(); 16].join(",");
             let status = faults.status.unwrap_or("UpToDate");
             let (zero, none) = ("00".repeat(48), "00".repeat(8));
@@ -641,7 +648,7 @@ mod forged {
             body[128..136].copy_from_slice(&0xe7_u64.to_le_bytes());
             body[136..184].fill(0xa0);
             for rtmr in 0..4 {
-                let value = if rtmr == 2 { 0 } else { 0xb0 + rtmr as u8 };
+                let value = if rtmr == 3 { 0 } else { 0xb0 + rtmr as u8 };
                 body[328 + 48 * rtmr..376 + 48 * rtmr].fill(value);
             }
             body[520..].copy_from_slice(report_data);
@@ -733,7 +740,7 @@ fn judged(faults: forged::Faults, policy: &str, nonce: &[u8]) -> Result<Identifi
 
 /// Returns a policy with the registers of the test machine.
 fn policy(change: &str) -> String {
-    let entries: Vec<_> = [(0, "a0"), (1, "b0"), (2, "b1"), (3, "00"), (4, "b3")]
+    let entries: Vec<_> = [(0, "a0"), (1, "b0"), (2, "b1"), (3, "b2"), (4, "00")]
         .map(|(index, byte)| format!("\"{index}\":\"{}\"", byte.repeat(48)))
         .into();
     format!("{{\"measurements\":{{{}}}{change}}}", entries.join(","))
@@ -879,12 +886,12 @@ fn a_machine_that_is_wrong_in_one_thing_is_refused_by_its_name() {
         ),
         (refused(with(|body| body[129] = 0x40), "", b"nonce"), "XFAM"),
         (
-            refused(with(|body| body[424] = 1), "", b"nonce"),
-            "RTMR 2: expected 0000",
+            refused(with(|body| body[472] = 1), "", b"nonce"),
+            "RTMR 3: expected 0000",
         ),
         (
-            refused(usual(), r#","tdx":{"minimumEvaluation":18}"#, b"nonce"),
-            "evaluation 17, expected at least 18",
+            refused(usual(), r#","tdx":{"minimumEvaluation":21}"#, b"nonce"),
+            "evaluation 20, expected at least 21",
         ),
         (
             refused(usual(), r#","tdx":{"platforms":["00"]}"#, b"nonce"),
@@ -924,11 +931,11 @@ fn kernels_folder(rtmr: [u8; 4]) -> tempfile::TempDir {
 
 #[test]
 fn the_registers_of_a_machine_are_read_and_a_wrong_one_is_noticed() {
-    let folder = kernels_folder([1, 2, 0, 4]);
+    let folder = kernels_folder([1, 2, 4, 0]);
     let location: Location = format!("tdx:{}", folder.path().display()).parse().unwrap();
     let measured = (qemu_tdx::VARIANT.measure)(&location, Stage::Booted).unwrap();
     let first: Vec<_> = measured.booted.values().map(|it| it.expected[0]).collect();
-    assert_eq!(first, [0xa0, 1, 2, 0, 4]);
+    assert_eq!(first, [0xa0, 1, 2, 4, 0]);
     assert!(!attestation::is_marked(&location).unwrap());
     // a plain file keeps what is written to it, unlike a register: the machine notices that it was not extended
     let error = attestation::mark(&location, &[7; 32])
@@ -939,12 +946,12 @@ fn the_registers_of_a_machine_are_read_and_a_wrong_one_is_noticed() {
         "{error}"
     );
     assert!(attestation::is_marked(&location).unwrap());
-    let written = fs::read(folder.path().join("rtmr2:sha384")).unwrap();
+    let written = fs::read(folder.path().join("rtmr3:sha384")).unwrap();
     assert_eq!(
         written,
         ring::digest::digest(&ring::digest::SHA384, &[7; 32]).as_ref()
     );
-    fs::write(folder.path().join("rtmr2:sha384"), [0; 47]).unwrap();
+    fs::write(folder.path().join("rtmr3:sha384"), [0; 47]).unwrap();
     let error = attestation::cluster_register(&location)
         .unwrap_err()
         .to_string();

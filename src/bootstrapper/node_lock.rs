@@ -54,7 +54,7 @@ impl NodeLock {
         }
     }
 
-    /// Takes the lock for a cluster: measures its ID into PCR 15 (of a TDX machine: RTMR 2) and reads the register back.
+    /// Takes the lock for a cluster: measures its ID into PCR 15 (of a TDX machine: RTMR 3) and reads the register back.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {

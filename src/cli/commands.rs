@@ -155,7 +155,7 @@ const APPLY: Command = Command {
             "require",
             Value::OneOf("FORM", &["strong"]),
             "refuse nodes of the old form of attested TLS, which all nodes of the old system use; the policy's own field \
-             `\"require\": \"strong\"` does the same. Without either, the next apply admits them again",
+             `\"require\": \"strong\"` does the same; without either, the next apply admits them again",
         ),
         Opt::value("kubeconfig", Value::File, "the administrator's kubeconfig").or(KUBECONFIG_FILE),
         MASTER_SECRET,
@@ -740,7 +740,7 @@ const METADATA: Opt = Opt::value(
     "metadata",
     Value::Text("URL"),
     "the address of the metadata service, as seen from the control planes: http://HOST[:PORT]; by default the cloud's usual \
-     address. With --cloud-provider static, file:PATH: the list of machines",
+     address; with --cloud-provider static, file:PATH is the list of machines",
 );
 const SKIP_WAIT: Opt = Opt::flag(
     "skip-wait",

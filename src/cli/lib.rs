@@ -45,7 +45,7 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::logger;
 use base::program::{self, Failure};
 use cloud::Cloud;
-use cloud::r#static::Machines;
+use cloud::Machines;
 use connect::{Endpoint, Trust};
 use kubernetes::services::{MetadataService, Phase};
 use proto::recoverproto;

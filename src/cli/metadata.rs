@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use base::program::Failure;
 use cloud::Instance;
-use cloud::r#static::Machines;
+use cloud::Machines;
 use serde_json::{Value, json};
 use sys::signal::StopSignals;
 use web::{Answer, Limits, Server, TIME};

@@ -6,6 +6,8 @@
 pub mod qemu;
 pub mod r#static;
 
+pub use r#static::Machines;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;

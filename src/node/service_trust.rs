@@ -27,8 +27,8 @@ use base::crypto::CLUSTER_ID_LEN;
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR Registry"). All machines with one
 /// image have the same values. The others depend on firmware and disks.
 const OF_IMAGE: &[u32] = &[4, 8, 9, 11, 12, 13];
-/// The same of a TDX machine: MRTD is the firmware, RTMR 1 the boot loader or the unified kernel image.
-const OF_TDX_IMAGE: &[u32] = &[0, 2];
+/// The same of a TDX machine: MRTD is the firmware, RTMR 1 the boot loader or the unified kernel image, RTMR 2 what that loads.
+const OF_TDX_IMAGE: &[u32] = &[0, 2, 3];
 /// The name of the node's own image in messages.
 pub(crate) const OWN_IMAGE: &str = "this machine's image";
 

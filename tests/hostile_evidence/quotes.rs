@@ -20,7 +20,11 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
         parts
     };
     for (what, parts, reason) in [
-        ("an ECC key", new().key("type", b"\0\x23"), "not an RSA key"),
+        (
+            "an ECC key",
+            new().key("type", b"\0\x23"),
+            "does not sign with RSASSA or ECDSA",
+        ),
         (
             "a symmetric key",
             new().key("type", b"\0\x25"),

@@ -1,7 +1,8 @@
 //! A list of machines, and the SMBIOS table that may contain one; the first byte says which the rest is.
 #![no_main]
 
-use cloud::r#static::{Machines, oem_string};
+use cloud::Machines;
+use cloud::r#static::oem_string;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -784,13 +784,13 @@ mod tests {
         let text = format!(
             "{{\"measurements\":{{{},{}}}}}",
             entry(0, "a"),
-            entry(3, "b")
+            entry(4, "b")
         );
         let policy = Policy::from_json(&text).unwrap();
         assert_eq!(policy.to_json(), text);
         assert_eq!(policy.registers(), Registers::Rtmrs);
         let fresh = policy.clone().expecting_fresh();
-        assert_eq!(fresh.images()[0].measurements()[&3].expected, [0; 48]);
+        assert_eq!(fresh.images()[0].measurements()[&4].expected, [0; 48]);
         assert_eq!(policy.of_any_cluster().images()[0].measurements().len(), 1);
         let mixed = text.replace(&"a".repeat(96), &"a".repeat(64));
         let error = Policy::from_json(&mixed).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 //! ```text
 //! REPORTDATA = SHA-256(user data ‖ verifier's nonce) ‖ 32 zeros
 //! document   = { quote over REPORTDATA, user data }, as in the old system; beside it, Intel's collateral if the machine has it
-//! registers  = 0: MRTD, 1 to 4: RTMR 0 to 3; RTMR 2 names the cluster
+//! registers  = 0: MRTD, 1 to 4: RTMR 0 to 3; RTMR 3 names the cluster
 //! ```
 //!
 //! The quote names no machine that stays the same after a reboot, so documents have no machine.
@@ -200,7 +200,7 @@ impl Validator {
             machine: None,
             stage: None,
             platform: Some(Arc::new(platform)),
-            cluster: ClusterRegister::new(&quote.body.rtmr[2]),
+            cluster: ClusterRegister::new(&quote.body.rtmr[3]),
         })
     }
 }

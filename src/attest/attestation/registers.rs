@@ -14,7 +14,7 @@ pub enum Registers {
     Rtmrs,
 }
 
-/// The value of the register that a machine extends with the ID of its cluster: SHA-256 PCR 15, or RTMR 2 of a TDX machine.
+/// The value of the register that a machine extends with the ID of its cluster: SHA-256 PCR 15, or RTMR 3 of a TDX machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterRegister(Vec<u8>);
 
@@ -46,7 +46,7 @@ impl Registers {
     pub fn of_cluster_id(self) -> u32 {
         match self {
             Registers::Pcrs => CLUSTER_ID_PCR,
-            Registers::Rtmrs => 3,
+            Registers::Rtmrs => 4,
         }
     }
 

@@ -9,8 +9,9 @@ use hardware::tdx::quote::Register;
 use super::{ClusterRegister, Registers};
 use crate::tpm::{Error, Location};
 
-/// The RTMR that a machine extends with the ID of its cluster, as in the old system.
-const OF_CLUSTER_ID: u32 = 2;
+/// The RTMR that a machine extends with the ID of its cluster: the only one that firmware, boot loaders and kernels leave alone (UEFI 2.11
+/// chapter 38). The old system named RTMR 2, into which boot loaders measure; its variant could not be selected, so no cluster has it.
+const OF_CLUSTER_ID: u32 = 3;
 
 /// Returns MRTD and the RTMRs at a location.
 pub(super) fn read(location: &Location) -> Result<[Register; 5], Error> {
@@ -20,11 +21,11 @@ pub(super) fn read(location: &Location) -> Result<[Register; 5], Error> {
 
 /// Returns the register of the cluster ID at a location.
 pub(super) fn cluster_register(location: &Location) -> Result<ClusterRegister, Error> {
-    let [.., value, _] = read(location)?;
-    ClusterRegister::new(&value).ok_or_else(|| Error::Registers("RTMR 2 has no value".into()))
+    let [.., value] = read(location)?;
+    ClusterRegister::new(&value).ok_or_else(|| Error::Registers("RTMR 3 has no value".into()))
 }
 
-/// Extends RTMR 2 with a cluster ID, and reads it back.
+/// Extends RTMR 3 with a cluster ID, and reads it back.
 pub(super) fn mark(location: &Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
     let register = Registers::Rtmrs.after(cluster_id);
     guest::extend(
@@ -32,12 +33,12 @@ pub(super) fn mark(location: &Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Re
         OF_CLUSTER_ID,
         &Registers::Rtmrs.digest(cluster_id),
     )
-    .map_err(|error| Error::Registers(format!("RTMR 2 at {location}: {error}")))?;
+    .map_err(|error| Error::Registers(format!("RTMR 3 at {location}: {error}")))?;
     let got = cluster_register(location)?;
     match got == register {
         true => Ok(()),
         false => Err(Error::Registers(format!(
-            "RTMR 2 is {got} after the cluster ID was measured, expected {register}: something else has measured into it. Reboot \
+            "RTMR 3 is {got} after the cluster ID was measured, expected {register}: something else has measured into it. Reboot \
              the machine"
         ))),
     }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The collateral has at most 30 days, so a verifier fetches it, or the machine adds it to its evidence. It is public and signed:
-//! it does not matter who brings it.
+//! who brings it can only choose an older one: the policy has a minimum for its evaluation number, and the dates bound its age.
 
 use std::time::Duration;
 
@@ -310,6 +310,12 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
 }
 
 fn revocations<'a>(der: &'a Hex, name: &str) -> Result<CertRevocationList<'a>, String> {
+    if der.0.len() > MAX_PART {
+        let len = der.0.len();
+        return Err(format!(
+            "the {name} has {len} bytes, expected at most {MAX_PART}"
+        ));
+    }
     let crl = BorrowedCertRevocationList::from_der(&der.0);
     let crl = crl.map_err(|error| format!("the {name} cannot be read: {error}"))?;
     Ok(CertRevocationList::Borrowed(crl))

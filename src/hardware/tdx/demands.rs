@@ -56,7 +56,7 @@ impl Default for Demands {
     fn default() -> Demands {
         Demands {
             tcb_statuses: vec![Status::UpToDate],
-            minimum_evaluation: 0,
+            minimum_evaluation: MINIMUM_EVALUATION,
             td_attributes: Number(Attributes::USUAL.0),
             xfam: None,
             mr_seam: vec![],
@@ -68,6 +68,10 @@ impl Default for Demands {
     }
 }
 
+/// The TCB evaluation data number that a policy demands if it names none: the one of Intel's TCB recovery that was standard in October
+/// 2026. Intel still signs earlier evaluations with new dates, in which older platforms are up to date; who brings collateral could
+/// choose one of them.
+const MINIMUM_EVALUATION: u32 = 20;
 /// The features that each TD has: x87 and SSE.
 const XFAM_ALWAYS: u64 = 0b11;
 /// Features that a policy must name: processor trace (8), user interrupts (14), records of branches (15) tell others what the TD does.

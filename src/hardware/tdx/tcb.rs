@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::quote::Body;
 use super::quote::Enclave;
 
+/// The attribute of an enclave that its owner can look into (Intel SDM volume 3D, ATTRIBUTES.DEBUG).
+const ENCLAVE_DEBUG: u8 = 1 << 1;
+
 /// How a platform compares with what Intel knows. The names are Intel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Status {
@@ -66,6 +69,30 @@ impl Status {
         )
     }
 
+    fn needs_hardening(self) -> bool {
+        matches!(
+            self,
+            Status::SWHardeningNeeded | Status::ConfigurationAndSWHardeningNeeded
+        )
+    }
+
+    /// Returns the status of a machine that has the faults of both.
+    fn worse(self, other: Status) -> Status {
+        let either = |has: fn(Status) -> bool| has(self) || has(other);
+        match (
+            either(Status::is_out_of_date),
+            either(Status::needs_configuration),
+            either(Status::needs_hardening),
+        ) {
+            (true, true, _) => Status::OutOfDateConfigurationNeeded,
+            (true, false, _) => Status::OutOfDate,
+            (false, true, true) => Status::ConfigurationAndSWHardeningNeeded,
+            (false, true, false) => Status::ConfigurationNeeded,
+            (false, false, true) => Status::SWHardeningNeeded,
+            (false, false, false) => self,
+        }
+    }
+
     fn is_out_of_date(self) -> bool {
         matches!(
             self,
@@ -84,6 +111,8 @@ pub(super) fn merged(launched: Status, now: Option<Status>) -> Status {
                 false => Status::TDRelaunchAdvised,
             }
         }
+        // the module was replaced by one that is worse: Intel's library would not say so
+        Some(now) if !launched.is_out_of_date() => launched.worse(now),
         _ => launched,
     }
 }
@@ -363,7 +392,8 @@ impl Identity {
         let right = unhex(&self.mrsigner).as_deref() == Some(&enclave.mr_signer[..])
             && self.isvprodid == enclave.product
             && is(&misc_select, &self.miscselect, &self.miscselect_mask)
-            && is(enclave.attributes, &self.attributes, &self.attributes_mask);
+            && is(enclave.attributes, &self.attributes, &self.attributes_mask)
+            && enclave.attributes[0] & ENCLAVE_DEBUG == 0;
         if !right {
             return Err("the quoting enclave is not the one that Intel names (QE identity)".into());
         }
@@ -529,7 +559,14 @@ mod tests {
                 Some(UpToDate),
                 TDRelaunchAdvisedConfigurationNeeded,
             ),
-            (UpToDate, Some(OutOfDate), UpToDate),
+            (UpToDate, Some(OutOfDate), OutOfDate),
+            (UpToDate, Some(UpToDate), UpToDate),
+            (
+                SWHardeningNeeded,
+                Some(ConfigurationNeeded),
+                ConfigurationAndSWHardeningNeeded,
+            ),
+            (UpToDate, Some(SWHardeningNeeded), SWHardeningNeeded),
             (UpToDate, Some(Revoked), Revoked),
         ] {
             assert_eq!(merged(launched, now), expected, "{launched} {now:?}");
