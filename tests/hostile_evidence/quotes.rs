@@ -28,7 +28,7 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
         (
             "a symmetric key",
             new().key("type", b"\0\x25"),
-            "not an RSA key",
+            "neither an RSA nor an ECC key",
         ),
         ("nameAlg SHA-1", new().key("nameAlg", b"\0\x04"), "nameAlg"),
         ("nameAlg null", new().key("nameAlg", b"\0\x10"), "nameAlg"),
