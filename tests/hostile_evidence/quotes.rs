@@ -13,7 +13,7 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
     let generated = "its TPM did not generate";
     let quote = "not a quote of one bank";
     let values = "not the values that the TPM signed";
-    let sign = "does not sign with RSASSA and SHA-256";
+    let sign = "does not sign with RSASSA or ECDSA and SHA-256";
     let modulus = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut parts = new();
         change(Parts::part(&mut parts.key, "modulus"));
