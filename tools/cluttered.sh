@@ -6,7 +6,7 @@
 # A separate mount namespace has a Kubernetes node's files in /etc, /var/lib and /opt, all of them broken, a hosts file without
 # names, configurations of ssh, git, curl and kubectl that lead nowhere, and a home without anything else; the environment
 # names proxies that do not exist, another language, a KUBECONFIG, a folder for temporary files with a blank in its name; new
-# files are private. Rust and our cache are unchanged.
+# files are private. Rust, Go's modules and our cache are unchanged.
 set -euo pipefail
 
 if [ "${1:-}" != --inside ]; then
@@ -18,6 +18,7 @@ shift
 
 export CARGO_HOME=${CARGO_HOME:-$HOME/.cargo} RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 export FIRSTLIGHT_CACHE=${FIRSTLIGHT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/firstlight}
+export GOPATH=${GOPATH:-$HOME/go} GOCACHE=${GOCACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/go-build}
 clutter=/mnt # of this namespace alone
 mount -t tmpfs clutter "$clutter"
 
