@@ -11,30 +11,36 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+    /// Reads this number of bytes, which the type names.
+    pub fn array<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
         let (array, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
-        Some(*array)
+        Some(array)
     }
 
     /// Reads a big-endian integer.
     pub fn u16_be(&mut self) -> Option<u16> {
-        self.array().map(u16::from_be_bytes)
+        self.array().copied().map(u16::from_be_bytes)
     }
 
     /// Reads a big-endian integer.
     pub fn u32_be(&mut self) -> Option<u32> {
-        self.array().map(u32::from_be_bytes)
+        self.array().copied().map(u32::from_be_bytes)
     }
 
     /// Reads a little-endian integer.
     pub fn u16_le(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
+        self.array().copied().map(u16::from_le_bytes)
     }
 
     /// Reads a little-endian integer.
     pub fn u32_le(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
+        self.array().copied().map(u32::from_le_bytes)
+    }
+
+    /// Reads a little-endian integer.
+    pub fn u64_le(&mut self) -> Option<u64> {
+        self.array().copied().map(u64::from_le_bytes)
     }
 
     /// Reads the bytes behind their length, 16 bits, big endian: a TPM2B (TPM 2.0 part 2 §10.4).

@@ -3,7 +3,6 @@
 //! `quote` parses quotes; `dcap` verifies them with Intel's collateral, and `tcb` judges the platform by it; `demands` is what a policy
 //! can demand beside the registers; `guest` gets quotes from the kernel of this machine. `bytes` and `der` are what the parsers share.
 
-mod bytes;
 pub mod dcap;
 pub mod demands;
 mod der;

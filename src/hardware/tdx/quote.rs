@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use super::bytes::Reader;
+use base::bytes::Reader;
 
 /// Maximum size of a quote in bytes: genuine ones have about 5 KiB, and their certificate chain differs by some hundred bytes.
 pub const MAX_QUOTE: usize = 32 << 10;
@@ -129,8 +129,8 @@ impl<'a> Quote<'a> {
         let (kind, len) = match version {
             4 => (2, 584),
             _ => {
-                let kind = all.u16().ok_or_else(short)?;
-                (kind, all.u32().ok_or_else(short)? as usize)
+                let kind = all.u16_le().ok_or_else(short)?;
+                (kind, all.u32_le().ok_or_else(short)? as usize)
             }
         };
         let expected = match kind {
@@ -147,7 +147,7 @@ impl<'a> Quote<'a> {
         }
         let body = parse_body(all.take(len).ok_or_else(short)?, kind).ok_or_else(short)?;
         let signed = &bytes[..bytes.len() - all.0.len()];
-        let len = all.u32().ok_or_else(short)? as usize;
+        let len = all.u32_le().ok_or_else(short)? as usize;
         let mut rest = Reader(all.take(len).ok_or_else(short)?);
         if all.0.iter().any(|byte| *byte != 0) {
             return malformed("bytes other than padding follow the quote");
@@ -160,7 +160,7 @@ impl<'a> Quote<'a> {
         }
         let qe_report = certification.array().ok_or_else(short)?;
         let qe_signature = certification.array().ok_or_else(short)?;
-        let len = certification.u16().ok_or_else(short)?.into();
+        let len = certification.u16_le().ok_or_else(short)?.into();
         let authentication = certification.take(len).ok_or_else(short)?;
         let pck_chain = self::certification(&mut certification, PCK_CHAIN)?;
         if !certification.0.is_empty() {
@@ -184,9 +184,9 @@ impl<'a> Quote<'a> {
 fn parse_header(header: &[u8]) -> Result<u16, Malformed> {
     let short = || Malformed("the quote ends too early".into());
     let mut header = Reader(header);
-    let version = header.u16().ok_or_else(short)?;
-    let key_type = header.u16().ok_or_else(short)?;
-    let tee = header.u32().ok_or_else(short)?;
+    let version = header.u16_le().ok_or_else(short)?;
+    let key_type = header.u16_le().ok_or_else(short)?;
+    let tee = header.u32_le().ok_or_else(short)?;
     header.take(4).ok_or_else(short)?; // the versions of QE and PCE, zero in genuine quotes; the QE report has its own
     let vendor = header.take(16).ok_or_else(short)?;
     match (version, tee) {
@@ -216,9 +216,9 @@ fn parse_body(body: &[u8], kind: u16) -> Option<Body> {
         tee_tcb_svn: *body.array()?,
         mr_seam: *body.array()?,
         mr_signer_seam: *body.array()?,
-        seam_attributes: body.u64()?,
-        td_attributes: Attributes(body.u64()?),
-        xfam: body.u64()?,
+        seam_attributes: body.u64_le()?,
+        td_attributes: Attributes(body.u64_le()?),
+        xfam: body.u64_le()?,
         mr_td: *body.array()?,
         mr_config_id: *body.array()?,
         mr_owner: *body.array()?,
@@ -243,13 +243,13 @@ fn parse_body(body: &[u8], kind: u16) -> Option<Body> {
 /// Returns the certification data of this type.
 fn certification<'a>(reader: &mut Reader<'a>, expected: u16) -> Result<&'a [u8], Malformed> {
     let short = || Malformed("the quote ends too early".into());
-    let kind = reader.u16().ok_or_else(short)?;
+    let kind = reader.u16_le().ok_or_else(short)?;
     if kind != expected {
         return malformed(format!(
             "the quote has certification data of the type {kind}, expected {expected}"
         ));
     }
-    let len = reader.u32().ok_or_else(short)? as usize;
+    let len = reader.u32_le().ok_or_else(short)? as usize;
     reader.take(len).ok_or_else(short)
 }
 
@@ -320,8 +320,8 @@ impl<'a> Enclave<'a> {
             misc_select: at(16).array()?,
             attributes: at(48).array()?,
             mr_signer: at(128).array()?,
-            product: at(256).u16()?,
-            svn: at(258).u16()?,
+            product: at(256).u16_le()?,
+            svn: at(258).u16_le()?,
             report_data: at(320).array()?,
         })
     }
