@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use hardware::snp::chain::Fetched;
+use hardware::snp::report::Report;
+use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
 
 /// Gets what evidence does not contain. Each method answers from a cache where it can, and never blocks longer than its deadline.
@@ -14,6 +17,14 @@ pub trait Sources: Send + Sync {
              /etc/firstlight/tdx-collateral.json"
                 .into(),
         )
+    }
+
+    /// Returns the certificates of the chip that a report names. Nothing of the report is verified. A report of version 2 does not
+    /// tell its product, so the caller names it.
+    fn snp_certificates(&self, _report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+        Err(format!(
+            "this program fetches no certificates of AMD's chips, and the machine, a {product}, sent none"
+        ))
     }
 }
 

@@ -40,6 +40,17 @@ pub struct Chain<'a> {
     pub revoked: Option<&'a [u8]>,
 }
 
+/// What AMD's key distribution service has about a chip, each as DER; the cached form of a [`Chain`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetched {
+    /// The VCEK; absent if the report's signer is a VLEK, which only the cloud has.
+    pub leaf: Option<Vec<u8>>,
+    /// ASK or ASVK.
+    pub intermediate: Vec<u8>,
+    /// AMD's revocation list; absent if it could not be had.
+    pub revoked: Option<Vec<u8>>,
+}
+
 impl Chain<'_> {
     /// Returns the certificate of the key that signs reports if it leads to the root and is valid at this time.
     pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<Certificate, String> {
