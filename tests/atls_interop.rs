@@ -6,10 +6,9 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,7 @@ use attest::atls::{Client, Error, Server};
 use attest::attestation;
 use attest::attestation::{IssueError, Issuer, Oid, Request, Role, Validator};
 use rpc::grpc::Transport;
+use support::foreign::go_program;
 
 #[path = "../src/attest/atls/dummy.rs"]
 mod dummy;
@@ -28,26 +28,8 @@ const TIME: Duration = Duration::from_secs(30);
 const MODES: [&str; 4] = ["server", "client", "mutual", "none"];
 const VERSIONS: [&str; 2] = ["1.3", "1.2"];
 
-fn go_peer() -> &'static PathBuf {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        let binary = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("atls-go");
-        let built = Command::new("go")
-            .args(["build", "-o"])
-            .arg(&binary)
-            .arg(".")
-            .current_dir(Path::new(support::ROOT).join("tests/atls_go"))
-            .envs([
-                ("GOFLAGS", "-mod=mod"),
-                ("GOPROXY", "off"),
-                ("GOTOOLCHAIN", "local"),
-                ("CGO_ENABLED", "0"),
-            ])
-            .status()
-            .expect("the Go tool chain is installed (Debian: golang-go)");
-        assert!(built.success(), "go build failed in tests/atls_go");
-        binary
-    })
+fn go_peer() -> PathBuf {
+    go_program("atls_go", env!("CARGO_TARGET_TMPDIR"))
 }
 
 fn go(role: &str, args: &[&str]) -> Command {

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 use attest::attestation::hcl::{self, HardwareReport, HclReport, RuntimeData};
@@ -15,6 +13,7 @@ use attest::tpm::{Bank, KeySource, Location, Tpm};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
+use support::foreign::rust_crate;
 use support::swtpm::Swtpm;
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
@@ -338,23 +337,14 @@ fn a_machine_without_the_clouds_key_says_so() {
     }
 }
 
-/// Returns a file of the test data of a crate that `tests/az_cvm_vtpm/Cargo.lock` names.
+/// Returns a file of the test data of the crate `az-cvm-vtpm`.
 fn genuine(name: &str) -> Vec<u8> {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--locked"])
-        .arg("--manifest-path")
-        .arg(Path::new(support::ROOT).join("tests/az_cvm_vtpm/Cargo.toml"))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "cargo metadata: {output:?}");
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let package = packages
-        .iter()
-        .find(|package| package["name"] == "az-cvm-vtpm")
-        .unwrap();
-    let manifest = Path::new(package["manifest_path"].as_str().unwrap());
-    fs::read(manifest.parent().unwrap().join("test").join(name)).unwrap()
+    fs::read(
+        rust_crate("az_cvm_vtpm", "az-cvm-vtpm")
+            .join("test")
+            .join(name),
+    )
+    .unwrap()
 }
 
 /// The firmware of 2023 labels the key with another operation than that of today.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +17,7 @@ use endorsement::credential::EndorsementKey;
 use endorsement::roots::{self, Root};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
+use support::foreign::go_module;
 use support::openssl::openssl;
 use support::swtpm::{self, Swtpm};
 use tempfile::TempDir;
@@ -477,15 +477,8 @@ fn the_strong_form_proves_both_tpms_in_one_connection() {
 /// the same authority, so their key usage must be refused.
 #[test]
 fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
-    let output = Command::new("go")
-        .args(["mod", "download", "-json", "github.com/google/go-tpm-tools"])
-        .current_dir(Path::new(support::ROOT).join("tests/event_logs_go"))
-        .envs([("GOFLAGS", "-mod=readonly"), ("GOTOOLCHAIN", "local")])
-        .output()
-        .expect("the Go tool chain is installed (Debian: golang-go)");
-    assert!(output.status.success(), "go mod download: {output:?}");
-    let module: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let folder = Path::new(module["Dir"].as_str().unwrap()).join("internal/test/certificates");
+    let module = go_module("event_logs_go", "github.com/google/go-tpm-tools");
+    let folder = module.join("internal/test/certificates");
     let roots: Vec<_> = roots::names()
         .map(|name| Root::parse(name).unwrap())
         .collect();

@@ -6,7 +6,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use attest::atls;
@@ -16,6 +16,7 @@ use attest::attestation::session::{Request, Role};
 use attest::attestation::{Issuer, Measurement, Policy, qemu_vtpm};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA384};
 use serde_json::Value;
+use support::foreign::go_module;
 use support::mutation::mutations;
 use support::program::{PATIENCE, Program};
 use support::swtpm::Swtpm;
@@ -29,26 +30,7 @@ const ROOM: usize = 24 << 10;
 
 /// Returns the folder of a Go module.
 fn module(name: &str) -> PathBuf {
-    static FOLDERS: OnceLock<BTreeMap<String, PathBuf>> = OnceLock::new();
-    let folders = FOLDERS.get_or_init(|| {
-        let output = Command::new("go")
-            .args(["mod", "download", "-json", TPM_TOOLS, EVENTLOG])
-            .current_dir(Path::new(support::ROOT).join("tests/event_logs_go"))
-            .envs([("GOFLAGS", "-mod=readonly"), ("GOTOOLCHAIN", "local")])
-            .output()
-            .expect("the Go tool chain is installed (Debian: golang-go)");
-        assert!(output.status.success(), "go mod download: {output:?}");
-        let text = String::from_utf8(output.stdout).unwrap();
-        let modules = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
-        modules
-            .map(|module| {
-                let module = module.unwrap();
-                let word = |name: &str| module[name].as_str().unwrap().to_owned();
-                (word("Path"), word("Dir").into())
-            })
-            .collect()
-    });
-    folders[name].clone()
+    go_module("event_logs_go", name)
 }
 
 /// Returns the logs below these folders of the modules, each once, by file name.

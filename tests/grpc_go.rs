@@ -4,14 +4,12 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
-use std::path::Path;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rpc::grpc::{CallOptions, Channel, Code, Keepalive, Status, Transport};
+use support::foreign::go_program;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Blob {
@@ -27,21 +25,7 @@ struct Peer {
 
 impl Peer {
     fn start(args: &[&str]) -> Peer {
-        static BINARY: OnceLock<PathBuf> = OnceLock::new();
-        let binary = BINARY.get_or_init(|| {
-            let binary = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("grpc-go");
-            let built = Command::new("go")
-                .args(["build", "-o"])
-                .arg(&binary)
-                .arg(".")
-                .current_dir(Path::new(support::ROOT).join("tests/grpc_go"))
-                .envs([("GOFLAGS", "-mod=readonly"), ("CGO_ENABLED", "0")])
-                .status()
-                .expect("the Go tool chain is installed (Debian: golang-go)");
-            assert!(built.success(), "go build failed in tests/grpc_go");
-            binary
-        });
-        let mut process = Command::new(binary)
+        let mut process = Command::new(go_program("grpc_go", env!("CARGO_TARGET_TMPDIR")))
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

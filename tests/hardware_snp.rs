@@ -1,8 +1,7 @@
 //! Reports of SEV-SNP: genuine ones, which packages contain, and ones that a hierarchy of our own signs, each with one fault.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -17,31 +16,13 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
-use serde_json::Value;
+use support::foreign::rust_crate;
 use support::mutation::mutations;
 use support::openssl::openssl;
 
-/// Returns the folder of the package `sev`, which `tests/sev/Cargo.lock` names with its hash.
-fn package() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let output = Command::new(env!("CARGO"))
-            .args([
-                "metadata",
-                "--format-version=1",
-                "--locked",
-                "--manifest-path",
-            ])
-            .arg(Path::new(support::ROOT).join("tests/sev/Cargo.toml"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "cargo metadata: {output:?}");
-        let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let packages = metadata["packages"].as_array().unwrap();
-        let sev = packages.iter().find(|package| package["name"] == "sev");
-        let manifest = sev.unwrap()["manifest_path"].as_str().unwrap();
-        Path::new(manifest).parent().unwrap().into()
-    })
+/// Returns the folder of the package `sev`.
+fn package() -> PathBuf {
+    rust_crate("sev", "sev")
 }
 
 fn evidence(name: &str) -> Vec<u8> {

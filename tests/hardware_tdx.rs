@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use attest::attestation::sources::offline;
 use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qemu_tdx};
@@ -14,6 +14,7 @@ use hardware::tdx::demands::{Demands, Number};
 use hardware::tdx::quote::Quote;
 use hardware::tdx::tcb::Status;
 use hardware::tdx::{Collateral, Verified, Verifier};
+use support::foreign::rust_crate;
 use support::mutation::mutations;
 
 /// A time at which the collateral of `tdx_quote` was valid: 2025-07-01.
@@ -23,30 +24,9 @@ const MARCH_2026: u64 = 1_772_323_200;
 /// A time at which the collateral of `tdx_quote_td15ex` was valid: 2026-10-20.
 const OCTOBER_2026: u64 = 1_792_454_400;
 
-/// Returns the folder of a crate that `tests/dcap_qvl/Cargo.lock` names.
-fn samples() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let output = Command::new(env!("CARGO"))
-            .args([
-                "metadata",
-                "--format-version=1",
-                "--locked",
-                "--manifest-path",
-            ])
-            .arg(Path::new(support::ROOT).join("tests/dcap_qvl/Cargo.toml"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "cargo metadata: {output:?}");
-        let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let packages = metadata["packages"].as_array().unwrap();
-        let package = packages
-            .iter()
-            .find(|package| package["name"] == "dcap-qvl")
-            .unwrap();
-        let manifest = Path::new(package["manifest_path"].as_str().unwrap());
-        manifest.parent().unwrap().join("sample")
-    })
+/// Returns the folder of the genuine quotes.
+fn samples() -> PathBuf {
+    rust_crate("dcap_qvl", "dcap-qvl").join("sample")
 }
 
 fn sample(name: &str) -> (Vec<u8>, Collateral) {

@@ -3,14 +3,15 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread;
 
 use attest::attestation::{Issuer, Measurement, Policy, Validator, qemu_vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+use support::foreign::go_program;
 
 use crate::mutual::{Host, hex, own_cluster};
 use crate::setting::{MASTER_KEY, Setting, wait_for_port};
@@ -19,21 +20,8 @@ use crate::status::{expect, verify_by};
 /// The user data of each document of such a service.
 const USER_DATA: &[u8] = b"VerifyService";
 
-fn grpc_go() -> &'static PathBuf {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        let binary = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("grpc-go-verify");
-        let built = Command::new("go")
-            .args(["build", "-o"])
-            .arg(&binary)
-            .arg(".")
-            .current_dir(Path::new(support::ROOT).join("tests/grpc_go"))
-            .envs([("GOFLAGS", "-mod=readonly"), ("CGO_ENABLED", "0")])
-            .status()
-            .expect("the Go tool chain is installed (Debian: golang-go)");
-        assert!(built.success(), "go build failed in tests/grpc_go");
-        binary
-    })
+fn grpc_go() -> PathBuf {
+    go_program("grpc_go", env!("CARGO_TARGET_TMPDIR"))
 }
 
 /// Returns what a client with grpc-go gets: a document, or `error CODE MESSAGE`.

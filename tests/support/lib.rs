@@ -1,7 +1,9 @@
-//! Support for tests: a software TPM, a metadata service, running programs, hostile inputs, pseudo-random numbers.
+//! Support for tests: a software TPM, a metadata service, running programs, hostile inputs, files
+//! and programs of other projects, pseudo-random numbers.
 
 pub mod boot_image;
 pub mod cut_off;
+pub mod foreign;
 pub mod metadata;
 pub mod mutation;
 pub mod openssl;

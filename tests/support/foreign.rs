@@ -1,0 +1,85 @@
+//! What tests take from other projects: a file in this repository names each with its version and hash.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+
+use serde_json::{Deserializer, Value};
+
+/// The results of commands that take seconds, by what they depend on.
+static KNOWN: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+
+/// Returns the folder of a crate that the `Cargo.lock` of this package of the tests names.
+pub fn rust_crate(package: &str, name: &str) -> PathBuf {
+    known(&format!("{package}: {name}"), || {
+        let output = Command::new(env!("CARGO"))
+            .args(["metadata", "--format-version=1", "--locked"])
+            .arg("--manifest-path")
+            .arg(folder(package).join("Cargo.toml"))
+            .output()
+            .unwrap();
+        let metadata: Value = serde_json::from_slice(&successful(output)).unwrap();
+        let packages = metadata["packages"].as_array().unwrap();
+        let found = packages.iter().find(|package| package["name"] == name);
+        let manifest = found.unwrap()["manifest_path"].as_str().unwrap();
+        Path::new(manifest).parent().unwrap().into()
+    })
+}
+
+/// Returns the folder of a Go module that the `go.sum` of this module of the tests names.
+pub fn go_module(module: &str, name: &str) -> PathBuf {
+    known(&format!("{module}: {name}"), || {
+        let output = go(module)
+            .args(["mod", "download", "-json", name])
+            .output()
+            .expect("the Go tool chain is installed (Debian: golang-go)");
+        let output = successful(output);
+        let downloaded = Deserializer::from_slice(&output)
+            .into_iter::<Value>()
+            .next();
+        downloaded.unwrap().unwrap()["Dir"].as_str().unwrap().into()
+    })
+}
+
+/// Returns the program of a Go module of the tests, which is built into this folder.
+pub fn go_program(module: &str, into: &str) -> PathBuf {
+    known(&format!("{module} in {into}"), || {
+        let program = Path::new(into).join(module);
+        let output = go(module)
+            .args(["build", "-o"])
+            .arg(&program)
+            .arg(".")
+            .output()
+            .expect("the Go tool chain is installed (Debian: golang-go)");
+        successful(output);
+        program
+    })
+}
+
+fn known(what: &str, find: impl FnOnce() -> PathBuf) -> PathBuf {
+    let mut known = KNOWN
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    known.entry(what.to_owned()).or_insert_with(find).clone()
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(crate::ROOT).join("tests").join(name)
+}
+
+fn go(module: &str) -> Command {
+    let mut command = Command::new("go");
+    command.current_dir(folder(module)).envs([
+        ("GOFLAGS", "-mod=readonly"),
+        ("GOTOOLCHAIN", "local"),
+        ("CGO_ENABLED", "0"),
+    ]);
+    command
+}
+
+fn successful(output: Output) -> Vec<u8> {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    output.stdout
+}
