@@ -3,6 +3,7 @@
 //!
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
+pub mod http;
 pub mod qemu;
 pub mod r#static;
 
@@ -171,7 +172,7 @@ fn clause_on_url(url: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Why the metadata service gave no valid answer. The URL names the service and the request.
+/// Why the metadata service gave no valid answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
     /// [`ALL`] has no cloud with this name.
@@ -192,15 +193,15 @@ pub enum Error {
     },
     /// No complete answer: the service is unreachable or too slow, or the answer is truncated or too long.
     Unreachable {
-        /// The requested URL.
-        url: String,
+        /// The request: method and URL.
+        request: String,
         /// The error of the request.
         error: String,
     },
     /// An answer other than 200 OK.
     Status {
-        /// The requested URL.
-        url: String,
+        /// The request: method and URL.
+        request: String,
         /// The HTTP status.
         status: u16,
         /// The beginning of the body.
@@ -208,8 +209,8 @@ pub enum Error {
     },
     /// The content of the answer is invalid.
     Nonsense {
-        /// The requested URL.
-        url: String,
+        /// The request: method and URL.
+        request: String,
         /// The expected content.
         expected: &'static str,
         /// What is wrong, with the beginning of the body.
@@ -234,15 +235,23 @@ impl fmt::Display for Error {
                 )
             }
             Error::List { place, problem } => write!(f, "metadata: {place}: {problem}"),
-            Error::Unreachable { url, error } => write!(f, "metadata: GET {url}: {error}"),
-            Error::Status { url, status, body } => {
+            Error::Unreachable { request, error } => write!(f, "metadata: {request}: {error}"),
+            Error::Status {
+                request,
+                status,
+                body,
+            } => {
                 write!(
                     f,
-                    "metadata: GET {url}: expected status 200, got {status}: {body:?}"
+                    "metadata: {request}: expected status 200, got {status}: {body:?}"
                 )
             }
-            Error::Nonsense { url, expected, got } => {
-                write!(f, "metadata: GET {url}: expected {expected}, got {got}")
+            Error::Nonsense {
+                request,
+                expected,
+                got,
+            } => {
+                write!(f, "metadata: {request}: expected {expected}, got {got}")
             }
         }
     }

@@ -12,12 +12,11 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use ureq::Agent;
 
+use super::http::{Http, MAX_BODY, excerpt};
 use super::{Cloud, Error, Instance, Metadata, Role, check_url, is_bcrypt, is_host};
 
 /// The machines that QEMU runs on a host of the operator.
@@ -34,88 +33,47 @@ pub const CLOUD: Cloud = Cloud {
 /// The URL of the service in a network that the old system's Terraform made.
 pub const BASE_URL: &str = "http://10.42.0.1:8080";
 
-/// Time limit of a request, from the first packet to the last byte of the answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of the connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Maximum size in bytes of an answer other than the list of peers.
-const MAX_BODY: u64 = 64 << 10;
 /// Maximum size in bytes of the list of peers: 20 000 peers of 200 bytes each.
 const MAX_PEERS_BODY: u64 = 4 << 20;
-/// Maximum number of characters of an invalid answer in an error.
-const SHOWN: usize = 120;
 
 /// A client of the service. Each call makes one request.
 pub struct Client {
-    agent: Agent,
-    base: String,
+    http: Http,
 }
 
 impl Client {
     /// Makes a client of the service at `base_url`, e.g. [`BASE_URL`].
     pub fn new(base_url: &str) -> Client {
-        let config = Agent::config_builder()
-            .timeout_global(Some(TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            // no proxy: proxy settings in the environment must not redirect the request
-            .proxy(None)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .http_status_as_error(false)
-            .max_idle_connections(0)
-            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")))
-            .build();
         Client {
-            agent: config.into(),
-            base: base_url.trim_end_matches('/').to_owned(),
+            http: Http::new(base_url),
         }
     }
 
-    fn url(&self, path: &str) -> String {
-        format!("{}/{path}", self.base)
-    }
-
-    fn get(&self, url: &str, limit: u64) -> Result<Vec<u8>, Error> {
-        let unreachable = |error: ureq::Error| Error::Unreachable {
-            url: url.to_owned(),
-            error: error.to_string(),
-        };
-        let mut response = self.agent.get(url).call().map_err(unreachable)?;
-        let status = response.status().as_u16();
-        let body = response.body_mut().with_config().limit(limit).read_to_vec();
-        match status {
-            200 => body.map_err(unreachable),
-            _ => {
-                let body = excerpt(&body.unwrap_or_default());
-                Err(Error::Status {
-                    url: url.to_owned(),
-                    status,
-                    body,
-                })
-            }
-        }
+    /// Returns the URL of a path and the answer to it.
+    fn get(&self, path: &str, limit: u64) -> Result<(String, Vec<u8>), Error> {
+        Ok((self.http.url(path), self.http.get(path, &[], limit)?))
     }
 }
 
 impl Metadata for Client {
     fn own_instance(&self) -> Result<Instance, Error> {
-        let url = self.url("self");
-        parse_self(&url, &self.get(&url, MAX_BODY)?)
+        let (url, body) = self.get("self", MAX_BODY)?;
+        parse_self(&url, &body)
     }
 
     fn peers(&self) -> Result<Vec<Instance>, Error> {
-        let url = self.url("peers");
-        parse_peers(&url, &self.get(&url, MAX_PEERS_BODY)?)
+        let (url, body) = self.get("peers", MAX_PEERS_BODY)?;
+        parse_peers(&url, &body)
     }
 
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
-        let url = self.url("endpoint");
-        parse_endpoint(&url, &self.get(&url, MAX_BODY)?)
+        let (url, body) = self.get("endpoint", MAX_BODY)?;
+        parse_endpoint(&url, &body)
     }
 
     fn init_secret_hash(&self) -> Result<String, Error> {
-        let url = self.url("initsecrethash");
-        parse_init_secret_hash(&url, &self.get(&url, MAX_BODY)?)
+        let (url, body) = self.get("initsecrethash", MAX_BODY)?;
+        parse_init_secret_hash(&url, &body)
     }
 }
 
@@ -218,18 +176,9 @@ fn json<T: DeserializeOwned>(url: &str, expected: &'static str, body: &[u8]) -> 
 
 fn nonsense(url: &str, expected: &'static str, got: String) -> Error {
     Error::Nonsense {
-        url: url.to_owned(),
+        request: format!("GET {url}"),
         expected,
         got,
-    }
-}
-
-fn excerpt(body: &[u8]) -> String {
-    let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN)]).into_owned();
-    if body.len() > SHOWN {
-        format!("{shown}..")
-    } else {
-        shown
     }
 }
 
@@ -238,8 +187,9 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::thread;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
+    use super::super::http::CONNECT_TIMEOUT;
     use super::*;
     use support::mutation::mutations;
 
@@ -411,12 +361,9 @@ mod tests {
     #[test]
     fn a_service_that_sends_a_byte_at_a_time_runs_into_the_limit() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
-        let quick = Agent::config_builder()
-            .timeout_global(Some(Duration::from_millis(300)))
-            .proxy(None)
-            .build();
-        client.agent = quick.into();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let http = Http::within(&url, Duration::from_millis(300));
+        let client = Client { http };
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n".to_vec();
