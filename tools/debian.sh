@@ -3,7 +3,7 @@
 #
 #   tools/debian.sh [bookworm|trixie|sid|noble] [measuring|others]
 #
-# noble is Ubuntu 24.04; Debian's package ubuntu-keyring has the key of Ubuntu's archive.
+# noble is Ubuntu 24.04.
 #
 # With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid, which
 # is fetched once: for a newer one, delete its folder. On some days sid's packages do not fit together; then the script says so. With
@@ -66,12 +66,7 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"/archives/partial
 : >"$work/status"
 case $suite in
-noble)
-  # the key comes from Debian
-  (cd "$work" && source="deb $(mirror) trixie main" && private_apt "$source" -- update >&2 && private_apt "$source" -- download ubuntu-keyring >&2)
-  dpkg-deb -x "$work"/ubuntu-keyring_*.deb "$work/keyring"
-  source="deb [signed-by=$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://archive.ubuntu.com/ubuntu $suite main universe"
-  ;;
+noble) source=$(ubuntu_source "$suite" "$work") ;;
 *) source="deb $(mirror) $suite main" ;;
 esac
 say "fetching a small system of $suite, about 50 MB"

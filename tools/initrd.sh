@@ -5,13 +5,17 @@
 #                                                Firstlight
 #
 # SYSTEM is dracut, initramfs-tools, or dracut-measuring: dracut with the units of systemd that measure the phases of the boot. Does
-# nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh. The initrd is for the kernel of tools/kernel.sh.
+# nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh. The initrd is for the kernel of
+# tools/kernel.sh: for a suite of Debian that of Debian 12, for Ubuntu its own.
 . "$(dirname "$0")/lib.sh"
 
 system=${1:?dracut, dracut-measuring or initramfs-tools} suite=${2:?bookworm or trixie} out=${3:?where to} unlock=${4:?the program unlock}
 kind=; [ "$system" != dracut-measuring ] || kind=measuring
 debian=$("$ROOT/tools/debian.sh" "$suite" $kind)
-kernel=$("$ROOT/tools/kernel.sh")
+case $suite in
+noble) kernel=$("$ROOT/tools/kernel.sh" "$suite") ;;
+*) kernel=$("$ROOT/tools/kernel.sh") ;;
+esac
 inputs=("$ROOT/initramfs" "$0" "$debian/done" "$kernel/done")
 [ "$unlock" = - ] || inputs+=("$unlock")
 if [ -e "$out" ] && [ -z "$(find "${inputs[@]}" -newer "$out" -print -quit)" ]; then exit; fi

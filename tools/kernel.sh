@@ -1,41 +1,64 @@
 #!/usr/bin/env bash
-# Fetches Debian's cloud kernel and prints the folder that holds it: boot/vmlinuz-VERSION, lib/modules/VERSION.
+# Fetches a distribution's kernel for virtual machines and prints the folder that holds it: boot/vmlinuz-VERSION, lib/modules/VERSION.
 #
-#   tools/kernel.sh            only prints the folder if it exists
+#   tools/kernel.sh [bookworm|noble]     Debian 12's, or Ubuntu 24.04's; only prints the folder if it exists
 #
-# The package comes through apt, so Debian's signature on the archive is checked. The pinned version is the one that the
-# boot tests were made with; if the archive no longer has it, the script takes its successor and prints its name.
+# The packages come through apt, so the distribution's signature on the archive is checked. The pinned version of Debian's is the one
+# that the boot tests were made with; if the archive no longer has it, the script takes its successor and prints its name. Ubuntu's is
+# that of the release, which its archive keeps.
 . "$(dirname "$0")/lib.sh"
 
-SUITE=bookworm
-PACKAGE=linux-image-6.1.0-50-cloud-amd64
-VERSION=6.1.176-1
-SHA256=efe19f605b6f54a8352e68d85a629abb2d30b72a085faef603a9152590baa791
+suite=${1:-bookworm}
+case $suite in
+bookworm)
+  VERSION=6.1.176-1
+  PACKAGES=(linux-image-6.1.0-50-cloud-amd64)
+  SHA256=(efe19f605b6f54a8352e68d85a629abb2d30b72a085faef603a9152590baa791)
+  latest=$CACHE/kernel-latest
+  ;;
+noble)
+  VERSION=6.8.0-31.31
+  PACKAGES=(linux-image-6.8.0-31-generic linux-modules-6.8.0-31-generic)
+  SHA256=(fd2ed023c84163e62c73d3b7b613a9b004bd31e335641c23d42bd249e489fbe6 3f17f2c279257eb50e40da44390bdf8272c440ca078831c348773d1314b5c2fe)
+  latest=
+  ;;
+*) die "unknown suite $suite: bookworm or noble" ;;
+esac
 
 prefix=$CACHE/kernel-$VERSION
-latest=$CACHE/kernel-latest
-for dir in "$prefix" "$latest"; do
+for dir in "$prefix" $latest; do
   if [ -e "$dir/done" ]; then echo "$dir"; exit; fi
 done
 
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-source="deb $(mirror) $SUITE main"
-apt() { (cd "$work" && private_apt "$source" -- "$@"); }
+mkdir "$work/archives"
+case $suite in
+bookworm) source="deb $(mirror) $suite main" ;;
+noble) source=$(ubuntu_source "$suite" "$work") ;;
+esac
+apt() { (cd "$work/archives" && private_apt "$source" -- "$@"); }
 
-say "fetching Debian's kernel $PACKAGE $VERSION"
+say "fetching the kernel ${PACKAGES[0]} $VERSION"
 apt update >&2
-if apt download "$PACKAGE=$VERSION" >&2; then
-  echo "$SHA256  $(ls "$work"/*.deb)" | sha256sum --check --quiet >&2 || die "$PACKAGE $VERSION does not have sha256 $SHA256"
-else
+if apt download "${PACKAGES[@]/%/=$VERSION}" >&2; then
+  for at in "${!PACKAGES[@]}"; do
+    echo "${SHA256[at]}  $(ls "$work/archives/${PACKAGES[at]}"_*.deb)" | sha256sum --check --quiet >&2 ||
+      die "${PACKAGES[at]} $VERSION does not have sha256 ${SHA256[at]}"
+  done
+elif [ "$latest" ]; then
   PACKAGE=$(apt depends linux-image-cloud-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9]\)/\1/p')
   say "the archive no longer has that version: taking $PACKAGE"
   apt download "$PACKAGE" >&2
   prefix=$latest
+else
+  die "the archive does not have that version"
 fi
 
 rm -rf "$prefix.$$"; mkdir -p "$prefix.$$"
-dpkg-deb --fsys-tarfile "$work"/*.deb | tar x -C "$prefix.$$" ./boot ./lib
+for package in "$work"/archives/*.deb; do
+  dpkg-deb --fsys-tarfile "$package" | tar x -C "$prefix.$$" --exclude=./usr
+done
 depmod -b "$prefix.$$" "$(ls "$prefix.$$/lib/modules")"
-(cd "$work" && sha256sum ./*.deb) >"$prefix.$$/done"
+(cd "$work/archives" && sha256sum ./*.deb) >"$prefix.$$/done"
 rm -rf "$prefix"; mv "$prefix.$$" "$prefix"
 echo "$prefix"

@@ -28,6 +28,17 @@ private_apt() {
     -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
 }
 
+# Prints the source of an Ubuntu release for private_apt. The key of Ubuntu's archive is in a package of Debian, which is unpacked below
+# the folder. Usage: ubuntu_source SUITE FOLDER
+ubuntu_source() {
+  local suite=$1 folder=$2 source
+  source="deb $(mirror) trixie main"
+  (cd "$folder" && private_apt "$source" -- update && private_apt "$source" -- download ubuntu-keyring) >&2
+  dpkg-deb -x "$folder"/ubuntu-keyring_*.deb "$folder/keyring"
+  rm "$folder"/ubuntu-keyring_*.deb
+  echo "deb [signed-by=$folder/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://archive.ubuntu.com/ubuntu $suite main universe"
+}
+
 # Succeeds if rustc has a standard library for a target.
 target_works() { [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]; }
 

@@ -36,7 +36,7 @@ const INITRAMFS_TOOLS: Maker = Maker::new("initramfs-tools", "bookworm");
 /// Debian 13's.
 const DRACUT_13: Maker = Maker::new("dracut", "trixie");
 const INITRAMFS_TOOLS_13: Maker = Maker::new("initramfs-tools", "trixie");
-/// Ubuntu 24.04's.
+/// Ubuntu 24.04's, with Ubuntu's kernel.
 const INITRAMFS_TOOLS_UBUNTU: Maker = Maker::new("initramfs-tools", "noble");
 /// Those whose systemd measures the phases of the boot. The newest is of the day when tools/debian.sh fetched sid, systemd 262 when
 /// this was written. sid's packages do not fit together on every day; then the script says so.
@@ -69,6 +69,9 @@ impl Maker {
 fn setting(name: &str, maker: Maker, words: &str, overlay: &Overlay) -> Result<Setting> {
     let mut machine = Machine::new(name)?;
     machine.memory = 1024;
+    if maker.suite == "noble" {
+        machine.kernel = maker.suite;
+    }
     let root = "root=LABEL=root rw rootfstype=ext4 init=/sbin/init";
     machine.command_line = format!("{} {root} {words}", machine.command_line);
     std::fs::copy(maker.initrd()?, machine.initramfs()).context("copy the initrd")?;

@@ -1,4 +1,4 @@
-//! Debian 13's dracut, the newest that Debian has, its initramfs-tools, and Ubuntu's.
+//! Debian 13's dracut, the newest that Debian has, its initramfs-tools, and Ubuntu's with Ubuntu's kernel.
 
 use super::pairs::first_boot_and_rejoin;
 use super::{CLOUD, DRACUT_13, INITRAMFS_TOOLS_13, INITRAMFS_TOOLS_UBUNTU, setting};

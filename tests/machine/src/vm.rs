@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ pub const GUEST: &str = "10.42.0.15";
 /// The host as a guest with [`Network::Ipv6`] sees it.
 pub const HOST_IPV6: &str = "fd42::2";
 
+/// Debian 12, whose kernel machines have unless a test changes it.
+const DEBIAN: &str = "bookworm";
 /// The kernel's command line, unless a test changes it.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
 /// OVMF's code, and the template of the variables that each machine has for itself.
@@ -61,7 +63,7 @@ pub enum Network {
 /// What the firmware starts.
 #[derive(Clone)]
 pub enum Source {
-    /// Debian's kernel with the machine's initramfs and command line, by QEMU's `-kernel`.
+    /// The machine's kernel with its initramfs and command line, by QEMU's `-kernel`.
     Kernel,
     /// This unified kernel image, by QEMU's `-kernel`.
     Unified(PathBuf),
@@ -94,6 +96,8 @@ pub struct Machine {
     pub firmware: Firmware,
     /// What the firmware starts.
     pub source: Source,
+    /// The distribution whose kernel it is, as tools/kernel.sh names them; only for [`Source::Kernel`].
+    pub kernel: &'static str,
     /// The kernel's command line.
     pub command_line: String,
     /// The machine's memory in MiB.
@@ -135,6 +139,7 @@ impl Machine {
         Ok(Machine {
             firmware: Firmware::Bios,
             source: Source::Kernel,
+            kernel: DEBIAN,
             command_line: COMMAND_LINE.to_owned(),
             memory: 512,
             processors: 1,
@@ -165,7 +170,7 @@ impl Machine {
     }
 
     /// Adds a disk with the content of `image`.
-    pub fn add_copy_of_disk(&mut self, serial: &str, image: &std::path::Path) -> Result<()> {
+    pub fn add_copy_of_disk(&mut self, serial: &str, image: &Path) -> Result<()> {
         let copied = Command::new("cp")
             .arg("--sparse=always")
             .arg(image)
@@ -191,7 +196,7 @@ impl Machine {
 
     /// The measurement policy that this machine meets when it boots with UEFI: `firstlight measure` computes it from the files.
     pub fn policy(&self) -> Result<String> {
-        let (kernel, memory) = (kernel()?, self.memory.to_string());
+        let (kernel, memory) = (kernel_of(self.kernel)?, self.memory.to_string());
         let initramfs = self.initramfs();
         measured(&[
             OsStr::new("--kernel"),
@@ -207,7 +212,7 @@ impl Machine {
 
     /// What will be measured when it boots its kernel with UEFI.
     pub fn event_log(&self) -> Result<Log> {
-        let kernel = std::fs::read(kernel()?).context("read the kernel")?;
+        let kernel = std::fs::read(kernel_of(self.kernel)?).context("read the kernel")?;
         let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
         let memory = u64::from(self.memory) << 20;
         let image =
@@ -222,7 +227,7 @@ impl Machine {
     }
 
     /// A folder for whatever else belongs to this machine.
-    pub fn folder(&self) -> &std::path::Path {
+    pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
@@ -294,7 +299,7 @@ impl Machine {
         }
         match &self.source {
             Source::Kernel => {
-                qemu.arg("-kernel").arg(kernel()?);
+                qemu.arg("-kernel").arg(kernel_of(self.kernel)?);
                 qemu.arg("-initrd").arg(self.initramfs());
                 qemu.args(["-append", &self.command_line]);
             }
@@ -471,9 +476,13 @@ impl Machine {
     }
 }
 
-/// The kernel that every machine boots.
+/// The kernel of Debian 12, which a machine boots unless its test has another.
 pub fn kernel() -> Result<PathBuf> {
-    let folder = PathBuf::from(script("tools/kernel.sh", &[])?);
+    kernel_of(DEBIAN)
+}
+
+fn kernel_of(suite: &str) -> Result<PathBuf> {
+    let folder = PathBuf::from(script("tools/kernel.sh", &[Path::new(suite)])?);
     let version = std::fs::read_dir(folder.join("lib/modules"))
         .context("read the kernel's folder")?
         .next();
