@@ -13,10 +13,10 @@ mod interop {
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use rpc::grpc::{
     Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server,
     Status, Transport,
 };
+use support::foreign::python;
 
 const MIB: usize = 1 << 20;
 const TEXT: &str = "schlüssel 🔑 100 %\n";
@@ -284,25 +285,17 @@ fn all_cases(channel: &Channel) {
 
 // ---- grpcio ----
 
-fn python() -> Command {
-    static INTERPRETER: OnceLock<PathBuf> = OnceLock::new();
-    let root = PathBuf::from(support::ROOT);
-    let interpreter = INTERPRETER.get_or_init(|| {
-        let output = Command::new(root.join("tools/python.sh"))
-            .stderr(Stdio::inherit())
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "tools/python.sh failed");
-        PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
-    });
-    let mut command = Command::new(interpreter);
-    command.arg("-B").arg(root.join("tests/interop/peer.py"));
+fn peer() -> Command {
+    let mut command = python();
+    command
+        .arg("-B")
+        .arg(Path::new(support::ROOT).join("tests/interop/peer.py"));
     command
 }
 
 /// Runs all cases of `peer.py client`, and shows its output if one failed.
 fn run_grpcio_client(server: &OurServer, certificate: Option<&str>) {
-    let output = python()
+    let output = peer()
         .arg("client")
         .arg(server.port().to_string())
         .args(certificate)
@@ -328,7 +321,7 @@ impl Drop for Running {
 }
 
 fn start_grpcio_server(files: &[&str]) -> (Running, u16) {
-    let mut command = python();
+    let mut command = peer();
     command
         .arg("server")
         .args(files)

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use metrics::{Counter, Exporter, Gauge, Histogram, Labelled, Registry};
+use support::foreign::python;
 
 fn registry() -> Registry {
     let registry = Registry::new();
@@ -34,12 +35,7 @@ fn registry() -> Registry {
 fn the_library_of_prometheus_reads_what_was_counted() {
     let exporter = Exporter::start("127.0.0.1:0".parse().unwrap(), &registry()).unwrap();
     let root = Path::new(support::ROOT);
-    let python = Command::new(root.join("tools/python.sh"))
-        .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
-    assert!(python.status.success(), "tools/python.sh failed");
-    let output = Command::new(String::from_utf8(python.stdout).unwrap().trim())
+    let output = python()
         .arg(root.join("tests/interop/metrics.py"))
         .arg(exporter.local_addr().to_string())
         .output()

@@ -2,6 +2,7 @@
 //! client and with tonic and grpcio as independent clients.
 
 use common::attested;
+use support::foreign::python;
 use support::program;
 use support::swtpm;
 
@@ -9,7 +10,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -149,12 +150,7 @@ async fn key_service_serves_a_client_of_another_make() {
 fn key_service_serves_grpcio_as_the_old_callers_ask() {
     let service = key_service("127.0.0.1:0");
     let root = Path::new(support::ROOT);
-    let python = Command::new(root.join("tools/python.sh"))
-        .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
-    assert!(python.status.success(), "tools/python.sh failed");
-    let answers = Command::new(String::from_utf8(python.stdout).unwrap().trim())
+    let answers = python()
         .arg(root.join("tests/interop/key_client.py"))
         .arg(service.address.to_string())
         .args([

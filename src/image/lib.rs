@@ -10,9 +10,11 @@ mod cpio;
 mod disk;
 mod event_log;
 mod fat;
+pub mod firmware;
 mod gpt;
 mod linux;
 mod pe;
+pub mod snp;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -57,6 +57,17 @@ pub fn go_program(module: &str, into: &str) -> PathBuf {
     })
 }
 
+/// Returns a command of the Python interpreter that has the packages of `tools/python.sh`.
+pub fn python() -> Command {
+    Command::new(known("python", || {
+        let output = Command::new(Path::new(crate::ROOT).join("tools/python.sh"))
+            .output()
+            .unwrap();
+        let path = String::from_utf8(successful(output)).unwrap();
+        path.trim().into()
+    }))
+}
+
 fn known(what: &str, find: impl FnOnce() -> PathBuf) -> PathBuf {
     let mut known = KNOWN
         .lock()

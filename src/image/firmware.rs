@@ -1,0 +1,150 @@
+//! OVMF, the UEFI firmware of virtual machines, as a file: the table of GUIDs at its end, which says how a hypervisor must prepare the
+//! memory of a confidential machine (edk2, OvmfPkg/ResetVector/Ia16/ResetVectorVtf0.asm).
+
+use super::bytes::{u16_at, u32_at};
+
+/// Maximum size of a file in bytes. OVMF has 4 MiB at most.
+const MAX_FILE: usize = 64 << 20;
+/// What the reset vector takes behind the table, in bytes.
+const BEHIND_TABLE: usize = 32;
+/// The size of an entry without its data: 16 bits with the whole size, and a GUID, both behind the data.
+const ENTRY_HEADER: usize = 18;
+/// 96b582de-1fb2-45f7-baea-a366c55a082d: the end of the table; its size is that of the whole table.
+const FOOTER: Guid = *b"\xde\x82\xb5\x96\xb2\x1f\xf7\x45\xba\xea\xa3\x66\xc5\x5a\x08\x2d";
+/// dc886566-984a-4798-a75e-5585a7bf67cc: where the sections for SEV are, in bytes from the end of the file.
+const SEV_METADATA: Guid = *b"\x66\x65\x88\xdc\x4a\x98\x98\x47\xa7\x5e\x55\x85\xa7\xbf\x67\xcc";
+/// 7255371f-3a3b-4b04-927b-1da6efa8d454: the address of the table with the hashes of the kernel.
+const SEV_HASH_TABLE: Guid = *b"\x1f\x37\x55\x72\x3b\x3a\x04\x4b\x92\x7b\x1d\xa6\xef\xa8\xd4\x54";
+/// 00f771de-1a7e-4fcb-890e-68c77e2fb44e: where the processors other than the first one start.
+const SEV_ES_RESET_BLOCK: Guid =
+    *b"\xde\x71\xf7\x00\x7e\x1a\xcb\x4f\x89\x0e\x68\xc7\x7e\x2f\xb4\x4e";
+/// Maximum length of all sections in bytes. Those of OVMF have 320 KiB together.
+const MAX_SECTIONS: u64 = 64 << 20;
+/// The size of a section's description: address, length, type, 32 bits each.
+const SECTION: usize = 12;
+
+/// A GUID as in memory: its first three parts are little endian.
+pub type Guid = [u8; 16];
+
+/// A firmware file.
+pub struct Firmware<'a> {
+    bytes: &'a [u8],
+    entries: Vec<(Guid, &'a [u8])>,
+}
+
+/// A part of the memory that the hypervisor prepares for the firmware of an SEV machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Section {
+    /// The address of its first byte.
+    pub address: u32,
+    /// The length in bytes.
+    pub len: u32,
+    /// What it is for.
+    pub kind: SectionKind,
+}
+
+/// What a section is for (edk2, OvmfPkg/ResetVector/X64/OvmfSevMetadata.asm).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SectionKind {
+    /// Memory that the firmware uses before it validates memory itself.
+    Memory,
+    /// The page with the keys for messages to the platform.
+    Secrets,
+    /// The page with the answers of CPUID.
+    Cpuid,
+    /// The calling area of a secure VM service module.
+    CallingArea,
+    /// The page with the hashes of the kernel.
+    KernelHashes,
+}
+
+impl<'a> Firmware<'a> {
+    /// Reads the file of a firmware.
+    pub fn parse(bytes: &'a [u8]) -> Result<Firmware<'a>, String> {
+        if bytes.len() > MAX_FILE {
+            return Err(format!("the firmware has more than {MAX_FILE} bytes"));
+        }
+        let no_table = || "the firmware has no table of GUIDs at its end, as OVMF has".to_owned();
+        let end = bytes.len().checked_sub(BEHIND_TABLE).ok_or_else(no_table)?;
+        let (footer, size) = last_entry(&bytes[..end]).ok_or_else(no_table)?;
+        if footer != FOOTER {
+            return Err(no_table());
+        }
+        let start = end.checked_sub(size).ok_or_else(no_table)?;
+        let mut table = &bytes[start..end - ENTRY_HEADER];
+        let mut entries = vec![];
+        while !table.is_empty() {
+            let damaged = || "the table of GUIDs of the firmware is damaged".to_owned();
+            let (guid, size) = last_entry(table).ok_or_else(damaged)?;
+            let start = table.len().checked_sub(size).ok_or_else(damaged)?;
+            entries.push((guid, &table[start..table.len() - ENTRY_HEADER]));
+            table = &table[..start];
+        }
+        Ok(Firmware { bytes, entries })
+    }
+
+    /// Returns the whole file.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Returns the data of the entry with this GUID.
+    pub fn entry(&self, guid: &Guid) -> Option<&'a [u8]> {
+        let found = self.entries.iter().find(|(known, _)| known == guid);
+        found.map(|(_, data)| *data)
+    }
+
+    /// Returns the sections for SEV in the order of the file.
+    pub fn sev_sections(&self) -> Result<Vec<Section>, String> {
+        let Some(entry) = self.entry(&SEV_METADATA) else {
+            return Err("the firmware is not built for SEV-SNP: it has no metadata for it".into());
+        };
+        let read = || {
+            let from_end = u32_at(entry, 0)?.try_into().ok()?;
+            let metadata = &self.bytes[self.bytes.len().checked_sub(from_end)?..];
+            let (header, sections) = metadata.split_at_checked(16)?;
+            if header[..4] != *b"ASEV" || u32_at(header, 8)? != 1 {
+                return None;
+            }
+            let count: usize = u32_at(header, 12)?.try_into().ok()?;
+            let sections = sections.get(..count.checked_mul(SECTION)?)?;
+            let sections = sections.chunks_exact(SECTION).map(section);
+            let sections: Vec<Section> = sections.collect::<Option<_>>()?;
+            let len: u64 = sections.iter().map(|section| u64::from(section.len)).sum();
+            (len <= MAX_SECTIONS).then_some(sections)
+        };
+        read().ok_or_else(|| "the firmware's metadata for SEV is damaged or too new".into())
+    }
+
+    /// Returns the address of the table with the hashes of the kernel.
+    pub fn sev_hash_table(&self) -> Option<u32> {
+        u32_at(self.entry(&SEV_HASH_TABLE)?, 0).filter(|address| *address != 0)
+    }
+
+    /// Returns the address at which the processors other than the first one start.
+    pub fn sev_es_reset(&self) -> Option<u32> {
+        u32_at(self.entry(&SEV_ES_RESET_BLOCK)?, 0)
+    }
+}
+
+/// Returns the GUID and the whole size of the entry that ends where these bytes end.
+fn last_entry(bytes: &[u8]) -> Option<(Guid, usize)> {
+    let header = &bytes[bytes.len().checked_sub(ENTRY_HEADER)?..];
+    let size = usize::from(u16_at(header, 0)?);
+    (size >= ENTRY_HEADER).then_some((*header[2..].first_chunk()?, size))
+}
+
+fn section(bytes: &[u8]) -> Option<Section> {
+    Some(Section {
+        address: u32_at(bytes, 0)?,
+        len: u32_at(bytes, 4)?,
+        kind: match u32_at(bytes, 8)? {
+            1 => SectionKind::Memory,
+            2 => SectionKind::Secrets,
+            3 => SectionKind::Cpuid,
+            4 => SectionKind::CallingArea,
+            0x10 => SectionKind::KernelHashes,
+            _ => return None,
+        },
+    })
+}
