@@ -17,3 +17,4 @@ pub mod table;
 pub mod time;
 pub mod timeline;
 pub mod turns;
+pub mod x509;

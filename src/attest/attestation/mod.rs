@@ -11,11 +11,14 @@
 //! `document` is the JSON document; `quote` verifies what the TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine;
 //! [`event_log`], [`phases`] and [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
 
+mod ak_certificate;
+pub mod azure_trustedlaunch;
 pub mod composite;
 mod document;
 pub mod event_log;
 pub mod excerpt;
 pub mod hcl;
+pub mod instance;
 mod key_name;
 pub mod phases;
 pub mod policy;
@@ -37,7 +40,7 @@ use std::sync::Arc;
 pub use composite::{Composite, Evidence};
 pub use hardware::PlatformClaims;
 pub use key_name::KeyName;
-pub use policy::{Image, Measurement, Policy};
+pub use policy::{Image, Measurement, Policy, PolicyError};
 pub use registers::{ClusterRegister, Registers};
 pub use session::{Identity, Request, Role};
 pub use stage::Stage;

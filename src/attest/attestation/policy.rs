@@ -44,6 +44,8 @@
 //! {"measurements":{..},"require":"strong"}
 //! ```
 //!
+//! What a policy demands of the cloud's word on a machine is the field `cloud` ([`instance`]).
+//!
 //! Programs of the old system ignore unknown fields, so they require the first image, as a booted
 //! system, and accept every key. A policy with one
 //! image without a name, and without further fields, is byte for byte the same text as in the old system.
@@ -54,6 +56,7 @@ use std::fmt;
 use hardware::tdx::Demands;
 use serde::Deserialize;
 
+use super::instance;
 use super::{ClusterRegister, KeyName, Registers, Stage, hex, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 
@@ -105,6 +108,8 @@ pub struct Policy {
     roots: Vec<String>,
     /// What is demanded of TDX machines beside their registers.
     tdx: Demands,
+    /// What is demanded of the cloud's word on a machine.
+    cloud: instance::Demands,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
@@ -127,6 +132,8 @@ impl std::error::Error for PolicyError {}
 struct Json {
     #[serde(default)]
     tdx: Demands,
+    #[serde(default)]
+    cloud: instance::Demands,
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
     initramfs: BTreeMap<String, JsonMeasurement>,
@@ -364,6 +371,7 @@ impl Policy {
             keys: BTreeSet::new(),
             roots: vec![],
             tdx: Demands::default(),
+            cloud: instance::Demands::default(),
             requires_strong: false,
             only_named_keys: false,
         }
@@ -408,6 +416,9 @@ impl Policy {
                 self.roots.len()
             )));
         }
+        self.cloud
+            .check()
+            .map_err(|error| PolicyError(format!("cloud: {error}")))?;
         if let Some(root) = self.roots.iter().find(|root| root.len() > MAX_ROOT) {
             return Err(PolicyError(format!(
                 "endorsementRoots: an entry has {} bytes, more than {MAX_ROOT}",
@@ -453,6 +464,7 @@ impl Policy {
             keys: keys.unwrap_or_default(),
             roots: json.endorsement_roots.unwrap_or_default(),
             tdx: json.tdx,
+            cloud: json.cloud,
             requires_strong: json.require.is_some(),
             only_named_keys: false,
         }
@@ -491,6 +503,10 @@ impl Policy {
         if self.tdx != Demands::default() {
             let demands = serde_json::to_string(&self.tdx).unwrap_or_default();
             json += &format!(",\"tdx\":{demands}");
+        }
+        if self.cloud != instance::Demands::default() {
+            let demands = serde_json::to_string(&self.cloud).unwrap_or_default();
+            json += &format!(",\"cloud\":{demands}");
         }
         json + "}"
     }
@@ -631,6 +647,11 @@ impl Policy {
     /// Returns the kind of the machines' registers.
     pub fn registers(&self) -> Registers {
         self.images[0].registers()
+    }
+
+    /// Returns what is demanded of the cloud's word on a machine.
+    pub fn cloud(&self) -> &instance::Demands {
+        &self.cloud
     }
 
     /// Returns what is demanded of TDX machines beside the registers.

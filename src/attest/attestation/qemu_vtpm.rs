@@ -52,6 +52,10 @@ impl Endorser for QemuVtpm {
         OID
     }
 
+    fn demands_endorsement(&self) -> bool {
+        false
+    }
+
     /// Nothing endorses the key: the keys and the roots of the policy decide.
     fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
         Ok(None)

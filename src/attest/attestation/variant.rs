@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use super::policy::PolicyError;
 use super::sources::Sources;
-use super::{Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, qemu_tdx, qemu_vtpm};
+use super::{
+    Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, azure_trustedlaunch, qemu_tdx,
+    qemu_vtpm,
+};
 use crate::tpm;
 
 /// An attestation variant: what a machine presents as evidence, and how a peer validates it. The file of the variant defines it.
@@ -47,7 +50,11 @@ pub struct Measured {
 /// 4. add it to the table of options in `docs/images.md`, and to "Variants" in `README.md`.
 ///
 /// A variant whose evidence is not a TPM's quote also needs a field in `document.rs` and its claims in `policy.rs`.
-pub const ALL: &[Variant] = &[qemu_vtpm::VARIANT, qemu_tdx::VARIANT];
+pub const ALL: &[Variant] = &[
+    qemu_vtpm::VARIANT,
+    qemu_tdx::VARIANT,
+    azure_trustedlaunch::VARIANT,
+];
 
 /// The names of [`ALL`].
 pub const NAMES: [&str; ALL.len()] = base::names!(ALL);

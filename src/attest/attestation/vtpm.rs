@@ -48,6 +48,10 @@ pub trait Machine: Send + Sync {
     fn key_source(&self) -> KeySource {
         KeySource::Own
     }
+    /// Gets what the machine needs from services of its host. They may be slow, so this is called while the TPM at `location` is closed.
+    fn prepare(&self, _location: &tpm::Location) -> Result<(), IssueError> {
+        Ok(())
+    }
     /// Returns the instance info of a document with this extra data: what endorses the attestation key of the open TPM.
     fn instance_info(
         &self,
@@ -62,6 +66,10 @@ pub trait Machine: Send + Sync {
 pub trait Endorser: Send + Sync {
     /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
+    /// Returns whether [`Endorser::endorse`] refuses evidence in which nothing endorses the attestation key.
+    fn demands_endorsement(&self) -> bool {
+        true
+    }
     /// Returns what the evidence proves about the platform of the machine; `None` if nothing endorses the attestation key. The
     /// quote, its nonce and the registers are already verified. An error says why the evidence is refused.
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String>;
@@ -168,11 +176,13 @@ impl super::Issuer for Issuer {
     }
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.machine.prepare(&self.location)?;
         let opened = Tpm::open(&self.location);
         self.document(opened, user_data, nonce, &[], excerpt::of_whole_registers)
     }
 
     fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.machine.prepare(&self.location)?;
         let opened = Tpm::open_for_stranger(&self.location);
         self.document(opened, user_data, nonce, &[], excerpt::of_whole_registers)
     }
@@ -209,6 +219,7 @@ impl super::Issuer for Issuer {
     }
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        self.machine.prepare(&self.location)?;
         let open = match request.for_stranger {
             true => Tpm::open_for_stranger,
             false => Tpm::open,
@@ -426,7 +437,7 @@ impl super::Validator for Validator {
     }
 
     fn believes_any_tpm(&self) -> bool {
-        self.policy.believes_any_key()
+        self.policy.believes_any_key() && !self.endorser.demands_endorsement()
     }
 }
 

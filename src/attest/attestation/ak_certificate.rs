@@ -1,0 +1,162 @@
+//! The certificate of an attestation key: a cloud says that the key is in the TPM of one of its machines.
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
+use webpki::{EndEntityCert, KeyUsage, ring as algorithms};
+
+use base::x509::{Certificate, DIGITAL_SIGNATURE};
+
+use super::hex;
+use super::instance::Demands;
+use super::policy::PolicyError;
+
+/// Maximum number of certificates between that of the key and the root.
+const MAX_CHAIN: usize = 6;
+/// Maximum size of a certificate in bytes: twice the size of the largest genuine ones.
+const MAX_CERTIFICATE: usize = 4 << 10;
+/// How the PEM form starts.
+const PEM: &str = "-----BEGIN CERTIFICATE-----";
+/// What clouds sign with.
+const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[
+    algorithms::RSA_PKCS1_2048_8192_SHA256,
+    algorithms::RSA_PKCS1_2048_8192_SHA384,
+    algorithms::RSA_PKCS1_2048_8192_SHA512,
+    algorithms::ECDSA_P256_SHA256,
+    algorithms::ECDSA_P384_SHA384,
+];
+
+/// A root, with the certificates below it that machines do not have.
+#[derive(Debug)]
+pub struct Root {
+    name: String,
+    anchor: TrustAnchor<'static>,
+    between: Vec<CertificateDer<'static>>,
+}
+
+impl Root {
+    /// Parses certificates in PEM, of which the first one is the root. Without a name, its fingerprint becomes the name.
+    fn from_pem(name: &str, pem: &str) -> Result<Root, String> {
+        let certificates: Result<Vec<_>, _> =
+            CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+        let certificates = certificates.map_err(|error| error.to_string())?;
+        let (root, between) = certificates
+            .split_first()
+            .ok_or("it contains no certificate")?;
+        let anchor = webpki::anchor_from_trusted_cert(root).map_err(|error| error.to_string())?;
+        let fingerprint = || hex(&super::sha256(&[root]));
+        Ok(Root {
+            name: Some(name)
+                .filter(|name| !name.is_empty())
+                .map_or_else(fingerprint, str::to_owned),
+            anchor: anchor.to_owned(),
+            between: between.to_vec(),
+        })
+    }
+
+    /// Returns the roots that a policy names; without names, all of `known`: names and PEM.
+    pub fn demanded(demands: &Demands, known: &[(&str, &str)]) -> Result<Vec<Root>, PolicyError> {
+        if demands.roots.is_empty() {
+            let all = known.iter().map(|(name, pem)| Root::from_pem(name, pem));
+            return all.collect::<Result<_, _>>().map_err(PolicyError);
+        }
+        let one = |entry: &String| {
+            if entry.trim_start().starts_with(PEM) {
+                return Root::from_pem("", entry);
+            }
+            let named = known.iter().find(|(name, _)| name == entry);
+            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+            let (name, pem) = named.ok_or_else(|| {
+                let names = names.join(", ");
+                format!("{entry:.80?} is neither a certificate in PEM nor one of {names}")
+            })?;
+            Root::from_pem(name, pem)
+        };
+        let roots = demands.roots.iter().map(one).collect::<Result<_, _>>();
+        roots.map_err(|error| PolicyError(format!("cloud: roots: {error}")))
+    }
+}
+
+/// Returns the name of the root that certifies the attestation key `spki` (SubjectPublicKeyInfo, DER), and the fields of the certificate. It must
+/// lead to one of the roots at this time, and be one for signatures; `usage` is the extended key usage that the cloud writes.
+pub fn verify<'a>(
+    certificate: &'a [u8],
+    chain: &[Vec<u8>],
+    roots: &'a [Root],
+    usage: KeyUsage,
+    spki: &[u8],
+    now: UnixTime,
+) -> Result<(&'a str, Certificate<'a>), String> {
+    if chain.len() > MAX_CHAIN {
+        let count = chain.len();
+        return Err(format!(
+            "the certificate of the attestation key has a chain of {count} certificates, expected at most {MAX_CHAIN}"
+        ));
+    }
+    let all = chain.iter().map(Vec::as_slice).chain([certificate]);
+    if let Some(long) = all.map(<[u8]>::len).find(|len| *len > MAX_CERTIFICATE) {
+        return Err(format!(
+            "a certificate has {long} bytes, expected at most {MAX_CERTIFICATE}"
+        ));
+    }
+    let wrong = |why: &str| format!("the certificate of the attestation key {why}");
+    let fields = Certificate::parse(certificate).map_err(|_| wrong("cannot be read"))?;
+    if fields.key() != spki {
+        return Err(wrong(
+            "is of another key than the one that signed the quote",
+        ));
+    }
+    let root = find_root(certificate, chain, roots, usage, now).map_err(|why| wrong(&why))?;
+    match fields.key_usage() {
+        Some(bits) if bits & DIGITAL_SIGNATURE != 0 => Ok((root, fields)),
+        _ => Err(wrong("is not one for signatures (key usage)")),
+    }
+}
+
+fn find_root<'a>(
+    certificate: &[u8],
+    chain: &[Vec<u8>],
+    roots: &'a [Root],
+    usage: KeyUsage,
+    now: UnixTime,
+) -> Result<&'a str, String> {
+    let leaf = CertificateDer::from(certificate);
+    let leaf = EndEntityCert::try_from(&leaf).map_err(|error| format!("is refused: {error}"))?;
+    let mut why = None;
+    for root in roots {
+        let chain = chain.iter().map(|one| CertificateDer::from(one.as_slice()));
+        let between: Vec<_> = root.between.iter().cloned().chain(chain).collect();
+        let anchors = std::slice::from_ref(&root.anchor);
+        match leaf.verify_for_usage(SIGNATURES, anchors, &between, now, usage, None, None) {
+            Ok(_) => return Ok(&root.name),
+            // another root may be the right one; what is wrong under the right one says more
+            Err(webpki::Error::UnknownIssuer) => {}
+            Err(error) => why = why.or(Some((root, error))),
+        }
+    }
+    Err(match why {
+        Some((root, error)) => format!(
+            "is refused under the root {:?}: {}",
+            root.name,
+            in_words(&error)
+        ),
+        None => "leads to none of the roots that count".into(),
+    })
+}
+
+fn in_words(error: &webpki::Error) -> String {
+    use webpki::Error::*;
+    match error {
+        CertExpired { .. } => "a certificate has expired".into(),
+        CertNotValidYet { .. } => {
+            "a certificate is not valid yet: is the clock of this machine right?".into()
+        }
+        RequiredEkuNotFoundContext(_) => {
+            "a certificate is for another use than an attestation key (extended key usage)".into()
+        }
+        EndEntityUsedAsCa => "a certificate of the chain is not that of an authority".into(),
+        InvalidSignatureForPublicKey => {
+            "a signature is wrong: the certificate is altered, or from another authority with the same name".into()
+        }
+        error => error.to_string(),
+    }
+}

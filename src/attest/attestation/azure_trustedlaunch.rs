@@ -1,0 +1,275 @@
+//! The variant `azure-trustedlaunch`: a virtual machine of Azure with a virtual TPM, which is not confidential. Azure certifies the
+//! attestation key of the TPM.
+//!
+//! ```text
+//! instance info = { certificate of the attestation key, its issuer }, as in the old system; beside it, further certificates
+//! ```
+//!
+//! Azure has two hierarchies below one root. In one of them the certificate names where its issuer is published, and the machine
+//! fetches the chain from there. In the other it does not, and the issuer is built in. No list of revoked certificates is consulted:
+//! Azure publishes none for attestation keys, which are certified for a year.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::der;
+use base::x509::Certificate;
+use cloud::http::{Http, MAX_BODY};
+use rustls::pki_types::UnixTime;
+use serde::{Deserialize, Serialize};
+use webpki::KeyUsage;
+
+use super::ak_certificate::{self, Root};
+use super::document::Base64;
+use super::hcl::KEY_HANDLE;
+use super::instance::{Demands, Instance};
+use super::vtpm::{self, Endorser, Evidence, Machine};
+use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, printable};
+use crate::tpm::{self, KeySource, Tpm};
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "azure-trustedlaunch",
+    oid: OID,
+    location: tpm::Location::default_device,
+    issuer: |location| {
+        let machine = AzureMachine::default();
+        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+    },
+    validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
+    measure: vtpm::measure,
+    key_name,
+};
+/// 1.3.9900.4.2
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x02];
+
+/// The NV index of the certificate of the attestation key: DER, then zeros.
+pub const CERTIFICATE_INDEX: u32 = 0x01c1_01d0;
+/// The extended key usage of attestation keys, tcg-kp-AIKCertificate (2.23.133.8.3): the content of the OID.
+const ATTESTATION_KEY: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x03];
+/// The extension authorityInfoAccess, 1.3.6.1.5.5.7.1.1, and its method caIssuers, 1.3.6.1.5.5.7.48.2 (RFC 5280 §4.2.2.1).
+const AUTHORITY_INFO: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x01, 0x01];
+const ISSUERS: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x30, 0x02];
+/// uniformResourceIdentifier [6] of a GeneralName.
+const URI: u8 = 0x86;
+/// Maximum number of certificates that a machine fetches: a regional authority, and the one above it, which is built in too.
+const MAX_FETCHED: usize = 2;
+/// Ends of the names of machines: without and with confidential hardware.
+const NAMES: [&str; 2] = [
+    ".TrustedVM.Azure.windows.net",
+    ".ConfidentialVM.Azure.windows.net",
+];
+/// Azure's roots, with the authorities below them that are published outside of certificates.
+const ROOTS: &[(&str, &str)] = &[
+    ("azure-2023", include_str!("roots/azure-2023.pem")),
+    ("microsoft-2021", include_str!("roots/microsoft-2021.pem")),
+];
+/// Pause before a chain that is not complete is fetched again.
+const FETCH_AGAIN: Duration = Duration::from_secs(60);
+/// Maximum length of an error of serde_json in a log line.
+const SHOWN_ERROR: usize = 160;
+
+/// The names are those of the old system; `Chain` is ours.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InstanceInfo {
+    ak_cert: Base64,
+    #[serde(rename = "CA")]
+    ca: Base64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    chain: Vec<Base64>,
+}
+
+/// A machine of Azure.
+#[derive(Default)]
+pub struct AzureMachine {
+    known: Mutex<Option<Known>>,
+}
+
+/// The instance info, which is the same until the machine reboots.
+struct Known {
+    info: Vec<u8>,
+    /// When the chain is fetched again, if it is not complete.
+    fetch_again: Option<Instant>,
+}
+
+/// Makes a validator that accepts documents that meet `policy`.
+pub fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
+    let endorser = AzureAuthority {
+        roots: Root::demanded(policy.cloud(), ROOTS)?,
+        demands: policy.cloud().clone(),
+    };
+    Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
+}
+
+/// Returns the Name of the attestation key of this machine.
+pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
+    vtpm::key_name(location, KeySource::Persistent(KEY_HANDLE))
+}
+
+impl Machine for AzureMachine {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn key_source(&self) -> KeySource {
+        KeySource::Persistent(KEY_HANDLE)
+    }
+
+    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_missing = |known: &Known| known.fetch_again.is_some_and(|at| at <= Instant::now());
+        if known.as_ref().is_none_or(is_missing) {
+            *known = Some(Known::new(&certificate(location)?)?);
+        }
+        Ok(())
+    }
+
+    fn instance_info(
+        &self,
+        _tpm: &mut Tpm,
+        _extra_data: &[u8; 32],
+    ) -> Result<Option<Vec<u8>>, IssueError> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(known.as_ref().map(|known| known.info.clone()))
+    }
+}
+
+/// Returns the certificate of the attestation key, which the TPM has.
+fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
+    let padded = Tpm::open(location).and_then(|mut tpm| tpm.nv(CERTIFICATE_INDEX));
+    let padded = padded.map_err(|error| IssueError(error.to_string()))?;
+    let padded = padded.unwrap_or_default();
+    let certificate = der::Reader::new(&padded).expect_whole(der::SEQUENCE);
+    certificate.map(<[u8]>::to_vec).map_err(|_| {
+        IssueError(format!(
+            "the TPM has no certificate at the NV index {CERTIFICATE_INDEX:#x}: is this a machine of Azure with trusted launch?"
+        ))
+    })
+}
+
+impl Known {
+    fn new(certificate: &[u8]) -> Result<Known, IssueError> {
+        let (issuers, is_complete) = issuers(certificate);
+        let mut issuers = issuers.into_iter().map(Base64);
+        let info = InstanceInfo {
+            ak_cert: Base64(certificate.to_vec()),
+            ca: issuers.next().unwrap_or_default(),
+            chain: issuers.collect(),
+        };
+        Ok(Known {
+            info: serde_json::to_vec(&info).map_err(|error| IssueError(error.to_string()))?,
+            fetch_again: (!is_complete).then(|| Instant::now() + FETCH_AGAIN),
+        })
+    }
+}
+
+/// Fetches the certificates above one; returns them, and whether they are all. A verifier may have those that are missing.
+fn issuers(certificate: &[u8]) -> (Vec<Vec<u8>>, bool) {
+    let mut issuers: Vec<Vec<u8>> = vec![];
+    while issuers.len() < MAX_FETCHED {
+        let places = places_of_issuer(issuers.last().map_or(certificate, Vec::as_slice));
+        if places.is_empty() {
+            break;
+        }
+        match fetch(&places) {
+            Some(issuer) => issuers.push(issuer),
+            None => return (issuers, false),
+        }
+    }
+    (issuers, true)
+}
+
+/// Returns the URLs at which a certificate says that its issuer is published.
+fn places_of_issuer(certificate: &[u8]) -> Vec<String> {
+    let read = || {
+        let access = Certificate::parse(certificate)
+            .ok()?
+            .extension(AUTHORITY_INFO)?;
+        let mut descriptions =
+            der::Reader::new(der::Reader::new(access).expect(der::SEQUENCE).ok()?);
+        let mut places = vec![];
+        while !descriptions.is_empty() {
+            let mut description = der::Reader::new(descriptions.expect(der::SEQUENCE).ok()?);
+            let method = description.expect(der::OBJECT_IDENTIFIER).ok()?;
+            if let (ISSUERS, (URI, place)) = (method, description.read().ok()?) {
+                places.extend(std::str::from_utf8(place).map(str::to_owned));
+            }
+        }
+        Some(places)
+    };
+    read().unwrap_or_default()
+}
+
+/// Returns the certificate that the first place provides.
+fn fetch(places: &[String]) -> Option<Vec<u8>> {
+    places
+        .iter()
+        .filter(|place| place.starts_with("http://"))
+        .find_map(|place| {
+            let (base, path) = place.rsplit_once('/')?;
+            let fetched = Http::new(base).get(path, &[], MAX_BODY);
+            match fetched {
+                Ok(body) if Certificate::parse(&body).is_ok() => Some(body),
+                Ok(_) => {
+                    log::warn!("{place} is no certificate");
+                    None
+                }
+                Err(error) => {
+                    log::warn!("the issuer of the attestation key's certificate: {error}");
+                    None
+                }
+            }
+        })
+}
+
+/// Judges by the certificates of Azure.
+struct AzureAuthority {
+    roots: Vec<Root>,
+    demands: Demands,
+}
+
+impl Endorser for AzureAuthority {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+        let info: InstanceInfo =
+            serde_json::from_slice(evidence.instance_info).map_err(|error| {
+                let error = printable(&error.to_string(), SHOWN_ERROR);
+                format!("the instance info cannot be read: {error}")
+            })?;
+        let above = [info.ca].into_iter().chain(info.chain).map(|one| one.0);
+        let chain: Vec<_> = above.filter(|one| !one.is_empty()).collect();
+        let (root, certificate) = ak_certificate::verify(
+            &info.ak_cert.0,
+            &chain,
+            &self.roots,
+            KeyUsage::required(ATTESTATION_KEY),
+            &evidence.spki,
+            UnixTime::now(),
+        )?;
+        let name = certificate.common_name().unwrap_or_default();
+        let id = NAMES.iter().find_map(|end| name.strip_suffix(end));
+        let id = id.ok_or_else(|| {
+            format!(
+                "the certificate of the attestation key is of {name:.80?}, expected *{}",
+                NAMES.join(" or *")
+            )
+        })?;
+        let instance = Instance {
+            id: Some(id.into()),
+            ..Instance::default()
+        };
+        self.demands.judge(&instance)?;
+        Ok(Some(PlatformClaims {
+            technology: "Azure trusted launch".into(),
+            signed_by: format!("{root}, {name:.80}"),
+            chip: instance.id,
+            tcb: vec![],
+            properties: vec![],
+            bound: vec!["attestation key: its certificate".into()],
+        }))
+    }
+}

@@ -1,0 +1,151 @@
+//! The instance of a cloud: what the cloud's certificates say of it, and what a policy demands.
+//!
+//! ```json
+//! {"measurements":{..},"cloud":{"roots":["azure-2023"],"projects":["project"],"zones":["europe-west3-b"],"instances":["42"]}}
+//! ```
+//!
+//! An absent or empty list demands nothing. Without `roots`, those of the variant count; with `roots`, only the named ones (or
+//! certificates in PEM, the root first).
+
+use hardware::claims::Property;
+use serde::{Deserialize, Serialize};
+
+/// Maximum number of entries of a list.
+const MAX_ENTRIES: usize = 10_000;
+
+/// What a policy demands of the cloud's word on a machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Demands {
+    /// The roots of the cloud's certificates: names, or certificates in PEM.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub roots: Vec<String>,
+    /// The accepted projects of Google Compute Engine, by name or number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub projects: Vec<String>,
+    /// The accepted zones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub zones: Vec<String>,
+    /// The accepted instances, by the ID that the cloud gave them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub instances: Vec<String>,
+}
+
+/// An instance by the names of its cloud. What the cloud does not sign is absent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Instance {
+    /// The ID, which no other instance gets.
+    pub id: Option<String>,
+    /// The name and the number of the project.
+    pub project: Option<(String, String)>,
+    /// The zone.
+    pub zone: Option<String>,
+    /// The name.
+    pub name: Option<String>,
+}
+
+impl Demands {
+    /// Says as a clause what is wrong with the lists.
+    pub fn check(&self) -> Result<(), String> {
+        for list in [&self.roots, &self.projects, &self.zones, &self.instances] {
+            if list.len() > MAX_ENTRIES {
+                let count = list.len();
+                return Err(format!(
+                    "a list has {count} entries, more than {MAX_ENTRIES}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses an instance that is not one of those that the policy names.
+    pub fn judge(&self, instance: &Instance) -> Result<(), String> {
+        let project = instance.project.as_ref();
+        let projects: Vec<_> = project
+            .into_iter()
+            .flat_map(|(name, number)| [name.as_str(), number])
+            .collect();
+        listed("project", &self.projects, &projects)?;
+        listed("zone", &self.zones, instance.zone.as_deref().as_slice())?;
+        listed(
+            "instance",
+            &self.instances,
+            instance.id.as_deref().as_slice(),
+        )
+    }
+}
+
+fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), String> {
+    if accepted.is_empty() || got.iter().any(|got| accepted.iter().any(|one| one == got)) {
+        return Ok(());
+    }
+    Err(match got.first() {
+        Some(got) => {
+            format!("the {what} of the machine is {got:.80?}, which the policy does not name")
+        }
+        None => format!(
+            "the policy names the accepted {what}s, and the cloud signed none for the machine"
+        ),
+    })
+}
+
+impl Instance {
+    /// Returns what is shown of the instance beside its ID.
+    pub fn properties(&self) -> Vec<Property> {
+        let project = self.project.as_ref();
+        let number = project.map(|(_, number)| number);
+        [
+            ("project", project.map(|(name, _)| name)),
+            ("project number", number),
+            ("zone", self.zone.as_ref()),
+            ("instance name", self.name.as_ref()),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| {
+            let value = super::printable(value?, 80);
+            Some(Property { name, value })
+        })
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_is_one_of_those_that_the_policy_names() {
+        let named = Instance {
+            id: Some("42".into()),
+            project: Some(("p".into(), "7".into())),
+            zone: Some("z".into()),
+            name: None,
+        };
+        let judge = |json: &str, instance: &Instance| {
+            serde_json::from_str::<Demands>(json)
+                .unwrap()
+                .judge(instance)
+        };
+        for json in [
+            "{}",
+            r#"{"projects":["p"]}"#,
+            r#"{"projects":["q","7"],"zones":["z"],"instances":["42"]}"#,
+        ] {
+            assert_eq!(judge(json, &named), Ok(()), "{json}");
+        }
+        for (json, why) in [
+            (r#"{"projects":["q"]}"#, "project of the machine is \"p\""),
+            (r#"{"zones":["y"]}"#, "zone of the machine is \"z\""),
+            (
+                r#"{"instances":["4"]}"#,
+                "instance of the machine is \"42\"",
+            ),
+        ] {
+            assert!(judge(json, &named).unwrap_err().contains(why), "{json}");
+            let error = judge(json, &Instance::default()).unwrap_err();
+            assert!(error.contains("signed none"), "{error}");
+        }
+        // a later version's demand is not ignored
+        assert!(serde_json::from_str::<Demands>(r#"{"project":["p"]}"#).is_err());
+    }
+}

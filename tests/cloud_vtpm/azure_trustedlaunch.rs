@@ -1,0 +1,198 @@
+//! `azure-trustedlaunch`: the key at its persistent handle, the certificate at its NV index, the chain where the certificate says.
+
+use std::sync::Arc;
+
+use attest::attestation::azure_trustedlaunch::{AzureMachine, CERTIFICATE_INDEX, VARIANT};
+use attest::attestation::{Issuer, vtpm};
+use rcgen::{CertificateParams, KeyUsagePurpose};
+use serde_json::{Value, json};
+use support::mutation::mutations;
+
+use crate::authority::{Authority, PublicKey, of_attestation_key, published_at};
+use crate::cloud_tpm::{ATTRIBUTES_OF_AZURE, AZURE, CloudTpm, NONCE, USER_DATA};
+use crate::host::Host;
+use crate::meeting::{prove, validator};
+
+const NAME: &str = "0123456789ab.TrustedVM.Azure.windows.net";
+/// tcg-kp-AIKCertificate.
+const USAGE: &[u64] = &[2, 23, 133, 8, 3];
+
+/// Returns a machine with a certificate that says where its issuer is published.
+fn machine(host: &Host, authority: &Authority) -> CloudTpm {
+    let place = format!("{}/ca/cert.cer", host.url());
+    host.set("GET /ca/cert.cer", authority.between());
+    let mut params = of_attestation_key(NAME, Some(USAGE));
+    params.custom_extensions = vec![published_at(&place)];
+    let cloud = CloudTpm::azure_key();
+    let key = PublicKey::of_tpm(&cloud.key(AZURE));
+    store(&cloud, authority.certify(&params, &key));
+    cloud
+}
+
+/// Zeros follow the certificate, as on Azure.
+fn store(cloud: &CloudTpm, mut certificate: Vec<u8>) {
+    certificate.resize(2048, 0);
+    cloud.store(
+        CERTIFICATE_INDEX,
+        &certificate,
+        ATTRIBUTES_OF_AZURE,
+        Some("hcl"),
+    );
+}
+
+fn issuer(cloud: &CloudTpm) -> Arc<dyn Issuer> {
+    let machine = Arc::new(AzureMachine::default());
+    Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
+}
+
+fn roots(authority: &Authority) -> Value {
+    json!({"cloud": {"roots": [authority.root_pem()]}})
+}
+
+#[test]
+fn a_machine_is_proved_by_the_certificate_of_its_key() {
+    let (host, authority) = (Host::start(), Authority::new());
+    let cloud = machine(&host, &authority);
+    let issuer = issuer(&cloud);
+    prove(issuer.clone(), validator(&VARIANT, &roots(&authority))).unwrap();
+    assert_eq!(host.requests().len(), 1, "the chain is fetched once");
+
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let judge = validator(&VARIANT, &roots(&authority));
+    let identified = judge.identify(&document, NONCE).unwrap();
+    let claims = identified.platform.unwrap();
+    assert_eq!(claims.technology, "Azure trusted launch");
+    assert_eq!(claims.chip.as_deref(), Some("0123456789ab"));
+    let error = judge.identify(&document, b"another").unwrap_err();
+    assert!(error.to_string().contains("another connection"), "{error}");
+
+    for (cloud, why) in [
+        (json!({}), "leads to none of the roots"),
+        (
+            json!({"roots": ["azure-2023"]}),
+            "leads to none of the roots",
+        ),
+        (
+            json!({"roots": [Authority::new().root_pem()]}),
+            "a signature is wrong",
+        ),
+        (
+            json!({"roots": [authority.root_pem()], "instances": ["ba9876543210"]}),
+            "the instance of the machine is \"0123456789ab\"",
+        ),
+    ] {
+        let error = prove(
+            issuer.clone(),
+            validator(&VARIANT, &json!({"cloud": cloud})),
+        );
+        assert!(error.clone().unwrap_err().contains(why), "{error:?}");
+    }
+}
+
+/// The other hierarchy of Azure has an issuer that verifiers know, and no address.
+#[test]
+fn a_certificate_of_the_root_itself_needs_no_chain() {
+    let (cloud, authority) = (CloudTpm::azure_key(), Authority::new());
+    let key = PublicKey::of_tpm(&cloud.key(AZURE));
+    let params = of_attestation_key(NAME, Some(USAGE));
+    store(&cloud, authority.certify_as_root(&params, &key));
+    prove(issuer(&cloud), validator(&VARIANT, &roots(&authority))).unwrap();
+}
+
+#[test]
+fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
+    type Alter = fn(&mut CertificateParams);
+    let cases: [(Alter, &str); 6] = [
+        (
+            |params| params.not_after = rcgen::date_time_ymd(2021, 1, 1),
+            "has expired",
+        ),
+        (
+            |params| params.not_before = rcgen::date_time_ymd(2059, 1, 1),
+            "not valid yet",
+        ),
+        (
+            |params| {
+                params.extended_key_usages =
+                    of_attestation_key("", Some(&[2, 23, 133, 8, 1])).extended_key_usages
+            },
+            "extended key usage",
+        ),
+        (
+            |params| params.extended_key_usages.clear(),
+            "extended key usage",
+        ),
+        (
+            |params| params.key_usages = vec![KeyUsagePurpose::KeyEncipherment],
+            "not one for signatures",
+        ),
+        (
+            |params| {
+                params.distinguished_name =
+                    of_attestation_key("0123.Evil.net", None).distinguished_name
+            },
+            "is of \"0123.Evil.net\"",
+        ),
+    ];
+    let (cloud, authority) = (CloudTpm::azure_key(), Authority::new());
+    let key = PublicKey::of_tpm(&cloud.key(AZURE));
+    let judge = validator(&VARIANT, &roots(&authority));
+    let refusal = |certificate: Vec<u8>| {
+        cloud.tpm.tool("tpm2_nvundefine", &["-C", "p", "0x1c101d0"]);
+        store(&cloud, certificate);
+        let document = issuer(&cloud).issue(USER_DATA, NONCE).unwrap();
+        judge.identify(&document, NONCE).unwrap_err().to_string()
+    };
+    store(&cloud, vec![0x30, 0]);
+    for (alter, why) in cases {
+        let mut params = of_attestation_key(NAME, Some(USAGE));
+        alter(&mut params);
+        let error = refusal(authority.certify_as_root(&params, &key));
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    let good = of_attestation_key(NAME, Some(USAGE));
+    let other = PublicKey::rsa(&[0xab; 256]);
+    let error = refusal(authority.certify_as_root(&good, &other));
+    assert!(error.contains("is of another key"), "{error}");
+    let error = refusal(authority.certify(&good, &key));
+    assert!(error.contains("leads to none of the roots"), "{error}");
+    let error = refusal(vec![0x30, 0]);
+    assert!(error.contains("cannot be read"), "{error}");
+}
+
+#[test]
+fn a_machine_without_a_certificate_says_so() {
+    let cloud = CloudTpm::azure_key();
+    let error = issuer(&cloud).issue(USER_DATA, NONCE).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("no certificate at the NV index 0x1c101d0"),
+        "{error}"
+    );
+}
+
+#[test]
+fn altered_documents_are_refused_without_a_panic() {
+    let (host, authority) = (Host::start(), Authority::new());
+    let document = issuer(&machine(&host, &authority))
+        .issue(USER_DATA, NONCE)
+        .unwrap();
+    let judge = validator(&VARIANT, &roots(&authority));
+    let without_banks: Value = serde_json::from_slice(&document).unwrap();
+    let twice = document.strip_suffix(b"}").unwrap();
+    let twice = [twice, br#","InstanceInfo":null}"#].concat();
+    assert!(judge.identify(&twice, NONCE).is_err());
+    let mut nothing = without_banks.clone();
+    nothing["InstanceInfo"] = Value::Null;
+    assert!(
+        judge
+            .identify(nothing.to_string().as_bytes(), NONCE)
+            .is_err()
+    );
+    for altered in mutations(&document, 300) {
+        if let Ok(identified) = judge.identify(&altered, NONCE) {
+            assert_eq!(identified.user_data, USER_DATA);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Two ends of attested TLS.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use attest::atls;
+use attest::attestation::sources::offline;
+use attest::attestation::{Issuer, Policy, Validator, Variant};
+
+/// Returns the validator of a variant for a policy whose PCR 15 is zero, with these further members of its JSON.
+pub fn validator(variant: &Variant, further: &serde_json::Value) -> Arc<dyn Validator> {
+    let zero = serde_json::json!({"15": {"expected": "00".repeat(32)}});
+    let mut policy = serde_json::json!({"measurements": zero});
+    for (name, value) in further.as_object().unwrap() {
+        policy[name] = value.clone();
+    }
+    let policy = Policy::from_json(&policy.to_string()).unwrap();
+    assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
+    (variant.validator)(policy, &offline()).unwrap()
+}
+
+/// Proves a machine to a caller, in the strong form and in the old form. Returns why it is refused.
+pub fn prove(issuer: Arc<dyn Issuer>, validator: Arc<dyn Validator>) -> Result<(), String> {
+    for is_old in [false, true] {
+        let client = atls::Client::new(None, vec![validator.clone()]);
+        let client = if is_old { client.only_old() } else { client };
+        let server = atls::Server::new(Some(issuer.clone()), vec![]);
+        meet(client, server)?;
+    }
+    // the machine is the one that calls, too
+    let client = atls::Client::new(Some(issuer), vec![]);
+    meet(client, atls::Server::new(None, vec![validator]))
+}
+
+fn meet(client: atls::Client, server: atls::Server) -> Result<(), String> {
+    let soon = Instant::now() + Duration::from_secs(60);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far = listener.accept().unwrap().0;
+    let server = thread::spawn(move || server.handshake(far, soon).map(|_| ()));
+    let client = client.connect(near, soon).map(|_| ());
+    let [client, server] =
+        [client, server.join().unwrap()].map(|result| result.err().map(|error| error.to_string()));
+    match (client, server) {
+        (None, None) => Ok(()),
+        (client, server) => Err(format!(
+            "client: {}\nserver: {}",
+            client.unwrap_or_default(),
+            server.unwrap_or_default()
+        )),
+    }
+}
