@@ -182,10 +182,11 @@ impl Validator {
             (Err(_), Some(sent)) => sent,
             (Err(why), None) => return Err(why.clone()),
         };
-        let verified = self.verifier.verify(&quote, collateral, (self.clock)())?;
-        let mut platform = self.policy.tdx().judge(&quote, &verified)?;
+        let verified = self.verifier.verify(quote, collateral, (self.clock)())?;
+        let mut platform = self.policy.tdx().judge(&verified)?;
         platform.bound = vec!["key and nonce of the connection: REPORTDATA".into()];
-        let values = registers(&quote.body);
+        let body = &verified.quote().body;
+        let values = registers(body);
         self.policy.check(&values, |index, measurement, got| {
             let (name, expected) = (Registers::Rtmrs.name(index), hex(&measurement.expected));
             match got {
@@ -200,7 +201,7 @@ impl Validator {
             machine: None,
             stage: None,
             platform: Some(Arc::new(platform)),
-            cluster: ClusterRegister::new(&quote.body.rtmr[3]),
+            cluster: ClusterRegister::new(&body.rtmr[3]),
         })
     }
 }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The collateral has at most 30 days, so a verifier fetches it, or the machine adds it to its evidence. It is public and signed:
-//! who brings it can only choose an older one: the policy has a minimum for its evaluation number, and the dates bound its age.
+//! who brings it can only choose an older one. The policy has a minimum for its evaluation number and a maximum for its age.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ use webpki::{
     RevocationOptionsBuilder,
 };
 
-use super::der;
+use super::certificate::{Certificate, List, Role};
 use super::quote::{Body, Enclave, Quote};
-use super::tcb::{Identity, Platform, Status, TcbInfo, merged};
+use super::tcb::{Identity, Judged, Platform, Status, TcbInfo, merged};
 
 /// The root of Intel, "Intel SGX Root CA": SHA-256
 /// 44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3, until 2049-12-31. From
@@ -31,13 +31,15 @@ pub const INTEL_ROOT: &[u8] = include_bytes!("intel-sgx-root.der");
 
 /// All signatures are ECDSA P-256 with SHA-256.
 const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[webpki::ring::ECDSA_P256_SHA256];
-/// 1.2.840.113741.1.13.1: the extension of a PCK certificate that names the platform (Intel PCK Certificate and CRL Specification).
-const SGX_EXTENSION: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf8, 0x4d, 0x01, 0x0d, 0x01];
 /// The first bytes of a SubjectPublicKeyInfo with an uncompressed point of P-256.
 const P256: &[u8] = &[
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
     0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
+/// The offset of REPORTDATA in the report of an enclave, which ends with it.
+const REPORT_DATA: usize = 320;
+/// What is wrong with a PCK certificate without Intel's extension.
+const UNNAMED: &str = "the PCK certificate does not name its platform";
 /// Maximum size of the parts of collateral in bytes: genuine TCB information has about 20 KiB.
 const MAX_PART: usize = 256 << 10;
 
@@ -69,24 +71,54 @@ pub struct Collateral {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hex(pub Vec<u8>);
 
-/// What a verified quote proves beside its body.
+/// A quote that is genuine, and what is proved beside its body. Only [`Verifier::verify`] makes it, so nobody can judge one quote by
+/// the verdict on another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verified {
-    /// How the platform compares with what Intel knows.
-    pub status: Status,
-    /// Intel's names of what is wrong with a platform that is not up to date.
-    pub advisories: Vec<String>,
-    /// The number of Intel's evaluation of which both the levels and the identity are.
-    pub evaluation: u32,
-    /// The platform.
-    pub platform: Platform,
-    /// The time at which the collateral ends, in seconds since 1970.
-    pub until: u64,
+pub struct Verified<'q> {
+    quote: Quote<'q>,
+    status: Status,
+    advisories: Vec<String>,
+    evaluation: u32,
+    platform: Platform,
+    collateral_age: Duration,
+}
+
+impl<'q> Verified<'q> {
+    /// Returns the quote.
+    pub fn quote(&self) -> &Quote<'q> {
+        &self.quote
+    }
+
+    /// Returns how the platform compares with what Intel knows. It is not [`Status::Revoked`].
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Returns Intel's names of what is wrong with a platform that is not up to date.
+    pub fn advisories(&self) -> &[String] {
+        &self.advisories
+    }
+
+    /// Returns the number of Intel's evaluation of which both the levels and the identity are.
+    pub fn evaluation(&self) -> u32 {
+        self.evaluation
+    }
+
+    /// Returns the platform.
+    pub fn platform(&self) -> &Platform {
+        &self.platform
+    }
+
+    /// Returns the age of the oldest part of the collateral, apart from the list of revoked authorities: Intel issues that once a year.
+    pub fn collateral_age(&self) -> Duration {
+        self.collateral_age
+    }
 }
 
 /// Verifies quotes under one root.
 pub struct Verifier<'a> {
     root: TrustAnchor<'a>,
+    certificate: Certificate<'a>,
 }
 
 impl Verifier<'static> {
@@ -100,27 +132,25 @@ impl Verifier<'static> {
 impl<'a> Verifier<'a> {
     /// Verifies under the root in this certificate.
     pub fn under(root: &'a CertificateDer<'a>) -> Result<Verifier<'a>, String> {
+        let certificate = Certificate::parse(root).ok_or("the root cannot be read")?;
         let root = webpki::anchor_from_trusted_cert(root);
         let root = root.map_err(|error| format!("the root cannot be read: {error}"))?;
-        Ok(Verifier { root })
+        Ok(Verifier { root, certificate })
     }
 
-    /// Verifies a quote at the time `now`, in seconds since 1970. The caller judges the status, and what the quote contains.
-    pub fn verify(
+    /// Verifies a quote at the time `now`, in seconds since 1970. A quote of a platform whose status is `Revoked` is refused. The caller
+    /// judges any other status, the age of the collateral, and what the quote contains.
+    pub fn verify<'q>(
         &self,
-        quote: &Quote<'_>,
+        quote: Quote<'q>,
         collateral: &Collateral,
         now: u64,
-    ) -> Result<Verified, String> {
-        let time = UnixTime::since_unix_epoch(Duration::from_secs(now));
-        let crls = [
-            revocations(&collateral.root_ca_crl, "root CRL")?,
-            revocations(&collateral.pck_crl, "PCK CRL")?,
-        ];
+    ) -> Result<Verified<'q>, String> {
+        let lists = Lists::parse(collateral, now)?;
         let chain = Chain {
-            root: &self.root,
-            crls: &crls,
-            time,
+            verifier: self,
+            lists: &lists,
+            time: UnixTime::since_unix_epoch(Duration::from_secs(now)),
         };
         let info = chain.signed_by_intel(
             "TCB information",
@@ -136,25 +166,16 @@ impl<'a> Verifier<'a> {
             &collateral.qe_identity_issuer_chain,
         )?;
         let identity: Identity = read("QE identity", identity)?;
-        let until = info.check_dates(now)?.min(identity.check_dates(now)?);
+        let issued = [
+            info.check_dates(now)?,
+            identity.check_dates(now)?,
+            lists.pck.issued,
+        ];
         let (key, platform) = chain.pck(quote.pck_chain)?;
+        check_signatures(&quote, &key)?;
 
-        verify(&key, quote.qe_report, quote.qe_signature)
-            .ok_or("the report of the quoting enclave is not signed by the platform's key")?;
         let enclave =
             Enclave::parse(quote.qe_report).ok_or("the report of the quoting enclave is short")?;
-        let named = digest(
-            &SHA256,
-            &[quote.attestation_key, quote.authentication].concat(),
-        );
-        if enclave.report_data[..32] != *named.as_ref() || enclave.report_data[32..] != [0; 32] {
-            return Err("the attestation key is not the one that the quoting enclave names".into());
-        }
-        let mut attestation_key = vec![4];
-        attestation_key.extend(quote.attestation_key);
-        verify(&attestation_key, quote.signed, quote.signature)
-            .ok_or("the quote is not signed by its attestation key")?;
-
         let enclave_level = identity.level_of(&enclave)?;
         let levels = levels(&info, &platform, &quote.body)?;
         let mut advisories = vec![];
@@ -171,29 +192,58 @@ impl<'a> Verifier<'a> {
             .iter()
             .map(|level| level.status.with_part(enclave_level.status));
         let launched = statuses.next().ok_or("the quote has no level")?;
+        let status = merged(launched, statuses.next());
+        if status == Status::Revoked {
+            return Err(format!(
+                "the TCB status of the platform is {status}{}: no policy accepts it",
+                in_brackets(&advisories)
+            ));
+        }
         Ok(Verified {
-            status: merged(launched, statuses.next()),
+            quote,
+            status,
             advisories,
             evaluation: info.evaluation.min(identity.evaluation),
             platform,
-            until,
+            collateral_age: Duration::from_secs(now - issued.into_iter().min().unwrap_or(now)),
         })
+    }
+}
+
+/// Checks that the platform's key signed the report of the quoting enclave, which names the attestation key, which signed the quote.
+fn check_signatures(quote: &Quote<'_>, key: &[u8]) -> Result<(), String> {
+    verify(key, quote.qe_report, quote.qe_signature)
+        .ok_or("the report of the quoting enclave is not signed by the platform's key")?;
+    let named = digest(
+        &SHA256,
+        &[&quote.attestation_key[..], quote.authentication].concat(),
+    );
+    let (first, last) = quote.qe_report[REPORT_DATA..].split_at(32);
+    if first != named.as_ref() || last != [0; 32] {
+        return Err("the attestation key is not the one that the quoting enclave names".into());
+    }
+    let attestation_key = [&[4][..], quote.attestation_key].concat();
+    verify(&attestation_key, quote.signed, quote.signature)
+        .ok_or_else(|| "the quote is not signed by its attestation key".into())
+}
+
+/// Writes the names of advisories behind a status.
+pub(super) fn in_brackets(advisories: &[String]) -> String {
+    match advisories.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", advisories.join(", ")),
     }
 }
 
 /// Returns the platform that a quote names: whoever fetches collateral needs its FMSPC. Nothing of it is verified.
 pub fn named_platform(quote: &Quote<'_>) -> Result<Platform, String> {
     let chain = certificates("PCK", quote.pck_chain)?;
-    let platform = der::extension(&chain[0], SGX_EXTENSION).and_then(Platform::parse);
-    platform.ok_or_else(|| "the PCK certificate does not name its platform".into())
+    let platform = Certificate::parse(&chain[0]).and_then(|pck| pck.platform());
+    platform.ok_or_else(|| UNNAMED.into())
 }
 
 /// Returns the levels at the start of the machine, and now if the module was updated since.
-fn levels(
-    info: &TcbInfo,
-    platform: &Platform,
-    body: &Body,
-) -> Result<Vec<super::tcb::Judged>, String> {
+fn levels(info: &TcbInfo, platform: &Platform, body: &Body) -> Result<Vec<Judged>, String> {
     info.check_platform(platform)?;
     info.check_module(body)?;
     let svns = [
@@ -206,24 +256,44 @@ fn levels(
         .collect()
 }
 
+/// The lists of revoked certificates.
+struct Lists<'a> {
+    root: List<'a>,
+    pck: List<'a>,
+    /// Both, for the library that looks certificates up in them.
+    both: [CertRevocationList<'a>; 2],
+}
+
+impl<'a> Lists<'a> {
+    /// Reads the lists, and checks that they are valid already. The library checks their ends and signatures.
+    fn parse(collateral: &'a Collateral, now: u64) -> Result<Lists<'a>, String> {
+        let (root, first) = revocations(&collateral.root_ca_crl, "root CRL", now)?;
+        let (pck, second) = revocations(&collateral.pck_crl, "PCK CRL", now)?;
+        let both = [first, second];
+        Ok(Lists { root, pck, both })
+    }
+}
+
 /// What a certificate must lead to.
 struct Chain<'a> {
-    root: &'a TrustAnchor<'a>,
-    crls: &'a [CertRevocationList<'a>; 2],
+    verifier: &'a Verifier<'a>,
+    lists: &'a Lists<'a>,
     time: UnixTime,
 }
 
 impl Chain<'_> {
-    /// Verifies a certificate, and returns its key: an uncompressed point.
+    /// Verifies a certificate for a role, and returns its key: an uncompressed point.
     fn key(
         &self,
         name: &str,
+        role: &Role,
         certificate: &CertificateDer<'_>,
         between: &[CertificateDer<'_>],
     ) -> Result<Vec<u8>, String> {
+        let parsed = Certificate::parse(certificate);
         let certificate = EndEntityCert::try_from(certificate)
             .map_err(|error| format!("the {name} certificate cannot be read: {error}"))?;
-        let crls: Vec<_> = self.crls.iter().collect();
+        let crls: Vec<_> = self.lists.both.iter().collect();
         let revocation = RevocationOptionsBuilder::new(&crls)
             .map_err(|_| "there is no CRL")?
             .with_expiration_policy(ExpirationPolicy::Enforce)
@@ -231,7 +301,7 @@ impl Chain<'_> {
         let path = certificate
             .verify_for_usage(
                 SIGNATURES,
-                std::slice::from_ref(self.root),
+                std::slice::from_ref(&self.verifier.root),
                 between,
                 self.time,
                 // no certificate of Intel has an extended key usage
@@ -246,10 +316,26 @@ impl Chain<'_> {
                 "the {name} certificate has another place in the chain"
             ));
         }
+        let parsed = parsed.ok_or_else(|| format!("the {name} certificate cannot be read"))?;
+        role.check(name, &parsed)?;
+        self.check_root()?;
         let info = certificate.subject_public_key_info();
         match info.as_ref().strip_prefix(P256) {
             Some(point) if point.len() == 65 => Ok(point.into()),
             _ => Err(format!("the key of the {name} certificate is not of P-256")),
+        }
+    }
+
+    /// Checks that the root is not on its own list. The library has verified the list under the root, as each chain ends there.
+    fn check_root(&self) -> Result<(), String> {
+        let root = &self.verifier.certificate;
+        if self.lists.root.issuer != root.subject {
+            return Err("the root CRL is not of the root".into());
+        }
+        match self.lists.both[0].find_serial(root.serial) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err("the root is revoked: it is on its own list (root CRL)".into()),
+            Err(error) => Err(format!("the root CRL cannot be read: {error}")),
         }
     }
 
@@ -268,7 +354,12 @@ impl Chain<'_> {
             ));
         }
         let chain = certificates(name, issuer.as_bytes())?;
-        let key = self.key(&format!("{name} signer's"), &chain[0], &[])?;
+        let key = self.key(
+            &format!("{name} signer's"),
+            &Role::TCB_SIGNING,
+            &chain[0],
+            &[],
+        )?;
         verify(&key, text.as_bytes(), &signature.0)
             .ok_or_else(|| format!("the {name} is not signed by its signer"))?;
         Ok(text)
@@ -280,12 +371,16 @@ impl Chain<'_> {
         let [pck, authority, ..] = &chain[..] else {
             return Err("the quote has no certificate of the PCK's authority".into());
         };
-        let key = self.key("PCK", pck, std::slice::from_ref(authority))?;
-        let platform = der::extension(pck, SGX_EXTENSION).and_then(Platform::parse);
-        Ok((
-            key,
-            platform.ok_or("the PCK certificate does not name its platform")?,
-        ))
+        let key = self.key("PCK", &Role::PCK, pck, std::slice::from_ref(authority))?;
+        let authority =
+            Certificate::parse(authority).ok_or("the PCK's authority cannot be read")?;
+        Role::PCK_AUTHORITY.check("PCK authority's", &authority)?;
+        // the age of this list counts, so it must be the one in which the PCK was looked up
+        if self.lists.pck.issuer != authority.subject {
+            return Err("the PCK CRL is not of the PCK's authority".into());
+        }
+        let platform = Certificate::parse(pck).and_then(|pck| pck.platform());
+        Ok((key, platform.ok_or(UNNAMED)?))
     }
 }
 
@@ -309,7 +404,11 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-fn revocations<'a>(der: &'a Hex, name: &str) -> Result<CertRevocationList<'a>, String> {
+fn revocations<'a>(
+    der: &'a Hex,
+    name: &str,
+    now: u64,
+) -> Result<(List<'a>, CertRevocationList<'a>), String> {
     if der.0.len() > MAX_PART {
         let len = der.0.len();
         return Err(format!(
@@ -318,7 +417,13 @@ fn revocations<'a>(der: &'a Hex, name: &str) -> Result<CertRevocationList<'a>, S
     }
     let crl = BorrowedCertRevocationList::from_der(&der.0);
     let crl = crl.map_err(|error| format!("the {name} cannot be read: {error}"))?;
-    Ok(CertRevocationList::Borrowed(crl))
+    let list = List::parse(&der.0).ok_or_else(|| format!("the {name} cannot be read"))?;
+    match list.issued <= now {
+        true => Ok((list, CertRevocationList::Borrowed(crl))),
+        false => Err(format!(
+            "the {name} is not valid yet: is the clock of this machine right?"
+        )),
+    }
 }
 
 fn read<'a, T: Deserialize<'a>>(name: &str, text: &'a str) -> Result<T, String> {
@@ -344,45 +449,6 @@ fn in_words(error: &webpki::Error) -> String {
         UnknownIssuer => "it does not lead to the root".into(),
         error => error.to_string(),
     }
-}
-
-impl Platform {
-    /// Parses the extension of a PCK certificate.
-    fn parse(extension: &[u8]) -> Option<Platform> {
-        let entries = || der::only(extension, der::SEQUENCE).map(der::by_oid);
-        let entry = |id: u8| {
-            entries()?
-                .find(|(oid, _)| is_under(oid, &[id]))
-                .map(|(_, value)| value)
-        };
-        fn octets<const N: usize>((tag, content): (u8, &[u8])) -> Option<[u8; N]> {
-            (tag == der::OCTETS)
-                .then(|| content.try_into().ok())
-                .flatten()
-        }
-        let (tag, tcb) = entry(2)?;
-        let svn = |id: u8| {
-            let (_, value) = der::by_oid(tcb).find(|(oid, _)| is_under(oid, &[2, id]))?;
-            der::small(value)
-        };
-        let mut cpu_svn = [0; 16];
-        for (svn_id, component) in (1..).zip(&mut cpu_svn) {
-            *component = svn(svn_id)?.try_into().ok()?;
-        }
-        (tag == der::SEQUENCE).then_some(Platform {
-            cpu_svn,
-            pce_svn: svn(17)?,
-            ppid: octets(entry(1)?)?,
-            pce_id: octets(entry(3)?)?,
-            fmspc: octets(entry(4)?)?,
-            instance: entry(6).and_then(octets),
-        })
-    }
-}
-
-/// Returns whether an OID is the one of the extension and these arcs.
-fn is_under(oid: &[u8], arcs: &[u8]) -> bool {
-    oid.strip_prefix(SGX_EXTENSION) == Some(arcs)
 }
 
 impl Serialize for Hex {

@@ -1,10 +1,13 @@
 //! What a policy demands of a TDX machine beside its registers.
 
-use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
-use super::dcap::Verified;
-use super::quote::{Attributes, Body, Quote};
-use super::tcb::{Status, hex};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::dcap::{Verified, in_brackets};
+use super::quote::{Attributes, Body, REGISTER_LEN};
+use super::tcb::{Status, hex, unhex};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 
 /// The demands. The default is the strictest that genuine machines meet.
@@ -12,51 +15,49 @@ use crate::claims::{PlatformClaims, Property, TcbPart};
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Demands {
     /// The statuses of platforms that are accepted.
+    #[serde(deserialize_with = "statuses")]
     pub tcb_statuses: Vec<Status>,
     /// The lowest number of Intel's evaluation: lower ones do not know newer vulnerabilities.
     pub minimum_evaluation: u32,
+    /// The greatest age of the collateral in days. Until then a revocation or a new vulnerability may go unnoticed.
+    pub maximum_collateral_days: u32,
     /// The attributes of the TD.
+    #[serde(deserialize_with = "attributes")]
     pub td_attributes: Number,
     /// The processor features of the TD (XFAM); absent: each that is not refused always.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "features")]
     pub xfam: Option<Number>,
     /// The accepted measurements of TDX modules; empty: each that Intel signed.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub mr_seam: Vec<Digits>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub mr_seam: Vec<Digits<REGISTER_LEN>>,
     /// What the host must have named as configuration and owners.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mr_config_id: Option<Digits>,
+    pub mr_config_id: Option<Digits<REGISTER_LEN>>,
     /// As before.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mr_owner: Option<Digits>,
+    pub mr_owner: Option<Digits<REGISTER_LEN>>,
     /// As before.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mr_owner_config: Option<Digits>,
+    pub mr_owner_config: Option<Digits<REGISTER_LEN>>,
     /// The accepted platforms by PPID or platform instance ID; empty: each. A stolen key of another platform is then worth nothing.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub platforms: Vec<Digits>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub platforms: Vec<Digits<16>>,
 }
 
 /// A number, in JSON as `0x` and hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Number(pub u64);
 
-/// Bytes in lower-case hexadecimal digits.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "String")]
-pub struct Digits(String);
-
-impl From<String> for Digits {
-    fn from(text: String) -> Digits {
-        Digits(text.to_ascii_lowercase())
-    }
-}
+/// `N` bytes, in JSON as hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Digits<const N: usize>(pub [u8; N]);
 
 impl Default for Demands {
     fn default() -> Demands {
         Demands {
             tcb_statuses: vec![Status::UpToDate],
             minimum_evaluation: MINIMUM_EVALUATION,
+            maximum_collateral_days: MAXIMUM_COLLATERAL_DAYS,
             td_attributes: Number(Attributes::USUAL.0),
             xfam: None,
             mr_seam: vec![],
@@ -72,18 +73,24 @@ impl Default for Demands {
 /// 2026. Intel still signs earlier evaluations with new dates, in which older platforms are up to date; who brings collateral could
 /// choose one of them.
 const MINIMUM_EVALUATION: u32 = 20;
+/// Half of the 30 days for which Intel signs collateral: the other half is left for its renewal.
+const MAXIMUM_COLLATERAL_DAYS: u32 = 15;
+const DAY: Duration = Duration::from_secs(86_400);
 /// The features that each TD has: x87 and SSE.
 const XFAM_ALWAYS: u64 = 0b11;
+/// The features that TDX modules know (TDX Module ABI, "XFAM"): no policy can name another.
+const XFAM_KNOWN: u64 = 0x6dbe7;
 /// Features that a policy must name: processor trace (8), user interrupts (14), records of branches (15) tell others what the TD does.
 const XFAM_NAMED: u64 = 1 << 8 | 1 << 14 | 1 << 15;
 
 impl Demands {
     /// Judges a machine. Returns its claims; an error names each demand that it does not meet.
-    pub fn judge(&self, quote: &Quote<'_>, verified: &Verified) -> Result<PlatformClaims, String> {
-        let body = &quote.body;
+    pub fn judge(&self, verified: &Verified<'_>) -> Result<PlatformClaims, String> {
+        let body = &verified.quote().body;
         let wrong: Vec<String> = [
             self.status(verified),
             self.evaluation(verified),
+            self.age(verified),
             self.attributes(body),
             self.features(body),
             one_of(
@@ -109,31 +116,37 @@ impl Demands {
         .flatten()
         .collect();
         match wrong.is_empty() {
-            true => Ok(self.claims(quote, verified)),
+            true => Ok(self.claims(verified)),
             false => Err(wrong.join("\n")),
         }
     }
 
-    fn status(&self, verified: &Verified) -> Option<String> {
-        let status = verified.status;
-        let accepted = status != Status::Revoked && self.tcb_statuses.contains(&status);
-        (!accepted).then(|| {
-            let advisories = match verified.advisories.is_empty() {
-                true => String::new(),
-                false => format!(" ({})", verified.advisories.join(", ")),
-            };
+    fn status(&self, verified: &Verified<'_>) -> Option<String> {
+        let status = verified.status();
+        (!self.tcb_statuses.contains(&status)).then(|| {
             let names: Vec<_> = self.tcb_statuses.iter().map(Status::to_string).collect();
             format!(
-                "the TCB status of the platform is {status}{advisories}, expected {}",
+                "the TCB status of the platform is {status}{}, expected {}",
+                in_brackets(verified.advisories()),
                 names.join(" or ")
             )
         })
     }
 
-    fn evaluation(&self, verified: &Verified) -> Option<String> {
-        let (got, minimum) = (verified.evaluation, self.minimum_evaluation);
+    fn evaluation(&self, verified: &Verified<'_>) -> Option<String> {
+        let (got, minimum) = (verified.evaluation(), self.minimum_evaluation);
         (got < minimum).then(|| {
             format!("the collateral is of Intel's evaluation {got}, expected at least {minimum}")
+        })
+    }
+
+    fn age(&self, verified: &Verified<'_>) -> Option<String> {
+        let (age, days) = (verified.collateral_age(), self.maximum_collateral_days);
+        (age > DAY * days).then(|| {
+            format!(
+                "the collateral is {} days old, expected at most {days}: fetch it again",
+                age.as_secs().div_ceil(DAY.as_secs())
+            )
         })
     }
 
@@ -148,28 +161,28 @@ impl Demands {
 
     fn features(&self, body: &Body) -> Option<String> {
         let got = body.xfam;
-        let right = match self.xfam {
-            Some(wanted) => got == wanted.0,
-            None => got & XFAM_ALWAYS == XFAM_ALWAYS && got & XFAM_NAMED == 0,
+        let Some(wanted) = self.xfam else {
+            let right = got & XFAM_ALWAYS == XFAM_ALWAYS && got & (XFAM_NAMED | !XFAM_KNOWN) == 0;
+            return (!right).then(|| {
+                format!("XFAM {got:#x}: x87 and SSE are missing, or processor trace, user interrupts, branch records or an unknown feature is on")
+            });
         };
-        (!right).then(|| match self.xfam {
-            Some(wanted) => format!("XFAM: expected {:#x}, got {got:#x}", wanted.0),
-            None => format!("XFAM {got:#x}: x87 and SSE are missing, or processor trace, user interrupts or branch records are on: name it in the policy to accept it"),
-        })
+        (got != wanted.0).then(|| format!("XFAM: expected {:#x}, got {got:#x}", wanted.0))
     }
 
-    fn platform(&self, verified: &Verified) -> Option<String> {
-        let platform = &verified.platform;
-        let instance = platform.instance.as_ref().map_or(&[][..], |id| id);
+    fn platform(&self, verified: &Verified<'_>) -> Option<String> {
+        let platform = verified.platform();
+        let mut ids = vec![&platform.ppid[..]];
+        ids.extend(platform.instance.as_ref().map(|id| &id[..]));
         one_of(
             "the platform (PPID, platform instance)",
             &self.platforms,
-            &[&platform.ppid, instance],
+            &ids,
         )
     }
 
-    fn claims(&self, quote: &Quote<'_>, verified: &Verified) -> PlatformClaims {
-        let (body, platform) = (&quote.body, &verified.platform);
+    fn claims(&self, verified: &Verified<'_>) -> PlatformClaims {
+        let (body, platform) = (&verified.quote().body, verified.platform());
         let svn = |name, got: u64| TcbPart {
             name,
             got,
@@ -178,7 +191,7 @@ impl Demands {
         let mut properties = vec![
             Property {
                 name: "TCB status",
-                value: verified.status.to_string(),
+                value: verified.status().to_string(),
             },
             Property {
                 name: "FMSPC",
@@ -205,10 +218,10 @@ impl Demands {
                 value: hex(&body.tee_tcb_svn),
             },
         ];
-        if !verified.advisories.is_empty() {
+        if !verified.advisories().is_empty() {
             properties.push(Property {
                 name: "advisories",
-                value: verified.advisories.join(", "),
+                value: verified.advisories().join(", "),
             });
         }
         PlatformClaims {
@@ -218,7 +231,7 @@ impl Demands {
             tcb: vec![
                 TcbPart {
                     name: "evaluation",
-                    got: verified.evaluation.into(),
+                    got: verified.evaluation().into(),
                     minimum: self.minimum_evaluation.into(),
                 },
                 svn("pceSVN", platform.pce_svn.into()),
@@ -230,15 +243,11 @@ impl Demands {
 }
 
 /// Says that none of the values is one that is accepted; `None` if nothing is demanded.
-fn one_of(name: &str, accepted: &[Digits], got: &[&[u8]]) -> Option<String> {
-    let got: Vec<_> = got
-        .iter()
-        .filter(|it| !it.is_empty())
-        .map(|it| hex(it))
-        .collect();
-    let found = accepted.is_empty() || accepted.iter().any(|it| got.contains(&it.0));
+fn one_of<const N: usize>(name: &str, accepted: &[Digits<N>], got: &[&[u8]]) -> Option<String> {
+    let found = accepted.is_empty() || accepted.iter().any(|it| got.contains(&&it.0[..]));
     (!found).then(|| {
-        let accepted: Vec<_> = accepted.iter().map(|it| it.0.as_str()).collect();
+        let accepted: Vec<_> = accepted.iter().map(|it| hex(&it.0)).collect();
+        let got: Vec<_> = got.iter().map(|it| hex(it)).collect();
         format!(
             "{name}: expected {}, got {}",
             accepted.join(" or "),
@@ -247,32 +256,94 @@ fn one_of(name: &str, accepted: &[Digits], got: &[&[u8]]) -> Option<String> {
     })
 }
 
-/// Refuses a TD that another TD serves: it can migrate it.
+/// Refuses a TD that another TD serves, or served when it was created: it can migrate it.
 fn service_td(body: &Body) -> Option<String> {
-    let served = body
-        .td15
-        .as_ref()
-        .is_some_and(|td15| td15.mr_service_td != [0; 48]);
-    served
-        .then(|| "another TD serves the machine (MRSERVICETD is not zero) and could move it".into())
+    let hash = body.td15.as_ref().map(|td15| td15.mr_service_td);
+    let bound = body.service_tds.iter().flatten();
+    let mut all = hash
+        .into_iter()
+        .map(|hash| (hash, 0))
+        .chain(bound.map(|it| (it.hash, it.attributes)));
+    all.any(|it| it != ([0; REGISTER_LEN], 0))
+        .then(|| "another TD serves the machine (MRSERVICETD, or the hash or attributes of service TDs, are not zero) and could move it".into())
+}
+
+fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Status>, D::Error> {
+    let statuses: Vec<Status> = some(deserializer)?;
+    match statuses.contains(&Status::Revoked) {
+        true => Err(D::Error::custom(
+            "tcbStatuses: no policy can accept a platform that is Revoked",
+        )),
+        false => Ok(statuses),
+    }
+}
+
+fn attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Number, D::Error> {
+    let number = Number::deserialize(deserializer)?;
+    match Attributes(number.0).never_allowed() {
+        Attributes(0) => Ok(number),
+        never => Err(D::Error::custom(format!(
+            "tdAttributes: no policy can allow {never}"
+        ))),
+    }
+}
+
+fn features<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Number>, D::Error> {
+    let number = Number::deserialize(deserializer)?;
+    match number.0 & !XFAM_KNOWN {
+        0 => Ok(Some(number)),
+        unknown => Err(D::Error::custom(format!(
+            "xfam: the features {unknown:#x} are unknown"
+        ))),
+    }
+}
+
+/// Reads a list that has an entry: an empty one could be meant to accept nothing, but it would accept everything.
+fn some<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let list = Vec::deserialize(deserializer)?;
+    match list.is_empty() {
+        true => Err(D::Error::custom(
+            "a list is empty: name what is accepted, or leave the field out",
+        )),
+        false => Ok(list),
+    }
+}
+
+impl<const N: usize> Serialize for Digits<N> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&hex(&self.0))
+    }
+}
+
+impl<'de, const N: usize> Deserialize<'de> for Digits<N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Digits<N>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = unhex(&text).and_then(|bytes| bytes.try_into().ok());
+        bytes.map(Digits).ok_or_else(|| {
+            let digits = 2 * N;
+            D::Error::custom(format!(
+                "{text:.100?}: expected {digits} hexadecimal digits"
+            ))
+        })
+    }
 }
 
 impl Serialize for Number {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&format!("{:#x}", self.0))
     }
 }
 
 impl<'de> Deserialize<'de> for Number {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Number, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Number, D::Error> {
         let text = String::deserialize(deserializer)?;
         let digits = text
             .strip_prefix("0x")
             .filter(|digits| !digits.starts_with('+'));
         let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
         let expected = "expected 0x and at most 16 hexadecimal digits";
-        number
-            .map(Number)
-            .ok_or_else(|| serde::de::Error::custom(expected))
+        number.map(Number).ok_or_else(|| D::Error::custom(expected))
     }
 }

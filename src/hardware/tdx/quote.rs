@@ -48,8 +48,8 @@ pub struct Quote<'a> {
     pub qe_report: &'a [u8; 384],
     /// The signature of the PCK over that report, r ‖ s.
     pub qe_signature: &'a [u8; 64],
-    /// What the report covers beside the key.
-    pub authentication: &'a [u8],
+    /// What the report covers beside the key: Intel's enclave has 32 bytes.
+    pub authentication: &'a [u8; 32],
     /// The certificate chain of the PCK in PEM.
     pub pck_chain: &'a [u8],
 }
@@ -83,6 +83,8 @@ pub struct Body {
     pub report_data: [u8; 64],
     /// The versions of the present TDX module, and the service TDs bound to the TD; `None` in a body of TDX 1.0.
     pub td15: Option<Td15>,
+    /// The service TDs bound to the TD at its creation and now; `None` in a body without them.
+    pub service_tds: Option<[ServiceTd; 2]>,
 }
 
 /// The addition of TDX 1.5.
@@ -92,6 +94,15 @@ pub struct Td15 {
     pub tee_tcb_svn2: [u8; 16],
     /// The measurement of service TDs, zero without any.
     pub mr_service_td: Register,
+}
+
+/// The service TDs of a TD, in a body of "TDX 1.5 extended" (Intel's `sgx_report2_body_v1_5_ex_t`): zero without any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServiceTd {
+    /// The hash of their measurements.
+    pub hash: Register,
+    /// Their attributes.
+    pub attributes: u64,
 }
 
 /// The attributes of a TD (TDX Module ABI, "ATTRIBUTES").
@@ -160,8 +171,13 @@ impl<'a> Quote<'a> {
         }
         let qe_report = certification.array().ok_or_else(short)?;
         let qe_signature = certification.array().ok_or_else(short)?;
-        let len = certification.u16_le().ok_or_else(short)?.into();
-        let authentication = certification.take(len).ok_or_else(short)?;
+        let len = certification.u16_le().ok_or_else(short)?;
+        if len != 32 {
+            return malformed(format!(
+                "the authentication data of the quoting enclave has {len} bytes, expected 32"
+            ));
+        }
+        let authentication = certification.array().ok_or_else(short)?;
         let pck_chain = self::certification(&mut certification, PCK_CHAIN)?;
         if !certification.0.is_empty() {
             return malformed("bytes follow the certificates of the quote");
@@ -237,7 +253,25 @@ fn parse_body(body: &[u8], kind: u16) -> Option<Body> {
                 mr_service_td: *body.array()?,
             }),
         },
+        service_tds: match kind {
+            4 => Some(parse_service_tds(&mut body)?),
+            _ => None,
+        },
     })
+}
+
+/// Parses the end of a body of "TDX 1.5 extended".
+fn parse_service_tds(body: &mut Reader<'_>) -> Option<[ServiceTd; 2]> {
+    let service_td = |body: &mut Reader<'_>| {
+        Some(ServiceTd {
+            hash: *body.array()?,
+            attributes: body.u64_le()?,
+        })
+    };
+    body.take(1 + 32 + 48)?; // the number of the machine in the TD, the ID of this start, the hash of devices
+    let created = service_td(body)?;
+    body.take(16 + 16 + 12)?; // the platform on which the TD was created
+    Some([created, service_td(body)?])
 }
 
 /// Returns the certification data of this type.
@@ -253,34 +287,40 @@ fn certification<'a>(reader: &mut Reader<'a>, expected: u16) -> Result<&'a [u8],
     reader.take(len).ok_or_else(short)
 }
 
-/// The names of the attributes by bit.
-const ATTRIBUTES: [(u32, &str); 17] = [
+/// The names of the attributes by bit. Bits 18 to 22 have a meaning that Intel's library does not judge; the others are reserved.
+const ATTRIBUTES: [(u32, &str); 13] = [
     (0, "DEBUG"),
     (4, "HGS_PLUS_PROF"),
     (5, "PERF_PROF"),
     (6, "PMT_PROF"),
     (16, "ICSSD"),
     (17, "SERVTD_EXT"),
-    (18, "bit 18"),
-    (19, "bit 19"),
-    (20, "bit 20"),
-    (21, "bit 21"),
-    (22, "bit 22"),
     (27, "LASS"),
     (28, "SEPT_VE_DISABLE"),
     (29, "MIGRATABLE"),
     (30, "PKS"),
     (31, "KL"),
+    (62, "TPA"),
     (63, "PERFMON"),
 ];
 
 impl Attributes {
     /// The attributes of a TD that nobody can look into and that uses nothing special: SEPT_VE_DISABLE only, as each genuine quote.
     pub const USUAL: Attributes = Attributes(1 << 28);
+    /// Another TD can serve the TD, and move it to another platform: SERVTD_EXT, MIGRATABLE.
+    const OF_SERVICE_TD: u64 = 1 << 17 | 1 << 29;
 
     /// Returns whether the host can look into the TD.
     pub fn is_debug(self) -> bool {
         self.0 & 1 != 0
+    }
+
+    /// Returns those of the attributes that no policy can allow: migration, service TDs, and what has no known meaning.
+    pub fn never_allowed(self) -> Attributes {
+        let known = ATTRIBUTES
+            .iter()
+            .fold(0, |known, (bit, _)| known | 1 << bit);
+        Attributes(self.0 & (!known | Attributes::OF_SERVICE_TD))
     }
 }
 
@@ -288,8 +328,12 @@ impl fmt::Display for Attributes {
     /// Writes the value, and the names of the bits that are set.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#018x}", self.0)?;
-        let set = ATTRIBUTES.iter().filter(|(bit, _)| self.0 >> bit & 1 == 1);
-        let names: Vec<_> = set.map(|(_, name)| *name).collect();
+        let set = (0..64).filter(|bit| self.0 >> bit & 1 == 1);
+        let name = |bit| match ATTRIBUTES.iter().find(|(known, _)| *known == bit) {
+            Some((_, name)) => (*name).into(),
+            None => format!("reserved bit {bit}"),
+        };
+        let names: Vec<String> = set.map(name).collect();
         match names.is_empty() {
             true => Ok(()),
             false => write!(f, " ({})", names.join(", ")),
@@ -310,7 +354,6 @@ pub(super) struct Enclave<'a> {
     pub mr_signer: &'a [u8; 32],
     pub product: u16,
     pub svn: u16,
-    pub report_data: &'a [u8; 64],
 }
 
 impl<'a> Enclave<'a> {
@@ -322,7 +365,6 @@ impl<'a> Enclave<'a> {
             mr_signer: at(128).array()?,
             product: at(256).u16_le()?,
             svn: at(258).u16_le()?,
-            report_data: at(320).array()?,
         })
     }
 }

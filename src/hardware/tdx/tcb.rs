@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
@@ -48,17 +49,10 @@ impl Status {
         Status::Revoked,
     ];
 
-    /// Returns the status of a platform of which a part, the TDX module or the quoting enclave, has this status.
+    /// Returns the status of a platform of which a part, the TDX module or the quoting enclave, has this status. Intel's library lets
+    /// only two statuses of a part count; here each counts, so that a policy judges them by the same list.
     pub(super) fn with_part(self, part: Status) -> Status {
-        use Status::*;
-        match (part, self) {
-            (Revoked, _) | (_, Revoked) => Revoked,
-            (OutOfDate, UpToDate | SWHardeningNeeded) => OutOfDate,
-            (OutOfDate, ConfigurationNeeded | ConfigurationAndSWHardeningNeeded) => {
-                OutOfDateConfigurationNeeded
-            }
-            _ => self,
-        }
+        self.worse(part)
     }
 
     fn needs_configuration(self) -> bool {
@@ -78,6 +72,9 @@ impl Status {
 
     /// Returns the status of a machine that has the faults of both.
     fn worse(self, other: Status) -> Status {
+        if self == Status::Revoked || other == Status::Revoked {
+            return Status::Revoked;
+        }
         let either = |has: fn(Status) -> bool| has(self) || has(other);
         match (
             either(Status::is_out_of_date),
@@ -111,9 +108,9 @@ pub(super) fn merged(launched: Status, now: Option<Status>) -> Status {
                 false => Status::TDRelaunchAdvised,
             }
         }
-        // the module was replaced by one that is worse: Intel's library would not say so
-        Some(now) if !launched.is_out_of_date() => launched.worse(now),
-        _ => launched,
+        // the module may have been replaced by one that is worse: Intel's library would not say so
+        Some(now) => launched.worse(now),
+        None => launched,
     }
 }
 
@@ -163,6 +160,8 @@ pub(super) struct TcbInfo {
     next_update: Date,
     fmspc: String,
     pce_id: String,
+    /// How levels are compared: Intel defines 0 only.
+    tcb_type: u32,
     #[serde(rename = "tcbEvaluationDataNumber")]
     pub evaluation: u32,
     tcb_levels: Vec<Level>,
@@ -175,7 +174,7 @@ pub(super) struct TcbInfo {
 #[serde(rename_all = "camelCase")]
 struct Level {
     tcb: Tcb,
-    #[serde(rename = "tcbStatus")]
+    #[serde(rename = "tcbStatus", deserialize_with = "of_level")]
     status: Status,
     #[serde(default, rename = "advisoryIDs")]
     advisories: Vec<String>,
@@ -235,7 +234,7 @@ pub(super) struct Identity {
 #[serde(rename_all = "camelCase")]
 struct SvnLevel {
     tcb: Svn,
-    #[serde(rename = "tcbStatus")]
+    #[serde(rename = "tcbStatus", deserialize_with = "of_level")]
     status: Status,
     #[serde(default, rename = "advisoryIDs")]
     advisories: Vec<String>,
@@ -253,17 +252,17 @@ pub(super) struct Judged {
 }
 
 impl TcbInfo {
-    /// Returns until when it is valid.
+    /// Checks that it is valid, and returns when Intel issued it.
     pub fn check_dates(&self, now: u64) -> Result<u64, String> {
         check_dates("TCB information", &self.issue_date, &self.next_update, now)
     }
 
     /// Checks that the information is of this platform.
     pub fn check_platform(&self, platform: &Platform) -> Result<(), String> {
-        if self.id != "TDX" || self.version != 3 {
+        if self.id != "TDX" || self.version != 3 || self.tcb_type != 0 {
             return Err(format!(
-                "the TCB information is {:.20?} {}, expected \"TDX\" 3",
-                self.id, self.version
+                "the TCB information is {:.20?} {} of the type {}, expected \"TDX\" 3 of the type 0",
+                self.id, self.version, self.tcb_type
             ));
         }
         let (fmspc, pce_id) = (unhex(&self.fmspc), unhex(&self.pce_id));
@@ -370,7 +369,7 @@ impl Tcb {
 }
 
 impl Identity {
-    /// Returns until when it is valid.
+    /// Checks that it is valid, and returns when Intel issued it.
     pub fn check_dates(&self, now: u64) -> Result<u64, String> {
         check_dates("QE identity", &self.issue_date, &self.next_update, now)
     }
@@ -438,42 +437,21 @@ struct Date(u64);
 impl<'de> Deserialize<'de> for Date {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Date, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let date = seconds(&text).map(Date);
-        date.ok_or_else(|| serde::de::Error::custom("expected a time as 2025-06-19T10:16:03Z"))
+        let since = base::time::parse(&text).and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let since = since.map(|since| Date(since.as_secs()));
+        since.ok_or_else(|| serde::de::Error::custom("expected a time as 2025-06-19T10:16:03Z"))
     }
 }
 
-fn seconds(text: &str) -> Option<u64> {
-    let number = |at: usize, len| {
-        let digits = text.get(at..at + len)?;
-        digits
-            .bytes()
-            .all(|digit| digit.is_ascii_digit())
-            .then(|| digits.parse::<u64>().ok())?
-    };
-    let marks = [
-        (4, b'-'),
-        (7, b'-'),
-        (10, b'T'),
-        (13, b':'),
-        (16, b':'),
-        (19, b'Z'),
-    ];
-    if text.len() != 20 || marks.iter().any(|(at, mark)| text.as_bytes()[*at] != *mark) {
-        return None;
+/// Reads the status of a level. A relaunch is never one: a verifier finds it by two levels.
+fn of_level<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Status, D::Error> {
+    use Status::*;
+    match Status::deserialize(deserializer)? {
+        TDRelaunchAdvised | TDRelaunchAdvisedConfigurationNeeded => Err(serde::de::Error::custom(
+            "no level of Intel has the status TDRelaunchAdvised",
+        )),
+        status => Ok(status),
     }
-    let (year, month, day) = (number(0, 4)?, number(5, 2)?, number(8, 2)?);
-    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
-    let in_range =
-        (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
-    if !in_range || hour > 23 || minute > 59 || second > 59 {
-        return None;
-    }
-    // years that begin in March end with the leap day; 719468 days are between 0000-03-01 and 1970-01-01
-    let year = year - u64::from(month < 3);
-    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + day_of_year - 719_468;
-    Some(((days * 24 + hour) * 60 + minute) * 60 + second)
 }
 
 fn check_dates(name: &str, issued: &Date, until: &Date, now: u64) -> Result<u64, String> {
@@ -487,7 +465,7 @@ fn check_dates(name: &str, issued: &Date, until: &Date, now: u64) -> Result<u64,
             "the {name} has expired: fetch the collateral again"
         ));
     }
-    Ok(until.0)
+    Ok(issued.0)
 }
 
 pub(super) fn hex(bytes: &[u8]) -> String {
@@ -510,24 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read() {
-        assert_eq!(seconds("1970-01-01T00:00:00Z"), Some(0));
-        assert_eq!(seconds("2000-02-29T23:59:59Z"), Some(951_868_799));
-        assert_eq!(seconds("2025-06-19T10:16:03Z"), Some(1_750_328_163));
-        for text in [
-            "",
-            "2025-06-19T10:16:03",
-            "2025-13-19T10:16:03Z",
-            "2025-06-19T24:16:03Z",
-            "2025-06-+9T10:16:03Z",
-            "é025-06-19T10:16:03Z",
-        ] {
-            assert_eq!(seconds(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn statuses_merge_as_intel_merges_them() {
+    fn statuses_merge_so_that_nothing_is_lost() {
         use Status::*;
         for (platform, part, expected) in [
             (UpToDate, UpToDate, UpToDate),
@@ -542,6 +503,8 @@ mod tests {
             (OutOfDate, UpToDate, OutOfDate),
             (UpToDate, Revoked, Revoked),
             (Revoked, OutOfDate, Revoked),
+            (UpToDate, SWHardeningNeeded, SWHardeningNeeded),
+            (OutOfDate, ConfigurationNeeded, OutOfDateConfigurationNeeded),
         ] {
             assert_eq!(platform.with_part(part), expected, "{platform} {part}");
         }
@@ -568,6 +531,13 @@ mod tests {
             ),
             (UpToDate, Some(SWHardeningNeeded), SWHardeningNeeded),
             (UpToDate, Some(Revoked), Revoked),
+            (Revoked, Some(OutOfDate), Revoked),
+            (OutOfDate, Some(Revoked), Revoked),
+            (
+                OutOfDate,
+                Some(OutOfDateConfigurationNeeded),
+                OutOfDateConfigurationNeeded,
+            ),
         ] {
             assert_eq!(merged(launched, now), expected, "{launched} {now:?}");
         }

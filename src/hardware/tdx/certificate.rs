@@ -1,0 +1,269 @@
+//! What a verifier reads in Intel's certificates and lists of revoked ones beside what their chain proves (Intel SGX PCK Certificate
+//! and Certificate Revocation List Profile Specification).
+
+use std::time::UNIX_EPOCH;
+
+use base::der::{
+    BIT_STRING, BOOLEAN, GENERALIZED_TIME, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader,
+    SEQUENCE, SET, UTC_TIME, context,
+};
+
+use super::tcb::Platform;
+
+/// commonName, 2.5.4.3, and organizationName, 2.5.4.10.
+const COMMON_NAME: &[u8] = &[0x55, 4, 3];
+const ORGANIZATION: &[u8] = &[0x55, 4, 10];
+/// keyUsage, 2.5.29.15.
+const KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x0f];
+/// 1.2.840.113741.1.13.1: the extension of a PCK certificate that names the platform.
+const SGX: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf8, 0x4d, 0x01, 0x0d, 0x01];
+
+/// What a certificate is for: all of Intel's are under one root, and one cannot serve as another.
+pub(super) struct Role {
+    /// The common names of its subject.
+    subjects: &'static [&'static str],
+    /// The key usage that it must have (RFC 5280 §4.2.1.3), as a bit of the first byte.
+    usage: u8,
+}
+
+const DIGITAL_SIGNATURE: u8 = 0x80;
+const KEY_CERT_SIGN: u8 = 0x04;
+
+impl Role {
+    /// The key of a platform, which signs the report of its quoting enclave.
+    pub const PCK: Role = Role {
+        subjects: &["Intel SGX PCK Certificate"],
+        usage: DIGITAL_SIGNATURE,
+    };
+    /// The authorities of platforms with several processors, and with one.
+    pub const PCK_AUTHORITY: Role = Role {
+        subjects: &["Intel SGX PCK Platform CA", "Intel SGX PCK Processor CA"],
+        usage: KEY_CERT_SIGN,
+    };
+    /// The signer of TCB information and identities.
+    pub const TCB_SIGNING: Role = Role {
+        subjects: &["Intel SGX TCB Signing"],
+        usage: DIGITAL_SIGNATURE,
+    };
+
+    /// Checks that a certificate is one for this. `name` is its name in messages.
+    pub fn check(&self, name: &str, certificate: &Certificate<'_>) -> Result<(), String> {
+        let subject = certificate.attribute(COMMON_NAME).unwrap_or_default();
+        if !self.subjects.iter().any(|it| it.as_bytes() == subject)
+            || certificate.attribute(ORGANIZATION) != Some(b"Intel Corporation")
+        {
+            return Err(format!(
+                "the {name} certificate is of {:.60?}, expected {} of Intel Corporation",
+                String::from_utf8_lossy(subject),
+                self.subjects.join(" or ")
+            ));
+        }
+        let usage = certificate.extension(KEY_USAGE).and_then(|value| {
+            let bits = Reader::new(value).expect(BIT_STRING).ok()?;
+            // the first byte is the number of unused bits
+            bits.get(1).copied()
+        });
+        match usage {
+            Some(usage) if usage & self.usage != 0 => Ok(()),
+            _ => Err(format!(
+                "the key usage of the {name} certificate does not allow what it is used for"
+            )),
+        }
+    }
+}
+
+/// A certificate (RFC 5280 §4.1).
+pub(super) struct Certificate<'a> {
+    /// The number, as it is encoded.
+    pub serial: &'a [u8],
+    /// The name of its subject: the content of the SEQUENCE.
+    pub subject: &'a [u8],
+    /// The content of the SEQUENCE of extensions.
+    extensions: &'a [u8],
+}
+
+impl<'a> Certificate<'a> {
+    /// Reads the DER of a certificate of version 3.
+    pub fn parse(der: &'a [u8]) -> Option<Certificate<'a>> {
+        let whole = Reader::new(der).expect(SEQUENCE).ok()?;
+        let mut tbs = Reader::new(Reader::new(whole).expect(SEQUENCE).ok()?);
+        tbs.expect(context(0)).ok()?;
+        let serial = tbs.expect(INTEGER).ok()?;
+        tbs.expect(SEQUENCE).ok()?; // the algorithm of the signature
+        tbs.expect(SEQUENCE).ok()?; // the issuer
+        tbs.expect(SEQUENCE).ok()?; // the dates
+        let subject = tbs.expect(SEQUENCE).ok()?;
+        tbs.expect(SEQUENCE).ok()?; // the key
+        let extensions = tbs.expect(context(3)).ok()?;
+        Some(Certificate {
+            serial,
+            subject,
+            extensions: Reader::new(extensions).expect(SEQUENCE).ok()?,
+        })
+    }
+
+    /// Returns the text of an attribute of the subject that has it once.
+    fn attribute(&self, oid: &[u8]) -> Option<&'a [u8]> {
+        let mut found = None;
+        let mut sets = Reader::new(self.subject);
+        while !sets.is_empty() {
+            let set = sets.expect(SET).ok()?;
+            let mut attribute = Reader::new(Reader::new(set).expect(SEQUENCE).ok()?);
+            if attribute.expect(OBJECT_IDENTIFIER).ok()? == oid {
+                let (_, text) = attribute.read().ok()?;
+                if found.replace(text).is_some() {
+                    return None;
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns the content of an extension.
+    fn extension(&self, oid: &[u8]) -> Option<&'a [u8]> {
+        let mut all = Reader::new(self.extensions);
+        while !all.is_empty() {
+            let mut extension = Reader::new(all.expect(SEQUENCE).ok()?);
+            if extension.expect(OBJECT_IDENTIFIER).ok()? == oid {
+                if extension.peek() == Some(BOOLEAN) {
+                    extension.read().ok()?; // whether it is critical
+                }
+                return extension.expect(OCTET_STRING).ok();
+            }
+        }
+        None
+    }
+
+    /// Returns the platform that a PCK certificate names.
+    pub fn platform(&self) -> Option<Platform> {
+        let entries = Reader::new(self.extension(SGX)?).expect(SEQUENCE).ok()?;
+        let octets = |arc| entry(entries, &[arc], OCTET_STRING);
+        let tcb = entry(entries, &[2], SEQUENCE)?;
+        let svn = |arc| small(entry(tcb, &[2, arc], INTEGER)?);
+        let mut cpu_svn = [0; 16];
+        for (arc, component) in (1..).zip(&mut cpu_svn) {
+            *component = svn(arc)?.try_into().ok()?;
+        }
+        Some(Platform {
+            cpu_svn,
+            pce_svn: svn(17)?,
+            ppid: octets(1)?.try_into().ok()?,
+            pce_id: octets(3)?.try_into().ok()?,
+            fmspc: octets(4)?.try_into().ok()?,
+            // a platform with one processor has none
+            instance: octets(6).and_then(|id| id.try_into().ok()),
+        })
+    }
+}
+
+/// Returns the content of the value with these arcs below [`SGX`] in a SEQUENCE OF SEQUENCE { OBJECT IDENTIFIER, value }.
+fn entry<'a>(entries: &'a [u8], arcs: &[u8], tag: u8) -> Option<&'a [u8]> {
+    let mut entries = Reader::new(entries);
+    while !entries.is_empty() {
+        let mut entry = Reader::new(entries.expect(SEQUENCE).ok()?);
+        let oid = entry.expect(OBJECT_IDENTIFIER).ok()?;
+        if oid.strip_prefix(SGX) == Some(arcs) {
+            return entry.expect(tag).ok();
+        }
+    }
+    None
+}
+
+/// Returns an INTEGER of at most 16 bits that is not negative.
+fn small(content: &[u8]) -> Option<u16> {
+    match content {
+        [byte @ 0..0x80] => Some(u16::from(*byte)),
+        [high @ 0..0x80, low] | [0, high, low] => Some(u16::from_be_bytes([*high, *low])),
+        _ => None,
+    }
+}
+
+/// What a list of revoked certificates (RFC 5280 §5.1) says of itself.
+pub(super) struct List<'a> {
+    /// The name of its issuer, as [`Certificate::subject`].
+    pub issuer: &'a [u8],
+    /// When it was issued, in seconds since 1970.
+    pub issued: u64,
+}
+
+impl<'a> List<'a> {
+    /// Reads the DER of a list of version 2.
+    pub fn parse(der: &'a [u8]) -> Option<List<'a>> {
+        let whole = Reader::new(der).expect(SEQUENCE).ok()?;
+        let mut tbs = Reader::new(Reader::new(whole).expect(SEQUENCE).ok()?);
+        tbs.expect(INTEGER).ok()?;
+        tbs.expect(SEQUENCE).ok()?; // the algorithm of the signature
+        let issuer = tbs.expect(SEQUENCE).ok()?;
+        let (tag, time) = tbs.read().ok()?;
+        Some(List {
+            issuer,
+            issued: seconds(tag, time)?,
+        })
+    }
+}
+
+/// Reads UTCTime or GeneralizedTime (RFC 5280 §4.1.2.5).
+fn seconds(tag: u8, time: &[u8]) -> Option<u64> {
+    let time = std::str::from_utf8(time).ok()?;
+    let time = match tag {
+        // a year below 50 is of this century, and others are of a time before these lists
+        UTC_TIME if time.get(..2)? < "50" => format!("20{time}"),
+        GENERALIZED_TIME => time.into(),
+        _ => return None,
+    };
+    let part = |from: usize| time.get(from..from + 2);
+    let text = format!(
+        "{}-{}-{}T{}:{}:{}{}",
+        time.get(..4)?,
+        part(4)?,
+        part(6)?,
+        part(8)?,
+        part(10)?,
+        part(12)?,
+        time.get(14..)?
+    );
+    let since = base::time::parse(&text)?.duration_since(UNIX_EPOCH).ok()?;
+    Some(since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_both_forms_are_read() {
+        assert_eq!(seconds(UTC_TIME, b"250619101603Z"), Some(1_750_328_163));
+        assert_eq!(
+            seconds(GENERALIZED_TIME, b"20250619101603Z"),
+            Some(1_750_328_163)
+        );
+        for (tag, text) in [
+            (UTC_TIME, &b"990619101603Z"[..]),
+            (UTC_TIME, b"20250619101603Z"),
+            (UTC_TIME, b"250619101603"),
+            (GENERALIZED_TIME, b"250619101603Z"),
+            (GENERALIZED_TIME, b"2025061910160"),
+            (GENERALIZED_TIME, "2025é619101603Z".as_bytes()),
+            (INTEGER, b"250619101603Z"),
+        ] {
+            assert_eq!(seconds(tag, text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn small_numbers_are_read() {
+        for (content, number) in [
+            (&[0][..], Some(0)),
+            (&[0x7f], Some(0x7f)),
+            (&[0, 0x80], Some(0x80)),
+            (&[0x12, 0x34], Some(0x1234)),
+            (&[0, 0xff, 0xff], Some(0xffff)),
+            (&[], None),
+            (&[0x80], None),
+            (&[0xff, 0], None),
+            (&[1, 0, 0], None),
+        ] {
+            assert_eq!(small(content), number, "{content:?}");
+        }
+    }
+}

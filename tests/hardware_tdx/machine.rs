@@ -1,0 +1,185 @@
+//! The variant `qemu-tdx`: documents of a machine whose quotes a hierarchy of our own signs, and its registers.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use attest::attestation::sources::offline;
+use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qemu_tdx};
+use attest::tpm::Location;
+
+use super::forged::{Parts, Signed};
+use super::*;
+
+/// A machine of these parts, whose collateral is in the file. It keeps the quote that it made last.
+struct Machine {
+    parts: Parts,
+    file: PathBuf,
+    last: Mutex<Option<Signed>>,
+}
+
+impl qemu_tdx::Quoter for Machine {
+    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
+        let signed = self.parts.sign(report_data);
+        let collateral = serde_json::to_vec(&signed.collateral).unwrap();
+        fs::write(&self.file, collateral).unwrap();
+        let quote = signed.quote.clone();
+        *self.last.lock().unwrap() = Some(signed);
+        Ok(quote)
+    }
+}
+
+/// Returns what a policy says of the machine with this change.
+fn judged(change: fn(&mut Parts), policy: &str, nonce: &[u8]) -> Result<Identified, String> {
+    let mut parts = Parts::default();
+    change(&mut parts);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let machine = Arc::new(Machine {
+        parts,
+        file: file.path().into(),
+        last: Mutex::new(None),
+    });
+    let issuer = qemu_tdx::Issuer::new(machine.clone(), Some(file.path().into()));
+    let document = issuer.issue(b"key", b"nonce").unwrap();
+    let verifier = machine.last.lock().unwrap().as_ref().unwrap().verifier();
+    let policy = Policy::from_json(policy).unwrap();
+    let validator = qemu_tdx::Validator::under(verifier, || JULY_2025, policy, offline()).unwrap();
+    let identified = validator.identify(&document, nonce);
+    identified.map_err(|error| error.to_string())
+}
+
+/// Returns a policy with the registers of the test machine.
+fn policy(change: &str) -> String {
+    let entries: Vec<_> = [(0, "a0"), (1, "b0"), (2, "b1"), (3, "b2"), (4, "00")]
+        .map(|(index, byte)| format!("\"{index}\":\"{}\"", byte.repeat(48)))
+        .into();
+    format!("{{\"measurements\":{{{}}}{change}}}", entries.join(","))
+}
+
+#[test]
+fn a_machine_that_meets_the_policy_is_identified() {
+    let identified = judged(|_| {}, &policy(""), b"nonce").unwrap();
+    assert_eq!(identified.user_data, b"key");
+    assert!(identified.cluster.unwrap().is_fresh());
+    let platform = identified.platform.unwrap();
+    assert_eq!(platform.chip.as_deref(), Some(&*"dd".repeat(16)));
+    assert_eq!(
+        platform.bound,
+        ["key and nonce of the connection: REPORTDATA"]
+    );
+}
+
+#[test]
+fn a_machine_that_is_wrong_in_one_thing_is_refused_by_its_name() {
+    let other = policy("").replace(&"b1".repeat(48), &"b7".repeat(48));
+    let error = judged(|_| {}, &other, b"nonce").unwrap_err();
+    assert!(
+        error.starts_with("RTMR 1: expected b7b7") && error.contains("got b1b1"),
+        "{error}"
+    );
+    let same: fn(&mut Parts) = |_| {};
+    let refused =
+        |change, in_policy: &str, nonce| judged(change, &policy(in_policy), nonce).unwrap_err();
+    for (error, why) in [
+        (
+            refused(same, "", b"other"),
+            "another connection: its nonce does not match",
+        ),
+        (
+            refused(|it| it.body[472] = 1, "", b"nonce"),
+            "RTMR 3: expected 0000",
+        ),
+        (
+            refused(|it| it.body[136] = 1, "", b"nonce"),
+            "MRTD: expected a0a0",
+        ),
+        (
+            refused(|it| it.status = "Revoked", "", b"nonce"),
+            "is Revoked",
+        ),
+        (
+            refused(|it| it.body[120] = 1, "", b"nonce"),
+            "the host can look into a machine with DEBUG",
+        ),
+        (
+            refused(same, r#","tdx":{"minimumEvaluation":21}"#, b"nonce"),
+            "evaluation 20, expected at least 21",
+        ),
+        (
+            refused(same, r#","tdx":{"maximumCollateralDays":3}"#, b"nonce"),
+            "the collateral is 11 days old, expected at most 3",
+        ),
+        (
+            refused(
+                same,
+                r#","tdx":{"platforms":["00000000000000000000000000000000"]}"#,
+                b"nonce",
+            ),
+            "(PPID, platform instance): expected 00000000000000000000000000000000, got eeee",
+        ),
+    ] {
+        assert!(error.contains(why), "{why}: {error}");
+    }
+    let accepted = policy(
+        r#","tdx":{"tcbStatuses":["UpToDate","OutOfDate"],"platforms":["DDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDD"]}"#,
+    );
+    judged(|it| it.status = "OutOfDate", &accepted, b"nonce").unwrap();
+}
+
+#[test]
+fn a_policy_of_a_tpm_is_none_of_a_tdx_machine() {
+    let text = format!(r#"{{"measurements":{{"4":"{}"}}}}"#, "00".repeat(32));
+    let error = qemu_tdx::Validator::new(Policy::from_json(&text).unwrap(), offline());
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("have registers of 48 bytes"), "{error}");
+}
+
+/// Returns a folder as the kernel shows it, with these RTMRs and with MRTD.
+fn kernels_folder(rtmr: [u8; 4]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, byte| fs::write(folder.path().join(name), [byte; 48]).unwrap();
+    write("mrtd:sha384", 0xa0);
+    for (number, byte) in rtmr.into_iter().enumerate() {
+        write(&format!("rtmr{number}:sha384"), byte);
+    }
+    folder
+}
+
+#[test]
+fn the_registers_of_a_machine_are_read_and_a_wrong_one_is_noticed() {
+    let folder = kernels_folder([1, 2, 4, 0]);
+    let location: Location = format!("tdx:{}", folder.path().display()).parse().unwrap();
+    let measured = (qemu_tdx::VARIANT.measure)(&location, Stage::Booted).unwrap();
+    let first: Vec<_> = measured.booted.values().map(|it| it.expected[0]).collect();
+    assert_eq!(first, [0xa0, 1, 2, 4, 0]);
+    assert!(!attestation::is_marked(&location).unwrap());
+    // a plain file keeps what is written to it, unlike a register: the machine notices that it was not extended
+    let error = attestation::mark(&location, &[7; 32])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("something else has measured into it"),
+        "{error}"
+    );
+    assert!(attestation::is_marked(&location).unwrap());
+    let written = fs::read(folder.path().join("rtmr3:sha384")).unwrap();
+    assert_eq!(
+        written,
+        ring::digest::digest(&ring::digest::SHA384, &[7; 32]).as_ref()
+    );
+    fs::write(folder.path().join("rtmr3:sha384"), [0; 47]).unwrap();
+    let error = attestation::cluster_register(&location)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("47 bytes, expected 48"), "{error}");
+    let tpm: Location = "device:/dev/null".parse().unwrap();
+    let error = (qemu_tdx::VARIANT.measure)(&tpm, Stage::Booted)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("expected tdx:/sys/class/misc/tdx_guest/measurements"),
+        "{error}"
+    );
+    let error = attest::tpm::Tpm::open(&location).err().unwrap().to_string();
+    assert!(error.contains("has no TPM"), "{error}");
+}

@@ -1,0 +1,19 @@
+//! Quotes of TDX machines: genuine ones, and those of a hierarchy of our own in which one thing is wrong.
+
+mod forged;
+mod genuine;
+mod hostile;
+mod machine;
+
+use hardware::tdx::quote::Quote;
+use hardware::tdx::tcb::Status;
+use hardware::tdx::{Collateral, Demands, Verified, Verifier};
+
+/// A time at which the collateral of `tdx_quote`, and of our own hierarchy, was valid: 2025-07-01.
+const JULY_2025: u64 = 1_751_328_000;
+
+/// Verifies a quote under Intel's root.
+fn verify<'q>(quote: &'q [u8], collateral: &Collateral, now: u64) -> Result<Verified<'q>, String> {
+    let quote = Quote::parse(quote).map_err(|error| error.to_string())?;
+    Verifier::of_intel().unwrap().verify(quote, collateral, now)
+}
