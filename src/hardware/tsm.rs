@@ -4,9 +4,14 @@
 //! `generation` counts the writes that the kernel accepted, and the caller compares the bytes in the evidence with its own.
 
 use std::fs;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use ring::rand::{SecureRandom, SystemRandom};
+
+use crate::hex;
 
 /// The folder of requests.
 pub const REPORTS: &str = "/sys/kernel/config/tsm/report";
@@ -14,6 +19,8 @@ pub const REPORTS: &str = "/sys/kernel/config/tsm/report";
 pub const REPORT_DATA_LEN: usize = 64;
 /// Number of attempts while the kernel is busy, or another program changes the request.
 const ATTEMPTS: u32 = 5;
+/// The pause after the first attempt; each further one is twice as long. All together are less than a second.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What the kernel returned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,29 +43,60 @@ pub fn report(
     report_data: &[u8; REPORT_DATA_LEN],
     privilege_level: Option<u8>,
 ) -> Result<Report, String> {
-    request(Path::new(REPORTS), provider, report_data, privilege_level)
+    request(&Kernel, provider, report_data, privilege_level)
+}
+
+/// The operations on the kernel's folder. The tests have a folder of their own: only a kernel on the hardware makes evidence.
+trait Folder {
+    fn make(&self, folder: &Path) -> io::Result<()>;
+    fn read(&self, file: &Path) -> io::Result<Vec<u8>>;
+    /// Writes in one piece, and closes the file.
+    fn write(&self, file: &Path, bytes: &[u8]) -> io::Result<()>;
+    fn remove(&self, folder: &Path) -> io::Result<()>;
+}
+
+struct Kernel;
+
+impl Folder for Kernel {
+    fn make(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir(folder)
+    }
+
+    fn read(&self, file: &Path) -> io::Result<Vec<u8>> {
+        fs::read(file)
+    }
+
+    fn write(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut file = fs::OpenOptions::new().write(true).open(file)?;
+        io::Write::write_all(&mut file, bytes)
+    }
+
+    fn remove(&self, folder: &Path) -> io::Result<()> {
+        fs::remove_dir(folder)
+    }
 }
 
 /// As [`report`], with the folder of requests.
 fn request(
-    reports: &Path,
+    folder: &dyn Folder,
     provider: &str,
     report_data: &[u8; REPORT_DATA_LEN],
     privilege_level: Option<u8>,
 ) -> Result<Report, String> {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
     let mut last = String::new();
-    for _ in 0..ATTEMPTS {
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("firstlight-{}-{number}", std::process::id());
-        let request = Request::new(reports.join(name))?;
-        match request.run(provider, report_data, privilege_level) {
+    for attempt in 0..ATTEMPTS {
+        if attempt > 0 {
+            thread::sleep(PAUSE * (1 << (attempt - 1)));
+        }
+        let report = Request::new(folder)
+            .and_then(|request| request.run(provider, report_data, privilege_level));
+        match report {
             Ok(report) => return Ok(report),
             Err(Failed::Passing(why)) => last = why,
             Err(Failed::Lasting(why)) => return Err(why),
         }
     }
-    Err(format!("{last}, also after {ATTEMPTS} attempts"))
+    Err(format!("{last}, also in the last of {ATTEMPTS} attempts"))
 }
 
 /// Why a request failed.
@@ -69,14 +107,35 @@ enum Failed {
 }
 
 /// A folder that the kernel fills, removed on drop.
-struct Request(PathBuf);
+struct Request<'a> {
+    folder: &'a dyn Folder,
+    path: PathBuf,
+}
 
-impl Request {
-    fn new(folder: PathBuf) -> Result<Request, String> {
-        fs::create_dir(&folder).map_err(|error| {
-            format!("cannot request evidence of the kernel in {}: {error}; a confidential machine with Linux 6.7 or newer has this folder, and configfs is mounted", folder.display())
-        })?;
-        Ok(Request(folder))
+impl Request<'_> {
+    /// Makes a folder. Its name is random: a killed process leaves its own, and another container has the same process IDs.
+    fn new(folder: &dyn Folder) -> Result<Request<'_>, Failed> {
+        let mut name = [0; 8];
+        let random = SystemRandom::new().fill(&mut name);
+        random.map_err(|_| Failed::Lasting("the kernel has no random numbers".into()))?;
+        let path = Path::new(REPORTS).join(format!("firstlight-{}", hex(&name)));
+        match folder.make(&path) {
+            Ok(()) => Ok(Request { folder, path }),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                Err(Failed::Passing(format!(
+                    "another request of evidence has the folder {}",
+                    path.display()
+                )))
+            }
+            Err(error) if is_passing(&error) => Err(Failed::Passing(format!(
+                "the kernel takes no request of evidence now: {}: {error}",
+                path.display()
+            ))),
+            Err(error) => Err(Failed::Lasting(format!(
+                "cannot request evidence of the kernel in {}: {error}; a confidential machine with Linux 6.7 or newer has this folder, and configfs is mounted",
+                path.display()
+            ))),
+        }
     }
 
     fn run(
@@ -101,16 +160,34 @@ impl Request {
         }
         self.write("inblob", report_data)?;
         let evidence = self.read("outblob")?;
-        // a provider may have no such file
-        let auxiliary = self.read("auxblob").unwrap_or_default();
-        match self.generation()? == start + writes {
-            true => Ok(Report {
-                evidence,
-                auxiliary,
-            }),
-            false => Err(Failed::Passing(
-                "the kernel's request of evidence changed meanwhile".into(),
-            )),
+        let auxiliary = self.auxiliary()?;
+        let now = self.generation()?;
+        if now < start + writes {
+            return Err(Failed::Lasting(format!(
+                "the kernel did not take the request of evidence: {} of {writes} writes counted",
+                now.saturating_sub(start)
+            )));
+        }
+        if now > start + writes {
+            return Err(Failed::Passing(
+                "another program changed the request of evidence meanwhile".into(),
+            ));
+        }
+        if evidence.is_empty() {
+            return Err(Failed::Lasting("the kernel returned no evidence".into()));
+        }
+        Ok(Report {
+            evidence,
+            auxiliary,
+        })
+    }
+
+    /// Returns what the host gave beside the evidence. A provider without it, as that of TDX, has no such file.
+    fn auxiliary(&self) -> Result<Vec<u8>, Failed> {
+        match self.folder.read(&self.path.join("auxblob")) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(vec![]),
+            Err(error) => Err(self.failed("auxblob", &error)),
+            Ok(bytes) => Ok(bytes),
         }
     }
 
@@ -123,34 +200,249 @@ impl Request {
     }
 
     fn read(&self, name: &str) -> Result<Vec<u8>, Failed> {
-        fs::read(self.0.join(name)).map_err(|error| self.failed(name, &error))
+        let bytes = self.folder.read(&self.path.join(name));
+        bytes.map_err(|error| self.failed(name, &error))
     }
 
-    /// Writes in one piece, and closes the file.
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Failed> {
-        let mut file = fs::OpenOptions::new().write(true).open(self.0.join(name));
-        let written = file
-            .as_mut()
-            .map_err(|error| io::Error::from(error.kind()))
-            .and_then(|file| io::Write::write_all(file, bytes));
+        let written = self.folder.write(&self.path.join(name), bytes);
         written.map_err(|error| self.failed(name, &error))
     }
 
     fn failed(&self, name: &str, error: &io::Error) -> Failed {
-        let text = format!(
-            "evidence of the kernel: {}: {error}",
-            self.0.join(name).display()
-        );
-        match error.kind() {
-            io::ErrorKind::ResourceBusy | io::ErrorKind::Interrupted => Failed::Passing(text),
+        let file = self.path.join(name);
+        let text = format!("evidence of the kernel: {}: {error}", file.display());
+        match name {
+            _ if is_passing(error) => Failed::Passing(text),
+            "outblob" => Failed::Lasting(format!(
+                "{text}; the host's service that signs evidence does not answer, or the kernel refuses the request"
+            )),
             _ => Failed::Lasting(text),
         }
     }
 }
 
-impl Drop for Request {
+/// Returns whether another attempt may succeed: another request is on its way, or the request was written while it was read.
+fn is_passing(error: &io::Error) -> bool {
+    use ErrorKind::*;
+    matches!(error.kind(), ResourceBusy | WouldBlock | Interrupted)
+}
+
+impl Drop for Request<'_> {
     fn drop(&mut self) {
         // an error leaves an empty request until the next boot
-        let _ = fs::remove_dir(&self.0);
+        let _ = self.folder.remove(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const EBUSY: i32 = 16;
+    const EWOULDBLOCK: i32 = 11;
+    const EIO: i32 = 5;
+
+    /// A folder that behaves as the kernel's (drivers/virt/coco/guest/report.c): each write counts, the evidence is over the last
+    /// `inblob`. It stands in for a kernel, as no machine here has one that makes evidence.
+    #[derive(Default)]
+    struct Simulated {
+        requests: RefCell<BTreeMap<PathBuf, State>>,
+        /// Counts the calls, and fails those that are named: operation, first call of it that succeeds, error.
+        faults: RefCell<Vec<(&'static str, u32, i32)>>,
+        /// How many times another program writes, too, before `outblob` is read.
+        intruders: RefCell<u32>,
+        /// Whether the writes of `inblob` are lost when the file is closed.
+        is_lossy: bool,
+        provider: &'static str,
+        made: RefCell<Vec<PathBuf>>,
+    }
+
+    #[derive(Default)]
+    struct State {
+        generation: u64,
+        privilege_level: String,
+        report_data: Vec<u8>,
+    }
+
+    impl Simulated {
+        fn new(provider: &'static str) -> Simulated {
+            Simulated {
+                provider,
+                ..Simulated::default()
+            }
+        }
+
+        /// Fails the first `times` calls of an operation with an error of the kernel.
+        fn failing(mut self, operation: &'static str, times: u32, error: i32) -> Simulated {
+            self.faults.get_mut().push((operation, times, error));
+            self
+        }
+
+        fn fault(&self, operation: &str) -> io::Result<()> {
+            let mut faults = self.faults.borrow_mut();
+            match faults.iter_mut().find(|it| it.0 == operation && it.1 > 0) {
+                Some((_, left, error)) => {
+                    *left -= 1;
+                    Err(io::Error::from_raw_os_error(*error))
+                }
+                None => Ok(()),
+            }
+        }
+
+        fn run(&self) -> Result<Report, String> {
+            let report = request(self, "sev_guest", &[7; 64], Some(2));
+            assert!(self.requests.borrow().is_empty(), "a folder is left");
+            report
+        }
+    }
+
+    fn parts(file: &Path) -> (&Path, &str) {
+        let name = file.file_name().unwrap().to_str().unwrap();
+        (file.parent().unwrap(), name)
+    }
+
+    impl Folder for Simulated {
+        fn make(&self, folder: &Path) -> io::Result<()> {
+            self.made.borrow_mut().push(folder.into());
+            self.fault("mkdir")?;
+            let mut requests = self.requests.borrow_mut();
+            requests.insert(folder.into(), State::default());
+            Ok(())
+        }
+
+        fn read(&self, file: &Path) -> io::Result<Vec<u8>> {
+            let (folder, name) = parts(file);
+            self.fault(name)?;
+            let mut requests = self.requests.borrow_mut();
+            let state = requests.get_mut(folder).unwrap();
+            let mut intruders = self.intruders.borrow_mut();
+            if name == "outblob" && *intruders > 0 {
+                *intruders -= 1;
+                state.generation += 1;
+                state.report_data = vec![9; 64];
+            }
+            match name {
+                "provider" => Ok(format!("{}\n", self.provider).into()),
+                "generation" => Ok(format!("{}\n", state.generation).into()),
+                "outblob" => Ok([state.privilege_level.as_bytes(), &state.report_data].concat()),
+                "auxblob" if self.provider == "sev_guest" => Ok(b"table".into()),
+                _ => Err(ErrorKind::NotFound.into()),
+            }
+        }
+
+        fn write(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
+            let (folder, name) = parts(file);
+            self.fault(name)?;
+            let mut requests = self.requests.borrow_mut();
+            let state = requests.get_mut(folder).unwrap();
+            match name {
+                "inblob" if self.is_lossy => return Ok(()),
+                "inblob" => state.report_data = bytes.into(),
+                _ => state.privilege_level = String::from_utf8(bytes.into()).unwrap(),
+            }
+            state.generation += 1;
+            Ok(())
+        }
+
+        fn remove(&self, folder: &Path) -> io::Result<()> {
+            self.requests.borrow_mut().remove(folder);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_report_is_over_the_bytes_and_leaves_no_folder() {
+        let folder = Simulated::new("sev_guest");
+        let report = folder.run().unwrap();
+        assert_eq!(report.evidence, [&b"2"[..], &[7; 64]].concat());
+        assert_eq!(report.auxiliary, b"table");
+        let tdx = Simulated::new("tdx_guest");
+        let report = request(&tdx, "tdx_guest", &[7; 64], None).unwrap();
+        assert_eq!((report.evidence.len(), report.auxiliary.len()), (64, 0));
+    }
+
+    #[test]
+    fn what_passes_is_tried_again_with_another_folder() {
+        let exists = 17;
+        for (operation, error) in [
+            ("mkdir", exists),
+            ("mkdir", EBUSY),
+            ("inblob", EBUSY),
+            ("privlevel", EBUSY),
+            ("outblob", EBUSY),
+            ("outblob", EWOULDBLOCK),
+            ("auxblob", EBUSY),
+            ("generation", 4),
+        ] {
+            let folder = Simulated::new("sev_guest").failing(operation, 2, error);
+            assert_eq!(folder.run().unwrap().evidence.len(), 65, "{operation}");
+            let mut made = folder.made.take();
+            made.sort();
+            made.dedup();
+            assert_eq!(made.len(), 3, "{operation}: {made:?}");
+        }
+        let folder = Simulated::new("sev_guest");
+        folder.intruders.replace(2);
+        assert_eq!(folder.run().unwrap().evidence[1..], [7; 64]);
+    }
+
+    #[test]
+    fn attempts_end() {
+        let folder = Simulated::new("sev_guest").failing("outblob", 9, EBUSY);
+        let error = folder.run().unwrap_err();
+        assert!(
+            error.contains("outblob: ") && error.ends_with("the last of 5 attempts"),
+            "{error}"
+        );
+        assert_eq!(folder.made.take().len(), 5);
+        let folder = Simulated::new("sev_guest");
+        folder.intruders.replace(99);
+        let error = folder.run().unwrap_err();
+        assert!(
+            error.contains("another program changed the request"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_lasts_is_told_at_once() {
+        for (operation, error, why) in [
+            ("mkdir", 2, "with Linux 6.7 or newer has this folder"),
+            (
+                "outblob",
+                EIO,
+                "the host's service that signs evidence does not answer",
+            ),
+            (
+                "outblob",
+                110,
+                "the host's service that signs evidence does not answer",
+            ),
+            ("auxblob", EIO, "auxblob: "),
+            ("inblob", 22, "inblob: "),
+        ] {
+            let folder = Simulated::new("sev_guest").failing(operation, 1, error);
+            let text = folder.run().unwrap_err();
+            assert!(text.contains(why), "{text}");
+            assert_eq!(folder.made.take().len(), 1);
+        }
+        let error = Simulated::new("tdx_guest").run().unwrap_err();
+        assert!(
+            error.contains(r#"provider "tdx_guest" of evidence, expected "sev_guest""#),
+            "{error}"
+        );
+        let lossy = Simulated {
+            is_lossy: true,
+            ..Simulated::new("sev_guest")
+        };
+        let error = lossy.run().unwrap_err();
+        assert!(
+            error.contains("did not take the request of evidence: 1 of 2 writes counted"),
+            "{error}"
+        );
     }
 }
