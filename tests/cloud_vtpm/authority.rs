@@ -47,6 +47,13 @@ impl PublicKey {
         }
     }
 
+    pub fn of_pair(pair: &KeyPair) -> PublicKey {
+        PublicKey {
+            bytes: pair.der_bytes().to_vec(),
+            algorithm: pair.algorithm(),
+        }
+    }
+
     pub fn rsa(modulus: &[u8]) -> PublicKey {
         let modulus = der::element(der::INTEGER, &[&[0], modulus]);
         let exponent = der::element(der::INTEGER, &[&[1, 0, 1]]);

@@ -2,8 +2,10 @@
 //! attested TLS; the authorities that certify are of the tests.
 
 mod authority;
+mod aws_nitro_tpm;
 mod azure_trustedlaunch;
 mod cloud_tpm;
+mod gcp_sev_es;
 mod host;
 mod meeting;
 mod prepared_keys;

@@ -11,7 +11,7 @@ use super::instance::Demands;
 use super::policy::PolicyError;
 
 /// Maximum number of certificates between that of the key and the root.
-const MAX_CHAIN: usize = 6;
+const MAX_CHAIN: usize = 8;
 /// Maximum size of a certificate in bytes: twice the size of the largest genuine ones.
 const MAX_CERTIFICATE: usize = 4 << 10;
 /// How the PEM form starts.
@@ -86,18 +86,6 @@ pub fn verify<'a>(
     spki: &[u8],
     now: UnixTime,
 ) -> Result<(&'a str, Certificate<'a>), String> {
-    if chain.len() > MAX_CHAIN {
-        let count = chain.len();
-        return Err(format!(
-            "the certificate of the attestation key has a chain of {count} certificates, expected at most {MAX_CHAIN}"
-        ));
-    }
-    let all = chain.iter().map(Vec::as_slice).chain([certificate]);
-    if let Some(long) = all.map(<[u8]>::len).find(|len| *len > MAX_CERTIFICATE) {
-        return Err(format!(
-            "a certificate has {long} bytes, expected at most {MAX_CERTIFICATE}"
-        ));
-    }
     let wrong = |why: &str| format!("the certificate of the attestation key {why}");
     let fields = Certificate::parse(certificate).map_err(|_| wrong("cannot be read"))?;
     if fields.key() != spki {
@@ -105,20 +93,33 @@ pub fn verify<'a>(
             "is of another key than the one that signed the quote",
         ));
     }
-    let root = find_root(certificate, chain, roots, usage, now).map_err(|why| wrong(&why))?;
+    let root = root_of(certificate, chain, roots, usage, now).map_err(|why| wrong(&why))?;
     match fields.key_usage() {
         Some(bits) if bits & DIGITAL_SIGNATURE != 0 => Ok((root, fields)),
         _ => Err(wrong("is not one for signatures (key usage)")),
     }
 }
 
-fn find_root<'a>(
+/// Returns the name of the root to which a certificate leads at this time, for this use. An error is a clause about the certificate.
+pub fn root_of<'a>(
     certificate: &[u8],
     chain: &[Vec<u8>],
     roots: &'a [Root],
     usage: KeyUsage,
     now: UnixTime,
 ) -> Result<&'a str, String> {
+    if chain.len() > MAX_CHAIN {
+        let count = chain.len();
+        return Err(format!(
+            "has a chain of {count} certificates, expected at most {MAX_CHAIN}"
+        ));
+    }
+    let mut all = chain.iter().map(Vec::as_slice).chain([certificate]);
+    if all.any(|one| one.len() > MAX_CERTIFICATE) {
+        return Err(format!(
+            "or one above it is longer than {MAX_CERTIFICATE} bytes"
+        ));
+    }
     let leaf = CertificateDer::from(certificate);
     let leaf = EndEntityCert::try_from(&leaf).map_err(|error| format!("is refused: {error}"))?;
     let mut why = None;
@@ -151,7 +152,7 @@ fn in_words(error: &webpki::Error) -> String {
             "a certificate is not valid yet: is the clock of this machine right?".into()
         }
         RequiredEkuNotFoundContext(_) => {
-            "a certificate is for another use than an attestation key (extended key usage)".into()
+            "a certificate is for another use (extended key usage)".into()
         }
         EndEntityUsedAsCa => "a certificate of the chain is not that of an authority".into(),
         InvalidSignatureForPublicKey => {

@@ -32,6 +32,9 @@ pub struct Attestation {
     pub quotes: Vec<Quote>,
     #[serde(default, skip_serializing_if = "Base64::is_empty")]
     pub event_log: Base64,
+    /// The certificate of the attestation key, DER.
+    #[serde(default, skip_serializing_if = "Base64::is_empty")]
+    pub ak_cert: Base64,
     /// Used by confidential VMs; ignored when read, and null when written.
     #[serde(rename = "TeeAttestation", default, skip_deserializing)]
     pub tee_attestation: (),

@@ -182,6 +182,13 @@ fn events_of(log: &[u8], pcr: u32) -> Vec<Event<'_>> {
     events
 }
 
+/// Returns the events of a PCR if their replay gives this SHA-256 value.
+pub fn replayed<'a>(log: &'a [u8], pcr: u32, value: &[u8]) -> Option<Vec<Event<'a>>> {
+    let events = events_of(log, pcr);
+    let is_value = replay(pcr, &events).is_some_and(|replayed| replayed == value);
+    is_value.then_some(events)
+}
+
 fn explain_entries(events: &[Event<'_>], explained: bool) -> String {
     let measured: Vec<_> = events
         .iter()

@@ -4,8 +4,10 @@
 //! {"measurements":{..},"cloud":{"roots":["azure-2023"],"projects":["project"],"zones":["europe-west3-b"],"instances":["42"]}}
 //! ```
 //!
-//! An absent or empty list demands nothing. Without `roots`, those of the variant count; with `roots`, only the named ones (or
+//! An absent or empty list demands nothing. `"sha384":{"4":"96 hex digits"}` has PCRs of another bank, which AWS signs. Without `roots`, those of the variant count; with `roots`, only the named ones (or
 //! certificates in PEM, the root first).
+
+use std::collections::BTreeMap;
 
 use hardware::claims::Property;
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,9 @@ pub struct Demands {
     /// The accepted instances, by the ID that the cloud gave them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<String>,
+    /// The PCRs of the SHA-384 bank that the cloud must have signed (AWS): 96 lower-case hexadecimal digits each.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sha384: BTreeMap<u32, String>,
 }
 
 /// An instance by the names of its cloud. What the cloud does not sign is absent.
@@ -52,6 +57,14 @@ impl Demands {
                 let count = list.len();
                 return Err(format!(
                     "a list has {count} entries, more than {MAX_ENTRIES}"
+                ));
+            }
+        }
+        for (index, value) in &self.sha384 {
+            let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
+            if value.len() != 96 || !value.bytes().all(is_digit) {
+                return Err(format!(
+                    "sha384: PCR {index}: expected 96 hex digits, got {value:.120?}"
                 ));
             }
         }

@@ -11,15 +11,18 @@
 //! `document` is the JSON document; `quote` verifies what the TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine;
 //! [`event_log`], [`phases`] and [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
 
-mod ak_certificate;
+pub mod ak_certificate;
+pub mod aws_nitro_tpm;
 pub mod azure_trustedlaunch;
 pub mod composite;
 mod document;
 pub mod event_log;
 pub mod excerpt;
+pub mod gcp_sev_es;
 pub mod hcl;
 pub mod instance;
 mod key_name;
+pub mod nitro_document;
 pub mod phases;
 pub mod policy;
 pub mod qemu_tdx;

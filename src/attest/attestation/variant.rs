@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::policy::PolicyError;
 use super::sources::Sources;
 use super::{
-    Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, azure_trustedlaunch, qemu_tdx,
-    qemu_vtpm,
+    Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, aws_nitro_tpm,
+    azure_trustedlaunch, gcp_sev_es, qemu_tdx, qemu_vtpm,
 };
 use crate::tpm;
 
@@ -54,6 +54,8 @@ pub const ALL: &[Variant] = &[
     qemu_vtpm::VARIANT,
     qemu_tdx::VARIANT,
     azure_trustedlaunch::VARIANT,
+    gcp_sev_es::VARIANT,
+    aws_nitro_tpm::VARIANT,
 ];
 
 /// The names of [`ALL`].

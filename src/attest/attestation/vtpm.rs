@@ -60,6 +60,10 @@ pub trait Machine: Send + Sync {
     ) -> Result<Option<Vec<u8>>, IssueError> {
         Ok(None)
     }
+    /// Returns the certificate of the attestation key (DER) that the TPM has, if it is not in the instance info.
+    fn key_certificate(&self, _tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
+        Ok(None)
+    }
 }
 
 /// Judges what endorses the attestation key of a machine.
@@ -85,10 +89,25 @@ pub struct Evidence<'a> {
     pub extra_data: [u8; 32],
     /// What [`Machine::instance_info`] returned; the quote covers it.
     pub instance_info: &'a [u8],
+    /// The certificate of the attestation key (DER), which nothing signs but its issuer; empty if the document has none.
+    pub key_certificate: &'a [u8],
     /// The quoted SHA-256 PCRs.
     pub pcrs: &'a BTreeMap<u32, Vec<u8>>,
     /// The event log, which nothing signs.
     pub event_log: &'a [u8],
+    document: &'a Document,
+    nonce: &'a [u8],
+}
+
+impl Evidence<'_> {
+    /// Returns the quoted PCRs of another bank; `None` if the document has no quote of it.
+    pub fn pcrs_of(&self, bank: Bank) -> Result<Option<BTreeMap<u32, Vec<u8>>>, String> {
+        let quotes = &self.document.attestation.quotes;
+        match quotes.iter().any(|quote| quote.pcrs.hash == bank as u16) {
+            true => quoted_values(self.document, self.nonce, bank).map(Some),
+            false => Ok(None),
+        }
+    }
 }
 
 /// Makes documents with the TPM of this machine.
@@ -151,6 +170,7 @@ impl Issuer {
         let mut tpm = opened.map_err(failed)?;
         let extra_data = extra_data(user_data, nonce);
         let instance_info = self.machine.instance_info(&mut tpm, &extra_data)?;
+        let key_certificate = self.machine.key_certificate(&mut tpm)?;
         let tpm_nonce = tpm_nonce(instance_info.as_deref().unwrap_or_default(), &extra_data);
         let (ak_pub, quotes) = tpm
             .quotes(self.machine.key_source(), &tpm_nonce, banks)
@@ -161,6 +181,7 @@ impl Issuer {
                 ak_pub: Base64(ak_pub),
                 quotes: quotes.into_iter().map(wire_quote).collect(),
                 event_log: Base64(self.read_event_log(shorten)),
+                ak_cert: Base64(key_certificate.unwrap_or_default()),
                 tee_attestation: (),
             },
             instance_info: instance_info.map(Base64),
@@ -323,7 +344,7 @@ impl Validator {
                 "the user data of the document has {len} bytes, expected at most {MAX_USER_DATA}"
             ));
         }
-        let values = quoted_values(&document, nonce)?;
+        let values = quoted_values(&document, nonce, Bank::Sha256)?;
         let log = &document.attestation.event_log.0;
         self.policy.check(&values, |index, measurement, got| {
             mismatch(index, measurement, got, log)
@@ -335,10 +356,14 @@ impl Validator {
             spki: Key::parse(&document.attestation.ak_pub.0)?.spki(),
             extra_data: extra_data(&document.user_data.0, nonce),
             instance_info: info.map_or(&[][..], |info| &info.0),
+            key_certificate: &document.attestation.ak_cert.0,
             pcrs: &values,
             event_log: &document.attestation.event_log.0,
+            document: &document,
+            nonce,
         })?;
-        self.check_key(&key, certified, platform.is_some())?;
+        let endorsed = platform.is_some() && self.endorser.demands_endorsement();
+        self.check_key(&key, certified, endorsed)?;
         Ok(Identified {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),
@@ -441,21 +466,31 @@ impl super::Validator for Validator {
     }
 }
 
-/// Returns the SHA-256 PCRs of a document: only the values of the quote whose signature, nonce and digest were verified. Quotes
+/// Returns the PCRs of a bank in a document: only the values of the quote whose signature, nonce and digest were verified. Quotes
 /// of other banks are ignored.
-fn quoted_values(document: &Document, nonce: &[u8]) -> Result<BTreeMap<u32, Vec<u8>>, String> {
+fn quoted_values(
+    document: &Document,
+    nonce: &[u8],
+    bank: Bank,
+) -> Result<BTreeMap<u32, Vec<u8>>, String> {
+    let (name, length) = match bank {
+        Bank::Sha384 => ("SHA-384", 48),
+        _ => ("SHA-256", 32),
+    };
     let attestation = &document.attestation;
     let mut of_bank = attestation
         .quotes
         .iter()
-        .filter(|quote| quote.pcrs.hash == Bank::Sha256 as u16);
+        .filter(|quote| quote.pcrs.hash == bank as u16);
     let (quote, None) = (
         of_bank
             .next()
-            .ok_or("the document has no quote of the SHA-256 bank")?,
+            .ok_or_else(|| format!("the document has no quote of the {name} bank"))?,
         of_bank.next(),
     ) else {
-        return Err("the document has more than one quote of the SHA-256 bank".into());
+        return Err(format!(
+            "the document has more than one quote of the {name} bank"
+        ));
     };
     let key = Key::parse(&attestation.ak_pub.0)?;
     if !key.signed(&quote.quote.0, &quote.raw_sig.0) {
@@ -475,10 +510,10 @@ fn quoted_values(document: &Document, nonce: &[u8]) -> Result<BTreeMap<u32, Vec<
         .by_number()
         .ok_or("the document names a PCR that does not exist")?;
     let values_in_order: Vec<&[u8]> = values.values().map(Vec::as_slice).collect();
-    // each value must have 32 bytes: else bytes could move between values without a change of the concatenation
-    if attest.bank != Bank::Sha256 as u16
+    // each value must have its length: else bytes could move between values without a change of the concatenation
+    if attest.bank != bank as u16
         || !attest.pcrs.iter().eq(values.keys())
-        || values_in_order.iter().any(|value| value.len() != 32)
+        || values_in_order.iter().any(|value| value.len() != length)
         || attest.pcr_digest != key.digest(&values_in_order).as_ref()
     {
         return Err(

@@ -1,0 +1,392 @@
+//! The variant `gcp-sev-es`: a shielded machine of Google Compute Engine with AMD SEV. Google certifies the attestation key of the
+//! virtual TPM, and the certificate names the instance.
+//!
+//! ```text
+//! instance info = { zone, project_id, instance_name }, as in the old system
+//! certificate   = in the field ak_cert, where go-tpm-tools puts it: the old system ignores it, and asks Google's API for the key
+//! PCR 0         = the firmware measures its version, and with what the host encrypts the memory
+//! ```
+//!
+//! No list of revoked certificates is consulted: those of attestation keys name none.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::der::{self, context};
+use base::x509::Certificate;
+use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY};
+use rustls::pki_types::UnixTime;
+use serde::{Deserialize, Serialize};
+use webpki::KeyUsage;
+
+use super::ak_certificate::{self, Root};
+use super::event_log::{self, Event};
+use super::instance::{Demands, Instance};
+use super::vtpm::{self, Endorser, Evidence, Machine};
+use super::{
+    IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, printable, sha256,
+};
+use crate::tpm::{self, KeySource, Tpm};
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "gcp-sev-es",
+    oid: OID,
+    location: tpm::Location::default_device,
+    issuer: |location| {
+        let machine = GoogleMachine::new(LINK_LOCAL);
+        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+    },
+    validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
+    measure: vtpm::measure,
+    key_name,
+};
+/// 1.3.9900.3.1
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x03, 0x01];
+
+/// The NV indices of the certificate and of the template of the RSA attestation key (go-tpm-tools, client/handles.go).
+pub const CERTIFICATE_INDEX: u32 = 0x01c1_0000;
+const KEY: KeySource = KeySource::Template(0x01c1_0001);
+/// The folder of the metadata, and the field without which the service refuses.
+const METADATA: &str = "computeMetadata/v1";
+const FIELDS: Fields<'_> = &[("Metadata-Flavor", "Google")];
+/// Maximum length in characters of a name of the metadata.
+const MAX_NAME: usize = 256;
+/// Google's older certificates of attestation keys are for endorsement keys, 2.23.133.8.1; the others name no use.
+const ENDORSEMENT_KEY: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x01];
+/// The extension with the instance, 1.3.6.1.4.1.11129.2.1.21: the content of its OID.
+const INSTANCE: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0xd6, 0x79, 0x02, 0x01, 0x15];
+/// Google's roots, with the authorities below them.
+pub const ROOTS: &[(&str, &str)] = &[
+    (
+        "google-2018",
+        include_str!("../../endorsement/roots/google-2018.pem"),
+    ),
+    (
+        "google-2022",
+        include_str!("../../endorsement/roots/google-2022.pem"),
+    ),
+];
+/// Types of events (PC Client Platform Firmware Profile, §10.4.1).
+const EV_SEPARATOR: u32 = 0x4;
+const EV_S_CRTM_VERSION: u32 = 0x8;
+const EV_NONHOST_INFO: u32 = 0x11;
+/// How Google's firmware names itself, before its version in decimal, and its event about the host.
+const FIRMWARE: &str = "GCE Virtual Firmware v";
+const NONHOST_INFO: &[u8] = b"GCE NonHostInfo\0";
+/// Maximum length of an error of serde_json in a log line.
+const SHOWN_ERROR: usize = 160;
+
+/// The names are those of the old system, which are those of go-tpm-tools.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct InstanceInfo {
+    zone: String,
+    project_id: String,
+    instance_name: String,
+}
+
+/// A machine of Google Compute Engine.
+pub struct GoogleMachine {
+    metadata: Http,
+    /// The instance info, which never changes, once it is known.
+    known: Mutex<Option<Vec<u8>>>,
+}
+
+/// Makes a validator that accepts documents that meet `policy`.
+pub fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
+    let endorser = GoogleAuthority {
+        roots: Root::demanded(policy.cloud(), ROOTS)?,
+        demands: policy.cloud().clone(),
+    };
+    Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
+}
+
+/// Returns the Name of the attestation key of this machine.
+pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
+    vtpm::key_name(location, KEY)
+}
+
+impl GoogleMachine {
+    /// Makes a machine whose metadata service has this URL.
+    pub fn new(metadata: &str) -> GoogleMachine {
+        GoogleMachine {
+            metadata: Http::new(metadata),
+            known: Mutex::default(),
+        }
+    }
+
+    fn metadata(&self, name: &str) -> Result<String, IssueError> {
+        let path = format!("{METADATA}/{name}");
+        let body = self.metadata.get(&path, FIELDS, MAX_BODY);
+        let body = body.map_err(|error| IssueError(error.to_string()))?;
+        let text = String::from_utf8_lossy(&body);
+        let text = text.trim_end();
+        match text.is_empty() || printable(text, MAX_NAME) != text {
+            false => Ok(text.to_owned()),
+            true => Err(IssueError(format!(
+                "metadata: GET {}: expected a name, got {text:.80?}",
+                self.metadata.url(&path)
+            ))),
+        }
+    }
+}
+
+impl Machine for GoogleMachine {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn key_source(&self) -> KeySource {
+        KEY
+    }
+
+    fn prepare(&self, _location: &tpm::Location) -> Result<(), IssueError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            // projects/NUMBER/zones/ZONE
+            let zone = self.metadata("instance/zone")?;
+            let info = InstanceInfo {
+                zone: zone.rsplit('/').next().unwrap_or_default().into(),
+                project_id: self.metadata("project/project-id")?,
+                instance_name: self.metadata("instance/name")?,
+            };
+            let info = serde_json::to_vec(&info);
+            *known = Some(info.map_err(|error| IssueError(error.to_string()))?);
+        }
+        Ok(())
+    }
+
+    fn instance_info(
+        &self,
+        _tpm: &mut Tpm,
+        _extra_data: &[u8; 32],
+    ) -> Result<Option<Vec<u8>>, IssueError> {
+        Ok(self
+            .known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone())
+    }
+
+    fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
+        let stored = tpm.nv(CERTIFICATE_INDEX);
+        let stored = stored.map_err(|error| IssueError(error.to_string()))?;
+        // zeros may follow
+        Ok(stored.and_then(|stored| {
+            let mut reader = der::Reader::new(&stored);
+            reader.expect_whole(der::SEQUENCE).ok().map(<[u8]>::to_vec)
+        }))
+    }
+}
+
+/// Judges by the certificates of Google.
+struct GoogleAuthority {
+    roots: Vec<Root>,
+    demands: Demands,
+}
+
+impl Endorser for GoogleAuthority {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+        if evidence.key_certificate.is_empty() {
+            return Err(format!(
+                "the document has no certificate of the attestation key (ak_cert): machines have it at the NV index {CERTIFICATE_INDEX:#x}"
+            ));
+        }
+        let (root, certificate) = ak_certificate::verify(
+            evidence.key_certificate,
+            &[],
+            &self.roots,
+            usage(),
+            &evidence.spki,
+            UnixTime::now(),
+        )?;
+        let instance = instance(&certificate)?;
+        check_named(&instance, evidence.instance_info)?;
+        self.demands.judge(&instance)?;
+        let pcr_0 = evidence.pcrs.get(&0).ok_or("PCR 0 was not quoted")?;
+        let firmware = Firmware::measured(evidence.event_log, pcr_0)?;
+        firmware.check()?;
+        let mut properties = instance.properties();
+        properties.push(hardware::claims::Property {
+            name: "firmware",
+            value: format!("{FIRMWARE}{}", firmware.version),
+        });
+        Ok(Some(PlatformClaims {
+            technology: format!("Google shielded VM with {}", firmware.technology()),
+            signed_by: root.into(),
+            chip: instance.id,
+            tcb: vec![],
+            properties,
+            bound: vec!["attestation key: its certificate".into()],
+        }))
+    }
+}
+
+/// Returns the extended key usage that a certificate of Google may have.
+pub fn usage() -> KeyUsage {
+    KeyUsage::required_if_present(ENDORSEMENT_KEY)
+}
+
+/// Returns the instance that a certificate names.
+pub fn instance(certificate: &Certificate<'_>) -> Result<Instance, String> {
+    let extension = certificate
+        .extension(INSTANCE)
+        .ok_or("the certificate of the attestation key names no instance")?;
+    let (instance, is_production) = read_instance(extension)
+        .map_err(|_| "the instance in the certificate of the attestation key cannot be read")?;
+    match is_production {
+        true => Ok(instance),
+        false => Err("the certificate of the attestation key is not of Google's production".into()),
+    }
+}
+
+/// Reads zone, project number, project ID, instance ID, instance name, and the security properties, of which \[1\] says whether the
+/// certificate is of the production. Further properties may follow.
+fn read_instance(extension: &[u8]) -> Result<(Instance, bool), der::Malformed> {
+    let mut outer = der::Reader::new(extension);
+    let mut fields = der::Reader::new(outer.expect(der::SEQUENCE)?);
+    outer.end()?;
+    let zone = text(&mut fields)?;
+    let project_number = number(&mut fields)?;
+    let project = text(&mut fields)?;
+    let id = number(&mut fields)?;
+    let name = text(&mut fields)?;
+    let properties = fields.expect(context(0))?;
+    fields.end()?;
+    let mut properties = der::Reader::new(der::Reader::new(properties).expect(der::SEQUENCE)?);
+    let mut is_production = false;
+    while !properties.is_empty() {
+        if let (tag, value) = properties.read()?
+            && tag == context(1)
+        {
+            is_production = der::Reader::new(value).expect(der::BOOLEAN)? == [0xff];
+        }
+    }
+    let instance = Instance {
+        id: Some(id),
+        project: Some((project, project_number)),
+        zone: Some(zone),
+        name: Some(name),
+    };
+    Ok((instance, is_production))
+}
+
+fn text(fields: &mut der::Reader<'_>) -> Result<String, der::Malformed> {
+    let bytes = fields.expect(der::UTF8_STRING)?;
+    String::from_utf8(bytes.to_vec()).map_err(|_| der::Malformed)
+}
+
+/// Reads an INTEGER of at most 64 bits that is not negative.
+fn number(fields: &mut der::Reader<'_>) -> Result<String, der::Malformed> {
+    let bytes = fields.expect(der::INTEGER)?;
+    let digits = bytes.strip_prefix(&[0]).unwrap_or(bytes);
+    if bytes.is_empty() || bytes[0] >= 0x80 || digits.len() > 8 {
+        return Err(der::Malformed);
+    }
+    let value = digits
+        .iter()
+        .fold(0, |value, byte| value << 8 | u64::from(*byte));
+    Ok(value.to_string())
+}
+
+/// Checks that the document names the instance of the certificate: others may look at the names.
+fn check_named(instance: &Instance, instance_info: &[u8]) -> Result<(), String> {
+    let info: InstanceInfo = serde_json::from_slice(instance_info).map_err(|error| {
+        let error = printable(&error.to_string(), SHOWN_ERROR);
+        format!("the instance info cannot be read: {error}")
+    })?;
+    let project = instance.project.as_ref().map(|(name, _)| name);
+    let is_same = instance.zone.as_ref() == Some(&info.zone)
+        && project == Some(&info.project_id)
+        && instance.name.as_ref() == Some(&info.instance_name);
+    match is_same {
+        true => Ok(()),
+        false => Err(
+            "the document names another instance than the certificate of its attestation key"
+                .into(),
+        ),
+    }
+}
+
+/// What Google's firmware measures into PCR 0 about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Firmware {
+    /// The version.
+    pub version: u32,
+    /// With what the host encrypts the memory: 0 nothing, 1 SEV, 2 SEV-ES, 3 TDX, 4 SEV-SNP.
+    pub technology: u8,
+}
+
+impl Firmware {
+    /// Returns what the events before the separator say, if a replay of the log gives this value of PCR 0.
+    pub fn measured(log: &[u8], pcr_0: &[u8]) -> Result<Firmware, String> {
+        let events = event_log::replayed(log, 0, pcr_0).ok_or(
+            "the event log does not explain PCR 0, which says with what the host encrypts the memory",
+        )?;
+        let own = || events.iter().take_while(|event| event.kind != EV_SEPARATOR);
+        let only = |kind| {
+            let mut of_kind = own().filter(|event| event.kind == kind);
+            of_kind.next().filter(|_| of_kind.next().is_none())
+        };
+        let version = only(EV_S_CRTM_VERSION).and_then(version);
+        let version = version.ok_or("PCR 0 is not that of Google's firmware")?;
+        let technology = only(EV_NONHOST_INFO).and_then(technology);
+        Ok(Firmware {
+            version,
+            technology: technology
+                .ok_or("PCR 0 does not say with what the host encrypts the memory")?,
+        })
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Firmware { version: 0, .. } => Err("the firmware is older than version 1".into()),
+            Firmware {
+                technology: 1 | 2, ..
+            } => Ok(()),
+            _ => Err(format!(
+                "the host encrypts the memory with {}, expected SEV or SEV-ES",
+                self.technology()
+            )),
+        }
+    }
+
+    fn technology(&self) -> String {
+        match self.technology {
+            0 => "nothing".into(),
+            1 => "AMD SEV".into(),
+            2 => "AMD SEV-ES".into(),
+            3 => "Intel TDX".into(),
+            4 => "AMD SEV-SNP".into(),
+            other => format!("technology {other}"),
+        }
+    }
+}
+
+/// Reads `GCE Virtual Firmware v1` in UTF-16 with a zero.
+fn version(event: &Event<'_>) -> Option<u32> {
+    let (units, []) = measured(event)?.as_chunks::<2>() else {
+        return None;
+    };
+    let units: Vec<u16> = units.iter().map(|unit| u16::from_le_bytes(*unit)).collect();
+    let text = String::from_utf16(units.strip_suffix(&[0])?).ok()?;
+    let version = text.strip_prefix(FIRMWARE)?;
+    version
+        .parse()
+        .ok()
+        .filter(|number: &u32| number.to_string() == version)
+}
+
+/// Reads the technology, behind which 15 bytes are reserved.
+fn technology(event: &Event<'_>) -> Option<u8> {
+    let rest = measured(event)?.strip_prefix(NONHOST_INFO)?;
+    rest.first().copied().filter(|_| rest.len() == 16)
+}
+
+/// Returns the data of an event whose digest is that of its data.
+fn measured<'a>(event: &Event<'a>) -> Option<&'a [u8]> {
+    (event.sha256 == Some(&sha256(&[event.data]))).then_some(event.data)
+}

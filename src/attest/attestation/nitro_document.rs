@@ -1,0 +1,253 @@
+//! The attestation document of a NitroTPM: AWS's hypervisor signs the PCRs of the TPM, and what the machine gave it.
+//!
+//! ```text
+//! COSE_Sign1 (RFC 9052 §4.2) = [ {1: -35 (ES384)}, {}, payload, signature ], without a tag
+//! payload = { module_id, timestamp, digest: "SHA384", nitrotpm_pcrs: {0: 48 bytes, ..}, certificate, cabundle: [root, ..],
+//!             public_key, user_data, nonce }
+//! ```
+//!
+//! The fields are those of the EC2 User Guide ("Validate a NitroTPM Attestation Document"). Lengths are definite, no name occurs twice.
+
+use std::collections::BTreeMap;
+
+use base::der;
+use base::x509::Certificate;
+use minicbor::data::Type;
+use minicbor::{Decoder, Encoder};
+use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
+use rustls::pki_types::UnixTime;
+use webpki::KeyUsage;
+
+use super::ak_certificate::{Root, root_of};
+
+/// The protected header {1: -35}: ECDSA with SHA-384.
+const ES384: &[u8] = &[0xa1, 0x01, 0x38, 0x22];
+/// The length of ECDSA signatures on P-384 in bytes.
+const SIGNATURE: usize = 96;
+/// Maximum size of a document in bytes: twice the size of genuine ones.
+pub const MAX_DOCUMENT: usize = 16 << 10;
+/// Maximum number of certificates, of PCRs, and of fields.
+const MAX_CHAIN: u64 = 8;
+const MAX_PCRS: u64 = 32;
+const MAX_FIELDS: u64 = 32;
+/// The length of a value of the SHA-384 bank in bytes.
+const VALUE: usize = 48;
+/// Maximum length of the name of a module.
+const MAX_NAME: usize = 256;
+
+/// A document, borrowed from its bytes. Nothing of it is verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NitroDocument<'a> {
+    /// The instance ID, `-tpm` and a number.
+    pub module: &'a str,
+    /// Milliseconds since 1970.
+    pub timestamp: u64,
+    /// The values of the SHA-384 bank.
+    pub pcrs: BTreeMap<u32, &'a [u8]>,
+    /// What the machine gave; `None` if it gave nothing.
+    pub public_key: Option<&'a [u8]>,
+    /// As `public_key`.
+    pub user_data: Option<&'a [u8]>,
+    /// As `public_key`.
+    pub nonce: Option<&'a [u8]>,
+    certificate: &'a [u8],
+    chain: Vec<Vec<u8>>,
+    payload: &'a [u8],
+    signature: &'a [u8],
+}
+
+/// The fields of the payload, as far as they were read.
+#[derive(Default)]
+struct Fields<'a> {
+    module: Option<&'a str>,
+    timestamp: Option<u64>,
+    digest: Option<&'a str>,
+    pcrs: Option<BTreeMap<u32, &'a [u8]>>,
+    certificate: Option<&'a [u8]>,
+    chain: Option<Vec<Vec<u8>>>,
+    /// `Some(None)`: the field is there, and null.
+    given: [Option<Option<&'a [u8]>>; 3],
+}
+
+impl<'a> NitroDocument<'a> {
+    /// Parses a document. Nothing may follow it.
+    pub fn parse(bytes: &'a [u8]) -> Result<NitroDocument<'a>, String> {
+        if bytes.len() > MAX_DOCUMENT {
+            let len = bytes.len();
+            return Err(format!(
+                "it has {len} bytes, expected at most {MAX_DOCUMENT}"
+            ));
+        }
+        let (payload, signature) = envelope(bytes).map_err(|error| error.0)?;
+        let fields = Fields::read(payload).map_err(|error| error.0)?;
+        fields.document(payload, signature)
+    }
+
+    /// Checks that the hypervisor signed the document: its certificate leads to one of the roots at this time.
+    pub fn verify<'r>(&self, roots: &'r [Root], now: UnixTime) -> Result<&'r str, String> {
+        let usage = KeyUsage::client_auth(); // AWS's certificates name no use
+        let root = root_of(self.certificate, &self.chain, roots, usage, now)
+            .map_err(|why| format!("its certificate {why}"))?;
+        let certificate = Certificate::parse(self.certificate);
+        let certificate = certificate.map_err(|_| "its certificate cannot be read")?;
+        let point = point(certificate.key()).ok_or("the key of its certificate is not on P-384")?;
+        UnparsedPublicKey::new(&ECDSA_P384_SHA384_FIXED, point)
+            .verify(&signed(self.payload)?, self.signature)
+            .map_err(|_| "its certificate's key did not sign it")?;
+        Ok(root)
+    }
+}
+
+/// Why bytes are not a document: a clause.
+struct Malformed(String);
+
+impl From<minicbor::decode::Error> for Malformed {
+    fn from(error: minicbor::decode::Error) -> Malformed {
+        Malformed(format!("it cannot be read: {error}"))
+    }
+}
+
+fn malformed<T>(why: impl Into<String>) -> Result<T, Malformed> {
+    Err(Malformed(why.into()))
+}
+
+/// Reads the COSE_Sign1: payload and signature.
+fn envelope(bytes: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
+    let mut reader = Decoder::new(bytes);
+    if reader.array()? != Some(4) {
+        return malformed("it is not a COSE_Sign1 with four parts");
+    }
+    if reader.bytes()? != ES384 {
+        return malformed("its algorithm is not ES384");
+    }
+    if reader.map()? != Some(0) {
+        return malformed("it has unprotected header fields");
+    }
+    let (payload, signature) = (reader.bytes()?, reader.bytes()?);
+    if signature.len() != SIGNATURE {
+        return malformed(format!("its signature does not have {SIGNATURE} bytes"));
+    }
+    match reader.position() == bytes.len() {
+        true => Ok((payload, signature)),
+        false => malformed("bytes follow it"),
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn read(payload: &'a [u8]) -> Result<Fields<'a>, Malformed> {
+        let mut reader = Decoder::new(payload);
+        let Some(count @ ..=MAX_FIELDS) = reader.map()? else {
+            return malformed(format!("it does not have at most {MAX_FIELDS} fields"));
+        };
+        let mut fields = Fields::default();
+        for _ in 0..count {
+            let name = reader.str()?;
+            let is_new = match name {
+                "module_id" => fields.module.replace(reader.str()?).is_none(),
+                "timestamp" => fields.timestamp.replace(reader.u64()?).is_none(),
+                "digest" => fields.digest.replace(reader.str()?).is_none(),
+                "nitrotpm_pcrs" => fields.pcrs.replace(pcrs(&mut reader)?).is_none(),
+                "certificate" => fields.certificate.replace(reader.bytes()?).is_none(),
+                "cabundle" => fields.chain.replace(chain(&mut reader)?).is_none(),
+                "public_key" => fields.given[0].replace(given(&mut reader)?).is_none(),
+                "user_data" => fields.given[1].replace(given(&mut reader)?).is_none(),
+                "nonce" => fields.given[2].replace(given(&mut reader)?).is_none(),
+                _ => return malformed(format!("it has the unknown field {name:.40?}")),
+            };
+            if !is_new {
+                return malformed(format!("its field {name} occurs twice"));
+            }
+        }
+        match reader.position() == payload.len() {
+            true => Ok(fields),
+            false => malformed("bytes follow its fields"),
+        }
+    }
+
+    fn document(self, payload: &'a [u8], signature: &'a [u8]) -> Result<NitroDocument<'a>, String> {
+        let missing = |name: &str| format!("it has no field {name}");
+        if self.digest != Some("SHA384") {
+            return Err("its digest is not SHA384".into());
+        }
+        let module = self.module.ok_or_else(|| missing("module_id"))?;
+        if module.len() > MAX_NAME || !module.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err("its module_id is not a name".into());
+        }
+        let [public_key, user_data, nonce] = self.given.map(Option::flatten);
+        Ok(NitroDocument {
+            module,
+            timestamp: self.timestamp.ok_or_else(|| missing("timestamp"))?,
+            pcrs: self.pcrs.ok_or_else(|| missing("nitrotpm_pcrs"))?,
+            public_key,
+            user_data,
+            nonce,
+            certificate: self.certificate.ok_or_else(|| missing("certificate"))?,
+            chain: self.chain.ok_or_else(|| missing("cabundle"))?,
+            payload,
+            signature,
+        })
+    }
+}
+
+type Pcrs<'a> = BTreeMap<u32, &'a [u8]>;
+
+fn pcrs<'a>(reader: &mut Decoder<'a>) -> Result<Pcrs<'a>, Malformed> {
+    let Some(count @ ..=MAX_PCRS) = reader.map()? else {
+        return malformed(format!("it does not have at most {MAX_PCRS} PCRs"));
+    };
+    let mut pcrs = BTreeMap::new();
+    for _ in 0..count {
+        let (index, value) = (reader.u32()?, reader.bytes()?);
+        if u64::from(index) >= MAX_PCRS || value.len() != VALUE {
+            return malformed(format!(
+                "its PCR {index} does not exist, or does not have {VALUE} bytes"
+            ));
+        }
+        if pcrs.insert(index, value).is_some() {
+            return malformed(format!("its PCR {index} occurs twice"));
+        }
+    }
+    Ok(pcrs)
+}
+
+fn chain(reader: &mut Decoder<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
+    let Some(count @ ..=MAX_CHAIN) = reader.array()? else {
+        return malformed(format!("it does not have at most {MAX_CHAIN} certificates"));
+    };
+    let certificates = (0..count).map(|_| Ok(reader.bytes()?.to_vec()));
+    certificates.collect()
+}
+
+/// Reads bytes or null.
+fn given<'a>(reader: &mut Decoder<'a>) -> Result<Option<&'a [u8]>, Malformed> {
+    match reader.datatype()? {
+        Type::Null => Ok(reader.null().map(|()| None)?),
+        _ => Ok(Some(reader.bytes()?)),
+    }
+}
+
+/// Returns what is signed: the Sig_structure of RFC 9052 §4.4.
+fn signed(payload: &[u8]) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![0; payload.len() + 64];
+    let room = bytes.len();
+    let mut writer = Encoder::new(&mut bytes[..]);
+    let written = (|| {
+        writer.array(4)?.str("Signature1")?.bytes(ES384)?;
+        writer.bytes(&[])?.bytes(payload)?;
+        Ok::<_, minicbor::encode::Error<_>>(writer.writer().len())
+    })();
+    let left = written.map_err(|_| "its payload is too long")?;
+    bytes.truncate(room - left);
+    Ok(bytes)
+}
+
+/// Returns the point of a key on P-384 (RFC 5480).
+fn point(key: &[u8]) -> Option<&[u8]> {
+    // id-ecPublicKey with secp384r1
+    const P384: &[u8] = b"\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x05\x2b\x81\x04\x00\x22";
+    let mut key = der::Reader::new(der::Reader::new(key).expect(der::SEQUENCE).ok()?);
+    let algorithm = key.expect(der::SEQUENCE).ok()?;
+    // the first byte is the number of unused bits
+    let point = key.expect(der::BIT_STRING).ok()?.strip_prefix(&[0])?;
+    (algorithm == P384).then_some(point)
+}

@@ -1,0 +1,430 @@
+//! `aws-nitro-tpm`: the identity of the instance, and attestation documents. A TPM of the tests cannot make the documents, so an authority of the tests signs
+//! them with the values of the TPM.
+
+use std::sync::Arc;
+
+use attest::attestation::aws_nitro_tpm::{AwsMachine, Documents, VARIANT};
+use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
+use attest::attestation::{Issuer, vtpm};
+use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
+use ring::rand::SystemRandom;
+use ring::signature::{ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde_json::{Value, json};
+use support::mutation::mutations;
+
+use crate::authority::{Authority, PublicKey, of_attestation_key};
+use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
+use crate::host::Host;
+use crate::meeting::{prove, validator};
+
+const INSTANCE: &str = "i-0123456789abcdef0";
+
+/// Types of CBOR (RFC 8949 §3.1).
+const BYTES: u8 = 2;
+const TEXT: u8 = 3;
+const ARRAY: u8 = 4;
+const MAP: u8 = 5;
+
+fn head(kind: u8, count: usize) -> Vec<u8> {
+    match count {
+        0..24 => vec![kind << 5 | count as u8],
+        24..0x100 => vec![kind << 5 | 24, count as u8],
+        _ => [&[kind << 5 | 25], &(count as u16).to_be_bytes()[..]].concat(),
+    }
+}
+
+fn bytes(content: &[u8]) -> Vec<u8> {
+    [head(BYTES, content.len()), content.to_vec()].concat()
+}
+
+fn text(content: &str) -> Vec<u8> {
+    [head(TEXT, content.len()), content.into()].concat()
+}
+
+/// What the hypervisor of the tests signs: the fields in order, with encoded values.
+#[derive(Clone)]
+struct Draft {
+    fields: Vec<(&'static str, Vec<u8>)>,
+    protected: Vec<u8>,
+}
+
+impl Draft {
+    fn set(&mut self, name: &str, value: Vec<u8>) {
+        let field = self.fields.iter_mut().find(|(known, _)| *known == name);
+        field.unwrap().1 = value;
+    }
+
+    fn payload(&self) -> Vec<u8> {
+        let fields = self.fields.iter();
+        let fields: Vec<_> = fields
+            .map(|(name, value)| [text(name), value.clone()].concat())
+            .collect();
+        [head(MAP, fields.len()), fields.concat()].concat()
+    }
+
+    /// Signs a payload.
+    fn signed(&self, payload: &[u8], key: &EcdsaKeyPair) -> Vec<u8> {
+        let parts = [bytes(&self.protected), bytes(&[]), bytes(payload)].concat();
+        let message = [head(ARRAY, 4), text("Signature1"), parts].concat();
+        let signature = key.sign(&SystemRandom::new(), &message).unwrap();
+        [
+            head(ARRAY, 4),
+            bytes(&self.protected),
+            head(MAP, 0),
+            bytes(payload),
+            bytes(signature.as_ref()),
+        ]
+        .concat()
+    }
+}
+
+/// The hypervisor of the tests.
+struct Hypervisor {
+    key: EcdsaKeyPair,
+    certificate: Vec<u8>,
+    root: Vec<u8>,
+    alter: fn(&mut Draft),
+}
+
+impl Hypervisor {
+    fn new(
+        authority: &Authority,
+        certified: &CertificateParams,
+        alter: fn(&mut Draft),
+    ) -> Hypervisor {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
+        let certificate = authority.certify_as_root(certified, &PublicKey::of_pair(&key));
+        let pkcs8 = key.serialize_der();
+        let random = SystemRandom::new();
+        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P384_SHA384_FIXED_SIGNING, &pkcs8, &random);
+        Hypervisor {
+            key: key.unwrap(),
+            certificate,
+            root: CertificateDer::from_pem_slice(authority.root_pem().as_bytes())
+                .unwrap()
+                .to_vec(),
+            alter,
+        }
+    }
+
+    /// PCRs 0 to 15 of a TPM that was just started are zero.
+    fn draft(&self, nonce: &[u8], public_key: &[u8]) -> Draft {
+        let pcrs: Vec<_> = (0..16)
+            .map(|index| [head(0, index), bytes(&[0; 48])].concat())
+            .collect();
+        let mut draft = Draft {
+            fields: vec![
+                (
+                    "module_id",
+                    text(&format!("{INSTANCE}-tpm0000000000000000")),
+                ),
+                ("digest", text("SHA384")),
+                ("timestamp", head(0, 1_000)),
+                ("nitrotpm_pcrs", [head(MAP, 16), pcrs.concat()].concat()),
+                ("certificate", bytes(&self.certificate)),
+                ("cabundle", [head(ARRAY, 1), bytes(&self.root)].concat()),
+                ("public_key", bytes(public_key)),
+                ("user_data", vec![0xf6]),
+                ("nonce", bytes(nonce)),
+            ],
+            protected: vec![0xa1, 1, 0x38, 0x22],
+        };
+        (self.alter)(&mut draft);
+        draft
+    }
+}
+
+impl Documents for Hypervisor {
+    fn document(&self, nonce: &[u8], public_key: &[u8]) -> Result<Vec<u8>, String> {
+        let draft = self.draft(nonce, public_key);
+        Ok(draft.signed(&draft.payload(), &self.key))
+    }
+}
+
+fn good() -> CertificateParams {
+    of_attestation_key("i-0123456789abcdef0.eu-central-1.aws.nitrotpm", None)
+}
+
+/// The metadata service of EC2.
+fn host() -> Host {
+    let host = Host::start();
+    let identity = json!({"accountId": "123456789012", "imageId": "ami-1", "instanceId": INSTANCE, "region": "eu-central-1", "kernelId": null});
+    host.set("PUT /latest/api/token", b"the token");
+    host.set(
+        "GET /latest/dynamic/instance-identity/document",
+        identity.to_string().as_bytes(),
+    );
+    host
+}
+
+fn issuer(cloud: &CloudTpm, host: &Host, documents: Option<Hypervisor>) -> Arc<dyn Issuer> {
+    let documents = documents.map(|documents| Arc::new(documents) as Arc<dyn Documents>);
+    let machine = Arc::new(AwsMachine::new(host.url(), documents));
+    Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
+}
+
+/// Returns demands of the root of the tests and of a value of PCR 4.
+fn demands(authority: &Authority, digit: &str) -> Value {
+    json!({"cloud": {"roots": [authority.root_pem()], "sha384": {"4": digit.repeat(96)}}})
+}
+
+#[test]
+fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
+    let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
+    let issuer = issuer(
+        &cloud,
+        &host,
+        Some(Hypervisor::new(&authority, &good(), |_| ())),
+    );
+    prove(
+        issuer.clone(),
+        validator(&VARIANT, &demands(&authority, "0")),
+    )
+    .unwrap();
+    let requests = host.requests();
+    assert_eq!(
+        requests.len(),
+        2,
+        "the identity is asked for once: {requests:?}"
+    );
+    assert!(requests[0].contains("\nx-aws-ec2-metadata-token-ttl-seconds: 60\n"));
+    assert!(requests[1].contains("\nx-aws-ec2-metadata-token: the token\n"));
+
+    let judge = validator(&VARIANT, &demands(&authority, "0"));
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    assert_eq!(claims.chip.as_deref(), Some(INSTANCE));
+    assert_eq!(claims.bound[0], "attestation key: public_key");
+    assert!(!judge.believes_any_tpm());
+    // what the old system's validator reads is there
+    let read: Value = serde_json::from_slice(&document).unwrap();
+    assert_eq!(read["Attestation"]["ak_cert"], Value::Null);
+
+    for (further, why) in [
+        (demands(&authority, "1"), "SHA-384 PCR 4: expected 1111"),
+        (
+            json!({"cloud": {"sha384": {"4": "0".repeat(96)}}}),
+            "leads to none of the roots",
+        ),
+        (
+            json!({"cloud": {"roots": [authority.root_pem()], "instances": ["i-1"]}}),
+            "instance of the machine is \"i-0123456789abcdef0\"",
+        ),
+        (
+            json!({"cloud": {"roots": [authority.root_pem()], "projects": ["p"]}}),
+            "signed none",
+        ),
+    ] {
+        let judge = validator(&VARIANT, &further);
+        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    // without values of PCRs, the document proves no key
+    let weak = json!({"cloud": {"roots": [authority.root_pem()]}, "attestationKeys": [format!("000b{}", "12".repeat(32))]});
+    let error = validator(&VARIANT, &weak)
+        .identify(&document, NONCE)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("its attestation key is"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_machine_without_documents_proves_what_one_of_the_old_system_proves() {
+    let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
+    let issuer = issuer(&cloud, &host, None);
+    let any = validator(&VARIANT, &json!({}));
+    assert!(any.believes_any_tpm());
+    prove(issuer.clone(), any).unwrap();
+    let error = prove(issuer, validator(&VARIANT, &demands(&authority, "0"))).unwrap_err();
+    assert!(
+        error.contains("sent no attestation document of its NitroTPM"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_document_with_one_fault_is_refused_by_name() {
+    type Alter = fn(&mut Draft);
+    let cases: [(Alter, &str); 12] = [
+        (
+            |draft| draft.set("nonce", bytes(&[7; 32])),
+            "another connection",
+        ),
+        (|draft| draft.set("nonce", vec![0xf6]), "another connection"),
+        (
+            |draft| draft.set("public_key", bytes(&[7; 294])),
+            "names another key",
+        ),
+        (
+            |draft| draft.set("public_key", vec![0xf6]),
+            "names another key",
+        ),
+        (
+            |draft| draft.set("module_id", text("i-1-tpm0")),
+            "it is of i-1-tpm0",
+        ),
+        (
+            |draft| draft.set("module_id", text("i-0123456789abcdef0-enc0")),
+            "it is of i-0123456789abcdef0-enc0",
+        ),
+        (
+            |draft| draft.set("digest", text("SHA256")),
+            "digest is not SHA384",
+        ),
+        (
+            |draft| {
+                draft.set(
+                    "nitrotpm_pcrs",
+                    [head(MAP, 1), head(0, 4), bytes(&[1; 48])].concat(),
+                )
+            },
+            "its PCR 4 is not the one that the TPM quoted",
+        ),
+        (
+            |draft| draft.set("nitrotpm_pcrs", head(MAP, 0)),
+            "SHA-384 PCR 4: expected 0000",
+        ),
+        (
+            |draft| draft.set("cabundle", [head(ARRAY, 9), bytes(&[]).repeat(9)].concat()),
+            "at most 8 certificates",
+        ),
+        (
+            |draft| draft.protected = vec![0xa1, 1, 0x26],
+            "algorithm is not ES384",
+        ),
+        (|draft| drop(draft.fields.remove(4)), "no field certificate"),
+    ];
+    let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
+    let judge = validator(&VARIANT, &demands(&authority, "0"));
+    let refusal = |hypervisor: Hypervisor| {
+        let document = issuer(&cloud, &host, Some(hypervisor))
+            .issue(USER_DATA, NONCE)
+            .unwrap();
+        judge.identify(&document, NONCE).unwrap_err().to_string()
+    };
+    for (alter, why) in cases {
+        let error = refusal(Hypervisor::new(&authority, &good(), alter));
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    let with = |alter: fn(&mut CertificateParams)| {
+        let mut params = good();
+        alter(&mut params);
+        Hypervisor::new(&authority, &params, |_| ())
+    };
+    for (hypervisor, why) in [
+        (
+            with(|params| params.not_after = rcgen::date_time_ymd(2021, 1, 1)),
+            "has expired",
+        ),
+        (
+            with(|params| params.not_before = rcgen::date_time_ymd(2059, 1, 1)),
+            "not valid yet",
+        ),
+        (
+            with(|params| {
+                params.extended_key_usages =
+                    of_attestation_key("", Some(&[1, 3, 6, 1, 5, 5, 7, 3, 3])).extended_key_usages
+            }),
+            "extended key usage",
+        ),
+        (
+            Hypervisor::new(&Authority::new(), &good(), |_| ()),
+            "a signature is wrong",
+        ),
+    ] {
+        let error = refusal(hypervisor);
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+}
+
+#[test]
+fn tricks_with_cbor_are_refused_without_a_panic() {
+    let hypervisor = Hypervisor::new(&Authority::new(), &good(), |_| ());
+    let draft = hypervisor.draft(&[1; 32], &[2; 32]);
+    let good = draft.signed(&draft.payload(), &hypervisor.key);
+    assert_eq!(NitroDocument::parse(&good).unwrap().pcrs.len(), 16);
+    let with = |alter: fn(&mut Draft)| {
+        let mut draft = draft.clone();
+        alter(&mut draft);
+        draft.signed(&draft.payload(), &hypervisor.key)
+    };
+    let payload = |payload: Vec<u8>| draft.signed(&payload, &hypervisor.key);
+    let indefinite = |start: u8, rest: &[u8]| [&[start], rest, &[0xff]].concat();
+    let nested = vec![0x81; MAX_DOCUMENT];
+    for (bad, why) in [
+        (vec![], "cannot be read"),
+        (vec![0; MAX_DOCUMENT + 1], "at most"),
+        ([&[0xd2], &good[..]].concat(), "cannot be read"),
+        ([&good[..], &[0]].concat(), "bytes follow it"),
+        (indefinite(0x9f, &good[1..]), "not a COSE_Sign1"),
+        (nested, "not a COSE_Sign1"),
+        (good[..good.len() - 1].to_vec(), "cannot be read"),
+        (
+            payload([draft.payload(), vec![0]].concat()),
+            "bytes follow its fields",
+        ),
+        (
+            payload(indefinite(0xbf, &draft.payload()[1..])),
+            "at most 32 fields",
+        ),
+        (
+            payload([&[0xa1], &text("nonce")[..], &[0x81; 1000]].concat()),
+            "cannot be read",
+        ),
+        (
+            payload(vec![0xbb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]),
+            "at most 32 fields",
+        ),
+        (
+            with(|draft| draft.fields.push(("nonce", bytes(&[3; 32])))),
+            "nonce occurs twice",
+        ),
+        (
+            with(|draft| draft.fields.push(("pcrs", head(MAP, 0)))),
+            "unknown field \"pcrs\"",
+        ),
+        (
+            with(|draft| {
+                let pcr = [head(0, 4), bytes(&[0; 48])].concat();
+                draft.set("nitrotpm_pcrs", [head(MAP, 2), pcr.clone(), pcr].concat());
+            }),
+            "PCR 4 occurs twice",
+        ),
+        (
+            with(|draft| {
+                draft.set(
+                    "nitrotpm_pcrs",
+                    [head(MAP, 1), head(0, 32), bytes(&[0; 48])].concat(),
+                )
+            }),
+            "PCR 32 does not exist",
+        ),
+        (
+            with(|draft| {
+                draft.set(
+                    "nitrotpm_pcrs",
+                    [head(MAP, 1), head(0, 4), bytes(&[0; 32])].concat(),
+                )
+            }),
+            "does not have 48 bytes",
+        ),
+        (
+            with(|draft| draft.set("module_id", text("i-1 -tpm"))),
+            "not a name",
+        ),
+        (
+            with(|draft| draft.set("nonce", vec![0x5f, 0x41, 1, 0xff])),
+            "cannot be read",
+        ),
+    ] {
+        let error = NitroDocument::parse(&bad).unwrap_err();
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    for altered in mutations(&good, 20_000) {
+        let _ = NitroDocument::parse(&altered);
+    }
+}

@@ -1,0 +1,469 @@
+//! `gcp-sev-es`: the key of Google's template, its certificate, the names of the metadata service, and what the firmware measures.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use attest::attestation::ak_certificate::{self, Root};
+use attest::attestation::gcp_sev_es::{
+    CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VARIANT, instance,
+};
+use attest::attestation::instance::Demands;
+use attest::attestation::{Issuer, event_log, vtpm};
+use attest::tpm::KeySource;
+use base::der::{self, context, element};
+use base::x509::Certificate;
+use rcgen::{CertificateParams, CustomExtension, KeyUsagePurpose};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use serde_json::{Value, json};
+use support::foreign::go_module;
+
+use crate::authority::{Authority, PublicKey, of_attestation_key};
+use crate::cloud_tpm::{ATTRIBUTES_OF_GCE, CloudTpm, NONCE, USER_DATA};
+use crate::host::Host;
+use crate::meeting::{prove, validator};
+
+const KEY: KeySource = KeySource::Template(0x01c1_0001);
+
+fn sha256(parts: &[&[u8]]) -> Vec<u8> {
+    let all = parts.concat();
+    ring::digest::digest(&ring::digest::SHA256, &all)
+        .as_ref()
+        .into()
+}
+
+/// The events of Google's firmware in PCR 0: type and data.
+fn events(version: &str, technology: u8) -> Vec<(u32, Vec<u8>)> {
+    let name = format!("GCE Virtual Firmware v{version}\0");
+    let name = name.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let info = [&b"GCE NonHostInfo\0"[..], &[technology], &[0; 15]].concat();
+    vec![(8, name), (0x11, info), (4, vec![0; 4])]
+}
+
+/// Returns a crypto-agile log with the SHA-256 bank.
+fn log_of(events: &[(u32, Vec<u8>)]) -> Vec<u8> {
+    let spec = [
+        &b"Spec ID Event03\0"[..],
+        &[0, 0, 0, 0, 0, 2, 0, 2],
+        &[1, 0, 0, 0, 0x0b, 0, 32, 0, 0],
+    ]
+    .concat();
+    let number = |value: usize| (value as u32).to_le_bytes();
+    let mut log = [
+        &number(0)[..],
+        &number(3),
+        &[0; 20],
+        &number(spec.len()),
+        &spec,
+    ]
+    .concat();
+    for (kind, data) in events {
+        let head = [number(0), kind.to_le_bytes(), number(1)].concat();
+        log.extend([&head, &[0x0b, 0][..], &sha256(&[data])].concat());
+        log.extend([&number(data.len())[..], data].concat());
+    }
+    log
+}
+
+/// A machine whose firmware has measured these events.
+struct Machine {
+    cloud: CloudTpm,
+    host: Host,
+}
+
+impl Machine {
+    fn start(events: &[(u32, Vec<u8>)]) -> Machine {
+        let cloud = CloudTpm::gce();
+        for (_, data) in events {
+            let digest: String = sha256(&[data])
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            cloud
+                .tpm
+                .tool("tpm2_pcrextend", &[&format!("0:sha256={digest}")]);
+        }
+        fs::write(cloud.path("log"), log_of(events)).unwrap();
+        let host = Host::start();
+        for (name, value) in [
+            ("instance/zone", "projects/7/zones/europe-west3-b\n"),
+            ("project/project-id", "example"),
+            ("instance/name", "node-1"),
+        ] {
+            host.set(&format!("GET /computeMetadata/v1/{name}"), value.as_bytes());
+        }
+        Machine { cloud, host }
+    }
+
+    fn certify(&self, authority: &Authority, params: &CertificateParams) {
+        let key = PublicKey::of_tpm(&self.cloud.key(KEY));
+        self.store(&authority.certify_as_root(params, &key));
+    }
+
+    fn store(&self, certificate: &[u8]) {
+        self.cloud
+            .store(CERTIFICATE_INDEX, certificate, ATTRIBUTES_OF_GCE, None);
+    }
+
+    fn issuer(&self) -> Arc<dyn Issuer> {
+        let machine = Arc::new(GoogleMachine::new(self.host.url()));
+        let log = Some(PathBuf::from(self.cloud.path("log")));
+        Arc::new(vtpm::Issuer::new(self.cloud.location(), log, machine))
+    }
+}
+
+/// Returns the extension with the instance.
+fn of_instance(zone: &str, is_production: bool) -> CustomExtension {
+    let text = |text: &str| element(der::UTF8_STRING, &[text.as_bytes()]);
+    let number = |bytes: &[u8]| element(der::INTEGER, &[bytes]);
+    let truth = if is_production { 0xff } else { 0 };
+    let properties = element(
+        der::SEQUENCE,
+        &[
+            &element(context(0), &[&number(&[0])]),
+            &element(context(1), &[&element(der::BOOLEAN, &[&[truth]])]),
+            &element(context(2), &[&element(der::BOOLEAN, &[&[0]])]),
+        ],
+    );
+    let fields = [
+        text(zone),
+        number(&[7]),
+        text("example"),
+        number(&[0, 0x80, 0, 0, 0, 0, 0, 0, 1]),
+        text("node-1"),
+        element(context(0), &[&properties]),
+    ];
+    let content = element(der::SEQUENCE, &[&fields.concat()]);
+    CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 11129, 2, 1, 21], content)
+}
+
+fn good() -> CertificateParams {
+    let mut params = of_attestation_key("9223372036854775809", None);
+    params.custom_extensions = vec![of_instance("europe-west3-b", true)];
+    params
+}
+
+fn roots(authority: &Authority) -> Value {
+    json!({"cloud": {"roots": [authority.root_pem()]}})
+}
+
+#[test]
+fn a_machine_is_proved_by_its_certificate_and_its_firmware() {
+    let authority = Authority::new();
+    let machine = Machine::start(&events("1", 1));
+    machine.certify(&authority, &good());
+    let issuer = machine.issuer();
+    prove(issuer.clone(), validator(&VARIANT, &roots(&authority))).unwrap();
+    let requests = machine.host.requests();
+    assert_eq!(requests.len(), 3, "the names are asked for once");
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.contains("\nmetadata-flavor: google\n"))
+    );
+
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let judge = validator(&VARIANT, &roots(&authority));
+    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    assert_eq!(claims.technology, "Google shielded VM with AMD SEV");
+    assert_eq!(claims.chip.as_deref(), Some("9223372036854775809"));
+    let read: Value = serde_json::from_slice(&document).unwrap();
+    assert!(read["Attestation"]["ak_cert"].is_string());
+
+    for (cloud, why) in [
+        (json!({}), "leads to none of the roots"),
+        (
+            json!({"roots": ["google-2022"]}),
+            "leads to none of the roots",
+        ),
+        (
+            json!({"roots": [authority.root_pem()], "projects": ["other"]}),
+            "project of the machine is \"example\"",
+        ),
+        (
+            json!({"roots": [authority.root_pem()], "zones": ["us-east1-a"]}),
+            "zone of the machine is \"europe-west3-b\"",
+        ),
+        (
+            json!({"roots": [authority.root_pem()], "instances": ["1"]}),
+            "instance of the machine is \"9223372036854775809\"",
+        ),
+    ] {
+        let judge = validator(&VARIANT, &json!({"cloud": cloud}));
+        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    let narrow =
+        json!({"roots": [authority.root_pem()], "projects": ["7"], "zones": ["europe-west3-b"]});
+    let judge = validator(&VARIANT, &json!({"cloud": narrow}));
+    judge.identify(&document, NONCE).unwrap();
+
+    // what the quote covers, and what it does not
+    for (member, why) in [
+        ("InstanceInfo", "another connection"),
+        ("ak_cert", "no certificate"),
+    ] {
+        let mut altered = read.clone();
+        match member {
+            "ak_cert" => drop(
+                altered["Attestation"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove(member),
+            ),
+            _ => altered[member] = Value::Null,
+        }
+        let error = judge
+            .identify(altered.to_string().as_bytes(), NONCE)
+            .unwrap_err();
+        assert!(error.to_string().contains(why), "{error}, expected {why}");
+    }
+    let mut without_log = read.clone();
+    without_log["Attestation"]["event_log"] = Value::from("");
+    let error = judge
+        .identify(without_log.to_string().as_bytes(), NONCE)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("does not explain PCR 0"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
+    type Alter = fn(&mut CertificateParams);
+    let cases: [(Alter, &str); 7] = [
+        (
+            |params| params.not_after = rcgen::date_time_ymd(2021, 1, 1),
+            "has expired",
+        ),
+        (
+            |params| params.not_before = rcgen::date_time_ymd(2059, 1, 1),
+            "not valid yet",
+        ),
+        (
+            |params| {
+                params.extended_key_usages =
+                    of_attestation_key("", Some(&[2, 23, 133, 8, 3])).extended_key_usages
+            },
+            "extended key usage",
+        ),
+        (
+            |params| params.key_usages = vec![KeyUsagePurpose::KeyEncipherment],
+            "not one for signatures",
+        ),
+        (
+            |params| params.custom_extensions.clear(),
+            "names no instance",
+        ),
+        (
+            |params| params.custom_extensions = vec![of_instance("europe-west3-b", false)],
+            "not of Google's production",
+        ),
+        (
+            |params| params.custom_extensions = vec![of_instance("us-east1-a", true)],
+            "names another instance",
+        ),
+    ];
+    let authority = Authority::new();
+    let machine = Machine::start(&events("1", 1));
+    let issuer = machine.issuer();
+    let judge = validator(&VARIANT, &roots(&authority));
+    let refusal = || {
+        let document = issuer.issue(USER_DATA, NONCE).unwrap();
+        machine
+            .cloud
+            .tpm
+            .tool("tpm2_nvundefine", &["-C", "p", "0x1c10000"]);
+        judge.identify(&document, NONCE).unwrap_err().to_string()
+    };
+    for (alter, why) in cases {
+        let mut params = good();
+        alter(&mut params);
+        machine.certify(&authority, &params);
+        let error = refusal();
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    machine.store(&authority.certify_as_root(&good(), &PublicKey::rsa(&[0xab; 256])));
+    let error = refusal();
+    assert!(error.contains("is of another key"), "{error}");
+    machine.certify(&Authority::new(), &good());
+    let error = refusal();
+    assert!(error.contains("a signature is wrong"), "{error}");
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+    assert!(
+        error.contains("no certificate of the attestation key"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_host_that_does_not_encrypt_the_memory_is_refused_by_name() {
+    let authority = Authority::new();
+    let mut unmeasured = events("1", 1);
+    unmeasured.swap(1, 2); // behind the separator
+    let mut twice = events("1", 1);
+    twice.insert(1, events("1", 0)[1].clone());
+    for (events, why) in [
+        (events("1", 0), "encrypts the memory with nothing"),
+        (events("1", 3), "encrypts the memory with Intel TDX"),
+        (events("0", 1), "older than version 1"),
+        (events("1.5", 1), "not that of Google's firmware"),
+        (unmeasured, "does not say"),
+        (twice, "does not say"),
+    ] {
+        let machine = Machine::start(&events);
+        machine.certify(&authority, &good());
+        let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+        let judge = validator(&VARIANT, &roots(&authority));
+        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+}
+
+#[test]
+fn a_machine_without_metadata_says_so() {
+    let cloud = CloudTpm::gce();
+    let host = Host::start();
+    let machine = Arc::new(GoogleMachine::new(host.url()));
+    let issuer = vtpm::Issuer::new(cloud.location(), None, machine);
+    let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
+    assert!(
+        error.contains("/computeMetadata/v1/instance/zone: expected status 200, got 404"),
+        "{error}"
+    );
+    host.set("GET /computeMetadata/v1/instance/zone", b"\x1b[2J");
+    let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
+    assert!(error.contains("expected a name"), "{error}");
+}
+
+fn go_tpm_tools() -> PathBuf {
+    go_module("event_logs_go", "github.com/google/go-tpm-tools").join("internal/test")
+}
+
+fn of_google() -> Vec<Root> {
+    Root::demanded(&Demands::default(), ROOTS).unwrap()
+}
+
+/// Certificates of shielded VMs, of 2022. Those of endorsement keys differ in their key usage only.
+#[test]
+fn genuine_certificates_of_google_lead_to_its_roots_and_name_their_instances() {
+    // 2024-01-01
+    let time = UnixTime::since_unix_epoch(Duration::from_secs(1_704_067_200));
+    for (file, root, name) in [
+        ("uca", "google-2018", "cs-debug-uca"),
+        ("pca", "google-2022", "cs-debug-pca"),
+    ] {
+        for algorithm in ["rsa", "ecc"] {
+            let file = |usage| {
+                let name = format!("certificates/{file}_tpm_{algorithm}_{usage}_cert.pem");
+                CertificateDer::from_pem_file(go_tpm_tools().join(name)).unwrap()
+            };
+            let (sign, enc) = (file("sign"), file("enc"));
+            let roots = of_google();
+            let verify = |der: &[u8]| {
+                let usage = attest::attestation::gcp_sev_es::usage();
+                let key = Certificate::parse(der).unwrap().key().to_vec();
+                let (root, certificate) =
+                    ak_certificate::verify(der, &[], &roots, usage, &key, time)?;
+                Ok::<_, String>((root.to_owned(), instance(&certificate)?))
+            };
+            let (found, instance) = verify(&sign).unwrap();
+            assert_eq!(found, root);
+            assert!(
+                instance.name.as_deref().unwrap().starts_with("cs-debug"),
+                "{name}: {instance:?}"
+            );
+            assert!(verify(&enc).unwrap_err().contains("(key usage)"));
+        }
+    }
+}
+
+/// Returns the values of a field of a protocol buffer: numbers as bytes.
+fn fields(mut message: &[u8], wanted: u8) -> Vec<Vec<u8>> {
+    let number = |message: &mut &[u8]| {
+        let mut value = 0;
+        for shift in (0..).step_by(7) {
+            let byte = message[0];
+            *message = &message[1..];
+            value |= usize::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                break;
+            }
+        }
+        value
+    };
+    let mut found = vec![];
+    while !message.is_empty() {
+        let tag = number(&mut message);
+        let value = match tag & 7 {
+            0 => number(&mut message).to_le_bytes().to_vec(),
+            _ => {
+                let len = number(&mut message);
+                let (value, rest) = message.split_at(len);
+                message = rest;
+                value.to_vec()
+            }
+        };
+        if tag >> 3 == usize::from(wanted) {
+            found.push(value);
+        }
+    }
+    found
+}
+
+/// Attestations of machines of 2021: the key has the certificate, and PCR 0 is the one that the TPM signed.
+#[test]
+fn genuine_attestations_of_google_have_the_certified_key_and_googles_firmware() {
+    for file in ["gce-cos-85-no-nonce.pb", "gce-cos-85-nonce9009.pb"] {
+        let message = fs::read(go_tpm_tools().join("attestations").join(file)).unwrap();
+        let one = |field| fields(&message, field).remove(0);
+        let (key, log, certificate) = (one(1), one(3), one(6));
+        let roots = of_google();
+        let fields_of = Certificate::parse(&certificate).unwrap();
+        let modulus = &key[key.len() - 256..];
+        assert!(fields_of.key().windows(256).any(|window| window == modulus));
+        let usage = attest::attestation::gcp_sev_es::usage();
+        let now = UnixTime::now();
+        ak_certificate::verify(&certificate, &[], &roots, usage, fields_of.key(), now).unwrap();
+        assert!(instance(&fields_of).unwrap().id.is_some());
+        let pcrs = fields(&message, 2)
+            .into_iter()
+            .map(|quote| fields(&quote, 3).remove(0));
+        let sha256 = pcrs
+            .into_iter()
+            .find(|pcrs| fields(pcrs, 1)[0][0] == 0x0b)
+            .unwrap();
+        let is_0 = |entry: &Vec<u8>| fields(entry, 1).first().is_none_or(|index| index[0] == 0);
+        let pcr_0 = fields(&sha256, 2).into_iter().find(is_0).unwrap();
+        let firmware = Firmware::measured(&log, &fields(&pcr_0, 2)[0]).unwrap();
+        assert!(firmware.version >= 1, "{firmware:?}");
+    }
+}
+
+#[test]
+fn genuine_logs_of_google_say_what_encrypts_the_memory() {
+    for (file, technology) in [
+        ("cos-85-amd-sev.bin", 1),
+        ("cos-93-amd-sev.bin", 1),
+        ("cos-101-amd-sev.bin", 1),
+        ("ubuntu-1804-amd-sev.bin", 1),
+        ("ubuntu-2404-amd-sevsnp.bin", 4),
+        ("rhel8-uefi.bin", 0),
+    ] {
+        let log = fs::read(go_tpm_tools().join("eventlogs").join(file)).unwrap();
+        let mut pcr_0 = vec![0; 32];
+        for event in event_log::parse(&log).events {
+            if event.pcr == 0 && event.kind != 3 {
+                pcr_0 = sha256(&[&pcr_0, event.sha256.unwrap()]);
+            }
+        }
+        let firmware = Firmware::measured(&log, &pcr_0).unwrap();
+        assert_eq!(firmware.technology, technology, "{file}");
+        pcr_0[0] ^= 1;
+        assert!(Firmware::measured(&log, &pcr_0).is_err());
+    }
+}
