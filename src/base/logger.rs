@@ -20,7 +20,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use sys::clock;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 22] = [
+const OURS: [&str; 23] = [
     "attest",
     "base",
     "bootstrapper",
@@ -36,6 +36,7 @@ const OURS: [&str; 22] = [
     "metrics",
     "node",
     "proto",
+    "roots",
     "rpc",
     "services",
     "ssh",

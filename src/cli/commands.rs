@@ -3,7 +3,7 @@
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, hash_secret, init, man, measure,
-    metadata, recover, ssh, status, timeline, verify,
+    metadata, recover, roots, ssh, status, timeline, verify,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -22,6 +22,7 @@ pub const PROGRAM: Program = Program {
         RECOVER,
         SSH,
         MEASURE,
+        ROOTS,
         METADATA_SERVICE,
         HASH_SECRET,
         COMPLETIONS,
@@ -662,6 +663,25 @@ const HASH_SECRET: Command = Command {
         "pass show cluster/init | firstlight hash-secret -",
     ],
     run: |given| hash_secret::run(given.operand()?.as_ref()),
+};
+
+const ROOTS: Command = Command {
+    name: "roots",
+    summary: "list the certificates of vendors that the programs trust",
+    about: &[
+        "A root counts for what it certifies only. The field `endorsementRoots` of a policy takes the names of those that \
+              certify endorsement keys of TPMs.",
+    ],
+    operand: None,
+    options: &[Opt::value(
+        "output",
+        Value::OneOf("FORMAT", &["table", "json"]),
+        "the form of the output",
+    )
+    .short('o')
+    .or("table")],
+    examples: &["firstlight roots -o json | jq -r '.[].certificates[].sha256'"],
+    run: |given| roots::run(given.one_of("output", &["table", "json"])? == "json"),
 };
 
 const MAN: Command = Command {

@@ -23,6 +23,7 @@ mod measure_image;
 mod metadata;
 mod progress;
 mod recover;
+mod roots;
 mod ssh;
 mod state;
 mod status;

@@ -1,15 +1,10 @@
 //! The roots that certify endorsement keys: those of vendors, which are in this program, and those that a policy contains.
-//!
-//! `roots/table.txt` lists the vendors' roots with their source, fingerprint and expiry.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, TrustAnchor};
 
-/// The names under which a policy can demand the roots of a vendor, and their files.
-const BUILT_IN: [(&str, &str); 2] = [
-    ("google-2018", include_str!("roots/google-2018.pem")),
-    ("google-2022", include_str!("roots/google-2022.pem")),
-];
+use ::roots::Purpose;
+
 /// How the PEM form starts.
 const PEM: &str = "-----BEGIN CERTIFICATE-----";
 
@@ -24,17 +19,20 @@ pub struct Root {
 
 /// Returns the names of the vendors' roots.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    BUILT_IN.iter().map(|(name, _)| *name)
+    ::roots::certifying(Purpose::TpmKeys).map(|root| root.name)
 }
 
 impl Root {
     /// Parses an entry of a policy: a name of [`names`], or certificates in PEM, of which the first one is the root.
     pub fn parse(entry: &str) -> Result<Root, String> {
-        if let Some((name, pem)) = BUILT_IN.iter().find(|(name, _)| *name == entry) {
-            return Root::from_pem(name, pem);
+        if let Some(root) = ::roots::named(entry, Purpose::TpmKeys) {
+            let certificates = root.certificates().map(|one| CertificateDer::from(one.der));
+            return Root::of(Some(root.name), certificates.collect());
         }
         if entry.trim_start().starts_with(PEM) {
-            return Root::from_pem("", entry);
+            let read = CertificateDer::pem_slice_iter(entry.as_bytes());
+            let certificates = read.collect::<Result<_, _>>();
+            return Root::of(None, certificates.map_err(|error| wrong(&error))?);
         }
         let known: Vec<_> = names().collect();
         Err(format!(
@@ -43,28 +41,27 @@ impl Root {
         ))
     }
 
-    /// Parses certificates in PEM, of which the first one is the root. Without a name, its fingerprint becomes the name.
-    fn from_pem(name: &str, pem: &str) -> Result<Root, String> {
-        let wrong =
-            |error: &dyn std::fmt::Display| format!("a root in PEM cannot be read: {error}");
-        let mut certificates = CertificateDer::pem_slice_iter(pem.as_bytes());
-        let root = certificates
-            .next()
-            .ok_or_else(|| wrong(&"it has no certificate"))?
-            .map_err(|error| wrong(&error))?;
-        let between = certificates
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| wrong(&error))?;
-        let anchor = webpki::anchor_from_trusted_cert(&root).map_err(|error| wrong(&error))?;
+    /// Returns the root of certificates, of which it is the first one. Without a name, its fingerprint becomes the name.
+    fn of(
+        name: Option<&str>,
+        mut certificates: Vec<CertificateDer<'static>>,
+    ) -> Result<Root, String> {
+        if certificates.is_empty() {
+            return Err(wrong(&"it has no certificate"));
+        }
+        let between = certificates.split_off(1);
+        let root = &certificates[0];
+        let anchor = webpki::anchor_from_trusted_cert(root).map_err(|error| wrong(&error))?;
         Ok(Root {
-            name: match name {
-                "" => fingerprint(&root),
-                name => name.into(),
-            },
+            name: name.map_or_else(|| fingerprint(root), str::to_owned),
             anchor: anchor.to_owned(),
             between,
         })
     }
+}
+
+fn wrong(error: &dyn std::fmt::Display) -> String {
+    format!("a root in PEM cannot be read: {error}")
 }
 
 /// Returns SHA-256 of a certificate in hexadecimal.
@@ -79,57 +76,7 @@ fn fingerprint(certificate: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use support::openssl::openssl;
-
-    const TABLE: &str = include_str!("roots/table.txt");
-
-    /// Name, fingerprint and expiry of the certificates, by the table.
-    fn table() -> Vec<[&'static str; 3]> {
-        let lines = TABLE.lines().filter(|line| !line.starts_with('#'));
-        lines
-            .map(|line| {
-                let mut columns = line.split_whitespace();
-                std::array::from_fn(|_| columns.next().unwrap())
-            })
-            .collect()
-    }
-
-    /// Returns the certificates of a file.
-    fn certificates(pem: &str) -> Vec<CertificateDer<'static>> {
-        let read = CertificateDer::pem_slice_iter(pem.as_bytes());
-        read.collect::<Result<_, _>>().unwrap()
-    }
-
-    #[test]
-    fn the_table_lists_what_the_files_hold() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut found = vec![];
-        for (name, pem) in BUILT_IN {
-            for certificate in certificates(pem) {
-                std::fs::write(folder.path().join("one.der"), &certificate).unwrap();
-                let end = "x509 -inform DER -in one.der -noout -enddate -dateopt iso_8601";
-                let end = openssl(folder.path(), end);
-                let end = end.trim().strip_prefix("notAfter=").unwrap()[..10].to_owned();
-                found.push([name.to_owned(), fingerprint(&certificate), end]);
-            }
-        }
-        assert_eq!(found, table());
-    }
-
-    /// Fails 90 days before the first of the certificates expires: then replace it, or remove it with its policies.
-    #[test]
-    fn no_root_expires_soon() {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, pem) in BUILT_IN {
-            for certificate in certificates(pem) {
-                std::fs::write(folder.path().join("one.der"), &certificate).unwrap();
-                let seconds = 90 * 24 * 3600;
-                let check = format!("x509 -inform DER -in one.der -noout -checkend {seconds}");
-                let said = openssl(folder.path(), &check);
-                assert!(said.contains("will not expire"), "{name}: {said}");
-            }
-        }
-    }
+    use base64::Engine;
 
     #[test]
     fn a_root_has_a_name_or_is_pem() {
@@ -137,12 +84,14 @@ mod tests {
             let root = Root::parse(name).unwrap();
             assert!(root.name == name && !root.between.is_empty());
         }
-        let pem = BUILT_IN[0].1;
-        let root = Root::parse(pem).unwrap();
-        assert_eq!(root.name, table()[0][1]);
+        let root = &::roots::GOOGLE_2022.root;
+        let base64 = base64::engine::general_purpose::STANDARD.encode(root.der);
+        let pem = format!("{PEM}\n{base64}\n-----END CERTIFICATE-----\n");
+        assert_eq!(Root::parse(&pem).unwrap().name, root.sha256);
         for (entry, why) in [
             ("", "is not known"),
             ("google", "one of google-2018, google-2022"),
+            ("aws-nitro", "is not known"),
             (PEM, "cannot be read"),
             (&pem[..200], "cannot be read"),
         ] {

@@ -34,42 +34,45 @@ pub struct Root {
 }
 
 impl Root {
-    /// Parses certificates in PEM, of which the first one is the root. Without a name, its fingerprint becomes the name.
-    fn from_pem(name: &str, pem: &str) -> Result<Root, String> {
-        let certificates: Result<Vec<_>, _> =
-            CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-        let certificates = certificates.map_err(|error| error.to_string())?;
+    /// Returns the root of certificates, of which it is the first one. Without a name, its fingerprint becomes the name.
+    fn of(name: Option<&str>, certificates: Vec<CertificateDer<'static>>) -> Result<Root, String> {
         let (root, between) = certificates
             .split_first()
             .ok_or("it contains no certificate")?;
         let anchor = webpki::anchor_from_trusted_cert(root).map_err(|error| error.to_string())?;
         let fingerprint = || hex(&super::sha256(&[root]));
         Ok(Root {
-            name: Some(name)
-                .filter(|name| !name.is_empty())
-                .map_or_else(fingerprint, str::to_owned),
+            name: name.map_or_else(fingerprint, str::to_owned),
             anchor: anchor.to_owned(),
             between: between.to_vec(),
         })
     }
 
-    /// Returns the roots that a policy names; without names, all of `known`: names and PEM.
-    pub fn demanded(demands: &Demands, known: &[(&str, &str)]) -> Result<Vec<Root>, PolicyError> {
+    /// Returns a root of the programs.
+    fn known(root: &roots::Root) -> Result<Root, String> {
+        let certificates = root.certificates().map(|one| CertificateDer::from(one.der));
+        Root::of(Some(root.name), certificates.collect())
+    }
+
+    /// Returns the roots that a policy names; without names, all of `known`.
+    pub fn demanded(demands: &Demands, known: &[&roots::Root]) -> Result<Vec<Root>, PolicyError> {
         if demands.roots.is_empty() {
-            let all = known.iter().map(|(name, pem)| Root::from_pem(name, pem));
+            let all = known.iter().map(|root| Root::known(root));
             return all.collect::<Result<_, _>>().map_err(PolicyError);
         }
         let one = |entry: &String| {
             if entry.trim_start().starts_with(PEM) {
-                return Root::from_pem("", entry);
+                let read = CertificateDer::pem_slice_iter(entry.as_bytes());
+                let certificates = read.collect::<Result<_, _>>();
+                return Root::of(None, certificates.map_err(|error| error.to_string())?);
             }
-            let named = known.iter().find(|(name, _)| name == entry);
-            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-            let (name, pem) = named.ok_or_else(|| {
+            let named = known.iter().find(|root| root.name == entry);
+            let root = named.ok_or_else(|| {
+                let names: Vec<_> = known.iter().map(|root| root.name).collect();
                 let names = names.join(", ");
                 format!("{entry:.80?} is neither a certificate in PEM nor one of {names}")
             })?;
-            Root::from_pem(name, pem)
+            Root::known(root)
         };
         let roots = demands.roots.iter().map(one).collect::<Result<_, _>>();
         roots.map_err(|error| PolicyError(format!("cloud: roots: {error}")))

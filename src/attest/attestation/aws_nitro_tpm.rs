@@ -51,7 +51,7 @@ const TOKEN_FIELD: &str = "X-aws-ec2-metadata-token";
 /// The member of the instance info with the attestation document.
 const DOCUMENT: &str = "AttestationDocument";
 /// The root of NitroTPMs and Nitro Enclaves.
-const ROOTS: &[(&str, &str)] = &[("aws-nitro", include_str!("roots/aws-nitro.pem"))];
+const ROOTS: &[&roots::Root] = &[&roots::AWS_NITRO];
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 

@@ -60,10 +60,7 @@ const NAMES: [&str; 2] = [
     ".ConfidentialVM.Azure.windows.net",
 ];
 /// Azure's roots, with the authorities below them that are published outside of certificates.
-const ROOTS: &[(&str, &str)] = &[
-    ("azure-2023", include_str!("roots/azure-2023.pem")),
-    ("microsoft-2021", include_str!("roots/microsoft-2021.pem")),
-];
+const ROOTS: &[&roots::Root] = &[&roots::AZURE_2023, &roots::MICROSOFT_2021];
 /// Pause before a chain that is not complete is fetched again.
 const FETCH_AGAIN: Duration = Duration::from_secs(60);
 /// Maximum length of an error of serde_json in a log line.

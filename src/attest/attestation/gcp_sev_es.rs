@@ -56,16 +56,7 @@ const ENDORSEMENT_KEY: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x01];
 /// The extension with the instance, 1.3.6.1.4.1.11129.2.1.21: the content of its OID.
 const INSTANCE: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0xd6, 0x79, 0x02, 0x01, 0x15];
 /// Google's roots, with the authorities below them.
-pub const ROOTS: &[(&str, &str)] = &[
-    (
-        "google-2018",
-        include_str!("../../endorsement/roots/google-2018.pem"),
-    ),
-    (
-        "google-2022",
-        include_str!("../../endorsement/roots/google-2022.pem"),
-    ),
-];
+pub const ROOTS: &[&roots::Root] = &[&roots::GOOGLE_2018, &roots::GOOGLE_2022];
 /// Types of events (PC Client Platform Firmware Profile, §10.4.1).
 const EV_SEPARATOR: u32 = 0x4;
 const EV_S_CRTM_VERSION: u32 = 0x8;

@@ -24,11 +24,6 @@ use super::certificate::{Certificate, List, Role};
 use super::quote::{Body, Enclave, Quote};
 use super::tcb::{Identity, Judged, Platform, Status, TcbInfo, merged};
 
-/// The root of Intel, "Intel SGX Root CA": SHA-256
-/// 44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3, until 2049-12-31. From
-/// https://certificates.trustedservices.intel.com/Intel_SGX_Provisioning_Certification_RootCA.cer
-pub const INTEL_ROOT: &[u8] = include_bytes!("intel-sgx-root.der");
-
 /// All signatures are ECDSA P-256 with SHA-256.
 const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[webpki::ring::ECDSA_P256_SHA256];
 /// The first bytes of a SubjectPublicKeyInfo with an uncompressed point of P-256.
@@ -124,7 +119,8 @@ pub struct Verifier<'a> {
 impl Verifier<'static> {
     /// Verifies under Intel's root.
     pub fn of_intel() -> Result<Verifier<'static>, String> {
-        static ROOT: CertificateDer<'static> = CertificateDer::from_slice(INTEL_ROOT);
+        static ROOT: CertificateDer<'static> =
+            CertificateDer::from_slice(roots::INTEL_SGX.root.der);
         Verifier::under(&ROOT)
     }
 }
