@@ -3,8 +3,12 @@
 
 mod authority;
 mod aws_nitro_tpm;
+mod azure_tdx;
 mod azure_trustedlaunch;
 mod cloud_tpm;
+#[allow(dead_code)] // the tests of the hardware use all of it
+#[path = "../hardware_tdx/forged.rs"]
+mod forged_tdx;
 mod gcp_sev_es;
 mod host;
 mod meeting;

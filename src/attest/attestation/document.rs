@@ -103,7 +103,7 @@ impl Pcrs {
 }
 
 /// Bytes that JSON represents as standard base64 with padding.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Base64(pub Vec<u8>);
 
 impl Base64 {

@@ -15,11 +15,13 @@ use std::collections::BTreeMap;
 use base::bytes::Reader;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hardware::claims::Property;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::quote::rsa_spki;
-use super::{printable, sha256};
+use super::{IssueError, printable, sha256};
+use crate::tpm::{self, Tpm};
 
 /// The NV index of the report.
 pub const INDEX: u32 = 0x0140_0001;
@@ -42,6 +44,17 @@ const MAX_RUNTIME_DATA: usize = 16 << 10;
 const ATTESTATION_KEY: &str = "HCLAkPub";
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
+
+/// Returns the bytes at [`INDEX`] of the TPM at this location.
+pub fn stored(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
+    let stored = Tpm::open(location).and_then(|mut tpm| tpm.nv(INDEX));
+    let stored = stored.map_err(|error| IssueError(error.to_string()))?;
+    stored.ok_or_else(|| {
+        IssueError(format!(
+            "the TPM has no HCL report at the NV index {INDEX:#x}: is this a confidential machine of Azure?"
+        ))
+    })
+}
 
 /// A report of the paravisor.
 #[derive(Debug, PartialEq, Eq)]
@@ -168,6 +181,16 @@ impl RuntimeData {
                 .collect(),
             user_data,
         })
+    }
+
+    /// Returns what is shown of the configuration.
+    pub fn properties(&self) -> Vec<Property> {
+        const SHOWN: [&str; 3] = ["vmUniqueId", "secure-boot", "console-enabled"];
+        let shown = SHOWN.into_iter().filter_map(|name| {
+            let value = self.configuration.get(name)?.clone();
+            Some(Property { name, value })
+        });
+        shown.collect()
     }
 
     /// Parses runtime data whose hash the hardware has signed: `report_data` is SHA-256 of it and 32 zeros. Its attestation key must be

@@ -13,6 +13,7 @@
 
 pub mod ak_certificate;
 pub mod aws_nitro_tpm;
+pub mod azure_tdx;
 pub mod azure_trustedlaunch;
 pub mod composite;
 mod document;
@@ -23,6 +24,7 @@ pub mod hcl;
 pub mod instance;
 mod key_name;
 pub mod nitro_document;
+pub mod old_tdx;
 pub mod phases;
 pub mod policy;
 pub mod qemu_tdx;

@@ -57,6 +57,7 @@ use hardware::tdx::Demands;
 use serde::Deserialize;
 
 use super::instance;
+use super::old_tdx;
 use super::{ClusterRegister, KeyName, Registers, Stage, hex, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 
@@ -110,6 +111,8 @@ pub struct Policy {
     tdx: Demands,
     /// What is demanded of the cloud's word on a machine.
     cloud: instance::Demands,
+    /// What the old system's policies demand of Azure's TDX machines.
+    azure_tdx: old_tdx::Demands,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
@@ -134,6 +137,8 @@ struct Json {
     tdx: Demands,
     #[serde(default)]
     cloud: instance::Demands,
+    #[serde(flatten)]
+    azure_tdx: old_tdx::Demands,
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
     initramfs: BTreeMap<String, JsonMeasurement>,
@@ -372,6 +377,7 @@ impl Policy {
             roots: vec![],
             tdx: Demands::default(),
             cloud: instance::Demands::default(),
+            azure_tdx: old_tdx::Demands::default(),
             requires_strong: false,
             only_named_keys: false,
         }
@@ -416,6 +422,7 @@ impl Policy {
                 self.roots.len()
             )));
         }
+        self.azure_tdx.check_form().map_err(PolicyError)?;
         self.cloud
             .check()
             .map_err(|error| PolicyError(format!("cloud: {error}")))?;
@@ -465,6 +472,7 @@ impl Policy {
             roots: json.endorsement_roots.unwrap_or_default(),
             tdx: json.tdx,
             cloud: json.cloud,
+            azure_tdx: json.azure_tdx,
             requires_strong: json.require.is_some(),
             only_named_keys: false,
         }
@@ -477,6 +485,10 @@ impl Policy {
             |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
         let (first, further) = (&self.images[0], &self.images[1..]);
         let mut json = format!("{{{}", first.json());
+        if self.azure_tdx != old_tdx::Demands::default() {
+            let demands = serde_json::to_string(&self.azure_tdx).unwrap_or_default();
+            json += &format!(",{}", demands.trim_matches(['{', '}']));
+        }
         if !first.name.is_empty() {
             json += &format!(",{}", name(first));
         }
@@ -647,6 +659,11 @@ impl Policy {
     /// Returns the kind of the machines' registers.
     pub fn registers(&self) -> Registers {
         self.images[0].registers()
+    }
+
+    /// Returns what the old system's policies demand of Azure's TDX machines.
+    pub fn azure_tdx(&self) -> &old_tdx::Demands {
+        &self.azure_tdx
     }
 
     /// Returns what is demanded of the cloud's word on a machine.

@@ -11,7 +11,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use hardware::tdx::quote::{Body, Quote, Register};
 use hardware::tdx::{Collateral, Verifier, guest};
@@ -32,7 +31,7 @@ pub const VARIANT: Variant = Variant {
     name: "qemu-tdx",
     oid: OID,
     location: default_location,
-    issuer: |_| Arc::new(Issuer::new(Arc::new(Kernel), Some(COLLATERAL.into()))),
+    issuer: |_| Arc::new(Issuer::new(Arc::new(Kernel), Some(td::COLLATERAL.into()))),
     validator: |policy, sources| Ok(Arc::new(Validator::new(policy, sources.clone())?)),
     measure,
     key_name: no_key,
@@ -40,8 +39,6 @@ pub const VARIANT: Variant = Variant {
 /// 1.3.9900.5.99
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x63];
 
-/// The file with Intel's collateral of this machine's platform, which the operator or the host provides. It is public, and signed.
-const COLLATERAL: &str = "/etc/firstlight/tdx-collateral.json";
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 
@@ -81,16 +78,6 @@ impl Issuer {
     pub fn new(quoter: Arc<dyn Quoter>, collateral: Option<PathBuf>) -> Issuer {
         Issuer { quoter, collateral }
     }
-
-    /// Returns the collateral. A validator that fetches it needs none, so an error is only logged.
-    fn collateral(&self) -> Option<Collateral> {
-        let path = self.collateral.as_ref()?;
-        let text = std::fs::read(path).ok()?;
-        let collateral = serde_json::from_slice(&text);
-        collateral
-            .map_err(|error| log::warn!("{}: {error}", path.display()))
-            .ok()
-    }
 }
 
 impl super::Issuer for Issuer {
@@ -103,7 +90,7 @@ impl super::Issuer for Issuer {
         let document = Document {
             raw_quote: Base64(self.quoter.quote(&report_data).map_err(IssueError)?),
             user_data: Base64(user_data.into()),
-            collateral: self.collateral(),
+            collateral: self.collateral.as_deref().and_then(td::collateral),
         };
         serde_json::to_vec(&document).map_err(|error| IssueError(error.to_string()))
     }
@@ -128,11 +115,7 @@ impl Validator {
     /// Makes a validator under Intel's root. The policy must be one of TDX machines.
     pub fn new(policy: Policy, sources: Arc<dyn Sources>) -> Result<Validator, PolicyError> {
         let verifier = Verifier::of_intel().map_err(PolicyError)?;
-        let now = || {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH);
-            since.map_or(0, |since| since.as_secs())
-        };
-        Validator::under(verifier, now, policy, sources)
+        Validator::under(verifier, td::now, policy, sources)
     }
 
     /// As [`Validator::new`], under another root and with another clock.

@@ -1,10 +1,12 @@
-//! The registers of a TDX machine without a TPM, which the kernel reads and extends.
+//! What the variants with TDX have in common: Intel's collateral, the clock; and the registers of a TDX machine without a TPM, which the kernel reads and
+//! extends.
 
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base::crypto::CLUSTER_ID_LEN;
-use hardware::tdx::guest;
 use hardware::tdx::quote::Register;
+use hardware::tdx::{Collateral, guest};
 
 use super::{ClusterRegister, Registers};
 use crate::tpm::{Error, Location};
@@ -12,6 +14,24 @@ use crate::tpm::{Error, Location};
 /// The RTMR that a machine extends with the ID of its cluster: the only one that firmware, boot loaders and kernels leave alone (UEFI 2.11
 /// chapter 38). The old system named RTMR 2, into which boot loaders measure; its variant could not be selected, so no cluster has it.
 const OF_CLUSTER_ID: u32 = 3;
+
+/// The file with Intel's collateral of this machine's platform, which the operator or the host provides. It is public, and signed.
+pub(super) const COLLATERAL: &str = "/etc/firstlight/tdx-collateral.json";
+
+/// Returns the collateral in a file. A validator that fetches it needs none, so an error is only logged.
+pub(super) fn collateral(path: &Path) -> Option<Collateral> {
+    let text = std::fs::read(path).ok()?;
+    let collateral = serde_json::from_slice(&text);
+    collateral
+        .map_err(|error| log::warn!("{}: {error}", path.display()))
+        .ok()
+}
+
+/// Returns the time in seconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
 
 /// Returns MRTD and the RTMRs at a location.
 pub(super) fn read(location: &Location) -> Result<[Register; 5], Error> {

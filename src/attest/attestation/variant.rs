@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::policy::PolicyError;
 use super::sources::Sources;
 use super::{
-    Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, aws_nitro_tpm,
+    Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, aws_nitro_tpm, azure_tdx,
     azure_trustedlaunch, gcp_sev_es, qemu_tdx, qemu_vtpm,
 };
 use crate::tpm;
@@ -56,6 +56,7 @@ pub const ALL: &[Variant] = &[
     azure_trustedlaunch::VARIANT,
     gcp_sev_es::VARIANT,
     aws_nitro_tpm::VARIANT,
+    azure_tdx::VARIANT,
 ];
 
 /// The names of [`ALL`].

@@ -1,24 +1,23 @@
 //! Reports of SEV-SNP: genuine ones, which packages contain, and ones that a hierarchy of our own signs, each with one fault.
 
+mod forged;
+
 use std::fs;
 use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::time::Duration;
 
+use forged::{CHIP, Hierarchy, correct_report};
 use hardware::PlatformClaims;
 use hardware::snp::certificate::Certificate;
 use hardware::snp::chain::Chain;
 use hardware::snp::demands::{Demands, Floor};
-use hardware::snp::report::{LEN, Report, Signer};
+use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::{Product, Tcb};
 use hardware::snp::verify;
-use ring::rand::SystemRandom;
-use ring::signature::{ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls_pki_types::{CertificateDer, UnixTime};
 use support::foreign::rust_crate;
 use support::mutation::mutations;
-use support::openssl::openssl;
 
 /// Returns the folder of the package `sev`.
 fn package() -> PathBuf {
@@ -124,96 +123,7 @@ fn the_genuine_key_of_a_turin_leads_to_amd_and_not_to_another_product() {
     }
 }
 
-/// Our own root, intermediate and chip, as openssl makes them.
-struct Hierarchy {
-    folder: tempfile::TempDir,
-    key: EcdsaKeyPair,
-}
-
-/// The chip of [`Hierarchy`].
-const CHIP: [u8; 64] = [0xc5; 64];
-
 impl Hierarchy {
-    fn get() -> &'static Hierarchy {
-        static ONE: OnceLock<Hierarchy> = OnceLock::new();
-        ONE.get_or_init(Hierarchy::new)
-    }
-
-    fn new() -> Hierarchy {
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path();
-        const PSS: &str = "-sha384 -sigopt rsa_padding_mode:pss -sigopt rsa_pss_saltlen:48";
-        let chip = "C5".repeat(64);
-        let extensions = format!(
-            "[ca]\nbasicConstraints=critical,CA:true\nkeyUsage=critical,keyCertSign,cRLSign\n[vcek]\n\
-             1.3.6.1.4.1.3704.1.1=DER:020100\n\
-             1.3.6.1.4.1.3704.1.2=DER:16084D696C616E2D4230\n\
-             1.3.6.1.4.1.3704.1.3.1=DER:020104\n1.3.6.1.4.1.3704.1.3.2=DER:020101\n\
-             1.3.6.1.4.1.3704.1.3.3=DER:020118\n1.3.6.1.4.1.3704.1.3.8=DER:020200DB\n\
-             1.3.6.1.4.1.3704.1.4=DER:{chip}\n"
-        );
-        fs::write(at.join("extensions"), extensions).unwrap();
-        for (name, subject, issuer, section) in [
-            ("ark", "ARK-Milan", None, "ca"),
-            ("ask", "SEV-Milan", Some("ark"), "ca"),
-            ("vcek", "SEV-VCEK", Some("ask"), "vcek"),
-        ] {
-            let algorithm = match name {
-                "vcek" => "EC -pkeyopt ec_paramgen_curve:P-384",
-                _ => "RSA -pkeyopt rsa_keygen_bits:2048",
-            };
-            openssl(
-                at,
-                &format!("genpkey -algorithm {algorithm} -out {name}.key"),
-            );
-            openssl(
-                at,
-                &format!("req -new -key {name}.key -subj /CN={subject} -out {name}.csr"),
-            );
-            let signer = match issuer {
-                None => format!("-signkey {name}.key"),
-                Some(issuer) => format!("-CA {issuer}.pem -CAkey {issuer}.key"),
-            };
-            openssl(
-                at,
-                &format!(
-                    "x509 -req -in {name}.csr {signer} -days 3650 -set_serial {serial} -extfile extensions -extensions {section} {PSS} -out {name}.pem",
-                    serial = subject.len()
-                ),
-            );
-        }
-        openssl(
-            at,
-            "pkcs8 -topk8 -nocrypt -in vcek.key -outform DER -out vcek.pkcs8",
-        );
-        let pkcs8 = PrivatePkcs8KeyDer::from(fs::read(at.join("vcek.pkcs8")).unwrap());
-        let key = EcdsaKeyPair::from_pkcs8(
-            &ECDSA_P384_SHA384_FIXED_SIGNING,
-            pkcs8.secret_pkcs8_der(),
-            &SystemRandom::new(),
-        );
-        Hierarchy {
-            folder,
-            key: key.unwrap(),
-        }
-    }
-
-    fn certificate(&self, name: &str) -> CertificateDer<'static> {
-        CertificateDer::from_pem_file(self.folder.path().join(format!("{name}.pem"))).unwrap()
-    }
-
-    /// Signs a report with the key of the chip.
-    fn sign(&self, report: &mut [u8]) {
-        let signature = self
-            .key
-            .sign(&SystemRandom::new(), &report[..0x2a0])
-            .unwrap();
-        for (half, at) in signature.as_ref().chunks(48).zip([0x2a0, 0x2e8]) {
-            let little_endian: Vec<u8> = half.iter().rev().copied().collect();
-            report[at..at + 48].copy_from_slice(&little_endian);
-        }
-    }
-
     /// Signs a correct report after a change, and judges it.
     fn judge(
         &self,
@@ -232,31 +142,6 @@ impl Hierarchy {
         };
         verify(&Report::parse(&report)?, &chain, demands, UnixTime::now())
     }
-}
-
-/// Returns a report of version 5 that meets all of [`strict`], without its signature.
-fn correct_report() -> Vec<u8> {
-    let mut report = vec![0; LEN];
-    let mut put = |at: usize, bytes: &[u8]| report[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, &[5]);
-    put(4, &[7]);
-    put(8, &0x0302_0125_u64.to_le_bytes());
-    put(0x34, &[1]);
-    put(0x40, &[0b10_1000]);
-    put(0x90, &[0xaa; 48]);
-    put(0xc0, &[0xbb; 32]);
-    put(0xe0, &[0xcc; 48]);
-    put(0x110, &[0xdd; 48]);
-    put(0x48, &[1]);
-    for at in [0x38, 0x180, 0x1e0, 0x1f0] {
-        put(at, &[4, 1, 0, 0, 0, 0, 0x18, 0xdb]);
-    }
-    put(0x188, &[0x19, 1, 1]);
-    put(0x1a0, &CHIP);
-    put(0x1e8, &[40, 58, 1, 0, 40, 58, 1]);
-    put(0x1f8, &[3]);
-    put(0x200, &[7]);
-    report
 }
 
 /// Returns demands that [`correct_report`] just meets.

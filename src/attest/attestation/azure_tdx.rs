@@ -1,0 +1,211 @@
+//! The variant `azure-tdx`: a TDX machine of Azure with a virtual TPM in its paravisor. The paravisor's report has the attestation key,
+//! and the hardware has signed the report.
+//!
+//! ```text
+//! instance info = { quote of TDX, runtime data of the paravisor }, as in the old system; beside it, Intel's collateral if the machine has it
+//! REPORTDATA    = SHA-256(runtime data) ‖ 32 zeros; the runtime data has the attestation key
+//! ```
+//!
+//! The report is the same for each connection: the quote of the TPM has the nonce. The registers of the policy are the PCRs.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use cloud::http::{Http, LINK_LOCAL};
+use hardware::tdx::quote::Quote;
+use hardware::tdx::{Collateral, Verifier};
+use serde::{Deserialize, Serialize};
+
+use super::document::Base64;
+use super::hcl::{self, HardwareReport, HclReport, KEY_HANDLE, RuntimeData};
+use super::sources::Sources;
+use super::td;
+use super::vtpm::{self, Endorser, Evidence, Machine};
+use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, printable};
+use crate::tpm::{self, KeySource, Tpm};
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "azure-tdx",
+    oid: OID,
+    location: tpm::Location::default_device,
+    issuer: |location| {
+        let machine = AzureTdxMachine::new(LINK_LOCAL);
+        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+    },
+    validator: |policy, sources| {
+        let verifier = Verifier::of_intel().map_err(PolicyError)?;
+        Ok(Arc::new(validator(
+            verifier,
+            td::now,
+            Arc::new(policy),
+            sources,
+        )))
+    },
+    measure: vtpm::measure,
+    key_name,
+};
+/// 1.3.9900.4.3
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x03];
+
+/// The path of Azure's quoting service, which makes a quote from a TDREPORT.
+const QUOTE_PATH: &str = "acc/tdquote";
+/// Maximum length of an error of serde_json in a log line.
+const SHOWN_ERROR: usize = 160;
+
+/// The names are those of the old system; the collateral is ours.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InstanceInfo {
+    attestation_report: Base64,
+    runtime_data: Base64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    collateral: Option<Collateral>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    quote: String,
+}
+
+/// A machine of Azure.
+pub struct AzureTdxMachine {
+    host: Http,
+    /// Quote and runtime data, which are good until the machine reboots, once they are known.
+    known: Mutex<Option<InstanceInfo>>,
+}
+
+/// Makes a validator that accepts documents that meet `policy`. `clock` returns the time in seconds since 1970.
+pub fn validator(
+    verifier: Verifier<'static>,
+    clock: fn() -> u64,
+    policy: Arc<Policy>,
+    sources: &Arc<dyn Sources>,
+) -> vtpm::Validator {
+    let endorser = TdxHardware {
+        verifier,
+        clock,
+        policy: policy.clone(),
+        sources: sources.clone(),
+    };
+    vtpm::Validator::new(policy, Arc::new(endorser))
+}
+
+/// Returns the Name of the attestation key of this machine.
+pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
+    vtpm::key_name(location, KeySource::Persistent(KEY_HANDLE))
+}
+
+impl AzureTdxMachine {
+    /// Makes a machine whose host has its services at this URL.
+    pub fn new(host: &str) -> AzureTdxMachine {
+        AzureTdxMachine {
+            host: Http::new(host),
+            known: Mutex::default(),
+        }
+    }
+
+    fn evidence(&self, location: &tpm::Location) -> Result<InstanceInfo, IssueError> {
+        let stored = hcl::stored(location)?;
+        let report = HclReport::parse(&stored).map_err(|why| IssueError(why.into()))?;
+        let HardwareReport::Tdx(report_of_td) = report.hardware else {
+            let why = "the HCL report is not of TDX: is this another variant of Azure?";
+            return Err(IssueError(why.into()));
+        };
+        let request = format!(r#"{{"report":"{}"}}"#, URL_SAFE_NO_PAD.encode(report_of_td));
+        let answer = self
+            .host
+            .post_json(QUOTE_PATH, &[("Metadata", "true")], &request)
+            .map_err(|error| IssueError(error.to_string()))?;
+        let read = || {
+            let answer: Answer = serde_json::from_slice(&answer).ok()?;
+            URL_SAFE_NO_PAD
+                .decode(answer.quote.trim_end_matches('='))
+                .ok()
+        };
+        let quote = read().ok_or_else(|| {
+            let url = self.host.url(QUOTE_PATH);
+            IssueError(format!("POST {url}: expected a quote in base64url"))
+        })?;
+        Ok(InstanceInfo {
+            attestation_report: Base64(quote),
+            runtime_data: Base64(report.runtime_data.into()),
+            collateral: None,
+        })
+    }
+}
+
+impl Machine for AzureTdxMachine {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn key_source(&self) -> KeySource {
+        KeySource::Persistent(KEY_HANDLE)
+    }
+
+    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            *known = Some(self.evidence(location)?);
+        }
+        Ok(())
+    }
+
+    fn instance_info(
+        &self,
+        _tpm: &mut Tpm,
+        _extra_data: &[u8; 32],
+    ) -> Result<Option<Vec<u8>>, IssueError> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut info) = known.clone() else {
+            return Ok(None);
+        };
+        info.collateral = td::collateral(Path::new(td::COLLATERAL));
+        serde_json::to_vec(&info)
+            .map(Some)
+            .map_err(|error| IssueError(error.to_string()))
+    }
+}
+
+/// Judges by the quote of the hardware.
+struct TdxHardware {
+    verifier: Verifier<'static>,
+    clock: fn() -> u64,
+    policy: Arc<Policy>,
+    sources: Arc<dyn Sources>,
+}
+
+impl Endorser for TdxHardware {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+        let info: InstanceInfo =
+            serde_json::from_slice(evidence.instance_info).map_err(|error| {
+                let error = printable(&error.to_string(), SHOWN_ERROR);
+                format!("the instance info cannot be read: {error}")
+            })?;
+        let quote = Quote::parse(&info.attestation_report.0).map_err(|error| error.to_string())?;
+        let data = RuntimeData::verify(
+            &info.runtime_data.0,
+            &quote.body.report_data,
+            &evidence.spki,
+        )?;
+        let fetched = self.sources.tdx_collateral(&quote);
+        let collateral = match (&fetched, &info.collateral) {
+            (Ok(fetched), _) => fetched,
+            (Err(_), Some(sent)) => sent,
+            (Err(why), None) => return Err(why.clone()),
+        };
+        let verified = self.verifier.verify(quote, collateral, (self.clock)())?;
+        self.policy.azure_tdx().check(verified.quote())?;
+        let mut claims = self.policy.tdx().judge(&verified)?;
+        claims.properties.extend(data.properties());
+        claims.bound = vec!["attestation key: runtime data in REPORTDATA".into()];
+        Ok(Some(claims))
+    }
+}

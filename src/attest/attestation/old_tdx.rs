@@ -1,0 +1,122 @@
+//! What a policy of the old system demands of Azure's TDX machines, beside our demands (`tdx`): the members stand beside `measurements`.
+//!
+//! ```json
+//! {"measurements":{..},"qeSVN":0,"pceSVN":0,"teeTCBSVN":"05..","qeVendorID":"939a..","mrSeam":"..","xfam":"e702060000000000","intelRootKey":"-----BEGIN .."}
+//! ```
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hardware::tdx::quote::Quote;
+use serde::{Deserialize, Serialize};
+
+use super::{hex, sha256, unhex};
+
+/// SHA-256 of Intel's root certificate: the verifier of quotes knows no other.
+const INTEL_ROOT: &str = "44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3";
+
+/// The demands. An absent one demands nothing. Versions that say `latest` are refused: the old system's tool replaces them by numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Demands {
+    /// The minimum version of the quoting enclave.
+    #[serde(rename = "qeSVN", skip_serializing_if = "Option::is_none")]
+    pub qe_svn: Option<u16>,
+    /// The minimum version of the provisioning certification enclave.
+    #[serde(rename = "pceSVN", skip_serializing_if = "Option::is_none")]
+    pub pce_svn: Option<u16>,
+    /// The minimum version of each part of the TDX module and the platform: 16 bytes in hexadecimal.
+    #[serde(rename = "teeTCBSVN", skip_serializing_if = "Option::is_none")]
+    pub tee_tcb_svn: Option<String>,
+    /// The vendor of the quoting enclave: 16 bytes in hexadecimal.
+    #[serde(rename = "qeVendorID", skip_serializing_if = "Option::is_none")]
+    pub qe_vendor_id: Option<String>,
+    /// The measurement of the TDX module: 48 bytes in hexadecimal.
+    #[serde(rename = "mrSeam", skip_serializing_if = "Option::is_none")]
+    pub mr_seam: Option<String>,
+    /// The processor features of the machine: 8 bytes in hexadecimal, little endian.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xfam: Option<String>,
+    /// Intel's root certificate in PEM, or empty.
+    #[serde(rename = "intelRootKey", skip_serializing_if = "Option::is_none")]
+    pub intel_root_key: Option<String>,
+}
+
+impl Demands {
+    /// Says as a clause what is wrong with a demand.
+    pub fn check_form(&self) -> Result<(), String> {
+        for (name, text, bytes) in [
+            ("teeTCBSVN", &self.tee_tcb_svn, 16),
+            ("qeVendorID", &self.qe_vendor_id, 16),
+            ("mrSeam", &self.mr_seam, 48),
+            ("xfam", &self.xfam, 8),
+        ] {
+            let text = text.as_deref().unwrap_or_default();
+            let is_hex = text.len() == 2 * bytes && text.bytes().all(|it| it.is_ascii_hexdigit());
+            if !text.is_empty() && !is_hex {
+                let digits = 2 * bytes;
+                return Err(format!(
+                    "{name}: expected {digits} hex digits, got {text:.120?}"
+                ));
+            }
+        }
+        match self.intel_root_key.as_deref().unwrap_or_default() {
+            "" => Ok(()),
+            pem => match fingerprint(pem) {
+                Some(found) if found == INTEL_ROOT => Ok(()),
+                _ => Err("intelRootKey is not Intel's root, and no other one is known".into()),
+            },
+        }
+    }
+
+    /// Checks a quote. An error names the demand that it does not meet.
+    pub fn check(&self, quote: &Quote<'_>) -> Result<(), String> {
+        // the header: version, types, QE SVN at 8, PCE SVN at 10, vendor of the quoting enclave at 12
+        let number = |at: usize| {
+            Some(u16::from_le_bytes(
+                quote.signed.get(at..at + 2)?.try_into().ok()?,
+            ))
+        };
+        for (name, minimum, at) in [("qeSVN", self.qe_svn, 8), ("pceSVN", self.pce_svn, 10)] {
+            let (minimum, got) = (minimum.unwrap_or(0), number(at).unwrap_or(0));
+            if got < minimum {
+                return Err(format!("{name} is {got}, below the minimum {minimum}"));
+            }
+        }
+        let minimum = self
+            .tee_tcb_svn
+            .as_deref()
+            .and_then(unhex::<16>)
+            .unwrap_or_default();
+        let got = quote.body.tee_tcb_svn;
+        if got.iter().zip(minimum).any(|(got, minimum)| *got < minimum) {
+            let (got, minimum) = (hex(&got), hex(&minimum));
+            return Err(format!(
+                "teeTCBSVN is {got}, below the minimum {minimum} in one of its bytes"
+            ));
+        }
+        for (name, expected, got) in [
+            (
+                "qeVendorID",
+                &self.qe_vendor_id,
+                quote.signed.get(12..28).unwrap_or_default(),
+            ),
+            ("mrSeam", &self.mr_seam, &quote.body.mr_seam),
+            ("xfam", &self.xfam, &quote.body.xfam.to_le_bytes()),
+        ] {
+            let expected = expected.as_deref().unwrap_or_default().to_ascii_lowercase();
+            if !expected.is_empty() && expected != hex(got) {
+                return Err(format!("{name} is {}, expected {expected}", hex(got)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns SHA-256 of the only certificate in PEM.
+fn fingerprint(pem: &str) -> Option<String> {
+    let body = pem.trim().strip_prefix("-----BEGIN CERTIFICATE-----")?;
+    let body: String = body
+        .strip_suffix("-----END CERTIFICATE-----")?
+        .split_whitespace()
+        .collect();
+    Some(hex(&sha256(&[&STANDARD.decode(body).ok()?])))
+}

@@ -1,0 +1,296 @@
+//! `azure-tdx`: the paravisor's report in the TPM, the quote from Azure's service, which an authority of the tests signs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use attest::attestation::azure_tdx::{AzureTdxMachine, VARIANT, validator};
+use attest::attestation::sources::Sources;
+use attest::attestation::{Issuer, Policy, Validator, hcl, vtpm};
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use hardware::tdx::Collateral;
+use hardware::tdx::quote::Quote;
+use serde_json::{Value, json};
+use support::mutation::mutations;
+
+use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
+use crate::forged_tdx::{Parts, Signed};
+use crate::host::Host;
+use crate::meeting::prove;
+
+/// A time at which the collateral of the tests is valid.
+const JULY_2025: u64 = 1_751_328_000;
+/// REPORTDATA in a TDREPORT, and the TDREPORT in the report of the paravisor.
+const REPORT_DATA: usize = 32 + 128;
+
+/// Has the collateral of the tests.
+struct Collected(Arc<Collateral>);
+
+impl Sources for Collected {
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Makes the report of the paravisor one of TDX.
+fn of_tdx(report: &mut [u8]) {
+    report.copy_within(32 + 0x50..32 + 0x90, REPORT_DATA);
+    report[1224] = 4;
+}
+
+/// A machine, with the parts of its quote.
+struct Machine {
+    cloud: CloudTpm,
+    host: Host,
+    signed: Signed,
+}
+
+impl Machine {
+    fn start(parts: &Parts, alter: impl Fn(&mut Vec<u8>)) -> Machine {
+        let cloud = CloudTpm::azure(|report| {
+            of_tdx(report);
+            alter(report);
+        });
+        let report = hcl::stored(&cloud.location()).unwrap();
+        let report_data = report[REPORT_DATA..REPORT_DATA + 64].try_into().unwrap();
+        let signed = parts.sign(&report_data);
+        let host = Host::start();
+        let quote = URL_SAFE_NO_PAD.encode(&signed.quote);
+        host.set(
+            "POST /acc/tdquote",
+            json!({"quote": quote}).to_string().as_bytes(),
+        );
+        Machine {
+            cloud,
+            host,
+            signed,
+        }
+    }
+
+    fn issuer(&self) -> Arc<dyn Issuer> {
+        let machine = Arc::new(AzureTdxMachine::new(self.host.url()));
+        Arc::new(vtpm::Issuer::new(self.cloud.location(), None, machine))
+    }
+
+    fn validator(&self, further: &Value) -> Arc<dyn Validator> {
+        let sources: Arc<dyn Sources> =
+            Arc::new(Collected(Arc::new(self.signed.collateral.clone())));
+        let policy = Arc::new(policy(further));
+        Arc::new(validator(
+            self.signed.verifier(),
+            || JULY_2025,
+            policy,
+            &sources,
+        ))
+    }
+
+    fn refusal(&self, further: &Value) -> String {
+        let document = self.issuer().issue(USER_DATA, NONCE).unwrap();
+        let refused = self.validator(further).identify(&document, NONCE);
+        refused.unwrap_err().to_string()
+    }
+}
+
+fn policy(further: &Value) -> Policy {
+    let mut policy = json!({"measurements": {"15": {"expected": "00".repeat(32)}}});
+    for (name, value) in further.as_object().unwrap() {
+        policy[name] = value.clone();
+    }
+    Policy::from_json(&policy.to_string()).unwrap()
+}
+
+#[test]
+fn a_machine_is_proved_by_the_quote_of_its_hardware() {
+    let machine = Machine::start(&Parts::default(), |_| ());
+    prove(machine.issuer(), machine.validator(&json!({}))).unwrap();
+    let requests = machine.host.requests();
+    assert_eq!(requests.len(), 1, "one quote is enough until the next boot");
+    let report = hcl::stored(&machine.cloud.location()).unwrap();
+    let tdreport = URL_SAFE_NO_PAD.encode(&report[32..32 + 1024]);
+    assert!(requests[0].ends_with(&format!("\n{{\"report\":\"{tdreport}\"}}")));
+    assert!(requests[0].contains("\ncontent-type: application/json\n"));
+    assert!(requests[0].contains("\nmetadata: true\n"));
+
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let judge = machine.validator(&json!({}));
+    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    assert_eq!(
+        claims.bound,
+        ["attestation key: runtime data in REPORTDATA"]
+    );
+    assert!(
+        claims
+            .properties
+            .iter()
+            .any(|one| one.name == "secure-boot" && one.value == "true")
+    );
+    let error = judge
+        .identify(&document, b"another")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("another connection"), "{error}");
+    // Intel's root did not sign this
+    let sources = attest::attestation::sources::offline();
+    let error = (VARIANT.validator)(policy(&json!({})), &sources).unwrap();
+    let error = error.identify(&document, NONCE).unwrap_err().to_string();
+    assert!(error.contains("fetches no collateral"), "{error}");
+}
+
+#[test]
+fn evidence_with_one_fault_is_refused_by_name() {
+    let usual = Parts::default;
+    for (machine, why) in [
+        (
+            Machine::start(&usual(), |report| report[1250] ^= 1),
+            "other runtime data",
+        ),
+        (
+            Machine::start(&usual(), |report| report[REPORT_DATA] ^= 1),
+            "other runtime data",
+        ),
+        (
+            Machine::start(&usual(), |report| report[REPORT_DATA + 63] ^= 1),
+            "other runtime data",
+        ),
+        (
+            Machine::start(&usual(), |report| {
+                *report = hcl_report(&runtime_data(&[0xab; 256]));
+                of_tdx(report);
+            }),
+            "not the HCLAkPub",
+        ),
+        (
+            Machine::start(
+                &Parts {
+                    status: "OutOfDate",
+                    ..usual()
+                },
+                |_| (),
+            ),
+            "OutOfDate",
+        ),
+        (
+            Machine::start(
+                &Parts {
+                    other_attestation_key: true,
+                    ..usual()
+                },
+                |_| (),
+            ),
+            "signed",
+        ),
+    ] {
+        let error = machine.refusal(&json!({}));
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+}
+
+#[test]
+fn a_machine_of_another_variant_of_azure_says_so() {
+    let machine = Machine::start(&Parts::default(), |report| report[1224] = 2);
+    let error = machine
+        .issuer()
+        .issue(USER_DATA, NONCE)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("not of TDX"), "{error}");
+    let cloud = CloudTpm::azure_key();
+    let nowhere = Arc::new(AzureTdxMachine::new(machine.host.url()));
+    let issuer = vtpm::Issuer::new(cloud.location(), None, nowhere);
+    let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
+    assert!(
+        error.contains("no HCL report at the NV index 0x1400001"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_quoting_service_that_gives_no_quote_is_named() {
+    let machine = Machine::start(&Parts::default(), |_| ());
+    for answer in ["", "{}", r#"{"quote":7}"#, r#"{"quote":"+"}"#] {
+        machine.host.set("POST /acc/tdquote", answer.as_bytes());
+        let error = machine
+            .issuer()
+            .issue(USER_DATA, NONCE)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("/acc/tdquote: expected a quote"), "{error}");
+    }
+}
+
+/// The members of a policy of the old system, in its order.
+#[test]
+fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
+    let hex = |byte: &str, count| byte.repeat(count);
+    let (versions, vendor) = (hex("05", 16), "939a7233f79c4ca9940a0db3957f0607");
+    let text = format!(
+        r#"{{"measurements":{{"15":{{"expected":"{}","warnOnly":false}}}},"qeSVN":0,"pceSVN":0,"teeTCBSVN":"{versions}","qeVendorID":"{vendor}","xfam":"{}","intelRootKey":""}}"#,
+        hex("00", 32),
+        "e702060000000000",
+    );
+    assert_eq!(Policy::from_json(&text).unwrap().to_json(), text);
+    let machine = Machine::start(&Parts::default(), |_| ());
+    let quote = Quote::parse(&machine.signed.quote).unwrap();
+    let digits = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    let genuine = json!({
+        "teeTCBSVN": digits(&quote.body.tee_tcb_svn), "qeVendorID": vendor, "qeSVN": 0,
+        "mrSeam": digits(&quote.body.mr_seam).to_uppercase(), "xfam": digits(&quote.body.xfam.to_le_bytes()),
+    });
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    machine
+        .validator(&genuine)
+        .identify(&document, NONCE)
+        .unwrap();
+    for (demand, why) in [
+        (json!({"qeSVN": 65535}), "qeSVN is"),
+        (json!({"pceSVN": 65535}), "pceSVN is"),
+        (json!({"teeTCBSVN": hex("ff", 16)}), "teeTCBSVN is"),
+        (json!({"qeVendorID": hex("00", 16)}), "qeVendorID is"),
+        (json!({"mrSeam": hex("ee", 48)}), "mrSeam is"),
+        (json!({"xfam": hex("ee", 8)}), "xfam is"),
+    ] {
+        let error = machine.refusal(&demand);
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    for (demand, why) in [
+        (r#""qeSVN":"latest""#, "latest"),
+        (r#""qeSVN":65536"#, "65536"),
+        (r#""xfam":"e7""#, "xfam: expected 16 hex digits"),
+        (
+            r#""intelRootKey":"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n""#,
+            "not Intel's root",
+        ),
+    ] {
+        let text = text
+            .replace(r#""qeSVN":0,"#, "")
+            .replace(r#","intelRootKey":"""#, "");
+        let text = text.replace(r#","xfam":"e702060000000000""#, "");
+        let text = format!("{},{demand}}}", text.strip_suffix('}').unwrap());
+        let error = Policy::from_json(&text).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+}
+
+#[test]
+fn altered_instance_infos_are_refused_without_a_panic() {
+    let machine = Machine::start(&Parts::default(), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let judge = machine.validator(&json!({}));
+    let read: BTreeMap<String, Value> = serde_json::from_slice(&document).unwrap();
+    let info = STANDARD
+        .decode(read["InstanceInfo"].as_str().unwrap())
+        .unwrap();
+    for altered in mutations(&info, 200) {
+        if altered != info {
+            let mut document = read.clone();
+            document.insert("InstanceInfo".into(), STANDARD.encode(altered).into());
+            let document = serde_json::to_vec(&document).unwrap();
+            assert!(judge.identify(&document, NONCE).is_err());
+        }
+    }
+}
