@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the image of a node from the folder mkosi/, and prints its path: target/mkosi/PROFILE/NAME.raw. Beside it are the unified
-# kernel image NAME.efi, and the packages with their versions: NAME.manifest, initrd.manifest.
+# kernel image NAME.efi, the packages with their versions, NAME.manifest and initrd.manifest, and a bill of materials, NAME.cdx.json.
 #
 #   tools/mkosi.sh [release|debug|kubernetes]
 #
@@ -73,4 +73,6 @@ say "building the image ($profile)"
 cd "$ROOT/mkosi"
 umask 022
 PYTHONPATH=$tree/usr/lib/python3/dist-packages nice -n 5 python3 -m mkosi "${arguments[@]}" build >&2
+"$ROOT/tools/image-sbom.py" "$image" "$CACHE/mkosi-packages/cache/apt/archives" "$out"/{$name,initrd}.manifest -- \
+  "${programs[@]}" "$kubernetes"/bin/{kubeadm,kubelet,kubectl} >"$out/$name.cdx.json"
 echo "$image"

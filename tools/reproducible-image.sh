@@ -30,14 +30,14 @@ cp -r target/dist "$other/elsewhere/target/dist"
 say "building again, in $other"
 # the downloads are shared
 again=$(umask 077; OUT=$other/image MKOSI_CACHE=$other/cache TZ=Asia/Tokyo "$other/elsewhere/tools/mkosi.sh")
-for ending in manifest efi raw; do
+for ending in manifest efi raw cdx.json; do
   one=${image%raw}$ending two=${again%raw}$ending
   if cmp "$one" "$two" >&2; then continue; fi
   case $ending in
-  manifest) diff "$one" "$two" >&2 || true ;;
+  manifest | cdx.json) diff "$one" "$two" >&2 || true ;;
   raw) explain "$one" "$two" >&2 || true ;;
   esac
   die "${one##*/} differs between two builds"
 done
-(cd "${image%/*}" && sha256sum firstlight.{raw,efi,manifest})
+(cd "${image%/*}" && sha256sum firstlight.{raw,efi,manifest,cdx.json})
 say "two images of mkosi, built in different directories, are identical"

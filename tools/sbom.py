@@ -77,24 +77,33 @@ def linked(program):
     return components + list(standard_library())
 
 
+def application(name, digest):
+    """Returns the component of a program of ours with this SHA-256."""
+    with open("Cargo.toml", "rb") as file:
+        version = tomllib.load(file)["workspace"]["package"]["version"]
+    return {"type": "application", "bom-ref": f"{name}@{version}", "name": name, "version": version,
+            "licenses": [{"expression": "Apache-2.0 OR MIT"}], "hashes": sha256(digest)}
+
+
+def write(what, components):
+    """Prints the bill of materials of a program or an image."""
+    digest = what["hashes"][0]["content"]
+    dependencies = [{"ref": what["bom-ref"], "dependsOn": sorted(component["bom-ref"] for component in components)}]
+    print(json.dumps({
+        "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+        # equal programs have equal files
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
+        "metadata": {"component": what}, "components": components, "dependencies": dependencies,
+    }, indent=1))
+
+
 def main():
     name, path = sys.argv[1:]
     path = os.path.abspath(path)
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
     with open(path, "rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
-    components = linked(name)
-    with open("Cargo.toml", "rb") as file:
-        version = tomllib.load(file)["workspace"]["package"]["version"]
-    program = {"type": "application", "bom-ref": f"{name}@{version}", "name": name, "version": version,
-               "licenses": [{"expression": "Apache-2.0 OR MIT"}], "hashes": sha256(digest)}
-    dependencies = [{"ref": program["bom-ref"], "dependsOn": sorted(component["bom-ref"] for component in components)}]
-    print(json.dumps({
-        "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
-        # equal programs have equal files
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
-        "metadata": {"component": program}, "components": components, "dependencies": dependencies,
-    }, indent=1))
+    write(application(name, digest), linked(name))
 
 
 if __name__ == "__main__":

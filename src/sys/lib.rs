@@ -5,6 +5,7 @@
 
 pub mod activation;
 pub mod block;
+pub mod cipher;
 pub mod clock;
 pub mod device_mapper;
 pub mod file;

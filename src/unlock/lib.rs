@@ -68,6 +68,7 @@ pub mod waiting;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use attest::attestation::{self, Issuer};
@@ -121,6 +122,7 @@ pub struct Unlock {
 impl Unlock {
     /// Turns whatever is on the state disk into a mounted file system. The diagram above shows this function.
     pub fn run(self) -> Result<(), Error> {
+        prepare_mapping();
         let device = device::find(
             self.disk.as_deref(),
             self.cloud.state_disk,
@@ -398,6 +400,18 @@ impl Drop for Mapped {
         if let Err(error) = unmap() {
             log::warn!("the disk stays mapped: {error}");
         }
+    }
+}
+
+/// Has the kernel prepare the mapping while the disk and its key are not there yet. Without it, the mapping only takes longer.
+fn prepare_mapping() {
+    let prepare = || match device_mapper::prepare() {
+        Ok(()) => log::debug!("the kernel has made the disk's cipher"),
+        Err(error) => log::debug!("the disk's cipher is made later: {error}"),
+    };
+    let thread = thread::Builder::new().name("cipher".into());
+    if let Err(error) = thread.spawn(prepare) {
+        log::debug!("the disk's cipher is made later: {error}");
     }
 }
 

@@ -13,6 +13,8 @@ use sys::keyring::LogonKey;
 
 /// Options of dm-crypt that the old system uses: the thread that submits the I/O also encrypts and decrypts, without a work queue.
 const NO_WORKQUEUES: [&str; 2] = ["no_read_workqueue", "no_write_workqueue"];
+/// The kernel's name of what encrypts and authenticates a sector.
+pub(super) const AEAD: &str = "authenc(hmac(sha256),xts(aes))";
 /// Maximum length of a name. It leaves room for `_dif` and for the prefix in the UUID field (DM_UUID_LEN is 129;
 /// `CRYPT-INTEGRITY-`, 32 digits, a dash).
 const NAME_MAX: usize = 64;
@@ -64,11 +66,8 @@ impl Cipher {
             )));
         }
         let (specification, authentication_len) = match mapping.integrity {
-            None => ("aes-xts-plain64", 0),
-            Some("hmac(sha256)") => (
-                "capi:authenc(hmac(sha256),xts(aes))-plain64",
-                HMAC_SHA256_LEN,
-            ),
+            None => ("aes-xts-plain64".into(), 0),
+            Some("hmac(sha256)") => (format!("capi:{AEAD}-plain64"), HMAC_SHA256_LEN),
             Some(other) => {
                 return Err(invalid(format!(
                     "integrity {other:?} instead of \"hmac(sha256)\""
@@ -83,9 +82,7 @@ impl Cipher {
                 mapping.key.len()
             )));
         }
-        Ok(Cipher {
-            specification: specification.into(),
-        })
+        Ok(Cipher { specification })
     }
 }
 

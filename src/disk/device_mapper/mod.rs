@@ -64,6 +64,14 @@ pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     Ok(upper.keep())
 }
 
+/// Has the kernel make the cipher of a disk with integrity, for which it starts modprobe some ten times. A caller that waits for the key
+/// can do it meanwhile; then [`open`] finds the cipher made. Needs the module `algif_aead`, and unloads it.
+pub fn prepare() -> std::io::Result<()> {
+    sys::cipher::make_aead(crypt::AEAD)?;
+    sys::cipher::unload_interface();
+    Ok(())
+}
+
 /// Removes the mapping and its integrity device. Waits up to 5 s while another program (udev) has it open. All written data is
 /// durable on return.
 ///
