@@ -3,7 +3,7 @@
 
 use super::DISK;
 use machine::flow::{self, INIT, PATIENCE, Setting};
-use machine::vm::{self, Firmware, Machine, Source, Vm};
+use machine::vm::{self, CARD, Firmware, Machine, Source, Vm};
 use machine::{Context, Failure, Result, dist, script};
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
@@ -50,11 +50,50 @@ fn a_machine_with_the_image_of_mkosi_becomes_a_node_and_comes_back_by_rejoin() -
         " member:",
     ];
     for step in steps {
-        let line = vm.console.wait_for(step, PATIENCE)?;
-        println!("  {}", line.text);
+        said(&mut vm, step)?;
     }
     // its PCR 15 is the cluster's
     println!("{}", setting.status_of_member(&vm, INIT)?);
+    vm.press_power_button()?;
+    vm.wait_off(PATIENCE)?;
+    nobody_logs_in(&vm)?;
+    drop(vm);
+
+    // without its services, and with a network card that comes late
+    setting.stop_services();
+    setting.machine.unplugged = vec![CARD.to_owned()];
+    let mut vm = setting.machine.boot()?;
+    said(&mut vm, "network: this machine has no network card")?;
+    vm.plug(CARD)?;
+    said(&mut vm, " network: 10.42.0.15")?;
+    said(&mut vm, "join service 10.42.0.1:30090: ")?;
+    println!("{}", setting.recover(&vm)?);
+    for step in [" key-slot:", " measured:", " mounted:", " ready: a member"] {
+        said(&mut vm, step)?;
+    }
+    nobody_logs_in(&vm)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn the_image_of_mkosi_names_what_a_new_machine_lacks() -> Result<()> {
+    let mut setting = setting("mkosi-new", &image()?, DISK)?;
+    setting.machine.tpm = false;
+    let mut vm = setting.machine.boot()?;
+    said(&mut vm, "error: this machine has no TPM")?;
+    said(&mut vm, "it restarts in 10 s")?;
+    // QEMU ends when the machine restarts
+    vm.wait_off(PATIENCE)?;
+    nobody_logs_in(&vm)?;
+    setting.machine.tpm = true;
+
+    setting.machine.unplugged = vec!["state".to_owned()];
+    let mut vm = setting.machine.boot()?;
+    said(&mut vm, "waiting: for a disk with serial number \"state\"")?;
+    vm.plug("state")?;
+    for step in [" formatted:", " mounted:", " ready:"] {
+        said(&mut vm, step)?;
+    }
     nobody_logs_in(&vm)
 }
 
@@ -125,8 +164,7 @@ fn no_system_starts_from_a_root_partition_with_a_changed_byte() -> Result<()> {
     setting.machine.source = Source::Disk(copy);
     let mut vm = setting.machine.boot()?;
     for named in ["is corrupted", "dm-verity device corrupted"] {
-        let line = vm.console.wait_for(named, PATIENCE)?;
-        println!("  {}", line.text);
+        said(&mut vm, named)?;
     }
     vm.wait_off(PATIENCE)?;
     nobody_logs_in(&vm)?;
@@ -196,6 +234,54 @@ fn measure_names_several_images_and_one_that_a_full_partition_cut_off() -> Resul
     )?;
     run(mtool("mdel").arg(format!("::{DEFAULT}")));
     refused(&copy, &format!("there is no {DEFAULT}; name the image"))
+}
+
+#[test]
+#[ignore = "needs the image of make mkosi: make test-images"]
+fn the_bill_of_materials_of_the_image_is_complete() -> Result<()> {
+    let image = image()?;
+    let read = |path: &Path| -> Result<serde_json::Value> {
+        let bytes = std::fs::read(path).context("read a file beside the image")?;
+        serde_json::from_slice(&bytes).context("read a file beside the image")
+    };
+    let bill = read(&image.with_extension("cdx.json"))?;
+    let components = bill["components"].as_array().unwrap();
+    let has_hash = |component: &serde_json::Value| {
+        let hash = component["hashes"][0]["content"].as_str();
+        hash.is_some_and(|hash| hash.len() == 64)
+    };
+    let named = |name: &str| components.iter().find(|it| it["name"] == name);
+    for file in ["firstlight.manifest", "initrd.manifest"] {
+        let manifest = read(&image.with_file_name(file))?;
+        let packages = manifest["packages"].as_array().unwrap();
+        assert!(packages.len() > 50, "{file}: {}", packages.len());
+        for package in packages {
+            let of_package = |it: &&serde_json::Value| {
+                let properties = it["properties"].as_array();
+                it["name"] == package["name"]
+                    && it["version"] == package["version"]
+                    && properties.is_some_and(|all| all.iter().any(|one| one["value"] == file))
+            };
+            let component = components.iter().find(of_package);
+            assert!(component.is_some_and(has_hash), "{file}: {package}");
+        }
+    }
+    for program in ["unlock", "bootstrapper"] {
+        let component = named(program).unwrap_or_else(|| panic!("no {program}"));
+        assert!(has_hash(component), "{component}");
+        let linked = component["components"].as_array().unwrap();
+        for library in ["ring", "tpm2-tss", "musl"] {
+            assert!(linked.iter().any(|it| it["name"] == library), "{library}");
+        }
+    }
+    let others = ["kubeadm", "kubelet", "kubectl"].map(named);
+    assert!(others.iter().all(|it| it.is_some_and(has_hash)));
+    let hash = run(Command::new("sha256sum").arg(&image));
+    assert_eq!(
+        bill["metadata"]["component"]["hashes"][0]["content"],
+        hash[..64]
+    );
+    Ok(())
 }
 
 /// The release of the image, built if need be.
@@ -291,6 +377,12 @@ fn change_byte(disk: &Path, at: u64) -> Result<()> {
     disk.read_exact_at(&mut byte, at)
         .and_then(|()| disk.write_all_at(&[!byte[0]], at))
         .context("change a byte")
+}
+
+fn said(vm: &mut Vm, text: &str) -> Result<()> {
+    let line = vm.console.wait_for(text, PATIENCE)?;
+    println!("  {}", line.text);
+    Ok(())
 }
 
 /// No line of the console offers a login or answers what was typed.
