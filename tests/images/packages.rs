@@ -17,11 +17,6 @@ fn a_machine_with_the_packages_becomes_a_node_and_comes_back_by_rejoin() -> Resu
     let initrd = SYSTEMD_252.initrd_with(&package("firstlight-initramfs"), "packages.initrd")?;
     let os = root().join("target/images/packages.disk");
     let node = package("firstlight-node");
-    first_boot_and_rejoin(stages::node_of(
-        "packages",
-        SYSTEMD_252,
-        &initrd,
-        &os,
-        &node,
-    )?)
+    let mut setting = stages::node_of("packages", SYSTEMD_252, &initrd, &os, &node)?;
+    first_boot_and_rejoin(&mut setting).map(drop)
 }

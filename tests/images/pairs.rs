@@ -10,7 +10,8 @@ use machine::{Failure, Result};
 #[test]
 #[ignore = "boots a machine: make boot"]
 fn an_initrd_of_dracut_opens_the_disk_at_first_boot_and_by_rejoin() -> Result<()> {
-    first_boot_and_rejoin(setting("dracut", DRACUT, CLOUD, &Overlay::default())?)
+    let mut setting = setting("dracut", DRACUT, CLOUD, &Overlay::default())?;
+    first_boot_and_rejoin(&mut setting).map(drop)
 }
 
 /// With the settings in the initrd's file.
@@ -20,11 +21,13 @@ fn an_initrd_of_initramfs_tools_opens_the_disk_at_first_boot_and_by_rejoin() -> 
     let mut overlay = Overlay::default();
     let file = *b"# where this machine runs\ncsp = qemu\nvariant = qemu-vtpm\n";
     overlay.file("/etc/firstlight/node.conf", 0o644, file);
-    first_boot_and_rejoin(setting("initramfs-tools", INITRAMFS_TOOLS, "", &overlay)?)
+    let mut setting = setting("initramfs-tools", INITRAMFS_TOOLS, "", &overlay)?;
+    first_boot_and_rejoin(&mut setting).map(drop)
 }
 
-pub fn first_boot_and_rejoin(mut setting: Setting) -> Result<()> {
-    let (mut vm, cluster) = flow::first_boot(&mut setting)?;
+/// Returns PCR 15 of the member, which is switched off.
+pub fn first_boot_and_rejoin(setting: &mut Setting) -> Result<String> {
+    let (mut vm, cluster) = flow::first_boot(setting)?;
     vm.shut_down(PATIENCE)?;
     drop(vm);
     setting.start_services()?;
@@ -46,5 +49,6 @@ pub fn first_boot_and_rejoin(mut setting: Setting) -> Result<()> {
             "the record of the boot has no {missing:?}:\n{record}"
         )));
     }
-    Ok(())
+    vm.shut_down(PATIENCE)?;
+    Ok(cluster)
 }

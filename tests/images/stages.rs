@@ -121,12 +121,7 @@ fn one_policy(mut setting: Setting) -> Result<()> {
     took("rejoin");
     vm.shut_down(PATIENCE)?;
     drop(vm);
-    setting.stop_services();
-    let mut vm = setting.machine.boot()?;
-    vm.console
-        .wait_for(" waiting: for a key of disk", PATIENCE)?;
-    setting.recover(&vm)?;
-    flow::member_again(vm, " key-slot:", &cluster)?;
+    flow::recovered(&mut setting, &cluster)?;
     took("recovery");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What keeps a machine from its disk: each is named on the console within seconds, and no operating system starts while the disk
 //! is closed.
 
-use super::{CLOUD, DRACUT, INITRAMFS_TOOLS, Maker, setting};
+use super::{CLOUD, DRACUT, DRACUT_13, INITRAMFS_TOOLS, Maker, setting};
 use machine::flow::{self, PATIENCE, Setting};
 use machine::initramfs::Overlay;
 use machine::vm::{CARD, HOST, HOST_IPV6, Network, Vm};
@@ -12,6 +12,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 use support::swtpm::Swtpm;
 
 /// Ports of the metadata service and of a control plane's join service, as a node knows them.
@@ -28,6 +29,12 @@ fn an_initrd_of_dracut_names_what_a_new_machine_lacks() -> Result<()> {
 
 #[test]
 #[ignore = "boots a machine: make test-images"]
+fn an_initrd_of_debian_13s_dracut_names_what_a_new_machine_lacks() -> Result<()> {
+    new_machine_lacks("dracut-13-new", DRACUT_13)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
 fn an_initrd_of_initramfs_tools_names_what_a_new_machine_lacks() -> Result<()> {
     new_machine_lacks("initramfs-tools-new", INITRAMFS_TOOLS)
 }
@@ -36,6 +43,12 @@ fn an_initrd_of_initramfs_tools_names_what_a_new_machine_lacks() -> Result<()> {
 #[ignore = "boots a machine: make test-images"]
 fn an_initrd_of_dracut_names_what_keeps_a_member_from_its_key() -> Result<()> {
     member_lacks("dracut-member", DRACUT)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn an_initrd_of_debian_13s_dracut_names_what_keeps_a_member_from_its_key() -> Result<()> {
+    member_lacks("dracut-13-member", DRACUT_13)
 }
 
 #[test]
@@ -79,6 +92,52 @@ fn no_system_and_no_shell_start_when_unlock_crashes() -> Result<()> {
     Ok(())
 }
 
+/// A machine without a TPM restarts, or does what the kernel command line asks for.
+#[test]
+#[ignore = "boots a machine: make test-images"]
+fn a_machine_that_fails_does_what_onfail_says() -> Result<()> {
+    for (name, maker) in [
+        ("dracut-onfail", DRACUT),
+        ("initramfs-tools-onfail", INITRAMFS_TOOLS),
+    ] {
+        let mut setting = setting(name, maker, CLOUD, &Overlay::default())?;
+        setting.machine.tpm = false;
+        let why = "error: this machine has no TPM";
+
+        let mut vm = boot(&mut setting, "")?;
+        said(&mut vm, why)?;
+        said(&mut vm, "it restarts in 10 s")?;
+        // QEMU ends when the machine restarts
+        vm.wait_off(PATIENCE)?;
+        no_system(&vm)?;
+
+        let mut vm = boot(&mut setting, "firstlight.onfail=wait")?;
+        said(&mut vm, why)?;
+        said(&mut vm, "it waits; reset it when the reason is gone")?;
+        // for those who look at its console later
+        said(&mut vm, why)?;
+        no_system(&vm)?;
+        vm.cut_power();
+
+        // by this word initramfs-tools restarts in place of a shell
+        let command_line = setting.machine.command_line.replace("panic=-1", "");
+        setting.machine.command_line = command_line;
+        let mut vm = boot(&mut setting, "firstlight.onfail=shell rd.shell=1")?;
+        said(&mut vm, "the initrd decides")?;
+        // what is typed before the shell is ready may be lost
+        let answer = (0..10).find_map(|_| {
+            vm.type_line("echo shell-$((6*7))").ok()?;
+            let limit = Duration::from_secs(30);
+            vm.console.wait_for("shell-42", limit).ok()
+        });
+        if answer.is_none() {
+            return Err(Failure(format!("{name}: no shell answers")));
+        }
+        no_system(&vm)?;
+    }
+    Ok(())
+}
+
 /// The TPM, then a right setting, then the kernel's modules for the disk, then a disk in time.
 fn new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     let words = format!("{CLOUD} firstlight.onfail=poweroff");
@@ -116,13 +175,14 @@ fn new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     Ok(())
 }
 
-/// The metadata service, then DHCP, then a driver for its network card. It gets the key with a static address by a name, and with
-/// IPv6 only.
+/// The metadata service, then DHCP, then a driver for its network card. Without a join service the operator brings the key. It
+/// gets the key with a static address by a name, and with IPv6 only.
 fn member_lacks(name: &str, maker: Maker) -> Result<()> {
     let mut setting = setting(name, maker, CLOUD, &Overlay::default())?;
-    let (mut vm, _) = flow::first_boot(&mut setting)?;
+    let (mut vm, cluster) = flow::first_boot(&mut setting)?;
     vm.shut_down(PATIENCE)?;
     drop(vm);
+    flow::recovered(&mut setting, &cluster)?.cut_power();
     setting.start_services()?;
     let gives_up = "firstlight.timeout=25 firstlight.onfail=poweroff";
     let no_key = "error: no key for the state disk in time: ";

@@ -497,6 +497,16 @@ pub fn member_again(mut vm: Vm, event: &str, cluster: &str) -> Result<Vm> {
     Ok(vm)
 }
 
+/// A reboot without the cluster's services: the operator brings the key.
+pub fn recovered(setting: &mut Setting, cluster: &str) -> Result<Vm> {
+    setting.stop_services();
+    let mut vm = setting.machine.boot()?;
+    vm.console
+        .wait_for(" waiting: for a key of disk", PATIENCE)?;
+    setting.recover(&vm)?;
+    member_again(vm, " key-slot:", cluster)
+}
+
 /// The registers that say most, as the machine's TPM has them, and what the policy says to each.
 fn registers(setting: &Setting, vm: &mut Vm) -> Result<String> {
     let policy = setting.machine.event_log()?;
