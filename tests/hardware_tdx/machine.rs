@@ -1,12 +1,18 @@
 //! The variant `qemu-tdx`: documents of a machine whose quotes a hierarchy of our own signs, and its registers.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use attest::attestation::sources::offline;
 use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qemu_tdx};
 use attest::tpm::Location;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use support::foreign::go_module;
 
 use super::forged::{Parts, Signed};
 use super::*;
@@ -39,7 +45,7 @@ fn judged(change: fn(&mut Parts), policy: &str, nonce: &[u8]) -> Result<Identifi
         file: file.path().into(),
         last: Mutex::new(None),
     });
-    let issuer = qemu_tdx::Issuer::new(machine.clone(), Some(file.path().into()));
+    let issuer = qemu_tdx::Issuer::new(machine.clone(), Some(file.path().into()), None);
     let document = issuer.issue(b"key", b"nonce").unwrap();
     let verifier = machine.last.lock().unwrap().as_ref().unwrap().verifier();
     let policy = Policy::from_json(policy).unwrap();
@@ -124,6 +130,93 @@ fn a_machine_that_is_wrong_in_one_thing_is_refused_by_its_name() {
         r#","tdx":{"tcbStatuses":["UpToDate","OutOfDate"],"platforms":["DDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDD"]}"#,
     );
     judged(|it| it.status = "OutOfDate", &accepted, b"nonce").unwrap();
+}
+
+/// Returns the log of a genuine TDX machine, and the RTMRs 0 to 2 to which it leads (its quote is in no package, but go-eventlog's tests
+/// have the values).
+fn genuine_log() -> (PathBuf, Vec<u8>) {
+    let module = go_module("event_logs_go", "github.com/google/go-eventlog");
+    let rtmrs = "3fa2f61f395b7f5feefb4ec2df61297f109ad8abcd6410c1b7df60f21f37b19297fc35e544039c7e1edece752afd17f6\
+                 f62dbc072bd5d3f3438b7b35c39a727f5aea2ffc2473f43723953f530daf62504f0a7944aa62c41a86e8a878c2b122c1\
+                 4969684dc87381fc3b3134176c8d8806eaf0a901859f5f70cfae8d17714b46c10a8de219048c9fc09f11f381a6fbe7c1";
+    let byte = |at| u8::from_str_radix(&rtmrs[at..at + 2], 16).unwrap();
+    let log = module.join("testdata/eventlogs/ccel/cos-113-intel-tdx.bin");
+    (log, (0..rtmrs.len()).step_by(2).map(byte).collect())
+}
+
+/// Runs `firstlight explain` on a file with this content; returns its exit code, its errors, and the registers by name.
+fn explained(content: &[u8], more: &[&str]) -> (i32, String, BTreeMap<String, Value>) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), content).unwrap();
+    let output = Command::new(support::program::built("firstlight"))
+        .arg("explain")
+        .arg(file.path())
+        .args(["-o", "json"])
+        .args(more)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let registers = report["registers"].as_array().cloned().unwrap_or_default();
+    let by_name = |it: Value| (it["name"].as_str().unwrap().to_owned(), it);
+    let registers = registers.into_iter().map(by_name).collect();
+    (output.status.code().unwrap(), errors, registers)
+}
+
+#[test]
+fn a_document_has_the_log_and_the_events_of_each_register_are_shown() {
+    let (log, rtmrs) = genuine_log();
+    let mut parts = Parts::default();
+    parts.body[328..472].copy_from_slice(&rtmrs);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let issued = |parts: Parts| {
+        let machine = Arc::new(Machine {
+            parts,
+            file: file.path().into(),
+            last: Mutex::new(None),
+        });
+        let collateral = Some(file.path().into());
+        let issuer = qemu_tdx::Issuer::new(machine, collateral, Some(log.clone()));
+        issuer.issue(b"key", b"nonce").unwrap()
+    };
+    let document = issued(parts.clone());
+    assert!(document.len() <= 48 << 10, "{}", document.len());
+    let saved = serde_json::json!({"document": STANDARD.encode(&document)}).to_string();
+    for content in [&document[..], saved.as_bytes()] {
+        let (code, errors, registers) = explained(content, &[]);
+        assert_eq!(code, 0, "{errors}");
+        let names: Vec<_> = registers.keys().map(String::as_str).collect();
+        assert_eq!(names, ["MRTD", "RTMR0", "RTMR1", "RTMR2"]);
+        assert_eq!(registers["MRTD"]["verdict"], "not in the log");
+        for (number, rtmr) in rtmrs.chunks(48).enumerate() {
+            let register = &registers[&format!("RTMR{number}")];
+            assert_eq!(register["verdict"], "explained");
+            let value: String = rtmr.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(register["got"], value);
+            assert!(register["events"].as_array().unwrap().len() > 3);
+        }
+    }
+    // a member of a cluster, which the operator names or not
+    let member = attestation::Registers::Rtmrs.after(&[0x11; 32]);
+    parts.body[472..520].copy_from_slice(member.as_ref());
+    let document = issued(parts.clone());
+    let (code, errors, registers) = explained(&document, &[]);
+    assert_eq!(code, 0, "{errors}");
+    assert_eq!(registers["RTMR3"]["verdict"], "not in the log");
+    for (id, code, verdict) in [("11", 0, "as expected"), ("12", 1, "differs")] {
+        let (got, errors, registers) = explained(&document, &["--cluster-id", &id.repeat(32)]);
+        assert_eq!(got, code, "{errors}");
+        assert_eq!(registers["RTMR3"]["verdict"], verdict);
+    }
+    // a register that the log does not give
+    parts.body[376] ^= 1;
+    let (code, errors, registers) = explained(&issued(parts), &[]);
+    assert_eq!(code, 1);
+    assert!(errors.contains("RTMR1 not explained"), "{errors}");
+    assert_eq!(
+        registers["RTMR1"]["notes"][0],
+        "the events below do not give this value"
+    );
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! REPORTDATA = SHA-256(user data ‖ verifier's nonce) ‖ 32 zeros
-//! document   = { quote over REPORTDATA, user data }, as in the old system; beside it, Intel's collateral if the machine has it
+//! document   = { quote over REPORTDATA, user data }, as in the old system; beside it, Intel's collateral if the machine has it, and
+//!              the event log of the firmware (ACPI table CCEL), which explains registers to a person and proves nothing
 //! registers  = 0: MRTD, 1 to 4: RTMR 0 to 3; RTMR 3 names the cluster
 //! ```
 //!
@@ -22,7 +23,7 @@ use super::sources::Sources;
 use super::variant::Measured;
 use super::{
     ClusterRegister, Identified, IssueError, KeyName, Measurement, Oid, Policy, Registers, Stage,
-    ValidateError, Variant, hex, printable, sha256, td,
+    ValidateError, Variant, excerpt, hex, printable, sha256, td,
 };
 use crate::tpm::{self, Location};
 
@@ -31,7 +32,14 @@ pub const VARIANT: Variant = Variant {
     name: "qemu-tdx",
     oid: OID,
     location: default_location,
-    issuer: |_| Arc::new(Issuer::new(Arc::new(Kernel), Some(td::COLLATERAL.into()))),
+    issuer: |_| {
+        let (collateral, event_log) = (td::COLLATERAL.into(), EVENT_LOG.into());
+        Arc::new(Issuer::new(
+            Arc::new(Kernel),
+            Some(collateral),
+            Some(event_log),
+        ))
+    },
     validator: |policy, sources| Ok(Arc::new(Validator::new(policy, sources.clone())?)),
     measure,
     key_name: no_key,
@@ -39,6 +47,11 @@ pub const VARIANT: Variant = Variant {
 /// 1.3.9900.5.99
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x63];
 
+/// The file in which the kernel provides the event log of the firmware, with the bytes behind its end.
+const EVENT_LOG: &str = "/sys/firmware/acpi/tables/data/CCEL";
+/// The greatest length of a document with an event log, in bytes: a document must fit a TLS handshake message of 64 KiB. Of a longer log,
+/// the data that say least are cut.
+const MAX_SENT: usize = 48 << 10;
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 
@@ -50,6 +63,26 @@ struct Document {
     user_data: Base64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     collateral: Option<Collateral>,
+    #[serde(default, skip_serializing_if = "Base64::is_empty")]
+    event_log: Base64,
+}
+
+/// What a document says; nothing of it is verified.
+pub struct Said {
+    /// The registers by the numbers of policies.
+    pub registers: BTreeMap<u32, Vec<u8>>,
+    /// The event log of the firmware; empty if there is none.
+    pub event_log: Vec<u8>,
+}
+
+/// Returns what a document of this variant says; `None` if it is none.
+pub fn said(document: &[u8]) -> Option<Said> {
+    let document: Document = serde_json::from_slice(document).ok()?;
+    let quote = Quote::parse(&document.raw_quote.0).ok()?;
+    Some(Said {
+        registers: registers(&quote.body),
+        event_log: document.event_log.0,
+    })
 }
 
 /// Makes the quotes of a machine.
@@ -71,12 +104,28 @@ impl Quoter for Kernel {
 pub struct Issuer {
     quoter: Arc<dyn Quoter>,
     collateral: Option<PathBuf>,
+    event_log: Option<PathBuf>,
 }
 
 impl Issuer {
-    /// Makes an issuer, which adds the collateral in this file if it exists.
-    pub fn new(quoter: Arc<dyn Quoter>, collateral: Option<PathBuf>) -> Issuer {
-        Issuer { quoter, collateral }
+    /// Makes an issuer, which adds the collateral and the event log in these files if they exist.
+    pub fn new(
+        quoter: Arc<dyn Quoter>,
+        collateral: Option<PathBuf>,
+        event_log: Option<PathBuf>,
+    ) -> Issuer {
+        Issuer {
+            quoter,
+            collateral,
+            event_log,
+        }
+    }
+
+    /// Returns the event log in at most `max` bytes. A validator does not need it.
+    fn event_log(&self, max: usize) -> Vec<u8> {
+        let log = self.event_log.as_ref().map(std::fs::read);
+        let log = log.and_then(Result::ok).unwrap_or_default();
+        excerpt::excerpt(&log, max)
     }
 }
 
@@ -87,12 +136,19 @@ impl super::Issuer for Issuer {
 
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let report_data = report_data(user_data, nonce);
-        let document = Document {
+        let mut document = Document {
             raw_quote: Base64(self.quoter.quote(&report_data).map_err(IssueError)?),
             user_data: Base64(user_data.into()),
             collateral: self.collateral.as_deref().and_then(td::collateral),
+            event_log: Base64::default(),
         };
-        serde_json::to_vec(&document).map_err(|error| IssueError(error.to_string()))
+        let encode = |document: &Document| {
+            serde_json::to_vec(document).map_err(|error| IssueError(error.to_string()))
+        };
+        // base64 adds a third, and the field has a name
+        let room = MAX_SENT.saturating_sub(encode(&document)?.len() + 32) / 4 * 3;
+        document.event_log = Base64(self.event_log(room));
+        encode(&document)
     }
 }
 

@@ -5,12 +5,27 @@ use std::collections::BTreeMap;
 
 use super::evidence::{Entry, Register, Registers};
 use attest::attestation::{self, Policy, phases};
-use attest::tpm::CLUSTER_ID_PCR;
 use base::crypto::CLUSTER_ID_LEN;
 use image::{Case, Image};
 
 /// The PCR of the kernel's IMA, which has a log of its own.
 const IMA_PCR: u32 = 10;
+
+/// The register of a TDX machine into which its firmware is measured.
+const MRTD: u32 = 0;
+
+/// Who extends a register.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writer {
+    /// What is in the logs of firmware and systemd.
+    Logged,
+    /// The kernel's IMA.
+    Ima,
+    /// The TDX module, before the machine starts.
+    TdxModule,
+    /// The node, with the ID of a cluster that the operator does not name.
+    Cluster,
+}
 
 /// What registers should be.
 #[derive(Default)]
@@ -184,9 +199,9 @@ impl Expected {
     }
 
     /// Replaces the expected value of the cluster ID's register.
-    pub fn and_cluster(&mut self, id: &[u8; CLUSTER_ID_LEN]) {
-        let register = self.by_number.entry(CLUSTER_ID_PCR).or_default();
-        let value = attestation::Registers::Pcrs.after(id);
+    pub fn and_cluster(&mut self, id: &[u8; CLUSTER_ID_LEN], kind: attestation::Registers) {
+        let register = self.by_number.entry(kind.of_cluster_id()).or_default();
+        let value = kind.after(id);
         register.value = Some(value.as_ref().into());
         register.events = None;
     }
@@ -229,13 +244,18 @@ pub fn compare(
         .chain(expected.by_number.keys())
         .map(|number| (*number, registers.name(*number)))
         .collect();
-    let is_tdx = registers.is_tdx;
+    let (is_tdx, of_cluster) = (registers.is_tdx, registers.kind().of_cluster_id());
     let nothing = ExpectedRegister::default();
     let findings = names.into_iter().map(|(number, name)| {
         let register = registers.take(number);
         let expected = expected.by_number.get(&number).unwrap_or(&nothing);
-        let is_cluster = number == CLUSTER_ID_PCR && !is_tdx && !is_cluster_known;
-        finding(name, number, register, expected, is_cluster)
+        let writer = match number {
+            MRTD if is_tdx => Writer::TdxModule,
+            IMA_PCR if !is_tdx => Writer::Ima,
+            _ if number == of_cluster && !is_cluster_known => Writer::Cluster,
+            _ => Writer::Logged,
+        };
+        finding(name, number, register, expected, writer)
     });
     findings.filter(is_worth_it).collect()
 }
@@ -253,7 +273,7 @@ fn finding(
     number: u32,
     mut register: Register,
     expected: &ExpectedRegister,
-    is_cluster: bool,
+    writer: Writer,
 ) -> Finding {
     let mut notes: Vec<String> = Some(expected.note.clone())
         .filter(|note| !note.is_empty())
@@ -269,7 +289,7 @@ fn finding(
         .as_ref()
         .is_some_and(|got| got.iter().any(|byte| *byte != 0));
     let is_elsewhere = register.events.is_empty() && is_set;
-    if is_cluster && is_elsewhere && value != got {
+    if writer == Writer::Cluster && is_elsewhere && value != got {
         value = None;
         notes = vec![
             "the ID of a cluster: the machine belongs to one (--cluster-id checks to which)".into(),
@@ -280,7 +300,7 @@ fn finding(
         (Some(value), Some(got)) if value == got => Verdict::Matches,
         (Some(_), _) => Verdict::Differs,
         (None, _) if is_explained => Verdict::Explained,
-        (None, _) if is_elsewhere && (is_cluster || number == IMA_PCR) => Verdict::NotInLog,
+        (None, _) if is_elsewhere && writer != Writer::Logged => Verdict::NotInLog,
         (None, _) => Verdict::Unexplained,
     };
     let events = expected.events.as_ref();
@@ -296,8 +316,11 @@ fn finding(
     if let (Verdict::Differs, Some(value), Some(got)) = (verdict, &value, &got) {
         notes.extend(difference_of_words(number, value, got));
     }
-    if number == IMA_PCR && is_elsewhere {
+    if writer == Writer::Ima && is_elsewhere {
         notes.push("the kernel's IMA measures into it, and has a log of its own".into());
+    } else if writer == Writer::TdxModule && is_elsewhere {
+        notes
+            .push("the TDX module measured the firmware into it before the machine started".into());
     } else if !is_explained && register.quoted.is_some() && verdict != Verdict::NotInLog {
         notes.push(match register.events.is_empty() {
             true => "the log has no event of it".into(),

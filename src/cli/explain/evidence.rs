@@ -1,4 +1,4 @@
-//! What is explained: an event log, and the values that a TPM quoted if the log came with them.
+//! What is explained: an event log, and the values that were quoted if the log came with them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::decode;
 use attest::attestation::event_log::{self, EV_NO_ACTION, Log, SHA1, SHA256};
-use attest::attestation::{phases, systemd_log};
+use attest::attestation::{self, phases, qemu_tdx, systemd_log};
 
 /// TPM_ALG_ID of SHA-384.
 const SHA384: u16 = 0x000c;
@@ -27,6 +27,8 @@ pub struct Evidence {
     systemd: Vec<systemd_log::Record>,
     /// The quoted values by bank and register.
     quoted: BTreeMap<u16, BTreeMap<u32, Vec<u8>>>,
+    /// Whether it is a document of a TDX machine without a TPM.
+    is_tdx: bool,
 }
 
 /// A bank of registers, and how they got their values.
@@ -48,7 +50,7 @@ pub struct Register {
     pub events: Vec<Entry>,
     /// The value after a replay of the events; `None` if an event has no digest of this bank.
     pub replayed: Option<Vec<u8>>,
-    /// The value that the TPM quoted.
+    /// The value that was quoted.
     pub quoted: Option<Vec<u8>>,
 }
 
@@ -141,6 +143,7 @@ impl Evidence {
             log: vec![],
             systemd: vec![],
             quoted: BTreeMap::new(),
+            is_tdx: false,
         };
         match bytes.trim_ascii_start().first() {
             Some(b'{') => evidence.read_document(bytes)?,
@@ -170,6 +173,12 @@ impl Evidence {
             .map(|saved| decoded(&saved.document))
             .transpose()?;
         let bytes = document.as_deref().unwrap_or(bytes);
+        if let Some(said) = qemu_tdx::said(bytes) {
+            self.quoted.insert(SHA384, said.registers);
+            self.log = said.event_log;
+            self.is_tdx = true;
+            return Ok(());
+        }
         let document: Document = serde_json::from_slice(bytes)
             .map_err(|error| format!("{name}: it is not an attestation document: {error}"))?;
         for Quote { pcrs } in &document.attestation.quotes {
@@ -216,7 +225,7 @@ impl Evidence {
 
     fn of_bank(&self, bank: u16, name: &'static str) -> Registers {
         let log = event_log::parse(&self.log);
-        let is_tdx = is_tdx(&log);
+        let is_tdx = self.is_tdx || is_tdx(&log);
         let mut by_number: BTreeMap<u32, Register> = BTreeMap::new();
         for (number, value) in self.quoted.get(&bank).into_iter().flatten() {
             let register = new(*number, value.len());
@@ -279,6 +288,14 @@ impl Registers {
             false => new(number, self.len),
         };
         self.by_number.remove(&number).unwrap_or_else(other)
+    }
+
+    /// Returns the kind of the registers, by which policies number them.
+    pub fn kind(&self) -> attestation::Registers {
+        match self.is_tdx {
+            true => attestation::Registers::Rtmrs,
+            false => attestation::Registers::Pcrs,
+        }
     }
 
     /// Returns the name of a register.

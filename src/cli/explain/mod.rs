@@ -74,6 +74,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         against.push(other.name.clone());
     }
     if let Some(source) = &options.image {
+        if registers.is_tdx {
+            return Err(Failure::failed(format!(
+                "{}: it is of a TDX machine, and --against-image knows the PCRs of a TPM only",
+                evidence.name
+            )));
+        }
         expected = Expected::of_image(&measure_image::read(source)?, &registers);
         against.push(source.name());
     }
@@ -83,7 +89,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         against.push(path.display().to_string());
     }
     if let Some(id) = &options.cluster_id {
-        expected.and_cluster(id);
+        expected.and_cluster(id, registers.kind());
     }
     let mut findings = compare::compare(registers, &expected, options.cluster_id.is_some());
     if let Some(pcrs) = &options.pcrs {
@@ -246,7 +252,7 @@ mod tests {
             let registers = registers(document(&values).as_bytes());
             let mut expected = Expected::of_policy(&policy, &registers);
             if is_cluster_known {
-                expected.and_cluster(&[0x11; 32]);
+                expected.and_cluster(&[0x11; 32], registers.kind());
             }
             compare::compare(registers, &expected, is_cluster_known)
         };
