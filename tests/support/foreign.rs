@@ -59,13 +59,16 @@ pub fn go_program(module: &str, into: &str) -> PathBuf {
 
 /// Returns a command of the Python interpreter that has the packages of `tools/python.sh`.
 pub fn python() -> Command {
-    Command::new(known("python", || {
-        let output = Command::new(Path::new(crate::ROOT).join("tools/python.sh"))
-            .output()
-            .unwrap();
-        let path = String::from_utf8(successful(output)).unwrap();
-        path.trim().into()
-    }))
+    Command::new(fetched("python.sh"))
+}
+
+/// Returns the path that this script of `tools` prints.
+pub fn fetched(script: &str) -> PathBuf {
+    known(script, || {
+        let script = Path::new(crate::ROOT).join("tools").join(script);
+        let output = successful(Command::new(script).output().unwrap());
+        String::from_utf8(output).unwrap().trim().into()
+    })
 }
 
 fn known(what: &str, find: impl FnOnce() -> PathBuf) -> PathBuf {

@@ -1,0 +1,176 @@
+//! The key exchange X25519MLKEM768 with OpenSSL 3.5, in both directions. `tools/openssl.sh` fetches it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{
+    ClientConfig, ClientConnection, NamedGroup, RootCertStore, ServerConfig, ServerConnection,
+};
+use support::foreign::fetched;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const BOTH: NamedGroup = NamedGroup::X25519MLKEM768;
+
+/// A certificate of `localhost` and its key, as files.
+struct Identity {
+    folder: TempDir,
+}
+
+impl Identity {
+    fn new() -> Identity {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("crt"), made.cert.pem()).unwrap();
+        std::fs::write(folder.path().join("key"), made.signing_key.serialize_pem()).unwrap();
+        Identity { folder }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn certificate(&self) -> CertificateDer<'static> {
+        CertificateDer::from_pem_file(self.file("crt")).unwrap()
+    }
+}
+
+/// Returns the end of a connection over TCP that does not wait for ever.
+fn patient(stream: TcpStream) -> TcpStream {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// A running openssl(1); it ends when dropped.
+struct Openssl {
+    process: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Openssl {
+    fn start(command: &mut Command) -> Openssl {
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        Openssl { process, output }
+    }
+
+    /// Reads its output up to a line that begins so, and returns that line.
+    fn line(&mut self, start: &str) -> String {
+        let mut all = String::new();
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "{all}");
+            if line.starts_with(start) {
+                return line;
+            }
+            all.push_str(&line);
+        }
+    }
+}
+
+impl Drop for Openssl {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn openssl() -> Command {
+    Command::new(fetched("openssl.sh"))
+}
+
+#[test]
+fn a_client_of_openssl_agrees_on_x25519mlkem768_with_our_server() {
+    let identity = Identity::new();
+    let key = PrivateKeyDer::from_pem_file(identity.file("key")).unwrap();
+    let config = ServerConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![identity.certificate()], key)
+        .unwrap();
+    let config = Arc::new(config);
+    // of the groups of which the client has sent a share (`*`, else the first one), the first one counts
+    for (groups, expected) in [
+        ("X25519MLKEM768", BOTH),
+        ("X25519MLKEM768:X25519", BOTH),
+        ("*X25519:*X25519MLKEM768", NamedGroup::X25519),
+        ("X25519", NamedGroup::X25519),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = Openssl::start(
+            openssl()
+                .args([
+                    "s_client",
+                    "-quiet",
+                    "-verify_quiet",
+                    "-servername",
+                    "localhost",
+                ])
+                .args(["-groups", groups, "-connect"])
+                .arg(listener.local_addr().unwrap().to_string()),
+        );
+        let mut socket = patient(listener.accept().unwrap().0);
+        let mut server = ServerConnection::new(config.clone()).unwrap();
+        let mut stream = rustls::Stream::new(&mut server, &mut socket);
+        let mut process_input = client.process.stdin.take().unwrap();
+        process_input.write_all(b"question\n").unwrap();
+        let mut question = [0; 9];
+        stream.read_exact(&mut question).unwrap();
+        assert_eq!(&question, b"question\n");
+        stream.write_all(b"answer\n").unwrap();
+        assert_eq!(client.line("answer"), "answer\n");
+        let group = server.negotiated_key_exchange_group().unwrap();
+        assert_eq!(group.name(), expected, "{groups}");
+    }
+}
+
+#[test]
+fn our_client_agrees_on_x25519mlkem768_with_a_server_of_openssl() {
+    let identity = Identity::new();
+    let mut roots = RootCertStore::empty();
+    roots.add(identity.certificate()).unwrap();
+    let config = ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let config = Arc::new(config);
+    for (groups, expected) in [
+        ("X25519MLKEM768", BOTH),
+        ("X25519:X25519MLKEM768", BOTH),
+        ("X25519", NamedGroup::X25519),
+    ] {
+        let mut server = Openssl::start(
+            openssl()
+                .args(["s_server", "-accept", "127.0.0.1:0", "-tls1_3", "-rev"])
+                .args(["-groups", groups, "-cert"])
+                .arg(identity.file("crt"))
+                .arg("-key")
+                .arg(identity.file("key")),
+        );
+        let line = server.line("ACCEPT ");
+        let address = line.trim().strip_prefix("ACCEPT ").unwrap();
+        let mut socket = patient(TcpStream::connect(address).unwrap());
+        let name = "localhost".try_into().unwrap();
+        let mut client = ClientConnection::new(config.clone(), name).unwrap();
+        let mut stream = rustls::Stream::new(&mut client, &mut socket);
+        stream.write_all(b"abc\n").unwrap();
+        let mut answer = [0; 4];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"cba\n", "{groups}");
+        let group = client.negotiated_key_exchange_group().unwrap();
+        assert_eq!(group.name(), expected, "{groups}");
+    }
+}
