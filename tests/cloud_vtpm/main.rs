@@ -3,9 +3,12 @@
 
 mod authority;
 mod aws_nitro_tpm;
+mod azure_sev_snp;
 mod azure_tdx;
 mod azure_trustedlaunch;
 mod cloud_tpm;
+#[path = "../hardware_snp/forged.rs"]
+mod forged_snp;
 #[allow(dead_code)] // the tests of the hardware use all of it
 #[path = "../hardware_tdx/forged.rs"]
 mod forged_tdx;

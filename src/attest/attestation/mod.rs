@@ -13,6 +13,7 @@
 
 pub mod ak_certificate;
 pub mod aws_nitro_tpm;
+pub mod azure_sev_snp;
 pub mod azure_tdx;
 pub mod azure_trustedlaunch;
 pub mod composite;
@@ -24,6 +25,7 @@ pub mod hcl;
 pub mod instance;
 mod key_name;
 pub mod nitro_document;
+pub mod old_snp;
 pub mod old_tdx;
 pub mod phases;
 pub mod policy;

@@ -57,6 +57,7 @@ use hardware::tdx::Demands;
 use serde::Deserialize;
 
 use super::instance;
+use super::old_snp;
 use super::old_tdx;
 use super::{ClusterRegister, KeyName, Registers, Stage, hex, unhex};
 use base::crypto::CLUSTER_ID_LEN;
@@ -113,6 +114,8 @@ pub struct Policy {
     cloud: instance::Demands,
     /// What the old system's policies demand of Azure's TDX machines.
     azure_tdx: old_tdx::Demands,
+    /// What policies demand of machines with SEV-SNP.
+    snp: old_snp::Demands,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
@@ -139,6 +142,8 @@ struct Json {
     cloud: instance::Demands,
     #[serde(flatten)]
     azure_tdx: old_tdx::Demands,
+    #[serde(flatten)]
+    snp: old_snp::Demands,
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
     initramfs: BTreeMap<String, JsonMeasurement>,
@@ -378,6 +383,7 @@ impl Policy {
             tdx: Demands::default(),
             cloud: instance::Demands::default(),
             azure_tdx: old_tdx::Demands::default(),
+            snp: old_snp::Demands::default(),
             requires_strong: false,
             only_named_keys: false,
         }
@@ -423,6 +429,7 @@ impl Policy {
             )));
         }
         self.azure_tdx.check_form().map_err(PolicyError)?;
+        self.snp.check_form().map_err(PolicyError)?;
         self.cloud
             .check()
             .map_err(|error| PolicyError(format!("cloud: {error}")))?;
@@ -473,6 +480,7 @@ impl Policy {
             tdx: json.tdx,
             cloud: json.cloud,
             azure_tdx: json.azure_tdx,
+            snp: json.snp,
             requires_strong: json.require.is_some(),
             only_named_keys: false,
         }
@@ -485,9 +493,18 @@ impl Policy {
             |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
         let (first, further) = (&self.images[0], &self.images[1..]);
         let mut json = format!("{{{}", first.json());
-        if self.azure_tdx != old_tdx::Demands::default() {
-            let demands = serde_json::to_string(&self.azure_tdx).unwrap_or_default();
-            json += &format!(",{}", demands.trim_matches(['{', '}']));
+        // the members of the old system stand beside its measurements
+        let (tdx, snp) = (
+            serde_json::to_string(&self.azure_tdx).unwrap_or_default(),
+            serde_json::to_string(&self.snp).unwrap_or_default(),
+        );
+        for members in [tdx, snp] {
+            let members = members
+                .strip_prefix('{')
+                .and_then(|it| it.strip_suffix('}'));
+            if let Some(members) = members.filter(|members| !members.is_empty()) {
+                json += &format!(",{members}");
+            }
         }
         if !first.name.is_empty() {
             json += &format!(",{}", name(first));
@@ -664,6 +681,11 @@ impl Policy {
     /// Returns what the old system's policies demand of Azure's TDX machines.
     pub fn azure_tdx(&self) -> &old_tdx::Demands {
         &self.azure_tdx
+    }
+
+    /// Returns what policies demand of machines with SEV-SNP.
+    pub fn snp(&self) -> &old_snp::Demands {
+        &self.snp
     }
 
     /// Returns what is demanded of the cloud's word on a machine.
