@@ -16,6 +16,7 @@ pub mod net;
 pub mod poll;
 pub mod power;
 pub mod process;
+pub mod sev_guest;
 pub mod signal;
 pub mod terminal;
 pub mod wiping;

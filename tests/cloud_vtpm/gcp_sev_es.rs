@@ -35,7 +35,7 @@ fn sha256(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 /// The events of Google's firmware in PCR 0: type and data.
-fn events(version: &str, technology: u8) -> Vec<(u32, Vec<u8>)> {
+pub fn events(version: &str, technology: u8) -> Vec<(u32, Vec<u8>)> {
     let name = format!("GCE Virtual Firmware v{version}\0");
     let name = name.encode_utf16().flat_map(u16::to_le_bytes).collect();
     let info = [&b"GCE NonHostInfo\0"[..], &[technology], &[0; 15]].concat();
@@ -68,13 +68,13 @@ fn log_of(events: &[(u32, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// A machine whose firmware has measured these events.
-struct Machine {
-    cloud: CloudTpm,
-    host: Host,
+pub struct Machine {
+    pub cloud: CloudTpm,
+    pub host: Host,
 }
 
 impl Machine {
-    fn start(events: &[(u32, Vec<u8>)]) -> Machine {
+    pub fn start(events: &[(u32, Vec<u8>)]) -> Machine {
         let cloud = CloudTpm::gce();
         for (_, data) in events {
             let digest: String = sha256(&[data])
@@ -97,7 +97,7 @@ impl Machine {
         Machine { cloud, host }
     }
 
-    fn certify(&self, authority: &Authority, params: &CertificateParams) {
+    pub fn certify(&self, authority: &Authority, params: &CertificateParams) {
         let key = PublicKey::of_tpm(&self.cloud.key(KEY));
         self.store(&authority.certify_as_root(params, &key));
     }
@@ -139,7 +139,7 @@ fn of_instance(zone: &str, is_production: bool) -> CustomExtension {
     CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 11129, 2, 1, 21], content)
 }
 
-fn good() -> CertificateParams {
+pub fn good() -> CertificateParams {
     let mut params = of_attestation_key("9223372036854775809", None);
     params.custom_extensions = vec![of_instance("europe-west3-b", true)];
     params

@@ -16,3 +16,4 @@ mod gcp_sev_es;
 mod host;
 mod meeting;
 mod prepared_keys;
+mod sev_snp;

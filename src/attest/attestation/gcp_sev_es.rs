@@ -67,9 +67,9 @@ const NONHOST_INFO: &[u8] = b"GCE NonHostInfo\0";
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 
-/// The names are those of the old system, which are those of go-tpm-tools.
+/// The names of a machine. The members are those of the old system, which are those of go-tpm-tools.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct InstanceInfo {
+pub struct Names {
     zone: String,
     project_id: String,
     instance_name: String,
@@ -78,16 +78,13 @@ struct InstanceInfo {
 /// A machine of Google Compute Engine.
 pub struct GoogleMachine {
     metadata: Http,
-    /// The instance info, which never changes, once it is known.
-    known: Mutex<Option<Vec<u8>>>,
+    /// The names, which never change, once they are known.
+    known: Mutex<Option<Names>>,
 }
 
 /// Makes a validator that accepts documents that meet `policy`.
 pub fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
-    let endorser = GoogleAuthority {
-        roots: Root::demanded(policy.cloud(), ROOTS)?,
-        demands: policy.cloud().clone(),
-    };
+    let endorser = GoogleAuthority::new(&policy)?;
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
@@ -103,6 +100,12 @@ impl GoogleMachine {
             metadata: Http::new(metadata),
             known: Mutex::default(),
         }
+    }
+
+    /// Returns the names of the machine, if they are known.
+    pub fn names(&self) -> Option<Names> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.clone()
     }
 
     fn metadata(&self, name: &str) -> Result<String, IssueError> {
@@ -135,13 +138,11 @@ impl Machine for GoogleMachine {
         if known.is_none() {
             // projects/NUMBER/zones/ZONE
             let zone = self.metadata("instance/zone")?;
-            let info = InstanceInfo {
+            *known = Some(Names {
                 zone: zone.rsplit('/').next().unwrap_or_default().into(),
                 project_id: self.metadata("project/project-id")?,
                 instance_name: self.metadata("instance/name")?,
-            };
-            let info = serde_json::to_vec(&info);
-            *known = Some(info.map_err(|error| IssueError(error.to_string()))?);
+            });
         }
         Ok(())
     }
@@ -151,11 +152,10 @@ impl Machine for GoogleMachine {
         _tpm: &mut Tpm,
         _extra_data: &[u8; 32],
     ) -> Result<Option<Vec<u8>>, IssueError> {
-        Ok(self
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone())
+        let names = self.names();
+        let info = names.map(|names| serde_json::to_vec(&names));
+        info.transpose()
+            .map_err(|error| IssueError(error.to_string()))
     }
 
     fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
@@ -170,17 +170,26 @@ impl Machine for GoogleMachine {
 }
 
 /// Judges by the certificates of Google.
-struct GoogleAuthority {
+pub struct GoogleAuthority {
     roots: Vec<Root>,
     demands: Demands,
 }
 
-impl Endorser for GoogleAuthority {
-    fn oid(&self) -> Oid {
-        OID
+impl GoogleAuthority {
+    /// Makes a judge by a policy.
+    pub fn new(policy: &Policy) -> Result<GoogleAuthority, PolicyError> {
+        Ok(GoogleAuthority {
+            roots: Root::demanded(policy.cloud(), ROOTS)?,
+            demands: policy.cloud().clone(),
+        })
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    /// Returns the root that certifies the attestation key, and the instance, which must be the one that the document names.
+    pub fn certified<'a>(
+        &'a self,
+        evidence: &'a Evidence<'_>,
+        names: &Names,
+    ) -> Result<(&'a str, Instance), String> {
         if evidence.key_certificate.is_empty() {
             return Err(format!(
                 "the document has no certificate of the attestation key (ak_cert): machines have it at the NV index {CERTIFICATE_INDEX:#x}"
@@ -195,8 +204,23 @@ impl Endorser for GoogleAuthority {
             UnixTime::now(),
         )?;
         let instance = instance(&certificate)?;
-        check_named(&instance, evidence.instance_info)?;
+        check_named(&instance, names)?;
         self.demands.judge(&instance)?;
+        Ok((root, instance))
+    }
+}
+
+impl Endorser for GoogleAuthority {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+        let names: Names = serde_json::from_slice(evidence.instance_info).map_err(|error| {
+            let error = printable(&error.to_string(), SHOWN_ERROR);
+            format!("the instance info cannot be read: {error}")
+        })?;
+        let (root, instance) = self.certified(evidence, &names)?;
         let pcr_0 = evidence.pcrs.get(&0).ok_or("PCR 0 was not quoted")?;
         let firmware = Firmware::measured(evidence.event_log, pcr_0)?;
         firmware.check()?;
@@ -284,11 +308,7 @@ fn number(fields: &mut der::Reader<'_>) -> Result<String, der::Malformed> {
 }
 
 /// Checks that the document names the instance of the certificate: others may look at the names.
-fn check_named(instance: &Instance, instance_info: &[u8]) -> Result<(), String> {
-    let info: InstanceInfo = serde_json::from_slice(instance_info).map_err(|error| {
-        let error = printable(&error.to_string(), SHOWN_ERROR);
-        format!("the instance info cannot be read: {error}")
-    })?;
+fn check_named(instance: &Instance, info: &Names) -> Result<(), String> {
     let project = instance.project.as_ref().map(|(name, _)| name);
     let is_same = instance.zone.as_ref() == Some(&info.zone)
         && project == Some(&info.project_id)
@@ -340,6 +360,17 @@ impl Firmware {
             } => Ok(()),
             _ => Err(format!(
                 "the host encrypts the memory with {}, expected SEV or SEV-ES",
+                self.technology()
+            )),
+        }
+    }
+
+    /// Checks that the host encrypts the memory with SEV-SNP.
+    pub fn check_snp(&self) -> Result<(), String> {
+        match self.technology {
+            4 => Ok(()),
+            _ => Err(format!(
+                "the host of the TPM encrypts the memory with {}, expected AMD SEV-SNP",
                 self.technology()
             )),
         }

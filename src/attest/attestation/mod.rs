@@ -13,6 +13,7 @@
 
 pub mod ak_certificate;
 pub mod aws_nitro_tpm;
+pub mod aws_sev_snp;
 pub mod azure_sev_snp;
 pub mod azure_tdx;
 pub mod azure_trustedlaunch;
@@ -21,6 +22,7 @@ mod document;
 pub mod event_log;
 pub mod excerpt;
 pub mod gcp_sev_es;
+pub mod gcp_sev_snp;
 pub mod hcl;
 pub mod instance;
 mod key_name;
@@ -34,6 +36,7 @@ pub mod qemu_vtpm;
 mod quote;
 pub mod registers;
 pub mod session;
+pub mod snp;
 pub mod sources;
 pub mod stage;
 pub mod systemd_log;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::policy::PolicyError;
 use super::sources::Sources;
 use super::{
-    Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, aws_nitro_tpm, azure_sev_snp,
-    azure_tdx, azure_trustedlaunch, gcp_sev_es, qemu_tdx, qemu_vtpm,
+    Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, aws_nitro_tpm, aws_sev_snp,
+    azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, gcp_sev_snp, qemu_tdx, qemu_vtpm,
 };
 use crate::tpm;
 
@@ -58,6 +58,8 @@ pub const ALL: &[Variant] = &[
     aws_nitro_tpm::VARIANT,
     azure_tdx::VARIANT,
     azure_sev_snp::VARIANT,
+    aws_sev_snp::VARIANT,
+    gcp_sev_snp::VARIANT,
 ];
 
 /// The names of [`ALL`].

@@ -9,6 +9,7 @@ pub mod certificate;
 pub mod certificate_table;
 pub mod chain;
 pub mod demands;
+pub mod guest;
 pub mod report;
 pub mod tcb;
 

@@ -1,0 +1,315 @@
+//! What the variants of SEV-SNP at AWS and Google have in common: the report of the chip in the instance info, and who has signed it.
+//!
+//! ```text
+//! instance info = { certificate of the chip's key, its chain, report of the chip }, as in the old system
+//! ```
+//!
+//! What REPORT_DATA binds differs, and is in the files of the variants.
+
+use std::sync::Arc;
+
+use base::der;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hardware::snp;
+use hardware::snp::certificate::Certificate;
+use hardware::snp::certificate_table::{CertificateTable, Kind};
+use hardware::snp::chain::Chain;
+use hardware::snp::demands::Demands;
+use hardware::snp::guest;
+use hardware::snp::report::{Report, Signer};
+use hardware::snp::tcb::Product;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use serde::{Deserialize, Serialize};
+
+use super::document::Base64;
+use super::gcp_sev_es::Names;
+use super::sources::Sources;
+use super::{PlatformClaims, Policy, PolicyError, printable};
+
+/// Maximum number of certificates that a machine sends beside that of its chip: ASK and ARK.
+const MAX_CHAIN: usize = 2;
+/// Maximum length of an error of serde_json in a log line.
+const SHOWN_ERROR: usize = 160;
+
+/// The names are those of the old system.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct InstanceInfo {
+    /// The certificate of the key that signed the report, in PEM.
+    #[serde(default)]
+    report_signer: Option<Base64>,
+    /// Certificates above it in PEM. A root among them counts for nothing.
+    #[serde(default)]
+    cert_chain: Option<Base64>,
+    attestation_report: Base64,
+    #[serde(default, skip_deserializing)]
+    azure: (),
+    /// The names of Google's machine.
+    #[serde(rename = "GCP", default)]
+    pub gcp: Option<Names>,
+}
+
+/// Requests reports of the chip.
+pub trait Reporter: Send + Sync {
+    /// Returns a report over these bytes, and the certificate table of the host.
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String>;
+}
+
+/// The kernel of this machine.
+pub struct Kernel;
+
+impl Reporter for Kernel {
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
+        guest::report(report_data)
+    }
+}
+
+impl InstanceInfo {
+    /// Makes the instance info with a report over these bytes. The certificate of a chip may be missing, as a verifier can get it from AMD; that
+    /// of a cloud's key may not.
+    pub fn of(
+        reporter: &dyn Reporter,
+        report_data: &[u8; 64],
+        gcp: Option<Names>,
+    ) -> Result<InstanceInfo, String> {
+        let (report, table) = reporter.report(report_data)?;
+        let table = CertificateTable::parse(&table)?;
+        let (kind, signer) = match Report::parse(&report)?.signer()? {
+            signer @ Signer::Vcek => (Kind::VCEK, signer),
+            signer @ Signer::Vlek => (Kind::VLEK, signer),
+        };
+        let leaf = table.get(kind).map(pem);
+        if leaf.is_none() && signer == Signer::Vlek {
+            return Err("the host did not give the certificate of the VLEK that signed the report, and nobody else has it".into());
+        }
+        Ok(InstanceInfo {
+            report_signer: leaf.map(Base64),
+            cert_chain: table.get(Kind::ASK).map(|ask| Base64(pem(ask))),
+            attestation_report: Base64(report),
+            azure: (),
+            gcp,
+        })
+    }
+
+    /// Reads the instance info of a peer.
+    pub fn parse(json: &[u8]) -> Result<InstanceInfo, String> {
+        serde_json::from_slice(json).map_err(|error| {
+            let error = printable(&error.to_string(), SHOWN_ERROR);
+            format!("the instance info cannot be read: {error}")
+        })
+    }
+}
+
+/// Returns a certificate of the host's table in PEM. It is there in PEM or DER, and zeros may follow.
+fn pem(certificate: &[u8]) -> Vec<u8> {
+    let Ok(der) = der::Reader::new(certificate).expect_whole(der::SEQUENCE) else {
+        let end = certificate.iter().rposition(|byte| *byte != 0);
+        let text = &certificate[..end.map_or(0, |end| end + 1)];
+        return text.trim_ascii().to_vec();
+    };
+    let text = STANDARD.encode(der);
+    let mut pem = b"-----BEGIN CERTIFICATE-----\n".to_vec();
+    for line in text.as_bytes().chunks(64) {
+        pem.extend_from_slice(line);
+        pem.push(b'\n');
+    }
+    pem.extend_from_slice(b"-----END CERTIFICATE-----");
+    pem
+}
+
+/// A root that counts, with the certificates below it that machines need not send.
+struct Authority {
+    /// The product; `None` for a root of the policy, which may be that of any product.
+    product: Option<Product>,
+    root: Vec<u8>,
+    between: Vec<Vec<u8>>,
+}
+
+/// Judges reports of chips.
+pub struct Hardware {
+    authorities: Vec<Authority>,
+    demands: Demands,
+    policy: Arc<Policy>,
+    sources: Arc<dyn Sources>,
+}
+
+impl Hardware {
+    /// Makes a judge by a policy. AMD's roots count; with `amdRootKey` only that one, which may be another root, with `amdSigningKey` below
+    /// it.
+    pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
+        Ok(Hardware {
+            authorities: authorities(&policy).map_err(PolicyError)?,
+            demands: policy.snp().of_report().map_err(PolicyError)?,
+            policy: policy.clone(),
+            sources: sources.clone(),
+        })
+    }
+
+    /// Returns what the report of a machine proves, if it is over these bytes.
+    pub fn judge(
+        &self,
+        info: &InstanceInfo,
+        report_data: &[u8; 64],
+    ) -> Result<PlatformClaims, String> {
+        let report = Report::parse(&info.attestation_report.0)?;
+        if report.report_data != *report_data {
+            return Err("REPORT_DATA is not that of this connection and its key: the report was made for another one".into());
+        }
+        let sent = info.report_signer.as_ref();
+        let sent = sent.map(|pem| only(&pem.0)).transpose()?;
+        let signer = report.signer()?;
+        let product = match (report.cpuid, &sent) {
+            (Some(cpuid), _) => {
+                Product::of(cpuid).ok_or_else(|| format!("no known product has {cpuid}"))?
+            }
+            (None, Some(leaf)) => Certificate::parse(leaf)?.product,
+            // later chips have later reports
+            (None, None) => Product::Milan,
+        };
+        let fetched = self.sources.snp_certificates(&report, product);
+        let leaf = match (&sent, signer, &fetched) {
+            (Some(sent), ..) => sent,
+            (None, Signer::Vlek, _) => {
+                return Err(
+                    "the document lacks the certificate of the VLEK, which only the cloud has"
+                        .into(),
+                );
+            }
+            (None, _, Ok(fetched)) => fetched
+                .leaf
+                .as_ref()
+                .ok_or("nobody has the certificate of the chip")?,
+            (None, _, Err(why)) => return Err(why.clone()),
+        };
+        let fetched = fetched.as_ref().ok();
+        let chain = info.cert_chain.as_ref().map(|chain| several(&chain.0));
+        let mut between = chain.transpose()?.unwrap_or_default();
+        between.extend(fetched.map(|fetched| fetched.intermediate.clone()));
+        let revoked = fetched.and_then(|fetched| fetched.revoked.as_deref());
+        let claims = self.under_a_root(&report, product, leaf, &between, revoked)?;
+        self.policy
+            .snp()
+            .check_firmware_signer(&report.id_key_digest)?;
+        Ok(claims)
+    }
+
+    /// Judges a report by the first root and certificate between that lead to the chip.
+    fn under_a_root(
+        &self,
+        report: &Report,
+        product: Product,
+        leaf: &[u8],
+        between: &[Vec<u8>],
+        revoked: Option<&[u8]>,
+    ) -> Result<PlatformClaims, String> {
+        let mut why = None;
+        let counts = |one: &&Authority| one.product.is_none_or(|of| of == product);
+        for authority in self.authorities.iter().filter(counts) {
+            for intermediate in authority.between.iter().chain(between) {
+                let chain = Chain {
+                    leaf,
+                    intermediate,
+                    root: &authority.root,
+                    revoked,
+                };
+                match snp::verify(report, &chain, &self.demands, UnixTime::now()) {
+                    Ok(claims) => return Ok(claims),
+                    // another certificate may be the right one; what is wrong under the right one says more
+                    Err(error) if why.is_none() || !error.contains("UnknownIssuer") => {
+                        why = Some(error);
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        Err(why.unwrap_or_else(|| format!("no root of a {product} counts for this policy")))
+    }
+}
+
+fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {
+    let of_amd = [
+        (Product::Milan, &roots::AMD_MILAN),
+        (Product::Genoa, &roots::AMD_GENOA),
+        (Product::Turin, &roots::AMD_TURIN),
+    ];
+    let mut authorities: Vec<_> = of_amd
+        .into_iter()
+        .map(|(product, root)| Authority {
+            product: Some(product),
+            root: root.root.der.to_vec(),
+            between: root.between.iter().map(|one| one.der.to_vec()).collect(),
+        })
+        .collect();
+    let named = |name: &str, pem: &Option<String>| {
+        let pem = pem.as_deref().filter(|pem| !pem.is_empty());
+        pem.map(|pem| {
+            only(pem.as_bytes())
+                .map_err(|_| format!("{name}: expected a certificate in PEM, or nothing"))
+        })
+        .transpose()
+    };
+    let demands = policy.snp();
+    let root = named("amdRootKey", &demands.amd_root_key)?;
+    let between = named("amdSigningKey", &demands.amd_signing_key)?;
+    if let Some(root) = root {
+        authorities.retain(|one| one.root == root);
+        if authorities.is_empty() {
+            webpki::anchor_from_trusted_cert(&CertificateDer::from(root.as_slice()))
+                .map_err(|error| format!("amdRootKey: {error}"))?;
+            authorities.push(Authority {
+                product: None,
+                root,
+                between: vec![],
+            });
+        }
+    }
+    for authority in &mut authorities {
+        authority.between.extend(between.clone());
+    }
+    Ok(authorities)
+}
+
+/// Returns the only certificate in PEM.
+fn only(pem: &[u8]) -> Result<Vec<u8>, String> {
+    match <[Vec<u8>; 1]>::try_from(several(pem)?) {
+        Ok([one]) => Ok(one),
+        Err(_) => Err("the certificate of the chip is not one in PEM".into()),
+    }
+}
+
+/// Returns a few certificates in PEM.
+fn several(pem: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+    let all = CertificateDer::pem_slice_iter(pem).take(MAX_CHAIN + 1);
+    let all: Result<Vec<_>, _> = all.map(|one| one.map(|one| one.to_vec())).collect();
+    match all {
+        Ok(all) if all.len() <= MAX_CHAIN => Ok(all),
+        _ => Err(format!(
+            "the certificates of the chip are not at most {MAX_CHAIN} in PEM"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_of_the_table_becomes_pem_without_what_follows_it() {
+        let der = roots::AMD_MILAN.root.der;
+        let padded = [der, &[0; 9]].concat();
+        let text = pem(&padded);
+        assert_eq!(only(&text).unwrap(), der);
+        assert_eq!(pem(&[&text[..], b"\n\0\0"].concat()), text);
+        assert_eq!(pem(&[0; 4]), b"");
+    }
+
+    #[test]
+    fn what_a_machine_sends_is_one_certificate_and_a_short_chain() {
+        let one = pem(roots::AMD_MILAN.root.der);
+        let times = |count: usize| [&one[..], b"\n"].concat().repeat(count);
+        assert_eq!(several(&times(2)).unwrap().len(), 2);
+        assert!(several(&times(3)).is_err() && only(&times(2)).is_err() && only(b"").is_err());
+    }
+}

@@ -1,0 +1,241 @@
+//! `aws-sev-snp` and `gcp-sev-snp`: a report that a chip of the tests has signed, under a root that the policy names (`amdRootKey`).
+
+use std::sync::Arc;
+
+use attest::attestation::aws_sev_snp::AwsSnpMachine;
+use attest::attestation::gcp_sev_snp::GoogleSnpMachine;
+use attest::attestation::snp::Reporter;
+use attest::attestation::{Issuer, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::authority::Authority;
+use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
+use crate::forged_snp::{Hierarchy, correct_report};
+use crate::gcp_sev_es::{self, events, good};
+use crate::meeting::{prove, validator};
+
+/// GUIDs of the certificate table: VCEK, VLEK, ASK.
+const VCEK: u128 = 0x63da758d_e664_4564_adc5_f4b93be8accd;
+const VLEK: u128 = 0xa8074bc2_a25a_483e_aae6_39c045a0b8a1;
+const ASK: u128 = 0x4ab7b379_bbac_4fe4_a02f_05aef327c782;
+
+fn pem(name: &str) -> String {
+    let text = STANDARD.encode(Hierarchy::get().certificate(name));
+    format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
+}
+
+/// Signs a report after a change, and has a table with these entries.
+struct Chip {
+    change: fn(&mut [u8]),
+    table: Vec<(u128, &'static str)>,
+}
+
+impl Chip {
+    fn new(change: fn(&mut [u8])) -> Arc<Chip> {
+        let table = vec![(VCEK, "vcek"), (ASK, "ask")];
+        Arc::new(Chip { change, table })
+    }
+}
+
+impl Reporter for Chip {
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
+        let mut report = correct_report();
+        report[0x50..0x90].copy_from_slice(report_data);
+        (self.change)(&mut report);
+        Hierarchy::get().sign(&mut report);
+        let (mut head, mut contents) = (vec![], vec![]);
+        for (guid, name) in &self.table {
+            let content = Hierarchy::get().certificate(name);
+            let offset = 24 * (self.table.len() + 1) + contents.len();
+            head.extend_from_slice(&guid.to_be_bytes());
+            head.extend_from_slice(&(offset as u32).to_le_bytes());
+            head.extend_from_slice(&(content.len() as u32).to_le_bytes());
+            contents.extend_from_slice(&content);
+        }
+        Ok((report, [head, vec![0; 24], contents, vec![0; 64]].concat()))
+    }
+}
+
+fn aws(cloud: &CloudTpm, chip: Arc<Chip>) -> Arc<dyn Issuer> {
+    let machine = Arc::new(AwsSnpMachine::new(chip));
+    Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
+}
+
+fn google(machine: &gcp_sev_es::Machine, chip: Arc<Chip>) -> Arc<dyn Issuer> {
+    let log = Some(machine.cloud.path("log").into());
+    let location = machine.cloud.location();
+    let machine = Arc::new(GoogleSnpMachine::new(machine.host.url(), chip));
+    Arc::new(vtpm::Issuer::new(location, log, machine))
+}
+
+/// The root of the tests, as a policy of the old system names one.
+fn ours() -> Value {
+    json!({"bootloaderVersion": 4, "teeVersion": 1, "snpVersion": 24, "microcodeVersion": 219, "amdRootKey": pem("ark"), "amdSigningKey": ""})
+}
+
+fn with(mut policy: Value, further: &Value) -> Value {
+    for (name, value) in further.as_object().unwrap() {
+        policy[name] = value.clone();
+    }
+    policy
+}
+
+fn refusal(variant: &Variant, policy: &Value, document: &[u8]) -> String {
+    let refused = validator(variant, policy).identify(document, NONCE);
+    refused.unwrap_err().to_string()
+}
+
+#[test]
+fn a_machine_of_aws_is_proved_by_the_report_over_its_key() {
+    let cloud = CloudTpm::start();
+    let issuer = aws(&cloud, Chip::new(|_| ()));
+    prove(issuer.clone(), validator(&aws_sev_snp::VARIANT, &ours())).unwrap();
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let judge = validator(&aws_sev_snp::VARIANT, &ours());
+    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
+    assert_eq!(claims.bound, ["attestation key: SHA-512 in REPORT_DATA"]);
+    let error = judge.identify(&document, b"another").unwrap_err();
+    assert!(error.to_string().contains("another connection"), "{error}");
+    // the members of the old system, base64 of PEM
+    let read: Value = serde_json::from_slice(&document).unwrap();
+    let info = STANDARD.decode(read["InstanceInfo"].as_str().unwrap());
+    let info: Value = serde_json::from_slice(&info.unwrap()).unwrap();
+    let text = |name: &str| STANDARD.decode(info[name].as_str().unwrap()).unwrap();
+    assert!(text("ReportSigner").starts_with(b"-----BEGIN CERTIFICATE-----\n"));
+    assert_eq!(text("AttestationReport").len(), 0x4a0);
+    assert!(info["Azure"].is_null() && info["GCP"].is_null());
+    for (policy, why) in [
+        (json!({}), "does not lead to the root"),
+        (
+            with(ours(), &json!({"amdRootKey": pem("vcek")})),
+            "does not lead to the root",
+        ),
+        (
+            with(ours(), &json!({"bootloaderVersion": 5})),
+            "bootloader is 4, below the minimum 5",
+        ),
+        (
+            with(ours(), &json!({"teeVersion": 2})),
+            "tee is 1, below the minimum 2",
+        ),
+        (
+            with(ours(), &json!({"snpVersion": 25})),
+            "snp is 24, below the minimum 25",
+        ),
+        (
+            with(ours(), &json!({"microcodeVersion": 220})),
+            "microcode is 219, below the minimum 220",
+        ),
+        (
+            with(ours(), &json!({"snp": {"chips": ["00".repeat(64)]}})),
+            "is not accepted",
+        ),
+    ] {
+        let error = refusal(&aws_sev_snp::VARIANT, &policy, &document);
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+}
+
+#[test]
+fn a_report_with_one_fault_is_refused_by_name() {
+    let cloud = CloudTpm::start();
+    let cases: [(fn(&mut [u8]), &str); 6] = [
+        (|report| report[0x50] ^= 1, "made for another one"),
+        (|report| report[0x8f] ^= 1, "made for another one"),
+        (|report| report[0xa] |= 8, "allows debugging"),
+        (|report| report[0x1a0] ^= 1, "of another chip"),
+        (|report| report[0x30] = 1, "VMPL 1"),
+        (|report| report[0x189] = 0x11, "no root of a Genoa counts"),
+    ];
+    for (change, why) in cases {
+        let document = aws(&cloud, Chip::new(change)).issue(USER_DATA, NONCE);
+        let error = refusal(&aws_sev_snp::VARIANT, &ours(), &document.unwrap());
+        let swapped = why.contains("Genoa") && error.contains("is of a Genoa");
+        assert!(swapped || error.contains(why), "{error}, expected {why}");
+    }
+}
+
+#[test]
+fn what_the_host_does_not_give_is_named() {
+    let cloud = CloudTpm::start();
+    let without = |change: fn(&mut [u8]), table: Vec<(u128, &'static str)>| {
+        aws(&cloud, Arc::new(Chip { change, table })).issue(USER_DATA, NONCE)
+    };
+    let document = without(|_| (), vec![(ASK, "ask")]).unwrap();
+    let error = refusal(&aws_sev_snp::VARIANT, &ours(), &document);
+    assert!(error.contains("fetches no certificates"), "{error}");
+    let document = without(|_| (), vec![(VCEK, "vcek")]).unwrap();
+    let error = refusal(&aws_sev_snp::VARIANT, &ours(), &document);
+    assert!(error.contains("no root of a Milan counts"), "{error}");
+    // the old system's member has the certificate that is missing
+    let policy = with(ours(), &json!({"amdSigningKey": pem("ask")}));
+    let judge = validator(&aws_sev_snp::VARIANT, &policy);
+    judge.identify(&document, NONCE).unwrap();
+    // signed by a VLEK, says the report
+    let error = without(|report| report[0x48] |= 4, vec![(VCEK, "vcek")]).unwrap_err();
+    assert!(
+        error.to_string().contains("certificate of the VLEK"),
+        "{error}"
+    );
+    let document = without(
+        |report| report[0x48] |= 4,
+        vec![(VLEK, "vcek"), (ASK, "ask")],
+    );
+    let error = refusal(&aws_sev_snp::VARIANT, &ours(), &document.unwrap());
+    assert!(
+        error.contains("signed by a VLEK, but the certificate"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_machine_of_google_is_proved_by_its_report_and_its_certificate() {
+    let authority = Authority::new();
+    let machine = gcp_sev_es::Machine::start(&events("1", 4));
+    machine.certify(&authority, &good());
+    let policy = with(ours(), &json!({"cloud": {"roots": [authority.root_pem()]}}));
+    let issuer = google(&machine, Chip::new(|_| ()));
+    let variant = &gcp_sev_snp::VARIANT;
+    prove(issuer.clone(), validator(variant, &policy)).unwrap();
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let identified = validator(variant, &policy).identify(&document, NONCE);
+    let claims = identified.unwrap().platform.unwrap();
+    assert_eq!(claims.bound.len(), 3);
+    assert!(claims.properties.iter().any(|one| one.name == "zone"));
+    for (policy, why) in [
+        (ours(), "leads to none of the roots"),
+        (
+            json!({"cloud": policy["cloud"]}),
+            "does not lead to the root",
+        ),
+        (
+            with(policy.clone(), &json!({"snpVersion": 25})),
+            "snp is 24, below the minimum 25",
+        ),
+    ] {
+        let error = refusal(variant, &policy, &document);
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    // a report for another connection, which the TPM quotes in this one
+    let replayed = google(&machine, Chip::new(|report| report[0x50] ^= 1));
+    let error = refusal(variant, &policy, &replayed.issue(USER_DATA, NONCE).unwrap());
+    assert!(error.contains("made for another one"), "{error}");
+}
+
+/// The TPM of a machine without SEV-SNP, with the report of another machine.
+#[test]
+fn a_tpm_whose_host_does_not_say_sev_snp_is_refused() {
+    let authority = Authority::new();
+    let machine = gcp_sev_es::Machine::start(&events("1", 2));
+    machine.certify(&authority, &good());
+    let policy = with(ours(), &json!({"cloud": {"roots": [authority.root_pem()]}}));
+    let document = google(&machine, Chip::new(|_| ())).issue(USER_DATA, NONCE);
+    let error = refusal(&gcp_sev_snp::VARIANT, &policy, &document.unwrap());
+    assert!(
+        error.contains("AMD SEV-ES, expected AMD SEV-SNP"),
+        "{error}"
+    );
+}
