@@ -1,7 +1,7 @@
 //! OVMF, the UEFI firmware of virtual machines, as a file: the table of GUIDs at its end, which says how a hypervisor must prepare the
 //! memory of a confidential machine (edk2, OvmfPkg/ResetVector/Ia16/ResetVectorVtf0.asm).
 
-use super::bytes::{u16_at, u32_at};
+use super::bytes::{u16_at, u32_at, u64_at};
 
 /// Maximum size of a file in bytes. OVMF has 4 MiB at most.
 const MAX_FILE: usize = 64 << 20;
@@ -18,6 +18,11 @@ const SEV_HASH_TABLE: Guid = *b"\x1f\x37\x55\x72\x3b\x3a\x04\x4b\x92\x7b\x1d\xa6
 /// 00f771de-1a7e-4fcb-890e-68c77e2fb44e: where the processors other than the first one start.
 const SEV_ES_RESET_BLOCK: Guid =
     *b"\xde\x71\xf7\x00\x7e\x1a\xcb\x4f\x89\x0e\x68\xc7\x7e\x2f\xb4\x4e";
+/// e47a6535-984a-4798-865e-4685a7bf8ec2: where the sections for TDX are, in bytes from the end of the file.
+const TDX_METADATA: Guid = *b"\x35\x65\x7a\xe4\x4a\x98\x98\x47\x86\x5e\x46\x85\xa7\xbf\x8e\xc2";
+/// The size of a section's description for TDX: place and length in the file, 32 bits each, address and length in memory, 64 bits each,
+/// type and attributes, 32 bits each (Intel TDX Virtual Firmware Design Guide, "TDVF descriptor").
+const TDX_SECTION: usize = 32;
 /// Maximum length of all sections in bytes. Those of OVMF have 320 KiB together.
 const MAX_SECTIONS: u64 = 64 << 20;
 /// The size of a section's description: address, length, type, 32 bits each.
@@ -41,6 +46,19 @@ pub struct Section {
     pub len: u32,
     /// What it is for.
     pub kind: SectionKind,
+}
+
+/// A part of the memory that the hypervisor prepares for the firmware of a TDX machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TdxSection<'a> {
+    /// What the file has for it; the rest is zero.
+    pub content: &'a [u8],
+    /// The address of its first byte: that of a page.
+    pub address: u64,
+    /// The length in bytes: whole pages.
+    pub len: u64,
+    /// Whether its content is measured, and not only its place.
+    pub is_measured: bool,
 }
 
 /// What a section is for (edk2, OvmfPkg/ResetVector/X64/OvmfSevMetadata.asm).
@@ -114,6 +132,75 @@ impl<'a> Firmware<'a> {
             (len <= MAX_SECTIONS).then_some(sections)
         };
         read().ok_or_else(|| "the firmware's metadata for SEV is damaged or too new".into())
+    }
+
+    /// Returns the sections for TDX that are in the machine's memory when it starts, in the order of the file.
+    pub fn tdx_sections(&self) -> Result<Vec<TdxSection<'a>>, String> {
+        let Some(entry) = self.entry(&TDX_METADATA) else {
+            return Err("the firmware is not built for TDX: it has no metadata for it".into());
+        };
+        let damaged = || "the firmware's metadata for TDX is damaged or too new".to_owned();
+        let descriptions = || {
+            let from_end = u32_at(entry, 0)?.try_into().ok()?;
+            let metadata = &self.bytes[self.bytes.len().checked_sub(from_end)?..];
+            let (header, sections) = metadata.split_at_checked(16)?;
+            if header[..4] != *b"TDVF" || u32_at(header, 8)? != 1 {
+                return None;
+            }
+            let count: usize = u32_at(header, 12)?.try_into().ok()?;
+            sections.get(..count.checked_mul(TDX_SECTION)?)
+        };
+        let mut sections = vec![];
+        let mut all = 0_u64;
+        for description in descriptions()
+            .ok_or_else(damaged)?
+            .chunks_exact(TDX_SECTION)
+        {
+            if let Some(section) = self.tdx_section(description)? {
+                all = all.saturating_add(section.len);
+                sections.push(section);
+            }
+        }
+        match all <= MAX_SECTIONS {
+            true => Ok(sections),
+            false => Err(damaged()),
+        }
+    }
+
+    /// Returns a section; `None` if the machine accepts its memory itself.
+    fn tdx_section(&self, description: &[u8]) -> Result<Option<TdxSection<'a>>, String> {
+        let read = || {
+            let number = |at| usize::try_from(u32_at(description, at)?).ok();
+            let (start, len) = (number(0)?, number(4)?);
+            let section = TdxSection {
+                content: self.bytes.get(start..start.checked_add(len)?)?,
+                address: u64_at(description, 8)?,
+                len: u64_at(description, 16)?,
+                is_measured: u32_at(description, 28)? & 1 == 1,
+            };
+            let is_fitting = len as u64 <= section.len;
+            is_fitting.then_some((section, u32_at(description, 24)?, u32_at(description, 28)?))
+        };
+        let damaged = "the firmware's metadata for TDX is damaged or too new";
+        let (section, kind, attributes) = read().ok_or(damaged)?;
+        let is_whole = |number: u64| number.is_multiple_of(4096);
+        if !is_whole(section.address)
+            || !is_whole(section.len)
+            || section.address.checked_add(section.len).is_none()
+        {
+            return Err("a section of the firmware for TDX does not consist of whole pages".into());
+        }
+        match (kind, attributes) {
+            // code, variables, the list of memory, stack and heap
+            (0..=3, 0 | 1) => Ok(Some(section)),
+            // memory that the firmware accepts when it starts
+            (0..=4, 2) => Ok(None),
+            (5 | 6, _) => Err(
+                "the host puts a kernel into the firmware's memory, so MRTD is not that of the firmware alone"
+                    .into(),
+            ),
+            _ => Err(damaged.into()),
+        }
     }
 
     /// Returns the address of the table with the hashes of the kernel.

@@ -15,6 +15,7 @@ mod gpt;
 mod linux;
 mod pe;
 pub mod snp;
+pub mod tdx;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -8,6 +8,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(firmware) = Firmware::parse(bytes) else {
         return;
     };
+    let _ = image::tdx::mrtd(&firmware);
     for hypervisor in Hypervisor::ALL {
         let launch = Launch {
             firmware: &firmware,

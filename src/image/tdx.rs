@@ -1,0 +1,129 @@
+//! MRTD, the measurement of a TDX machine's firmware, computed from its file. Each page that the hypervisor adds to the machine before it
+//! starts extends it, and each 256 bytes of the pages whose content counts (Intel TDX Module ABI, TDH.MEM.PAGE.ADD, TDH.MR.EXTEND).
+//!
+//! Linux with KVM (6.16 or newer) measures the content of a page right after it added the page. A hypervisor with another order gives another
+//! MRTD of the same firmware.
+
+use ring::digest::{Context, SHA384};
+
+use super::firmware::Firmware;
+
+const PAGE: usize = 4096;
+/// What one extension by content covers, in bytes.
+const CHUNK: usize = 256;
+
+/// Returns MRTD of machines with this firmware.
+pub fn mrtd(firmware: &Firmware<'_>) -> Result<[u8; 48], String> {
+    let mut context = Context::new(&SHA384);
+    for section in firmware.tdx_sections()? {
+        for start in (0..section.len).step_by(PAGE) {
+            let page = section.address + start;
+            context.update(&record(b"MEM.PAGE.ADD", page));
+            if !section.is_measured {
+                continue;
+            }
+            for offset in (0..PAGE as u64).step_by(CHUNK) {
+                // what the file does not have is zero
+                let mut chunk = [0; CHUNK];
+                let content = section.content.get((start + offset) as usize..);
+                let content = content.unwrap_or_default();
+                let len = content.len().min(CHUNK);
+                chunk[..len].copy_from_slice(&content[..len]);
+                context.update(&record(b"MR.EXTEND", page + offset));
+                context.update(&chunk);
+            }
+        }
+    }
+    let mut value = [0; 48];
+    value.copy_from_slice(context.finish().as_ref());
+    Ok(value)
+}
+
+/// Returns the 128 bytes that extend MRTD: the name of the operation, and an address.
+fn record(name: &[u8], address: u64) -> [u8; 128] {
+    let mut record = [0; 128];
+    record[..name.len()].copy_from_slice(name);
+    record[16..24].copy_from_slice(&address.to_le_bytes());
+    record
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use support::mutation::mutations;
+
+    /// Returns a firmware with these sections: place and length in the file, address, length, type, attributes.
+    fn firmware(sections: &[(u32, u32, u64, u64, u32, u32)]) -> Vec<u8> {
+        let mut file: Vec<u8> = (0..2 * PAGE).map(|at| at as u8).collect();
+        let mut metadata = b"TDVF".to_vec();
+        metadata.extend((16 + 32 * sections.len() as u32).to_le_bytes());
+        metadata.extend([1, 0, 0, 0, sections.len() as u8, 0, 0, 0]);
+        for (offset, raw, address, len, kind, attributes) in sections {
+            metadata.extend([offset.to_le_bytes(), raw.to_le_bytes()].concat());
+            metadata.extend([address.to_le_bytes(), len.to_le_bytes()].concat());
+            metadata.extend([kind.to_le_bytes(), attributes.to_le_bytes()].concat());
+        }
+        let guid = b"\x35\x65\x7a\xe4\x4a\x98\x98\x47\x86\x5e\x46\x85\xa7\xbf\x8e\xc2";
+        let footer = b"\xde\x82\xb5\x96\xb2\x1f\xf7\x45\xba\xea\xa3\x66\xc5\x5a\x08\x2d";
+        let from_end = metadata.len() as u32 + 22 + 18 + 32;
+        file.extend(metadata);
+        file.extend(from_end.to_le_bytes());
+        file.extend([&[22, 0][..], guid, &[40, 0], footer, &[0; 32]].concat());
+        file
+    }
+
+    fn of(sections: &[(u32, u32, u64, u64, u32, u32)]) -> Result<[u8; 48], String> {
+        mrtd(&Firmware::parse(&firmware(sections)).unwrap())
+    }
+
+    #[test]
+    fn each_page_counts_and_the_content_of_those_that_are_measured() {
+        let page = PAGE as u64;
+        let usual = [(0, 4096, 0xff000, page, 0, 1), (0, 0, 0x800000, page, 3, 0)];
+        let value = of(&usual).unwrap();
+        let mut expected = Context::new(&SHA384);
+        expected.update(&record(b"MEM.PAGE.ADD", 0xff000));
+        for chunk in 0..16 {
+            expected.update(&record(b"MR.EXTEND", 0xff000 + 256 * chunk));
+            expected.update(&(0..=255).collect::<Vec<u8>>());
+        }
+        expected.update(&record(b"MEM.PAGE.ADD", 0x800000));
+        assert_eq!(value, expected.finish().as_ref());
+        // memory that the machine accepts itself does not count, and any other change does
+        let accepted = [usual[0], usual[1], (0, 0, 0x900000, page, 4, 2)];
+        assert_eq!(of(&accepted).unwrap(), value);
+        for changed in [
+            [(0, 4096, 0xff000, page, 0, 0), usual[1]],
+            [(0, 4095, 0xff000, page, 0, 1), usual[1]],
+            [(0, 4096, 0x100000, page, 0, 1), usual[1]],
+            [usual[0], (0, 0, 0x800000, 2 * page, 3, 0)],
+            [usual[1], usual[0]],
+        ] {
+            assert_ne!(of(&changed).unwrap(), value, "{changed:?}");
+        }
+    }
+
+    #[test]
+    fn damaged_metadata_is_refused() {
+        let page = PAGE as u64;
+        for (section, why) in [
+            ((0, 0, 0x1001, page, 3, 0), "whole pages"),
+            ((0, 0, 0x1000, page + 1, 3, 0), "whole pages"),
+            ((0, 0, u64::MAX - 0xfff, page, 3, 0), "whole pages"),
+            ((0, 8192, 0x1000, page, 0, 1), "damaged or too new"),
+            ((u32::MAX, 16, 0x1000, page, 0, 1), "damaged or too new"),
+            ((0, 0, 0x1000, 1 << 40, 3, 0), "damaged or too new"),
+            ((0, 0, 0x1000, page, 5, 0), "the host puts a kernel"),
+            ((0, 0, 0x1000, page, 77, 0), "damaged or too new"),
+        ] {
+            let error = of(&[section]).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        let whole = firmware(&[(0, 4096, 0xff000, page, 0, 1), (0, 0, 0x800000, page, 3, 0)]);
+        for changed in mutations(&whole, 2000) {
+            if let Ok(firmware) = Firmware::parse(&changed) {
+                let _ = mrtd(&firmware);
+            }
+        }
+    }
+}
