@@ -140,7 +140,7 @@ impl Hardware {
     /// it.
     pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
         Ok(Hardware {
-            authorities: authorities(&policy).map_err(PolicyError)?,
+            authorities: authorities(policy).map_err(PolicyError)?,
             demands: policy.snp().of_report().map_err(PolicyError)?,
             policy: policy.clone(),
             sources: sources.clone(),
