@@ -131,6 +131,7 @@ fn key_client(address: SocketAddr, dir: &Path, tpm: &Swtpm) -> KeyClient {
         variant: &qemu_vtpm::VARIANT,
         tpm: tpm.location().parse().unwrap(),
         config_dir: dir.into(),
+        collateral: None,
     };
     KeyClient::new(&address.to_string(), auth)
 }
@@ -415,6 +416,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
             variant: &qemu_vtpm::VARIANT,
             tpm: tpm.location().parse().unwrap(),
             config_dir: dir.path().into(),
+            collateral: None,
         },
         api: None,
         grants: Some("local=id:measurementSecret".parse().unwrap()),

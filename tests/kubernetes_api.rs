@@ -10,11 +10,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::stop::Stop;
+use collateral::parsers::Item;
+use collateral::stores::{ConfigMap, Store};
+use hardware::snp::report::Signer;
+use hardware::snp::tcb::Product;
 use kube_apiserver::{Cluster, PATIENCE, config};
 use kubernetes::client::{
     CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, Client, Collection, Config, Error, Event, NAMESPACES,
     NODES, PODS, Resource, SERVICE_ACCOUNTS, Selector,
 };
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 fn client() -> Client {
@@ -590,4 +596,35 @@ fn a_server_that_dies_freezes_and_comes_back_costs_time_and_nothing_else() {
         administrator.get(&bindings).unwrap()["kind"],
         "ClusterRoleBinding"
     );
+}
+
+/// Three programs share a ConfigMap: what one fetched, the others find, also when they write at once.
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn fetched_certificates_are_kept_in_a_config_map() {
+    let client = client();
+    let maps = config_maps(&client, "collateral");
+    let sev = support::foreign::rust_crate("sev", "sev");
+    let ask = |product: &str| {
+        let path = sev.join(format!("src/certs/snp/builtin/{product}/ask.pem"));
+        CertificateDer::from_pem_file(path).unwrap().to_vec()
+    };
+    let items = [
+        ("milan", Product::Milan),
+        ("genoa", Product::Genoa),
+        ("turin", Product::Turin),
+    ];
+    let items = items.map(|(name, product)| (Item::Authority(product, Signer::Vcek), ask(name)));
+    let store = || ConfigMap::new(&client, "collateral", "join-collateral");
+    assert!(store().load(&items[0].0).is_none());
+    thread::scope(|scope| {
+        for (item, der) in &items {
+            scope.spawn(|| store().save(item, der));
+        }
+    });
+    for (item, der) in &items {
+        assert_eq!(&store().load(item).unwrap().bytes, der);
+    }
+    let map = client.get(&maps.named("join-collateral")).unwrap();
+    assert_eq!(map["binaryData"].as_object().unwrap().len(), 3);
 }

@@ -897,6 +897,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         metadata: None,
         pki_dir: dir.path().into(),
         migration: Migration::default(),
+        collateral: None,
     })
     .unwrap();
     let channel = plain_channel(service.health_addr().unwrap());

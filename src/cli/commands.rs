@@ -23,6 +23,7 @@ pub const PROGRAM: Program = Program {
         SSH,
         MEASURE,
         ROOTS,
+        COLLATERAL,
         METADATA_SERVICE,
         HASH_SECRET,
         COMPLETIONS,
@@ -70,6 +71,8 @@ const INIT: Command = Command {
         Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; the default port is 9000"),
         POLICY,
         VARIANT,
+        KEPT,
+        OFFLINE,
         Opt::needed(
             "init-secret",
             Value::File,
@@ -227,6 +230,8 @@ const STATUS: Command = Command {
     options: &[
         POLICY,
         VARIANT,
+        KEPT,
+        OFFLINE,
         CLUSTER_STATE,
         CLUSTER_ID,
         Opt::flag(
@@ -266,6 +271,8 @@ const VERIFY: Command = Command {
     options: &[
         POLICY,
         VARIANT,
+        KEPT,
+        OFFLINE,
         Opt::value(
             "evidence",
             Value::File,
@@ -358,6 +365,8 @@ const EXPLAIN: Command = Command {
             "only these registers, as 4,9,11",
         ),
         VARIANT,
+        KEPT,
+        OFFLINE,
         Opt::value(
             "output",
             Value::OneOf("FORMAT", &["text", "json"]),
@@ -427,6 +436,8 @@ const RECOVER: Command = Command {
         ),
         POLICY,
         VARIANT,
+        KEPT,
+        OFFLINE,
         MASTER_SECRET,
         ATTESTATION_KEY,
         TRUST_ANY_TPM,
@@ -618,6 +629,61 @@ const COMPLETIONS: Command = Command {
     run: |given| completions::run(&PROGRAM, given),
 };
 
+const COLLATERAL: Command = Command {
+    name: "collateral",
+    summary: "fetch the collateral of a quote, or the certificates of a report",
+    about: &[
+        "Prints what proves who signed the quote of a TDX machine or the report of an SEV-SNP machine, for machines and validators \
+         that reach neither Intel nor AMD. For a quote, it is Intel's collateral (JSON), which a machine sends if it has it as \
+         /etc/firstlight/tdx-collateral.json; it is valid for up to 30 days. For a report, it is the certificate of the chip, that of \
+         AMD's authority, and AMD's list of revoked authorities (PEM).",
+        "Nothing is verified here: who judges a machine verifies its quote or report, and all of this.",
+    ],
+    operand: Some(Operand {
+        value: Value::File,
+        is_needed: true,
+        help: "a quote, a report, or evidence that `firstlight verify --save` wrote",
+    }),
+    options: &[
+        Opt::value(
+            "product",
+            Value::OneOf("PRODUCT", &super::PRODUCTS),
+            "the line of AMD's processors, for a report of version 2, which does not name it",
+        ),
+        KEPT,
+        OFFLINE,
+        Opt::value(
+            "kds",
+            Value::Text("URL"),
+            "AMD's key distribution service, or a mirror of it",
+        )
+        .or(collateral::AMD),
+        Opt::value(
+            "pcs",
+            Value::Text("URL"),
+            "Intel's provisioning certification service, or a caching service (PCCS)",
+        )
+        .or(collateral::INTEL),
+        Opt::value(
+            "tcb-update",
+            Value::OneOf("EVALUATION", &["early", "standard"]),
+            "Intel's newest evaluation, or the one that gives operators months to update",
+        )
+        .or("early"),
+        Opt::value(
+            "collateral-ca",
+            Value::File,
+            "the authorities of these servers' own certificates (PEM); without it, those of this machine",
+        ),
+    ],
+    examples: &[
+        "firstlight collateral quote.bin > tdx-collateral.json",
+        "firstlight collateral report.bin --product Milan > chip.pem",
+        "firstlight collateral evidence.json --pcs https://pccs.example.com:8081 --collateral-ca pccs.pem",
+    ],
+    run: |given| super::collateral::run(&super::collateral_options(given)?),
+};
+
 const METADATA_SERVICE: Command = Command {
     name: "metadata",
     summary: "serve a list of machines as their metadata service",
@@ -765,6 +831,15 @@ const METADATA: Opt = Opt::value(
 const SKIP_WAIT: Opt = Opt::flag(
     "skip-wait",
     "return as soon as the API server has accepted the services; do not roll back if they never get ready",
+);
+const KEPT: Opt = Opt::value(
+    "collateral",
+    Value::File,
+    "a folder that keeps fetched certificates of chips and collateral of platforms, or a file of collateral (.json)",
+);
+const OFFLINE: Opt = Opt::flag(
+    "offline",
+    "fetch no certificates or collateral: the machine must send them, or --collateral has them",
 );
 const POLICY: Opt = Opt::needed(
     "policy",

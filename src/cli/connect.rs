@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::progress::{Progress, human, printable};
+use super::sources::sources;
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::atls;
 use attest::attestation::stage::validator_at_any_stage;
@@ -123,7 +124,7 @@ impl Trust {
                 .only_named_keys(),
             Trust::AnyTpm => policy.believing_any(),
         };
-        endorsement::validator(variant, policy, &collateral::online()).map_err(Failure::failed)
+        endorsement::validator(variant, policy, &sources()).map_err(Failure::failed)
     }
 }
 
@@ -131,8 +132,8 @@ impl Node {
     /// Creates a fresh node in its initramfs that is asked for its status, and gets no secret.
     pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Result<Node, Failure> {
         let policy = policy.at(Stage::Initramfs).expecting_fresh();
-        let validator = endorsement::validator(variant, policy, &collateral::online())
-            .map_err(Failure::failed)?;
+        let validator =
+            endorsement::validator(variant, policy, &sources()).map_err(Failure::failed)?;
         Ok(Node::judged_by(endpoint, validator))
     }
 
@@ -181,7 +182,7 @@ impl Node {
         cluster: Option<&[u8; CLUSTER_ID_LEN]>,
         noted: &Arc<OnceLock<Standing>>,
     ) -> Result<Node, Failure> {
-        let sources = collateral::online();
+        let sources = sources();
         let judge =
             |policy| validator_at_any_stage(variant, policy, &sources).map_err(Failure::failed);
         let judged: Arc<dyn Validator> = Arc::new(AnyStanding {

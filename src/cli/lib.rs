@@ -7,6 +7,7 @@
 
 mod apply;
 pub mod chart;
+mod collateral;
 mod commands;
 mod completions;
 mod components;
@@ -24,6 +25,7 @@ mod metadata;
 mod progress;
 mod recover;
 mod roots;
+mod sources;
 mod ssh;
 mod state;
 mod status;
@@ -48,11 +50,14 @@ use base::program::{self, Failure};
 use cloud::Cloud;
 use cloud::Machines;
 use connect::{Endpoint, Trust};
+use hardware::snp::tcb::Product;
 use kubernetes::services::{MetadataService, Phase};
 use proto::recoverproto;
 use sys::process;
 use usage::Given;
 
+/// The names of AMD's products.
+const PRODUCTS: [&str; 3] = ["Milan", "Genoa", "Turin"];
 /// Exit code: the node does not meet the policy. Trying again does not help.
 pub const ATTESTATION_REFUSED: u8 = 3;
 /// Exit code: the node could not be reached, or did not answer in time.
@@ -83,7 +88,9 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let program = &commands::PROGRAM;
     let command = program.commands.iter().find(|command| command.name == name);
     let command = command.ok_or_else(|| Failure::Usage(format!("there is no command {name:?}")))?;
-    (command.run)(&command.parse(program, args)?)
+    let given = command.parse(program, args)?;
+    sources::set(&given)?;
+    (command.run)(&given)
 }
 
 fn init_options(given: &Given) -> Result<init::Options, Failure> {
@@ -317,6 +324,13 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         pcrs,
         name,
         add_to,
+    })
+}
+
+fn collateral_options(given: &Given) -> Result<collateral::Options, Failure> {
+    Ok(collateral::Options {
+        evidence: given.operand()?.into(),
+        product: Product::named(&given.one_of("product", &PRODUCTS)?),
     })
 }
 

@@ -1,18 +1,293 @@
-//! What validators fetch: certificates of chips, collateral of quotes, the word of clouds. Only services and the operator's command
-//! link this crate; a node judges what evidence contains.
+//! What validators fetch: certificates of AMD's chips, and Intel's collateral of TDX platforms. Only services and the operator's
+//! command link this crate; a node judges what evidence contains.
 //!
-//! Nothing is fetched yet: evidence must contain all that its validation needs, as for a node.
+//! ```text
+//! validator ─► Fetching ─► cache ─► store: directory, file or ConfigMap
+//!                               └─► kds, pcs ─► https ─► AMD, Intel, or servers of the operator
+//! ```
+//!
+//! Nothing that comes from a server or a store is believed: it must be what was asked for, so that no answer replaces another, and
+//! the validator verifies its signatures each time. A hostile server or store can only make a validation fail.
 
+mod cache;
+mod config_map;
+mod flags;
+mod https;
+mod item;
+mod kds;
+mod pcs;
+mod store;
+mod x509;
+
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use attest::attestation::sources::Sources;
+use hardware::snp::chain::Fetched;
+use hardware::snp::report::{Report, Signer};
+use hardware::snp::tcb::Product;
+use hardware::tdx::dcap::named_platform;
+use hardware::tdx::{Collateral, Quote};
+use kubernetes::client::Client;
+use ureq::tls::RootCerts;
 
-/// Has no source yet.
-struct Online;
+use cache::{Cache, Entry, Origin, Patience};
+use https::Failure;
+use item::{Authority, Content, Item};
+use kds::Kds;
+use pcs::Pcs;
+use store::{CollateralFile, Directory, Nowhere, Store};
 
-impl Sources for Online {}
+pub use flags::{Flags, HELP};
+pub use kds::AMD;
+pub use pcs::{INTEL, Update};
 
-/// Returns the sources of a program that may use the network.
-pub fn online() -> Arc<dyn Sources> {
-    Arc::new(Online)
+/// What the fuzz targets and mutation tests give hostile bytes.
+pub mod parsers {
+    pub use crate::config_map::stored as config_map;
+    pub use crate::https::retry_after;
+    pub use crate::item::{Authority, Item};
+    pub use crate::kds::authority;
+    pub use crate::pcs::{der_or_digits, issuer_chain, signed};
+}
+
+/// Where entries are kept, for the tests with a real API server.
+pub mod stores {
+    pub use crate::config_map::ConfigMap;
+    pub use crate::store::Store;
+}
+
+/// Time limit of one validation for all that it fetches. An attested handshake waits no longer for its peer.
+const TIME: Duration = Duration::from_secs(10);
+
+/// Where certificates and collateral come from, and where they are kept.
+#[derive(Clone)]
+pub struct Settings {
+    /// The URL of AMD's key distribution service, or of a server with the same paths; `None` if nothing is fetched from it.
+    pub kds: Option<String>,
+    /// The URL of Intel's service, or of a caching service (PCCS); `None` if nothing is fetched from it.
+    pub pcs: Option<String>,
+    /// Which of Intel's evaluations counts.
+    pub update: Update,
+    /// The authorities of these servers' own certificates (PEM); without it, those of this machine's distribution.
+    pub ca: Option<PathBuf>,
+    /// Where what was fetched outlives the program.
+    pub kept: Kept,
+    /// Time limit of one validation for all that it fetches.
+    pub time: Duration,
+    /// Returns the time in seconds since 1970.
+    pub clock: fn() -> u64,
+}
+
+/// Where what was fetched outlives the program.
+#[derive(Clone)]
+pub enum Kept {
+    /// Nowhere: each start fetches it again.
+    Nowhere,
+    /// In a directory, which is made if it does not exist.
+    Directory(PathBuf),
+    /// In a file with the collateral of one kind of platform, which is never written.
+    File(PathBuf),
+    /// In a ConfigMap: namespace and name.
+    ConfigMap(Client, String, String),
+}
+
+impl Default for Settings {
+    /// AMD's and Intel's own servers.
+    fn default() -> Settings {
+        Settings {
+            kds: Some(AMD.into()),
+            pcs: Some(INTEL.into()),
+            update: Update::default(),
+            ca: None,
+            kept: Kept::Nowhere,
+            time: TIME,
+            clock: || {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH);
+                since.map_or(0, |since| since.as_secs())
+            },
+        }
+    }
+}
+
+/// The sources of a program that may use the network.
+pub struct Fetching {
+    cache: Arc<Cache>,
+    time: Duration,
+}
+
+impl std::fmt::Debug for Fetching {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.statistics().fmt(f)
+    }
+}
+
+/// What happened since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statistics {
+    /// How often an item was valid in memory.
+    pub hits: u64,
+    /// How many items came from the store.
+    pub loaded: u64,
+    /// How many items came from a server.
+    pub fetched: u64,
+    /// How many fetches failed.
+    pub failed: u64,
+    /// The age in seconds of the oldest list or collateral that is in use; `None` without any.
+    pub oldest: Option<u64>,
+}
+
+impl Fetching {
+    /// Makes the sources. Errors name the setting that is wrong.
+    pub fn new(settings: Settings) -> Result<Arc<Fetching>, String> {
+        let servers = Servers::new(&settings)?;
+        let store: Box<dyn Store> = match settings.kept {
+            Kept::Nowhere => Box::new(Nowhere),
+            Kept::Directory(path) => Box::new(Directory::new(&path)?),
+            Kept::File(path) => Box::new(CollateralFile(path)),
+            Kept::ConfigMap(client, namespace, name) => {
+                Box::new(config_map::ConfigMap::new(&client, &namespace, &name))
+            }
+        };
+        let cache = Cache::new(Box::new(servers), store, settings.clock);
+        Ok(Arc::new(Fetching {
+            cache: Arc::new(cache),
+            time: settings.time,
+        }))
+    }
+
+    /// Returns what happened since the start.
+    pub fn statistics(&self) -> Statistics {
+        let counts = &self.cache.counts;
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Statistics {
+            hits: value(&counts.hits),
+            loaded: value(&counts.loaded),
+            fetched: value(&counts.fetched),
+            failed: value(&counts.failed),
+            oldest: self.cache.oldest(),
+        }
+    }
+
+    fn der(&self, item: &Item, patience: Patience, deadline: Instant) -> Result<Vec<u8>, String> {
+        match &self.entry(item, patience, deadline)?.content {
+            Content::Der(der) => Ok(der.clone()),
+            Content::Tdx(_) => Err(format!("{item} is not DER")),
+        }
+    }
+
+    fn entry(
+        &self,
+        item: &Item,
+        patience: Patience,
+        deadline: Instant,
+    ) -> Result<Arc<Entry>, String> {
+        self.cache.get(item, patience, deadline)
+    }
+}
+
+impl Sources for Fetching {
+    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+        let item = Item::Tdx {
+            fmspc: named_platform(quote)?.fmspc,
+            authority: Authority::of_chain(quote.pck_chain)?,
+        };
+        let deadline = Instant::now() + self.time;
+        match &self.entry(&item, Patience::Full, deadline)?.content {
+            Content::Tdx(collateral) => Ok(collateral.clone()),
+            Content::Der(_) => Err(format!("{item} is not JSON")),
+        }
+    }
+
+    fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+        let deadline = Instant::now() + self.time;
+        let signer = report.signer()?;
+        let leaf = match signer {
+            Signer::Vlek => None,
+            Signer::Vcek => Some(self.der(&vcek(report, product)?, Patience::Full, deadline)?),
+        };
+        let intermediate = self.der(&Item::Authority(product, signer), Patience::Full, deadline)?;
+        // the list says whether AMD revoked its own authority, which never happened: a server that is away must not stop validations
+        let list = Item::Revoked(product, signer);
+        let revoked = self.der(&list, Patience::UntilFirstFailure, deadline).ok();
+        Ok(Arc::new(Fetched {
+            leaf,
+            intermediate,
+            revoked,
+        }))
+    }
+}
+
+/// Returns the certificate that a report needs.
+fn vcek(report: &Report, product: Product) -> Result<Item, String> {
+    if report.chip_id == [0; 64] {
+        return Err("the host masks the chip in the report, so the machine must send the chip's certificate".into());
+    }
+    let len = match product {
+        Product::Milan | Product::Genoa => 64,
+        Product::Turin => 8,
+    };
+    Ok(Item::Vcek {
+        product,
+        chip: report.chip_id[..len].into(),
+        tcb: report.tcbs(product)?.reported,
+    })
+}
+
+/// The servers of AMD and Intel, or those of the operator in their place.
+struct Servers {
+    kds: Option<Kds>,
+    pcs: Option<Pcs>,
+    /// Whether any certificate of a web server can be trusted.
+    has_roots: bool,
+}
+
+impl Servers {
+    fn new(settings: &Settings) -> Result<Servers, String> {
+        let roots = https::roots(settings.ca.as_deref())?;
+        let kds = settings.kds.as_deref();
+        let pcs = settings.pcs.as_deref();
+        Ok(Servers {
+            has_roots: !matches!(&roots, RootCerts::Specific(all) if all.is_empty()),
+            kds: kds
+                .map(|url| https::Server::new(url, &roots).map(Kds))
+                .transpose()?,
+            pcs: pcs
+                .map(|url| Pcs::new(url, settings.update, &roots))
+                .transpose()?,
+        })
+    }
+}
+
+impl Origin for Servers {
+    fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure> {
+        let offline = || Failure::Bad("it is not kept, and nothing is fetched (offline)".into());
+        if !self.has_roots && (self.kds.is_some() || self.pcs.is_some()) {
+            return Err(Failure::Bad(
+                "this machine has no certificates of web servers' authorities (ca-certificates); --collateral-ca can name a file"
+                    .into(),
+            ));
+        }
+        match item {
+            Item::Tdx { fmspc, authority } => {
+                let pcs = self.pcs.as_ref().ok_or_else(offline)?;
+                let collateral = pcs.collateral(fmspc, *authority, deadline)?;
+                serde_json::to_vec(&collateral).map_err(|error| Failure::Bad(error.to_string()))
+            }
+            Item::Vcek { product, chip, tcb } => {
+                let kds = self.kds.as_ref().ok_or_else(offline)?;
+                kds.vcek(*product, chip, tcb, deadline)
+            }
+            Item::Authority(product, signer) => {
+                let kds = self.kds.as_ref().ok_or_else(offline)?;
+                kds.authority(*product, *signer, deadline)
+            }
+            Item::Revoked(product, signer) => {
+                let kds = self.kds.as_ref().ok_or_else(offline)?;
+                kds.revoked(*product, *signer, deadline)
+            }
+        }
+    }
 }

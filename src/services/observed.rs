@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use attest::attestation::Validator;
+use attest::attestation::sources::{Sources, offline};
+use collateral::{Fetching, Statistics as Fetches};
 use metrics::Registry;
 use rpc::grpc::{Server, Statistics};
 
@@ -51,4 +53,46 @@ pub fn any_tpm<V: Validator + 'static>(registry: &Registry, validator: &Arc<V>) 
             .upgrade()
             .map(|validator| f64::from(u8::from(validator.believes_any_tpm())))
     });
+}
+
+/// Returns the sources for validators.
+pub fn sources(collateral: &Option<Arc<Fetching>>) -> Arc<dyn Sources> {
+    match collateral {
+        Some(fetching) => fetching.clone(),
+        None => offline(),
+    }
+}
+
+/// Adds the metrics of what validators fetch.
+pub fn collateral(registry: &Registry, collateral: Option<&Arc<Fetching>>) {
+    let Some(collateral) = collateral else {
+        return;
+    };
+    let value = |read: fn(&Fetches) -> Option<f64>| {
+        let collateral = Arc::downgrade(collateral);
+        move || read(&collateral.upgrade()?.statistics())
+    };
+    for (result, read) in [
+        (
+            "fetched",
+            (|it| Some(it.fetched as f64)) as fn(&Fetches) -> _,
+        ),
+        ("failed", |it| Some(it.failed as f64)),
+        ("kept", |it| Some(it.loaded as f64)),
+        ("cached", |it| Some(it.hits as f64)),
+    ] {
+        registry.counter_of(
+            "firstlight_collateral_total",
+            "Certificates, lists and collateral that validations needed: fetched from a server, failed to be fetched, kept by an \
+             earlier program, or cached in memory.",
+            &[("result", result)],
+            value(read),
+        );
+    }
+    registry.gauge_of(
+        "firstlight_collateral_oldest_seconds",
+        "Age of the oldest revocation list or collateral in use; it is renewed after a day, and used until it ends.",
+        &[],
+        value(|it| it.oldest.map(|seconds| seconds as f64)),
+    );
 }

@@ -140,6 +140,7 @@ impl Setup {
             ),
             pki_dir: self.dir.path().join("pki"),
             migration: self.migration,
+            collateral: None,
         }
     }
 

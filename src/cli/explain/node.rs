@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::super::connect::{Attempt, Endpoint, Node};
 use super::super::progress::printable;
+use super::super::sources::sources;
 use super::super::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::evidence::Evidence;
 use attest::attestation::{Measurement, Oid, Policy, ValidateError, Validator, Variant};
@@ -72,7 +73,7 @@ impl Recorder {
         });
         let demanded: BTreeMap<_, _> = demanded.collect();
         let policy = Policy::new(demanded).map_err(|error| error.to_string())?;
-        (self.variant.validator)(policy.believing_any(), &collateral::online())
+        (self.variant.validator)(policy.believing_any(), &sources())
             .map_err(|error| error.to_string())
     }
 }

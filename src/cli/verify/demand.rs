@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::super::connect::Endpoint;
+use super::super::sources::sources;
 use attest::attestation::stage::validator_at_any_stage;
 use attest::attestation::{Policy, Validator, Variant};
 use base::crypto::CLUSTER_ID_LEN;
@@ -42,7 +43,7 @@ pub struct Demand {
 impl Demand {
     /// Returns the validator that judges by this demand.
     pub fn validator(&self) -> Result<Arc<dyn Validator>, Failure> {
-        let (policy, sources) = (self.policy.clone(), collateral::online());
+        let (policy, sources) = (self.policy.clone(), sources());
         let judge =
             validator_at_any_stage(self.variant, policy, &sources).map_err(Failure::failed)?;
         endorsement::certifying(judge, &self.policy).map_err(Failure::failed)

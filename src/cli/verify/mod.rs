@@ -4,7 +4,7 @@
 
 mod ask;
 mod demand;
-mod presented;
+pub mod presented;
 mod report;
 
 use std::path::PathBuf;

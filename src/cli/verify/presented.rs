@@ -182,7 +182,8 @@ pub fn read(path: &Path) -> Result<(Presented, &'static Variant), Failure> {
     parse(&bytes).map_err(|why| Failure::failed(format!("{}: {why}", path.display())))
 }
 
-fn parse(bytes: &[u8]) -> Result<(Presented, &'static Variant), String> {
+/// Parses the content of such a file.
+pub fn parse(bytes: &[u8]) -> Result<(Presented, &'static Variant), String> {
     let file: File = serde_json::from_slice(bytes)
         .map_err(|error| format!("not evidence that `firstlight verify --save` wrote: {error}"))?;
     if file.version != VERSION {

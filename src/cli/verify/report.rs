@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::explain;
+use super::super::sources::sources;
 use super::super::state::hex;
 use super::demand::{Demand, Source};
 use super::presented::Presented;
@@ -77,7 +78,7 @@ impl<'a> Report<'a> {
         };
         let genuine = presented.and_then(|presented| {
             let any = demand.policy.clone().of_any_image().believing_any();
-            let validator = (demand.variant.validator)(any, &collateral::online());
+            let validator = (demand.variant.validator)(any, &sources());
             presented.identified_by(&*validator.ok()?)
         });
         let key = genuine.as_ref().and_then(|it| it.machine.as_deref());

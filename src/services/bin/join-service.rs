@@ -3,13 +3,15 @@
 use std::env;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use attest::attestation::{Variant, variant};
 use base::logger;
 use base::program::{self, Failure};
+use base::stop::Stop;
 use cloud::Cloud;
+use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use lexopt::prelude::*;
@@ -24,7 +26,7 @@ static ALLOCATOR: Wiping = Wiping;
 /// Returns the help text.
 fn help() -> String {
     let (variants, clouds) = (variant::NAMES.join(", "), cloud::NAMES.join(", "));
-    let default = variant::DEFAULT;
+    let (default, collateral) = (variant::DEFAULT, collateral::HELP);
     format!(
         "\
 join-service: admits nodes to the cluster that prove what software they run
@@ -52,6 +54,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
                                  --evidence, gRPC [none]
   --verification-http ADDRESS:PORT
                                  the same over HTTP [none]
+{collateral}\
   --require strong               refuses nodes of the old form of attested TLS, as those of the old system [off]
   --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines
                                  of any name are admitted as workers, and control planes cannot join
@@ -97,11 +100,16 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let (mut verification, mut verification_http) = (None, None);
     let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
     let mut migration = Migration::default();
+    let mut collateral = collateral::Flags::default();
     while let Some(arg) = args.next()? {
         match arg {
             Long(name) if Flags::has(name) => {
                 let name = name.to_owned();
                 keys.set(&name, args.value()?)?;
+            }
+            Long(name) if collateral::Flags::has(name) => {
+                let name = name.to_owned();
+                collateral.set(&name, args.value()?)?;
             }
             Long("listen") => listen = program::parsed("listen", args.value()?)?,
             Long("health") => health = Some(program::parsed("health", args.value()?)?),
@@ -138,7 +146,6 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         return Err(Failure::Usage("--verification: it needs --evidence".into()));
     }
     let variant = Variant::named(&variant).map_err(Failure::failed)?;
-    let (key_service, key_auth) = keys.finish(variant, &config_dir)?;
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
     // The chart passes each of its options, and an empty value means that the option is not set.
     let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
@@ -146,13 +153,13 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         .then(|| Cloud::named(&cloud)?.metadata(url))
         .transpose()
         .map_err(Failure::failed)?;
-    let kubernetes = match kubeconfig {
-        Some(file) => Some(client::Config::from_kubeconfig_file(&file).map_err(Failure::failed)?),
-        None if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => {
-            Some(client::Config::in_cluster().map_err(Failure::failed)?)
-        }
-        None => None,
-    };
+    let kubernetes = kubernetes(kubeconfig.as_deref())?;
+    let collateral = collateral.finish(|| {
+        let config = self::kubernetes(kubeconfig.as_deref()).ok()??;
+        Some(client::Client::new(config, &Stop::new()))
+    })?;
+    let collateral = Fetching::new(collateral).map_err(Failure::failed)?;
+    let (key_service, key_auth) = keys.finish(variant, &config_dir, Some(&collateral))?;
     let config = Config {
         listen,
         key_service,
@@ -169,9 +176,20 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         metadata,
         pki_dir,
         migration,
+        collateral: Some(collateral),
     };
     let service = JoinService::start(config).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);
     Ok(())
+}
+
+/// Returns the access to the Kubernetes API, if there is any.
+fn kubernetes(kubeconfig: Option<&Path>) -> Result<Option<client::Config>, Failure> {
+    let config = match kubeconfig {
+        Some(file) => client::Config::from_kubeconfig_file(file),
+        None if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => client::Config::in_cluster(),
+        None => return Ok(None),
+    };
+    config.map(Some).map_err(Failure::failed)
 }

@@ -8,6 +8,8 @@ use attest::attestation::{Variant, variant};
 use attest::tpm::Location;
 use base::logger;
 use base::program::{self, Failure};
+use base::stop::Stop;
+use collateral::Fetching;
 use kubernetes::client;
 use lexopt::prelude::*;
 use services::key_service::grants::Grants;
@@ -21,6 +23,7 @@ static ALLOCATOR: Wiping = Wiping;
 /// Returns the help text.
 fn help() -> String {
     let (variants, default) = (variant::NAMES.join(", "), variant::DEFAULT);
+    let collateral = collateral::HELP;
     format!(
         "\
 key-service: derives data keys from the master secret for the services of a control plane
@@ -58,6 +61,7 @@ Usage: key-service [OPTION]..
   --attestation-variant VARIANT
                          with attested: the attestation variant: {variants} [{default}]
   --tpm LOCATION         with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER [/dev/tpmrm0, else /dev/tpm0]
+{collateral}\
   --kubeconfig FILE      with token, or if volume is granted: access to the Kubernetes API [the pod's service account]
   --health ADDRESS:PORT  the address of a plaintext gRPC health server; with token and any, the port of the keys
                          answers health checks too [none]
@@ -98,8 +102,13 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         health: None,
         metrics: None,
     };
+    let mut collateral = collateral::Flags::default();
     while let Some(arg) = args.next()? {
         match arg {
+            Long(name) if collateral::Flags::has(name) => {
+                let name = name.to_owned();
+                collateral.set(&name, args.value()?)?;
+            }
             Long("clients") => how = Some(program::text(args.value()?)?),
             Long("grant") => config.grants = Some(program::parsed("grant", args.value()?)?),
             Long("listen") => listen = Some(program::parsed("listen", args.value()?)?),
@@ -132,12 +141,20 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     config.clients = match how.as_deref().unwrap_or("attested") {
         "attested" => {
             let variant = Variant::named(&variant).map_err(Failure::failed)?;
+            let collateral = collateral.finish(|| {
+                let api = match &kubeconfig {
+                    Some(file) => client::Config::from_kubeconfig_file(file),
+                    None => client::Config::in_cluster(),
+                };
+                Some(client::Client::new(api.ok()?, &Stop::new()))
+            })?;
             Clients::Attested {
                 variant,
                 tpm: tpm
                     .map_or_else(variant.location, Ok)
                     .map_err(Failure::failed)?,
                 config_dir,
+                collateral: Some(Fetching::new(collateral).map_err(Failure::failed)?),
             }
         }
         "token" => Clients::Token,

@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 use crate::key_service::members::Members;
+use crate::observed;
 use attest::atls;
 use attest::attestation::{self, Variant};
 use attest::tpm::Location;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::program::{self, Failure};
+use collateral::Fetching;
 use proto::kms::GET_DATA_KEY;
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
@@ -61,6 +63,8 @@ pub enum Auth {
         tpm: Location,
         /// The directory with `attestationConfig`, the policy that the key service must meet.
         config_dir: PathBuf,
+        /// As in the configuration of the join service.
+        collateral: Option<Arc<Fetching>>,
     },
     /// The client sends the token in this file and does not authenticate the key service. The file
     /// is read for each call, because its token is replaced regularly.
@@ -138,6 +142,7 @@ impl Flags {
         self,
         variant: &'static Variant,
         config_dir: &Path,
+        collateral: Option<&Arc<Fetching>>,
     ) -> Result<(String, Auth), Failure> {
         let endpoint = self
             .endpoint
@@ -158,6 +163,7 @@ impl Flags {
                     variant,
                     tpm,
                     config_dir: config_dir.into(),
+                    collateral: collateral.cloned(),
                 }
             }
             "token" => Auth::Token(self.token.unwrap_or_else(|| TOKEN_FILE.into())),
@@ -436,6 +442,7 @@ impl Inner {
             variant,
             tpm,
             config_dir,
+            collateral,
         } = &self.auth
         else {
             return Transport::plain(socket).map_err(|error| error.to_string());
@@ -447,7 +454,12 @@ impl Inner {
                 register.name()
             ));
         }
-        let members = Arc::new(Members::new(variant, config_dir, register)?);
+        let members = Arc::new(Members::new(
+            variant,
+            config_dir,
+            register,
+            observed::sources(collateral),
+        )?);
         let issuer = (variant.issuer)(tpm);
         let own = Instant::now() + HANDSHAKE_TIMEOUT;
         let deadline = deadline.map_or(own, |deadline| deadline.min(own));

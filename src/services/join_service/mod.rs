@@ -59,6 +59,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::observed;
 use approver::Approver;
+use attest::attestation::sources::Sources;
 use attest::attestation::stage::validator_at_any_stage;
 use attest::attestation::{Policy, Validator, Variant};
 use audit::{Audit, EventSender};
@@ -66,6 +67,7 @@ use base::stop::Stop;
 use cleaner::{Cleaner, CleanerThread};
 use cloud::Metadata;
 use cluster::{Cluster, Watches};
+use collateral::Fetching;
 use evidence::{Door, RemoteIssuer};
 use instances::Instances;
 use keys::KeyClient;
@@ -130,6 +132,8 @@ pub struct Config {
     pub pki_dir: PathBuf,
     /// Until when disks without a record are accepted.
     pub migration: Migration,
+    /// Where the certificates of chips and the collateral of platforms come from; `None` if machines must send them.
+    pub collateral: Option<Arc<Fetching>>,
 }
 
 /// The running service.
@@ -167,13 +171,15 @@ impl JoinService {
     /// address cannot be listened on, or a thread cannot be started.
     pub fn start(config: Config) -> Result<JoinService, Error> {
         let (variant, file) = (config.variant, config.config_dir.join(POLICY_FILE));
-        let (policy, watch) = policy::follow(&file, Box::new(move |text| validator(variant, text)))
-            .map_err(Error::Policy)?;
+        let sources = observed::sources(&config.collateral);
+        let make = move |text: &str| validator(variant, text, &sources);
+        let (policy, watch) = policy::follow(&file, Box::new(make)).map_err(Error::Policy)?;
         let (listen, health) = (config.listen, config.health);
         let listen_error = |error| Error::Listen(listen, error);
         let listener = TcpListener::bind(listen).map_err(listen_error)?;
         let (registry, metrics) = (Registry::new(), config.metrics);
         policy.add_metrics(&registry);
+        observed::collateral(&registry, config.collateral.as_ref());
         let issuer = config
             .evidence
             .clone()
@@ -368,11 +374,15 @@ fn serve_health(address: SocketAddr) -> Result<Server, Error> {
 
 /// Creates the validator of a policy. It requires that the caller has joined no cluster since its
 /// machine started: a member of another cluster must not get keys of this cluster.
-fn validator(variant: &Variant, policy: &str) -> Result<Arc<dyn Validator>, String> {
+fn validator(
+    variant: &Variant,
+    policy: &str,
+    sources: &Arc<dyn Sources>,
+) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(policy)
         .map_err(|error| error.to_string())?
         .expecting_fresh();
-    let judge = validator_at_any_stage(variant, policy.clone(), &collateral::online())
+    let judge = validator_at_any_stage(variant, policy.clone(), sources)
         .map_err(|error| error.to_string())?;
     endorsement::certifying(judge, &policy)
 }

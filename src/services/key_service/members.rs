@@ -16,6 +16,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use attest::attestation::sources::Sources;
 use attest::attestation::{ClusterRegister, Composite, Policy, Stage, Validator, Variant};
 
 /// The attestation policy as JSON, in the configuration directory.
@@ -28,6 +29,7 @@ pub struct Members {
     variant: &'static Variant,
     file: PathBuf,
     register: ClusterRegister,
+    sources: Arc<dyn Sources>,
     last: Mutex<Last>,
 }
 
@@ -45,14 +47,16 @@ impl Members {
         variant: &'static Variant,
         config_dir: &Path,
         register: ClusterRegister,
+        sources: Arc<dyn Sources>,
     ) -> Result<Members, String> {
         let file = config_dir.join(POLICY_FILE);
         let text = read(&file)?;
-        let validator = validator(variant, &file, &text, &register)?;
+        let validator = validator(variant, &file, &text, &register, &sources)?;
         Ok(Members {
             variant,
             file,
             register,
+            sources,
             last: Mutex::new(Last {
                 text,
                 validator,
@@ -66,8 +70,14 @@ impl Members {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = read(&self.file).and_then(|text| match text == last.text {
             true => Ok(None),
-            false => validator(self.variant, &self.file, &text, &self.register)
-                .map(|validator| Some((text, validator))),
+            false => validator(
+                self.variant,
+                &self.file,
+                &text,
+                &self.register,
+                &self.sources,
+            )
+            .map(|validator| Some((text, validator))),
         });
         let problem = now.as_ref().err().cloned();
         if let Ok(Some((text, validator))) = now {
@@ -102,10 +112,11 @@ fn validator(
     file: &Path,
     text: &str,
     register: &ClusterRegister,
+    sources: &Arc<dyn Sources>,
 ) -> Result<Arc<dyn Validator>, String> {
     let policy = Policy::from_json(text).map_err(|error| format!("{}: {error}", file.display()))?;
     let policy = policy.at(Stage::Booted).expecting(register);
-    endorsement::validator(variant, policy, &collateral::online())
+    endorsement::validator(variant, policy, sources)
         .map_err(|error| format!("{}: {error}", file.display()))
 }
 

@@ -42,6 +42,7 @@ use zeroize::Zeroizing;
 
 use crate::observed;
 use attest::atls;
+use attest::attestation::sources::Sources;
 use attest::attestation::{self, IssueError, Variant};
 use attest::tpm;
 use base::crypto::{
@@ -50,6 +51,7 @@ use base::crypto::{
 };
 use base::logger::peer;
 use base::stop::Stop;
+use collateral::Fetching;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
 use kms::{ClusterKms, Uuid};
@@ -124,6 +126,8 @@ pub enum Clients {
         tpm: tpm::Location,
         /// The directory with the files of [`CONFIG_DIR`].
         config_dir: PathBuf,
+        /// Where the certificates of chips and the collateral of platforms come from; `None` if machines must send them.
+        collateral: Option<Arc<Fetching>>,
     },
     /// By the token of a service account, which the API server verifies.
     Token,
@@ -193,8 +197,11 @@ impl KeyService {
                 variant,
                 tpm,
                 config_dir,
+                collateral,
             } => {
-                let (accept, own) = attested(&kms, variant, &tpm, &config_dir, &registry)?;
+                observed::collateral(&registry, collateral.as_ref());
+                let sources = observed::sources(&collateral);
+                let (accept, own) = attested(&kms, variant, &tpm, &config_dir, sources, &registry)?;
                 (
                     accept,
                     Authority::Members { own },
@@ -291,6 +298,7 @@ fn attested(
     variant: &'static Variant,
     tpm: &tpm::Location,
     config_dir: &Path,
+    sources: Arc<dyn Sources>,
     registry: &Registry,
 ) -> Result<(Arc<dyn Accept>, Arc<str>), Error> {
     let path = config_dir.join(MEASUREMENT_SALT_FILE);
@@ -315,7 +323,8 @@ fn attested(
             is_fresh: register.is_fresh(),
         });
     }
-    let members = Arc::new(Members::new(variant, config_dir, register).map_err(Error::Policy)?);
+    let members = Members::new(variant, config_dir, register, sources).map_err(Error::Policy)?;
+    let members = Arc::new(members);
     crate::observed::any_tpm(registry, &members);
     let issuer = (variant.issuer)(tpm);
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();

@@ -1,0 +1,182 @@
+//! Measures the validation of genuine evidence of hardware whose certificates are cached, against the bare checks of the
+//! signatures that it contains.
+//!
+//! `cargo bench --bench validation [-- COUNT]`. No network is used. The time of each row is the shortest of five rounds.
+
+use std::fs;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use attest::attestation::sources::Sources;
+use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE, context};
+use collateral::{Fetching, Kept, Settings};
+use hardware::snp::chain::Chain;
+use hardware::snp::report::Report;
+use hardware::snp::tcb::Product;
+use hardware::tdx::{Collateral, Quote, Verifier};
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, RSA_PSS_2048_8192_SHA384, UnparsedPublicKey,
+};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, UnixTime};
+use support::foreign::rust_crate;
+
+/// 2025-07-01: all certificates and lists are valid.
+const NOW: u64 = 1_751_328_000;
+/// The different signatures of a TDX quote: PCK, its authority, the signer of Intel's texts, TCB information, identity, the
+/// enclave's report, the quote, two lists.
+const TDX_SIGNATURES: usize = 9;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let number = arguments.iter().find_map(|argument| argument.parse().ok());
+    // `cargo test --all-targets` also calls benches, without this argument, to check that they run
+    let is_bench = arguments.iter().any(|argument| argument == "--bench");
+    let count = number.unwrap_or(if is_bench { 500 } else { 2 });
+    println!("| evidence | signatures µs | validation µs | factor | of it the cache µs |");
+    println!("|---|---:|---:|---:|---:|");
+    snp(count);
+    tdx(count);
+}
+
+fn sources(kept: Kept) -> std::sync::Arc<Fetching> {
+    let settings = Settings {
+        kds: None,
+        pcs: None,
+        kept,
+        clock: || NOW,
+        ..Settings::default()
+    };
+    Fetching::new(settings).unwrap()
+}
+
+fn snp(count: u32) {
+    let package = rust_crate("sev", "sev");
+    let read = |name: &str| fs::read(package.join("tests/certs_data").join(name)).unwrap();
+    let pem = |name: &str| {
+        let path = package.join("src/certs/snp/builtin/milan").join(name);
+        CertificateDer::from_pem_file(path).unwrap().to_vec()
+    };
+    let digits = String::from_utf8(read("report_milan.hex")).unwrap();
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+    let report: Vec<u8> = (0..digits.trim().len()).step_by(2).map(byte).collect();
+    let report = Report::parse(&report).unwrap();
+    let (vcek, ask, ark) = (read("vcek_milan.der"), pem("ask.pem"), pem("ark.pem"));
+
+    let folder = tempfile::tempdir().unwrap();
+    let chip: String = report
+        .chip_id
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let name = format!("vcek-milan-{chip}-0.3.0.8.115.der");
+    fs::write(folder.path().join(name), &vcek).unwrap();
+    fs::write(folder.path().join("ask-milan.der"), &ask).unwrap();
+    let sources = sources(Kept::Directory(folder.path().into()));
+
+    let cached = || sources.snp_certificates(&report, Product::Milan).unwrap();
+    let validation = || {
+        let fetched = cached();
+        let chain = Chain {
+            leaf: fetched.leaf.as_ref().unwrap(),
+            intermediate: &fetched.intermediate,
+            root: &ark,
+            revoked: None,
+        };
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(NOW));
+        let certificate = chain.verify(report.signer().unwrap(), now).unwrap();
+        certificate.verify_signature(&report).unwrap();
+    };
+    let signatures = || {
+        for (subject, issuer) in [(&vcek, &ask), (&ask, &ark)] {
+            let (signed, signature, _) = parts(subject);
+            UnparsedPublicKey::new(&RSA_PSS_2048_8192_SHA384, parts(issuer).2)
+                .verify(signed, signature)
+                .unwrap();
+        }
+        UnparsedPublicKey::new(&ECDSA_P384_SHA384_FIXED, parts(&vcek).2)
+            .verify(report.signed(), &report.signature().unwrap())
+            .unwrap();
+    };
+    row(
+        "SEV-SNP report (Milan)",
+        count,
+        signatures,
+        validation,
+        || {
+            black_box(cached());
+        },
+    );
+}
+
+fn tdx(count: u32) {
+    let samples = rust_crate("dcap_qvl", "dcap-qvl").join("sample");
+    let bytes = fs::read(samples.join("tdx_quote")).unwrap();
+    let quote = Quote::parse(&bytes).unwrap();
+    let kept = fs::read(samples.join("tdx_quote_collateral.json")).unwrap();
+    let collateral: Collateral = serde_json::from_slice(&kept).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("collateral.json");
+    fs::write(&file, serde_json::to_vec(&collateral).unwrap()).unwrap();
+    let (sources, verifier) = (sources(Kept::File(file)), Verifier::of_intel().unwrap());
+
+    let cached = || sources.tdx_collateral(&quote).unwrap();
+    let validation = || {
+        let quote = Quote::parse(&bytes).unwrap();
+        verifier.verify(quote, &cached(), NOW).unwrap();
+    };
+    let mut key = vec![4];
+    key.extend(quote.attestation_key);
+    let signatures = || {
+        for _ in 0..TDX_SIGNATURES {
+            UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &key)
+                .verify(quote.signed, quote.signature)
+                .unwrap();
+        }
+    };
+    row("TDX quote", count, signatures, validation, || {
+        black_box(cached());
+    });
+}
+
+/// Prints a row of the table.
+fn row(name: &str, count: u32, signatures: impl Fn(), validation: impl Fn(), cached: impl Fn()) {
+    // fills the cache
+    validation();
+    let (floor, whole, cached) = (
+        time(count, signatures),
+        time(count, validation),
+        time(count, cached),
+    );
+    let factor = whole / floor;
+    println!("| {name} | {floor:.0} | {whole:.0} | {factor:.2} | {cached:.1} |");
+}
+
+/// Returns microseconds of one call.
+fn time(count: u32, work: impl Fn()) -> f64 {
+    let round = || {
+        let started = Instant::now();
+        for _ in 0..count {
+            work();
+        }
+        started.elapsed().as_secs_f64() * 1e6 / f64::from(count)
+    };
+    (0..5).map(|_| round()).fold(f64::INFINITY, f64::min)
+}
+
+/// Returns the signed bytes of a certificate, its signature, and its key.
+fn parts(der: &[u8]) -> (&[u8], &[u8], &[u8]) {
+    let mut certificate = Reader::new(Reader::new(der).expect(SEQUENCE).unwrap());
+    let signed = certificate.expect_whole(SEQUENCE).unwrap();
+    certificate.expect(SEQUENCE).unwrap();
+    let signature = certificate.expect(BIT_STRING).unwrap();
+    let mut tbs = Reader::new(Reader::new(signed).expect(SEQUENCE).unwrap());
+    for tag in [context(0), INTEGER, SEQUENCE, SEQUENCE, SEQUENCE, SEQUENCE] {
+        tbs.expect(tag).unwrap();
+    }
+    let mut key = Reader::new(tbs.expect(SEQUENCE).unwrap());
+    key.expect(SEQUENCE).unwrap();
+    let key = key.expect(BIT_STRING).unwrap();
+    // the first byte is the number of unused bits
+    (signed, &signature[1..], &key[1..])
+}

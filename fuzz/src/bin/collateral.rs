@@ -1,0 +1,64 @@
+//! What servers of certificates send, and what is kept of it: chains in header fields and PEM, the signed JSON of Intel, pauses, and
+//! entries of each kind. The first byte says what the others are.
+#![no_main]
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use collateral::parsers::{
+    Authority, Item, authority, config_map, der_or_digits, issuer_chain, retry_after, signed,
+};
+use hardware::snp::report::Signer;
+use hardware::snp::tcb::{Product, Tcb};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((kind, bytes)) = bytes.split_first() else {
+        return;
+    };
+    let text = String::from_utf8_lossy(bytes);
+    let of_chip = |product, len| Item::Vcek {
+        product,
+        chip: vec![0x1e; len],
+        tcb: Tcb::default(),
+    };
+    let item = match kind % 10 {
+        0 => of_chip(Product::Milan, 64),
+        1 => of_chip(Product::Turin, 8),
+        2 => Item::Authority(Product::Milan, Signer::Vcek),
+        3 => Item::Revoked(Product::Milan, Signer::Vlek),
+        4 => Item::Tdx {
+            fmspc: [0xb0, 0xc0, 0x6f, 0, 0, 0],
+            authority: Authority::Platform,
+        },
+        5 => {
+            let now = UNIX_EPOCH + Duration::from_secs(1_795_000_000);
+            let _ = retry_after(&text, now);
+            return;
+        }
+        6 => {
+            if let Ok(pem) = issuer_chain(&text) {
+                assert!(pem.len() <= text.len());
+            }
+            return;
+        }
+        7 => {
+            if let Ok((value, _)) = signed("tcbInfo", bytes) {
+                assert!(value.starts_with('{') && value.ends_with('}') && text.contains(&value));
+            }
+            return;
+        }
+        8 => {
+            let _ = authority(bytes);
+            let _ = Authority::of_chain(bytes);
+            assert!(der_or_digits(bytes).len() <= bytes.len());
+            return;
+        }
+        _ => {
+            if let Ok(object) = serde_json::from_slice(bytes) {
+                let _ = config_map(&object, "ask-milan.der");
+            }
+            return;
+        }
+    };
+    let _ = item.read(bytes);
+});

@@ -1,0 +1,125 @@
+//! `firstlight collateral`: fetches the collateral of a TDX quote, or the certificates of an SEV-SNP report, for machines and
+//! validators that have no access to the network.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::sources::sources;
+use super::verify::presented;
+use super::{files, say_all};
+use attest::attestation::Policy;
+use attest::attestation::sources::Sources;
+use base::program::Failure;
+use hardware::snp::chain::Fetched;
+use hardware::snp::report::Report;
+use hardware::snp::tcb::Product;
+use hardware::tdx::{Collateral, Quote};
+
+/// Characters in a line of PEM (RFC 7468 §2).
+const LINE: usize = 64;
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// A quote, a report, or evidence that `firstlight verify --save` wrote.
+    pub evidence: PathBuf,
+    /// The product of a report that does not name it.
+    pub product: Option<Product>,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let bytes = files::read(&options.evidence).map_err(Failure::failed)?;
+    let fetched = fetch(options, &bytes);
+    let fault = |why| Failure::failed(format!("{}: {why}", options.evidence.display()));
+    say_all(&fetched.map_err(fault)?)
+}
+
+fn fetch(options: &Options, bytes: &[u8]) -> Result<String, String> {
+    if let Ok(quote) = Quote::parse(bytes) {
+        return json(&*sources().tdx_collateral(&quote)?);
+    }
+    if let Ok(report) = Report::parse(bytes) {
+        let named = report.cpuid.and_then(Product::of);
+        let product = options.product.or(named).ok_or(
+            "the report does not name the product of its chip: give --product, as --product Milan",
+        )?;
+        return Ok(pem(&*sources().snp_certificates(&report, product)?));
+    }
+    of_evidence(bytes)
+}
+
+/// Lets the validator of the evidence fetch what it needs, whatever it thinks of the rest: it knows where quote and report are.
+fn of_evidence(bytes: &[u8]) -> Result<String, String> {
+    let (presented, variant) = presented::parse(bytes)
+        .map_err(|why| format!("neither a TDX quote nor an SEV-SNP report, and {why}"))?;
+    let noting = Arc::new(Noting {
+        sources: sources(),
+        noted: Mutex::new(Err(format!(
+            "evidence of the variant {} needs no collateral",
+            variant.name
+        ))),
+    });
+    let any = Policy::new(BTreeMap::new()).map_err(|error| error.to_string())?;
+    let sources: Arc<dyn Sources> = noting.clone();
+    let validator = (variant.validator)(any.believing_any(), &sources);
+    let validator = validator.map_err(|error| error.to_string())?;
+    presented.identified_by(&*validator);
+    let noted = noting.noted.lock().unwrap_or_else(PoisonError::into_inner);
+    noted.clone()
+}
+
+/// Notes what a validator fetches.
+struct Noting {
+    sources: Arc<dyn Sources>,
+    noted: Mutex<Result<String, String>>,
+}
+
+impl Noting {
+    fn note(&self, text: Result<String, String>) {
+        *self.noted.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    }
+}
+
+impl Sources for Noting {
+    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+        let fetched = self.sources.tdx_collateral(quote);
+        self.note(fetched.clone().and_then(|it| json(&it)));
+        fetched
+    }
+
+    fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+        let fetched = self.sources.snp_certificates(report, product);
+        self.note(fetched.clone().map(|it| pem(&it)));
+        fetched
+    }
+}
+
+/// Returns the content of a machine's /etc/firstlight/tdx-collateral.json.
+fn json(collateral: &Collateral) -> Result<String, String> {
+    let text = serde_json::to_string_pretty(collateral).map_err(|error| error.to_string())?;
+    Ok(text + "\n")
+}
+
+/// Returns the certificates from the chip up, without the root, and the list of revoked authorities.
+fn pem(fetched: &Fetched) -> String {
+    let mut text = String::new();
+    let certificates = fetched.leaf.iter().chain([&fetched.intermediate]);
+    let certificates = certificates.map(|der| ("CERTIFICATE", der));
+    for (label, der) in certificates.chain(fetched.revoked.iter().map(|der| ("X509 CRL", der))) {
+        text += &format!("-----BEGIN {label}-----\n");
+        let mut digits = &STANDARD.encode(der)[..];
+        while !digits.is_empty() {
+            let (line, rest) = digits.split_at(digits.len().min(LINE));
+            text += line;
+            text.push('\n');
+            digits = rest;
+        }
+        text += &format!("-----END {label}-----\n");
+    }
+    text
+}

@@ -1,0 +1,39 @@
+//! Where the certificates of AMD's chips and Intel's collateral come from: the same for all validators of a command.
+
+use std::sync::{Arc, OnceLock};
+
+use attest::attestation::sources::Sources;
+use base::program::Failure;
+use collateral::{Fetching, Flags, Kept, Settings};
+
+use super::usage::Given;
+
+/// What the command line says.
+static GIVEN: OnceLock<Arc<Fetching>> = OnceLock::new();
+
+/// Sets the sources by the options of the command. Without any, AMD's and Intel's own servers are asked.
+pub fn set(given: &Given) -> Result<(), Failure> {
+    let mut flags = Flags::default();
+    for name in ["kds", "pcs", "tcb-update", "collateral-ca"] {
+        if given.has(name) {
+            flags.set(name, given.value(name).unwrap_or_default())?;
+        }
+    }
+    let mut settings = flags.finish(|| None)?;
+    if given.has("collateral") {
+        settings.kept = Kept::at(given.value("collateral").unwrap_or_default().as_ref());
+    }
+    if given.has("offline") {
+        (settings.kds, settings.pcs) = (None, None);
+    }
+    let fetching = Fetching::new(settings).map_err(Failure::failed)?;
+    // there is one command, so nothing was set before
+    let _ = GIVEN.set(fetching);
+    Ok(())
+}
+
+/// Returns the sources.
+pub fn sources() -> Arc<dyn Sources> {
+    let of_defaults = || Fetching::new(Settings::default()).expect("the default URLs are valid");
+    GIVEN.get_or_init(of_defaults).clone()
+}

@@ -1,0 +1,352 @@
+//! The cache: at most one fetch of an item runs, all callers share its result, and what is valid is used at once.
+//!
+//! ```text
+//! get ─► valid ──────────────────────────────► returned at once; renewed in the background after a day
+//!    ─► absent or ended ─► somebody fetches it ─► wait for the result
+//!                       ─► it failed just now ─► the same failure
+//!                       ─► fetch it: store, then server, again after the pauses that the server demands
+//! ```
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::https::Failure;
+use crate::item::{Content, Item};
+use crate::store::Store;
+
+/// Maximum number of items in memory. For a further one, the one that was not used for the longest time goes.
+const MAX_ITEMS: usize = 4096;
+/// Maximum number of callers that wait for servers; a further one fails at once. Each is a thread of a service.
+const MAX_WAITING: usize = 256;
+/// Age in seconds after which an item that can change is fetched again.
+const RENEWED_AFTER: u64 = 86_400;
+/// Time limit of a fetch in the background.
+const RENEWAL: Duration = Duration::from_secs(60);
+/// Pause after a server did not know an item: a new chip becomes known within days, not seconds.
+const UNKNOWN_PAUSE: Duration = Duration::from_secs(300);
+/// Pause after an answer that is not usable.
+const BAD_PAUSE: Duration = Duration::from_secs(60);
+/// The shortest pause after a failure, so that all who waited for it share it.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Gets an item from its server, in the form in which it is kept.
+pub trait Origin: Send + Sync {
+    /// Sends the requests that the item needs.
+    fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure>;
+}
+
+/// A cache. Its callers are the threads of validations.
+pub struct Cache {
+    origin: Box<dyn Origin>,
+    store: Box<dyn Store>,
+    /// Returns the time in seconds since 1970.
+    clock: fn() -> u64,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// What happened since the start.
+    pub counts: Counts,
+}
+
+/// How often something happened.
+#[derive(Default)]
+pub struct Counts {
+    /// Items that were valid in memory.
+    pub hits: AtomicU64,
+    /// Items that came from the store.
+    pub loaded: AtomicU64,
+    /// Items that came from a server.
+    pub fetched: AtomicU64,
+    /// Fetches that failed.
+    pub failed: AtomicU64,
+}
+
+/// How long a caller waits for an item.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Until the deadline.
+    Full,
+    /// Not at all after a fetch failed: it goes on in the background, and the caller goes on without the item.
+    UntilFirstFailure,
+}
+
+#[derive(Default)]
+struct State {
+    slots: HashMap<String, Slot>,
+    uses: u64,
+    waiting: usize,
+}
+
+#[derive(Default)]
+struct Slot {
+    entry: Option<Arc<Entry>>,
+    /// The last fetch failed: why, and until when there is no other.
+    failure: Option<(String, Instant)>,
+    is_running: bool,
+    last_use: u64,
+}
+
+/// A valid item.
+#[derive(Debug)]
+pub struct Entry {
+    /// The content.
+    pub content: Content,
+    /// The last second of its validity since 1970.
+    until: u64,
+    /// When it came from its server, in seconds since 1970.
+    fetched: u64,
+    is_renewed: bool,
+}
+
+impl Entry {
+    fn is_valid(&self, now: u64) -> bool {
+        now <= self.until
+    }
+
+    fn is_due(&self, now: u64) -> bool {
+        self.is_renewed && now >= self.fetched.saturating_add(RENEWED_AFTER)
+    }
+}
+
+impl Slot {
+    /// Returns why nothing is fetched now.
+    fn pause(&self) -> Option<&str> {
+        let failure = self.failure.as_ref();
+        failure
+            .filter(|(_, until)| *until > Instant::now())
+            .map(|(why, _)| why.as_str())
+    }
+}
+
+impl Cache {
+    /// Makes an empty cache.
+    pub fn new(origin: Box<dyn Origin>, store: Box<dyn Store>, clock: fn() -> u64) -> Cache {
+        Cache {
+            origin,
+            store,
+            clock,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Returns an item.
+    pub fn get(
+        self: &Arc<Self>,
+        item: &Item,
+        patience: Patience,
+        deadline: Instant,
+    ) -> Result<Arc<Entry>, String> {
+        let name = item.name();
+        let mut state = self.state();
+        loop {
+            let now = (self.clock)();
+            let slot = state.slot(&name);
+            if let Some(entry) = slot.entry.clone().filter(|entry| entry.is_valid(now)) {
+                count(&self.counts.hits);
+                if entry.is_due(now) && !slot.is_running && slot.pause().is_none() {
+                    slot.is_running = true;
+                    drop(state);
+                    self.renew(item, name);
+                }
+                return Ok(entry);
+            }
+            if let Some(why) = slot.pause() {
+                return Err(why.into());
+            }
+            if patience == Patience::UntilFirstFailure
+                && let Some((why, _)) = slot.failure.clone()
+            {
+                if !slot.is_running {
+                    slot.is_running = true;
+                    drop(state);
+                    self.renew(item, name);
+                }
+                return Err(why);
+            }
+            let is_running = std::mem::replace(&mut slot.is_running, true);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if is_running && left.is_zero() {
+                return Err(format!("{item} is still being fetched"));
+            }
+            if state.waiting >= MAX_WAITING {
+                state.slot(&name).is_running = is_running;
+                let waiting = state.waiting;
+                return Err(format!(
+                    "{item}: {waiting} validations wait for servers already"
+                ));
+            }
+            state.waiting += 1;
+            match is_running {
+                true => {
+                    let waited = self.changed.wait_timeout(state, left);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                false => {
+                    drop(state);
+                    self.run(item, &name, false, deadline);
+                    state = self.state();
+                }
+            }
+            state.waiting -= 1;
+        }
+    }
+
+    /// Returns the age in seconds of the oldest valid item that can change; `None` without one.
+    pub fn oldest(&self) -> Option<u64> {
+        let now = (self.clock)();
+        let state = self.state();
+        let entries = state.slots.values().filter_map(|slot| slot.entry.as_ref());
+        let valid = entries.filter(|entry| entry.is_renewed && entry.is_valid(now));
+        valid.map(|entry| now.saturating_sub(entry.fetched)).max()
+    }
+
+    /// Fetches an item in the background. The caller has marked it as running.
+    fn renew(self: &Arc<Self>, item: &Item, name: String) {
+        let (cache, item) = (self.clone(), item.clone());
+        let running = name.clone();
+        let work = move || cache.run(&item, &name, true, Instant::now() + RENEWAL);
+        if let Err(error) = thread::Builder::new().name("collateral".into()).spawn(work) {
+            log::warn!("cannot start a thread: {error}");
+            self.state().slot(&running).is_running = false;
+        }
+    }
+
+    /// Obtains an item, and keeps the result in memory.
+    fn run(&self, item: &Item, name: &str, is_renewal: bool, deadline: Instant) {
+        // a panic must not leave the item as running for ever
+        let _running = Running { cache: self, name };
+        let obtained = self.obtain(item, is_renewal, deadline);
+        let mut state = self.state();
+        let slot = state.slot(name);
+        match obtained {
+            Ok(entry) => (slot.entry, slot.failure) = (Some(Arc::new(entry)), None),
+            Err(failure) => {
+                let now = Instant::now();
+                let until = match &failure {
+                    Failure::Unknown(_) => now + UNKNOWN_PAUSE,
+                    Failure::Bad(_) => now + BAD_PAUSE,
+                    Failure::Later(_, until) => (*until).max(now + SHORTEST_PAUSE),
+                };
+                let why = format!("{item} cannot be had: {failure}");
+                slot.failure = Some((why, until));
+            }
+        }
+        state.shrink();
+    }
+
+    fn obtain(&self, item: &Item, is_renewal: bool, deadline: Instant) -> Result<Entry, Failure> {
+        let now = (self.clock)();
+        if let Some(kept) = self.load(item, now)
+            && !(is_renewal && kept.is_due(now))
+        {
+            count(&self.counts.loaded);
+            return Ok(kept);
+        }
+        let fetched = self.fetch(item, deadline).and_then(|bytes| {
+            let entry = self.entry(item, &bytes, now).map_err(Failure::Bad)?;
+            self.store.save(item, &bytes);
+            Ok(entry)
+        });
+        match &fetched {
+            Ok(_) => count(&self.counts.fetched),
+            Err(failure) => {
+                count(&self.counts.failed);
+                log::warn!("{item} cannot be had: {failure}");
+            }
+        }
+        fetched
+    }
+
+    /// Returns what the store has, if it is what it should be.
+    fn load(&self, item: &Item, now: u64) -> Option<Entry> {
+        let stored = self.store.load(item)?;
+        // a time in the future is a clock that was wrong
+        let fetched = stored.fetched.min(now);
+        let entry = self.entry(item, &stored.bytes, fetched);
+        entry
+            .map_err(|why| log::warn!("{item} is kept, but not usable: {why}"))
+            .ok()
+    }
+
+    fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure> {
+        loop {
+            match self.origin.fetch(item, deadline) {
+                Err(Failure::Later(_, until)) if until < deadline => {
+                    thread::sleep(until.saturating_duration_since(Instant::now()));
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<Entry, String> {
+        let (content, until) = item.read(bytes)?;
+        let is_renewed = item.is_renewed();
+        let entry = Entry {
+            content,
+            until,
+            fetched,
+            is_renewed,
+        };
+        match entry.is_valid((self.clock)()) {
+            true => Ok(entry),
+            false => {
+                let end = std::time::UNIX_EPOCH + Duration::from_secs(until);
+                Err(format!("it ended at {}", base::time::seconds(end)))
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Returns the place of an item, which is now the one used last.
+    fn slot(&mut self, name: &str) -> &mut Slot {
+        self.uses += 1;
+        if !self.slots.contains_key(name) {
+            self.slots.insert(name.to_owned(), Slot::default());
+        }
+        let slot = self.slots.get_mut(name).expect("it was inserted above");
+        slot.last_use = self.uses;
+        slot
+    }
+
+    /// Removes places beyond [`MAX_ITEMS`]: first of items that could not be had, which anybody can name, then those that were not
+    /// used for the longest time.
+    fn shrink(&mut self) {
+        while self.slots.len() > MAX_ITEMS {
+            let idle = self.slots.iter().filter(|(_, slot)| !slot.is_running);
+            let first = idle.min_by_key(|(_, slot)| (slot.entry.is_some(), slot.last_use));
+            let Some(name) = first.map(|(name, _)| name.clone()) else {
+                return;
+            };
+            self.slots.remove(&name);
+        }
+    }
+}
+
+/// Marks an item as not running when it is dropped, and wakes those who wait.
+struct Running<'a> {
+    cache: &'a Cache,
+    name: &'a str,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.cache.state().slots.get_mut(self.name) {
+            slot.is_running = false;
+        }
+        self.cache.changed.notify_all();
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}

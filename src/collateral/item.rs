@@ -1,0 +1,312 @@
+//! What is fetched: the name under which it is kept, and the check that it is what was asked for.
+
+use std::fmt::{self, Write};
+use std::sync::Arc;
+
+use hardware::snp::certificate::Certificate as ChipCertificate;
+use hardware::snp::report::Signer;
+use hardware::snp::tcb::{Product, Tcb};
+use hardware::tdx::Collateral;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde::Deserialize;
+
+use crate::x509::{Certificate, RevocationList};
+
+/// Maximum size of a certificate in bytes: those of AMD have at most 1.6 KiB.
+pub const MAX_CERTIFICATE: usize = 8 << 10;
+/// Maximum size of a revocation list in bytes.
+pub const MAX_LIST: usize = 256 << 10;
+/// Maximum size of a chain of certificates in PEM in bytes.
+pub const MAX_CHAIN: usize = 32 << 10;
+/// Maximum size of a collateral's JSON in bytes: a genuine one has about 40 KiB.
+pub const MAX_COLLATERAL: usize = 1 << 20;
+
+/// One thing that AMD or Intel publishes. Its form in a cache is that of the files which others' tools use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// The certificate of a chip's key for one TCB, in DER. It never changes.
+    Vcek {
+        /// The line of processors.
+        product: Product,
+        /// The chip: 64 bytes, of a Turin 8.
+        chip: Vec<u8>,
+        /// The versions for which the key is derived.
+        tcb: Tcb,
+    },
+    /// The certificate of the authority of VCEKs (ASK) or VLEKs (ASVK), in DER.
+    Authority(Product, Signer),
+    /// AMD's list of revoked authorities, in DER.
+    Revoked(Product, Signer),
+    /// Intel's collateral of a kind of platform, in JSON.
+    Tdx {
+        /// The family, model, platform and SKU.
+        fmspc: [u8; 6],
+        /// The authority that certified the platform.
+        authority: Authority,
+    },
+}
+
+/// Which authority of Intel certified a platform.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authority {
+    /// That of platforms with several processors.
+    Platform,
+    /// That of single processors.
+    Processor,
+}
+
+/// What an item contains.
+#[derive(Debug, Clone)]
+pub enum Content {
+    /// A certificate or list.
+    Der(Vec<u8>),
+    /// Intel's collateral.
+    Tdx(Arc<Collateral>),
+}
+
+impl Item {
+    /// Returns the name of a file or key: letters, digits, `-` and `.`.
+    pub fn name(&self) -> String {
+        let line = |product: &Product| product.to_string().to_lowercase();
+        match self {
+            Item::Vcek { product, chip, tcb } => format!(
+                "vcek-{}-{}-{}.{}.{}.{}.{}.der",
+                line(product),
+                hex(chip),
+                tcb.fmc,
+                tcb.bootloader,
+                tcb.tee,
+                tcb.snp,
+                tcb.microcode
+            ),
+            Item::Authority(product, Signer::Vcek) => format!("ask-{}.der", line(product)),
+            Item::Authority(product, Signer::Vlek) => format!("asvk-{}.der", line(product)),
+            Item::Revoked(product, Signer::Vcek) => format!("vcek-{}.crl", line(product)),
+            Item::Revoked(product, Signer::Vlek) => format!("vlek-{}.crl", line(product)),
+            Item::Tdx { fmspc, authority } => {
+                format!("tdx-{}-{}.json", hex(fmspc), authority.name())
+            }
+        }
+    }
+
+    /// Returns whether a newer one can replace it before it ends.
+    pub fn is_renewed(&self) -> bool {
+        matches!(self, Item::Revoked(..) | Item::Tdx { .. })
+    }
+
+    /// Reads the bytes of a server or a cache, and the last second of their validity. They must be what the item names. Who
+    /// signed them is not checked here: the validator does it each time.
+    pub fn read(&self, bytes: &[u8]) -> Result<(Content, u64), String> {
+        match self {
+            Item::Vcek { product, chip, tcb } => {
+                let until = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
+                let found = ChipCertificate::parse(bytes)?;
+                if found.signer != Signer::Vcek || found.product != *product {
+                    return Err(format!(
+                        "it is the {} of a {}, expected the VCEK of a {product}",
+                        found.signer, found.product
+                    ));
+                }
+                if found.chip.as_deref() != Some(chip) {
+                    return Err("it is the certificate of another chip".into());
+                }
+                if found.tcb != *tcb {
+                    return Err(format!("it is for the TCB {}, expected {tcb}", found.tcb));
+                }
+                Ok((Content::Der(bytes.into()), until))
+            }
+            Item::Authority(product, signer) => {
+                let found = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?;
+                let (name, root) = (self.authority_name(*product, *signer), root(*product));
+                if (&found.subject, &found.issuer) != (&name, &root) {
+                    return Err(format!(
+                        "it is the certificate of {:.40?} by {:.40?}, expected {name} by {root}",
+                        found.subject, found.issuer
+                    ));
+                }
+                Ok((Content::Der(bytes.into()), found.until))
+            }
+            Item::Revoked(product, _) => {
+                let found = RevocationList::parse(limited(bytes, MAX_LIST)?)?;
+                let root = root(*product);
+                if found.issuer != root {
+                    return Err(format!(
+                        "it is a list of {:.40?}, expected {root}",
+                        found.issuer
+                    ));
+                }
+                Ok((Content::Der(bytes.into()), found.until))
+            }
+            Item::Tdx { fmspc, .. } => {
+                let bytes = limited(bytes, MAX_COLLATERAL)?;
+                let collateral: Collateral =
+                    serde_json::from_slice(bytes).map_err(|error| format!("{error:.160}"))?;
+                let until = read_collateral(&collateral, fmspc)?;
+                Ok((Content::Tdx(Arc::new(collateral)), until))
+            }
+        }
+    }
+
+    fn authority_name(&self, product: Product, signer: Signer) -> String {
+        match signer {
+            Signer::Vcek => format!("SEV-{product}"),
+            Signer::Vlek => format!("SEV-VLEK-{product}"),
+        }
+    }
+}
+
+impl fmt::Display for Item {
+    /// Names it for a person.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Item::Vcek { product, chip, tcb } => {
+                let chip = hex(chip);
+                write!(
+                    f,
+                    "the VCEK of the {product} {chip:.16}.. with the TCB {tcb}"
+                )
+            }
+            Item::Authority(product, signer) => {
+                write!(
+                    f,
+                    "the certificate of {}",
+                    self.authority_name(*product, *signer)
+                )
+            }
+            Item::Revoked(product, signer) => {
+                write!(
+                    f,
+                    "the list of revoked authorities of {signer}s of a {product}"
+                )
+            }
+            Item::Tdx { fmspc, authority } => {
+                let (fmspc, authority) = (hex(fmspc), authority.name());
+                write!(
+                    f,
+                    "Intel's collateral of platforms with FMSPC {fmspc} ({authority})"
+                )
+            }
+        }
+    }
+}
+
+impl Authority {
+    /// Returns the name in Intel's API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Authority::Platform => "platform",
+            Authority::Processor => "processor",
+        }
+    }
+
+    /// Returns the authority of a PCK certificate chain in PEM.
+    pub fn of_chain(pem: &[u8]) -> Result<Authority, String> {
+        let first = CertificateDer::pem_slice_iter(pem).next();
+        let Some(Ok(pck)) = first else {
+            return Err("the quote has no PCK certificate".into());
+        };
+        let issuer = Certificate::parse(&pck)
+            .map_err(|why| format!("the PCK certificate: {why}"))?
+            .issuer;
+        match issuer.as_str() {
+            "Intel SGX PCK Platform CA" => Ok(Authority::Platform),
+            "Intel SGX PCK Processor CA" => Ok(Authority::Processor),
+            other => Err(format!("the PCK certificate is issued by {other:.60?}")),
+        }
+    }
+}
+
+/// The part of TCB information and identities that says of what and until when they are.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    id: String,
+    #[serde(default)]
+    fmspc: String,
+    next_update: String,
+}
+
+/// Checks that collateral is whole and of this kind of platform. Returns the end of its first part.
+fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, String> {
+    let head = |name: &str, text: &str| -> Result<(Head, u64), String> {
+        let head: Head =
+            serde_json::from_str(text).map_err(|error| format!("the {name}: {error:.160}"))?;
+        let end = base::time::parse(&head.next_update)
+            .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
+            .ok_or_else(|| format!("the {name} has no end"))?;
+        Ok((head, end.as_secs()))
+    };
+    let (info, info_until) = head("TCB information", &collateral.tcb_info)?;
+    let (identity, identity_until) = head("QE identity", &collateral.qe_identity)?;
+    if info.id != "TDX" || !info.fmspc.eq_ignore_ascii_case(&hex(fmspc)) {
+        return Err(format!(
+            "the TCB information is of {:.20?} platforms with FMSPC {:.20}, expected \"TDX\" and {}",
+            info.id,
+            info.fmspc,
+            hex(fmspc)
+        ));
+    }
+    if identity.id != "TD_QE" {
+        return Err(format!(
+            "the identity is of {:.20?}, expected \"TD_QE\"",
+            identity.id
+        ));
+    }
+    for (name, chain) in [
+        ("TCB information", &collateral.tcb_info_issuer_chain),
+        ("QE identity", &collateral.qe_identity_issuer_chain),
+    ] {
+        check_chain(chain.as_bytes()).map_err(|why| format!("the chain of the {name}: {why}"))?;
+    }
+    let list = |name: &str, der: &[u8]| {
+        let list = RevocationList::parse(der).map_err(|why| format!("the {name}: {why}"))?;
+        Ok::<_, String>(list.until)
+    };
+    let root_until = list("root CRL", &collateral.root_ca_crl.0)?;
+    let pck_until = list("PCK CRL", &collateral.pck_crl.0)?;
+    Ok(info_until
+        .min(identity_until)
+        .min(root_until)
+        .min(pck_until))
+}
+
+/// Checks that a text is a chain of two to four certificates in PEM: a signer and its root at least.
+pub fn check_chain(pem: &[u8]) -> Result<(), String> {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(limited(pem, MAX_CHAIN)?)
+        .take(5)
+        .collect();
+    let certificates = certificates.map_err(|error| format!("it is not PEM: {error}"))?;
+    if !(2..=4).contains(&certificates.len()) {
+        let count = certificates.len();
+        return Err(format!("it has {count} certificates, expected 2 to 4"));
+    }
+    certificates
+        .iter()
+        .try_for_each(|der| Certificate::parse(der).map(drop))
+}
+
+fn limited(bytes: &[u8], limit: usize) -> Result<&[u8], String> {
+    match bytes.len() <= limit {
+        true => Ok(bytes),
+        false => Err(format!(
+            "it has {} bytes, expected at most {limit}",
+            bytes.len()
+        )),
+    }
+}
+
+fn root(product: Product) -> String {
+    format!("ARK-{product}")
+}
+
+/// Returns bytes in lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+            // writing to a String cannot fail
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+}

@@ -1,0 +1,207 @@
+//! Intel's provisioning certification service (PCS API version 4), or a caching service of the operator with the same paths (PCCS).
+//!
+//! ```text
+//! /tdx/certification/v4/tcb?fmspc=FMSPC&update=early         TCB information; its chain in the field TCB-Info-Issuer-Chain
+//! /tdx/certification/v4/qe/identity?update=early             identity of the enclave; SGX-Enclave-Identity-Issuer-Chain
+//! /sgx/certification/v4/pckcrl?ca=platform&encoding=der      revoked platforms; SGX-PCK-CRL-Issuer-Chain
+//! /sgx/certification/v4/rootcacrl                            revoked authorities: PCCS only; Intel has it on another server
+//! ```
+
+use std::time::Instant;
+
+use hardware::tdx::Collateral;
+use hardware::tdx::dcap::Hex;
+use percent_encoding::percent_decode_str;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use ureq::tls::RootCerts;
+
+use crate::https::{Answer, Failure, Request, Server};
+use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, hex};
+
+/// Intel's own server.
+pub const INTEL: &str = "https://api.trustedservices.intel.com";
+/// Where Intel has the list of the root.
+const INTEL_ROOT: &str = "https://certificates.trustedservices.intel.com";
+/// What the URL of a PCCS may end with, as other tools write it.
+const PATH: &str = "/sgx/certification/v4";
+
+/// Maximum size of TCB information and identities in bytes: genuine ones have at most 20 KiB.
+const MAX_JSON: usize = 256 << 10;
+
+const JSON: &[&str] = &["application/json"];
+const CRL: &[&str] = &[
+    "application/pkix-crl",
+    "application/octet-stream",
+    "binary/octet-stream",
+    "application/x-pkcs7-crl",
+    "text/plain",
+    // Intel's PCCS sends digits in this type; they are parsed strictly
+    "text/html",
+];
+
+/// Which evaluation of Intel counts after Intel published a vulnerability.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Update {
+    /// The newest: a platform without the update is out of date at once.
+    #[default]
+    Early,
+    /// The one that Intel gives operators months to meet.
+    Standard,
+}
+
+impl std::str::FromStr for Update {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Update, String> {
+        match name {
+            "early" => Ok(Update::Early),
+            "standard" => Ok(Update::Standard),
+            _ => Err(format!("{name:?}: expected early or standard")),
+        }
+    }
+}
+
+/// A client of the service.
+pub struct Pcs {
+    server: Server,
+    /// Where the list of the root is; the same server if `None`.
+    root: Option<Server>,
+    update: Update,
+}
+
+impl Pcs {
+    /// Makes a client of the service at this URL.
+    pub fn new(url: &str, update: Update, roots: &RootCerts) -> Result<Pcs, String> {
+        let url = url.trim_end_matches('/');
+        let root = (url == INTEL).then(|| Server::new(INTEL_ROOT, roots));
+        Ok(Pcs {
+            server: Server::new(url.strip_suffix(PATH).unwrap_or(url), roots)?,
+            root: root.transpose()?,
+            update,
+        })
+    }
+
+    /// Returns all collateral of a kind of platform.
+    pub fn collateral(
+        &self,
+        fmspc: &[u8; 6],
+        authority: Authority,
+        deadline: Instant,
+    ) -> Result<Collateral, Failure> {
+        let update = match self.update {
+            Update::Early => "update=early",
+            Update::Standard => "update=standard",
+        };
+        let fmspc = hex(fmspc).to_uppercase();
+        let path = format!("/tdx/certification/v4/tcb?fmspc={fmspc}&{update}");
+        let info = get(&self.server, &path, JSON, MAX_JSON, deadline)?;
+        let path = format!("/tdx/certification/v4/qe/identity?{update}");
+        let identity = get(&self.server, &path, JSON, MAX_JSON, deadline)?;
+        let path = format!("{PATH}/pckcrl?ca={}&encoding=der", authority.name());
+        let pck_crl = get(&self.server, &path, CRL, 2 * MAX_LIST, deadline)?;
+        let root_crl = match &self.root {
+            Some(server) => get(server, "/IntelSGXRootCA.der", CRL, MAX_LIST, deadline),
+            None => {
+                let path = format!("{PATH}/rootcacrl");
+                get(&self.server, &path, CRL, 2 * MAX_LIST, deadline)
+            }
+        }?;
+        assembled(&info, &identity, &pck_crl, &root_crl).map_err(Failure::Bad)
+    }
+}
+
+fn get(
+    server: &Server,
+    path: &str,
+    types: &[&str],
+    limit: usize,
+    deadline: Instant,
+) -> Result<Answer, Failure> {
+    server.get(&Request { path, types, limit }, deadline)
+}
+
+fn assembled(
+    info: &Answer,
+    identity: &Answer,
+    pck_crl: &Answer,
+    root_crl: &Answer,
+) -> Result<Collateral, String> {
+    let (tcb_info, tcb_info_signature) = signed("tcbInfo", &info.body)?;
+    let (qe_identity, qe_identity_signature) = signed("enclaveIdentity", &identity.body)?;
+    // the name of the first field was another in version 3, and some caching services kept it
+    let of_info = ["TCB-Info-Issuer-Chain", "SGX-TCB-Info-Issuer-Chain"];
+    Ok(Collateral {
+        tcb_info,
+        tcb_info_signature,
+        tcb_info_issuer_chain: chain(info, &of_info)?,
+        qe_identity,
+        qe_identity_signature,
+        qe_identity_issuer_chain: chain(identity, &["SGX-Enclave-Identity-Issuer-Chain"])?,
+        root_ca_crl: Hex(der_or_digits(&root_crl.body)),
+        pck_crl: Hex(der_or_digits(&pck_crl.body)),
+        pck_crl_issuer_chain: chain(pck_crl, &["SGX-PCK-CRL-Issuer-Chain"])?,
+    })
+}
+
+/// Returns the chain in a header field of one of these names.
+fn chain(answer: &Answer, names: &[&str]) -> Result<String, String> {
+    let found = names.iter().find_map(|name| answer.headers.get(*name));
+    let value = found.ok_or_else(|| format!("the answer has no field {}", names[0]))?;
+    let value = value.to_str().map_err(|_| "it is not text".to_owned());
+    value
+        .and_then(issuer_chain)
+        .map_err(|why| format!("the field {}: {why}", names[0]))
+}
+
+/// Returns the PEM of an issuer chain from the value of its field, in which it is percent-encoded (RFC 3986 §2.1).
+pub fn issuer_chain(value: &str) -> Result<String, String> {
+    if value.len() > 3 * MAX_CHAIN {
+        return Err(format!("it has {} bytes", value.len()));
+    }
+    let decoded = percent_decode_str(value).decode_utf8();
+    let pem = decoded.map_err(|_| "it is not text")?.into_owned();
+    check_chain(pem.as_bytes())?;
+    Ok(pem)
+}
+
+/// Returns the exact bytes of the value that is signed, and the signature: `{"tcbInfo":{..},"signature":".."}`. A value that is
+/// parsed and written again would not be what Intel signed.
+pub fn signed(name: &str, body: &[u8]) -> Result<(String, Hex), String> {
+    #[derive(Deserialize)]
+    struct Rest {
+        signature: Hex,
+    }
+    let fault = || format!("the answer is not {{\"{name}\":{{..}},\"signature\":\"..\"}}");
+    let text = std::str::from_utf8(body).map_err(|_| fault())?;
+    let value = (|| {
+        let rest = text.trim_start().strip_prefix('{')?.trim_start();
+        let rest = rest
+            .strip_prefix('"')?
+            .strip_prefix(name)?
+            .strip_prefix('"')?;
+        Some(rest.trim_start().strip_prefix(':')?.trim_start())
+    })()
+    .ok_or_else(fault)?;
+    let mut values = serde_json::Deserializer::from_str(value).into_iter::<IgnoredAny>();
+    if !value.starts_with('{') || !matches!(values.next(), Some(Ok(_))) {
+        return Err(fault());
+    }
+    let (value, rest) = value.split_at(values.byte_offset());
+    let rest = rest.trim_start().strip_prefix(',').ok_or_else(fault)?;
+    let rest: Rest = serde_json::from_str(&format!("{{{rest}")).map_err(|_| fault())?;
+    Ok((value.to_owned(), rest.signature))
+}
+
+/// Returns the bytes of a list. A PCCS writes some as hexadecimal digits, with which DER never begins.
+pub fn der_or_digits(body: &[u8]) -> Vec<u8> {
+    let digits = body.trim_ascii();
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let pairs = digits.chunks(2).map(|pair| match pair {
+        [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+        _ => None,
+    });
+    pairs
+        .collect::<Option<Vec<u8>>>()
+        .unwrap_or_else(|| body.to_vec())
+}
