@@ -12,6 +12,9 @@ use super::{
 };
 use crate::tpm;
 
+/// Returns what the document of a machine without a TPM says: for those who read documents from files.
+pub use super::qemu_tdx::said;
+
 /// An attestation variant: what a machine presents as evidence, and how a peer validates it. The file of the variant defines it.
 pub struct Variant {
     /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart.

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::decode;
 use attest::attestation::event_log::{self, EV_NO_ACTION, Log, SHA1, SHA256};
-use attest::attestation::{self, phases, qemu_tdx, systemd_log};
+use attest::attestation::{self, phases, systemd_log, variant};
 
 /// TPM_ALG_ID of SHA-384.
 const SHA384: u16 = 0x000c;
@@ -173,7 +173,7 @@ impl Evidence {
             .map(|saved| decoded(&saved.document))
             .transpose()?;
         let bytes = document.as_deref().unwrap_or(bytes);
-        if let Some(said) = qemu_tdx::said(bytes) {
+        if let Some(said) = variant::said(bytes) {
             self.quoted.insert(SHA384, said.registers);
             self.log = said.event_log;
             self.is_tdx = true;
