@@ -575,15 +575,18 @@ const MEASURE: Command = Command {
             Value::Text("LOCATION"),
             "device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER; by default /dev/tpmrm0, else /dev/tpm0",
         ),
+        Opt::value(
+            "tdx-firmware",
+            Value::File,
+            "the firmware (OVMF) of TDX machines: print a policy with its measurement (MRTD) alone",
+        ),
         VARIANT,
-        // boot loader, command line, kernel and initramfs, unified kernel image, its parameters and extensions, and the
-        // cluster ID; the firmware extends the other registers, which change with the host
         Opt::value(
             "pcrs",
             Value::Text("LIST"),
-            "the registers to demand; by default those that depend on the image",
-        )
-        .or("4,8,9,11,12,13,15"),
+            "the registers to demand; by default those that depend on the image: 4,8,9,11,12,13,15; of TDX machines 0,2,3 \
+             (MRTD, RTMR 1 and 2)",
+        ),
         Opt::value(
             "add-to",
             Value::File,

@@ -306,16 +306,22 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     };
     let add_to = given.value("add-to").map(Into::into);
     let name = given.value("name").map(program::text).transpose()?;
-    // without --pcrs, the policy of --add-to decides which registers count
-    let pcrs = if given.has("pcrs") || add_to.is_none() {
-        Some(given.parsed("pcrs", pcrs)?)
-    } else {
-        None
+    let is_image = given.has_operand() || given.has("kernel");
+    let firmware = given.value("tdx-firmware").map(Into::into);
+    if firmware.is_some() && (is_image || tpm.is_some()) {
+        return Err(Failure::Usage(
+            "--tdx-firmware: it is the only thing that is measured: give it without an image and --tpm".into(),
+        ));
+    }
+    let pcrs = match given.has("pcrs") {
+        true => Some(given.parsed("pcrs", pcrs)?),
+        false => None,
     };
     Ok(measure::Options {
-        source: match given.has_operand() || given.has("kernel") {
-            true => measure::Source::Image(measure_image::options(given)?),
-            false => measure::Source::Tpm {
+        source: match (is_image, firmware) {
+            (true, _) => measure::Source::Image(measure_image::options(given)?),
+            (false, Some(path)) => measure::Source::TdxFirmware(path),
+            (false, None) => measure::Source::Tpm {
                 variant: variant_of(given)?,
                 location: tpm,
                 trust_any_tpm: given.has("trust-any-tpm"),

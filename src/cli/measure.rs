@@ -1,23 +1,35 @@
 //! `firstlight measure`: prints the attestation policy that a machine meets, from the present values of its TPM, or that machines
 //! will meet that boot an image, from the image alone.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use super::{connect, measure_image, say, say_all};
 use attest::attestation::variant::Measured;
-use attest::attestation::{self, KeyName, Measurement, Policy, Stage, Variant};
-use attest::tpm::{CLUSTER_ID_PCR, Location};
+use attest::attestation::{self, KeyName, Measurement, Policy, Registers, Stage, Variant};
+use attest::tpm::Location;
 use base::program::Failure;
+use image::firmware::Firmware;
+use image::tdx;
 
 /// The PCR into which systemd measures the phases of a boot.
 const PHASES_PCR: u32 = 11;
+
+/// The register of a TDX machine's firmware.
+const MRTD: u32 = 0;
+/// The registers that depend on the image: boot loader, command line, kernel and initramfs, unified kernel image, its parameters and
+/// extensions, and the cluster ID. The firmware extends the other registers, which change with the host.
+const OF_IMAGE: [u32; 7] = [4, 8, 9, 11, 12, 13, 15];
+/// The registers of a TDX machine that depend on what it boots: MRTD, RTMR 1 and 2. RTMR 0 has the settings and tables of the host.
+const OF_TDX: [u32; 3] = [MRTD, 2, 3];
 
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
     /// What is measured.
     pub source: Source,
-    /// The registers of the policy, besides that of the cluster ID; `None` takes those of the policy in `add_to`.
+    /// The registers of the policy, besides that of the cluster ID; `None` takes those of the policy in `add_to`, else those that
+    /// depend on the image.
     pub pcrs: Option<Vec<u32>>,
     /// The image's name.
     pub name: Option<String>,
@@ -37,6 +49,8 @@ pub enum Source {
         /// Whether the policy accepts any TPM, and not only this machine's.
         trust_any_tpm: bool,
     },
+    /// The firmware of TDX machines.
+    TdxFirmware(PathBuf),
     /// An image that was not booted yet.
     Image(measure_image::Options),
 }
@@ -49,8 +63,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         .map(connect::read_policy)
         .transpose()?;
     let pcrs = match (&options.pcrs, &present) {
-        (Some(pcrs), _) => pcrs.clone(),
-        (None, present) => present.iter().flat_map(registers).collect(),
+        (Some(pcrs), _) => Some(pcrs.clone()),
+        (None, present) => present.as_ref().map(registers),
     };
     let name = options.name.as_deref();
     match &options.source {
@@ -59,15 +73,21 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             location,
             trust_any_tpm,
         } => {
-            let (policy, key) = of_tpm(variant, location.as_ref(), &pcrs, *trust_any_tpm)?;
+            let (policy, key) =
+                of_tpm(variant, location.as_ref(), pcrs.as_deref(), *trust_any_tpm)?;
             print(present, name, &policy, key)
+        }
+        Source::TdxFirmware(path) => {
+            let policy = of_firmware(path).map_err(Failure::failed)?;
+            print(present, name, &policy, None)
         }
         Source::Image(source) => {
             let image = measure_image::read(source)?;
             if source.explain {
                 return say_all(&measure_image::explain(source, &image));
             }
-            let measured = measure_image::values(source, &image, &pcrs)?;
+            let pcrs = pcrs.as_deref().unwrap_or(&OF_IMAGE);
+            let measured = measure_image::values(source, &image, pcrs)?;
             let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
             let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
             let name = name.map_or_else(|| source.name(), str::to_owned);
@@ -80,7 +100,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 fn of_tpm(
     variant: &Variant,
     location: Option<&Location>,
-    pcrs: &[u32],
+    pcrs: Option<&[u32]>,
     trust_any_tpm: bool,
 ) -> Result<(Policy, Option<KeyName>), Failure> {
     let location = match location {
@@ -91,13 +111,36 @@ fn of_tpm(
     if let Some(writer) = attestation::foreign_writer(&location) {
         log::warn!("{writer}");
     }
+    let pcrs = pcrs.unwrap_or(match kind(&measured.booted) {
+        Registers::Pcrs => &OF_IMAGE,
+        Registers::Rtmrs => &OF_TDX,
+    });
     let policy =
         policy(measured, pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
     let key = match trust_any_tpm {
         true => None,
+        // the platform of the host signs for such a machine, which has no key of its own
+        false if policy.registers() == Registers::Rtmrs => None,
         false => Some((variant.key_name)(&location).map_err(Failure::failed)?),
     };
     Ok((policy, key))
+}
+
+/// Returns the policy of TDX machines with the firmware in this file: MRTD, and no cluster yet.
+fn of_firmware(path: &Path) -> Result<Policy, String> {
+    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mrtd = Firmware::parse(&bytes).and_then(|firmware| tdx::mrtd(&firmware));
+    let mrtd = mrtd.map_err(|error| format!("{}: {error}", path.display()))?;
+    log::warn!(
+        "the policy has the firmware alone (MRTD): what boots is in RTMR 1 and 2, which firstlight measure reads on a running machine"
+    );
+    let mrtd = Measurement {
+        expected: mrtd.into(),
+        warn_only: false,
+    };
+    let values = BTreeMap::from([(MRTD, mrtd)]);
+    let (booted, initramfs) = (values.clone(), values);
+    policy(Measured { booted, initramfs }, &[MRTD])
 }
 
 /// Prints the policy, or the present policy with its image added.
@@ -160,6 +203,13 @@ fn add(
         .map_err(Failure::failed)
 }
 
+/// Returns the kind of these registers.
+fn kind(values: &BTreeMap<u32, Measurement>) -> Registers {
+    let first = values.values().next();
+    let kind = first.and_then(|value| Registers::of(&value.expected));
+    kind.unwrap_or(Registers::Pcrs)
+}
+
 /// Returns a policy of these registers and of the cluster ID's register, which must be zero, as in a machine that belongs to no
 /// cluster.
 fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, String> {
@@ -173,29 +223,36 @@ fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, String> {
              systemd measures the phases of the boot, a node will be refused in its initramfs"
         );
     }
-    initramfs.retain(|pcr, _| pcrs.contains(pcr) && *pcr != CLUSTER_ID_PCR);
+    let kind = kind(&values);
+    let of_cluster = kind.of_cluster_id();
+    initramfs.retain(|pcr, _| pcrs.contains(pcr) && *pcr != of_cluster);
     let zero = Measurement {
-        expected: vec![0; 32],
+        expected: kind.fresh().as_ref().into(),
         warn_only: false,
     };
     if values
-        .insert(CLUSTER_ID_PCR, zero.clone())
+        .insert(of_cluster, zero.clone())
         .is_some_and(|value| value != zero)
     {
         log::warn!(
-            "PCR {CLUSTER_ID_PCR} is not zero, as in a machine that belongs to a cluster; the policy accepts only machines \
-             in which it is zero"
+            "{} is not zero, as in a machine that belongs to a cluster; the policy accepts only machines in which it is zero",
+            kind.name(of_cluster)
         );
     }
     let entry = |pcr: &u32| {
         values
             .get(pcr)
             .map(|value| (*pcr, value.clone()))
-            .ok_or(format!("the TPM has no PCR {pcr}"))
+            .ok_or_else(|| match kind {
+                Registers::Pcrs => format!("the TPM has no PCR {pcr}"),
+                Registers::Rtmrs => {
+                    format!("a TDX machine has no register {pcr}, but 0 (MRTD) to 4 (RTMR 3)")
+                }
+            })
     };
     Policy::new(
         pcrs.iter()
-            .chain([&CLUSTER_ID_PCR])
+            .chain([&of_cluster])
             .map(entry)
             .collect::<Result<_, _>>()?,
     )
@@ -327,6 +384,25 @@ mod tests {
                 .keys()
                 .is_empty()
         );
+    }
+
+    #[test]
+    fn the_policy_of_a_tdx_machine_wants_no_cluster_in_rtmr_3() {
+        let value = |number: u32| Measurement {
+            expected: vec![number as u8; 48],
+            warn_only: false,
+        };
+        let machine = measured_as((0..5).map(|number| (number, value(number))).collect());
+        let policy = policy(machine.clone(), &OF_TDX).unwrap();
+        let image = &policy.images()[0];
+        assert_eq!(
+            image.measurements().keys().copied().collect::<Vec<_>>(),
+            [0, 2, 3, 4]
+        );
+        assert_eq!(image.measurements()[&4].expected, [0; 48]);
+        assert!(image.initramfs().is_empty());
+        let error = super::policy(machine, &[9]).unwrap_err();
+        assert!(error.contains("no register 9"), "{error}");
     }
 
     #[test]

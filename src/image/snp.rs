@@ -42,7 +42,7 @@ impl Hypervisor {
     /// Returns the word for it on a command line.
     pub fn word(self) -> &'static str {
         match self {
-            Hypervisor::Qemu => "qemu",
+            Hypervisor::Qemu => "kvm",
             Hypervisor::Ec2 => "ec2",
             Hypervisor::Gce => "gce",
         }

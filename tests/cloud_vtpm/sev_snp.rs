@@ -139,10 +139,13 @@ fn a_machine_of_aws_is_proved_by_the_report_over_its_key() {
     }
 }
 
+/// A change of a report before it is signed.
+type Change = fn(&mut [u8]);
+
 #[test]
 fn a_report_with_one_fault_is_refused_by_name() {
     let cloud = CloudTpm::start();
-    let cases: [(fn(&mut [u8]), &str); 6] = [
+    let cases: [(Change, &str); 6] = [
         (|report| report[0x50] ^= 1, "made for another one"),
         (|report| report[0x8f] ^= 1, "made for another one"),
         (|report| report[0xa] |= 8, "allows debugging"),

@@ -238,6 +238,79 @@ fn kernels_folder(rtmr: [u8; 4]) -> tempfile::TempDir {
     folder
 }
 
+/// Runs `firstlight measure`; returns its exit code, the policy, and the errors.
+fn measured(args: &[&str]) -> (i32, Value, String) {
+    let mut command = Command::new(support::program::built("firstlight"));
+    let output = command.arg("measure").args(args).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    let policy = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    (output.status.code().unwrap(), policy, errors)
+}
+
+#[test]
+fn a_running_machine_is_measured_into_a_policy_that_it_meets() {
+    let folder = kernels_folder([0xb0, 0xb1, 0xb2, 0]);
+    let location = format!("tdx:{}", folder.path().display());
+    let machine = ["--attestation-variant", "qemu-tdx", "--tpm", &location];
+    let (code, policy, errors) = measured(&machine);
+    assert_eq!(code, 0, "{errors}");
+    let registers = policy["measurements"].as_object().unwrap();
+    assert_eq!(registers.keys().collect::<Vec<_>>(), ["0", "2", "3", "4"]);
+    assert_eq!(registers["2"]["expected"], "b1".repeat(48));
+    assert_eq!(registers["4"]["expected"], "00".repeat(48));
+    assert!(judged(|_| {}, &policy.to_string(), b"nonce").is_ok());
+    let error = judged(|it| it.body[376] = 0, &policy.to_string(), b"nonce").unwrap_err();
+    assert!(error.starts_with("RTMR 1: expected b1b1"), "{error}");
+    let (code, _, errors) = measured(&[&machine[..], &["--pcrs", "9"]].concat());
+    assert!(code != 0 && errors.contains("no register 9"), "{errors}");
+}
+
+/// Computes MRTD from the words of Intel's documents, apart from our code: Debian has a genuine firmware, but no published tool for
+/// it is in the registries.
+const MRTD: &str = "
+import hashlib, struct, sys
+file = open(sys.argv[1], 'rb').read()
+end = file.rfind(bytes.fromhex('35657ae44a989847865e4685a7bf8ec2'))
+table = file[len(file) - struct.unpack('<I', file[end - 6:end - 2])[0]:]
+mrtd = hashlib.sha384()
+for number in range(struct.unpack('<I', table[12:16])[0]):
+    at, raw, address, size, kind, attributes = struct.unpack('<IIQQII', table[16 + 32 * number:48 + 32 * number])
+    content = file[at:at + raw].ljust(size, bytes(1))
+    for page in range(0, size, 4096):
+        mrtd.update(b'MEM.PAGE.ADD'.ljust(16, bytes(1)) + struct.pack('<Q', address + page) + bytes(104))
+        for chunk in range(page, page + 4096, 256) if attributes & 1 else []:
+            mrtd.update(b'MR.EXTEND'.ljust(16, bytes(1)) + struct.pack('<Q', address + chunk) + bytes(104))
+            mrtd.update(content[chunk:chunk + 256])
+print(mrtd.hexdigest())
+";
+
+#[test]
+fn mrtd_is_computed_from_the_firmware() {
+    let firmware = "/usr/share/ovmf/OVMF.fd";
+    let output = Command::new("python3")
+        .args(["-c", MRTD, firmware])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let expected = String::from_utf8(output.stdout).unwrap();
+    let (code, policy, errors) = measured(&["--tdx-firmware", firmware]);
+    assert_eq!(code, 0, "{errors}");
+    assert!(
+        errors.contains("the policy has the firmware alone"),
+        "{errors}"
+    );
+    let registers = policy["measurements"].as_object().unwrap();
+    assert_eq!(registers.keys().collect::<Vec<_>>(), ["0", "4"]);
+    assert_eq!(registers["0"]["expected"], expected.trim());
+    let policy: Policy = Policy::from_json(&policy.to_string()).unwrap();
+    assert!(qemu_tdx::Validator::new(policy, offline()).is_ok());
+    let (code, _, errors) = measured(&["--tdx-firmware", "/usr/share/OVMF/OVMF_VARS.fd"]);
+    assert!(
+        code != 0 && errors.contains("no table of GUIDs"),
+        "{errors}"
+    );
+}
+
 #[test]
 fn the_registers_of_a_machine_are_read_and_a_wrong_one_is_noticed() {
     let folder = kernels_folder([1, 2, 4, 0]);

@@ -415,8 +415,13 @@ mod tests {
                 let of_host = volume
                     .get("hostPath")
                     .map(|host| host["path"].as_str().unwrap());
-                // the files of control planes, and the socket of the host's evidence
-                let allowed = ["/etc/kubernetes/pki", "/run/firstlight/evidence"];
+                // the files of control planes, the socket of the host's evidence, and the authorities of web servers, which
+                // the pods of kubeadm mount too
+                let allowed = [
+                    "/etc/kubernetes/pki",
+                    "/run/firstlight/evidence",
+                    "/etc/ssl/certs",
+                ];
                 assert!(
                     of_host.is_none_or(|path| joins && allowed.contains(&path)),
                     "{volume}"

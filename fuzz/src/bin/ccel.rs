@@ -1,0 +1,34 @@
+//! The event log of a TDX machine (CCEL): an excerpt fits its document and leads to the same registers, and the report of it has a
+//! limited size and does nothing to a terminal.
+#![no_main]
+
+use attest::attestation::event_log::{Event, Log, parse};
+use attest::attestation::excerpt::excerpt;
+use cli::explain::explained;
+use libfuzzer_sys::fuzz_target;
+
+/// TPM_ALG_ID.
+const SHA_384: u16 = 0x000c;
+
+fuzz_target!(|log: &[u8]| {
+    let whole = parse(log);
+    for max in [200, 2000, 8000] {
+        let bytes = excerpt(log, max);
+        assert!(bytes.len() <= max);
+        if !bytes.is_empty() && whole.banks == [(SHA_384, 48)] {
+            let short = parse(&bytes);
+            assert!(digests(&short).eq(digests(&whole)));
+        }
+    }
+    if let Ok(text) = explained(log) {
+        let is_shown = |c: char| c == '\n' || !c.is_control();
+        assert!(text.chars().all(is_shown), "{text}");
+        assert!(text.len() <= 10_000 + 300 * log.len());
+    }
+});
+
+/// Returns register and digest of each event but the header.
+fn digests<'a>(log: &'a Log<'a>) -> impl Iterator<Item = (u32, Option<&'a [u8]>)> {
+    let events = log.events.iter().skip(1);
+    events.map(|event: &Event| (event.pcr, log.digest(event, SHA_384)))
+}
