@@ -90,7 +90,7 @@ pub enum Auth {
 ///         other => return Err(other.unexpected().into()),
 ///     }
 /// }
-/// let (endpoint, auth) = keys.finish(variant, "/var/config".as_ref())?;
+/// let (endpoint, auth) = keys.finish(variant, "/var/config".as_ref(), None)?;
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Default)]
