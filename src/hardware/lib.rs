@@ -9,7 +9,23 @@ pub mod tsm;
 
 pub use claims::PlatformClaims;
 
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
 /// Returns bytes in lower-case hexadecimal.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Reads a list that has an entry: an empty one could be meant to accept nothing, but it would accept everything.
+pub fn some<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let list = Vec::deserialize(deserializer)?;
+    match list.is_empty() {
+        true => Err(D::Error::custom(
+            "a list is empty: name what is accepted, or leave the field out",
+        )),
+        false => Ok(list),
+    }
 }

@@ -255,6 +255,12 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
         (json!({"snpVersion": 256}), "256"),
         (json!({"snp": {"chip": []}}), "unknown field"),
         (json!({"snp": {"chips": ["00"]}}), "chips: expected"),
+        (json!({"snp": {"chips": []}}), "a list is empty"),
+        (
+            json!({"snp": {"launchMeasurements": []}}),
+            "a list is empty",
+        ),
+        (json!({"snp": {"hostData": []}}), "a list is empty"),
         (
             json!({"firmwareSignerConfig": {"acceptedKeyDigests": ["00"], "enforcementPolicy": "Equal"}}),
             "firmwareSignerConfig: expected 96",

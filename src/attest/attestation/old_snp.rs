@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 
 use hardware::snp::demands;
 use hardware::snp::tcb::Tcb;
+use hardware::some;
 use serde::{Deserialize, Serialize};
 
 use super::unhex;
@@ -78,13 +79,13 @@ pub enum Enforcement {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Further {
     /// Launch digests: 48 bytes.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
     pub launch_measurements: Vec<String>,
     /// Chips: 64 bytes (Turin: 8).
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
     pub chips: Vec<String>,
     /// Host data: 32 bytes.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
     pub host_data: Vec<String>,
     /// The minimum version of the guest.
     #[serde(skip_serializing_if = "is_default")]

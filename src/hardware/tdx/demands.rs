@@ -9,6 +9,7 @@ use super::dcap::{Verified, in_brackets};
 use super::quote::{Attributes, Body, REGISTER_LEN};
 use super::tcb::{Status, hex, unhex};
 use crate::claims::{PlatformClaims, Property, TcbPart};
+use crate::some;
 
 /// The demands. The default is the strictest that genuine machines meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -295,19 +296,6 @@ fn features<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Number>
         unknown => Err(D::Error::custom(format!(
             "xfam: the features {unknown:#x} are unknown"
         ))),
-    }
-}
-
-/// Reads a list that has an entry: an empty one could be meant to accept nothing, but it would accept everything.
-fn some<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    let list = Vec::deserialize(deserializer)?;
-    match list.is_empty() {
-        true => Err(D::Error::custom(
-            "a list is empty: name what is accepted, or leave the field out",
-        )),
-        false => Ok(list),
     }
 }
 
