@@ -175,11 +175,7 @@ impl Endorser for AwsHypervisor {
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
-        let info: InstanceInfo =
-            serde_json::from_slice(evidence.instance_info).map_err(|error| {
-                let error = printable(&error.to_string(), SHOWN_ERROR);
-                format!("the instance info cannot be read: {error}")
-            })?;
+        let info: InstanceInfo = evidence.info()?;
         match &info.document {
             Some(document) => self
                 .judge(evidence, &info.instance_id, &document.0)

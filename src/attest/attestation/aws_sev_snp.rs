@@ -94,7 +94,7 @@ impl Endorser for AwsChip {
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
-        let info = InstanceInfo::parse(evidence.instance_info)?;
+        let info = evidence.info::<InstanceInfo>()?;
         let mut claims = self.0.judge(&info, &report_data(&evidence.spki))?;
         claims.bound = vec!["attestation key: SHA-512 in REPORT_DATA".into()];
         Ok(Some(claims))

@@ -256,11 +256,7 @@ impl Endorser for SnpHardware {
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
-        let info: InstanceInfo =
-            serde_json::from_slice(evidence.instance_info).map_err(|error| {
-                let error = printable(&error.to_string(), SHOWN_ERROR);
-                format!("the instance info cannot be read: {error}")
-            })?;
+        let info: InstanceInfo = evidence.info()?;
         let runtime_data = info
             .azure
             .ok_or("the document has no runtime data")?

@@ -23,7 +23,7 @@ use super::hcl::{self, HardwareReport, HclReport, KEY_HANDLE, RuntimeData};
 use super::sources::Sources;
 use super::td;
 use super::vtpm::{self, Endorser, Evidence, Machine};
-use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, printable};
+use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant};
 use crate::tpm::{self, KeySource, Tpm};
 
 /// The variant's line in the table.
@@ -52,8 +52,6 @@ pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x03];
 
 /// The path of Azure's quoting service, which makes a quote from a TDREPORT.
 const QUOTE_PATH: &str = "acc/tdquote";
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
 
 /// The names are those of the old system; the collateral is ours.
 #[derive(Clone, Serialize, Deserialize)]
@@ -184,11 +182,7 @@ impl Endorser for TdxHardware {
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
-        let info: InstanceInfo =
-            serde_json::from_slice(evidence.instance_info).map_err(|error| {
-                let error = printable(&error.to_string(), SHOWN_ERROR);
-                format!("the instance info cannot be read: {error}")
-            })?;
+        let info: InstanceInfo = evidence.info()?;
         let quote = Quote::parse(&info.attestation_report.0).map_err(|error| error.to_string())?;
         let data = RuntimeData::verify(
             &info.runtime_data.0,

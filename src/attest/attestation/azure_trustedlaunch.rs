@@ -24,7 +24,7 @@ use super::document::Base64;
 use super::hcl::KEY_HANDLE;
 use super::instance::{Demands, Instance};
 use super::vtpm::{self, Endorser, Evidence, Machine};
-use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, printable};
+use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant};
 use crate::tpm::{self, KeySource, Tpm};
 
 /// The variant's line in the table.
@@ -63,8 +63,6 @@ const NAMES: [&str; 2] = [
 const ROOTS: &[&roots::Root] = &[&roots::AZURE_2023, &roots::MICROSOFT_2021];
 /// Pause before a chain that is not complete is fetched again.
 const FETCH_AGAIN: Duration = Duration::from_secs(60);
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
 
 /// The names are those of the old system; `Chain` is ours.
 #[derive(Serialize, Deserialize)]
@@ -232,11 +230,7 @@ impl Endorser for AzureAuthority {
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
-        let info: InstanceInfo =
-            serde_json::from_slice(evidence.instance_info).map_err(|error| {
-                let error = printable(&error.to_string(), SHOWN_ERROR);
-                format!("the instance info cannot be read: {error}")
-            })?;
+        let info: InstanceInfo = evidence.info()?;
         let above = [info.ca].into_iter().chain(info.chain).map(|one| one.0);
         let chain: Vec<_> = above.filter(|one| !one.is_empty()).collect();
         let (root, certificate) = ak_certificate::verify(

@@ -64,8 +64,6 @@ const EV_NONHOST_INFO: u32 = 0x11;
 /// How Google's firmware names itself, before its version in decimal, and its event about the host.
 const FIRMWARE: &str = "GCE Virtual Firmware v";
 const NONHOST_INFO: &[u8] = b"GCE NonHostInfo\0";
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
 
 /// The names of a machine. The members are those of the old system, which are those of go-tpm-tools.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -216,10 +214,7 @@ impl Endorser for GoogleAuthority {
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
-        let names: Names = serde_json::from_slice(evidence.instance_info).map_err(|error| {
-            let error = printable(&error.to_string(), SHOWN_ERROR);
-            format!("the instance info cannot be read: {error}")
-        })?;
+        let names: Names = evidence.info()?;
         let (root, instance) = self.certified(evidence, &names)?;
         let pcr_0 = evidence.pcrs.get(&0).ok_or("PCR 0 was not quoted")?;
         let firmware = Firmware::measured(evidence.event_log, pcr_0)?;

@@ -112,7 +112,7 @@ impl Endorser for GoogleChip {
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
-        let info = InstanceInfo::parse(evidence.instance_info)?;
+        let info = evidence.info::<InstanceInfo>()?;
         let names = info.gcp.as_ref();
         let names = names.ok_or("the instance info does not name Google's machine (GCP)")?;
         let (root, instance) = self.google.certified(evidence, names)?;

@@ -26,12 +26,10 @@ use serde::{Deserialize, Serialize};
 use super::document::Base64;
 use super::gcp_sev_es::Names;
 use super::sources::Sources;
-use super::{PlatformClaims, Policy, PolicyError, printable};
+use super::{PlatformClaims, Policy, PolicyError};
 
 /// Maximum number of certificates that a machine sends beside that of its chip: ASK and ARK.
 const MAX_CHAIN: usize = 2;
-/// Maximum length of an error of serde_json in a log line.
-const SHOWN_ERROR: usize = 160;
 
 /// The names are those of the old system.
 #[derive(Serialize, Deserialize)]
@@ -90,14 +88,6 @@ impl InstanceInfo {
             attestation_report: Base64(report),
             azure: (),
             gcp,
-        })
-    }
-
-    /// Reads the instance info of a peer.
-    pub fn parse(json: &[u8]) -> Result<InstanceInfo, String> {
-        serde_json::from_slice(json).map_err(|error| {
-            let error = printable(&error.to_string(), SHOWN_ERROR);
-            format!("the instance info cannot be read: {error}")
         })
     }
 }

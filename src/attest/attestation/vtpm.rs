@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde::de::DeserializeOwned;
+
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
 use super::variant::Measured;
@@ -100,6 +102,14 @@ pub struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
+    /// Reads the instance info, which is JSON in most variants.
+    pub fn info<T: DeserializeOwned>(&self) -> Result<T, String> {
+        serde_json::from_slice(self.instance_info).map_err(|error| {
+            let error = printable(&error.to_string(), SHOWN_ERROR);
+            format!("the instance info cannot be read: {error}")
+        })
+    }
+
     /// Returns the quoted PCRs of another bank; `None` if the document has no quote of it.
     pub fn pcrs_of(&self, bank: Bank) -> Result<Option<BTreeMap<u32, Vec<u8>>>, String> {
         let quotes = &self.document.attestation.quotes;
