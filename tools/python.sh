@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes a Python environment with the peers of the tests: the real gRPC, the reader of Prometheus' format, and virtee's sev-snp-measure.
+# Makes a Python environment with the peers of the tests: the real gRPC, the reader of Prometheus' format, virtee's sev-snp-measure, and
+# moto, which has the APIs of AWS, with what it needs of EC2, Elastic Load Balancing, IAM and tags.
 #
 #   tools/python.sh     prints the path of its interpreter; does nothing when it is already there
 #
@@ -7,7 +8,11 @@
 . "$(dirname "$0")/lib.sh"
 
 PACKAGES="prometheus_client==0.26.0 grpcio==1.85.1 grpcio-tools==1.85.1 protobuf==7.36.2 typing_extensions==4.16.0
-  sev-snp-measure==0.0.13"
+  sev-snp-measure==0.0.13
+  moto==5.2.5 boto3==1.44.5 botocore==1.44.5 jmespath==1.1.0 s3transfer==0.19.3 python-dateutil==2.9.0.post0 six==1.17.0
+  urllib3==2.8.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12 requests==2.34.2 certifi==2026.10.18 charset-normalizer==3.5.2
+  idna==3.20 responses==0.26.3 PyYAML==6.0.3 Jinja2==3.1.6 MarkupSafe==3.0.4 Werkzeug==3.1.9 xmltodict==1.0.4 Flask==3.1.3
+  flask-cors==6.0.5 blinker==1.9.0 click==8.5.1 itsdangerous==2.2.0"
 
 recipe=$(sha256sum "$0" | cut -c1-12)
 environment=$CACHE/python/$recipe

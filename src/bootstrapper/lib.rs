@@ -127,7 +127,7 @@ impl Bootstrapper {
         }
         let device = state_disk::device::find(
             self.disk.as_deref(),
-            self.cloud.state_disk,
+            &self.cloud.state_disk,
             &self.stop,
             &self.timeline,
         )
@@ -191,7 +191,7 @@ impl Bootstrapper {
             );
             let disk = state_disk::device::find(
                 self.disk.as_deref(),
-                self.cloud.state_disk,
+                &self.cloud.state_disk,
                 &self.stop,
                 &self.timeline,
             )

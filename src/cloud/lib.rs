@@ -3,16 +3,24 @@
 //!
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
+pub mod aws;
+mod guard;
 pub mod http;
+mod pages;
+mod place;
 pub mod qemu;
+mod sigv4;
+mod state_disk;
 pub mod r#static;
 
+pub use state_disk::StateDisk;
 pub use r#static::Machines;
 
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+pub use guard::Range;
 use ureq::http::Uri;
 use ureq::http::uri::Authority;
 
@@ -67,8 +75,8 @@ pub struct Instance {
 pub struct Cloud {
     /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart; lower case.
     pub name: &'static str,
-    /// The path of the state disk, for machines whose disks have no serial numbers.
-    pub state_disk: &'static str,
+    /// What marks the state disk.
+    pub state_disk: StateDisk,
     /// Whether kubelet and controller manager leave the cloud's objects to a cloud controller manager
     /// (`--cloud-provider=external`).
     pub external_cloud_provider: bool,
@@ -85,7 +93,7 @@ type Made = Result<Arc<dyn Metadata>, Error>;
 /// 2. add its constant here;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
 /// 4. add it to the tables of options in `docs/images.md` and `docs/services.md`.
-pub const ALL: &[Cloud] = &[qemu::CLOUD, r#static::CLOUD];
+pub const ALL: &[Cloud] = &[qemu::CLOUD, r#static::CLOUD, aws::CLOUD];
 
 /// The names of [`ALL`].
 pub const NAMES: [&str; ALL.len()] = base::names!(ALL);
@@ -118,6 +126,10 @@ pub trait Metadata: Send + Sync {
     fn load_balancer_endpoint(&self) -> Result<String, Error>;
     /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
     fn init_secret_hash(&self) -> Result<String, Error>;
+    /// Returns the addresses that machines of the cluster's network can have; none if the service does not say.
+    fn ranges(&self) -> Result<Vec<Range>, Error> {
+        Ok(vec![])
+    }
 }
 
 /// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
@@ -135,6 +147,42 @@ fn is_host(host: &str) -> bool {
 fn is_bcrypt(text: &str) -> bool {
     let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
     text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
+}
+
+/// Returns the bcrypt hash in an answer, without a line break at its end.
+fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
+    match std::str::from_utf8(body).map(str::trim_ascii_end) {
+        Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
+        // the error does not repeat the answer, which may be the init secret itself
+        _ => Err(Error::Nonsense {
+            request: request.to_owned(),
+            expected: "a bcrypt hash of 60 characters",
+            got: format!("{} bytes that are not a bcrypt hash", body.len()),
+        }),
+    }
+}
+
+/// Returns parameters as a form (`application/x-www-form-urlencoded`), in which everything but letters, digits and `-._~` is encoded.
+fn form(parameters: &[(&str, &str)]) -> String {
+    let encoded: Vec<_> = parameters
+        .iter()
+        .map(|(name, value)| format!("{name}={}", encoded(value)))
+        .collect();
+    encoded.join("&")
+}
+
+/// Returns text as a part of a URL (RFC 3986 §2.1).
+fn encoded(text: &str) -> String {
+    let mut url = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                url.push(byte.into());
+            }
+            _ => url.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    url
 }
 
 /// Checks the base URL of a service.
@@ -216,6 +264,17 @@ pub enum Error {
         /// What is wrong, with the beginning of the body.
         got: String,
     },
+    /// The service or the API does not give what is asked for.
+    Denied {
+        /// The request: method and URL.
+        request: String,
+        /// What it answers.
+        why: String,
+        /// What the operator can do, as a clause.
+        next: String,
+    },
+    /// The answers contradict each other, or what is known.
+    Refused(String),
 }
 
 impl fmt::Display for Error {
@@ -253,6 +312,10 @@ impl fmt::Display for Error {
             } => {
                 write!(f, "metadata: {request}: expected {expected}, got {got}")
             }
+            Error::Denied { request, why, next } => {
+                write!(f, "metadata: {request}: {why}: {next}")
+            }
+            Error::Refused(why) => write!(f, "metadata: refused: {why}"),
         }
     }
 }

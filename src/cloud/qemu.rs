@@ -17,12 +17,13 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::http::{Http, MAX_BODY, excerpt};
-use super::{Cloud, Error, Instance, Metadata, Role, check_url, is_bcrypt, is_host};
+use super::state_disk::SECOND_VIRTIO;
+use super::{Cloud, Error, Instance, Metadata, Role, bcrypt_hash, check_url, is_host};
 
 /// The machines that QEMU runs on a host of the operator.
 pub const CLOUD: Cloud = Cloud {
     name: "qemu",
-    state_disk: "/dev/vdb",
+    state_disk: SECOND_VIRTIO,
     external_cloud_provider: false,
     client: |url| {
         url.map_or(Ok(()), check_url)?;
@@ -109,14 +110,7 @@ pub fn parse_endpoint(url: &str, body: &[u8]) -> Result<String, Error> {
 
 /// Parses the answer to `/initsecrethash`, without a line break at its end.
 pub fn parse_init_secret_hash(url: &str, body: &[u8]) -> Result<String, Error> {
-    match std::str::from_utf8(body).map(str::trim_ascii_end) {
-        Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
-        // the error does not repeat the answer, which may be the init secret itself
-        _ => {
-            let got = format!("{} bytes that are not a bcrypt hash", body.len());
-            Err(nonsense(url, "a bcrypt hash of 60 characters", got))
-        }
-    }
+    bcrypt_hash(&format!("GET {url}"), body)
 }
 
 #[derive(Deserialize)]

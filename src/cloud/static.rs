@@ -38,12 +38,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
+use super::state_disk::SECOND_VIRTIO;
 use super::{Cloud, Error, Instance, Metadata, Role, is_bcrypt, is_host};
 
 /// Machines that no cloud describes: bare metal, libvirt, Proxmox, QEMU.
 pub const CLOUD: Cloud = Cloud {
     name: "static",
-    state_disk: "/dev/vdb",
+    state_disk: SECOND_VIRTIO,
     external_cloud_provider: false,
     client: |place| Ok(Arc::new(Client::new(place)?)),
 };

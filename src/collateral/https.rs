@@ -22,12 +22,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The longest pause that a server can demand: a wrong value must not stop validations for days.
 const LONGEST_DEMANDED: Duration = Duration::from_secs(3600);
-/// Where distributions have the certificates of web servers' authorities.
-const CA_BUNDLES: [&str; 3] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/cert.pem",
-];
 
 /// A server that this program may ask.
 pub struct Server {
@@ -102,7 +96,7 @@ pub fn roots(file: Option<&std::path::Path>) -> Result<RootCerts, String> {
     match file {
         Some(file) => read(file),
         // without any, each request fails and says that the server's certificate is not trusted
-        None => Ok(CA_BUNDLES
+        None => Ok(tls::CA_BUNDLES
             .iter()
             .find_map(|path| read(path.as_ref()).ok())
             .unwrap_or_else(|| RootCerts::from(vec![]))),

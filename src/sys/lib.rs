@@ -13,6 +13,7 @@ pub mod interfaces;
 pub mod keyring;
 pub mod mount;
 pub mod net;
+pub mod nvme;
 pub mod poll;
 pub mod power;
 pub mod process;

@@ -12,6 +12,13 @@ use rustls::crypto::{CryptoProvider, ring};
 
 pub use x25519_mlkem768::X25519_MLKEM768;
 
+/// Where images have the certificates of web servers' authorities: Debian, Fedora, Alpine.
+pub const CA_BUNDLES: [&str; 3] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+];
+
 /// Returns the provider of every TLS client and server.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {

@@ -125,7 +125,7 @@ impl Unlock {
         prepare_mapping();
         let device = device::find(
             self.disk.as_deref(),
-            self.cloud.state_disk,
+            &self.cloud.state_disk,
             &self.stop,
             &self.timeline,
         )?;

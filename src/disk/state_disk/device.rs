@@ -8,6 +8,7 @@ use super::Error;
 use base::stop::Stop;
 use base::sysfs;
 use base::timeline::Timeline;
+use cloud::StateDisk;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
 const SERIAL: &str = "state";
@@ -19,13 +20,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Waits for the state disk and returns its path: `wanted` if given, else the disk with serial number `state`, else
-/// the disk at `usual` ([`cloud::Cloud::state_disk`]) if it has no serial number.
+/// the disk that the cloud marks as `usual` ([`cloud::Cloud::state_disk`]).
 ///
 /// # Errors
 /// [`Error::NoDisk`] after 60 s, [`Error::Stopped`] when `stop` is set.
 pub fn find(
     wanted: Option<&Path>,
-    usual: &str,
+    usual: &StateDisk,
     stop: &Stop,
     timeline: &Timeline,
 ) -> Result<PathBuf, Error> {
@@ -42,7 +43,7 @@ pub fn find(
         if waited >= MAX_WAIT {
             return Err(Error::NoDisk {
                 wanted: describe(wanted, usual),
-                seen: sysfs::names(Path::new(BLOCK_DEVICES)).join(" "),
+                seen: seen_in(Path::new(BLOCK_DEVICES), usual),
                 waited,
             });
         }
@@ -63,42 +64,94 @@ pub fn find(
     }
 }
 
-fn describe(wanted: Option<&Path>, usual: &str) -> String {
+fn describe(wanted: Option<&Path>, usual: &StateDisk) -> String {
     match wanted {
         Some(path) => format!("the disk {}", path.display()),
         None => {
-            format!("a disk with serial number {SERIAL:?}, or {usual} without a serial number")
+            format!(
+                "a disk with serial number {SERIAL:?}, or {}",
+                usual.description
+            )
         }
     }
 }
 
-/// Returns the name of the state disk in the directory `block_devices`. A disk with another serial number is never the state
-/// disk, even if it has the expected name: the state disk may not have appeared yet.
-fn state_disk_in(block_devices: &Path, usual: &str) -> Option<String> {
-    let serial = |name: &str| {
-        fs::read_to_string(block_devices.join(name).join("serial")).unwrap_or_default()
-    };
+/// Returns the name of the state disk in the directory `block_devices`. A disk without the mark is never the state disk, even if it is
+/// the only one: the state disk may not have appeared yet.
+fn state_disk_in(block_devices: &Path, usual: &StateDisk) -> Option<String> {
     let is_usual = |name: &String| {
-        Path::new(usual) == Path::new("/dev").join(name) && serial(name).trim().is_empty()
+        (usual.label_of)(block_devices, name).is_some_and(|label| label == usual.label)
     };
     let names = sysfs::names(block_devices);
     names
         .iter()
-        .find(|name| serial(name).trim() == SERIAL)
+        .find(|name| serial(block_devices, name) == SERIAL)
         .or_else(|| names.iter().find(|name| is_usual(name)))
         .cloned()
+}
+
+/// Returns the disks in the directory `block_devices` with their serial numbers and the labels of the cloud.
+fn seen_in(block_devices: &Path, usual: &StateDisk) -> String {
+    let names = sysfs::names(block_devices);
+    let seen = names.iter().map(|name| {
+        let serial = serial(block_devices, name);
+        let label = (usual.label_of)(block_devices, name).filter(|label| label != name);
+        let mut marks = vec![];
+        marks.extend((!serial.is_empty()).then(|| format!("serial number {serial:?}")));
+        marks.extend(label.map(|label| format!("label {label:?}")));
+        match marks.is_empty() {
+            true => name.clone(),
+            false => format!("{name} ({})", marks.join(", ")),
+        }
+    });
+    seen.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the serial number of a disk; empty if it has none.
+fn serial(block_devices: &Path, name: &str) -> String {
+    let serial = fs::read_to_string(block_devices.join(name).join("serial"));
+    serial.unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The state disk of machines whose disks have no labels.
+    fn usual() -> &'static StateDisk {
+        &cloud::Cloud::named(cloud::DEFAULT).unwrap().state_disk
+    }
+
+    #[test]
+    fn the_disks_are_described_with_what_marks_them() {
+        let sys = tempfile::tempdir().unwrap();
+        for (name, serial) in [("sda", "vol01"), ("sdb", "")] {
+            fs::create_dir(sys.path().join(name)).unwrap();
+            fs::write(sys.path().join(name).join("serial"), serial).unwrap();
+        }
+        let labelled = StateDisk {
+            description: "the disk with the label state-disk",
+            label: "state-disk",
+            label_of: |_, name| (name == "sdb").then(|| "state-disk".into()),
+        };
+        assert_eq!(
+            seen_in(sys.path(), &labelled),
+            "sda (serial number \"vol01\") sdb (label \"state-disk\")"
+        );
+        assert_eq!(state_disk_in(sys.path(), &labelled).as_deref(), Some("sdb"));
+        assert_eq!(
+            seen_in(sys.path(), usual()),
+            "sda (serial number \"vol01\") sdb"
+        );
+        assert_eq!(state_disk_in(sys.path(), usual()), None);
+    }
+
     #[test]
     fn a_named_disk_is_found_when_it_exists() {
         let disk = tempfile::NamedTempFile::new().unwrap();
         let found = find(
             Some(disk.path()),
-            "/dev/vdb",
+            usual(),
             &Stop::new(),
             &Timeline::new("test"),
         )
@@ -114,14 +167,11 @@ mod tests {
             fs::write(sys.path().join(name).join("serial"), serial).unwrap();
         };
         add("vda", "");
-        assert_eq!(state_disk_in(sys.path(), "/dev/vdb"), None);
+        assert_eq!(state_disk_in(sys.path(), usual()), None);
         add("vdb", "data");
-        assert_eq!(state_disk_in(sys.path(), "/dev/vdb"), None);
+        assert_eq!(state_disk_in(sys.path(), usual()), None);
         add("vdc", "state\n");
-        assert_eq!(
-            state_disk_in(sys.path(), "/dev/vdb").as_deref(),
-            Some("vdc")
-        );
+        assert_eq!(state_disk_in(sys.path(), usual()).as_deref(), Some("vdc"));
     }
 
     #[test]
@@ -130,10 +180,7 @@ mod tests {
         for name in ["vda", "vdb", "vdc"] {
             fs::create_dir(sys.path().join(name)).unwrap();
         }
-        assert_eq!(
-            state_disk_in(sys.path(), "/dev/vdb").as_deref(),
-            Some("vdb")
-        );
+        assert_eq!(state_disk_in(sys.path(), usual()).as_deref(), Some("vdb"));
     }
 
     #[test]
@@ -142,7 +189,7 @@ mod tests {
         stop.stop();
         let result = find(
             Some(Path::new("/nonexistent")),
-            "/dev/vdb",
+            usual(),
             &stop,
             &Timeline::new("test"),
         );

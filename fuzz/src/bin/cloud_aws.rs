@@ -1,0 +1,34 @@
+//! The answers of AWS; the first byte says which of them the rest is.
+#![no_main]
+
+use cloud::aws::{
+    parse_arn, parse_credentials, parse_dns_name, parse_error, parse_identity, parse_instances,
+};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, body)) = input.split_first() else {
+        return;
+    };
+    let error = match kind % 6 {
+        0 => parse_instances("POST x", body)
+            .inspect(|(machines, _)| assert!(machines.iter().all(|one| one.vpc_ip.is_some())))
+            .err(),
+        // it becomes a part of a host's name
+        1 => parse_identity("GET x", body)
+            .inspect(|identity| assert!(!identity.region.contains(['.', '/', '@'])))
+            .err(),
+        2 => parse_credentials("GET x", body).err(),
+        3 => parse_arn("POST x", body).err(),
+        4 => parse_dns_name("POST x", body)
+            .inspect(|name| assert!(name.len() <= 253))
+            .err(),
+        _ => {
+            let (code, message) = parse_error(body);
+            assert!(code.len() + message.len() < 4096);
+            None
+        }
+    };
+    // an error repeats the beginning of an answer, and never all of it
+    assert!(error.is_none_or(|error| error.to_string().len() < 4096));
+});

@@ -1,0 +1,364 @@
+//! What no honest cloud says. The answers of a metadata service are the host's word; those that contradict each other, or that would
+//! send a node to itself, are refused.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use super::{Error, Instance, Metadata, Role, is_host};
+
+/// A range of addresses: an address and the number of its leading bits that count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    address: IpAddr,
+    bits: u32,
+}
+
+impl Range {
+    /// Parses `ADDRESS/BITS`.
+    pub fn parse(text: &str) -> Option<Range> {
+        let (address, bits) = text.split_once('/')?;
+        let address: IpAddr = address.parse().ok()?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.parse().ok().filter(|bits| *bits <= most)?;
+        Some(Range { address, bits })
+    }
+
+    /// Returns whether the range has this address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let differ = match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+            (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+            _ => return false,
+        };
+        differ >= self.bits
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
+/// The metadata service of a cloud, whose answers are checked.
+pub struct Guarded<C> {
+    client: C,
+    /// This machine, as the first answer described it.
+    own: Mutex<Option<Instance>>,
+}
+
+impl<C: Metadata> Guarded<C> {
+    /// Checks the answers of this client.
+    pub fn new(client: C) -> Guarded<C> {
+        Guarded {
+            client,
+            own: Mutex::default(),
+        }
+    }
+}
+
+impl<C: Metadata> Metadata for Guarded<C> {
+    fn own_instance(&self) -> Result<Instance, Error> {
+        let own = self.client.own_instance()?;
+        if let Some(fault) = own.vpc_ip.and_then(fault_of_address) {
+            let why = format!(
+                "this machine has the address {}, which {fault}",
+                shown(&own)
+            );
+            return Err(Error::Refused(why));
+        }
+        let mut known = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.as_ref() {
+            check_same(known, &own)?;
+        }
+        *known = Some(own.clone());
+        Ok(own)
+    }
+
+    fn peers(&self) -> Result<Vec<Instance>, Error> {
+        let known = self
+            .own
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let own = known.map_or_else(|| self.own_instance(), Ok)?;
+        let ranges = self.client.ranges()?;
+        let mut peers = self.client.peers()?;
+        peers.retain(|peer| {
+            let Some(address) = peer.vpc_ip else {
+                return true;
+            };
+            let fault = fault_of_address(address).map(str::to_owned).or_else(|| {
+                let is_in = ranges.is_empty() || ranges.iter().any(|range| range.contains(address));
+                let ranges: Vec<_> = ranges.iter().map(Range::to_string).collect();
+                (!is_in).then(|| format!("is outside the cluster's network {}", ranges.join(", ")))
+            });
+            if let Some(fault) = &fault {
+                log::warn!("metadata: ignoring {}: its address {fault}", shown(peer));
+            }
+            fault.is_none()
+        });
+        let (mut names, mut addresses) = (HashMap::new(), HashMap::new());
+        for peer in &peers {
+            if names.insert(&peer.name, ()).is_some() {
+                let why = format!("the list of machines has {:?} twice", peer.name);
+                return Err(Error::Refused(why));
+            }
+            let Some(address) = peer.vpc_ip else {
+                continue;
+            };
+            if let Some(other) = addresses.insert(address, &peer.name) {
+                let name = &peer.name;
+                let why =
+                    format!("the machines {other:?} and {name:?} have one address, {address}");
+                return Err(Error::Refused(why));
+            }
+        }
+        if let Some(listed) = peers.iter().find(|peer| peer.name == own.name) {
+            check_same(&own, listed)?;
+            if listed.vpc_ip != own.vpc_ip {
+                let why = format!(
+                    "this machine is {} in the list of machines, and {} by its own metadata",
+                    shown(listed),
+                    shown(&own)
+                );
+                return Err(Error::Refused(why));
+            }
+        }
+        Ok(peers)
+    }
+
+    fn load_balancer_endpoint(&self) -> Result<String, Error> {
+        let host = self.client.load_balancer_endpoint()?;
+        let fault = match host.parse() {
+            Ok(address) => fault_of_address(address),
+            Err(_) if !is_host(&host) => Some("is no host name"),
+            Err(_) => {
+                let name = host.trim_end_matches('.').to_ascii_lowercase();
+                let is_own = name == "localhost" || name.ends_with(".localhost");
+                is_own.then_some("is this machine")
+            }
+        };
+        match fault {
+            None => Ok(host),
+            Some(fault) => {
+                let host: String = host.chars().take(100).collect();
+                let why = format!("the load balancer is at {host:?}, which {fault}");
+                Err(Error::Refused(why))
+            }
+        }
+    }
+
+    fn init_secret_hash(&self) -> Result<String, Error> {
+        self.client.init_secret_hash()
+    }
+}
+
+/// Says what is wrong with an address that a machine of a cloud's network cannot have.
+fn fault_of_address(address: IpAddr) -> Option<&'static str> {
+    let address = address.to_canonical();
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    match address {
+        _ if address.is_loopback() => Some("is this machine"),
+        _ if address.is_unspecified() => Some("is no address"),
+        _ if address.is_multicast() => Some("is a group's"),
+        _ if is_link_local => Some("leads to the host"),
+        _ => None,
+    }
+}
+
+/// Checks that two answers describe one machine. A role may still be missing in the first.
+fn check_same(known: &Instance, other: &Instance) -> Result<(), Error> {
+    let is_role = known.role == Role::Unknown || known.role == other.role;
+    if known.name == other.name && known.provider_id == other.provider_id && is_role {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "this machine was {}, and is now {}: a machine keeps its name and its role",
+        shown(known),
+        shown(other)
+    )))
+}
+
+/// Describes a machine for an error.
+fn shown(machine: &Instance) -> String {
+    let address = machine
+        .vpc_ip
+        .map_or("no address".into(), |ip| ip.to_string());
+    format!(
+        "{:?} ({}, {address}, {:?})",
+        machine.name, machine.role, machine.provider_id
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cloud that answers what a test sets.
+    struct Fake {
+        own: Mutex<Instance>,
+        peers: Vec<Instance>,
+        load_balancer: &'static str,
+    }
+
+    impl Metadata for Fake {
+        fn own_instance(&self) -> Result<Instance, Error> {
+            Ok(self.own.lock().unwrap().clone())
+        }
+        fn peers(&self) -> Result<Vec<Instance>, Error> {
+            Ok(self.peers.clone())
+        }
+        fn load_balancer_endpoint(&self) -> Result<String, Error> {
+            Ok(self.load_balancer.into())
+        }
+        fn init_secret_hash(&self) -> Result<String, Error> {
+            unreachable!("no test asks")
+        }
+        fn ranges(&self) -> Result<Vec<Range>, Error> {
+            Ok(["10.0.0.0/16", "2001:db8::/56"]
+                .map(|range| Range::parse(range).unwrap())
+                .to_vec())
+        }
+    }
+
+    fn machine(name: &str, address: &str) -> Instance {
+        Instance {
+            name: name.into(),
+            provider_id: format!("x:///{name}"),
+            role: Role::Worker,
+            vpc_ip: Some(address.parse().unwrap()),
+        }
+    }
+
+    fn guarded(peers: Vec<Instance>, load_balancer: &'static str) -> Guarded<Fake> {
+        Guarded::new(Fake {
+            own: Mutex::new(machine("a", "10.0.0.1")),
+            peers,
+            load_balancer,
+        })
+    }
+
+    fn refused(guarded: &Guarded<Fake>) -> String {
+        match guarded.peers() {
+            Err(Error::Refused(why)) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_range_has_the_addresses_with_its_leading_bits() {
+        for (range, inside, outside) in [
+            ("10.0.0.0/16", "10.0.255.1", "10.1.0.0"),
+            ("10.0.0.7/32", "10.0.0.7", "10.0.0.6"),
+            ("0.0.0.0/0", "203.0.113.1", "::1"),
+            ("2001:db8::/56", "2001:db8:0:ff::1", "2001:db8:0:100::"),
+        ] {
+            let range = Range::parse(range).unwrap();
+            assert!(range.contains(inside.parse().unwrap()), "{range} {inside}");
+            assert!(
+                !range.contains(outside.parse().unwrap()),
+                "{range} {outside}"
+            );
+        }
+        for bad in [
+            "",
+            "10.0.0.0",
+            "10.0.0.0/33",
+            "x/8",
+            "::/129",
+            "10.0.0.0/-1",
+        ] {
+            assert_eq!(Range::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn peers_outside_the_network_are_left_out() {
+        let good = [machine("a", "10.0.0.1"), machine("b", "2001:db8::2")];
+        let bad = [
+            "127.0.0.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "192.0.2.1",
+            "::1",
+            "fe80::1",
+            "::ffff:127.0.0.1",
+            "2001:db8:1::1",
+        ];
+        let bad = bad.map(|address| machine(address, address));
+        let guarded = guarded([&good[..], &bad].concat(), "");
+        assert_eq!(guarded.peers().unwrap(), good);
+    }
+
+    #[test]
+    fn a_list_that_contradicts_itself_is_refused() {
+        let (own, b) = (machine("a", "10.0.0.1"), machine("b", "10.0.0.2"));
+        let why = refused(&guarded(vec![own.clone(), b.clone(), own.clone()], ""));
+        assert!(why.contains("\"a\" twice"), "{why}");
+        let why = refused(&guarded(vec![own.clone(), machine("c", "10.0.0.1")], ""));
+        assert!(why.contains("one address, 10.0.0.1"), "{why}");
+        let promoted = Instance {
+            role: Role::ControlPlane,
+            ..own.clone()
+        };
+        let why = refused(&guarded(vec![promoted, b.clone()], ""));
+        assert!(why.contains("keeps its name and its role"), "{why}");
+        let why = refused(&guarded(vec![machine("a", "10.0.0.9"), b], ""));
+        assert!(
+            why.contains("10.0.0.9") && why.contains("10.0.0.1"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn a_role_may_appear_and_never_changes() {
+        let guarded = guarded(vec![], "");
+        let set = |role| guarded.client.own.lock().unwrap().role = role;
+        set(Role::Unknown);
+        guarded.own_instance().unwrap();
+        set(Role::Worker);
+        guarded.own_instance().unwrap();
+        for role in [Role::ControlPlane, Role::Unknown] {
+            set(role);
+            let error = guarded.own_instance().unwrap_err().to_string();
+            assert!(
+                error.contains("Worker") && error.contains("role"),
+                "{error}"
+            );
+        }
+        set(Role::Worker);
+        guarded.own_instance().unwrap();
+        guarded.client.own.lock().unwrap().vpc_ip = Some("127.0.0.1".parse().unwrap());
+        assert!(matches!(guarded.own_instance(), Err(Error::Refused(_))));
+    }
+
+    #[test]
+    fn a_load_balancer_on_this_machine_is_refused() {
+        for host in ["10.0.0.5", "203.0.113.9", "2001:db8::5", "x-1.elb.example"] {
+            let found = guarded(vec![], host).load_balancer_endpoint();
+            assert_eq!(found.unwrap(), host);
+        }
+        for host in [
+            "127.0.0.1",
+            "::1",
+            "0.0.0.0",
+            "localhost",
+            "LocalHost.",
+            "x.localhost",
+            "169.254.169.254",
+            "a b",
+            "",
+        ] {
+            let found = guarded(vec![], host).load_balancer_endpoint();
+            assert!(matches!(found, Err(Error::Refused(_))), "{host}");
+        }
+    }
+}

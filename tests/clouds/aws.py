@@ -1,0 +1,88 @@
+"""Serves the APIs of AWS with moto, with a cluster in it: aws.py FOLDER. The folder has the policies of the instances' roles.
+
+Prints one line of JSON that describes the cluster, and ends with its standard input. Then each request must have the signature of
+one of the two roles, whose policies moto applies.
+"""
+
+import json
+import logging
+import pathlib
+import sys
+
+import boto3
+from moto import settings
+from moto.server import ThreadedMotoServer
+
+REGION = "eu-central-1"
+UID = "constell1"
+
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+_, port = server.get_host_and_port()
+url = f"http://127.0.0.1:{port}"
+
+
+def client(service):
+    return boto3.client(service, region_name=REGION, endpoint_url=url, aws_access_key_id="a", aws_secret_access_key="b")
+
+
+ec2, elb, iam, sts = (client(service) for service in ("ec2", "elbv2", "iam", "sts"))
+image = ec2.describe_images()["Images"][0]["ImageId"]
+network = ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+zones = [zone["ZoneName"] for zone in ec2.describe_availability_zones()["AvailabilityZones"]]
+subnets = [
+    ec2.create_subnet(VpcId=network, CidrBlock=f"10.7.{number}.0/24", AvailabilityZone=zone)["Subnet"]["SubnetId"]
+    for number, zone in enumerate(zones[:2])
+]
+
+
+def tags(uid, **more):
+    return [{"Key": key, "Value": value} for key, value in {"constellation-uid": uid, **more}.items()]
+
+
+def run(number, role, uid=UID):
+    instance = ec2.run_instances(
+        ImageId=image,
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=subnets[number % 2],
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags(uid, **{"constellation-role": role})}],
+    )["Instances"][0]
+    return {
+        "instanceId": instance["InstanceId"],
+        "availabilityZone": instance["Placement"]["AvailabilityZone"],
+        "privateIp": instance["PrivateIpAddress"],
+        "region": REGION,
+        "role": role,
+    }
+
+
+machines = [run(0, "control-plane"), run(1, "worker"), run(2, "worker")]
+run(3, "worker", uid="another")
+deleted = run(4, "worker")
+ec2.terminate_instances(InstanceIds=[deleted["instanceId"]])
+for name, uid in (("other", "another"), ("cluster", UID)):
+    balancer = elb.create_load_balancer(Name=name, Subnets=subnets, Type="network", Tags=tags(uid))["LoadBalancers"][0]
+
+credentials = {}
+for role in ("control-plane", "worker"):
+    policy = json.loads(pathlib.Path(sys.argv[1], f"aws-{role}.json").read_text())
+    for statement in policy["Statement"]:
+        # moto takes the first part of an action from the name of the service in the signature, which differs for tags alone
+        statement["Action"] += [action.replace("tag:", "tagging:") for action in statement["Action"] if action.startswith("tag:")]
+    trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+    arn = iam.create_role(RoleName=role, AssumeRolePolicyDocument=json.dumps(trust))["Role"]["Arn"]
+    iam.put_role_policy(RoleName=role, PolicyName="firstlight", PolicyDocument=json.dumps(policy))
+    given = sts.assume_role(RoleArn=arn, RoleSessionName="test")["Credentials"]
+    credentials[role] = {
+        "Code": "Success",
+        "AccessKeyId": given["AccessKeyId"],
+        "SecretAccessKey": given["SecretAccessKey"],
+        "Token": given["SessionToken"],
+        "Expiration": given["Expiration"].strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
+print(json.dumps({"url": url, "machines": machines, "balancer": balancer["DNSName"], "credentials": credentials}), flush=True)
+sys.stdin.read()
+server.stop()

@@ -1,0 +1,165 @@
+//! A server of a cloud, over HTTP/1.1: a closure answers each request.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+/// A request.
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub method: String,
+    /// The path without its query.
+    pub path: String,
+    /// The query, decoded.
+    pub query: Vec<(String, String)>,
+    /// The header fields; names in lower case.
+    fields: Vec<(String, String)>,
+    pub body: String,
+}
+
+impl Request {
+    /// Returns the value of a header field.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        value(&self.fields, name)
+    }
+
+    /// Returns the value of a parameter of the query.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        value(&self.query, name)
+    }
+
+    /// Returns the value of a field of the form that the body is.
+    pub fn form(&self, name: &str) -> Option<String> {
+        value(&parameters(&self.body), name).map(str::to_owned)
+    }
+}
+
+fn value<'a>(pairs: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    let found = pairs.iter().find(|(other, _)| other == name)?;
+    Some(&found.1)
+}
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    status: u16,
+    fields: Vec<(&'static str, String)>,
+    body: String,
+}
+
+impl Answer {
+    pub fn new(status: u16, media_type: &str, body: impl Into<String>) -> Answer {
+        Answer {
+            status,
+            fields: vec![("Content-Type", media_type.to_owned())],
+            body: body.into(),
+        }
+    }
+
+    pub fn json(status: u16, body: impl ToString) -> Answer {
+        Answer::new(status, "application/json; charset=utf-8", body.to_string())
+    }
+
+    pub fn text(status: u16, body: impl Into<String>) -> Answer {
+        Answer::new(status, "text/plain", body)
+    }
+
+    pub fn with(mut self, name: &'static str, value: impl ToString) -> Answer {
+        self.fields.push((name, value.to_string()));
+        self
+    }
+}
+
+/// Starts a server, whose thread ends with the process. Returns its URL.
+pub fn start(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let answer = Arc::new(answer);
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let answer = answer.clone();
+            thread::spawn(move || serve(client, &*answer));
+        }
+    });
+    url
+}
+
+fn serve(mut client: TcpStream, answer: &dyn Fn(&Request) -> Answer) -> Option<()> {
+    let request = read(BufReader::new(client.try_clone().ok()?))?;
+    let answer = answer(&request);
+    let mut head = format!(
+        "HTTP/1.1 {} X\r\nContent-Length: {}\r\nConnection: close\r\n",
+        answer.status,
+        answer.body.len()
+    );
+    for (name, value) in &answer.fields {
+        head += &format!("{name}: {value}\r\n");
+    }
+    client.write_all(format!("{head}\r\n").as_bytes()).ok()?;
+    client.write_all(answer.body.as_bytes()).ok()
+}
+
+fn read(mut client: BufReader<TcpStream>) -> Option<Request> {
+    let mut lines = vec![];
+    loop {
+        let mut line = String::new();
+        if client.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let mut words = lines.first()?.split(' ');
+    let (method, target) = (words.next()?, words.next()?);
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let fields = lines[1..].iter().filter_map(|line| line.split_once(':'));
+    let fields: Vec<_> = fields
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
+    let len = value(&fields, "content-length").and_then(|len| len.parse().ok());
+    let mut body = vec![0; len.unwrap_or(0)];
+    client.read_exact(&mut body).ok()?;
+    Some(Request {
+        method: method.to_owned(),
+        path: path.to_owned(),
+        query: parameters(query),
+        fields,
+        body: String::from_utf8(body).ok()?,
+    })
+}
+
+/// Decodes parameters of a query or a form.
+fn parameters(text: &str) -> Vec<(String, String)> {
+    let pairs = text.split('&').filter(|pair| !pair.is_empty());
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decoded(name), decoded(value))
+    };
+    pairs.map(pair).collect()
+}
+
+fn decoded(text: &str) -> String {
+    let (mut bytes, mut rest) = (vec![], text.as_bytes());
+    while let Some((first, more)) = rest.split_first() {
+        let digits = more
+            .get(..2)
+            .and_then(|digits| std::str::from_utf8(digits).ok());
+        match (
+            first,
+            digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()),
+        ) {
+            (b'%', Some(byte)) => {
+                bytes.push(byte);
+                rest = &more[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = more;
+            }
+        }
+    }
+    String::from_utf8(bytes).unwrap()
+}
