@@ -286,7 +286,7 @@ impl Client {
             }
             let (code, message) = parse_error(&answer.body);
             let is_refused = matches!(answer.status, 400 | 401 | 403);
-            let skew = answer.date.map(|date| seconds_between(self.now(), date));
+            let skew = answer.date().map(|date| seconds_between(self.now(), date));
             match skew {
                 Some(skew) if is_refused && skew.abs() > MAX_SKEW && !is_clock_set => {
                     log::warn!(

@@ -48,9 +48,7 @@ pub(super) struct Answer {
     /// The request: method and URL.
     pub request: String,
     pub status: u16,
-    pub is_html: bool,
-    /// When the service sent it.
-    pub date: Option<SystemTime>,
+    headers: HeaderMap,
     pub body: Vec<u8>,
 }
 
@@ -60,7 +58,8 @@ impl Answer {
         if self.status != 200 {
             return Err(self.error());
         }
-        match self.is_html {
+        let media_type = self.field("Content-Type").unwrap_or_default();
+        match media_type.to_ascii_lowercase().starts_with("text/html") {
             false => Ok(self.body),
             true => Err(Error::Nonsense {
                 got: format!(
@@ -71,6 +70,16 @@ impl Answer {
                 expected: "an answer of the API",
             }),
         }
+    }
+
+    /// Returns the value of a header field.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        Some(self.headers.get(name)?.to_str().ok()?.trim())
+    }
+
+    /// Returns when the service sent the answer.
+    pub fn date(&self) -> Option<SystemTime> {
+        http_date(self.field("Date")?)
     }
 
     /// Returns the error of an answer without success.
@@ -201,29 +210,22 @@ impl Http {
             .map_err(|error| unreachable(error.into()))?;
         let mut response = self.agent.run(prepared).map_err(unreachable)?;
         let status = response.status().as_u16();
-        let field = |headers: &HeaderMap, name: &str| {
-            let value = headers.get(name)?.to_str().ok()?;
-            Some(value.trim().to_owned())
-        };
-        let headers = response.headers();
-        let date = field(headers, "Date").and_then(|date| http_date(&date));
-        let retry_after = field(headers, "Retry-After");
-        let media_type = field(headers, "Content-Type").unwrap_or_default();
+        let headers = response.headers().clone();
         let body = response.body_mut().with_config().limit(limit).read_to_vec();
-        if let (429 | 503, Some(pause)) = (status, retry_after) {
-            self.demand_pause(status, retry_pause(&pause, SystemTime::now()));
-            self.check_pause(&request)?;
-        }
-        Ok(Answer {
+        let answer = Answer {
             status,
-            is_html: media_type.to_ascii_lowercase().starts_with("text/html"),
-            date,
+            headers,
             body: match status {
                 200 => body.map_err(unreachable)?,
                 _ => body.unwrap_or_default(),
             },
-            request,
-        })
+            request: request.clone(),
+        };
+        if let (429 | 503, Some(pause)) = (status, answer.field("Retry-After")) {
+            self.demand_pause(status, retry_pause(pause, SystemTime::now()));
+            self.check_pause(&request)?;
+        }
+        Ok(answer)
     }
 
     fn demand_pause(&self, status: u16, pause: Option<Duration>) {

@@ -2,7 +2,7 @@
 //! check each request.
 
 mod aws;
-#[allow(dead_code)] // not all clouds use all of it
+mod gcp;
 mod server;
 
 use std::sync::Arc;

@@ -1,0 +1,34 @@
+//! The answers of Google Cloud; the first byte says which of them the rest is.
+#![no_main]
+
+use cloud::gcp::{
+    parse_forwarding_rules, parse_instances, parse_member, parse_name, parse_token,
+};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, body)) = input.split_first() else {
+        return;
+    };
+    let error = match kind % 5 {
+        0 => parse_name("u", body)
+            // it becomes a part of a path
+            .inspect(|name| assert!(!name.contains(['/', '?', '#', '%'])))
+            .err(),
+        1 => parse_token("u", body).err(),
+        2 => parse_member("GET u", "p", "z", body)
+            // it becomes a part of a filter
+            .inspect(|member| assert!(!member.uid.contains(['(', ')', ' '])))
+            .err(),
+        3 => parse_forwarding_rules("GET u", "constell1", body).err(),
+        _ => {
+            let own = br#"{"name":"a","labels":{"constellation-uid":"u"},"networkInterfaces":[{"name":"nic0","network":"n"}]}"#;
+            let member = parse_member("GET u", "p", "r-a", own).unwrap();
+            parse_instances("GET u", "p", "r", &member, body)
+                .inspect(|(machines, _)| assert!(machines.iter().all(|one| !one.name.is_empty())))
+                .err()
+        }
+    };
+    // an error repeats the beginning of an answer, and never all of it
+    assert!(error.is_none_or(|error| error.to_string().len() < 4096));
+});

@@ -1,0 +1,686 @@
+//! Google Cloud: the metadata server of Compute Engine, and the Compute Engine API.
+//!
+//! | what | where |
+//! |---|---|
+//! | project, zone, name, hash of the init secret | the metadata server |
+//! | role, cluster | the labels `constellation-role` and `constellation-uid` of the instance (`instances.get`) |
+//! | peers | the running instances of the region and network with the cluster's label (`instances.aggregatedList`) |
+//! | load balancer | the forwarding rule with the labels `constellation-uid` and `constellation-use=kubernetes`: global, else of the region |
+//!
+//! Requests to the API have the token of the instance's service account.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use sys::nvme;
+use zeroize::Zeroizing;
+
+use super::bearer::{Bearer, Token};
+use super::guard::Guarded;
+use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
+use super::place::Place;
+use super::state_disk::{StateDisk, text};
+use super::{Cloud, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
+
+/// Google Cloud.
+pub const CLOUD: Cloud = Cloud {
+    name: "gcp",
+    state_disk: StateDisk {
+        description: "the persistent disk with the device name state-disk",
+        label: "state-disk",
+        label_of: device_name,
+    },
+    external_cloud_provider: true,
+    client: |place| Ok(Arc::new(Guarded::new(Client::new(place)?))),
+};
+
+/// The address of the API.
+const API: &str = "https://compute.googleapis.com";
+/// Maximum size in bytes of a page of 500 instances.
+const MAX_PAGE: u64 = 16 << 20;
+const LABELS: [&str; 2] = ["constellation-uid", "constellation-role"];
+const NEXT: &str = "the instance's service account needs the permissions of docs/clouds.md and the scope cloud-platform";
+
+/// A client of the services.
+pub struct Client {
+    metadata: Http,
+    compute: Http,
+    bearer: Bearer,
+    own: OnceLock<Own>,
+}
+
+/// What the metadata server says about this machine, which never changes.
+#[derive(Debug, Clone)]
+struct Own {
+    project: String,
+    zone: String,
+    name: String,
+}
+
+/// An instance, as the API describes it.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Described {
+    name: String,
+    #[serde(default)]
+    status: String,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    network_interfaces: Vec<Interface>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Interface {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    network: String,
+    #[serde(rename = "networkIP", default)]
+    network_ip: Option<String>,
+    #[serde(default)]
+    ipv6_address: Option<String>,
+}
+
+/// The instance that asks, and the cluster to which it belongs.
+#[derive(Debug)]
+pub struct Member {
+    /// The instance.
+    pub instance: Instance,
+    /// The ID of the cluster.
+    pub uid: String,
+    /// The URL of the network of its first interface.
+    pub network: String,
+}
+
+impl Client {
+    /// Makes a client of the services at this place: `[URL][,compute=URL]`. Sends no request.
+    pub fn new(place: Option<&str>) -> Result<Client, Error> {
+        let place = Place::parse(place, LINK_LOCAL, &["compute"])?;
+        Ok(Client {
+            metadata: Http::new(&place.service),
+            compute: Http::api(place.api("compute").unwrap_or(API))?,
+            bearer: Bearer::new(("authorization", "Bearer "), NEXT),
+            own: OnceLock::new(),
+        })
+    }
+
+    /// Returns what the metadata server has at a path. Another server, to which a name or address leads, has no `Metadata-Flavor`.
+    fn metadata(&self, path: &str) -> Result<Vec<u8>, Error> {
+        let path = format!("computeMetadata/v1/{path}");
+        let fields = [("Metadata-Flavor", "Google")];
+        let answer = self.metadata.send("GET", &path, &fields, (), MAX_BODY)?;
+        match answer.field("Metadata-Flavor") {
+            Some("Google") => answer.content(),
+            _ => Err(Error::Nonsense {
+                request: answer.request,
+                expected: "an answer with the field Metadata-Flavor: Google",
+                got: "another server's".into(),
+            }),
+        }
+    }
+
+    /// Returns the last part of a path that the metadata server has, such as `projects/1/zones/europe-west3-b`.
+    fn name(&self, path: &str) -> Result<String, Error> {
+        let answer = self.metadata(path)?;
+        parse_name(&self.metadata.url(path), &answer)
+    }
+
+    fn own(&self) -> Result<&Own, Error> {
+        if let Some(own) = self.own.get() {
+            return Ok(own);
+        }
+        let own = Own {
+            project: self.name("project/project-id")?,
+            zone: self.name("instance/zone")?,
+            name: self.name("instance/name")?,
+        };
+        Ok(self.own.get_or_init(|| own))
+    }
+
+    fn token(&self) -> Result<Token, Error> {
+        const PATH: &str = "instance/service-accounts/default/token";
+        let answer = self.metadata(PATH).map_err(|error| match error {
+            Error::Status {
+                request,
+                status: 404,
+                ..
+            } => Error::Denied {
+                request,
+                why: "the instance has no service account".into(),
+                next: "attach one with the permissions of docs/clouds.md".into(),
+            },
+            other => other,
+        })?;
+        parse_token(&self.metadata.url(PATH), &Zeroizing::new(answer))
+    }
+
+    /// Returns what the API has at a path below the project.
+    fn compute(&self, path: &str) -> Result<(String, Vec<u8>), Error> {
+        let project = encoded(&self.own()?.project);
+        let path = format!("compute/v1/projects/{project}/{path}");
+        let new = || self.token();
+        let answer = self.bearer.get(&self.compute, &path, &[], MAX_PAGE, &new)?;
+        Ok((format!("GET {}", self.compute.url(&path)), answer))
+    }
+
+    fn member(&self) -> Result<Member, Error> {
+        let own = self.own()?;
+        let (zone, name) = (encoded(&own.zone), encoded(&own.name));
+        let (request, body) = self.compute(&format!("zones/{zone}/instances/{name}"))?;
+        let member = parse_member(&request, &own.project, &own.zone, &body)?;
+        match member.instance.name == own.name {
+            true => Ok(member),
+            false => Err(Error::Refused(format!(
+                "this machine is {:?} for the metadata server, and {:?} for the API",
+                own.name, member.instance.name
+            ))),
+        }
+    }
+
+    /// Returns all pages of a list below the project.
+    fn list<T>(
+        &self,
+        path: &str,
+        filter: &str,
+        parse: impl Fn(&str, &[u8]) -> Result<(Vec<T>, Option<String>), Error>,
+    ) -> Result<Vec<T>, Error> {
+        pages::all(
+            |mark| {
+                let mut path = format!("{path}?maxResults=500&filter={}", encoded(filter));
+                if let Some(mark) = mark {
+                    path += &format!("&pageToken={}", encoded(mark));
+                }
+                let (request, body) = self.compute(&path)?;
+                parse(&request, &body)
+            },
+            |got| Error::Nonsense {
+                request: format!("GET {}", self.compute.url(path)),
+                expected: "a list",
+                got,
+            },
+        )
+    }
+}
+
+impl Metadata for Client {
+    fn own_instance(&self) -> Result<Instance, Error> {
+        Ok(self.member()?.instance)
+    }
+
+    fn peers(&self) -> Result<Vec<Instance>, Error> {
+        let (own, member) = (self.own()?, self.member()?);
+        let filter = format!("labels.constellation-uid:{}", member.uid);
+        self.list("aggregated/instances", &filter, |request, body| {
+            parse_instances(request, &own.project, region(&own.zone), &member, body)
+        })
+    }
+
+    fn load_balancer_endpoint(&self) -> Result<String, Error> {
+        let (own, uid) = (self.own()?, self.member()?.uid);
+        let filter =
+            format!("(labels.constellation-uid:{uid}) AND (labels.constellation-use:kubernetes)");
+        let regional = format!("regions/{}/forwardingRules", encoded(region(&own.zone)));
+        for path in ["global/forwardingRules", &regional] {
+            let parse = |request: &str, body: &[u8]| parse_forwarding_rules(request, &uid, body);
+            if let Some(address) = self.list(path, &filter, parse)?.into_iter().next() {
+                return Ok(address);
+            }
+        }
+        Err(Error::Denied {
+            request: format!("GET {}", self.compute.url(&regional)),
+            why: "no forwarding rule, global or of the region, has the cluster's labels".into(),
+            next: format!(
+                "set the labels constellation-uid={uid} and constellation-use=kubernetes"
+            ),
+        })
+    }
+
+    fn init_secret_hash(&self) -> Result<String, Error> {
+        const PATH: &str = "instance/attributes/constellation-init-secret-hash";
+        let request = format!("GET {}", self.metadata.url(PATH));
+        bcrypt_hash(&request, &self.metadata(PATH)?)
+    }
+}
+
+/// Returns the region of a zone: `europe-west3` of `europe-west3-b`.
+fn region(zone: &str) -> &str {
+    zone.rsplit_once('-').map_or(zone, |(region, _)| region)
+}
+
+/// Returns the device name of a persistent disk: from its NVMe namespace, or the identification of a SCSI disk.
+fn device_name(block_devices: &Path, disk: &str) -> Option<String> {
+    if let Some(number) = disk.strip_prefix("nvme") {
+        let (_, namespace) = number.split_once('n')?;
+        let device = Path::new("/dev").join(disk);
+        return name_in_namespace(
+            &nvme::identify_namespace(&device, namespace.parse().ok()?).ok()?,
+        );
+    }
+    name_in_page(&fs::read(block_devices.join(disk).join("device/vpd_pg83")).ok()?)
+}
+
+/// Returns the device name in the answer to Identify Namespace: JSON in the area of the vendor (google_nvme_id of Google's guest
+/// configs).
+fn name_in_namespace(answer: &[u8; nvme::ANSWER]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Vendor {
+        device_name: String,
+    }
+    let vendor: Vendor = serde_json::from_str(&text(&answer[384..])).ok()?;
+    Some(vendor.device_name)
+}
+
+/// Returns the device name in page 83h of the vital product data (SPC-4, Device Identification): the designator with the vendor's
+/// identification (T10) is `Google  PersistentDisk  NAME`.
+fn name_in_page(page: &[u8]) -> Option<String> {
+    let mut rest = page.get(4..)?;
+    while let [_, kind, _, len, more @ ..] = rest {
+        let len = usize::from(*len);
+        let value = text(more.get(..len)?);
+        if kind & 0xf == 1 && value.starts_with("Google") {
+            return value.split_whitespace().last().map(str::to_owned);
+        }
+        rest = &more[len..];
+    }
+    None
+}
+
+fn nonsense(request: &str, expected: &'static str, got: String) -> Error {
+    Error::Nonsense {
+        request: request.to_owned(),
+        expected,
+        got,
+    }
+}
+
+fn json<T: DeserializeOwned>(
+    request: &str,
+    expected: &'static str,
+    body: &[u8],
+) -> Result<T, Error> {
+    serde_json::from_slice(body).map_err(|error| {
+        let error = excerpt(error.to_string().as_bytes());
+        nonsense(request, expected, format!("{:?} ({error})", excerpt(body)))
+    })
+}
+
+/// Returns whether text may be a part of a path and of a filter: letters, digits and `-_.:`.
+fn is_name(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    (1..=128).contains(&text.len()) && text.bytes().all(is_allowed) && !text.starts_with('.')
+}
+
+/// Parses a name of the metadata server: the last part of a path.
+pub fn parse_name(url: &str, body: &[u8]) -> Result<String, Error> {
+    let text = String::from_utf8_lossy(body);
+    match text.trim().rsplit('/').next() {
+        Some(name) if is_name(name) => Ok(name.to_owned()),
+        _ => Err(nonsense(
+            &format!("GET {url}"),
+            "a name",
+            format!("{:?}", excerpt(body)),
+        )),
+    }
+}
+
+/// Parses the token of a service account; the error does not repeat it.
+pub fn parse_token(url: &str, body: &[u8]) -> Result<Token, Error> {
+    #[derive(Deserialize)]
+    struct Given {
+        access_token: Zeroizing<String>,
+        expires_in: u64,
+    }
+    let given: Option<Given> = serde_json::from_slice(body).ok();
+    given
+        .and_then(|given| Token::new(given.access_token, given.expires_in))
+        .ok_or_else(|| {
+            let got = format!("{} bytes that are none", body.len());
+            nonsense(&format!("GET {url}"), "a token", got)
+        })
+}
+
+/// Parses the description of the instance that asks.
+pub fn parse_member(
+    request: &str,
+    project: &str,
+    zone: &str,
+    body: &[u8],
+) -> Result<Member, Error> {
+    const EXPECTED: &str = "an instance with the labels constellation-uid and constellation-role";
+    let described: Described = json(request, EXPECTED, body)?;
+    let uid = described.labels.get(LABELS[0]).filter(|uid| is_name(uid));
+    let uid = uid.cloned().ok_or_else(|| {
+        let labels: Vec<_> = described.labels.keys().map(String::as_str).collect();
+        let labels = excerpt(labels.join(", ").as_bytes());
+        nonsense(request, EXPECTED, format!("one with the labels {labels:?}"))
+    })?;
+    let network = described.network_interfaces.first();
+    Ok(Member {
+        uid,
+        network: network
+            .map(|first| first.network.clone())
+            .unwrap_or_default(),
+        instance: instance(described, project, zone)
+            .map_err(|why| nonsense(request, EXPECTED, why))?,
+    })
+}
+
+/// Converts an instance. The error says what is wrong.
+fn instance(described: Described, project: &str, zone: &str) -> Result<Instance, String> {
+    let name = described.name;
+    if !is_name(&name) {
+        return Err(format!("one with the name {:?}", excerpt(name.as_bytes())));
+    }
+    let interface = described
+        .network_interfaces
+        .iter()
+        .find(|interface| interface.name == "nic0");
+    let address = interface.and_then(|nic| nic.network_ip.as_ref().or(nic.ipv6_address.as_ref()));
+    let address = address.map(|address| address.parse::<IpAddr>()).transpose();
+    let role = described.labels.get(LABELS[1]);
+    Ok(Instance {
+        provider_id: format!("gce://{project}/{zone}/{name}"),
+        role: role.map_or(Role::Unknown, |role| Role::parse(role)),
+        vpc_ip: address.map_err(|_| format!("{name} with an address that is none"))?,
+        name,
+    })
+}
+
+/// Parses a page of `instances.aggregatedList`: the running instances of the region in the network and cluster of `member`, and the mark
+/// of the next page. A zone of the region that could not be asked is an error: a part of a list is not a list.
+pub fn parse_instances(
+    request: &str,
+    project: &str,
+    region: &str,
+    member: &Member,
+    body: &[u8],
+) -> Result<(Vec<Instance>, Option<String>), Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Page {
+        #[serde(default)]
+        items: BTreeMap<String, Zone>,
+        next_page_token: Option<String>,
+    }
+    #[derive(Deserialize)]
+    struct Zone {
+        #[serde(default)]
+        instances: Vec<Described>,
+        warning: Option<Warning>,
+    }
+    #[derive(Deserialize)]
+    struct Warning {
+        #[serde(default)]
+        code: String,
+    }
+    const EXPECTED: &str = "a list of instances by zone";
+    let page: Page = json(request, EXPECTED, body)?;
+    let mut machines = vec![];
+    for (path, content) in page.items {
+        let zone = path.strip_prefix("zones/").unwrap_or_default();
+        if !is_name(zone) || self::region(zone) != region {
+            continue;
+        }
+        let warning = content.warning.map(|warning| warning.code);
+        if let Some(code) = warning.filter(|code| code != "NO_RESULTS_ON_PAGE") {
+            let code = excerpt(code.as_bytes());
+            return Err(nonsense(request, EXPECTED, format!("{code:?} for {zone}")));
+        }
+        for described in content.instances {
+            let network = described.network_interfaces.first().map(|nic| &nic.network);
+            let is_member = described.labels.get(LABELS[0]) == Some(&member.uid);
+            if described.status != "RUNNING" || !is_member || network != Some(&member.network) {
+                continue;
+            }
+            match instance(described, project, zone) {
+                Ok(machine) => machines.push(machine),
+                Err(why) => log::warn!("metadata: {request}: ignoring {why}"),
+            }
+        }
+    }
+    Ok((machines, page.next_page_token))
+}
+
+/// Parses a page of forwarding rules: the addresses of those for Kubernetes in this cluster, and the mark of the next page.
+pub fn parse_forwarding_rules(
+    request: &str,
+    uid: &str,
+    body: &[u8],
+) -> Result<(Vec<String>, Option<String>), Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Page {
+        #[serde(default)]
+        items: Vec<Rule>,
+        next_page_token: Option<String>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Rule {
+        #[serde(rename = "IPAddress")]
+        address: Option<String>,
+        port_range: Option<String>,
+        #[serde(default)]
+        labels: BTreeMap<String, String>,
+    }
+    let page: Page = json(request, "a list of forwarding rules", body)?;
+    let addresses = page.items.into_iter().filter_map(|rule| {
+        let label = |name: &str| rule.labels.get(name).map(String::as_str);
+        let is_wanted = label(LABELS[0]) == Some(uid)
+            && label("constellation-use") == Some("kubernetes")
+            && rule.port_range.is_some();
+        rule.address.filter(|_| is_wanted)
+    });
+    Ok((addresses.collect(), page.next_page_token))
+}
+
+#[cfg(test)]
+mod tests {
+    use support::mutation::mutations;
+
+    use super::*;
+
+    const NETWORK: &str =
+        "https://www.googleapis.com/compute/v1/projects/p-1/global/networks/constell-net";
+
+    /// Returns an instance in the form of the API reference (instances.get).
+    fn described(name: &str, status: &str, address: &str, network: &str, uid: &str) -> String {
+        format!(
+            r#"{{"kind":"compute#instance","id":"1","name":"{name}","status":"{status}","labels":{{"constellation-uid":"{uid}","constellation-role":"worker"}},
+            "networkInterfaces":[{{"name":"nic0","network":"{network}","subnetwork":"x","networkIP":"{address}","stackType":"IPV4_ONLY",
+            "aliasIpRanges":[{{"ipCidrRange":"10.10.0.0/24"}}]}}],"zone":"https://www.googleapis.com/compute/v1/projects/p-1/zones/europe-west3-b"}}"#
+        )
+    }
+
+    fn member() -> Member {
+        let body = described("w-1", "RUNNING", "192.168.178.2", NETWORK, "constell1");
+        parse_member("GET x", "p-1", "europe-west3-b", body.as_bytes()).unwrap()
+    }
+
+    fn instances(body: &str) -> Result<(Vec<Instance>, Option<String>), Error> {
+        parse_instances("GET x", "p-1", "europe-west3", &member(), body.as_bytes())
+    }
+
+    #[test]
+    fn the_machine_that_asks_is_read() {
+        let member = member();
+        assert_eq!(member.uid, "constell1");
+        assert_eq!(
+            member.instance,
+            Instance {
+                name: "w-1".into(),
+                provider_id: "gce://p-1/europe-west3-b/w-1".into(),
+                role: Role::Worker,
+                vpc_ip: Some("192.168.178.2".parse().unwrap()),
+            }
+        );
+        let bare = r#"{"name":"w-1","labels":{"other":"x"}}"#;
+        let error = parse_member("GET x", "p", "z", bare.as_bytes()).unwrap_err();
+        assert!(error.to_string().contains("other"), "{error}");
+        // which would end the filter and begin another one
+        let lying = described(
+            "w-1",
+            "RUNNING",
+            "192.168.178.2",
+            NETWORK,
+            "a) OR (labels.b:c",
+        );
+        assert!(parse_member("GET x", "p", "z", lying.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn the_machines_of_the_region_the_network_and_the_cluster_are_peers() {
+        let one = |name: &str, status: &str, network: &str, uid: &str| {
+            described(name, status, "192.168.178.3", network, uid)
+        };
+        let here = [
+            one("w-2", "RUNNING", NETWORK, "constell1"),
+            one("stopping", "STOPPING", NETWORK, "constell1"),
+            one("terminated", "TERMINATED", NETWORK, "constell1"),
+            one("elsewhere", "RUNNING", "other", "constell1"),
+            one("foreign", "RUNNING", NETWORK, "constell12"),
+            described("nowhere", "RUNNING", "x", NETWORK, "constell1"),
+        ];
+        let far = one("far", "RUNNING", NETWORK, "constell1");
+        let near = one("near", "RUNNING", NETWORK, "constell1");
+        let body = format!(
+            r#"{{"items":{{"zones/europe-west3-b":{{"instances":[{}]}},"zones/europe-west3-c":{{"instances":[{near}]}},
+            "zones/europe-west4-a":{{"instances":[{far}]}},"regions/europe-west3":{{}},
+            "zones/europe-west3-a":{{"warning":{{"code":"NO_RESULTS_ON_PAGE","message":"m"}}}}}},"nextPageToken":"n"}}"#,
+            here.join(",")
+        );
+        let (machines, next) = instances(&body).unwrap();
+        let ids: Vec<_> = machines
+            .iter()
+            .map(|one| one.provider_id.as_str())
+            .collect();
+        assert_eq!(
+            ids,
+            [
+                "gce://p-1/europe-west3-b/w-2",
+                "gce://p-1/europe-west3-c/near"
+            ]
+        );
+        assert_eq!(next.as_deref(), Some("n"));
+        // a part of a list is not a list
+        let part = r#"{"items":{"zones/europe-west3-a":{"warning":{"code":"UNREACHABLE"}}}}"#;
+        let error = instances(part).unwrap_err().to_string();
+        assert!(
+            error.contains("UNREACHABLE") && error.contains("europe-west3-a"),
+            "{error}"
+        );
+        let other = part.replace("west3", "west4");
+        assert_eq!(instances(&other).unwrap(), (vec![], None));
+        assert_eq!(instances("{}").unwrap(), (vec![], None));
+        assert!(instances("[]").is_err());
+    }
+
+    #[test]
+    fn the_forwarding_rule_is_that_of_kubernetes() {
+        let rule = |address: &str, uid: &str, usage: &str| {
+            format!(
+                r#"{{"name":"r","IPAddress":"{address}","portRange":"6443-6443","labels":{{"constellation-uid":"{uid}","constellation-use":"{usage}"}}}}"#
+            )
+        };
+        let body = format!(
+            r#"{{"kind":"compute#forwardingRuleList","items":[{},{},{},{{"name":"bare"}}]}}"#,
+            rule("203.0.113.1", "constell1", "join"),
+            rule("203.0.113.2", "other", "kubernetes"),
+            rule("203.0.113.3", "constell1", "kubernetes"),
+        );
+        let found = parse_forwarding_rules("GET x", "constell1", body.as_bytes()).unwrap();
+        assert_eq!(found.0, ["203.0.113.3"]);
+    }
+
+    #[test]
+    fn a_token_is_read_and_never_shown() {
+        let body = br#"{"access_token":"ya29.x","expires_in":3599,"token_type":"Bearer"}"#;
+        assert!(parse_token("u", body).is_ok());
+        for bad in [
+            "",
+            "{}",
+            r#"{"access_token":"","expires_in":1}"#,
+            r#"{"access_token":"ya29.x\n","expires_in":1}"#,
+            r#"{"access_token":"ya29.x","expires_in":-1}"#,
+        ] {
+            let error = parse_token("u", bad.as_bytes()).err().unwrap();
+            assert!(!error.to_string().contains("ya29"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_the_last_part_of_a_path() {
+        let name = |body: &str| parse_name("u", body.as_bytes()).ok();
+        let zone = name("projects/123456789/zones/europe-west3-b");
+        assert_eq!(zone.as_deref(), Some("europe-west3-b"));
+        assert_eq!(region(&zone.unwrap()), "europe-west3");
+        assert_eq!(
+            name("example.com:p-1\n").as_deref(),
+            Some("example.com:p-1")
+        );
+        for bad in ["", "a/", "..", "a b", "a?b", "ä", &"a".repeat(200)] {
+            assert_eq!(name(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_disk_has_its_device_name_by_nvme_and_by_scsi() {
+        let mut answer = [0; nvme::ANSWER];
+        let vendor = br#"{"device_name":"state-disk","disk_type":"PERSISTENT"}"#;
+        answer[384..384 + vendor.len()].copy_from_slice(vendor);
+        assert_eq!(name_in_namespace(&answer).as_deref(), Some("state-disk"));
+        answer[384] = b'x';
+        assert_eq!(name_in_namespace(&answer), None);
+        let designator =
+            |kind: u8, value: &[u8]| [&[2, kind, 0, value.len() as u8], value].concat();
+        let body = [
+            designator(3, &[0x50, 1, 2, 3, 4, 5, 6, 7]),
+            designator(1, b"Google  PersistentDisk  state-disk"),
+        ]
+        .concat();
+        let page = [&[0, 0x83, 0, body.len() as u8], &body[..]].concat();
+        assert_eq!(name_in_page(&page).as_deref(), Some("state-disk"));
+        assert_eq!(name_in_page(&page[..20]), None);
+        for page in mutations(&page, 5000) {
+            let _ = name_in_page(&page);
+        }
+    }
+
+    #[test]
+    fn mutated_answers_are_read_or_refused() {
+        let one = described("w-2", "RUNNING", "192.168.178.3", NETWORK, "constell1");
+        let list = format!(r#"{{"items":{{"zones/europe-west3-b":{{"instances":[{one}]}}}}}}"#);
+        let (mut good, mut bad) = (0, 0);
+        for body in mutations(list.as_bytes(), 10_000) {
+            match instances(&String::from_utf8_lossy(&body)) {
+                Ok((machines, _)) => {
+                    good += 1;
+                    assert!(machines.iter().all(|one| is_name(&one.name)));
+                }
+                Err(error) => {
+                    bad += 1;
+                    assert!(error.to_string().len() < 4096);
+                }
+            }
+        }
+        assert!(good > 100 && bad > 100, "{good} good, {bad} bad");
+        for body in mutations(one.as_bytes(), 5000) {
+            if let Ok(member) = parse_member("GET x", "p", "z", &body) {
+                assert!(is_name(&member.uid));
+            }
+        }
+        let rules = br#"{"items":[{"IPAddress":"203.0.113.3","portRange":"6443-6443","labels":{"constellation-uid":"u","constellation-use":"kubernetes"}}]}"#;
+        for body in mutations(rules, 5000) {
+            let _ = parse_forwarding_rules("GET x", "u", &body);
+            let _ = parse_name("u", &body);
+            let _ = parse_token("u", &body);
+        }
+    }
+}
