@@ -114,7 +114,7 @@ struct Call<'a> {
 impl Client {
     /// Makes a client of the services at this place: `[URL][,ec2=URL][,elb=URL][,tagging=URL]`. Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
-        let place = Place::parse(place, LINK_LOCAL, &APIS)?;
+        let place = Place::parse(place, LINK_LOCAL, &APIS, &[])?;
         Ok(Client {
             imds: Http::new(&place.service),
             place,

@@ -102,7 +102,7 @@ pub struct Member {
 impl Client {
     /// Makes a client of the services at this place: `[URL][,compute=URL]`. Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
-        let place = Place::parse(place, LINK_LOCAL, &["compute"])?;
+        let place = Place::parse(place, LINK_LOCAL, &["compute"], &[])?;
         Ok(Client {
             metadata: Http::new(&place.service),
             compute: Http::api(place.api("compute").unwrap_or(API))?,

@@ -175,7 +175,9 @@ fn fault_of_address(address: IpAddr) -> Option<&'static str> {
 /// Checks that two answers describe one machine. A role may still be missing in the first.
 fn check_same(known: &Instance, other: &Instance) -> Result<(), Error> {
     let is_role = known.role == Role::Unknown || known.role == other.role;
-    if known.name == other.name && known.provider_id == other.provider_id && is_role {
+    // Azure writes the names of resources in different letters
+    let is_id = known.provider_id.eq_ignore_ascii_case(&other.provider_id);
+    if known.name == other.name && is_id && is_role {
         return Ok(());
     }
     Err(Error::Refused(format!(

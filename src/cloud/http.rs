@@ -146,6 +146,26 @@ impl Http {
         format!("{}/{path}", self.base)
     }
 
+    /// Returns path and query of a URL of this service; `None` if it is another one's. The usual port may be there or not.
+    pub(super) fn path_of<'a>(&self, url: &'a str) -> Option<&'a str> {
+        let (own, other): (Uri, Uri) = (self.base.parse().ok()?, url.parse().ok()?);
+        let port = |uri: &Uri| {
+            uri.port_u16()
+                .or((uri.scheme_str()? == "https").then_some(443))
+        };
+        let is_same = own.scheme() == other.scheme()
+            && own.host()?.eq_ignore_ascii_case(other.host()?)
+            && port(&own) == port(&other)
+            && !other.authority()?.as_str().contains('@');
+        let (_, rest) = url.split_once("://")?;
+        let (_, path) = rest.split_once('/').filter(|_| is_same)?;
+        let below = own.path().trim_matches('/');
+        match below {
+            "" => Some(path),
+            _ => path.strip_prefix(below)?.strip_prefix('/'),
+        }
+    }
+
     /// Returns `HOST[:PORT]`, as a request names it.
     pub(super) fn host(&self) -> &str {
         let (_, rest) = self.base.split_once("://").unwrap_or_default();
@@ -412,6 +432,31 @@ mod tests {
             "ftp://127.0.0.1",
         ] {
             assert!(Http::api(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_link_leads_to_the_same_service_or_nowhere() {
+        for (base, link, path) in [
+            ("https://a", "https://a/b?c=d", Some("b?c=d")),
+            ("https://a", "https://A:443/b", Some("b")),
+            ("https://a:443/x", "https://a/x/b", Some("b")),
+            ("http://127.0.0.1:80", "http://127.0.0.1:80/b", Some("b")),
+            ("https://a", "http://a/b", None),
+            ("https://a", "https://b/b", None),
+            ("https://a", "https://a.b/b", None),
+            ("https://a", "https://a:444/b", None),
+            ("https://a", "https://a@b/b", None),
+            ("https://a", "https://u@a/b", None),
+            ("https://a/x", "https://a/xy/b", None),
+            ("https://a", "/b", None),
+            ("https://a", "", None),
+        ] {
+            assert_eq!(Http::new(base).path_of(link), path, "{base} {link}");
+        }
+        let http = Http::new("https://a");
+        for link in mutations(b"https://a:443/b?c=d", 5000) {
+            let _ = http.path_of(&String::from_utf8_lossy(&link));
         }
     }
 

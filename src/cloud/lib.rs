@@ -4,6 +4,7 @@
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
 pub mod aws;
+pub mod azure;
 mod bearer;
 pub mod gcp;
 mod guard;
@@ -95,7 +96,13 @@ type Made = Result<Arc<dyn Metadata>, Error>;
 /// 2. add its constant here;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
 /// 4. add it to the tables of options in `docs/images.md` and `docs/services.md`.
-pub const ALL: &[Cloud] = &[qemu::CLOUD, r#static::CLOUD, aws::CLOUD, gcp::CLOUD];
+pub const ALL: &[Cloud] = &[
+    qemu::CLOUD,
+    r#static::CLOUD,
+    aws::CLOUD,
+    gcp::CLOUD,
+    azure::CLOUD,
+];
 
 /// The names of [`ALL`].
 pub const NAMES: [&str; ALL.len()] = base::names!(ALL);

@@ -1,5 +1,5 @@
 //! Where the services of a cloud are, as `--metadata` says: `[URL][,NAME=URL]..`. The first URL is the metadata service's. A name and a
-//! URL replace the usual address of an API, for private endpoints and sovereign clouds.
+//! URL replace the usual address of an API, for private endpoints and sovereign clouds. A cloud may also know names with other values.
 
 use super::http::check_api;
 use super::{Error, clause_on_url};
@@ -9,39 +9,56 @@ use super::{Error, clause_on_url};
 pub struct Place {
     /// The URL of the metadata service.
     pub service: String,
-    apis: Vec<(&'static str, String)>,
+    named: Vec<(&'static str, String)>,
 }
 
 impl Place {
-    /// Parses a place. `service` is the usual URL of the metadata service, and `apis` has the names of the APIs.
-    pub fn parse(text: Option<&str>, service: &str, apis: &[&'static str]) -> Result<Place, Error> {
+    /// Parses a place. `service` is the usual URL of the metadata service; `apis` has the names of the APIs, and `values` those of other
+    /// values, which are letters, digits and hyphens.
+    pub fn parse(
+        text: Option<&str>,
+        service: &str,
+        apis: &[&'static str],
+        values: &[&'static str],
+    ) -> Result<Place, Error> {
         let mut place = Place {
             service: service.to_owned(),
-            apis: vec![],
+            named: vec![],
         };
         let Some(text) = text else {
             return Ok(place);
         };
         let fault = |problem: String| {
-            let named: String = apis.iter().map(|api| format!("[,{api}=URL]")).collect();
+            let apis = apis.iter().map(|api| format!("[,{api}=URL]"));
+            let values = values.iter().map(|value| format!("[,{value}=TEXT]"));
+            let named: String = apis.chain(values).collect();
             Error::Url {
                 url: text.to_owned(),
                 problem: format!("{problem}; expected [http://HOST[:PORT]]{named}"),
             }
         };
         for (index, part) in text.split(',').enumerate() {
-            let named = part.split_once('=').and_then(|(name, url)| {
-                let name = apis.iter().find(|api| **api == name)?;
-                Some((*name, url))
+            let named = part.split_once('=').and_then(|(name, text)| {
+                let known = apis.iter().chain(values).find(|known| **known == name)?;
+                Some((*known, text))
             });
             match named {
-                Some((name, _)) if place.api(name).is_some() => {
-                    return Err(fault(format!("{name} has two URLs")));
+                Some((name, _)) if place.value(name).is_some() => {
+                    return Err(fault(format!("{name} has two values")));
                 }
-                Some((name, url)) => {
+                Some((name, url)) if apis.contains(&name) => {
                     check_api(url).map_err(|why| fault(format!("{name}: {why}")))?;
-                    place.apis.push((name, url.to_owned()));
+                    place.named.push((name, url.to_owned()));
                 }
+                Some((name, text)) => {
+                    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+                    if text.is_empty() || !text.bytes().all(is_allowed) {
+                        return Err(fault(format!("{name} is not letters, digits and hyphens")));
+                    }
+                    place.named.push((name, text.to_owned()));
+                }
+                // the usual metadata service
+                None if index == 0 && part.is_empty() && text.len() > 1 => {}
                 None if index == 0 => {
                     clause_on_url(part).map_err(fault)?;
                     place.service = part.to_owned();
@@ -54,7 +71,12 @@ impl Place {
 
     /// Returns the URL of an API; `None` if it is the usual one.
     pub fn api(&self, name: &str) -> Option<&str> {
-        let found = self.apis.iter().find(|(api, _)| *api == name)?;
+        self.value(name)
+    }
+
+    /// Returns the value of a name.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        let found = self.named.iter().find(|(known, _)| *known == name)?;
         Some(&found.1)
     }
 }
@@ -68,30 +90,37 @@ mod tests {
     const APIS: [&str; 2] = ["one", "two"];
 
     fn parse(text: &str) -> Result<Place, Error> {
-        Place::parse(Some(text), "http://usual", &APIS)
+        Place::parse(Some(text), "http://usual", &APIS, &["three"])
     }
 
     #[test]
     fn a_place_names_the_service_and_some_apis() {
-        let place = Place::parse(None, "http://usual", &APIS).unwrap();
+        let place = Place::parse(None, "http://usual", &APIS, &[]).unwrap();
         assert_eq!((&*place.service, place.api("one")), ("http://usual", None));
         let place = parse("http://10.0.0.1,two=https://b,one=https://a/x").unwrap();
         assert_eq!(place.service, "http://10.0.0.1");
         assert_eq!(place.api("one"), Some("https://a/x"));
         assert_eq!(place.api("two"), Some("https://b"));
+        assert_eq!(parse(",three=a-1").unwrap().value("three"), Some("a-1"));
         let place = parse("two=https://b").unwrap();
         assert_eq!(place.service, "http://usual");
         for (bad, why) in [
             ("", "does not begin with http://"),
-            ("three=https://a", "does not begin with http://"),
+            ("four=https://a", "does not begin with http://"),
+            ("three=a b", "letters, digits"),
+            ("three=", "letters, digits"),
+            ("three=a,three=b", "two values"),
             ("http://a,", "no API"),
             ("http://a,http://b", "no API"),
-            ("one=https://a,one=https://b", "two URLs"),
+            ("one=https://a,one=https://b", "two values"),
             ("one=http://a", "need https"),
         ] {
             let error = parse(bad).unwrap_err().to_string();
             assert!(error.contains(why), "{bad}: {error}");
-            assert!(error.contains("[,one=URL][,two=URL]"), "{error}");
+            assert!(
+                error.contains("[,one=URL][,two=URL][,three=TEXT]"),
+                "{error}"
+            );
         }
     }
 

@@ -2,6 +2,7 @@
 //! check each request.
 
 mod aws;
+mod azure;
 mod gcp;
 mod server;
 

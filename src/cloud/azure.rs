@@ -1,0 +1,822 @@
+//! Microsoft Azure: the instance metadata service (IMDS), and Azure Resource Manager.
+//!
+//! | what | where |
+//! |---|---|
+//! | name, provider ID, address, role, cluster, hash of the init secret | the metadata service; the last three are tags |
+//! | peers | the machines of the scale sets in the resource group that have the cluster's tag `constellation-uid` |
+//! | load balancer | the first one in the resource group with the cluster's tag: the public address of its first frontend, else the private one |
+//!
+//! Requests to the API have the token of the machine's managed identity: the only one, or the one that `--metadata` names.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use zeroize::Zeroizing;
+
+use super::bearer::{Bearer, Token, message};
+use super::guard::Guarded;
+use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
+use super::place::Place;
+use super::state_disk::StateDisk;
+use super::{Cloud, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
+
+/// Microsoft Azure.
+pub const CLOUD: Cloud = Cloud {
+    name: "azure",
+    state_disk: StateDisk {
+        description: "the data disk with the logical unit number 0",
+        label: "lun0",
+        label_of: data_disk,
+    },
+    external_cloud_provider: true,
+    client: |place| Ok(Arc::new(Guarded::new(Client::new(place)?))),
+};
+
+/// The clouds of Azure (`azEnvironment`) and their addresses of the API.
+const ENVIRONMENTS: [(&str, &str); 3] = [
+    ("AzurePublicCloud", "https://management.azure.com"),
+    (
+        "AzureUSGovernmentCloud",
+        "https://management.usgovcloudapi.net",
+    ),
+    ("AzureChinaCloud", "https://management.chinacloudapi.cn"),
+];
+/// The versions of the APIs.
+const IMDS_VERSION: &str = "2021-02-01";
+const TOKEN_VERSION: &str = "2018-02-01";
+const COMPUTE_VERSION: &str = "2024-07-01";
+/// Network interfaces of scale sets have only this one.
+const INTERFACES_VERSION: &str = "2018-10-01";
+const NETWORK_VERSION: &str = "2024-05-01";
+/// Maximum size in bytes of a page.
+const MAX_PAGE: u64 = 16 << 20;
+const UID: &str = "constellation-uid";
+const ROLE: &str = "constellation-role";
+const HASH: &str = "constellation-init-secret-hash";
+const NEXT: &str =
+    "the machine's managed identity needs the role of docs/clouds.md in the resource group";
+
+/// A client of the services.
+pub struct Client {
+    imds: Http,
+    place: Place,
+    bearer: Bearer,
+    api: OnceLock<Http>,
+}
+
+/// What the metadata service says about the machine.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Document {
+    compute: Compute,
+    #[serde(default)]
+    network: Network,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Compute {
+    resource_id: String,
+    subscription_id: String,
+    resource_group_name: String,
+    #[serde(default)]
+    az_environment: String,
+    os_profile: Profile,
+    #[serde(default)]
+    tags_list: Vec<Tag>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Profile {
+    computer_name: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Tag {
+    name: String,
+    value: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct Network {
+    #[serde(default)]
+    interface: Vec<Interface>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Interface {
+    ipv4: Addresses,
+    ipv6: Addresses,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Addresses {
+    ip_address: Vec<Address>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Address {
+    private_ip_address: String,
+}
+
+impl Document {
+    fn tag(&self, name: &str) -> Option<&str> {
+        let mut tags = self.compute.tags_list.iter();
+        let found = tags.find(|tag| tag.name == name)?;
+        Some(found.value.trim())
+    }
+
+    /// Returns the first IPv4 address of the first interface, else its first IPv6 address.
+    fn address(&self) -> Option<IpAddr> {
+        let first = self.network.interface.first()?;
+        let mut all = first.ipv4.ip_address.iter().chain(&first.ipv6.ip_address);
+        all.find_map(|address| address.private_ip_address.parse().ok())
+    }
+
+    /// Returns the path of the resource group.
+    fn group(&self) -> String {
+        let (subscription, group) = (
+            encoded(&self.compute.subscription_id),
+            encoded(&self.compute.resource_group_name),
+        );
+        format!("subscriptions/{subscription}/resourceGroups/{group}")
+    }
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Page<T> {
+    value: Vec<T>,
+    next_link: Option<String>,
+}
+
+/// A scale set.
+#[derive(Deserialize)]
+struct ScaleSet {
+    name: String,
+    #[serde(default)]
+    tags: BTreeMap<String, String>,
+}
+
+/// A machine of a scale set, without its address.
+#[derive(Deserialize)]
+struct Machine {
+    id: String,
+    #[serde(default)]
+    tags: BTreeMap<String, String>,
+    properties: MachineProperties,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MachineProperties {
+    os_profile: Profile,
+    #[serde(default)]
+    provisioning_state: String,
+}
+
+/// A network interface of a scale set.
+#[derive(Deserialize)]
+struct MachineInterface {
+    properties: InterfaceProperties,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct InterfaceProperties {
+    primary: Option<bool>,
+    virtual_machine: Option<Id>,
+    #[serde(default)]
+    ip_configurations: Vec<Configuration>,
+}
+
+#[derive(Deserialize)]
+struct Id {
+    id: String,
+}
+
+#[derive(Deserialize)]
+struct Configuration {
+    properties: ConfigurationProperties,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ConfigurationProperties {
+    primary: Option<bool>,
+    #[serde(rename = "privateIPAddress")]
+    private_ip_address: Option<String>,
+    #[serde(rename = "publicIPAddress")]
+    public_ip_address: Option<Id>,
+    subnet: Option<Id>,
+}
+
+/// A load balancer.
+#[derive(Deserialize)]
+struct LoadBalancer {
+    #[serde(default)]
+    tags: BTreeMap<String, String>,
+    properties: LoadBalancerProperties,
+}
+
+#[derive(Deserialize)]
+struct LoadBalancerProperties {
+    #[serde(rename = "frontendIPConfigurations", default)]
+    frontends: Vec<Configuration>,
+}
+
+/// Where a load balancer is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Frontend {
+    /// At this private address.
+    Private(String),
+    /// At the public address with this ID, a path of the API.
+    Public(String),
+}
+
+impl Client {
+    /// Makes a client of the services at this place: `[URL][,arm=URL][,identity=CLIENT_ID]`. Sends no request.
+    pub fn new(place: Option<&str>) -> Result<Client, Error> {
+        let place = Place::parse(place, LINK_LOCAL, &["arm"], &["identity"])?;
+        Ok(Client {
+            imds: Http::new(&place.service),
+            place,
+            bearer: Bearer::new(("authorization", "Bearer "), NEXT),
+            api: OnceLock::new(),
+        })
+    }
+
+    fn imds(&self, path: &str) -> Result<Vec<u8>, Error> {
+        self.imds.get(path, &[("Metadata", "true")], MAX_BODY * 4)
+    }
+
+    fn document(&self) -> Result<Document, Error> {
+        let path = format!("metadata/instance?api-version={IMDS_VERSION}&format=json");
+        parse_document(&format!("GET {}", self.imds.url(&path)), &self.imds(&path)?)
+    }
+
+    /// Returns a tag of this machine.
+    fn tag(&self, document: &Document, name: &str) -> Result<String, Error> {
+        let tag = document.tag(name).map(str::to_owned);
+        tag.ok_or_else(|| Error::Denied {
+            request: format!("GET {}", self.imds.url("metadata/instance")),
+            why: format!("the machine has no tag {name}"),
+            next: "set it on the scale set, and update its machines".into(),
+        })
+    }
+
+    /// Returns the ID of the cluster.
+    fn uid(&self, document: &Document) -> Result<String, Error> {
+        self.tag(document, UID)
+    }
+
+    /// Returns the API of this cloud.
+    fn api(&self, document: &Document) -> Result<&Http, Error> {
+        if let Some(api) = self.api.get() {
+            return Ok(api);
+        }
+        let url = self.place.api("arm").unwrap_or(environment(document));
+        let api = Http::api(url)?;
+        Ok(self.api.get_or_init(|| api))
+    }
+
+    fn token(&self, document: &Document) -> Result<Token, Error> {
+        let resource = encoded(&format!("{}/", environment(document)));
+        let mut path = format!(
+            "metadata/identity/oauth2/token?api-version={TOKEN_VERSION}&resource={resource}"
+        );
+        if let Some(identity) = self.place.value("identity") {
+            path += &format!("&client_id={}", encoded(identity));
+        }
+        let request = format!("GET {}", self.imds.url(&path));
+        let answer = self.imds(&path).map_err(|error| match error {
+            // no identity, or several
+            Error::Status {
+                request,
+                status: 400,
+                body,
+            } => Error::Denied {
+                request,
+                why: format!("the machine has no such managed identity: {body:?}"),
+                next: "assign one to the scale set; if there are several, name one: metadata=,identity=CLIENT_ID".into(),
+            },
+            other => other,
+        })?;
+        parse_token(&request, &Zeroizing::new(answer))
+    }
+
+    /// Returns what the API has at this path.
+    fn get(&self, document: &Document, path: &str) -> Result<(String, Vec<u8>), Error> {
+        let api = self.api(document)?;
+        let new = || self.token(document);
+        let answer = self.bearer.get(api, path, &[], MAX_PAGE, &new)?;
+        Ok((format!("GET {}", api.url(path)), answer))
+    }
+
+    /// Returns all pages of a list.
+    fn list<T: DeserializeOwned>(
+        &self,
+        document: &Document,
+        path: &str,
+        version: &str,
+    ) -> Result<Vec<T>, Error> {
+        let api = self.api(document)?;
+        let path = format!("{path}?api-version={version}");
+        let request = format!("GET {}", api.url(&path));
+        let nonsense = |got: String| Error::Nonsense {
+            request: request.clone(),
+            expected: "a list",
+            got,
+        };
+        pages::all(
+            |link| {
+                let (request, body) = match link {
+                    None => self.get(document, &path)?,
+                    // a link that leads elsewhere would take the token there
+                    Some(link) => match api.path_of(link) {
+                        Some(path) => self.get(document, path)?,
+                        None => {
+                            let link = excerpt(link.as_bytes());
+                            return Err(nonsense(format!("a next page at {link:?}")));
+                        }
+                    },
+                };
+                let page: Page<T> = json(&request, "a page of a list", &body)?;
+                Ok((page.value, page.next_link))
+            },
+            nonsense,
+        )
+    }
+}
+
+impl Metadata for Client {
+    fn own_instance(&self) -> Result<Instance, Error> {
+        let document = self.document()?;
+        Ok(Instance {
+            role: Role::parse(&self.tag(&document, ROLE)?),
+            vpc_ip: document.address(),
+            name: document.compute.os_profile.computer_name,
+            provider_id: format!("azure://{}", document.compute.resource_id),
+        })
+    }
+
+    fn peers(&self) -> Result<Vec<Instance>, Error> {
+        let document = self.document()?;
+        let uid = self.uid(&document)?;
+        let compute = format!("{}/providers/Microsoft.Compute", document.group());
+        let path = format!("{compute}/virtualMachineScaleSets");
+        let sets: Vec<ScaleSet> = self.list(&document, &path, COMPUTE_VERSION)?;
+        let mut peers = vec![];
+        for set in sets {
+            if set.tags.get(UID) != Some(&uid) {
+                continue;
+            }
+            let path = format!("{path}/{}", encoded(&set.name));
+            let machines = format!("{path}/virtualMachines");
+            let machines: Vec<Machine> = self.list(&document, &machines, COMPUTE_VERSION)?;
+            let interfaces = format!("{path}/networkInterfaces");
+            let interfaces = self.list(&document, &interfaces, INTERFACES_VERSION)?;
+            peers.extend(join(machines, interfaces));
+        }
+        Ok(in_network_of(&document.compute.resource_id, peers))
+    }
+
+    fn load_balancer_endpoint(&self) -> Result<String, Error> {
+        let document = self.document()?;
+        let uid = self.uid(&document)?;
+        let path = format!(
+            "{}/providers/Microsoft.Network/loadBalancers",
+            document.group()
+        );
+        let balancers: Vec<LoadBalancer> = self.list(&document, &path, NETWORK_VERSION)?;
+        let missing = |why: &str| Error::Denied {
+            request: format!("GET {path}"),
+            why: why.to_owned(),
+            next: format!("give the load balancer the tag {UID}={uid} and a frontend"),
+        };
+        let mut balancers = balancers.into_iter();
+        let balancer = balancers.find(|balancer| balancer.tags.get(UID) == Some(&uid));
+        let balancer = balancer.ok_or_else(|| missing("no load balancer has the cluster's tag"))?;
+        match frontend(balancer) {
+            None => Err(missing("the load balancer of the cluster has no frontend")),
+            Some(Frontend::Private(address)) => Ok(address),
+            Some(Frontend::Public(id)) => {
+                let path = format!("{id}?api-version={NETWORK_VERSION}");
+                let (request, body) = self.get(&document, &path)?;
+                parse_public_address(&request, &body)
+            }
+        }
+    }
+
+    fn init_secret_hash(&self) -> Result<String, Error> {
+        let hash = self.tag(&self.document()?, HASH)?;
+        let request = format!("GET {}", self.imds.url("metadata/instance"));
+        bcrypt_hash(&request, hash.as_bytes())
+    }
+}
+
+/// Returns the address of the API in the cloud of a machine.
+fn environment(document: &Document) -> &'static str {
+    let wanted = document.compute.az_environment.as_str();
+    let found = ENVIRONMENTS.iter().find(|(name, _)| *name == wanted);
+    found.unwrap_or(&ENVIRONMENTS[0]).1
+}
+
+/// Returns `lunN` for the data disk with the logical unit number N, as Azure's udev rules do it: on the second SCSI controller of
+/// Hyper-V, or on the controller of NVMe disks, whose first namespace is the disk of the operating system.
+fn data_disk(block_devices: &Path, disk: &str) -> Option<String> {
+    let folder = block_devices.join(disk);
+    let read = |name: &str| fs::read_to_string(folder.join(name));
+    if disk.starts_with("nvme") {
+        let model = read("device/model").ok()?;
+        let namespace: u32 = read("nsid").ok()?.trim().parse().ok()?;
+        let lun = namespace.checked_sub(2)?;
+        return model
+            .starts_with("MSFT NVMe Accelerator")
+            .then(|| format!("lun{lun}"));
+    }
+    let device = fs::canonicalize(folder.join("device")).ok()?;
+    let is_of_data = device
+        .iter()
+        .any(|part| part.to_string_lossy().starts_with("f8b3781b-"));
+    // HOST:CHANNEL:TARGET:LUN
+    let name = device.file_name()?.to_string_lossy();
+    let (_, lun) = name.rsplit_once(':')?;
+    is_of_data.then(|| format!("lun{lun}"))
+}
+
+fn json<T: DeserializeOwned>(
+    request: &str,
+    expected: &'static str,
+    body: &[u8],
+) -> Result<T, Error> {
+    serde_json::from_slice(body).map_err(|error| {
+        let error = excerpt(error.to_string().as_bytes());
+        Error::Nonsense {
+            request: request.to_owned(),
+            expected,
+            got: format!("{:?} ({error})", excerpt(body)),
+        }
+    })
+}
+
+/// Parses the document of the metadata service.
+pub fn parse_document(request: &str, body: &[u8]) -> Result<Document, Error> {
+    const EXPECTED: &str = "the metadata of a machine";
+    let document: Document = json(request, EXPECTED, body)?;
+    let compute = &document.compute;
+    // names of resources have at most 260 characters, none of which divides a path or a line
+    let is_name = |text: &str| {
+        let is_allowed = |c: char| c.is_alphanumeric() || "-_.()/".contains(c);
+        (1..=1024).contains(&text.len()) && text.chars().all(is_allowed)
+    };
+    for (what, text) in [
+        ("resourceId", &compute.resource_id),
+        ("subscriptionId", &compute.subscription_id),
+        ("resourceGroupName", &compute.resource_group_name),
+        ("computerName", &compute.os_profile.computer_name),
+    ] {
+        if !is_name(text) {
+            return Err(Error::Nonsense {
+                request: request.to_owned(),
+                expected: EXPECTED,
+                got: format!("one with {what} {:?}", excerpt(text.as_bytes())),
+            });
+        }
+    }
+    Ok(document)
+}
+
+/// Parses the token of a managed identity; the error does not repeat it.
+pub fn parse_token(request: &str, body: &[u8]) -> Result<Token, Error> {
+    #[derive(Deserialize)]
+    struct Given {
+        access_token: Zeroizing<String>,
+        /// Seconds, as text.
+        expires_in: String,
+    }
+    let given: Option<Given> = serde_json::from_slice(body).ok();
+    given
+        .and_then(|given| Token::new(given.access_token, given.expires_in.parse().ok()?))
+        .ok_or_else(|| Error::Nonsense {
+            request: request.to_owned(),
+            expected: "a token",
+            got: match message(body) {
+                Some(message) => format!("{message:?}"),
+                None => format!("{} bytes that are none", body.len()),
+            },
+        })
+}
+
+/// A machine, and the path of its virtual network in lower case.
+type Placed = (Instance, Option<String>);
+
+/// Returns the machines that are not being deleted, with the addresses of their primary interfaces.
+fn join(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Vec<Placed> {
+    let mut addresses = HashMap::new();
+    for interface in interfaces {
+        let properties = interface.properties;
+        let (Some(machine), Some(true)) = (properties.virtual_machine, properties.primary) else {
+            continue;
+        };
+        let mut configurations = properties.ip_configurations.into_iter();
+        let first = configurations.find(|one| one.properties.primary == Some(true));
+        let Some(ConfigurationProperties {
+            private_ip_address,
+            subnet,
+            ..
+        }) = first.map(|one| one.properties)
+        else {
+            continue;
+        };
+        let address = private_ip_address.and_then(|address| address.parse::<IpAddr>().ok());
+        let subnet = subnet.map(|subnet| subnet.id.to_ascii_lowercase());
+        let network = subnet.and_then(|id| Some(id.split_once("/subnets/")?.0.to_owned()));
+        addresses.insert(machine.id.to_ascii_lowercase(), (address, network));
+    }
+    let mut of_machine = |machine: Machine| {
+        let found = addresses.remove(&machine.id.to_ascii_lowercase());
+        let (vpc_ip, network) = found.unwrap_or_default();
+        let role = machine.tags.get(ROLE);
+        let instance = Instance {
+            vpc_ip,
+            name: machine.properties.os_profile.computer_name,
+            role: role.map_or(Role::Unknown, |role| Role::parse(role)),
+            provider_id: format!("azure://{}", machine.id),
+        };
+        (instance, network)
+    };
+    machines
+        .into_iter()
+        .filter(|machine| machine.properties.provisioning_state != "Deleting")
+        .map(&mut of_machine)
+        .filter(|(machine, _)| !machine.name.is_empty())
+        .collect()
+}
+
+/// Returns the machines in the virtual network of the machine with this ID; all if that one is not among them.
+fn in_network_of(own: &str, machines: Vec<Placed>) -> Vec<Instance> {
+    let own_id = format!("azure://{own}");
+    let own = machines
+        .iter()
+        .find(|(machine, _)| machine.provider_id.eq_ignore_ascii_case(&own_id));
+    let network = own.and_then(|(_, network)| network.clone());
+    let is_in = |(machine, other): &Placed| {
+        let is_in = network.is_none() || *other == network;
+        if !is_in {
+            log::warn!(
+                "metadata: ignoring {:?}: it is in another network",
+                machine.name
+            );
+        }
+        is_in
+    };
+    let in_it = machines.into_iter().filter(is_in);
+    in_it.map(|(machine, _)| machine).collect()
+}
+
+/// Parses a page of machines and one of their interfaces.
+pub fn parse_machines(
+    request: &str,
+    machines: &[u8],
+    interfaces: &[u8],
+) -> Result<Vec<Instance>, Error> {
+    let machines: Page<Machine> = json(request, "a page of machines", machines)?;
+    let interfaces: Page<MachineInterface> = json(request, "a page of interfaces", interfaces)?;
+    let placed = join(machines.value, interfaces.value);
+    Ok(placed.into_iter().map(|(machine, _)| machine).collect())
+}
+
+/// Returns where the first frontend of a load balancer is: at its public address, else at its private one.
+fn frontend(balancer: LoadBalancer) -> Option<Frontend> {
+    let frontends = &balancer.properties.frontends;
+    let public = frontends
+        .iter()
+        .find_map(|one| one.properties.public_ip_address.as_ref());
+    if let Some(Id { id }) = public {
+        let is_path = id.starts_with("/subscriptions/") && !id.contains(['?', '#', '%', ' ', '\\']);
+        let is_path = is_path && id.split('/').all(|part| part != "..");
+        return is_path.then(|| Frontend::Public(id[1..].to_owned()));
+    }
+    let private = frontends
+        .iter()
+        .find_map(|one| one.properties.private_ip_address.clone());
+    private.map(Frontend::Private)
+}
+
+/// Parses a page of load balancers: where the first one with this tag is.
+pub fn parse_load_balancers(
+    request: &str,
+    uid: &str,
+    body: &[u8],
+) -> Result<Option<Frontend>, Error> {
+    let page: Page<LoadBalancer> = json(request, "a page of load balancers", body)?;
+    let mut all = page.value.into_iter();
+    let found = all.find(|one| one.tags.get(UID).is_some_and(|other| other == uid));
+    Ok(found.and_then(frontend))
+}
+
+/// Parses a public address.
+pub fn parse_public_address(request: &str, body: &[u8]) -> Result<String, Error> {
+    #[derive(Deserialize)]
+    struct Public {
+        properties: Properties,
+    }
+    #[derive(Deserialize)]
+    struct Properties {
+        #[serde(rename = "ipAddress")]
+        address: IpAddr,
+    }
+    let public: Public = json(request, "a public address", body)?;
+    Ok(public.properties.address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use support::mutation::mutations;
+
+    use super::*;
+
+    /// The metadata of a machine of a scale set, in the form of "Azure Instance Metadata Service for Linux virtual machines".
+    const DOCUMENT: &str = r#"{"compute":{"azEnvironment":"AzurePublicCloud","location":"westeurope","name":"constell-scale-set_0",
+        "osProfile":{"adminUsername":"","computerName":"constell-worker000000"},"resourceGroupName":"constell-rg",
+        "resourceId":"/subscriptions/8d10da13/resourceGroups/constell-rg/providers/Microsoft.Compute/virtualMachineScaleSets/w/virtualMachines/0",
+        "subscriptionId":"8d10da13","tags":"x:y","tagsList":[{"name":"constellation-uid","value":"constell1"},{"name":"constellation-role","value":"worker"}],
+        "vmScaleSetName":"w"},"network":{"interface":[{"ipv4":{"ipAddress":[{"privateIpAddress":"10.9.0.4","publicIpAddress":""}],
+        "subnet":[{"address":"10.9.0.0","prefix":"16"}]},"ipv6":{"ipAddress":[]},"macAddress":"000D3A"}]}}"#;
+    const MACHINES: &str = r#"{"value":[{"id":"/subscriptions/8D/resourceGroups/RG/virtualMachines/0","name":"w_0","instanceId":"0","tags":{"constellation-role":"worker"},
+        "properties":{"osProfile":{"computerName":"w000000"},"provisioningState":"Succeeded"}},
+        {"id":"/x/1","properties":{"osProfile":{"computerName":"w000001"},"provisioningState":"Deleting"}}]}"#;
+    const INTERFACES: &str = r#"{"value":[{"id":"n","properties":{"primary":true,"virtualMachine":{"id":"/subscriptions/8d/resourceGroups/rg/virtualMachines/0"},
+        "ipConfigurations":[{"properties":{"primary":false,"privateIPAddress":"10.9.0.9"}},
+        {"properties":{"primary":true,"privateIPAddress":"10.9.0.4","subnet":{"id":"/a/virtualNetworks/net/subnets/s"}}}]}}]}"#;
+    const BALANCERS: &str = r#"{"value":[{"name":"other","tags":{},"properties":{}},{"name":"lb","tags":{"constellation-uid":"constell1"},
+        "properties":{"frontendIPConfigurations":[{"properties":{"privateIPAddress":"10.9.0.200"}},
+        {"properties":{"publicIPAddress":{"id":"/subscriptions/8d/ip"}}}]}}]}"#;
+
+    #[test]
+    fn the_metadata_of_a_machine_is_read() {
+        let document = parse_document("GET x", DOCUMENT.as_bytes()).unwrap();
+        assert_eq!(document.tag(ROLE), Some("worker"));
+        assert_eq!(document.address(), Some("10.9.0.4".parse().unwrap()));
+        assert_eq!(
+            document.group(),
+            "subscriptions/8d10da13/resourceGroups/constell-rg"
+        );
+        assert_eq!(environment(&document), "https://management.azure.com");
+        let ipv6 = DOCUMENT.replace("\"10.9.0.4\"", "\"\"").replace(
+            r#""ipv6":{"ipAddress":[]"#,
+            r#""ipv6":{"ipAddress":[{"privateIpAddress":"2001:db8::4"}]"#,
+        );
+        let document = parse_document("GET x", ipv6.as_bytes()).unwrap();
+        assert_eq!(document.address(), Some("2001:db8::4".parse().unwrap()));
+        for (from, to) in [("constell-rg\",\n", "a?b\",\n"), ("8d10da13\"", "\"")] {
+            let lying = DOCUMENT.replace(from, to);
+            assert!(parse_document("GET x", lying.as_bytes()).is_err(), "{to}");
+        }
+    }
+
+    #[test]
+    fn machines_get_the_addresses_of_their_primary_interfaces() {
+        let found = parse_machines("GET x", MACHINES.as_bytes(), INTERFACES.as_bytes()).unwrap();
+        // the one that is being deleted is none
+        assert_eq!(
+            found,
+            [Instance {
+                name: "w000000".into(),
+                provider_id: "azure:///subscriptions/8D/resourceGroups/RG/virtualMachines/0".into(),
+                role: Role::Worker,
+                vpc_ip: Some("10.9.0.4".parse().unwrap()),
+            }]
+        );
+    }
+
+    #[test]
+    fn a_machine_in_another_network_is_no_peer() {
+        let machine = |name: &str, network: &str| {
+            let instance = Instance {
+                name: name.into(),
+                provider_id: format!("azure:///VM/{name}"),
+                role: Role::Worker,
+                vpc_ip: None,
+            };
+            (instance, Some(network.to_owned()))
+        };
+        let all = || {
+            vec![
+                machine("a", "net"),
+                machine("b", "net"),
+                machine("c", "other"),
+            ]
+        };
+        let names = |own: &str| -> Vec<_> {
+            let found = in_network_of(own, all());
+            found.into_iter().map(|machine| machine.name).collect()
+        };
+        assert_eq!(names("/vm/a"), ["a", "b"]);
+        assert_eq!(names("/vm/x"), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_load_balancer_is_at_its_public_address_or_else_at_its_private_one() {
+        let found = |body: &str| parse_load_balancers("GET x", "constell1", body.as_bytes());
+        let public = Frontend::Public("subscriptions/8d/ip".into());
+        assert_eq!(found(BALANCERS).unwrap(), Some(public));
+        let private = BALANCERS.replace("publicIPAddress", "other");
+        let address = Frontend::Private("10.9.0.200".into());
+        assert_eq!(found(&private).unwrap(), Some(address));
+        // another path would get the token
+        for id in ["https://x/", "/subscriptions/../x", "/subscriptions/x?y"] {
+            let lying = BALANCERS.replace("/subscriptions/8d/ip", id);
+            assert_eq!(found(&lying).unwrap(), None, "{id}");
+        }
+        let address =
+            parse_public_address("GET x", br#"{"properties":{"ipAddress":"203.0.113.4"}}"#);
+        assert_eq!(address.unwrap(), "203.0.113.4");
+    }
+
+    #[test]
+    fn a_token_is_read_and_never_shown() {
+        let good =
+            br#"{"access_token":"eyJ0","expires_in":"86399","resource":"r","token_type":"Bearer"}"#;
+        assert!(parse_token("GET x", good).is_ok());
+        let error = parse_token("GET x", br#"{"access_token":"eyJ0 ","expires_in":"1"}"#);
+        let error = error.err().unwrap().to_string();
+        assert!(!error.contains("eyJ0"), "{error}");
+    }
+
+    #[test]
+    fn the_data_disk_has_its_number_by_scsi_and_by_nvme() {
+        let sys = tempfile::tempdir().unwrap();
+        let blocks = sys.path().join("block");
+        let add = |name: &str, controller: &str, lun: u32| {
+            let device =
+                format!("vmbus/{controller}-1e82-4818-a1c3-63d806ec15bb/host1/1:0:0:{lun}");
+            let device = sys.path().join(device);
+            fs::create_dir_all(&device).unwrap();
+            fs::create_dir_all(blocks.join(name)).unwrap();
+            symlink(device, blocks.join(name).join("device")).unwrap();
+        };
+        add("sda", "f8b3781a", 0);
+        add("sdb", "f8b3781b", 0);
+        add("sdc", "f8b3781b", 3);
+        for (name, namespace) in [("nvme0n1", "1\n"), ("nvme0n2", "2\n")] {
+            fs::create_dir_all(blocks.join(name).join("device")).unwrap();
+            fs::write(blocks.join(name).join("nsid"), namespace).unwrap();
+            let model = blocks.join(name).join("device/model");
+            fs::write(model, "MSFT NVMe Accelerator v1.0              \n").unwrap();
+        }
+        for (name, expected) in [
+            ("sda", None),
+            ("sdb", Some("lun0")),
+            ("sdc", Some("lun3")),
+            ("nvme0n1", None),
+            ("nvme0n2", Some("lun0")),
+            ("sdz", None),
+        ] {
+            assert_eq!(data_disk(&blocks, name).as_deref(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn mutated_answers_are_read_or_refused() {
+        let (mut good, mut bad) = (0, 0);
+        for body in mutations(MACHINES.as_bytes(), 10_000) {
+            match parse_machines("GET x", &body, INTERFACES.as_bytes()) {
+                Ok(machines) => {
+                    good += 1;
+                    assert!(machines.iter().all(|machine| !machine.name.is_empty()));
+                }
+                Err(error) => {
+                    bad += 1;
+                    assert!(error.to_string().len() < 4096);
+                }
+            }
+        }
+        assert!(good > 100 && bad > 100, "{good} good, {bad} bad");
+        for body in mutations(INTERFACES.as_bytes(), 5000) {
+            let _ = parse_machines("GET x", MACHINES.as_bytes(), &body);
+        }
+        for body in mutations(DOCUMENT.as_bytes(), 5000) {
+            if let Ok(document) = parse_document("GET x", &body) {
+                assert!(!document.group().contains(['?', '#', ' ']));
+            }
+        }
+        for body in mutations(BALANCERS.as_bytes(), 5000) {
+            let _ = parse_load_balancers("GET x", "constell1", &body);
+            let _ = parse_public_address("GET x", &body);
+            let _ = parse_token("GET x", &body);
+        }
+    }
+}
