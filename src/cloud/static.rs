@@ -245,22 +245,24 @@ impl Machines {
                 let found = self.machines.iter().find(|one| one.name == *name);
                 Ok(found.expect("parse has checked it").instance())
             }
-            None => self.at(addresses),
+            None => self
+                .at(addresses)
+                .map_err(|why| format!("{why}. Or name this machine in \"self\"")),
         }
     }
 
-    /// Returns the only machine that has one of these addresses.
+    /// Returns the only machine that has one of these addresses. For a list that many machines share, so `self` has no effect.
     pub fn at(&self, own: &[IpAddr]) -> Result<Instance, String> {
         let all = self.machines.iter().map(Machine::instance);
         let mut here = all.filter(|one| one.vpc_ip.is_some_and(|address| own.contains(&address)));
         match (here.next(), here.next()) {
             (Some(one), None) => Ok(one),
             (Some(one), Some(other)) => Err(format!(
-                "this machine has the addresses of {} and of {}: name it in \"self\"",
+                "the addresses {own:?} are those of {} and of {}: correct the list",
                 one.name, other.name
             )),
             (None, _) => Err(format!(
-                "no machine of the list has one of the addresses {own:?}: correct the list, or name this machine in \"self\""
+                "no machine of the list has one of the addresses {own:?}: correct the list"
             )),
         }
     }
@@ -422,15 +424,21 @@ mod tests {
             vpc_ip: Some(address("fd00::2")),
         };
         assert_eq!(own, Ok(expected));
-        let nowhere = list.at(&[address("192.0.2.1")]).unwrap_err();
+        let nowhere = list.own(&[address("192.0.2.1")]).unwrap_err();
         assert!(
             nowhere.contains("192.0.2.1") && nowhere.contains("\"self\""),
+            "{nowhere}"
+        );
+        // a list that is served is for many machines: none of them is "self"
+        let nowhere = list.at(&[address("192.0.2.1")]).unwrap_err();
+        assert!(
+            nowhere.contains("correct the list") && !nowhere.contains("self"),
             "{nowhere}"
         );
         let both = list.at(&[address("10.0.0.11"), address("fd00::2")]);
         assert!(
             both.unwrap_err()
-                .contains("control-plane-0 and of worker-0")
+                .contains("those of control-plane-0 and of worker-0")
         );
         assert_eq!(list.endpoint(), "cluster.example");
         assert_eq!(list.init_secret_hash(), Some(HASH));
