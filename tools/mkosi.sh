@@ -7,6 +7,9 @@
 # Needs root (mmdebstrap, mkosi). mkosi and the programs that it runs are those of Debian 13, in a folder of their own; the packages
 # come through apt, so Debian's signature on the archive is checked. Does nothing but print if the image is newer than all that it is
 # made of. OUT is another folder for the image, MKOSI_CACHE one for file systems with the packages installed.
+#
+# LOCK is a list of packages with their hashes, such as packaging/debian-trixie.sha256: an image with others is refused and deleted.
+# DEBIAN and DEBIAN_SECURITY are the archives that have them, by default those of this machine.
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "making an image with mkosi needs root"
 
@@ -25,9 +28,19 @@ kubernetes=$("$ROOT/tools/kubernetes.sh" kubeadm kubelet kubectl)
 programs=("$ROOT/target/dist/unlock" "$ROOT/target/dist/bootstrapper")
 for program in "${programs[@]}"; do [ -x "$program" ] || die "there is no $program: run make build"; done
 
+lock=${LOCK:+$(realpath -e "$LOCK")}
+# Prints the path of the image if its packages are those of LOCK.
+finish() {
+  if [ -n "$lock" ] && ! "$ROOT/tools/image-packages.py" "$out/$name.cdx.json" "$lock"; then
+    rm -f "$image"
+    die "the image is deleted. DEBIAN and DEBIAN_SECURITY can name archives of the day of the list, MKOSI_CACHE an empty folder"
+  fi
+  echo "$image"
+}
+
 inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$kubernetes/bin")
 image=$out/$name.raw
-if [ -e "$image" ] && [ -z "$(find "${inputs[@]}" -newer "$image" -print -quit)" ]; then echo "$image"; exit; fi
+if [ -e "$image" ] && [ -z "$(find "${inputs[@]}" -newer "$image" -print -quit)" ]; then finish; exit; fi
 
 mkdir -p "$CACHE" "$out"; exec 9>"$CACHE/mkosi.lock"; flock 9
 recipe=$(printf '%s' "$TOOLS" | sha256sum | cut -c1-12)
@@ -48,8 +61,8 @@ work=$(mktemp -d -p "$CACHE"); trap 'rm -rf --one-file-system "$work"' EXIT
 sources=$work/sandbox/etc/apt/sources.list.d/mkosi.sources
 packages=${MKOSI_CACHE:-$CACHE/mkosi-cache}
 mkdir -p "$(dirname "$sources")" "$work/workspace" "$CACHE/mkosi-packages" "$packages"
-debian=$(mirror)
-for source in "${debian%/} trixie trixie-updates" "${debian%/}-security trixie-security"; do
+debian=${DEBIAN:-$(mirror)}
+for source in "${debian%/} trixie trixie-updates" "${DEBIAN_SECURITY:-${debian%/}-security} trixie-security"; do
   read -r uri suites <<<"$source"
   printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n' "$uri" "$suites"
 done >"$sources"
@@ -75,4 +88,4 @@ umask 022
 PYTHONPATH=$tree/usr/lib/python3/dist-packages nice -n 5 python3 -m mkosi "${arguments[@]}" build >&2
 "$ROOT/tools/image-sbom.py" "$image" "$CACHE/mkosi-packages/cache/apt/archives" "$out"/{$name,initrd}.manifest -- \
   "${programs[@]}" "$kubernetes"/bin/{kubeadm,kubelet,kubectl} >"$out/$name.cdx.json"
-echo "$image"
+finish

@@ -39,5 +39,8 @@ for ending in manifest efi raw cdx.json; do
   esac
   die "${one##*/} differs between two builds"
 done
+if ! tools/image-packages.py "${image%raw}cdx.json" packaging/debian-trixie.sha256 >&2; then
+  say "Debian has other packages than those in packaging/debian-trixie.sha256: images of other machines have equal bytes only with the same packages"
+fi
 (cd "${image%/*}" && sha256sum firstlight.{raw,efi,manifest,cdx.json})
 say "two images of mkosi, built in different directories, are identical"

@@ -4,7 +4,7 @@
 use super::DISK;
 use machine::flow::{self, INIT, PATIENCE, Setting};
 use machine::vm::{self, CARD, Firmware, Machine, Source, Vm};
-use machine::{Context, Failure, Result, dist, script};
+use machine::{Context, Failure, Result, dist, root, script};
 use std::ffi::OsStr;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -281,6 +281,39 @@ fn the_bill_of_materials_of_the_image_is_complete() -> Result<()> {
         bill["metadata"]["component"]["hashes"][0]["content"],
         hash[..64]
     );
+    Ok(())
+}
+
+#[test]
+#[ignore = "builds an image: make test-images"]
+fn an_image_with_another_package_than_the_list_has_is_refused() -> Result<()> {
+    let image = image()?;
+    // the one that is refused is deleted
+    let folder = tempfile::tempdir_in(image.parent().unwrap()).context("make a folder")?;
+    let copy = folder.path().join("firstlight.raw");
+    let bill = copy.with_extension("cdx.json");
+    std::fs::hard_link(&image, &copy).context("link the image")?;
+    std::fs::copy(image.with_extension("cdx.json"), &bill).context("copy the bill of materials")?;
+    let packages = root().join("tools/image-packages.py");
+    let list = run(Command::new(packages).arg(&bill));
+    assert!(list.lines().count() > 100, "{list}");
+    let build = |list: &str| {
+        let lock = folder.path().join("packages.sha256");
+        std::fs::write(&lock, list).unwrap();
+        let mut build = Command::new(root().join("tools/mkosi.sh"));
+        build.env("LOCK", lock).env("OUT", folder.path());
+        build.output().unwrap()
+    };
+    assert!(build(&list).status.success());
+    assert!(copy.exists());
+    let line = list.lines().find(|line| line.contains("  systemd_"));
+    let other = list.replace(&line.unwrap()[..64], &"0".repeat(64));
+    let refused = build(&other);
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && !copy.exists(), "{why}");
+    let zeros = format!(", expected {}", "0".repeat(64));
+    let named = |line: &str| line.starts_with("systemd_") && line.ends_with(&zeros);
+    assert!(why.lines().any(named), "{why}");
     Ok(())
 }
 
