@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Unpacks a small Debian in which dracut and initramfs-tools run, and prints its folder.
 #
-#   tools/debian.sh [bookworm|trixie|sid|noble] [measuring|others]
+#   tools/debian.sh [bookworm|trixie|sid|noble] [measuring|others|network-manager]
 #
 # noble is Ubuntu 24.04.
 #
 # With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid, which
 # is fetched once: for a newer one, delete its folder. On some days sid's packages do not fit together; then the script says so. With
-# `others` it also has the programs with which Firstlight is compared: clevis with tang, and systemd's tokens for a TPM.
+# `others` it also has the programs with which Firstlight is compared: clevis with tang, and systemd's tokens for a TPM. With
+# `network-manager` it has NetworkManager.
 #
 # The packages come through apt, so Debian's signature on the archive is checked; they are unpacked and not installed, which
 # takes seconds and needs no root. The folder is kept in the cache until the recipe changes.
@@ -37,6 +38,7 @@ case $suite-$kind in
 sid-measuring) PACKAGES+=(tpm2-tools systemd-tpm libcrypt1 libkmod2 libpam0g libseccomp2) name=debian-measuring-$suite ;;
 *-measuring) PACKAGES+=(tpm2-tools) name=debian-measuring-$suite ;;
 bookworm-others) PACKAGES+=(clevis-dracut clevis-luks cryptsetup-bin tang tpm2-tools libtss2-tcti-device0) name=debian-others-$suite ;;
+*-network-manager) PACKAGES+=(network-manager) name=debian-network-manager-$suite ;;
 bookworm- | trixie-) ;;
 noble-) name=ubuntu-$suite ;;
 *) die "unknown kind of $suite: ${kind:-none}" ;;

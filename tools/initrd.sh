@@ -4,13 +4,17 @@
 #   tools/initrd.sh SYSTEM SUITE OUT UNLOCK     UNLOCK: the program, the package firstlight-initramfs, or "-" for an initrd without
 #                                                Firstlight
 #
-# SYSTEM is dracut, initramfs-tools, or dracut-measuring: dracut with the units of systemd that measure the phases of the boot. Does
-# nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh. The initrd is for the kernel of
-# tools/kernel.sh: for a suite of Debian that of Debian 12, for Ubuntu its own.
+# SYSTEM is dracut, initramfs-tools, or dracut of one more kind: dracut-measuring with the units of systemd that measure the phases of the
+# boot, dracut-network-manager with NetworkManager on a system without systemd-networkd, such as a Fedora. Does nothing if OUT is newer
+# than all that it is made of. SUITE is that of tools/debian.sh. The initrd is for the kernel of tools/kernel.sh: for a suite of Debian that of Debian 12, for
+# Ubuntu its own.
 . "$(dirname "$0")/lib.sh"
 
-system=${1:?dracut, dracut-measuring or initramfs-tools} suite=${2:?bookworm or trixie} out=${3:?where to} unlock=${4:?the program unlock}
-kind=; [ "$system" != dracut-measuring ] || kind=measuring
+system=${1:?dracut, dracut-measuring, dracut-network-manager or initramfs-tools} suite=${2:?bookworm or trixie} out=${3:?where to} unlock=${4:?the program unlock}
+case $system in
+dracut-*) kind=${system#dracut-} ;;
+*) kind= ;;
+esac
 debian=$("$ROOT/tools/debian.sh" "$suite" $kind)
 case $suite in
 noble) kernel=$("$ROOT/tools/kernel.sh" "$suite") ;;
@@ -29,6 +33,7 @@ case $unlock in
 *.deb) install_package "$root" "$unlock" ;;
 *) "$ROOT/initramfs/install.sh" "$unlock" "$root" ;;
 esac
+[ "$kind" != network-manager ] || rm "$root/usr/lib/systemd/systemd-networkd"
 
 case $system in
 dracut*)
@@ -48,7 +53,7 @@ dracut*)
 initramfs-tools)
   command=(sh -c 'sed "s/^COMPRESS=.*/COMPRESS=zstd/" -i.old /etc/initramfs-tools/initramfs.conf; exec mkinitramfs -o /boot/initrd "$1"' sh "$version")
   ;;
-*) die "unknown system $system: dracut, dracut-measuring or initramfs-tools" ;;
+*) die "unknown system $system: dracut, dracut-measuring, dracut-network-manager or initramfs-tools" ;;
 esac
 say "making an initrd with $system of $suite"
 SOURCE_DATE_EPOCH=$(source_date)

@@ -35,6 +35,7 @@ const DRACUT: Maker = Maker::new("dracut", "bookworm");
 const INITRAMFS_TOOLS: Maker = Maker::new("initramfs-tools", "bookworm");
 /// Debian 13's.
 const DRACUT_13: Maker = Maker::new("dracut", "trixie");
+const NETWORK_MANAGER: Maker = Maker::new("dracut-network-manager", "trixie");
 const INITRAMFS_TOOLS_13: Maker = Maker::new("initramfs-tools", "trixie");
 /// Ubuntu 24.04's, with Ubuntu's kernel.
 const INITRAMFS_TOOLS_UBUNTU: Maker = Maker::new("initramfs-tools", "noble");

@@ -21,7 +21,13 @@ depends() {
             return
         fi
     done
-    echo systemd-networkd
+    # a system without systemd-networkd, such as Fedora's, has what dracut itself chooses
+    # shellcheck disable=SC2154
+    if [[ -x $dracutsysrootdir$systemdutildir/systemd-networkd ]]; then
+        echo systemd-networkd
+    else
+        echo network
+    fi
 }
 
 # Settings of dracut itself; an image overrides them on its kernel command line. A shell in the initrd could open the disk, so none
