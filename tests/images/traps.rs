@@ -65,6 +65,12 @@ fn a_member_with_an_initrd_of_dracut_says_what_is_strange() -> Result<()> {
 
 #[test]
 #[ignore = "boots a machine: make test-images"]
+fn a_member_with_an_initrd_of_debian_13s_dracut_says_what_is_strange() -> Result<()> {
+    member_meets("dracut-13-strange", DRACUT_13)
+}
+
+#[test]
+#[ignore = "boots a machine: make test-images"]
 fn a_member_with_an_initrd_of_initramfs_tools_says_what_is_strange() -> Result<()> {
     member_meets("initramfs-tools-strange", INITRAMFS_TOOLS)
 }
