@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Issuer, qemu_vtpm};
+use attest::attestation::{Claims, Form, Issuer, Policy, qemu_vtpm};
 use attest::tpm::{self, Tpm};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use base64::Engine;
 use proto::join::{ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server};
+use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server, Transport};
 use services::join_service::evidence::RemoteIssuer;
 use support::program::built;
 use support::swtpm::Swtpm;
@@ -360,6 +360,52 @@ fn a_policy_that_requires_the_strong_form_is_in_force_without_a_restart() {
     service.expect("the policy requires the strong form of attested TLS");
 }
 
+/// A node that would believe it gets the old form, and each other one the strong form, in which the reason can be told.
+#[test]
+fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
+    let setting = Setting::new();
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let policy = setting.policy();
+    let service = setting.join_service_with(3, keys, &policy, &[]);
+    service.expect("this service proves nothing to nodes (--evidence)");
+    let issuer = qemu_vtpm::issuer(setting.tpm.location().parse().unwrap(), None);
+    let issuer: Arc<dyn Issuer> = Arc::new(issuer);
+    let text = std::fs::read_to_string(&policy).unwrap();
+    let judge = Arc::new(qemu_vtpm::validator(Arc::new(
+        Policy::from_json(&text).unwrap(),
+    )));
+    let node = || {
+        atls::Client::new(Some(issuer.clone()), vec![])
+            .verify_strong(vec![judge.clone()])
+            .to_join_service()
+    };
+    let connect = |client: atls::Client| {
+        let socket = TcpStream::connect(SocketAddr::new(setting.host(3), 30090)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        client.connect(socket, deadline)
+    };
+    let form = |transport: Transport| {
+        let claims = transport.claims.unwrap();
+        claims.downcast_ref::<Claims>().unwrap().form
+    };
+    let refused = |client: atls::Client| {
+        let error = connect(client).err().unwrap().to_string();
+        let why = "it proves nothing, as a join service does whose host gives it no evidence";
+        assert!(error.contains(why), "{error}");
+    };
+    assert_eq!(form(connect(node()).unwrap()), Form::Old);
+    refused(node().require_strong());
+    service.expect("the node has the setting require=strong");
+
+    // nobody gets a ticket by this policy, and nobody is told that his own proof is wrong
+    let text = text.strip_suffix('}').unwrap();
+    let next = setting.file("next.json", format!(r#"{text},"require":"strong"}}"#));
+    std::fs::rename(next, &policy).unwrap();
+    service.expect("a new policy is in force");
+    refused(node());
+    service.expect("the policy or --require demands the strong form of attested TLS");
+}
+
 #[test]
 fn a_node_that_rejoins_accepts_another_image_of_its_cluster_and_no_other_cluster() {
     let setting = Setting::new();
@@ -378,7 +424,8 @@ fn a_node_that_rejoins_accepts_another_image_of_its_cluster_and_no_other_cluster
     let mut command = setting.unlock(&disk);
     let mut node = Program::start(command.arg("--require=strong"));
     node.expect("the disk belongs to another cluster than the machine of the join service");
-    node.expect("the setting require=strong refuses such a service");
+    node.expect("it proves nothing, as a join service does whose host gives it no evidence");
+    service.expect("the node has the setting require=strong");
 
     let updated = Host::new(Some(own_cluster()), Some(b"other"));
     let evidence = updated.socket().display().to_string();

@@ -178,9 +178,9 @@ impl From<rustls::Error> for Error {
                 | InvalidMessage::MessageTooLarge),
             ) => Error::NotTls(format!("{what:?}")),
             Tls::PeerIncompatible(what) => Error::Incompatible(format!("{what:?}")),
-            Tls::NoApplicationProtocol => {
-                Error::Incompatible("it does not offer HTTP/2 (ALPN h2)".into())
-            }
+            Tls::NoApplicationProtocol => Error::Incompatible(
+                "it offers no form of attested TLS that this side accepts (ALPN)".into(),
+            ),
             Tls::EncryptError
             | Tls::FailedToGetCurrentTime
             | Tls::FailedToGetRandomBytes

@@ -301,7 +301,7 @@ impl End<'_> {
     fn validate(&self, proof: &Proof, session: &Session) -> Result<Identified, ValidateError> {
         let Some(identity) = &session.peers.identity else {
             return Err(ValidateError(
-                "it proves nothing: it sends no attestation document".into(),
+                "it proves nothing, as a join service does whose host gives it no evidence (its log says why)".into(),
             ));
         };
         let validator = self

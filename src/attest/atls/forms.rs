@@ -7,6 +7,8 @@ use rustls::SupportedProtocolVersion;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Forms {
     Both,
+    /// The strong form only with a peer that does not offer the old one.
+    OldFirst,
     OnlyStrong,
     /// As a program of the old system.
     OnlyOld,
@@ -21,12 +23,28 @@ impl Forms {
         self,
         old: &[&[u8]],
     ) -> (&'static [&'static SupportedProtocolVersion], Vec<Vec<u8>>) {
-        let strong = (self != Forms::OnlyOld).then_some(ALPN_STRONG);
-        let old = old.iter().copied().filter(|_| self != Forms::OnlyStrong);
-        let protocols = strong.into_iter().chain(old).map(<[u8]>::to_vec).collect();
-        match self {
-            Forms::OnlyStrong => (Self::TLS13, protocols),
-            _ => (rustls::ALL_VERSIONS, protocols),
-        }
+        let strong: &[&[u8]] = &[ALPN_STRONG];
+        let (versions, protocols) = match self {
+            Forms::Both => (rustls::ALL_VERSIONS, [strong, old]),
+            Forms::OldFirst => (rustls::ALL_VERSIONS, [old, strong]),
+            Forms::OnlyStrong => (Self::TLS13, [strong, &[]]),
+            Forms::OnlyOld => (rustls::ALL_VERSIONS, [&[], old]),
+        };
+        let protocols = protocols.concat().into_iter().map(<[u8]>::to_vec);
+        (versions, protocols.collect())
+    }
+
+    /// Returns whether a server selects the strong form, as rustls does by the order of `parameters`.
+    pub fn selects_strong<'a>(
+        self,
+        offered: impl Iterator<Item = &'a [u8]>,
+        old: &[&[u8]],
+    ) -> bool {
+        let (_, protocols) = self.parameters(old);
+        let offered: Vec<&[u8]> = offered.collect();
+        let selected = protocols
+            .iter()
+            .find(|known| offered.contains(&known.as_slice()));
+        selected.is_some_and(|selected| selected == ALPN_STRONG)
     }
 }

@@ -29,7 +29,6 @@ use crate::attestation::{
 };
 use base::network::Network;
 use base::turns::{self, Turns};
-use proto::attested::ALPN as ALPN_STRONG;
 use rpc::grpc::{Accept, Transport};
 use rpc::half_open::PeersTurn;
 
@@ -41,6 +40,9 @@ use rpc::half_open::PeersTurn;
 pub const MAX_ISSUING: usize = 4;
 /// Maximum number of handshakes that wait to make a document. Networks take turns, so a flood delays only its own network.
 const MAX_WAITING: usize = 128;
+
+/// The protocols in a connection of the old form.
+const OLD_PROTOCOLS: [&[u8]; 2] = [ALPN_H2, ALPN_HTTP11];
 
 /// Establishes attested connections on accepted sockets. It selects the strong form if the client offers it.
 pub struct Server {
@@ -78,6 +80,13 @@ impl Server {
     /// Refuses the old form, and so TLS 1.2.
     pub fn require_strong(mut self) -> Self {
         self.forms = Forms::OnlyStrong;
+        self
+    }
+
+    /// Selects the old form if the client offers it. A server that cannot prove itself does so: in the strong form each client that
+    /// demands a proof refuses it.
+    pub fn old_first(mut self) -> Self {
+        self.forms = Forms::OldFirst;
         self
     }
 
@@ -224,6 +233,7 @@ impl Server {
             issuing: self.issuing.clone(),
             network,
             deadline,
+            forms: self.forms,
             bare,
             is_strong: AtomicBool::new(false),
             client_nonce,
@@ -238,7 +248,7 @@ impl Server {
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ServerConfig, Error> {
-        let (versions, protocols) = self.forms.parameters(&[ALPN_H2, ALPN_HTTP11]);
+        let (versions, protocols) = self.forms.parameters(&OLD_PROTOCOLS);
         let mut config = ServerConfig::builder_with_provider(provider::server())
             .with_protocol_versions(versions)?
             .with_client_cert_verifier(session.clone())
@@ -283,9 +293,10 @@ pub(super) struct Session {
     issuing: Arc<Turns>,
     network: Network,
     deadline: Instant,
+    forms: Forms,
     /// The certificate of the strong form, if the server knows that form.
     bare: Option<Arc<CertifiedKey>>,
-    /// Whether the client offers the strong form, and the server knows it.
+    /// Whether the server selects the strong form.
     is_strong: AtomicBool,
     client_nonce: Vec<u8>,
     server_nonce: [u8; 32],
@@ -327,10 +338,9 @@ impl Session {
 impl ResolvesServerCert for Session {
     /// Runs before the server asks for the client's certificate, and selects the form as rustls does by our preference.
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let is_strong = self.bare.is_some()
-            && hello
-                .alpn()
-                .is_some_and(|mut offered| offered.any(|protocol| protocol == ALPN_STRONG));
+        let is_strong = hello
+            .alpn()
+            .is_some_and(|offered| self.forms.selects_strong(offered, &OLD_PROTOCOLS));
         // the second hello after a HelloRetryRequest may offer something else than the first one
         self.is_strong.store(is_strong, Ordering::Relaxed);
         if is_strong {

@@ -155,8 +155,13 @@ impl Issuer for RemoteIssuer {
 /// Accepts nodes, and proves this machine to them if the host gives evidence.
 pub struct Door {
     issuer: Option<Arc<RemoteIssuer>>,
+    validator: Arc<dyn Validator>,
+    require_strong: bool,
     proving: atls::Server,
+    /// Sends no proof in the strong form. Nodes refuse that, and say so.
     without_proof: atls::Server,
+    /// The same, but selects the old form if a node offers it: nodes believe it there.
+    without_proof_old: atls::Server,
     /// When the host was last asked in vain.
     refused: Mutex<Option<Instant>>,
 }
@@ -169,19 +174,14 @@ impl Door {
         require_strong: bool,
     ) -> Door {
         let issuer = issuer.map(Arc::new);
-        let server = || atls::Server::new(None, vec![validator.clone()]);
+        let server = || match require_strong {
+            true => atls::Server::new(None, vec![validator.clone()]).require_strong(),
+            false => atls::Server::new(None, vec![validator.clone()]),
+        };
         let mut proving = server();
         if let Some(issuer) = &issuer {
             proving = proving.attest_strong(issuer.clone());
         }
-        if require_strong {
-            proving = proving.require_strong();
-        }
-        // A node of the strong form demands a proof. Without one it accepts only the old form.
-        let without_proof = match require_strong {
-            true => server().require_strong(),
-            false => server().only_old(),
-        };
         if issuer.is_none() {
             log::warn!(
                 "this service proves nothing to nodes (--evidence): those with the setting require=strong take no ticket from it"
@@ -189,8 +189,11 @@ impl Door {
         }
         Door {
             issuer,
+            validator: validator.clone(),
+            require_strong,
             proving,
-            without_proof,
+            without_proof: server(),
+            without_proof_old: server().old_first(),
             refused: Mutex::default(),
         }
     }
@@ -240,9 +243,34 @@ impl Accept for Door {
         deadline: Instant,
         turn: &PeersTurn,
     ) -> io::Result<Transport> {
-        match self.can_prove() {
-            true => self.proving.accept(socket, deadline, turn),
-            false => self.without_proof.accept(socket, deadline, turn),
+        if self.can_prove() {
+            return self.proving.accept(socket, deadline, turn);
         }
+        let requires_strong = self.require_strong || self.validator.requires_strong();
+        let server = match requires_strong {
+            true => &self.without_proof,
+            false => &self.without_proof_old,
+        };
+        let peer = socket.peer_addr();
+        let result = server.accept(socket, deadline, turn);
+        if let (Err(error), Ok(peer)) = (&result, peer)
+            && is_refusal(error)
+        {
+            log::warn!(
+                "node {peer} refuses this service, which proves nothing without evidence of the host: {}",
+                match requires_strong {
+                    true =>
+                        "the policy or --require demands the strong form of attested TLS, in which nodes demand a proof",
+                    false => "the node has the setting require=strong",
+                }
+            );
+        }
+        result
     }
+}
+
+/// Returns whether the peer refused what this service proved.
+fn is_refusal(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|inner| inner.downcast_ref());
+    error.is_some_and(atls::Error::is_attestation_refused_by_peer)
 }
