@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use attest::attestation::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
 use attest::attestation::{Registers, cluster_register, is_marked};
@@ -1010,6 +1010,57 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
         }
         let _ = server.join().unwrap();
     }
+}
+
+/// The first call, which a node makes before it has a network, may create the key and reads certificates. A proof then asks for as
+/// little as possible: each command takes a TPM of hardware some hundredths of a second, and a signature some tenths.
+#[test]
+fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
+    use attest::attestation::session::{Request, Role};
+    // TPM_CC (part 2 §6.5.2)
+    const CREATE_PRIMARY: u32 = 0x131;
+    const SHUTDOWN: u32 = 0x145;
+    const QUOTE: u32 = 0x158;
+    const READ_PUBLIC: u32 = 0x173;
+    const GET_CAPABILITY: u32 = 0x17a;
+    const PCR_READ: u32 = 0x17e;
+    let tpm = Swtpm::start();
+    let asked = Arc::new(Mutex::new(vec![]));
+    let seen = asked.clone();
+    let between = Meddler::between(&tpm, move |mut client, mut server| {
+        while let Some(command) = message(&mut client) {
+            let code = u32::from_be_bytes(command[6..10].try_into().unwrap());
+            server.write_all(&command).unwrap();
+            let answer = message(&mut server).unwrap();
+            // swtpm answers TPM_RC_RETRY to the first command with an RSA key, and tpm2-tss repeats it
+            if answer[6..10] == [0; 4] {
+                seen.lock().unwrap().push(code);
+            }
+            client.write_all(&answer).unwrap();
+        }
+    });
+    let issuer = qemu_vtpm::issuer(between.location.clone(), None);
+    issuer.identity().unwrap();
+    let first = std::mem::take(&mut *asked.lock().unwrap());
+    assert!(first.contains(&CREATE_PRIMARY), "{first:x?}");
+    let proof = |banks: &[Bank]| {
+        let request = Request {
+            role: Role::Client,
+            session: &[1; 32],
+            nonce: NONCE,
+            banks,
+            challenge: None,
+            for_stranger: false,
+        };
+        issuer.prove(&request).unwrap();
+        std::mem::take(&mut *asked.lock().unwrap())
+    };
+    let key = [GET_CAPABILITY, READ_PUBLIC, READ_PUBLIC, GET_CAPABILITY];
+    let bank = [QUOTE, PCR_READ, PCR_READ, PCR_READ];
+    let expected = |banks: usize| [&key[..], &bank.repeat(banks), &[SHUTDOWN]].concat();
+    assert_eq!(proof(&[Bank::Sha256]), expected(1));
+    // an old peer gets all banks
+    assert_eq!(proof(&[]), expected(4));
 }
 
 /// swtpm has four banks; each quote takes the TPM some time.

@@ -228,6 +228,10 @@ impl Tpm {
             .find(|(found, _)| *found == bank)
             .ok_or(Error::NoBank(bank))?
             .1;
+        self.read(bank, &slots)
+    }
+
+    fn read(&mut self, bank: Bank, slots: &[PcrSlot]) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
         let mut values = BTreeMap::new();
         for slots in slots.chunks(PCRS_A_READ) {
             let (_, _, digests) = self.run("PCR_Read", |context| {
@@ -342,7 +346,7 @@ impl Tpm {
             })?;
             let attest = attest.marshall().map_err(&failed)?;
             let signature = signature.marshall().map_err(&failed)?;
-            let pcrs = self.pcrs(bank)?;
+            let pcrs = self.read(bank, slots)?;
             let values: Vec<u8> = pcrs.values().flatten().copied().collect();
             // TPMS_ATTEST ends with the digest of the values, whose hash is that of the key's scheme
             let is_of_these = [Bank::Sha256, Bank::Sha384, Bank::Sha512]
