@@ -54,6 +54,13 @@ impl Bearer {
         }
     }
 
+    /// Gets a new token.
+    pub fn renew(&self, new: &dyn Fn() -> Result<Token, Error>) -> Result<(), Error> {
+        let token = new()?;
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        Ok(())
+    }
+
     /// Returns the answer to GET of this path and query. `new` gets a token; a token that the API refuses is renewed once.
     pub fn get(
         &self,

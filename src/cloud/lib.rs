@@ -9,10 +9,12 @@ mod bearer;
 pub mod gcp;
 mod guard;
 pub mod http;
+pub mod openstack;
 mod pages;
 mod place;
 pub mod qemu;
 mod sigv4;
+mod stackit;
 mod state_disk;
 pub mod r#static;
 
@@ -102,6 +104,8 @@ pub const ALL: &[Cloud] = &[
     aws::CLOUD,
     gcp::CLOUD,
     azure::CLOUD,
+    openstack::CLOUD,
+    stackit::CLOUD,
 ];
 
 /// The names of [`ALL`].

@@ -3,9 +3,9 @@
 //! endless pages), a server of this file does in the form of the API reference.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
 use base::time;
@@ -115,13 +115,18 @@ impl Imds {
 
 /// moto with a cluster in it.
 struct Moto {
-    process: Child,
     cluster: Value,
     /// Its end ends moto.
     _input: ChildStdin,
 }
 
 impl Moto {
+    /// Returns the one of all tests. It ends with its standard input, and thus with this process.
+    fn get() -> &'static Moto {
+        static MOTO: LazyLock<Moto> = LazyLock::new(Moto::start);
+        &MOTO
+    }
+
     fn start() -> Moto {
         let mut process = python()
             .arg(format!("{ROOT}/tests/clouds/aws.py"))
@@ -140,7 +145,6 @@ impl Moto {
         Moto {
             _input: process.stdin.take().unwrap(),
             cluster: serde_json::from_str(&line).unwrap(),
-            process,
         }
     }
 
@@ -151,13 +155,6 @@ impl Moto {
         let (imds, url) = Imds::start(machine, &self.cluster["credentials"][role]);
         let moto = self.cluster["url"].as_str().unwrap();
         (client("aws", &place(&url, moto)), imds)
-    }
-}
-
-impl Drop for Moto {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -177,7 +174,7 @@ fn instance(machine: &Value) -> Instance {
 
 #[test]
 fn a_cluster_in_moto_is_found_with_the_permissions_of_the_docs() {
-    let moto = Moto::start();
+    let moto = Moto::get();
     let machines: Vec<_> = moto.cluster["machines"]
         .as_array()
         .unwrap()
@@ -220,7 +217,7 @@ fn a_cluster_in_moto_is_found_with_the_permissions_of_the_docs() {
 
 #[test]
 fn a_signature_with_another_secret_is_refused_and_new_credentials_are_tried_once() {
-    let moto = Moto::start();
+    let moto = Moto::get();
     let (metadata, imds) = moto.machine(0);
     let path = "meta-data/iam/security-credentials/control-plane";
     let right = moto.cluster["credentials"]["control-plane"].clone();

@@ -214,10 +214,10 @@ fn a_cluster_is_found_in_the_zones_of_its_region() {
 }
 
 #[test]
-fn a_hundred_thousand_machines_are_listed_and_endless_pages_are_not() {
-    let (metadata, project) = start(100_000);
-    assert_eq!(metadata.peers().unwrap().len(), 100_001);
-    assert_eq!(project.lists.load(Ordering::SeqCst), 200);
+fn twenty_thousand_machines_are_listed_and_endless_pages_are_not() {
+    let (metadata, project) = start(20_000);
+    assert_eq!(metadata.peers().unwrap().len(), 20_001);
+    assert_eq!(project.lists.load(Ordering::SeqCst), 40);
     project.pages_repeat.store(true, Ordering::SeqCst);
     let error = error(metadata.peers());
     assert!(error.contains("pages repeat"), "{error}");

@@ -4,6 +4,7 @@
 mod aws;
 mod azure;
 mod gcp;
+mod openstack;
 mod server;
 
 use std::sync::Arc;
