@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::connect::and_known;
+use super::master_secret::Source;
 use super::progress::Progress;
 use super::state::State;
-use super::{UNREACHABLE, files, master_secret, say};
+use super::{UNREACHABLE, files, say};
 use attest::attestation::{Policy, Variant};
 use base::program::Failure;
 use base::stop::Stop;
@@ -29,8 +30,8 @@ pub struct Options {
     pub image: String,
     /// The parts that are not changed.
     pub skip_phases: Vec<Phase>,
-    /// The file of the master secret.
-    pub master_secret: PathBuf,
+    /// Where the master secret comes from.
+    pub master_secret: Source,
     /// The state file, which has the measurement salt.
     pub state: PathBuf,
     /// The port of the join service on each control plane.
@@ -76,7 +77,7 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
         Failure::failed(format!("{}: {error}", options.policy.display()))
     };
     let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
-    let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
+    let kms = options.master_secret.read().map_err(Failure::failed)?;
     let state = State::open(&options.state).map_err(Failure::failed)?;
     // checked here, because the service keeps the old policy if it cannot read the new one, and the operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;

@@ -3,7 +3,7 @@
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, hash_secret, init, man, measure,
-    metadata, recover, roots, ssh, status, timeline, verify,
+    metadata, recover, roots, share, ssh, status, timeline, verify,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -26,6 +26,7 @@ pub const PROGRAM: Program = Program {
         COLLATERAL,
         METADATA_SERVICE,
         HASH_SECRET,
+        SHARE,
         COMPLETIONS,
         MAN,
     ],
@@ -163,6 +164,7 @@ const APPLY: Command = Command {
         ),
         Opt::value("kubeconfig", Value::File, "the administrator's kubeconfig").or(KUBECONFIG_FILE),
         MASTER_SECRET,
+        SHARE_FILE,
         Opt::value(
             "state",
             Value::File,
@@ -439,6 +441,7 @@ const RECOVER: Command = Command {
         KEPT,
         OFFLINE,
         MASTER_SECRET,
+        SHARE_FILE,
         ATTESTATION_KEY,
         TRUST_ANY_TPM,
         KNOWN_NODES,
@@ -456,6 +459,7 @@ const RECOVER: Command = Command {
     examples: &[
         "firstlight recover --endpoint 10.42.1.100 --policy policy.json --status",
         "firstlight recover --endpoint 10.42.1.100 --policy policy.json --master-secret /media/safe/mastersecret.json",
+        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --share alice.txt --share bob.txt --share -",
     ],
     run: |given| recover::run(&super::recover_options(given)?),
 };
@@ -477,6 +481,7 @@ const SSH: Command = Command {
             "your public key, as ~/.ssh/id_ed25519.pub; any type that can be certified",
         ),
         MASTER_SECRET,
+        SHARE_FILE,
         Opt::value(
             "certificate",
             Value::File,
@@ -499,7 +504,7 @@ const SSH: Command = Command {
         "firstlight ssh --key ~/.ssh/id_ed25519.pub",
         "firstlight ssh --key ~/.ssh/id_ed25519.pub --certificate ~/.ssh/id_ed25519-cert.pub --overwrite",
     ],
-    run: |given| ssh::run(&super::ssh_options(given)),
+    run: |given| ssh::run(&super::ssh_options(given)?),
 };
 
 const MEASURE: Command = Command {
@@ -734,6 +739,46 @@ const HASH_SECRET: Command = Command {
     run: |given| hash_secret::run(given.operand()?.as_ref()),
 };
 
+const SHARE: Command = Command {
+    name: "share",
+    summary: "divide the master secret among several people",
+    about: &[
+        "Writes a small text file for each person. As many of them as --threshold restore the master secret together, and fewer \
+              learn nothing about it (Shamir's scheme, as HashiCorp Vault has it). A share can be copied by hand: its code has digits \
+              and letters that are hard to confuse, and a check.",
+        "The commands that read the master secret take shares in its place: --share FILE for each, and --share - to type them. Then \
+              no single file is everything any more. Shares of different runs do not fit together, and those of earlier runs \
+              stay valid.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed(
+            "threshold",
+            Value::Text("NUMBER"),
+            "how many shares restore the secret, at least 2",
+        ),
+        Opt::needed(
+            "shares",
+            Value::Text("NUMBER"),
+            "how many shares are made, at most 255",
+        ),
+        MASTER_SECRET,
+        SHARE_FILE,
+        Opt::value(
+            "out",
+            Value::File,
+            "the folder for the files share-1-of-5.txt and so on, none of which may exist; it is made if it is missing",
+        )
+        .or("firstlight-shares"),
+        Opt::flag("qr", "also print each share as a QR code"),
+    ],
+    examples: &[
+        "firstlight share --threshold 3 --shares 5 --out /media/safe/shares",
+        "firstlight share --threshold 2 --shares 3 --share alice.txt --share bob.txt --share carol.txt --qr",
+    ],
+    run: |given| share::run(&super::share_options(given)?),
+};
+
 const ROOTS: Command = Command {
     name: "roots",
     summary: "list the certificates of vendors that the programs trust",
@@ -851,6 +896,12 @@ const POLICY: Opt = Opt::needed(
 );
 const MASTER_SECRET: Opt =
     Opt::value("master-secret", Value::File, "the cluster's master secret").or(MASTER_SECRET_FILE);
+const SHARE_FILE: Opt = Opt::value(
+    "share",
+    Value::File,
+    "in place of --master-secret: the file of a share that `firstlight share` made; may be repeated; with - the missing \
+     shares are asked for on the terminal",
+);
 const SVG: Opt = Opt::value(
     "svg",
     Value::File,

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use super::connect::{Endpoint, Node, Reached, Trust, read_policy};
 use super::kubeconfig::{default_path, merge};
+use super::master_secret::{self, Source};
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
-use super::{UNREACHABLE, apply, components, files, master_secret, say};
+use super::{UNREACHABLE, apply, components, files, say};
 use attest::attestation::Variant;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
@@ -218,7 +219,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         policy: options.policy.clone(),
         image: image.clone(),
         skip_phases: vec![],
-        master_secret: options.master_secret.clone(),
+        master_secret: Source::File(options.master_secret.clone()),
         state: options.state.clone(),
         node_port: join::NODE_PORT,
         migration: Migration::default(),

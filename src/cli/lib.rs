@@ -25,6 +25,8 @@ mod metadata;
 mod progress;
 mod recover;
 mod roots;
+mod share;
+pub mod shares;
 mod sources;
 mod ssh;
 mod state;
@@ -52,6 +54,7 @@ use cloud::Machines;
 use connect::{Endpoint, Trust};
 use hardware::snp::tcb::Product;
 use kubernetes::services::{MetadataService, Phase};
+use master_secret::Source;
 use proto::recoverproto;
 use sys::process;
 use usage::Given;
@@ -184,7 +187,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         require_strong: given.one_of("require", &["strong"])? == "strong",
         image: image.unwrap_or_default(),
         skip_phases,
-        master_secret: given.path("master-secret"),
+        master_secret: master_secret_of(given)?,
         state: given.path("state"),
         node_port: given.parsed("node-port", str::parse::<u16>)?,
         migration: given
@@ -260,11 +263,14 @@ fn metadata_options(given: &Given) -> Result<metadata::Options, Failure> {
 }
 
 fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
-    let action = match (given.has("status"), given.has("master-secret")) {
-        (true, false) => recover::Action::Status,
-        (true, true) => return Err(Failure::Usage("--status needs no --master-secret".into())),
+    let secret = ["master-secret", "share"]
+        .into_iter()
+        .find(|name| given.has(name));
+    let action = match (given.has("status"), secret) {
+        (true, None) => recover::Action::Status,
+        (true, Some(name)) => return Err(Failure::Usage(format!("--status needs no --{name}"))),
         (false, _) => recover::Action::Push {
-            master_secret: given.path("master-secret"),
+            master_secret: master_secret_of(given)?,
             is_migrating: given.has("migrate"),
         },
     };
@@ -440,14 +446,36 @@ fn cluster_id(text: &str) -> Result<[u8; CLUSTER_ID_LEN], &'static str> {
     state::unhex(text).ok_or("expected 64 hexadecimal digits")
 }
 
-fn ssh_options(given: &Given) -> ssh::Options {
-    ssh::Options {
+fn ssh_options(given: &Given) -> Result<ssh::Options, Failure> {
+    Ok(ssh::Options {
         key: given.path("key"),
-        master_secret: given.path("master-secret"),
+        master_secret: master_secret_of(given)?,
         certificate: given.path("certificate"),
         known_hosts: given.path("known-hosts"),
         old_hosts: given.has("old-hosts"),
         overwrite: given.has("overwrite"),
+    })
+}
+
+fn share_options(given: &Given) -> Result<share::Options, Failure> {
+    Ok(share::Options {
+        threshold: given.parsed("threshold", str::parse)?,
+        count: given.parsed("shares", str::parse)?,
+        master_secret: master_secret_of(given)?,
+        out: given.path("out"),
+        qr: given.has("qr"),
+    })
+}
+
+/// Returns where the master secret comes from.
+fn master_secret_of(given: &Given) -> Result<Source, Failure> {
+    let shares = given.texts("share")?;
+    match (shares.is_empty(), given.has("master-secret")) {
+        (true, _) => Ok(Source::File(given.path("master-secret"))),
+        (false, false) => Ok(Source::Shares(shares.into_iter().map(Into::into).collect())),
+        (false, true) => Err(Failure::Usage(
+            "--share and --master-secret: give one of the two".into(),
+        )),
     }
 }
 

@@ -12,7 +12,7 @@
 //! Without it the cluster cannot be recovered. So it is durable before a node gets it, and it is never overwritten.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -20,6 +20,7 @@ use serde::Deserialize;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 use super::files::{self, Error};
+use super::shares;
 use base::crypto::{KEY_LEN, Secret};
 use kms::ClusterKms;
 
@@ -35,6 +36,25 @@ pub enum Origin {
     Created,
     /// It was in the file.
     Found,
+}
+
+/// Where a command gets the master secret.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// In this file.
+    File(PathBuf),
+    /// In the shares that these files have; `-` is the terminal.
+    Shares(Vec<PathBuf>),
+}
+
+impl Source {
+    /// Reads the master secret, or restores it from its shares.
+    pub fn read(&self) -> Result<ClusterKms, String> {
+        match self {
+            Source::File(path) => read(path).map_err(|error| error.to_string()),
+            Source::Shares(paths) => shares::read(paths),
+        }
+    }
 }
 
 /// Reads the master secret in the file; if there is no file, makes a new one and writes it with mode 0600.

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_policy};
+use super::master_secret::Source;
 use super::progress::{Progress, human, printable};
 use super::state::State;
-use super::{UNREACHABLE, master_secret, say};
+use super::{UNREACHABLE, say};
 use attest::attestation::{KeyName, Variant};
 use base::program::Failure;
 use kms::{ClusterKms, NO_STORE};
@@ -47,8 +48,8 @@ pub struct Options {
 pub enum Action {
     /// Send the master secret.
     Push {
-        /// The file of the master secret.
-        master_secret: PathBuf,
+        /// Where the master secret comes from.
+        master_secret: Source,
         /// Whether a disk whose header does not name its cluster may be opened; needs the state file.
         is_migrating: bool,
     },
@@ -95,7 +96,7 @@ fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure
             master_secret,
             is_migrating,
         } => {
-            let kms = master_secret::read(master_secret).map_err(Failure::failed)?;
+            let kms = master_secret.read().map_err(Failure::failed)?;
             let measurement_salt = match is_migrating {
                 true => State::open(&options.state)
                     .map_err(Failure::failed)?
@@ -295,6 +296,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::master_secret;
     use attest::atls;
     use attest::attestation::variant;
     use rpc::grpc::{Call, Limits, Router, Server};
@@ -364,7 +366,7 @@ mod tests {
             let path = dir.path().join("master.json");
             master_secret::open_or_create(&path).unwrap();
             Action::Push {
-                master_secret: path,
+                master_secret: Source::File(path),
                 is_migrating: false,
             }
         })

@@ -7,7 +7,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{files, master_secret, say};
+use super::master_secret::Source;
+use super::{files, say};
 use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
 use base::program::Failure;
 use kms::ClusterKms;
@@ -18,8 +19,8 @@ use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
 pub struct Options {
     /// The operator's public key.
     pub key: PathBuf,
-    /// The file of the master secret.
-    pub master_secret: PathBuf,
+    /// Where the master secret comes from.
+    pub master_secret: Source,
     /// The file for the certificate.
     pub certificate: PathBuf,
     /// The file that gets the authority for hosts.
@@ -32,7 +33,7 @@ pub struct Options {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let kms = master_secret::read(&options.master_secret).map_err(Failure::failed)?;
+    let kms = options.master_secret.read().map_err(Failure::failed)?;
     let key = read_key(&options.key).map_err(Failure::failed)?;
     let users = authority(&kms, SSH_USER_CA_SEED_ID)?;
     let hosts = authority(&kms, SSH_HOST_CA_SEED_ID)?;

@@ -1,0 +1,11 @@
+//! The text of a share of the master secret: what is parsed gives the same share when it is written and parsed again.
+#![no_main]
+
+use cli::shares::{lines, parse};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &[u8]| {
+    if let Ok(share) = parse(text) {
+        assert_eq!(parse(lines(&share).as_bytes()), Ok(share));
+    }
+});

@@ -1,0 +1,146 @@
+//! `firstlight share`: the master secret as shares for several people, of whom some together can recover the cluster.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+use qrcodegen::{QrCode, QrCodeEcc};
+use zeroize::Zeroizing;
+
+use super::master_secret::Source;
+use super::shares::{self, Share};
+use super::{files, say, say_all};
+use base::program::Failure;
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// How many shares restore the secret.
+    pub threshold: u8,
+    /// How many shares are made.
+    pub count: u8,
+    /// Where the master secret comes from.
+    pub master_secret: Source,
+    /// The folder for the files.
+    pub out: PathBuf,
+    /// Whether to print each share as a QR code too.
+    pub qr: bool,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let &Options {
+        threshold, count, ..
+    } = options;
+    let kms = options.master_secret.read().map_err(Failure::failed)?;
+    let shares = shares::split(&kms, threshold, count).map_err(Failure::failed)?;
+    make_folder(options)?;
+    for share in &shares {
+        let name = format!("share-{}-of-{count}.txt", share.number);
+        let path = options.out.join(name);
+        files::create_private(&path, text(share, count).as_bytes()).map_err(Failure::failed)?;
+        say(path.display())?;
+        if options.qr {
+            say_all(&qr(share)?)?;
+        }
+    }
+    say(format_args!(
+        "Any {threshold} of these {count} files restore the master secret, and fewer say nothing about it.\n\
+         Give each to another person, try `firstlight recover --share`, and then destroy these copies and the file of the master secret."
+    ))
+}
+
+fn make_folder(options: &Options) -> Result<(), Failure> {
+    match DirBuilder::new().mode(0o700).create(&options.out) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Failure::failed(
+            format!("cannot create {}: {error}", options.out.display()),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the file of a share.
+fn text(share: &Share, count: u8) -> Zeroizing<String> {
+    let hex = |bytes: [u8; 4]| format!("{:08x}", u32::from_be_bytes(bytes));
+    Zeroizing::new(format!(
+        "Firstlight: a share of a cluster's master secret. Keep it secret.\n\
+         Share: {} of {count}; any {} restore the master secret\n\
+         Master secret (fingerprint): {}\n\
+         Set: {}\n\
+         Use: firstlight recover --share FILE --share FILE .., or --share - to type the code\n\
+         \n\
+         {}\n",
+        share.number,
+        share.threshold,
+        hex(share.fingerprint),
+        hex(share.set),
+        *shares::lines(share)
+    ))
+}
+
+/// Returns the code as a QR code for a terminal with dark background: two rows of modules a line, and a margin of four modules
+/// (ISO/IEC 18004).
+fn qr(share: &Share) -> Result<Zeroizing<String>, Failure> {
+    const MARGIN: i32 = 4;
+    let qr = QrCode::encode_text(&shares::code(share), QrCodeEcc::Medium).map_err(|_| {
+        Failure::failed("the share is too long for a QR code: repeat the command without --qr, in another folder")
+    })?;
+    let is_light = |x, y| !qr.get_module(x, y);
+    let side = qr.size() + 2 * MARGIN;
+    let mut text = Zeroizing::new(String::with_capacity((side * (side + 1) * 3) as usize));
+    for y in (-MARGIN..qr.size() + MARGIN).step_by(2) {
+        for x in -MARGIN..qr.size() + MARGIN {
+            text.push(match (is_light(x, y), is_light(x, y + 1)) {
+                (true, true) => '█',
+                (true, false) => '▀',
+                (false, true) => '▄',
+                (false, false) => ' ',
+            });
+        }
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::crypto::Secret;
+    use kms::ClusterKms;
+
+    fn shares() -> Vec<Share> {
+        let kms = ClusterKms::new(Secret::new(vec![1; 32]), Secret::new(vec![2; 32])).unwrap();
+        shares::split(&kms, 2, 3).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_a_share_and_says_what_it_is() {
+        for share in shares() {
+            let text = text(&share, 3);
+            assert_eq!(shares::parse(text.as_bytes()).unwrap(), share);
+            assert!(text.contains(&format!("Share: {} of 3; any 2", share.number)));
+        }
+    }
+
+    /// Reads the characters of the terminal as a camera would, with eight pixels a module.
+    #[test]
+    fn a_reader_of_qr_codes_reads_the_share() {
+        const PIXELS: usize = 8;
+        let share = &shares()[1];
+        let drawn = qr(share).unwrap();
+        let rows: Vec<Vec<char>> = drawn.lines().map(|line| line.chars().collect()).collect();
+        let brightness = |x: usize, y: usize| {
+            let (column, row) = (x / PIXELS, y / PIXELS);
+            let light = match (rows[row / 2][column], row % 2) {
+                ('█', _) | ('▀', 0) | ('▄', 1) => true,
+                _ => false,
+            };
+            if light { 255 } else { 0 }
+        };
+        let (width, height) = (rows[0].len() * PIXELS, rows.len() * 2 * PIXELS);
+        let mut image = rqrr::PreparedImage::prepare_from_greyscale(width, height, brightness);
+        let (_, read) = image.detect_grids()[0].decode().unwrap();
+        assert_eq!(shares::parse(read.as_bytes()).unwrap(), *share);
+    }
+}

@@ -1,0 +1,29 @@
+//! The master secret as shares: `scheme` splits and joins it, `code` is a share as text, `ask` has people type shares.
+
+mod ask;
+mod code;
+mod scheme;
+
+use std::path::PathBuf;
+
+use super::files;
+use kms::ClusterKms;
+
+pub use code::{code, lines, parse};
+pub use scheme::{Error, Named, Share, join, split};
+
+/// Reads shares from files, and then, if one of the paths is `-`, asks for the others on the terminal. Restores the master secret.
+pub fn read(paths: &[PathBuf]) -> Result<ClusterKms, String> {
+    let mut shares = vec![];
+    let is_terminal = |path: &&PathBuf| path.as_os_str() == "-";
+    for path in paths.iter().filter(|path| !is_terminal(path)) {
+        let text = files::read_private(path).map_err(|error| error.to_string())?;
+        let name = path.display().to_string();
+        let share = parse(&text).map_err(|what| format!("{name} is not a whole share: {what}"))?;
+        shares.push(Named { name, share });
+    }
+    if paths.iter().any(|path| is_terminal(&path)) {
+        ask::for_missing(&mut shares)?;
+    }
+    join(&shares).map_err(|error| error.to_string())
+}
