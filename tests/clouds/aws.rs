@@ -21,7 +21,7 @@ const LATEST: &str = "/latest/";
 
 /// The instance metadata service of one instance.
 #[derive(Default)]
-struct Imds {
+pub struct Imds {
     /// What it has at each path below `/latest/`.
     content: Mutex<Vec<(String, String)>>,
     /// The number of the valid token.
@@ -235,6 +235,13 @@ fn a_signature_with_another_secret_is_refused_and_new_credentials_are_tried_once
 fn with_ec2(
     answer: impl Fn(&Request) -> Answer + Send + Sync + 'static,
 ) -> (Arc<dyn Metadata>, Arc<Imds>) {
+    let (imds, url) = lone_instance();
+    let api = server::start(answer);
+    (client("aws", &place(&url, &api)), imds)
+}
+
+/// Starts the metadata service of an instance outside of moto. Returns it with its URL.
+pub fn lone_instance() -> (Arc<Imds>, String) {
     let machine = json!({
         "instanceId": "i-00000000000000000",
         "availabilityZone": "eu-central-1a",
@@ -242,9 +249,7 @@ fn with_ec2(
         "region": "eu-central-1",
         "role": "control-plane",
     });
-    let (imds, url) = Imds::start(&machine, &credentials("ASIAFIRST", 6 * 3600));
-    let api = server::start(answer);
-    (client("aws", &place(&url, &api)), imds)
+    Imds::start(&machine, &credentials("ASIAFIRST", 6 * 3600))
 }
 
 /// Returns credentials that end in this number of seconds.

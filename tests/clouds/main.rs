@@ -6,6 +6,7 @@ mod azure;
 mod gcp;
 mod openstack;
 mod server;
+mod tls;
 
 use std::sync::Arc;
 
