@@ -3,7 +3,7 @@
 //! endless pages), a server of this file does in the form of the API reference.
 
 use std::io::{BufRead, BufReader};
-use std::process::{ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
@@ -116,6 +116,7 @@ impl Imds {
 /// moto with a cluster in it.
 struct Moto {
     cluster: Value,
+    _process: Child,
     /// Its end ends moto.
     _input: ChildStdin,
 }
@@ -145,6 +146,7 @@ impl Moto {
         Moto {
             _input: process.stdin.take().unwrap(),
             cluster: serde_json::from_str(&line).unwrap(),
+            _process: process,
         }
     }
 
