@@ -132,11 +132,11 @@ mod tests {
         let rows: Vec<Vec<char>> = drawn.lines().map(|line| line.chars().collect()).collect();
         let brightness = |x: usize, y: usize| {
             let (column, row) = (x / PIXELS, y / PIXELS);
-            let light = match (rows[row / 2][column], row % 2) {
-                ('█', _) | ('▀', 0) | ('▄', 1) => true,
-                _ => false,
-            };
-            if light { 255 } else { 0 }
+            let is_light = matches!(
+                (rows[row / 2][column], row % 2),
+                ('█', _) | ('▀', 0) | ('▄', 1)
+            );
+            if is_light { 255 } else { 0 }
         };
         let (width, height) = (rows[0].len() * PIXELS, rows.len() * 2 * PIXELS);
         let mut image = rqrr::PreparedImage::prepare_from_greyscale(width, height, brightness);
