@@ -704,6 +704,21 @@ fn helm_makes_the_same_objects_of_the_chart() {
         assert_eq!(ours, theirs);
     }
 
+    // A value that the chart does not know is an error, at each level.
+    for unknown in [
+        "imagge=a",
+        "joinService.nodeprot=1",
+        "keyService.a=1",
+        "masterSecret.a=1",
+    ] {
+        let refused = helm(&["template", "--set", unknown]);
+        let said = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && said.contains("not allowed"),
+            "{unknown}: {said}"
+        );
+    }
+
     // Without values, the chart cannot be installed.
     let missing = Command::new(self::helm())
         .args(["template", "--kube-version", "1.34.4"])
