@@ -919,6 +919,79 @@ fn a_busy_tpm_is_asked_again_for_some_seconds() {
     assert!(error.contains("It stayed busy for seconds"), "{error}");
 }
 
+#[test]
+fn a_tpm_that_vanishes_during_a_quote_is_named_and_the_next_one_works() {
+    let tpm = Swtpm::start();
+    // what is open afterwards is closed without an answer
+    let mut left = 4;
+    let vanishing = Meddler::between(&tpm, move |mut client, mut server| {
+        while let Some(command) = message(&mut client).filter(|_| left > 0) {
+            left -= 1;
+            server.write_all(&command).unwrap();
+            client.write_all(&message(&mut server).unwrap()).unwrap();
+        }
+    });
+    let issuer = qemu_vtpm::issuer(vanishing.location.clone(), None);
+    let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
+    assert!(
+        error.contains(&vanishing.location.to_string()) && error.contains("it answers no more"),
+        "{error}"
+    );
+    issue(&tpm);
+}
+
+#[test]
+fn a_tpm_that_was_reset_and_not_started_says_so() {
+    let tpm = Swtpm::start();
+    issue(&tpm);
+    let Location::Swtpm(host, port) = location(&tpm) else {
+        panic!("a Swtpm has ports");
+    };
+    // CMD_INIT of swtpm's control channel (swtpm_ioctls(3)): the reset line of the TPM, without TPM2_Startup
+    let mut control = TcpStream::connect((host, port + 1)).unwrap();
+    control.write_all(&[0, 0, 0, 2, 0, 0, 0, 0]).unwrap();
+    let mut result = [1; 4];
+    control.read_exact(&mut result).unwrap();
+    assert_eq!(result, [0; 4]);
+    drop(control);
+    let issuer = qemu_vtpm::issuer(location(&tpm), None);
+    let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
+    assert!(
+        error.contains("It was reset and not started again"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_tpm_in_lockout_says_how_it_ends() {
+    let tpm = Swtpm::start();
+    issue(&tpm);
+    let limits = ["--max-tries=1", "--recovery-time=3600"];
+    tpm.tool(
+        "tpm2_dictionarylockout",
+        &[&["--setup-parameters"][..], &limits].concat(),
+    );
+    let index = ["0x1500001", "--size=4", "--attributes=authread|authwrite"];
+    tpm.tool(
+        "tpm2_nvdefine",
+        &[&index[..], &["--index-auth=right"]].concat(),
+    );
+    let wrong = std::process::Command::new("tpm2_nvread")
+        .args(["0x1500001", "--auth=wrong"])
+        .env("TPM2TOOLS_TCTI", tpm.location())
+        .output()
+        .unwrap();
+    assert!(!wrong.status.success());
+    let issuer = qemu_vtpm::issuer(location(&tpm), None);
+    let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
+    assert!(
+        error.contains("tpm2_dictionarylockout --clear-lockout"),
+        "{error}"
+    );
+    tpm.tool("tpm2_dictionarylockout", &["--clear-lockout"]);
+    issue(&tpm);
+}
+
 /// Reads a command or response: tag, total length, code, the rest.
 fn message(peer: &mut TcpStream) -> Option<Vec<u8>> {
     let mut message = vec![0; 10];

@@ -1,10 +1,14 @@
 //! The errors of a TPM, as sentences for the console of the machine.
 
 use std::fmt;
+use std::io;
 
 use tss_esapi::constants::response_code::{Tss2ResponseCode, Tss2ResponseCodeKind};
 
 use super::{Bank, Location};
+
+/// The layer of the transport in a response code of tpm2-tss (TSS2_TCTI_RC_LAYER, tss2_common.h).
+const LAYER_TCTI: u32 = 10;
 
 /// Why a TPM operation failed.
 #[derive(Debug, Clone)]
@@ -51,11 +55,14 @@ impl fmt::Display for Error {
             ),
             Error::Open(location, why) => write!(f, "cannot open the TPM at {location}: {why}"),
             Error::Command(location, what, error) => {
-                write!(
-                    f,
-                    "the TPM at {location} failed: {what}: {}",
-                    in_words(*error)
-                )
+                let why = match of_transport(*error) {
+                    // it has answered before
+                    Some(number) => format!(
+                        "it answers no more: it vanished, or its driver or its host gave up (transport error {number:#x})"
+                    ),
+                    None => in_words(*error),
+                };
+                write!(f, "the TPM at {location} failed: {what}: {why}")
             }
             Error::Registers(why) => f.write_str(why),
             Error::NoBank(bank) => {
@@ -101,6 +108,25 @@ pub(super) fn is_busy(error: tss_esapi::Error) -> bool {
     )
 }
 
+/// Describes why the kernel does not open a device.
+pub(super) fn of_device(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ResourceBusy => format!(
+            "{error}: another program has had it open for seconds. /dev/tpmrm0 serves several programs"
+        ),
+        _ => error.to_string(),
+    }
+}
+
+/// Returns the number of an error of the transport (layer TCTI of tss2_common.h).
+fn of_transport(error: tss_esapi::Error) -> Option<u32> {
+    let tss_esapi::Error::Tss2Error(code) = error else {
+        return None;
+    };
+    let number = number(code);
+    ((number >> 16) & 0xff == LAYER_TCTI).then_some(number)
+}
+
 /// Describes an error of the bindings: its meaning, its number, and advice if it is known. The text of the bindings is "response
 /// code not recognized" for every error that does not come from the TPM itself.
 pub(super) fn in_words(error: tss_esapi::Error) -> String {
@@ -113,7 +139,9 @@ pub(super) fn in_words(error: tss_esapi::Error) -> String {
     match (number >> 16) & 0xff {
         // the TPM, or the resource manager with codes of the TPM
         0 | 12 => format!("{code} (response code {number:#x}){}", advice(code)),
-        10 => format!("it does not answer, or it is not a TPM 2.0 (transport error {number:#x})"),
+        LAYER_TCTI => {
+            format!("it does not answer, or it is not a TPM 2.0 (transport error {number:#x})")
+        }
         layer => format!("error {number:#x} of layer {layer} of the TPM library"),
     }
 }
@@ -141,7 +169,9 @@ fn advice(code: Tss2ResponseCode) -> &'static str {
         Some(AuthFail | BadAuth) => {
             ". Its owner or endorsement hierarchy has a password: clear the TPM"
         }
-        Some(Initialize) => ". The firmware did not start it: restart the machine",
+        Some(Initialize) => {
+            ". It was reset and not started again, or the firmware did not start it: restart the machine"
+        }
         Some(NvRate | NvUnavailable | Retry | Testing | Yielded) => {
             ". It stayed busy for seconds: it tests itself, or another program uses it. Try again, and restart the machine if it stays so"
         }

@@ -8,6 +8,7 @@ mod endorsement_key;
 mod error;
 mod nv;
 mod turn;
+mod watch;
 
 pub use attestation_key::KeySource;
 pub use endorsement_key::{Credential, Endorsement, EndorsementKind};
@@ -16,6 +17,7 @@ pub use error::Error;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -203,8 +205,8 @@ impl Tpm {
     fn open_in_turn(location: &Location, turn: Turn) -> Result<Tpm, Error> {
         if let Location::Device(path) = location {
             // tpm2-tss has one error code for every failure of a device; the kernel distinguishes missing, forbidden and busy
-            let opened = fs::File::options().read(true).write(true).open(path);
-            opened.map_err(|error| Error::Open(location.clone(), error.to_string()))?;
+            open_when_free(|| fs::File::options().read(true).write(true).open(path))
+                .map_err(|error| Error::Open(location.clone(), error::of_device(&error)))?;
         }
         if let Location::Tdx(_) = location {
             let why = "a TDX machine of this variant has no TPM";
@@ -387,12 +389,13 @@ impl Tpm {
     }
 
     /// Runs a command, or several that may be repeated together. While the TPM is busy with something else, repeats them, in all for
-    /// three seconds.
+    /// three seconds. Says so if the TPM takes long to answer.
     fn run<T>(
         &mut self,
         what: &'static str,
         mut commands: impl FnMut(&mut Context) -> tss_esapi::Result<T>,
     ) -> Result<T, Error> {
+        let _watch = watch::begin(&self.location, what);
         for pause in PAUSES {
             match commands(&mut self.context) {
                 Err(error) if error::is_busy(error) => {
@@ -411,6 +414,17 @@ impl Tpm {
     }
 }
 
+/// Opens a device that serves one program at a time. While another has it open, tries again, in all for three seconds.
+fn open_when_free(open: impl Fn() -> io::Result<fs::File>) -> io::Result<fs::File> {
+    for pause in PAUSES {
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(pause),
+            result => return result,
+        }
+    }
+    open()
+}
+
 fn selection(bank: Bank, slots: &[PcrSlot]) -> tss_esapi::Result<PcrSelectionList> {
     PcrSelectionList::builder()
         .with_selection(bank.algorithm(), slots)
@@ -424,6 +438,8 @@ fn index(slot: PcrSlot) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -445,5 +461,28 @@ mod tests {
         ] {
             assert!(text.parse::<Location>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_device_that_another_program_has_open_is_tried_again_for_some_seconds() {
+        let tried = |busy: usize, then: fn() -> io::Result<fs::File>| {
+            let tries = Cell::new(0);
+            let result = open_when_free(|| {
+                tries.set(tries.get() + 1);
+                match tries.get() <= busy {
+                    true => Err(io::ErrorKind::ResourceBusy.into()),
+                    false => then(),
+                }
+            });
+            (result.map(drop).map_err(|error| error.kind()), tries.get())
+        };
+        assert_eq!(tried(2, || fs::File::open("/dev/null")), (Ok(()), 3));
+        let missing = || Err(io::ErrorKind::NotFound.into());
+        assert_eq!(tried(0, missing), (Err(io::ErrorKind::NotFound), 1));
+        let all = PAUSES.len() + 1;
+        assert_eq!(
+            tried(usize::MAX, missing),
+            (Err(io::ErrorKind::ResourceBusy), all)
+        );
     }
 }

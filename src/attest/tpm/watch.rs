@@ -1,0 +1,57 @@
+//! A warning while the TPM does not answer. The driver of a device gives up by itself, after up to five minutes for a command that makes
+//! a key (Linux, drivers/char/tpm). Until then the thread cannot be woken, and nobody would know what the machine waits for.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Location;
+
+/// Time after which a TPM is slow: making a key takes a hardware TPM seconds.
+const SLOW: Duration = Duration::from_secs(15);
+
+/// The watch over one command. It ends on drop.
+pub struct Watch {
+    /// The thread waits for the end of the channel.
+    _end: Sender<()>,
+}
+
+/// Begins to watch a command, which has a name for the log.
+pub fn begin(location: &Location, what: &'static str) -> Watch {
+    let location = location.clone();
+    watch(SLOW, move |time| {
+        let seconds = time.as_secs();
+        log::warn!("the TPM at {location} has not answered for {seconds} s: {what}");
+    })
+}
+
+/// Reports the time since the beginning, again after each further period.
+fn watch(period: Duration, report: impl Fn(Duration) + Send + 'static) -> Watch {
+    let (sender, end) = mpsc::channel();
+    let began = Instant::now();
+    let thread = thread::Builder::new().name("tpm-watch".into());
+    // without a thread there is only no warning
+    let _ = thread.spawn(move || {
+        while end.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+            report(began.elapsed());
+        }
+    });
+    Watch { _end: sender }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_without_an_answer_is_reported_again_and_again_until_it_ends() {
+        let (sender, reports) = mpsc::channel();
+        let period = Duration::from_millis(20);
+        let watch = watch(period, move |time| sender.send(time).unwrap());
+        let [first, second] = [(); 2].map(|()| reports.recv().unwrap());
+        assert!(first >= period && second >= 2 * period);
+        drop(watch);
+        // the thread ends, and its half of the channel with it
+        while reports.recv().is_ok() {}
+    }
+}
