@@ -18,6 +18,11 @@ impl<'a> Reader<'a> {
         Some(array)
     }
 
+    /// Reads a byte.
+    pub fn u8(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| *byte)
+    }
+
     /// Reads a big-endian integer.
     pub fn u16_be(&mut self) -> Option<u16> {
         self.array().copied().map(u16::from_be_bytes)

@@ -3,8 +3,9 @@
 //! length.
 
 use super::device_path;
-use super::reader::{Reader, ascii, guid, plain, utf16};
+use super::text::{ascii, guid, plain, utf16};
 use attest::attestation::event_log::{self, Event};
+use base::bytes::Reader;
 
 /// Maximum number of certificates of a variable that are named.
 const SHOWN_NAMES: usize = 8;
@@ -109,7 +110,7 @@ fn blob(data: &[u8]) -> Option<String> {
         return words(data);
     }
     let mut reader = Reader(data);
-    let (base, len) = (reader.u64()?, reader.u64()?);
+    let (base, len) = (reader.u64_le()?, reader.u64_le()?);
     Some(format!("{len} bytes of firmware at {base:#x}"))
 }
 
@@ -132,7 +133,7 @@ fn separator(data: &[u8]) -> Option<String> {
 /// TCG_PCClientTaggedEvent.
 fn tagged(data: &[u8]) -> Option<String> {
     let mut reader = Reader(data);
-    let (tag, len) = (reader.u32()?, reader.u32()?);
+    let (tag, len) = (reader.u32_le()?, reader.u32_le()?);
     let words = words(reader.take(len as usize)?);
     // Linux, drivers/firmware/efi/libstub; systemd, src/boot
     let what = match tag {
@@ -202,7 +203,7 @@ fn non_host(data: &[u8]) -> Option<String> {
 fn variable_parts(data: &[u8]) -> Option<(String, &[u8])> {
     let mut reader = Reader(data);
     reader.take(16)?;
-    let (name_len, _) = (reader.u64()?, reader.u64()?);
+    let (name_len, _) = (reader.u64_le()?, reader.u64_le()?);
     let name_len = usize::try_from(name_len).ok()?.checked_mul(2)?;
     let name = utf16(reader.take(name_len)?)?;
     Some((name, reader.0))
@@ -239,8 +240,8 @@ fn is_boot_option(name: &str) -> bool {
 /// EFI_LOAD_OPTION (UEFI 2.11, §3.1.3).
 fn boot_option(data: &[u8]) -> Option<String> {
     let mut reader = Reader(data);
-    reader.u32()?;
-    let path_len = reader.u16()?;
+    reader.u32_le()?;
+    let path_len = reader.u16_le()?;
     let units = reader.0.chunks_exact(2);
     let end = units.into_iter().position(|unit| unit == [0, 0])?;
     let name = utf16(reader.take((end + 1) * 2)?).unwrap_or_default();
@@ -253,8 +254,8 @@ fn signatures(data: &[u8]) -> Option<String> {
     let mut reader = Reader(data);
     let (mut names, mut certificates, mut hashes) = (vec![], 0, 0);
     while !reader.0.is_empty() {
-        let (kind, len) = (guid(reader.take(16)?)?, reader.u32()? as usize);
-        let (header, each) = (reader.u32()? as usize, reader.u32()? as usize);
+        let (kind, len) = (guid(reader.take(16)?)?, reader.u32_le()? as usize);
+        let (header, each) = (reader.u32_le()? as usize, reader.u32_le()? as usize);
         // the list's header has 28 bytes
         let list = reader.take(len.checked_sub(28)?)?;
         let signatures = list.get(header..)?;
@@ -310,7 +311,7 @@ fn authority(data: &[u8]) -> Option<String> {
 fn image(data: &[u8]) -> Option<String> {
     let mut reader = Reader(data);
     reader.take(16)?;
-    let (_, len) = (reader.u64()?, reader.u64()?);
+    let (_, len) = (reader.u64_le()?, reader.u64_le()?);
     let len = usize::try_from(len).ok()?.min(reader.0.len());
     Some(device_path::text(reader.take(len)?))
 }
@@ -319,9 +320,9 @@ fn image(data: &[u8]) -> Option<String> {
 fn partitions(data: &[u8]) -> Option<String> {
     let header = data.get(..92)?;
     let disk = guid(&header[56..72])?;
-    let size = Reader(&header[84..]).u32()? as usize;
+    let size = Reader(&header[84..]).u32_le()? as usize;
     let mut reader = Reader(&data[92..]);
-    let count = reader.u64()?;
+    let count = reader.u64_le()?;
     let entries = reader
         .0
         .chunks_exact(Some(size).filter(|size| *size >= 128)?);

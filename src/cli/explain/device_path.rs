@@ -1,6 +1,8 @@
 //! The text of an EFI device path (UEFI 2.11, chapter 10): where the firmware found an image.
 
-use super::reader::{Reader, ascii, guid, hex, utf16};
+use super::text::{ascii, guid, hex, utf16};
+
+use base::bytes::Reader;
 
 /// Maximum number of nodes; those of real machines have less than 20.
 const MAX_NODES: usize = 40;
@@ -16,7 +18,7 @@ pub fn text(path: &[u8]) -> String {
 }
 
 fn node(reader: &mut Reader) -> Option<String> {
-    let (kind, sub, len) = (reader.u8()?, reader.u8()?, reader.u16()?);
+    let (kind, sub, len) = (reader.u8()?, reader.u8()?, reader.u16_le()?);
     if kind == END {
         return None;
     }
@@ -32,27 +34,27 @@ fn known(kind: u8, sub: u8, data: &mut Reader) -> Option<String> {
         }
         (1, 4) => format!("VenHw({})", guid(data.0)?),
         (2, 1) => {
-            let (id, unit) = (data.u32()?, data.u32()?);
+            let (id, unit) = (data.u32_le()?, data.u32_le()?);
             match id {
                 0x0a03_41d0 => format!("PciRoot({unit:#x})"),
                 0x0a08_41d0 => format!("PcieRoot({unit:#x})"),
                 _ => format!("Acpi({id:#x},{unit:#x})"),
             }
         }
-        (3, 2) => format!("Scsi({:#x},{:#x})", data.u16()?, data.u16()?),
+        (3, 2) => format!("Scsi({:#x},{:#x})", data.u16_le()?, data.u16_le()?),
         (3, 5) => format!("USB({:#x},{:#x})", data.u8()?, data.u8()?),
         (3, 11) => format!("MAC({})", hex(data.take(6)?)),
         (3, 18) => {
-            let (port, multiplier, unit) = (data.u16()?, data.u16()?, data.u16()?);
+            let (port, multiplier, unit) = (data.u16_le()?, data.u16_le()?, data.u16_le()?);
             format!("Sata({port:#x},{multiplier:#x},{unit:#x})")
         }
         (3, 23) => {
-            let (namespace, id) = (data.u32()?, data.u64()?);
+            let (namespace, id) = (data.u32_le()?, data.u64_le()?);
             format!("NVMe({namespace:#x},{id:016x})")
         }
         (3, 24) => format!("Uri({})", ascii(data.0)?),
         (4, 1) => {
-            let (partition, start, size) = (data.u32()?, data.u64()?, data.u64()?);
+            let (partition, start, size) = (data.u32_le()?, data.u64_le()?, data.u64_le()?);
             let (signature, format) = (data.take(16)?, data.u8()?);
             match format {
                 2 => format!(
@@ -67,8 +69,8 @@ fn known(kind: u8, sub: u8, data: &mut Reader) -> Option<String> {
         (4, 6) => format!("FvFile({})", guid(data.0)?),
         (4, 7) => format!("Fv({})", guid(data.0)?),
         (4, 8) => {
-            data.u32()?;
-            format!("Offset({:#x},{:#x})", data.u64()?, data.u64()?)
+            data.u32_le()?;
+            format!("Offset({:#x},{:#x})", data.u64_le()?, data.u64_le()?)
         }
         (5, 1) => {
             data.take(4)?;

@@ -261,7 +261,7 @@ impl Evidence {
             let register = register.or_insert_with(|| new(record.pcr, len));
             register.extend(Entry {
                 kind: "systemd".into(),
-                what: super::reader::plain(&format!("{}: {}", record.kind, record.text)),
+                what: super::text::plain(&format!("{}: {}", record.kind, record.text)),
                 digest: record.sha256.unwrap_or_default().into(),
             });
         }

@@ -9,8 +9,8 @@ mod decode;
 mod device_path;
 mod evidence;
 mod node;
-mod reader;
 mod report;
+mod text;
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
@@ -174,8 +174,8 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use compare::Verdict;
     use evidence::Registers;
-    use reader::hex;
     use support::mutation::{corpus, mutations};
+    use text::hex;
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU.
     const OVMF: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");

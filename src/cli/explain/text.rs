@@ -1,38 +1,9 @@
-//! Reads little-endian values and texts from bytes that somebody else wrote.
+//! Reads texts from bytes that somebody else wrote.
+
+use base::bytes::Reader;
 
 /// Maximum number of characters of a text. A kernel's command line has at most 2048 (Linux, COMMAND_LINE_SIZE of x86).
 const MAX_TEXT: usize = 2048;
-
-/// Reads little-endian values. A length field never exceeds the remaining bytes.
-pub struct Reader<'a>(pub &'a [u8]);
-
-impl<'a> Reader<'a> {
-    pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        self.take(N)?.try_into().ok()
-    }
-
-    pub fn u8(&mut self) -> Option<u8> {
-        self.array::<1>().map(|[byte]| byte)
-    }
-
-    pub fn u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    pub fn u32(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    pub fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-}
 
 /// Returns the beginning of a text on one line, with a `?` for each character that could affect a terminal.
 pub fn plain(text: &str) -> String {
@@ -79,7 +50,7 @@ pub fn hex(bytes: &[u8]) -> String {
 /// Returns an EFI_GUID as text.
 pub fn guid(data: &[u8]) -> Option<String> {
     let mut reader = Reader(data);
-    let (a, b, c) = (reader.u32()?, reader.u16()?, reader.u16()?);
+    let (a, b, c) = (reader.u32_le()?, reader.u16_le()?, reader.u16_le()?);
     let (d, e) = (reader.take(2)?, reader.take(6)?);
     Some(format!("{a:08x}-{b:04x}-{c:04x}-{}-{}", hex(d), hex(e)))
 }
