@@ -47,22 +47,23 @@ pub struct Options {
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let source = &options.source;
-    let (presented, variant) = match source {
+    let (demand, variant, presented, verdict) = match source {
         Source::File(path) => {
             let (presented, variant) = presented::read(path)?;
-            (Some(presented), variant)
-        }
-        Source::Server(_) | Source::Plain(_) => (None, options.variant),
-    };
-    let demand = demand(options, variant)?;
-    let (presented, verdict) = match (source, presented) {
-        (_, Some(presented)) => {
+            let demand = demand(options, variant)?;
             let verdict = presented.judged_by(&*demand.validator()?);
-            (Some(presented), Ok(verdict))
+            (demand, variant, Some(presented), Ok(verdict))
         }
-        (Source::Plain(endpoint), None) => ask::plain(endpoint, &demand, options.timeout)?,
-        (Source::Server(endpoint), None) => ask::attested(endpoint, &demand, options.timeout)?,
-        (Source::File(_), None) => unreachable!("a file was read above"),
+        Source::Plain(endpoint) => {
+            let demand = demand(options, options.variant)?;
+            let (presented, verdict) = ask::plain(endpoint, &demand, options.timeout)?;
+            (demand, options.variant, presented, verdict)
+        }
+        Source::Server(endpoint) => {
+            let demand = demand(options, options.variant)?;
+            let (presented, verdict) = ask::attested(endpoint, &demand, options.timeout)?;
+            (demand, options.variant, presented, verdict)
+        }
     };
     if let (Some(path), Some(presented)) = (&options.save, &presented) {
         let text = presented.to_json(variant, &source.to_string());
