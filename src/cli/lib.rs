@@ -33,7 +33,7 @@ mod state;
 mod status;
 pub mod timeline;
 mod usage;
-mod verify;
+pub mod verify;
 
 use std::fmt::Display;
 use std::io::{self, Write};

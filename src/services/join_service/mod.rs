@@ -48,7 +48,7 @@ mod request;
 mod reservation;
 pub mod tickets;
 mod tokens;
-mod verification;
+pub mod verification;
 
 use std::fmt;
 use std::io;

@@ -160,7 +160,7 @@ impl Verification {
 
 /// Returns the nonce of a target: the parameter `nonce`, which occurs once, in base64url with padding. `=` may be percent-encoded, as Go
 /// does.
-fn nonce_of(target: &str) -> Option<Vec<u8>> {
+pub fn nonce_of(target: &str) -> Option<Vec<u8>> {
     let (_, query) = target.split_once('?')?;
     let mut nonces = query
         .split('&')
