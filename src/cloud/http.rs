@@ -2,7 +2,6 @@
 //! and those that sign for confidential machines), and to the cloud's API over HTTPS. The answers come from the host or the cloud, so
 //! each is limited in time and size. No redirect is followed.
 
-use std::fs;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use base::time;
 use ureq::config::ConfigBuilder;
 use ureq::http::{HeaderMap, Request, Uri};
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::typestate::AgentScope;
 use ureq::{Agent, AsSendBody};
 
@@ -295,28 +294,14 @@ pub(super) fn check_api(url: &str) -> Result<(), String> {
 /// Returns the certificates of web servers' authorities of this image. Without any, each request says that the certificate of the
 /// API is not trusted.
 fn roots() -> RootCerts {
-    let of_pem = |pem: Vec<u8>| {
-        parse_pem(&pem)
-            .filter_map(|item| match item {
-                Ok(PemItem::Certificate(certificate)) => Some(certificate),
-                _ => None,
-            })
-            .collect::<Vec<_>>()
-    };
-    let bundles = tls::CA_BUNDLES.iter();
-    let found = bundles.filter_map(|path| fs::read(path).ok()).map(of_pem);
-    RootCerts::from(
-        found
-            .into_iter()
-            .find(|roots| !roots.is_empty())
-            .unwrap_or_else(|| {
-                log::warn!(
-                    "this image has no certificates of web servers' authorities: {}",
-                    tls::CA_BUNDLES.join(", ")
-                );
-                vec![]
-            }),
-    )
+    let authorities = tls::web_authorities(None).unwrap_or_default();
+    if authorities.is_empty() {
+        log::warn!("this image has no certificates of web servers' authorities");
+    }
+    let of_ureq = authorities
+        .iter()
+        .map(|der| Certificate::from_der(der).to_owned());
+    of_ureq.collect::<Vec<_>>().into()
 }
 
 /// Returns the time of a `Retry-After`: seconds, or a date (RFC 9110 §10.2.3).

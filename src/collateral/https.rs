@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use base::backoff::Backoff;
 use ureq::Agent;
 use ureq::http::{HeaderMap, Uri};
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 /// Time limit of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -22,7 +22,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The longest pause that a server can demand: a wrong value must not stop validations for days.
 const LONGEST_DEMANDED: Duration = Duration::from_secs(3600);
-
 /// A server that this program may ask.
 pub struct Server {
     agent: Agent,
@@ -79,28 +78,11 @@ impl fmt::Display for Failure {
 
 /// Returns the certificates in a file of PEM, or those of this machine's distribution without one.
 pub fn roots(file: Option<&std::path::Path>) -> Result<RootCerts, String> {
-    let read = |path: &std::path::Path| {
-        let pem = std::fs::read(path)
-            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        let roots: Vec<_> = parse_pem(&pem)
-            .filter_map(|item| match item {
-                Ok(PemItem::Certificate(certificate)) => Some(certificate),
-                _ => None,
-            })
-            .collect();
-        match roots.is_empty() {
-            true => Err(format!("{} contains no certificate", path.display())),
-            false => Ok(RootCerts::from(roots)),
-        }
-    };
-    match file {
-        Some(file) => read(file),
-        // without any, each request fails and says that the server's certificate is not trusted
-        None => Ok(tls::CA_BUNDLES
-            .iter()
-            .find_map(|path| read(path.as_ref()).ok())
-            .unwrap_or_else(|| RootCerts::from(vec![]))),
-    }
+    let authorities = tls::web_authorities(file)?;
+    let of_ureq = authorities
+        .iter()
+        .map(|der| Certificate::from_der(der).to_owned());
+    Ok(of_ureq.collect::<Vec<_>>().into())
 }
 
 impl Server {
