@@ -23,6 +23,7 @@ use proto::kms::GET_DATA_KEY;
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Transport};
 use services::join_service::keys::{Auth, Error, KeyClient};
+use services::key_service::master_secret::MasterSecret;
 use services::key_service::{Clients, Config, KeyService};
 use swtpm::Swtpm;
 use tempfile::TempDir;
@@ -408,10 +409,12 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let dir = config(0, &policy());
     let tpm = member(0, b"image");
     let any_port: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let service = KeyService::start(Config {
-        listen: any_port,
-        master_secret: dir.path().join("mastersecret"),
+    let secret = MasterSecret::Files {
+        key: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
+    };
+    let config = Config {
+        listen: any_port,
         clients: Clients::Attested {
             variant: &qemu_vtpm::VARIANT,
             tpm: tpm.location().parse().unwrap(),
@@ -423,8 +426,8 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         allow_plaintext: false,
         health: Some(any_port),
         metrics: Some(any_port),
-    })
-    .unwrap();
+    };
+    let service = KeyService::start(config, secret.read().unwrap()).unwrap();
     let plain =
         Transport::plain(TcpStream::connect(service.health_addr().unwrap()).unwrap()).unwrap();
     let options = CallOptions {

@@ -20,7 +20,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use sys::clock;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 23] = [
+const OURS: [&str; 24] = [
     "attest",
     "base",
     "bootstrapper",
@@ -31,6 +31,7 @@ const OURS: [&str; 23] = [
     "endorsement",
     "hardware",
     "image",
+    "keywrap",
     "kms",
     "kubernetes",
     "metrics",

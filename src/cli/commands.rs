@@ -3,7 +3,7 @@
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, hash_secret, init, man, measure,
-    metadata, recover, roots, share, ssh, status, timeline, verify,
+    metadata, recover, roots, share, ssh, status, timeline, verify, wrap,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -27,6 +27,8 @@ pub const PROGRAM: Program = Program {
         METADATA_SERVICE,
         HASH_SECRET,
         SHARE,
+        WRAP,
+        UNWRAP,
         COMPLETIONS,
         MAN,
     ],
@@ -779,6 +781,54 @@ const SHARE: Command = Command {
     run: |given| share::run(&super::share_options(given)?),
 };
 
+const WRAP: Command = Command {
+    name: "wrap",
+    summary: "put the master secret into the care of an external key management service",
+    about: &[
+        "The service encrypts a random key, which encrypts the master secret. Every command takes the file that this one writes as \
+              --master-secret: the service then decrypts the key at each use, if it allows it to whoever runs the command. The file \
+              alone is worth nothing.",
+        "The URI names the service and its key, without credentials: kms://vault?address=https://HOST:PORT&keyName=NAME is a key of \
+              the engine transit of Vault or OpenBao. docs/kms.md has all services, their parameters, and the permissions that they \
+              need.",
+        "A file that is wrapped already can be wrapped for another service.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed("kms", Value::Text("URI"), "the service and its key"),
+        Opt::flag(
+            "create-key",
+            "have the service make the key if it is missing",
+        ),
+        MASTER_SECRET,
+        SHARE_FILE,
+        Opt::value("out", Value::File, "the file to write; must not exist").or(WRAPPED_SECRET_FILE),
+    ],
+    examples: &[
+        "firstlight wrap --kms 'kms://vault?address=https://vault:8200&keyName=firstlight'",
+    ],
+    run: |given| wrap::wrap(&super::wrap_options(given)?),
+};
+
+const UNWRAP: Command = Command {
+    name: "unwrap",
+    summary: "write the plain master secret of a wrapped one",
+    about: &["The service that the file names must decrypt its key. It is not needed afterwards."],
+    operand: None,
+    options: &[
+        Opt::value("master-secret", Value::File, "the wrapped master secret")
+            .or(WRAPPED_SECRET_FILE),
+        Opt::value("out", Value::File, "the file to write; must not exist").or(MASTER_SECRET_FILE),
+    ],
+    examples: &["firstlight unwrap"],
+    run: |given| {
+        wrap::unwrap(
+            given.path("master-secret").as_ref(),
+            given.path("out").as_ref(),
+        )
+    },
+};
+
 const ROOTS: Command = Command {
     name: "roots",
     summary: "list the certificates of vendors that the programs trust",
@@ -837,6 +887,7 @@ const CLUSTER_ID: Opt = Opt::value(
 );
 
 const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
+const WRAPPED_SECRET_FILE: &str = "firstlight-mastersecret.wrapped.json";
 
 const STATE_FILE: &str = "firstlight-state.json";
 const KUBECONFIG_FILE: &str = "firstlight-admin.conf";

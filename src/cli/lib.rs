@@ -34,6 +34,7 @@ mod status;
 pub mod timeline;
 mod usage;
 pub mod verify;
+mod wrap;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -112,6 +113,15 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
         kubernetes: kubernetes_of(given)?,
         verbose: given.has("verbose"),
         timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn wrap_options(given: &Given) -> Result<wrap::Options, Failure> {
+    Ok(wrap::Options {
+        kms: given.text("kms")?,
+        create_key: given.has("create-key"),
+        master_secret: master_secret_of(given)?,
+        out: given.path("out"),
     })
 }
 

@@ -10,6 +10,8 @@
 //! ```
 //!
 //! Without it the cluster cannot be recovered. So it is durable before a node gets it, and it is never overwritten.
+//!
+//! In place of it, the file may have the master secret as `firstlight wrap` wrapped it: then an external KMS unwraps it at each use.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,7 @@ use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 use super::files::{self, Error};
 use super::shares;
 use base::crypto::{KEY_LEN, Secret};
+use keywrap::Wrapped;
 use kms::ClusterKms;
 
 /// Minimum bytes of the key that the key service and the old system accept.
@@ -67,25 +70,36 @@ pub fn open_or_create(path: &Path) -> Result<(ClusterKms, Origin), Error> {
     }
 }
 
-/// Reads the master secret in the file, which only its owner may read.
+/// Reads the master secret in the file, which only its owner may read. Has an external KMS unwrap it if it is wrapped.
 pub fn read(path: &Path) -> Result<ClusterKms, Error> {
-    parse(&files::read_private(path)?)
+    let content = files::read_private(path)?;
+    if keywrap::is_wrapped(&content) {
+        let unwrapped = || {
+            let wrapped = Wrapped::parse(&content)?;
+            wrapped.unwrap(&*keywrap::open(wrapped.kms())?)
+        };
+        return unwrapped()
+            .map_err(|error: keywrap::Error| Error::Content(path.into(), error.to_string()));
+    }
+    parse(&content)
         .map_err(|what| Error::Content(path.into(), format!("not a master secret: {what}")))
 }
 
 fn create(path: &Path) -> Result<ClusterKms, Error> {
     let (key, salt) = (Secret::random(KEY_LEN), Secret::random(MIN_SALT_LEN));
-    files::create_private(path, text(&key, &salt).as_bytes())?;
-    ClusterKms::new(key, salt).map_err(|error| Error::Content(path.into(), error.to_string()))
+    let secret = ClusterKms::new(key, salt)
+        .map_err(|error| Error::Content(path.into(), error.to_string()))?;
+    files::create_private(path, text(&secret).as_bytes())?;
+    Ok(secret)
 }
 
 /// Returns the file's text. It has no line break at the end, as in the old system.
-fn text(key: &Secret, salt: &Secret) -> Zeroizing<String> {
+pub fn text(secret: &ClusterKms) -> Zeroizing<String> {
     let base64 = |secret: &Secret| Zeroizing::new(STANDARD.encode(secret.expose()));
     Zeroizing::new(format!(
         "{{\n\t\"key\": \"{}\",\n\t\"salt\": \"{}\"\n}}",
-        *base64(key),
-        *base64(salt)
+        *base64(secret.key()),
+        *base64(secret.salt())
     ))
 }
 
@@ -140,10 +154,7 @@ mod tests {
 
     #[test]
     fn the_format_is_the_old_systems() {
-        assert_eq!(
-            text(&Secret::new(vec![1; 32]), &Secret::new(vec![2; 32])).as_str(),
-            OLD
-        );
+        assert_eq!(text(&ones_and_twos()).as_str(), OLD);
         assert_eq!(parse(OLD.as_bytes()).unwrap(), ones_and_twos());
     }
 

@@ -3,22 +3,31 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use attest::attestation::{Variant, variant};
 use attest::tpm::Location;
+use base::backoff::Backoff;
 use base::logger;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use collateral::Fetching;
+use kms::ClusterKms;
 use kubernetes::client;
 use lexopt::prelude::*;
 use services::key_service::grants::Grants;
+use services::key_service::master_secret::{self, MasterSecret};
 use services::key_service::{self, Clients, Config, KeyService};
+use sys::signal::StopSignals;
 use sys::wiping::Wiping;
 
 /// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
+
+/// The first and the longest pause between attempts to have the master secret unwrapped.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Returns the help text.
 fn help() -> String {
@@ -56,6 +65,8 @@ Usage: key-service [OPTION]..
                          trusted
   --master-secret FILE   the master secret, raw, at least 16 bytes [/var/config/mastersecret]
   --salt FILE            its salt, raw, at least 32 bytes [/var/config/salt]
+  --wrapped-secret FILE  the master secret as `firstlight wrap` made it, in place of the two: the external KMS that the file
+                         names must unwrap it; the service waits while that is away
   --config DIR           with attested: directory with attestationConfig (the policy, JSON) and measurementSalt
                          [/var/config]
   --attestation-variant VARIANT
@@ -91,10 +102,11 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut config_dir = PathBuf::from(key_service::CONFIG_DIR);
     let mut variant = variant::DEFAULT.to_owned();
     let (mut tpm, mut kubeconfig): (Option<Location>, Option<PathBuf>) = (None, None);
+    let mut key = PathBuf::from(master_secret::KEY_FILE);
+    let mut salt = PathBuf::from(master_secret::SALT_FILE);
+    let mut wrapped: Option<PathBuf> = None;
     let mut config = Config {
         listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), proto::kms::PORT),
-        master_secret: key_service::MASTER_SECRET_FILE.into(),
-        salt: key_service::SALT_FILE.into(),
         clients: Clients::Any,
         api: None,
         grants: None,
@@ -114,8 +126,9 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("listen") => listen = Some(program::parsed("listen", args.value()?)?),
             Long("port") => port = Some(program::parsed("port", args.value()?)?),
             Long("allow-plaintext") => config.allow_plaintext = true,
-            Long("master-secret") => config.master_secret = args.value()?.into(),
-            Long("salt") => config.salt = args.value()?.into(),
+            Long("master-secret") => key = args.value()?.into(),
+            Long("salt") => salt = args.value()?.into(),
+            Long("wrapped-secret") => wrapped = Some(args.value()?.into()),
             Long("config") => config_dir = args.value()?.into(),
             Long("attestation-variant") => variant = program::text(args.value()?)?,
             Long("tpm") => tpm = Some(program::parsed("tpm", args.value()?)?),
@@ -175,8 +188,34 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         config.api = Some(Box::new(api.map_err(Failure::failed)?));
     }
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
-    let service = KeyService::start(config).map_err(Failure::failed)?;
+    let secret = match wrapped {
+        Some(file) => MasterSecret::Wrapped(file),
+        None => MasterSecret::Files { key, salt },
+    };
+    let Some(secret) = read(&secret, &signals)? else {
+        return Ok(());
+    };
+    let service = KeyService::start(config, secret).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, key_service::GRACE)?;
     service.stop(key_service::GRACE);
     Ok(())
+}
+
+/// Returns the master secret. Waits while the external KMS is away; `None` if a signal asks to stop.
+fn read(secret: &MasterSecret, signals: &StopSignals) -> Result<Option<ClusterKms>, Failure> {
+    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+    loop {
+        match secret.read() {
+            Err(error) if error.may_pass() => {
+                let pause = backoff.pause();
+                log::warn!("{error}; trying again in {} s", pause.as_secs() + 1);
+                let waited = signals.wait_for(pause).map_err(Failure::failed)?;
+                if let Some(signal) = waited {
+                    log::info!("{signal}: stopped without the master secret");
+                    return Ok(None);
+                }
+            }
+            other => return other.map(Some).map_err(Failure::failed),
+        }
+    }
 }

@@ -27,18 +27,16 @@
 
 pub mod disks;
 pub mod grants;
+pub mod master_secret;
 pub mod members;
 pub mod tokens;
 
 use std::fmt;
-use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use zeroize::Zeroizing;
 
 use crate::observed;
 use attest::atls;
@@ -64,10 +62,6 @@ use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use tokens::Reviewer;
 
-/// The default file of the master secret, raw bytes, where the cluster's Secret is mounted.
-pub const MASTER_SECRET_FILE: &str = "/var/config/mastersecret";
-/// The default file of its salt, raw bytes, in the same directory.
-pub const SALT_FILE: &str = "/var/config/salt";
 /// The default directory of the cluster's `join-config`, with the attestation policy and the
 /// measurement salt.
 pub const CONFIG_DIR: &str = "/var/config";
@@ -79,12 +73,6 @@ pub const GRACE: Duration = Duration::from_secs(5);
 /// from it and the measurement secret.
 const MEASUREMENT_SALT_FILE: &str = "measurementSalt";
 const MEASUREMENT_SALT_LEN: usize = 32;
-/// The minimum length of the master secret in bytes, as in the old key service.
-const MIN_MASTER_SECRET_LEN: usize = 16;
-/// The minimum length of the salt in bytes, as in the old key service.
-const MIN_SALT_LEN: usize = 32;
-/// The maximum length of either file. A larger file is not a secret.
-const MAX_FILE_LEN: u64 = 4096;
 const MAX_ID_LEN: usize = 128;
 /// The maximum length of a key. Clients ask for at most 32 bytes; 64 are sufficient for XTS or HMAC
 /// with SHA-512.
@@ -96,10 +84,6 @@ const MAX_REQUEST: usize = 1024;
 pub struct Config {
     /// The address to listen on. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The file of the master secret, at least 16 bytes.
-    pub master_secret: PathBuf,
-    /// The file of the salt, at least 32 bytes.
-    pub salt: PathBuf,
     /// How callers authenticate themselves.
     pub clients: Clients,
     /// Access to the API server. It is required for tokens, and for the records of state disks if
@@ -167,9 +151,9 @@ pub struct KeyService {
 }
 
 impl KeyService {
-    /// Reads the secret and serves until [`KeyService::stop`]. Fails if the configuration is
-    /// contradictory or a secret, the policy, the TPM or an address cannot be used.
-    pub fn start(config: Config) -> Result<KeyService, Error> {
+    /// Serves keys of the master secret until [`KeyService::stop`]. Fails if the configuration is
+    /// contradictory or the policy, the TPM or an address cannot be used.
+    pub fn start(config: Config, kms: ClusterKms) -> Result<KeyService, Error> {
         let is_plain = !matches!(config.clients, Clients::Attested { .. });
         if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
             return Err(Error::Exposed(config.listen.ip()));
@@ -183,7 +167,6 @@ impl KeyService {
         {
             return Err(Error::Grant(caller.to_owned()));
         }
-        let kms = read_kms(&config.master_secret, &config.salt)?;
         let (registry, stop) = (Registry::new(), Stop::new());
         let api = config.api.map(|api| Client::new(*api, &stop));
         if grants.have_volumes() && api.is_none() {
@@ -302,19 +285,12 @@ fn attested(
     registry: &Registry,
 ) -> Result<(Arc<dyn Accept>, Arc<str>), Error> {
     let path = config_dir.join(MEASUREMENT_SALT_FILE);
-    let salt = read_secret(&path, "measurement salt", MEASUREMENT_SALT_LEN)?;
-    if salt.len() != MEASUREMENT_SALT_LEN {
-        return Err(Error::Size(
-            "measurement salt",
-            path,
-            salt.len(),
-            MEASUREMENT_SALT_LEN,
-        ));
-    }
+    let lengths = MEASUREMENT_SALT_LEN..=MEASUREMENT_SALT_LEN;
+    let salt = master_secret::read(&path, "measurement salt", lengths).map_err(Error::Secret)?;
     let secret = kms
         .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
-        .map_err(Error::Kms)?;
-    let id = cluster_id(&secret, salt.expose());
+        .map_err(|error| Error::Secret(master_secret::Error::Kms(error)))?;
+    let id = cluster_id(&secret, &salt);
     // Otherwise each client would refuse this machine without a clear reason.
     let register = attestation::cluster_register(tpm)
         .map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
@@ -524,28 +500,6 @@ fn data_key(kms: &ClusterKms, request: &GetDataKeyRequest) -> Result<Secret, Sta
     }
 }
 
-fn read_kms(master_secret: &Path, salt: &Path) -> Result<ClusterKms, Error> {
-    let key = read_secret(master_secret, "master secret", MIN_MASTER_SECRET_LEN)?;
-    let salt = read_secret(salt, "salt of the master secret", MIN_SALT_LEN)?;
-    ClusterKms::new(key, salt).map_err(Error::Kms)
-}
-
-/// Reads a secret. Every byte of the file counts, including a line break.
-fn read_secret(path: &Path, what: &'static str, min: usize) -> Result<Secret, Error> {
-    let failed = |error| Error::Read(what, path.into(), error);
-    let file = fs::File::open(path).map_err(failed)?;
-    // The capacity is sufficient for the whole file, because a growing vector would leave copies
-    // behind.
-    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_FILE_LEN as usize + 1));
-    file.take(MAX_FILE_LEN + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed)?;
-    if !(min..=MAX_FILE_LEN as usize).contains(&bytes.len()) {
-        return Err(Error::Size(what, path.into(), bytes.len(), min));
-    }
-    Ok(Secret::new(bytes.to_vec()))
-}
-
 /// The reason why the service cannot start.
 #[derive(Debug)]
 pub enum Error {
@@ -553,13 +507,8 @@ pub enum Error {
     Exposed(IpAddr),
     /// The service cannot listen on this address.
     Listen(SocketAddr, io::Error),
-    /// The file of the named secret cannot be read.
-    Read(&'static str, PathBuf, io::Error),
-    /// The named secret's file has the wrong length: its name, path, length and minimum length in
-    /// bytes.
-    Size(&'static str, PathBuf, usize, usize),
-    /// The secret is not valid.
-    Kms(kms::Error),
+    /// The measurement salt is not readable, or the measurement secret cannot be derived.
+    Secret(master_secret::Error),
     /// The TPM of this machine does not answer.
     Tpm(IssueError),
     /// This machine is not a member of the cluster with this master secret and measurement salt.
@@ -584,11 +533,7 @@ impl fmt::Display for Error {
                  give --allow-plaintext if that network is encrypted and trusted"
             ),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
-            Error::Read(what, path, error) => write!(f, "cannot read the {what} from {}: {error}", path.display()),
-            Error::Size(what, path, len, min) => {
-                write!(f, "the {what} in {}: expected {min} to {MAX_FILE_LEN} bytes, got {len}", path.display())
-            }
-            Error::Kms(error) => error.fmt(f),
+            Error::Secret(error) => error.fmt(f),
             Error::Tpm(error) => write!(f, "this machine cannot prove what it is: {error}"),
             Error::NoMember { is_fresh: true } => f.write_str(
                 "this machine has joined no cluster since it started (PCR 15 is zero), so clients would not accept it; \
@@ -684,14 +629,9 @@ mod tests {
         assert!(status.message().contains("lower case"), "{status}");
     }
 
-    fn config(dir: &Path, secret: &[u8], salt: &[u8]) -> Config {
-        let (master_secret, salt_file) = (dir.join("mastersecret"), dir.join("salt"));
-        fs::write(&master_secret, secret).unwrap();
-        fs::write(&salt_file, salt).unwrap();
+    fn config() -> Config {
         Config {
             listen: ([127, 0, 0, 1], 0).into(),
-            master_secret,
-            salt: salt_file,
             clients: Clients::Any,
             api: None,
             grants: None,
@@ -701,92 +641,34 @@ mod tests {
         }
     }
 
-    fn read(config: &Config) -> Result<ClusterKms, Error> {
-        read_kms(&config.master_secret, &config.salt)
-    }
-
-    #[test]
-    fn short_long_and_missing_secrets_are_refused_with_the_file_named() {
-        let dir = tempfile::tempdir().unwrap();
-        for (secret, salt, wrong) in [
-            (
-                &[1; 15][..],
-                &[2; 32][..],
-                "mastersecret: expected 16 to 4096 bytes, got 15",
-            ),
-            (
-                &[1; 16],
-                &[2; 31],
-                "salt: expected 32 to 4096 bytes, got 31",
-            ),
-            (
-                &[1; 5000],
-                &[2; 32],
-                "mastersecret: expected 16 to 4096 bytes, got 4097",
-            ),
-        ] {
-            let error = read(&config(dir.path(), secret, salt))
-                .unwrap_err()
-                .to_string();
-            assert!(error.ends_with(wrong), "{error}");
-        }
-        let mut missing = config(dir.path(), &[1; 16], &[2; 32]);
-        assert!(read(&missing).is_ok());
-        missing.salt = dir.path().join("nothing");
-        assert!(matches!(read(&missing), Err(Error::Read(..))));
-    }
-
-    #[test]
-    fn the_secret_is_the_file_byte_for_byte() {
-        let dir = tempfile::tempdir().unwrap();
-        let kms = read(&config(dir.path(), b"0123456789abcdef\n", &[2; 32])).unwrap();
-        assert_eq!(
-            kms,
-            ClusterKms::new(
-                Secret::new(b"0123456789abcdef\n".to_vec()),
-                Secret::new(vec![2; 32])
-            )
-            .unwrap()
-        );
-    }
-
     #[test]
     fn plaintext_beyond_loopback_needs_the_flag() {
-        let dir = tempfile::tempdir().unwrap();
-        let exposed = |allow_plaintext| Config {
-            listen: ([0, 0, 0, 0], 0).into(),
-            allow_plaintext,
-            ..config(dir.path(), &[1; 16], &[2; 32])
+        let start = |allow_plaintext| {
+            let exposed = Config {
+                listen: ([0, 0, 0, 0], 0).into(),
+                allow_plaintext,
+                ..config()
+            };
+            KeyService::start(exposed, zeros())
         };
-        assert!(matches!(
-            KeyService::start(exposed(false)),
-            Err(Error::Exposed(_))
-        ));
-        assert!(KeyService::start(exposed(true)).is_ok());
+        assert!(matches!(start(false), Err(Error::Exposed(_))));
+        assert!(start(true).is_ok());
     }
 
     #[test]
     fn without_the_records_of_state_disks_no_keys_of_volumes_are_issued() {
-        let dir = tempfile::tempdir().unwrap();
         let grants = Some("anyone=volume".parse().unwrap());
-        let error = KeyService::start(Config {
-            grants,
-            ..config(dir.path(), &[1; 16], &[2; 32])
-        })
-        .err()
-        .unwrap();
+        let config = Config { grants, ..config() };
+        let error = KeyService::start(config, zeros()).err().unwrap();
         assert!(matches!(error, Error::NoApi(_)), "{error}");
     }
 
     #[test]
     fn a_grant_to_an_impossible_caller_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
         let grants = Some("kube-system/join-service=disk".parse().unwrap());
-        let config = Config {
-            grants,
-            ..config(dir.path(), &[1; 16], &[2; 32])
-        };
-        let error = KeyService::start(config).err().unwrap().to_string();
+        let config = Config { grants, ..config() };
+        let error = KeyService::start(config, zeros()).err().unwrap();
+        let error = error.to_string();
         assert!(
             error.contains("\"kube-system/join-service\" cannot be a caller"),
             "{error}"

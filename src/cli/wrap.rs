@@ -1,0 +1,60 @@
+//! `firstlight wrap` and `firstlight unwrap`: the master secret in the care of an external key management service.
+
+use std::path::{Path, PathBuf};
+
+use base::program::Failure;
+use keywrap::Wrapped;
+use kms::ClusterKms;
+
+use super::master_secret::{self, Source};
+use super::{files, say};
+
+/// What `firstlight wrap` is to do.
+pub struct Options {
+    /// The key of the service, `kms://..`.
+    pub kms: String,
+    /// Whether the service makes the key if it is missing.
+    pub create_key: bool,
+    /// Where the master secret is, plain or wrapped.
+    pub master_secret: Source,
+    /// The file to write; it must not exist.
+    pub out: PathBuf,
+}
+
+/// Runs `firstlight wrap`.
+pub fn wrap(options: &Options) -> Result<(), Failure> {
+    let secret = options.master_secret.read().map_err(Failure::failed)?;
+    let key = keywrap::open(&options.kms).map_err(Failure::failed)?;
+    key.prepare(options.create_key).map_err(Failure::failed)?;
+    let wrapped = Wrapped::wrap(&secret, &options.kms, &*key).map_err(Failure::failed)?;
+    write(&options.out, wrapped.text().as_bytes(), &secret)?;
+    say(format_args!(
+        "{} has the master secret, wrapped by {}. Give it as --master-secret in place of the plain one, and keep that where nobody \
+         reads it, or destroy it: without both the service's key and the plain one nobody can recover the cluster.",
+        options.out.display(),
+        options.kms
+    ))
+}
+
+/// Runs `firstlight unwrap`: writes the plain master secret of the file `wrapped` to `out`, which must not exist.
+pub fn unwrap(wrapped: &Path, out: &Path) -> Result<(), Failure> {
+    let secret = master_secret::read(wrapped).map_err(Failure::failed)?;
+    write(out, master_secret::text(&secret).as_bytes(), &secret)?;
+    say(format_args!(
+        "{} has the plain master secret",
+        out.display()
+    ))
+}
+
+/// Writes the file, and reads it again as the next command will.
+fn write(out: &Path, content: &[u8], secret: &ClusterKms) -> Result<(), Failure> {
+    files::create_private(out, content).map_err(Failure::failed)?;
+    let read = master_secret::read(out).map_err(Failure::failed)?;
+    match read == *secret {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{} was written and does not have the master secret: keep the old file, and check the disk",
+            out.display()
+        ))),
+    }
+}

@@ -1,0 +1,45 @@
+//! The errors of this crate, as sentences for the operator.
+
+use std::fmt;
+
+/// Why a master secret cannot be wrapped or unwrapped. No text contains a secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// The key URI is wrong.
+    Uri(String),
+    /// The credentials are missing or unusable.
+    Credentials(String),
+    /// The service does not answer, or asks to come later. Another attempt may succeed.
+    Away(String),
+    /// The service refuses.
+    Refused(String),
+    /// The answer of the service is not usable.
+    Answer(String),
+    /// The file is not a wrapped master secret.
+    Format(String),
+    /// What the service unwrapped does not open the file.
+    Sealed,
+}
+
+impl Error {
+    /// Returns whether another attempt may succeed.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Error::Away(_))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Uri(why) => write!(f, "key URI: {why}"),
+            Error::Credentials(why) | Error::Away(why) => f.write_str(why),
+            Error::Refused(why) | Error::Answer(why) => f.write_str(why),
+            Error::Format(why) => write!(f, "not a wrapped master secret: {why}"),
+            Error::Sealed => f.write_str(
+                "the wrapped master secret does not open: it is damaged, or it was wrapped for another key URI",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,61 @@
+//! The master secret, wrapped with a key that an external key management service (KMS) keeps.
+//!
+//! The key-encryption key never leaves the service. [`Wrapped`] is an envelope: a random key of 32 bytes encrypts the master secret
+//! by AES-256-GCM, and the service wraps that key. So every service wraps the same short value, and the binding of the secret to
+//! the service is the same for all. Whoever has the file and may use the key in the service has the master secret; the file alone
+//! is worth nothing.
+//!
+//! All keys of a cluster are still derived from the master secret. A cluster can therefore move from one service to another, or
+//! back to none, and no disk notices. The service is needed when the key service starts, and not for each key.
+//!
+//! Each service has a file and a line in [`ALL`].
+
+mod envelope;
+mod error;
+mod https;
+mod service;
+mod uri;
+mod vault;
+
+pub use envelope::{MAX_LEN, Wrapped, is_wrapped};
+pub use error::Error;
+pub use service::KeyEncryptionKey;
+
+use service::Service;
+
+/// All services. To add one, write its file beside `vault.rs`, and add its constant here and its chapter to `docs/kms.md`.
+const ALL: &[Service] = &[vault::SERVICE];
+
+/// Makes a client of the key that this URI names, e.g. `kms://vault?address=https://vault:8200&keyName=firstlight`. The URI contains
+/// no credentials: each service's file says where they come from. Sends no request.
+pub fn open(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
+    let (name, query) = uri::parse(uri)?;
+    let service = ALL.iter().find(|service| service.name == name);
+    let service = service.ok_or_else(|| {
+        Error::Uri(format!(
+            "the service {name:?} is unknown: expected one of {}",
+            forms()
+        ))
+    })?;
+    (service.open)(query)
+}
+
+/// Returns the forms of key URIs, for help texts.
+pub fn forms() -> String {
+    let form = |service: &Service| format!("kms://{}?{}", service.name, service.parameters);
+    ALL.iter().map(form).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_service_is_refused_with_the_known_ones() {
+        let error = open("kms://valut?keyName=a").err().unwrap().to_string();
+        assert!(
+            error.contains("\"valut\" is unknown") && error.contains("kms://vault?address="),
+            "{error}"
+        );
+    }
+}

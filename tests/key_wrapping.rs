@@ -1,0 +1,413 @@
+//! The master secret in the care of an external key management service: a real Vault server, with the operator's command and the key
+//! service as its clients. `make test-kms` runs these tests: Vault takes minutes to build.
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use common::attested::{plain_channel, within};
+use proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
+use serde_json::{Value, json};
+use support::program::Program;
+use tempfile::TempDir;
+use ureq::Agent;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+
+const KEY: [u8; 32] = [1; 32];
+const SALT: [u8; 32] = [2; 32];
+
+/// A Vault server on this machine, initialized and unsealed, with the engine transit.
+struct Vault {
+    child: Child,
+    address: SocketAddr,
+    agent: Agent,
+    folder: TempDir,
+    root: String,
+    unseal_key: String,
+}
+
+impl Drop for Vault {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Vault {
+    fn start() -> Vault {
+        let program = support::foreign::go_program("vault_go", env!("CARGO_TARGET_TMPDIR"));
+        let folder = tempfile::tempdir().unwrap();
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let (certificate, key) = (folder.path().join("ca.pem"), folder.path().join("key.pem"));
+        fs::write(&certificate, own.cert.pem()).unwrap();
+        fs::write(&key, own.signing_key.serialize_pem()).unwrap();
+        let mut child = Command::new(program)
+            .args([&certificate, &key])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let authority = Certificate::from_der(own.cert.der()).to_owned();
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::from(vec![authority]))
+            .unversioned_rustls_crypto_provider(tls::provider())
+            .build();
+        let config = Agent::config_builder()
+            .tls_config(tls)
+            .http_status_as_error(false);
+        let mut vault = Vault {
+            child,
+            address: line.trim().parse().unwrap(),
+            agent: config.build().into(),
+            folder,
+            root: String::new(),
+            unseal_key: String::new(),
+        };
+        let shares = json!({"secret_shares": 1, "secret_threshold": 1});
+        let made = vault.call("PUT", "sys/init", shares);
+        vault.root = made["root_token"].as_str().unwrap().into();
+        vault.unseal_key = made["keys"][0].as_str().unwrap().into();
+        vault.unseal();
+        vault.call("POST", "sys/mounts/transit", json!({"type": "transit"}));
+        vault
+    }
+
+    /// Returns the answer of a successful request; waits while Vault becomes active.
+    fn call(&self, method: &str, path: &str, body: Value) -> Value {
+        for _ in 0..100 {
+            let request = ureq::http::Request::builder()
+                .method(method)
+                .uri(format!("https://{}/v1/{path}", self.address))
+                .header("X-Vault-Token", &self.root);
+            let mut response = match &body {
+                Value::Null => self.agent.run(request.body(()).unwrap()).unwrap(),
+                body => self
+                    .agent
+                    .run(request.body(body.to_string()).unwrap())
+                    .unwrap(),
+            };
+            let status = response.status().as_u16();
+            let text = response.body_mut().read_to_string().unwrap();
+            if status == 500 || status == 503 {
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+            assert!(
+                matches!(status, 200 | 204),
+                "{method} {path}: {status} {text}"
+            );
+            return serde_json::from_str(&text).unwrap_or_default();
+        }
+        panic!("Vault does not become active");
+    }
+
+    fn unseal(&self) {
+        self.call("PUT", "sys/unseal", json!({"key": self.unseal_key}));
+        // active only after a moment
+        self.call("GET", "sys/health", Value::Null);
+    }
+
+    fn seal(&self) {
+        self.call("PUT", "sys/seal", json!({}));
+    }
+
+    /// Returns a token with this policy alone (HCL).
+    fn token(&self, name: &str, policy: &str) -> String {
+        let path = format!("sys/policies/acl/{name}");
+        self.call("PUT", &path, json!({"policy": policy}));
+        let wanted = json!({"policies": [name], "no_default_policy": true});
+        let made = self.call("POST", "auth/token/create", wanted);
+        made["auth"]["client_token"].as_str().unwrap().into()
+    }
+
+    /// Returns the URI of a key.
+    fn uri(&self, key: &str) -> String {
+        let (address, folder) = (self.address, self.folder.path().display());
+        format!("kms://vault?address=https://{address}&keyName={key}&caFile={folder}/ca.pem")
+    }
+}
+
+/// A folder with the master secret, as the operator and as the key service have it.
+fn workspace() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let kms = kms::ClusterKms::new(
+        base::crypto::Secret::new(KEY.to_vec()),
+        base::crypto::Secret::new(SALT.to_vec()),
+    );
+    let base64 = |bytes: &[u8]| {
+        use base64::Engine;
+        base64::engine::general_purpose::STANDARD.encode(bytes)
+    };
+    let kms = kms.unwrap();
+    let json = json!({"key": base64(kms.key().expose()), "salt": base64(kms.salt().expose())});
+    let file = dir.path().join("plain.json");
+    fs::write(&file, json.to_string()).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    fs::write(dir.path().join("key"), KEY).unwrap();
+    fs::write(dir.path().join("salt"), SALT).unwrap();
+    dir
+}
+
+fn firstlight(dir: &Path, token: &str, args: &[&str]) -> Output {
+    Command::new(support::program::built("firstlight"))
+        .args(args)
+        .current_dir(dir)
+        .env("VAULT_TOKEN", token)
+        .output()
+        .unwrap()
+}
+
+fn wrap(dir: &Path, token: &str, uri: &str, more: &[&str]) -> Result<(), String> {
+    let args = [
+        "wrap",
+        "--kms",
+        uri,
+        "--master-secret",
+        "plain.json",
+        "--out",
+        "wrapped.json",
+    ];
+    let output = firstlight(dir, token, &[&args, more].concat());
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8(output.stderr).unwrap()),
+    }
+}
+
+fn key_service(dir: &Path, token: &str, secret: &[&str]) -> Program {
+    let mut command = Command::new(support::program::built("key-service"));
+    command
+        .args(["--clients", "any", "--listen", "127.0.0.1:0"])
+        .args(secret)
+        .current_dir(dir)
+        .env("VAULT_TOKEN", token);
+    Program::start(&mut command)
+}
+
+/// Returns a key that the service gives.
+fn key(service: &Program) -> Vec<u8> {
+    let line = service.expect("serving data keys on");
+    let address = line
+        .split(|c: char| c.is_whitespace() || c == ',')
+        .find_map(|word| word.parse().ok());
+    let request = GetDataKeyRequest {
+        data_key_id: "s3proxy-kek".into(),
+        length: 32,
+    };
+    let answer: GetDataKeyResponse = plain_channel(address.unwrap())
+        .unary(GET_DATA_KEY, &request, &within(60))
+        .unwrap();
+    answer.data_key.clone()
+}
+
+#[test]
+#[ignore = "builds Vault: make test-kms"]
+fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
+    let (vault, dir) = (Vault::start(), workspace());
+    let uri = vault.uri("firstlight");
+    wrap(dir.path(), &vault.root, &uri, &["--create-key"]).unwrap();
+    let wrapped = fs::read_to_string(dir.path().join("wrapped.json")).unwrap();
+    assert!(
+        wrapped.contains("vault:v1:") || wrapped.contains("dmF1bHQ6djE6"),
+        "{wrapped}"
+    );
+    assert!(!wrapped.contains("AQEBAQEB"));
+
+    let plain = key_service(
+        dir.path(),
+        "",
+        &["--master-secret", "key", "--salt", "salt"],
+    );
+    let unwrapped = key_service(
+        dir.path(),
+        &vault.root,
+        &["--wrapped-secret", "wrapped.json"],
+    );
+    assert_eq!(key(&plain), key(&unwrapped));
+
+    // to another key, and back to none
+    let second = vault.uri("second");
+    let args = ["wrap", "--kms", &second, "--create-key"];
+    let files = ["--master-secret", "wrapped.json", "--out", "moved.json"];
+    let output = firstlight(dir.path(), &vault.root, &[&args[..], &files].concat());
+    assert!(output.status.success(), "{output:?}");
+    let args = [
+        "unwrap",
+        "--master-secret",
+        "moved.json",
+        "--out",
+        "back.json",
+    ];
+    let output = firstlight(dir.path(), &vault.root, &args);
+    assert!(output.status.success(), "{output:?}");
+    let back: Value =
+        serde_json::from_slice(&fs::read(dir.path().join("back.json")).unwrap()).unwrap();
+    let first: Value =
+        serde_json::from_slice(&fs::read(dir.path().join("plain.json")).unwrap()).unwrap();
+    assert_eq!(back, first);
+
+    // a rotated key still unwraps what an older version wrapped, and no longer once that is cut off
+    vault.call("POST", "transit/keys/second/rotate", json!({}));
+    let again = [
+        "unwrap",
+        "--master-secret",
+        "moved.json",
+        "--out",
+        "again.json",
+    ];
+    assert!(firstlight(dir.path(), &vault.root, &again).status.success());
+    let minimum = json!({"min_decryption_version": 2});
+    vault.call("POST", "transit/keys/second/config", minimum);
+    let late = [
+        "unwrap",
+        "--master-secret",
+        "moved.json",
+        "--out",
+        "late.json",
+    ];
+    let output = firstlight(dir.path(), &vault.root, &late);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && said.contains("too old"),
+        "{said}"
+    );
+}
+
+#[test]
+#[ignore = "builds Vault: make test-kms"]
+fn each_refusal_names_what_is_missing() {
+    let (vault, dir) = (Vault::start(), workspace());
+    let uri = vault.uri("firstlight");
+    let refused =
+        |token: &str, uri: &str, more: &[&str]| wrap(dir.path(), token, uri, more).unwrap_err();
+    let said = refused(&vault.root, &uri, &[]);
+    assert!(
+        said.contains("there is no key transit/keys/firstlight") && said.contains("--create-key"),
+        "{said}"
+    );
+    let elsewhere = format!("{uri}&mount=elsewhere");
+    let said = refused(&vault.root, &elsewhere, &[]);
+    assert!(
+        said.contains("is the transit engine mounted there?"),
+        "{said}"
+    );
+    let said = refused("hvs.wrong", &uri, &["--create-key"]);
+    assert!(said.contains("status 403 (permission denied)"), "{said}");
+
+    let read = "path \"transit/keys/firstlight\" { capabilities = [\"read\"] }";
+    let encrypt = "path \"transit/encrypt/firstlight\" { capabilities = [\"update\"] }";
+    let decrypt = "path \"transit/decrypt/firstlight\" { capabilities = [\"update\"] }";
+    let reader = vault.token("reader", read);
+    let said = refused(&reader, &uri, &["--create-key"]);
+    assert!(
+        said.contains("needs the capability \"create\" on transit/keys/firstlight"),
+        "{said}"
+    );
+    vault.call(
+        "POST",
+        "transit/keys/firstlight",
+        json!({"type": "aes256-gcm96"}),
+    );
+    let said = refused(&reader, &uri, &[]);
+    assert!(
+        said.contains("needs the capability \"update\" on transit/encrypt/firstlight"),
+        "{said}"
+    );
+    let writer = vault.token("writer", &format!("{read}\n{encrypt}"));
+    let said = refused(&writer, &uri, &[]);
+    assert!(
+        said.contains("needs the capability \"update\" on transit/decrypt/firstlight"),
+        "{said}"
+    );
+    // what docs/kms.md gives the operator, and the key service
+    let operator = vault.token("operator", &format!("{read}\n{encrypt}\n{decrypt}"));
+    wrap(dir.path(), &operator, &uri, &[]).unwrap();
+    let said = refused(&operator, &uri, &[]);
+    assert!(said.contains("cannot create wrapped.json"), "{said}");
+    let service = vault.token("service", decrypt);
+    let service = key_service(dir.path(), &service, &["--wrapped-secret", "wrapped.json"]);
+    service.expect("serving data keys on");
+
+    let signing = json!({"type": "ed25519"});
+    vault.call("POST", "transit/keys/signer", signing);
+    let said = refused(&vault.root, &vault.uri("signer"), &[]);
+    assert!(
+        said.contains("transit/keys/signer does not encrypt"),
+        "{said}"
+    );
+    let (untrusted, _) = uri.split_once("&caFile").unwrap();
+    let said = refused(&vault.root, untrusted, &[]);
+    assert!(said.contains("certificate"), "{said}");
+}
+
+#[test]
+#[ignore = "builds Vault: make test-kms"]
+fn the_key_service_waits_for_a_sealed_vault_and_ends_when_asked_to() {
+    let (vault, dir) = (Vault::start(), workspace());
+    wrap(
+        dir.path(),
+        &vault.root,
+        &vault.uri("firstlight"),
+        &["--create-key"],
+    )
+    .unwrap();
+    vault.seal();
+    let start = || {
+        key_service(
+            dir.path(),
+            &vault.root,
+            &["--wrapped-secret", "wrapped.json"],
+        )
+    };
+    let (waiting, mut stopped) = (start(), start());
+    for service in [&waiting, &stopped] {
+        service.expect("(Vault is sealed); unseal it; trying again in");
+    }
+    stopped.terminate();
+    assert_eq!(stopped.exit().code(), Some(0));
+    vault.unseal();
+    assert_eq!(key(&waiting).len(), 32);
+}
+
+#[test]
+#[ignore = "builds Vault: make test-kms"]
+fn what_another_program_encrypted_with_the_same_key_does_not_open() {
+    let (vault, dir) = (Vault::start(), workspace());
+    wrap(
+        dir.path(),
+        &vault.root,
+        &vault.uri("firstlight"),
+        &["--create-key"],
+    )
+    .unwrap();
+    let other = json!({"plaintext": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="});
+    let other = vault.call("POST", "transit/encrypt/firstlight", other);
+    let path = dir.path().join("wrapped.json");
+    let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let other = other["data"]["ciphertext"].as_str().unwrap();
+    file["wrappedKey"] = {
+        use base64::Engine;
+        base64::engine::general_purpose::STANDARD
+            .encode(other)
+            .into()
+    };
+    fs::write(&path, file.to_string()).unwrap();
+    let args = [
+        "unwrap",
+        "--master-secret",
+        "wrapped.json",
+        "--out",
+        "x.json",
+    ];
+    let output = firstlight(dir.path(), &vault.root, &args);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("POST transit/decrypt/firstlight"), "{said}");
+    assert!(!dir.path().join("x.json").exists());
+}
