@@ -300,9 +300,13 @@ impl End<'_> {
 
     fn validate(&self, proof: &Proof, session: &Session) -> Result<Identified, ValidateError> {
         let Some(identity) = &session.peers.identity else {
-            return Err(ValidateError(
-                "it proves nothing, as a join service does whose host gives it no evidence (its log says why)".into(),
-            ));
+            let why = match self.peers.contains(&Role::JoinService) {
+                true => {
+                    "it proves nothing, as a join service does whose host gives it no evidence (its log says why)"
+                }
+                false => "it proves nothing: it sends no attestation document",
+            };
+            return Err(ValidateError(why.into()));
         };
         let validator = self
             .validator(identity)
