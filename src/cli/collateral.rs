@@ -15,7 +15,7 @@ use attest::attestation::Policy;
 use attest::attestation::sources::Sources;
 use base::program::Failure;
 use hardware::snp::chain::Fetched;
-use hardware::snp::report::Report;
+use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
 
@@ -94,6 +94,12 @@ impl Sources for Noting {
 
     fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
         let fetched = self.sources.snp_certificates(report, product);
+        self.note(fetched.clone().map(|it| pem(&it)));
+        fetched
+    }
+
+    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
+        let fetched = self.sources.snp_authority(product, signer);
         self.note(fetched.clone().map(|it| pem(&it)));
         fetched
     }

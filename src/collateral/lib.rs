@@ -208,15 +208,33 @@ impl Sources for Fetching {
             Signer::Vlek => None,
             Signer::Vcek => Some(self.der(&vcek(report, product)?, Patience::Full, deadline)?),
         };
+        let authority = self.authority(product, signer, deadline)?;
+        Ok(Arc::new(Fetched { leaf, ..authority }))
+    }
+
+    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
+        let deadline = Instant::now() + self.time;
+        Ok(Arc::new(self.authority(product, signer, deadline)?))
+    }
+}
+
+impl Fetching {
+    /// Returns AMD's authority of a product, and its revocation list if it can be had.
+    fn authority(
+        &self,
+        product: Product,
+        signer: Signer,
+        deadline: Instant,
+    ) -> Result<Fetched, String> {
         let intermediate = self.der(&Item::Authority(product, signer), Patience::Full, deadline)?;
         // the list says whether AMD revoked its own authority, which never happened: a server that is away must not stop validations
         let list = Item::Revoked(product, signer);
         let revoked = self.der(&list, Patience::UntilFirstFailure, deadline).ok();
-        Ok(Arc::new(Fetched {
-            leaf,
+        Ok(Fetched {
+            leaf: None,
             intermediate,
             revoked,
-        }))
+        })
     }
 }
 

@@ -696,6 +696,28 @@ fn a_list_that_cannot_be_had_delays_one_validation_at_most() {
 }
 
 #[test]
+fn no_report_keeps_a_validator_from_the_list_of_a_machine_that_sends_its_certificate() {
+    // a report with a masked chip id has no certificate there
+    let server = Server::start(|target| {
+        match target.contains("/Milan/cert_chain") || target.ends_with("/crl") {
+            true => kds(target),
+            false => Answer::status("404 Not Found"),
+        }
+    });
+    let sources = fetching(settings(&server));
+    let fetched = sources.snp_authority(Product::Milan, Signer::Vcek).unwrap();
+    assert_eq!(fetched.leaf, None);
+    assert!(fetched.revoked.is_some());
+    assert_eq!(server.targets().len(), 2, "{:?}", server.targets());
+    // known now
+    assert_eq!(
+        sources.snp_authority(Product::Milan, Signer::Vcek).unwrap(),
+        fetched
+    );
+    assert_eq!(server.targets().len(), 2, "{:?}", server.targets());
+}
+
+#[test]
 fn what_was_fetched_outlives_the_program_and_the_servers() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");

@@ -288,7 +288,10 @@ impl SnpHardware {
         };
         let authority = self.authorities.iter().find(|one| one.product == product);
         let authority = authority.ok_or_else(|| format!("no root of a {product} is known"))?;
-        let fetched = self.sources.snp_certificates(report, product);
+        let fetched = match &sent {
+            Some(_) => self.sources.snp_authority(product, report.signer()?),
+            None => self.sources.snp_certificates(report, product),
+        };
         let leaf = match (&sent, &fetched) {
             (Some(sent), _) => sent,
             (None, Ok(fetched)) => fetched

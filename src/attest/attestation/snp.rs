@@ -158,7 +158,10 @@ impl Hardware {
             // later chips have later reports
             (None, None) => Product::Milan,
         };
-        let fetched = self.sources.snp_certificates(&report, product);
+        let fetched = match &sent {
+            Some(_) => self.sources.snp_authority(product, signer),
+            None => self.sources.snp_certificates(&report, product),
+        };
         let leaf = match (&sent, signer, &fetched) {
             (Some(sent), ..) => sent,
             (None, Signer::Vlek, _) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hardware::snp::chain::Fetched;
-use hardware::snp::report::Report;
+use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
 
@@ -19,11 +19,19 @@ pub trait Sources: Send + Sync {
         )
     }
 
-    /// Returns the certificates of the chip that a report names. Nothing of the report is verified. A report of version 2 does not
-    /// tell its product, so the caller names it.
+    /// Returns the certificates of the chip that a report names, for a machine that did not send its chip's. Nothing of the report is
+    /// verified. A report of version 2 does not tell its product, so the caller names it.
     fn snp_certificates(&self, _report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
         Err(format!(
             "this program fetches no certificates of AMD's chips, and the machine, a {product}, sent none"
+        ))
+    }
+
+    /// Returns AMD's authority of a product and its revocation list, for a machine that sent its chip's certificate. It does not depend
+    /// on the report, so no report can keep a validator from the list.
+    fn snp_authority(&self, product: Product, _signer: Signer) -> Result<Arc<Fetched>, String> {
+        Err(format!(
+            "this program fetches no revocation list of AMD for {product}"
         ))
     }
 }
