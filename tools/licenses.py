@@ -34,7 +34,15 @@ def of_folder(folder):
     paths = [os.path.join(folder, name) for name in names]
     # some have a folder LICENSES
     files = [file for path in paths for file in (sorted(glob.glob(f"{path}/*")) if os.path.isdir(path) else [path])]
-    return [read(file) for file in files]
+    return [read(file) for file in files] or of_comment(f"{folder}/src/lib.rs")
+
+
+def of_comment(path):
+    """Returns the license in the comment at the top of a source file, where some crates have their only copy."""
+    comment = re.match(r"\s*/\*(.*?)\*/", read(path) if os.path.exists(path) else "", re.DOTALL)
+    if not comment or "Permission is hereby granted" not in comment[1]:
+        return []
+    return ["\n".join(re.sub(r"^ ?\*? ?", "", line) for line in comment[1].strip("\n ").splitlines())]
 
 
 def of_archive(name, version):
