@@ -110,6 +110,7 @@ fn help_goes_to_standard_output_and_has_examples() {
         &["--help"][..],
         &["-h"],
         &["help"],
+        &["help", "init"],
         &["init", "--help"],
         &["measure", "-h"],
         &["man", "--help"],
@@ -119,10 +120,13 @@ fn help_goes_to_standard_output_and_has_examples() {
         assert!(text(&output.stdout).contains("Example"), "{args:?}");
         assert!(output.stderr.is_empty(), "{args:?}");
     }
-    assert_eq!(
-        text(&firstlight(dir.path(), &["--version"]).stdout),
-        concat!("firstlight ", env!("CARGO_PKG_VERSION"), "\n")
-    );
+    for args in [["--version"], ["-V"], ["version"]] {
+        let version = text(&firstlight(dir.path(), &args).stdout);
+        let number = concat!("firstlight ", env!("CARGO_PKG_VERSION"));
+        // a build of a checkout names its commit
+        assert!(version.starts_with(number), "{version}");
+        assert_eq!(version.lines().count(), 1, "{version}");
+    }
 }
 
 #[test]
@@ -130,11 +134,36 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
     let dir = workspace();
     let endpoint = init("http://x/", &[]);
     let timeout = init("x", &["--timeout", "soon"]);
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 17] = [
         (&[], "a command is missing"),
-        (&["destroy"], "no command \"destroy\""),
+        (
+            &["destroy"],
+            "no command \"destroy\"\nTry `firstlight --help`",
+        ),
+        (&["inti"], "no command \"inti\"; did you mean init?"),
+        (&["help", "recovr"], "did you mean recover?"),
         (&["--fast"], "--fast"),
-        (&["init"], "--endpoint is missing"),
+        (&["--versoin"], "did you mean --version?"),
+        (
+            &["init"],
+            "init: --endpoint is missing\nTry `firstlight init --help`",
+        ),
+        (
+            &["recover", "--endpont", "x"],
+            "no option --endpont; did you mean --endpoint?",
+        ),
+        (
+            &["metadata", "--machines", "m"],
+            "the word \"serve\" is missing",
+        ),
+        (
+            &["completions"],
+            "SHELL is missing: expected bash, zsh, fish",
+        ),
+        (
+            &["verify", "x", "--policy", "p", "-o", "yaml"],
+            "expected table, json",
+        ),
         (&["recover", "--endpoint", "x"], "--policy is missing"),
         (&endpoint, "is not an endpoint"),
         (&["init", "--endpoint"], "--endpoint"),
@@ -246,8 +275,13 @@ fn a_node_that_is_not_there_exits_with_4_and_a_second_try_uses_the_same_secrets(
     let files =
         ["firstlight-mastersecret.json", "firstlight-state.json"].map(|name| dir.path().join(name));
 
-    let (code, stderr) = failure(dir.path(), &init(&endpoint, &["--timeout", "2s"]));
+    let started = Instant::now();
+    let (code, stderr) = failure(dir.path(), &init(&endpoint, &["--timeout", "4"]));
     assert_eq!(code, 4, "{stderr}");
+    assert!(
+        started.elapsed() >= Duration::from_secs(4),
+        "it gave up too early: {stderr}"
+    );
     assert!(
         stderr.contains("waiting for") && stderr.contains("refused") && stderr.contains("gave up"),
         "{stderr}"
@@ -271,6 +305,50 @@ fn a_node_that_is_not_there_exits_with_4_and_a_second_try_uses_the_same_secrets(
         text(&output.stdout)
     );
     assert_eq!(files.map(|file| fs::read(file).unwrap()), first);
+}
+
+#[test]
+fn a_file_in_the_present_folder_has_defaults_and_the_command_line_replaces_them() {
+    let dir = workspace();
+    let endpoint = nobody().to_string();
+    let config = format!(
+        "policy = 'policy.json'\ntimeout = 1\n[init]\nendpoint = '{endpoint}'\ninit-secret = 'nothing'\n"
+    );
+    write(dir.path(), "firstlight.toml", &config, 0o644);
+    let (code, stderr) = failure(dir.path(), &["init"]);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stderr.contains("cannot open nothing"), "{stderr}");
+    let (code, stderr) = failure(dir.path(), &["init", "--init-secret", "init-secret"]);
+    assert_eq!(code, 4, "{stderr}");
+    assert!(stderr.contains(&endpoint), "{stderr}");
+    // from elsewhere, its paths are those of its folder
+    let elsewhere = tempfile::tempdir().unwrap();
+    let config = dir.path().join("firstlight.toml");
+    let args = ["status", &endpoint, "--config", config.to_str().unwrap()];
+    let (code, stderr) = failure(elsewhere.path(), &args);
+    assert_eq!(code, 4, "{stderr}");
+    let (code, stderr) = failure(elsewhere.path(), &["status", &endpoint]);
+    assert!(
+        code == 2 && stderr.contains("--policy is missing"),
+        "{stderr}"
+    );
+    write(dir.path(), "firstlight.toml", "polcy = 'p'\n", 0o644);
+    let (code, stderr) = failure(dir.path(), &["roots"]);
+    assert_eq!(code, 1);
+    assert!(
+        stderr.contains("firstlight.toml: there is no option \"polcy\"; did you mean policy?"),
+        "{stderr}"
+    );
+    // its secrets' places are the command's matter, but a program without our user must not choose the policy
+    write(dir.path(), "firstlight.toml", "policy = 'p'\n", 0o666);
+    let (code, stderr) = failure(dir.path(), &["roots"]);
+    assert_eq!(code, 1);
+    assert!(stderr.contains("other users can change it"), "{stderr}");
+    assert!(
+        failure(dir.path(), &["roots", "--config", "missing"])
+            .1
+            .contains("cannot open missing")
+    );
 }
 
 #[test]

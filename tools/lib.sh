@@ -75,6 +75,14 @@ source_date() {
   echo "$SOURCE_DATE_EPOCH"
 }
 
+# Prints the commit of the sources and its day, as `firstlight --version` shows them: FIRSTLIGHT_COMMIT, or what git says; nothing
+# without either.
+source_commit() {
+  if [ -n "${FIRSTLIGHT_COMMIT+set}" ]; then echo "$FIRSTLIGHT_COMMIT"; return; fi
+  [ -e "$ROOT/.git" ] || return 0
+  echo "$(git -C "$ROOT" describe --always --abbrev=12 --dirty=+changes --exclude='*'), $(git -C "$ROOT" log -1 --format=%cs)"
+}
+
 # Installs packages into a small Debian of tools/debian.sh, whose own packages dpkg does not know. Their scripts run outside of it, by
 # this machine's tools. Usage: install_package ROOT DEB...
 install_package() {

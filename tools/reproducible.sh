@@ -6,7 +6,9 @@ cd "$ROOT"
 # beside the build tools of Debian
 tools/setup.sh diffoscope-minimal
 SOURCE_DATE_EPOCH=$(source_date)
-export SOURCE_DATE_EPOCH
+# the copy has no history
+FIRSTLIGHT_COMMIT=$(source_commit)
+export SOURCE_DATE_EPOCH FIRSTLIGHT_COMMIT
 
 # Makes the initrds of both systems in folder $2, by the scripts of folder $1.
 initrds() {

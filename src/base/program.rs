@@ -34,6 +34,8 @@ pub enum Failure {
     /// The arguments are wrong. This text and a hint at `--help` go to standard error; exit code
     /// [`USAGE`].
     Usage(String),
+    /// The arguments of this command are wrong. As [`Failure::Usage`], with a hint at the command's own `--help`.
+    UsageOf(&'static str, String),
     /// The work failed. The sentence goes to standard error; the exit code is [`FAILED`] unless
     /// another one has a meaning.
     Failed(u8, String),
@@ -48,6 +50,14 @@ impl Failure {
     /// Creates the failure for an error without an exit code of its own.
     pub fn failed(error: impl Display) -> Self {
         Failure::Failed(FAILED, error.to_string())
+    }
+
+    /// Names the command whose arguments are wrong.
+    pub fn of_command(self, command: &'static str) -> Self {
+        match self {
+            Failure::Usage(what) => Failure::UsageOf(command, what),
+            other => other,
+        }
     }
 }
 
@@ -76,6 +86,12 @@ pub fn main(
         Err(Failure::Version) => print(&format!("{name} {}\n", env!("CARGO_PKG_VERSION"))),
         Err(Failure::Usage(what)) => {
             complain(format_args!("{name}: {what}\nTry `{name} --help`."));
+            USAGE
+        }
+        Err(Failure::UsageOf(command, what)) => {
+            complain(format_args!(
+                "{name} {command}: {what}\nTry `{name} {command} --help`."
+            ));
             USAGE
         }
         Err(Failure::Failed(code, what)) => {

@@ -44,6 +44,19 @@ pub const PROGRAM: Program = Program {
             UNREACHABLE,
             "the node could not be reached, or did not answer in time",
         ),
+        (
+            status::WAITS_FOR_KEY,
+            "status: the node waits for the key of its disk",
+        ),
+        (status::FRESH, "status: the node belongs to no cluster"),
+        (
+            status::OTHER_CLUSTER,
+            "status: the node is a member of another cluster, or the ID of your cluster is unknown",
+        ),
+        (
+            status::UNPROVEN,
+            "status: only a join service answers, which proves nothing about its node",
+        ),
     ],
     examples: (
         "from a node's first boot to its recovery",

@@ -1,6 +1,6 @@
 //! `firstlight completions`: completions of our command lines for shells, made from the same tables as `--help`.
 
-use super::usage::{Command, Given, HELP, Opt, Program, VERSION, Value};
+use super::usage::{Given, HELP, Program, VERSION, Value};
 use base::program::Failure;
 
 /// The supported shells.
@@ -22,10 +22,6 @@ pub fn run(program: &Program, given: &Given) -> Result<(), Failure> {
     })
 }
 
-fn options(command: &Command) -> impl Iterator<Item = &Opt> {
-    command.options.iter().chain([&HELP])
-}
-
 /// Returns the completions for bash (bash(1), Programmable Completion). Host names and other free texts have none.
 fn bash(program: &Program) -> String {
     let name = program.name;
@@ -36,7 +32,7 @@ fn bash(program: &Program) -> String {
         .collect();
     let (mut values, mut words) = (String::new(), String::new());
     for command in program.commands {
-        for option in command.options {
+        for option in command.all_options() {
             let answer = match option.value {
                 None => continue,
                 Some(Value::File) => "_files; return".to_owned(),
@@ -44,13 +40,21 @@ fn bash(program: &Program) -> String {
                 Some(Value::OneOf(_, all)) => format!("_words '{}'; return", all.join(" ")),
             };
             let answer = answer.replace('_', &format!("_{name}_"));
+            let short = option
+                .short
+                .map(|letter| format!("{}:-{letter}|", command.name));
             values.push_str(&format!(
-                "    {}:--{}) {answer} ;;\n",
-                command.name, option.name
+                "    {}{}:--{}) {answer} ;;\n",
+                short.unwrap_or_default(),
+                command.name,
+                option.name
             ));
         }
-        let mut all: Vec<String> = options(command)
+        let short = command.all_options().filter_map(|option| option.short);
+        let mut all: Vec<String> = command
+            .all_options()
             .map(|option| format!("--{}", option.name))
+            .chain(short.map(|letter| format!("-{letter}")))
             .collect();
         if let Some(Value::OneOf(_, more)) = command.operand.as_ref().map(|operand| operand.value) {
             all.extend(more.iter().map(|word| (*word).to_owned()));
@@ -69,7 +73,7 @@ _{name}_files() {{ compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(co
 _{name}() {{
   COMPREPLY=()
   if [ \"$COMP_CWORD\" = 1 ]; then
-    _{name}_words '{} help --help --version'
+    _{name}_words '{} help version --help --version -h -V'
     return
   fi
   case ${{COMP_WORDS[1]}}:${{COMP_WORDS[COMP_CWORD-1]}} in
@@ -107,7 +111,7 @@ fn zsh(program: &Program) -> String {
             plain(command.summary)
         ));
         let mut specs = vec![];
-        for option in options(command) {
+        for option in command.all_options() {
             let value = option.value.map(action).unwrap_or_default();
             let description = format!("[{}]{value}", plain(option.help));
             specs.extend(
@@ -176,7 +180,7 @@ fn fish(program: &Program) -> String {
             "complete -c {name} -n '__fish_seen_subcommand_from {}'",
             command.name
         );
-        for option in options(command) {
+        for option in command.all_options() {
             let value = match option.value {
                 None => String::new(),
                 Some(Value::File) => " -r -F".to_owned(),

@@ -271,12 +271,8 @@ impl Node {
 /// Reads the policy in a file.
 pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
     let text = files::read(path).map_err(Failure::failed)?;
-    Policy::from_json(&String::from_utf8_lossy(&text)).map_err(|error| {
-        Failure::failed(format!(
-            "the attestation policy {}: {error}",
-            path.display()
-        ))
-    })
+    Policy::from_json(&String::from_utf8_lossy(&text))
+        .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
 }
 
 /// Adds known attestation keys to a policy that names keys; a policy without keys accepts any key and stays as it is.
@@ -355,7 +351,10 @@ pub enum Attempt {
     Passing(String),
 }
 
-/// The pauses between tries; none of them lasts beyond the deadline.
+/// The time that the last try before a deadline gets.
+const LAST_TRY: Duration = Duration::from_secs(1);
+
+/// The pauses between tries. The tries end with the deadline, and not before.
 pub struct Pause {
     lengths: Backoff,
 }
@@ -368,14 +367,17 @@ impl Pause {
         }
     }
 
-    /// Sleeps for the next pause; returns `false` at once if the pause would last beyond the deadline.
+    /// Sleeps until the next try, and returns whether there is one. A pause that would last beyond the deadline ends
+    /// [`LAST_TRY`] before it; after that try it ends at the deadline, and no try follows.
     pub fn take(&mut self, deadline: Instant) -> bool {
-        let pause = self.lengths.pause();
-        let fits = Instant::now() + pause < deadline;
-        if fits {
-            thread::sleep(pause);
-        }
-        fits
+        let left = deadline.saturating_duration_since(Instant::now());
+        let before_last = left.saturating_sub(LAST_TRY);
+        let (pause, goes_on) = match before_last.is_zero() {
+            true => (left, false),
+            false => (self.lengths.pause().min(before_last), true),
+        };
+        thread::sleep(pause);
+        goes_on
     }
 }
 
@@ -418,9 +420,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_beyond_the_deadline_is_not_begun() {
+    fn tries_end_with_the_deadline_and_not_before() {
         let started = Instant::now();
-        assert!(!Pause::new().take(started + Duration::from_millis(400)));
-        assert!(started.elapsed() < Duration::from_millis(300));
+        let deadline = started + LAST_TRY + Duration::from_millis(200);
+        let mut pause = Pause::new();
+        assert!(pause.take(deadline), "a last try fits");
+        assert!(started.elapsed() < LAST_TRY + Duration::from_millis(200));
+        assert!(!pause.take(deadline));
+        assert!(Instant::now() >= deadline);
+        assert!(!pause.take(deadline), "the deadline has passed");
     }
 }

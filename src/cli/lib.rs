@@ -11,6 +11,7 @@ mod collateral;
 mod commands;
 mod completions;
 mod components;
+mod config;
 mod connect;
 pub mod explain;
 mod files;
@@ -36,6 +37,7 @@ mod usage;
 pub mod verify;
 mod wrap;
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
@@ -79,22 +81,51 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     process::keep_memory_private().map_err(|error| {
         Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
     })?;
-    let name = match args.next()? {
-        Some(Value(name)) => program::text(name)?,
+    let program = &commands::PROGRAM;
+    let command = |name: OsString| {
+        let name = program::text(name)?;
+        let names = program.commands.iter().map(|command| command.name);
+        let found = program.commands.iter().find(|command| command.name == name);
+        found.ok_or_else(|| {
+            let suggestion = usage::suggestion("", &name, names);
+            Failure::Usage(format!("there is no command {name:?}{suggestion}"))
+        })
+    };
+    let command = match args.next()? {
+        Some(Value(name)) if name == "help" => {
+            return Err(match args.next()? {
+                Some(Value(name)) => Failure::HelpOn(command(name)?.help(program)),
+                Some(other) => other.unexpected().into(),
+                None => Failure::Help,
+            });
+        }
+        Some(Value(name)) if name == "version" => return say(version()),
+        Some(Value(name)) => command(name)?,
         Some(Long("help") | Short('h')) => return Err(Failure::Help),
-        Some(Long("version")) => return Err(Failure::Version),
+        Some(Long("version") | Short('V')) => return say(version()),
+        Some(Long(unknown)) => {
+            let suggestion = usage::suggestion("--", unknown, ["help", "version"]);
+            let text = format!("there is no option --{unknown} before a command{suggestion}");
+            return Err(Failure::Usage(text));
+        }
         Some(other) => return Err(other.unexpected().into()),
         None => return Err(Failure::Usage("a command is missing".into())),
     };
-    if name == "help" {
-        return Err(Failure::Help);
+    let run = || {
+        let given = command.parse(program, args, config::defaults)?;
+        sources::set(&given)?;
+        (command.run)(&given)
+    };
+    run().map_err(|failure| failure.of_command(command.name))
+}
+
+/// Returns the version, and the commit if the build knows it: `firstlight 0.1.0 (0123456789ab, 2026-11-22)`.
+fn version() -> String {
+    let version = concat!("firstlight ", env!("CARGO_PKG_VERSION"));
+    match option_env!("FIRSTLIGHT_COMMIT") {
+        Some(commit) => format!("{version} ({commit})"),
+        None => version.to_owned(),
     }
-    let program = &commands::PROGRAM;
-    let command = program.commands.iter().find(|command| command.name == name);
-    let command = command.ok_or_else(|| Failure::Usage(format!("there is no command {name:?}")))?;
-    let given = command.parse(program, args)?;
-    sources::set(&given)?;
-    (command.run)(&given)
 }
 
 fn init_options(given: &Given) -> Result<init::Options, Failure> {
@@ -498,24 +529,22 @@ fn pcrs(text: &str) -> Result<Vec<u32>, &'static str> {
     pcrs.map_err(|_| "expected numbers separated by commas, as 4,9,15")
 }
 
-/// Parses a whole number of seconds, minutes or hours, from a second to a day.
+/// Parses a whole number of seconds, minutes or hours, from a second to a day. A number without a unit has seconds.
 fn time(text: &str) -> Result<Duration, &'static str> {
     let seconds = || {
-        let unit = match text.chars().last()? {
-            's' => 1,
-            'm' => 60,
-            'h' => 3600,
+        let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit = match &text[number.len()..] {
+            "" | "s" => 1,
+            "m" => 60,
+            "h" => 3600,
             _ => return None,
         };
-        let seconds = text[..text.len() - 1]
-            .parse::<u64>()
-            .ok()?
-            .checked_mul(unit)?;
+        let seconds = number.parse::<u64>().ok()?.checked_mul(unit)?;
         (1..=24 * 3600)
             .contains(&seconds)
             .then(|| Duration::from_secs(seconds))
     };
-    seconds().ok_or("expected 1s to 24h, as 90s, 10m or 1h")
+    seconds().ok_or("expected 1s to 24h, as 90, 90s, 10m or 1h")
 }
 
 /// Prints a result on standard output.
@@ -536,6 +565,7 @@ mod tests {
     #[test]
     fn times_are_seconds_minutes_or_hours_within_a_day() {
         assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(time("3"), Ok(Duration::from_secs(3)));
         assert_eq!(time("10m"), Ok(Duration::from_secs(600)));
         assert_eq!(time("24h"), Ok(Duration::from_secs(86400)));
         for text in [
@@ -545,8 +575,10 @@ mod tests {
             "25h",
             "-1s",
             "1.5h",
-            "10",
+            "0",
+            "+",
             "10d",
+            "10ms",
             "99999999999999999999s",
             "1ü",
             "99999999999999999h",
@@ -564,7 +596,9 @@ mod tests {
             .find(|command| command.name == args[0])
             .unwrap();
         command
-            .parse(program, lexopt::Parser::from_args(&args[1..]))
+            .parse(program, lexopt::Parser::from_args(&args[1..]), |_| {
+                Ok(vec![])
+            })
             .unwrap()
     }
 

@@ -30,13 +30,13 @@ use proto::{init, recoverproto};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 
 /// Exit code: the node waits in its initramfs for the key of its disk.
-const WAITS_FOR_KEY: u8 = 5;
+pub const WAITS_FOR_KEY: u8 = 5;
 /// Exit code: the node belongs to no cluster.
-const FRESH: u8 = 6;
+pub const FRESH: u8 = 6;
 /// Exit code: the node is a member of another cluster, or the ID of the operator's cluster is unknown.
-const OTHER_CLUSTER: u8 = 7;
+pub const OTHER_CLUSTER: u8 = 7;
 /// Exit code: only a join service answers, which proves nothing about its node.
-const UNPROVEN: u8 = 8;
+pub const UNPROVEN: u8 = 8;
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -147,7 +147,8 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let servers: Vec<Asked> = servers.iter().map(asked).collect::<Result<_, Failure>>()?;
     let answers = ask_all(&servers, Instant::now() + options.timeout);
     say_all(&report(&servers, &answers, cluster.as_ref()))?;
-    if policy.believes_any_key() {
+    let is_attested = |answer: &Answer| matches!(answer, Answer::Verified { .. });
+    if policy.believes_any_key() && answers.iter().any(is_attested) {
         say(
             "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy",
         )?;

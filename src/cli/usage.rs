@@ -36,7 +36,7 @@ pub struct Command {
     pub about: &'static [&'static str],
     /// The operand.
     pub operand: Option<Operand>,
-    /// The options in the order of the help text, without `--help`, which every command has.
+    /// The options in the order of the help text, without those that every command has ([`COMMON`]).
     pub options: &'static [Opt],
     /// Command lines that work with the operator's own files and addresses.
     pub examples: &'static [&'static str],
@@ -184,22 +184,57 @@ pub const HELP: Opt = Opt::flag(
 )
 .short('h');
 /// The version option of the program.
-pub const VERSION: Opt = Opt::flag("version", "print the version");
+pub const VERSION: Opt = Opt::flag("version", "print the version").short('V');
+/// The option of each command that names the file with defaults.
+pub const CONFIG: Opt = Opt::value(
+    "config",
+    Value::File,
+    "a file with defaults of these options; by default firstlight.toml in the present folder, if it exists",
+);
+/// The options that every command has.
+pub const COMMON: [Opt; 2] = [CONFIG, HELP];
+/// Minimum likeness of a word that is suggested in place of an unknown one, by Jaro and Winkler: 1 for the same word.
+const ALIKE: f64 = 0.8;
+
+/// Returns the end of an error about an unknown word: `; did you mean init?`, or nothing if no known word is like it. `prefix`
+/// stands before each word.
+pub fn suggestion<'a>(
+    prefix: &str,
+    unknown: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> String {
+    known
+        .into_iter()
+        .map(|word| (strsim::jaro_winkler(unknown, word), word))
+        .filter(|(likeness, _)| *likeness >= ALIKE)
+        .max_by(|(one, _), (other, _)| one.total_cmp(other))
+        .map(|(_, word)| format!("; did you mean {prefix}{word}?"))
+        .unwrap_or_default()
+}
+
+/// Options by name, with their values; that of a flag is empty.
+pub type Values = Vec<(&'static str, OsString)>;
 
 /// The values of a command line.
 pub struct Given {
     command: &'static Command,
-    values: Vec<(&'static str, OsString)>,
+    values: Values,
     operand: Option<OsString>,
 }
 
 impl Command {
+    /// Returns the command's options in the order of the help text.
+    pub fn all_options(&self) -> impl Iterator<Item = &'static Opt> {
+        self.options.iter().chain(&COMMON)
+    }
+
     /// Parses the arguments after the command's name. If an option is given several times, its last value counts, unless the
-    /// option may be repeated.
+    /// option may be repeated. `defaults` returns the values of options that are not given.
     pub fn parse(
         &'static self,
         program: &Program,
         mut args: lexopt::Parser,
+        defaults: impl FnOnce(&Given) -> Result<Values, Failure>,
     ) -> Result<Given, Failure> {
         let mut given = Given {
             command: self,
@@ -210,7 +245,7 @@ impl Command {
             if HELP.is(&arg) {
                 return Err(Failure::HelpOn(self.help(program)));
             }
-            match (self.options.iter().find(|option| option.is(&arg)), arg) {
+            match (self.all_options().find(|option| option.is(&arg)), arg) {
                 (
                     Some(Opt {
                         name,
@@ -223,15 +258,28 @@ impl Command {
                 (None, Arg::Value(value)) if self.operand.is_some() && given.operand.is_none() => {
                     given.operand = Some(value);
                 }
+                (None, Arg::Long(unknown)) => {
+                    let known = self.all_options().map(|option| option.name);
+                    let suggestion = suggestion("--", unknown, known);
+                    let text = format!("there is no option --{unknown}{suggestion}");
+                    return Err(Failure::Usage(text));
+                }
                 (None, other) => return Err(other.unexpected().into()),
             }
         }
+        let defaults = defaults(&given)?;
+        let absent = |(name, _): &(&'static str, OsString)| !given.has(name);
+        let defaults: Values = defaults.into_iter().filter(absent).collect();
+        given.values.extend(defaults);
         let operand = self.operand.as_ref().filter(|operand| operand.is_needed);
         if let Some(operand) = operand.filter(|_| given.operand.is_none()) {
-            return Err(Failure::Usage(format!(
-                "{} is missing",
-                operand.value.name()
-            )));
+            return Err(Failure::Usage(match operand.value {
+                Value::OneOf(_, [word]) => format!("the word {word:?} is missing"),
+                Value::OneOf(name, words) => {
+                    format!("{name} is missing: expected {}", words.join(", "))
+                }
+                other => format!("{} is missing", other.name()),
+            }));
         }
         match self
             .options
@@ -276,9 +324,7 @@ impl Command {
             .iter()
             .map(|it| (it.value.name().to_owned(), it.help.to_owned()));
         let options = self
-            .options
-            .iter()
-            .chain([&HELP])
+            .all_options()
             .map(|option| (option.synopsis(), option.description()));
         text.push_str(&table(operand.chain(options)));
         text.push_str(&examples(self.examples));
@@ -318,7 +364,12 @@ impl Program {
 }
 
 impl Given {
-    /// Returns whether the option is given.
+    /// Returns the command.
+    pub fn command(&self) -> &'static Command {
+        self.command
+    }
+
+    /// Returns whether the option is given, on the command line or in the file with defaults.
     pub fn has(&self, name: &str) -> bool {
         self.values.iter().any(|(given, _)| *given == name)
     }
@@ -333,8 +384,7 @@ impl Given {
             .map(|(_, value)| value.clone());
         let option = self
             .command
-            .options
-            .iter()
+            .all_options()
             .find(|option| option.name == name);
         debug_assert!(option.is_some(), "--{name} is in no table");
         given.or_else(|| option.and_then(|option| option.default).map(OsString::from))
@@ -481,7 +531,9 @@ mod tests {
     };
 
     fn parse(args: &[&str]) -> Result<Given, Failure> {
-        TOOL.commands[0].parse(&TOOL, lexopt::Parser::from_args(args))
+        TOOL.commands[0].parse(&TOOL, lexopt::Parser::from_args(args), |_| {
+            Ok(vec![("mode", "slow".into())])
+        })
     }
 
     #[test]
@@ -498,7 +550,7 @@ mod tests {
                 given.has("mode"),
                 given.has("force")
             ),
-            ("fast".into(), false, true)
+            ("slow".into(), true, true)
         );
     }
 
@@ -508,7 +560,8 @@ mod tests {
             (&["thing"][..], "--to is missing"),
             (&["--to", "b"], "THING is missing"),
             (&["--to", "b", "thing", "more"], "more"),
-            (&["--to", "b", "thing", "--fast"], "--fast"),
+            (&["--to", "b", "thing", "--fast"], "no option --fast"),
+            (&["--to", "b", "--forec"], "did you mean --force?"),
             (&["thing", "--to"], "--to"),
             (&["thing", "--force=yes", "--to", "b"], "--force"),
         ] {
@@ -526,9 +579,10 @@ mod tests {
         };
         assert_eq!(
             text,
-            "tool copy: copy a thing\n\nIt copies.\n\nUsage: tool copy THING --to FILE [OPTION]..\n\n  THING        the thing\n  \
-             --to FILE    where to\n  --mode MODE  how [fast]\n  -f, --force  even so\n  -h, --help   print this text; \
-             after a command, print the command's\n\nExample:\n  tool copy x --to y\n"
+            "tool copy: copy a thing\n\nIt copies.\n\nUsage: tool copy THING --to FILE [OPTION]..\n\n  THING          the thing\n  \
+             --to FILE      where to\n  --mode MODE    how [fast]\n  -f, --force    even so\n  --config FILE  a file with defaults \
+             of these options; by default firstlight.toml in the present folder, if\n                 it exists\n  -h, --help     \
+             print this text; after a command, print the command's\n\nExample:\n  tool copy x --to y\n"
         );
     }
 

@@ -20,6 +20,12 @@ pub fn keep_memory_private() -> io::Result<()> {
     Ok(())
 }
 
+/// Returns the user as whom the process acts (geteuid(2)).
+pub fn user() -> u32 {
+    // SAFETY: geteuid(2) takes no argument, and always succeeds.
+    unsafe { libc::geteuid() }
+}
+
 /// Keeps all present and future memory of the process out of swap (mlockall(2)). Pages are locked
 /// when they are first touched (MCL_ONFAULT), so that untouched thread stacks cost nothing.
 /// `ENOMEM` or `EPERM` if RLIMIT_MEMLOCK forbids it.

@@ -1,0 +1,243 @@
+//! The file with defaults of the options: `firstlight.toml` in the present folder, or the file that `--config` names.
+//!
+//! ```toml
+//! # for every command that has the option
+//! policy = "policy.json"
+//!
+//! # for one command
+//! [init]
+//! endpoint = "10.42.1.100"
+//! apiserver-san = ["api.example.com", "203.0.113.7"]
+//! ```
+//!
+//! Keys are the long names of options. The command line replaces the values of the file.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::slice;
+
+use base::program::Failure;
+use sys::process;
+use toml::{Table, Value};
+
+use super::commands::PROGRAM;
+use super::files;
+use super::usage::{self as option, Command, Given, Values};
+
+/// The file's name in the present folder.
+const NAME: &str = "firstlight.toml";
+/// Options that a person decides upon each time: they give up protection, or replace a file.
+const EACH_TIME: [&str; 3] = ["trust-any-tpm", "migrate", "overwrite"];
+
+/// Returns the file's values for this command; none if there is no file and `--config` names none.
+pub fn defaults(given: &Given) -> Result<Values, Failure> {
+    let named = given.value("config").map(PathBuf::from);
+    let path = named.clone().unwrap_or_else(|| NAME.into());
+    let text = match read(&path) {
+        Ok(text) => text,
+        Err(files::Error::Io(_, _, error))
+            if named.is_none() && error.kind() == ErrorKind::NotFound =>
+        {
+            return Ok(vec![]);
+        }
+        Err(error) => return Err(Failure::failed(error)),
+    };
+    let folder = path.parent().unwrap_or(Path::new(""));
+    values(given.command(), &text, folder)
+        .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
+}
+
+/// Reads the file. Refuses one that another user can change: it names the policy by which nodes get the master secret.
+fn read(path: &Path) -> Result<String, files::Error> {
+    let open = |error| files::Error::Io("open", path.into(), error);
+    let file = File::open(path).map_err(open)?;
+    let metadata = file.metadata().map_err(open)?;
+    if ![0, process::user()].contains(&metadata.uid()) || metadata.mode() & 0o022 != 0 {
+        let text = format!(
+            "other users can change it (owner {}, mode {:04o}): run `chown $USER {2}; chmod go-w {2}` after a look at it",
+            metadata.uid(),
+            metadata.mode() & 0o7777,
+            path.display()
+        );
+        return Err(files::Error::Content(path.into(), text));
+    }
+    let content = files::read_open(path, file)?;
+    String::from_utf8(content.to_vec())
+        .map_err(|_| files::Error::Content(path.into(), "it is not UTF-8".into()))
+}
+
+/// Returns the values for a command. The whole file must be right, so that a fault is found by the first command that reads it.
+fn values(command: &Command, text: &str, folder: &Path) -> Result<Values, String> {
+    let file = text.parse::<Table>();
+    // the error shows the line
+    let file = file.map_err(|error| format!("it is not TOML:\n{error}"))?;
+    let (mut own, mut general) = (Values::new(), Values::new());
+    for (name, value) in &file {
+        let Value::Table(section) = value else {
+            general.extend(option_values(PROGRAM.commands, name, value, folder)?);
+            continue;
+        };
+        let of = PROGRAM.commands.iter().find(|of| of.name == name);
+        let of = of.ok_or_else(|| {
+            let names = PROGRAM.commands.iter().map(|command| command.name);
+            let suggestion = option::suggestion("", name, names);
+            format!("[{name}]: there is no such command{suggestion}")
+        })?;
+        for (name, value) in section {
+            let values = option_values(slice::from_ref(of), name, value, folder)
+                .map_err(|error| format!("[{}]: {error}", of.name))?;
+            if of.name == command.name {
+                own.extend(values);
+            }
+        }
+    }
+    let is_own = |name: &str| own.iter().any(|(own, _)| *own == name);
+    let is_known = |name: &str| command.options.iter().any(|option| option.name == name);
+    general.retain(|(name, _)| is_known(name) && !is_own(name));
+    own.extend(general);
+    Ok(own)
+}
+
+/// Returns the values of an option that one of these commands has. A path is relative to `folder`.
+fn option_values(
+    commands: &[Command],
+    name: &str,
+    value: &Value,
+    folder: &Path,
+) -> Result<Values, String> {
+    let mut options = commands.iter().flat_map(|command| command.options);
+    let Some(option) = options.find(|option| option.name == name) else {
+        let names = commands.iter().flat_map(|command| command.options);
+        let suggestion = option::suggestion("", name, names.map(|option| option.name));
+        return Err(format!("there is no option {name:?}{suggestion}"));
+    };
+    if EACH_TIME.contains(&name) {
+        return Err(format!("{name}: it counts on the command line only"));
+    }
+    let all = match value {
+        Value::Array(all) => all.as_slice(),
+        one => slice::from_ref(one),
+    };
+    let mut values = Values::new();
+    for value in all {
+        let text = match (option.value, value) {
+            (None, Value::Boolean(false)) => continue,
+            (None, Value::Boolean(true)) => OsString::new(),
+            (None, _) => return Err(format!("{name}: expected true or false")),
+            // standard input
+            (Some(_), Value::String(text)) if text == "-" => text.into(),
+            (Some(option::Value::File), Value::String(path)) => folder.join(path).into(),
+            (Some(_), Value::String(text)) => text.into(),
+            (Some(_), Value::Integer(number)) => number.to_string().into(),
+            (Some(_), _) => return Err(format!("{name}: expected a text in quotes")),
+        };
+        values.push((option.name, text));
+    }
+    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(command: &str, text: &str) -> Result<Vec<(&'static str, String)>, String> {
+        let mut commands = PROGRAM.commands.iter();
+        let command = commands.find(|known| known.name == command).unwrap();
+        let values = values(command, text, Path::new("folder"))?;
+        let text = |value: OsString| value.into_string().unwrap();
+        Ok(values
+            .into_iter()
+            .map(|(name, value)| (name, text(value)))
+            .collect())
+    }
+
+    #[test]
+    fn a_command_gets_the_values_of_its_options() {
+        let file = "policy = 'p.json'\ntimeout = 90\nsvg = '/s.svg'\nverbose = true\nmigrate-until = '2027-01-31'\n\
+                    [init]\ntimeout = '2m'\napiserver-san = ['a', 'b']\nskip-addons = false\ninit-secret = '-'\n[status]\n";
+        let mut init = of("init", file).unwrap();
+        init.sort();
+        let expected = [
+            ("apiserver-san", "a"),
+            ("apiserver-san", "b"),
+            ("init-secret", "-"),
+            ("policy", "folder/p.json"),
+            ("timeout", "2m"),
+            ("verbose", ""),
+        ];
+        assert_eq!(init, expected.map(|(name, value)| (name, value.to_owned())));
+        let mut status = of("status", file).unwrap();
+        status.sort();
+        let expected = [
+            ("policy", "folder/p.json"),
+            ("svg", "/s.svg"),
+            ("timeout", "90"),
+        ];
+        assert_eq!(
+            status,
+            expected.map(|(name, value)| (name, value.to_owned()))
+        );
+        assert_eq!(of("man", file).unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_whatever_the_command() {
+        for (file, expected) in [
+            ("policy", "not TOML"),
+            (
+                "polcy = 'p'",
+                "there is no option \"polcy\"; did you mean policy?",
+            ),
+            ("policy = true", "policy: expected a text in quotes"),
+            ("verbose = 'yes'", "verbose: expected true or false"),
+            ("config = 'other'", "there is no option \"config\""),
+            (
+                "[inti]\n",
+                "[inti]: there is no such command; did you mean init?",
+            ),
+            ("[init]\nsvg = 'x'", "[init]: there is no option \"svg\""),
+            (
+                "[recover]\nmigrate = true",
+                "[recover]: migrate: it counts on the command line only",
+            ),
+            ("trust-any-tpm = true", "counts on the command line only"),
+        ] {
+            let error = of("roots", file).unwrap_err();
+            assert!(error.contains(expected), "{file}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_option_for_the_command_line_exists() {
+        for name in EACH_TIME {
+            let mut options = PROGRAM.commands.iter().flat_map(|command| command.options);
+            assert!(options.any(|option| option.name == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_can_change_is_refused() {
+        use std::fs::{self, Permissions};
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        fs::write(&path, "policy = 'p'").unwrap();
+        for (mode, is_right) in [(0o600, true), (0o644, true), (0o664, false), (0o646, false)] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(read(&path).is_ok(), is_right, "{mode:o}");
+        }
+        assert!(read(&path).unwrap_err().to_string().contains("chmod go-w"));
+    }
+
+    #[test]
+    fn altered_files_end_in_an_error_or_in_values() {
+        let file = "policy = 'p.json'\ntimeout = 90\n[init]\napiserver-san = ['a', 'b']\nskip-addons = false\n";
+        for bytes in support::mutation::mutations(file.as_bytes(), 2000) {
+            // neither a panic nor a loop
+            let _ = of("init", &String::from_utf8_lossy(&bytes));
+        }
+    }
+}
