@@ -162,7 +162,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         ),
         (
             &["verify", "x", "--policy", "p", "-o", "yaml"],
-            "expected table, json",
+            "expected text, json",
         ),
         (&["recover", "--endpoint", "x"], "--policy is missing"),
         (&endpoint, "is not an endpoint"),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::connect::and_known;
 use super::master_secret::Source;
+use super::output::Output;
 use super::progress::Progress;
 use super::state::State;
 use super::{UNREACHABLE, files, say};
@@ -13,7 +14,8 @@ use base::program::Failure;
 use base::stop::Stop;
 use kubernetes::client::{self, Client, Config};
 use kubernetes::services::migration::Migration;
-use kubernetes::services::{self, MetadataService, Phase, Report, Settings};
+use kubernetes::services::{self, Applied, MetadataService, Phase, Report, Settings};
+use serde_json::{Value, json};
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -46,28 +48,47 @@ pub struct Options {
     pub skip_wait: bool,
     /// Whether to print the manifests only, without a cluster.
     pub print: bool,
+    /// The form of the output.
+    pub output: Output,
     /// The limit until everything is ready.
     pub timeout: Duration,
 }
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let settings = settings(options)?;
     if options.print {
+        let settings = settings(options)?;
         let objects = services::manifests_without(&settings, &options.skip_phases)
             .map_err(Failure::failed)?;
         return say(format_args!(
             "{:#}",
-            serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects})
+            json!({"apiVersion": "v1", "kind": "List", "items": objects})
         ));
     }
+    let applied = apply(options)?;
+    options.output.json(&json(&applied))?;
+    options.output.say(summary(&applied))
+}
+
+/// Installs or upgrades the services.
+pub fn apply(options: &Options) -> Result<Applied, Failure> {
+    let settings = settings(options)?;
     let config = Config::from_kubeconfig_file(&options.kubeconfig).map_err(Failure::failed)?;
-    let applied = bring_in(config, &settings, options)?;
+    bring_in(config, &settings, options)
+}
+
+/// Returns the number of changed objects for people.
+pub fn summary(applied: &Applied) -> String {
     match applied.changed.len() {
-        0 => say("nothing had to be changed"),
-        1 => say("1 object is new or changed"),
-        count => say(format_args!("{count} objects are new or changed")),
+        0 => "nothing had to be changed".into(),
+        1 => "1 object is new or changed".into(),
+        count => format!("{count} objects are new or changed"),
     }
+}
+
+/// Returns the changed objects, and the folder with those before, for programs.
+pub fn json(applied: &Applied) -> Value {
+    json!({"changed": applied.changed, "backup": applied.backup})
 }
 
 /// Reads the settings of the services from the operator's files.
@@ -102,11 +123,7 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
     })
 }
 
-fn bring_in(
-    config: Config,
-    settings: &Settings,
-    options: &Options,
-) -> Result<services::Applied, Failure> {
+fn bring_in(config: Config, settings: &Settings, options: &Options) -> Result<Applied, Failure> {
     let progress = Progress::on_stderr();
     let client = Client::new(config, &Stop::new());
     progress.phase(format!("waiting for the API server {}", client.server()));

@@ -1,5 +1,6 @@
 //! The commands of `firstlight` and their options.
 
+use super::output::{OUTPUT, Output};
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, hash_secret, init, man, measure,
@@ -45,16 +46,19 @@ pub const PROGRAM: Program = Program {
             "the node could not be reached, or did not answer in time",
         ),
         (
-            status::WAITS_FOR_KEY,
+            status::report::WAITS_FOR_KEY,
             "status: the node waits for the key of its disk",
         ),
-        (status::FRESH, "status: the node belongs to no cluster"),
         (
-            status::OTHER_CLUSTER,
+            status::report::FRESH,
+            "status: the node belongs to no cluster",
+        ),
+        (
+            status::report::OTHER_CLUSTER,
             "status: the node is a member of another cluster, or the ID of your cluster is unknown",
         ),
         (
-            status::UNPROVEN,
+            status::report::UNPROVEN,
             "status: only a join service answers, which proves nothing about its node",
         ),
     ],
@@ -134,6 +138,8 @@ const INIT: Command = Command {
         SKIP_WAIT,
         Opt::flag("skip-addons", "do not install kubeadm's CoreDNS and kube-proxy, if the network plugin has its own"),
         Opt::flag("verbose", "show each line of the node's progress, not only its phases").short('v'),
+        Opt::flag("dry-run", "check the files and the node, and say what would be done; send and write nothing"),
+        OUTPUT,
         TIMEOUT.or("30m"),
     ],
     examples: &[
@@ -217,6 +223,7 @@ const APPLY: Command = Command {
             "print",
             "only print the manifests (JSON, with the master secret), without a cluster",
         ),
+        OUTPUT,
     ],
     examples: &[
         "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0",
@@ -256,6 +263,7 @@ const STATUS: Command = Command {
             "also draw where the time of the node's last boot went, as `firstlight timeline` does",
         ),
         SVG,
+        OUTPUT,
         TIMEOUT.or("30s"),
     ],
     examples: &[
@@ -310,13 +318,7 @@ const VERIFY: Command = Command {
             "fresh",
             "the machine must belong to no cluster, as before its init, or in its initramfs",
         ),
-        Opt::value(
-            "output",
-            Value::OneOf("FORMAT", &["table", "json"]),
-            "a table for people, or JSON",
-        )
-        .or("table")
-        .short('o'),
+        OUTPUT,
         TIMEOUT.or("30s"),
     ],
     examples: &[
@@ -384,13 +386,7 @@ const EXPLAIN: Command = Command {
         VARIANT,
         KEPT,
         OFFLINE,
-        Opt::value(
-            "output",
-            Value::OneOf("FORMAT", &["text", "json"]),
-            "text for people, in colour on a terminal unless NO_COLOR is set, or JSON",
-        )
-        .or("text")
-        .short('o'),
+        OUTPUT,
         Opt::value(
             "timeout",
             Value::Text("TIME"),
@@ -421,7 +417,7 @@ const TIMELINE: Command = Command {
         is_needed: true,
         help: "the file with the events; - is standard input",
     }),
-    options: &[SVG],
+    options: &[SVG, OUTPUT],
     examples: &[
         "firstlight timeline console.log --svg boot.svg",
         "ssh root@10.42.1.100 cat /run/firstlight/timeline | firstlight timeline -",
@@ -469,6 +465,7 @@ const RECOVER: Command = Command {
             "status",
             "only show what the node waits for: the disk, since when, what it tried",
         ),
+        OUTPUT,
         TIMEOUT.or("10m"),
     ],
     examples: &[
@@ -850,15 +847,9 @@ const ROOTS: Command = Command {
               certify endorsement keys of TPMs.",
     ],
     operand: None,
-    options: &[Opt::value(
-        "output",
-        Value::OneOf("FORMAT", &["table", "json"]),
-        "the form of the output",
-    )
-    .short('o')
-    .or("table")],
+    options: &[OUTPUT],
     examples: &["firstlight roots -o json | jq -r '.[].certificates[].sha256'"],
-    run: |given| roots::run(given.one_of("output", &["table", "json"])? == "json"),
+    run: |given| roots::run(Output::of(given)?),
 };
 
 const MAN: Command = Command {

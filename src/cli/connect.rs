@@ -148,17 +148,21 @@ impl Node {
         Ok(Node::judged_by(endpoint, validator))
     }
 
-    /// Creates a node that will get the master secret for its init: a fresh one, or one whose init for this cluster has begun.
+    /// Creates a node that will get the master secret for its init: a fresh one, or one whose init for this cluster has begun;
+    /// only a fresh one if the cluster has no ID yet.
     pub fn to_initialize(
         endpoint: &Endpoint,
         variant: &Variant,
         policy: Policy,
         trust: &Trust,
-        cluster_id: &[u8; CLUSTER_ID_LEN],
+        cluster_id: Option<&[u8; CLUSTER_ID_LEN]>,
     ) -> Result<Node, Failure> {
         let policy = policy.at(Stage::Booted);
-        let member = trust.validator(variant, policy.clone().expecting_cluster(cluster_id))?;
-        let fresh = trust.validator(variant, policy.expecting_fresh())?;
+        let fresh = trust.validator(variant, policy.clone().expecting_fresh())?;
+        let Some(cluster_id) = cluster_id else {
+            return Ok(Node::judged_by(endpoint, fresh));
+        };
+        let member = trust.validator(variant, policy.expecting_cluster(cluster_id))?;
         Ok(Node::judged_by(
             endpoint,
             Arc::new(FreshOrMember { fresh, member }),

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use super::connect::{Endpoint, Node, Reached, Trust, read_policy};
 use super::kubeconfig::{default_path, merge};
 use super::master_secret::{self, Source};
+use super::output::Output;
 use super::progress::{Progress, printable};
 use super::state::{State, hex};
-use super::{UNREACHABLE, apply, components, files, say};
+use super::{UNREACHABLE, apply, components, files};
 use attest::attestation::Variant;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
@@ -22,10 +23,12 @@ use base::program::Failure;
 use kms::{ClusterKms, NO_STORE};
 use kubernetes::services::migration::Migration;
 use kubernetes::{kubeconfig, parameters, services};
+use proto::components::Component;
 use proto::init::init_response::Kind;
 use proto::init::{InitRequest, InitResponse, ProgressResponse};
 use proto::{init, join};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
+use serde_json::json;
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";
@@ -61,6 +64,10 @@ pub struct Options {
     pub kubernetes: Option<Kubernetes>,
     /// Whether to show each line of the node's progress, and not only its phases.
     pub verbose: bool,
+    /// Whether to check everything, and to send and write nothing.
+    pub is_dry_run: bool,
+    /// The form of the output.
+    pub output: Output,
     /// The limit for the whole command.
     pub timeout: Duration,
 }
@@ -91,23 +98,26 @@ pub struct Kubernetes {
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let policy = read_policy(&options.policy)?;
-    initialize(
-        |cluster, state| {
-            let trust = options
-                .trust
-                .clone()
-                .and(state.attestation_keys.iter().copied());
-            Node::to_initialize(&options.endpoint, options.variant, policy, &trust, cluster)
-        },
-        options,
-    )
+    let node = |cluster: Option<&[u8; CLUSTER_ID_LEN]>, state: Option<&State>| {
+        let known = state.iter().flat_map(|state| &state.attestation_keys);
+        let trust = options.trust.clone().and(known.copied());
+        Node::to_initialize(&options.endpoint, options.variant, policy, &trust, cluster)
+    };
+    match options.is_dry_run {
+        true => rehearse(node, options),
+        false => initialize(node, options),
+    }
 }
 
-fn initialize(
-    node: impl FnOnce(&[u8; CLUSTER_ID_LEN], &State) -> Result<Node, Failure>,
-    options: &Options,
-) -> Result<(), Failure> {
-    let deadline = Instant::now() + options.timeout;
+/// What the operator brings, checked.
+struct Brought {
+    cluster_name: String,
+    init_secret: Secret,
+    /// `None` if there is no state file yet.
+    state: Option<State>,
+}
+
+fn check(options: &Options) -> Result<Brought, Failure> {
     let cluster_name = parameters::cluster_name(&options.cluster_name).map_err(Failure::failed)?;
     let init_secret = read_init_secret(&options.init_secret)?;
     if options.kubeconfig.exists() {
@@ -116,17 +126,100 @@ fn initialize(
             "{path} exists: it belongs to another cluster; move it away"
         )));
     }
-    let mut state = State::open_or_create(&options.state).map_err(Failure::failed)?;
-    if let Some(id) = state.cluster_id {
+    let state = State::find(&options.state).map_err(Failure::failed)?;
+    if let Some(id) = state.as_ref().and_then(|state| state.cluster_id) {
         let path = options.state.display();
         return Err(Failure::failed(format!(
             "cluster {} already exists; to make another one, move {path} away",
             hex(&id)
         )));
     }
+    Ok(Brought {
+        cluster_name,
+        init_secret,
+        state,
+    })
+}
+
+/// Checks what the operator brings, and that the node meets the policy; says what an init would do. Sends and writes nothing.
+fn rehearse(
+    node: impl FnOnce(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
+    options: &Options,
+) -> Result<(), Failure> {
+    let deadline = Instant::now() + options.timeout;
+    let brought = check(options)?;
+    let kms = match master_secret::read(&options.master_secret) {
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => None,
+        read => Some(read.map_err(Failure::failed)?),
+    };
+    let components = match &options.kubernetes {
+        Some(kubernetes) => kubernetes.components()?.len(),
+        None => 0,
+    };
+    let cluster = match (&kms, &brought.state) {
+        (Some(kms), Some(state)) => Some(expected_cluster_id(kms, &state.measurement_salt)?),
+        _ => None,
+    };
+    let node = node(cluster.as_ref(), brought.state.as_ref())?;
+    let progress = Progress::on_stderr();
+    let Reached { key, .. } = node.reach(deadline, &progress)?;
+    drop(progress);
+
+    let (output, endpoint) = (options.output, &options.endpoint);
+    let secret = options.master_secret.display();
+    output.say(format_args!(
+        "{endpoint} meets the policy {}",
+        options.policy.display()
+    ))?;
+    output.say(match kms {
+        Some(_) => format!("It would get the master secret in {secret}"),
+        None => format!("It would get a new master secret, written to {secret}"),
+    })?;
+    output.say(match &options.kubernetes {
+        None => "No cluster would be set up on it: --kubernetes-version is not given".into(),
+        Some(kubernetes) => format!(
+            "It would become the first control plane of a cluster {:?} with Kubernetes {} ({components} components), kubeconfig {}",
+            brought.cluster_name,
+            kubernetes.version,
+            options.kubeconfig.display()
+        ),
+    })?;
+    let services = options.kubernetes.as_ref().and_then(|it| it.image.as_ref());
+    if let Some(image) = services {
+        output.say(format_args!(
+            "Then the services of {image} would be installed"
+        ))?;
+    }
+    output.json(&json!({
+        "node": endpoint.to_string(),
+        "key": key.map(|key| key.to_string()),
+        "cluster": cluster.map(|id| hex(&id)),
+        "masterSecret": options.master_secret,
+        "isNewMasterSecret": kms.is_none(),
+        "kubernetes": options.kubernetes.as_ref().map(|it| &it.version),
+        "services": services,
+    }))?;
+    output.say("Nothing was sent or written")
+}
+
+fn initialize(
+    node: impl FnOnce(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
+    options: &Options,
+) -> Result<(), Failure> {
+    let deadline = Instant::now() + options.timeout;
+    let Brought {
+        cluster_name,
+        init_secret,
+        state,
+    } = check(options)?;
+    let mut state = match state {
+        Some(state) => state,
+        None => State::create(&options.state).map_err(Failure::failed)?,
+    };
     let (kms, origin) =
         master_secret::open_or_create(&options.master_secret).map_err(Failure::failed)?;
-    say(format_args!(
+    let output = options.output;
+    output.say(format_args!(
         "{} {}",
         match origin {
             master_secret::Origin::Created => "A new master secret is in",
@@ -135,12 +228,12 @@ fn initialize(
         options.master_secret.display()
     ))?;
     let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
-    let node = node(&expected, &state)?;
+    let node = node(Some(&expected), Some(&state))?;
     let request = request(options, &kms, &state, &init_secret)?;
 
     let progress = Progress::on_stderr();
     let mut watching = Watching::new(&progress, options);
-    let success = loop {
+    let (success, key) = loop {
         let Reached { channel, key } = node.reach(deadline, &progress)?;
         progress.phase(format!("initializing {}", options.endpoint));
         match watching.exchange(&channel, &request, deadline) {
@@ -158,7 +251,7 @@ fn initialize(
                 let success = answer.map_err(|failure| failure.into_failure(options))?;
                 // so that a later recovery accepts the node
                 state.attestation_keys.extend(key);
-                break success;
+                break (success, key);
             }
         }
     };
@@ -182,24 +275,41 @@ fn initialize(
     };
     state.cluster_id = Some(expected);
     let saved = keep(options, &state, kubeconfig.as_ref());
-    say(format_args!("Cluster ID: {}", hex(&expected)))?;
+    output.say(format_args!("Cluster ID: {}", hex(&expected)))?;
     saved?;
+    let result = json!({
+        "cluster": hex(&expected),
+        "node": options.endpoint.to_string(),
+        "key": key.map(|key| key.to_string()),
+        "masterSecret": options.master_secret,
+        "state": options.state,
+        "kubeconfig": kubeconfig.as_ref().map(|_| &options.kubeconfig),
+    });
+    // before the services are installed: this is true even if they fail
+    output.json(&result)?;
     let Some(kubeconfig) = kubeconfig else {
-        return say("The node is initialized; no cluster was set up on it");
+        return output.say("The node is initialized; no cluster was set up on it");
     };
-    say(format_args!(
+    output.say(format_args!(
         "Administrator's kubeconfig: {}",
         options.kubeconfig.display()
     ))?;
     if options.merge_kubeconfig {
         let path = default_path();
         let context = merge(&path, kubeconfig.expose()).map_err(Failure::failed)?;
-        say(format_args!(
+        output.say(format_args!(
             "It is also the current context of {}: {context}",
             path.display()
         ))?;
     }
     bring_services(options, deadline)
+}
+
+impl Kubernetes {
+    /// Returns the components that the node installs.
+    fn components(&self) -> Result<Vec<Component>, Failure> {
+        components::of(&self.version, self.components.as_deref()).map_err(Failure::failed)
+    }
 }
 
 /// Installs the services, if there is an image of them.
@@ -208,11 +318,11 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         return Ok(());
     };
     let Some(image) = &kubernetes.image else {
-        return say(
+        return options.output.say(
             "No other node can join yet: `firstlight apply` installs the services that admit nodes",
         );
     };
-    apply::run(&apply::Options {
+    let applied = apply::apply(&apply::Options {
         require_strong: false,
         variant: options.variant,
         kubeconfig: options.kubeconfig.clone(),
@@ -227,8 +337,10 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         backups: ".".into(),
         skip_wait: kubernetes.skip_wait,
         print: false,
+        output: options.output,
         timeout: deadline.saturating_duration_since(Instant::now()),
-    })
+    })?;
+    options.output.say(apply::summary(&applied))
 }
 
 /// Writes the kubeconfig, then the state: the cluster ID in the state shows that the init is complete.
@@ -285,9 +397,7 @@ fn request(
     request.init_secret = init_secret.expose().to_vec();
     request.cluster_name = options.cluster_name.clone();
     if let Some(kubernetes) = &options.kubernetes {
-        request.kubernetes_components =
-            components::of(&kubernetes.version, kubernetes.components.as_deref())
-                .map_err(Failure::failed)?;
+        request.kubernetes_components = kubernetes.components()?;
         request.kubernetes_version = kubernetes.version.clone();
         request.service_cidr = kubernetes.service_cidr.clone();
         request.pod_cidr = kubernetes.pod_cidr.clone();
@@ -558,6 +668,8 @@ mod tests {
             cluster_name: "green".into(),
             kubernetes: None,
             verbose: false,
+            is_dry_run: false,
+            output: Output::Text,
             timeout: Duration::from_secs(timeout),
         };
         Operator { dir, options }
@@ -610,7 +722,7 @@ mod tests {
         let operator = operator(&node.local_addr().to_string(), 20);
         operator.init().unwrap();
         let request = got.lock().unwrap().take().unwrap();
-        let state = State::open_or_create(&operator.options.state).unwrap();
+        let state = State::open(&operator.options.state).unwrap();
         let kms = master_secret::read(&operator.options.master_secret).unwrap();
         assert_eq!(request.init_secret, b"correct horse");
         assert_eq!(request.cluster_name, "green");
@@ -707,9 +819,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(
-            State::open_or_create(&operator.options.state)
-                .unwrap()
-                .cluster_id,
+            State::open(&operator.options.state).unwrap().cluster_id,
             None
         );
     }

@@ -23,6 +23,7 @@ mod master_secret;
 mod measure;
 mod measure_image;
 mod metadata;
+mod output;
 mod progress;
 mod recover;
 mod roots;
@@ -38,8 +39,6 @@ pub mod verify;
 mod wrap;
 
 use std::ffi::OsString;
-use std::fmt::Display;
-use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -58,6 +57,7 @@ use connect::{Endpoint, Trust};
 use hardware::snp::tcb::Product;
 use kubernetes::services::{MetadataService, Phase};
 use master_secret::Source;
+use output::{Output, say, say_all};
 use proto::recoverproto;
 use sys::process;
 use usage::Given;
@@ -143,6 +143,8 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
         cluster_name: given.text("cluster-name")?,
         kubernetes: kubernetes_of(given)?,
         verbose: given.has("verbose"),
+        is_dry_run: given.has("dry-run"),
+        output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })
 }
@@ -240,6 +242,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         backups: given.path("backups"),
         skip_wait: given.has("skip-wait"),
         print: given.has("print"),
+        output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })
 }
@@ -322,6 +325,7 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
         trust: trust_of(given)?,
         state: given.path("state"),
         action,
+        output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })
 }
@@ -399,6 +403,7 @@ fn status_options(given: &Given) -> Result<status::Options, Failure> {
         },
         timeline: given.has("timeline"),
         svg: given.has("svg").then(|| given.path("svg")),
+        output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })
 }
@@ -420,7 +425,7 @@ fn verify_options(given: &Given) -> Result<verify::Options, Failure> {
         },
         is_fresh: given.has("fresh"),
         save: given.has("save").then(|| given.path("save")),
-        is_json: given.one_of("output", &["table", "json"])? == "json",
+        output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })
 }
@@ -471,7 +476,7 @@ fn explain_options(given: &Given) -> Result<explain::Options, Failure> {
             false => None,
         },
         variant: variant_of(given)?,
-        is_json: given.one_of("output", &["text", "json"])? == "json",
+        output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })
 }
@@ -480,6 +485,7 @@ fn timeline_options(given: &Given) -> Result<timeline::Options, Failure> {
     Ok(timeline::Options {
         record: given.operand()?.into(),
         svg: given.has("svg").then(|| given.path("svg")),
+        output: Output::of(given)?,
     })
 }
 
@@ -545,17 +551,6 @@ fn time(text: &str) -> Result<Duration, &'static str> {
             .then(|| Duration::from_secs(seconds))
     };
     seconds().ok_or("expected 1s to 24h, as 90, 90s, 10m or 1h")
-}
-
-/// Prints a result on standard output.
-fn say(result: impl Display) -> Result<(), Failure> {
-    say_all(&format!("{result}\n"))
-}
-
-/// Prints complete lines on standard output.
-fn say_all(lines: &str) -> Result<(), Failure> {
-    let written = io::stdout().write_all(lines.as_bytes());
-    written.map_err(|error| Failure::failed(format!("standard output: {error}")))
 }
 
 #[cfg(test)]

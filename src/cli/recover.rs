@@ -3,16 +3,18 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use super::UNREACHABLE;
 use super::connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_policy};
 use super::master_secret::Source;
+use super::output::Output;
 use super::progress::{Progress, human, printable};
 use super::state::State;
-use super::{UNREACHABLE, say};
 use attest::attestation::{KeyName, Variant};
 use base::program::Failure;
 use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
+use serde_json::{Value, json};
 
 /// The method that takes the master secret.
 const RECOVER: &str = "/recoverproto.API/Recover";
@@ -39,6 +41,8 @@ pub struct Options {
     pub state: PathBuf,
     /// What to do at the node.
     pub action: Action,
+    /// The form of the output.
+    pub output: Output,
     /// The limit for the whole command.
     pub timeout: Duration,
 }
@@ -132,9 +136,9 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
     match status(&channel) {
         Ok(status) => {
             for (name, value) in facts(&status) {
-                say(format_args!("{name} {value}"))?;
+                options.output.say(format_args!("{name} {value}"))?;
             }
-            Ok(())
+            options.output.json(&json(&status))
         }
         Err(status) if status.code() == Code::Unimplemented => Err(Failure::failed(format!(
             "{}: the node's version does not tell what it waits for",
@@ -168,23 +172,25 @@ fn push(
         match answer {
             Ok(()) => {
                 drop(progress);
-                let said = say(match before {
-                    Ok(status) if !status.disk_uuid.is_empty() => {
-                        format!(
-                            "{} opened its disk {}",
-                            options.endpoint,
-                            printable(&status.disk_uuid)
-                        )
-                    }
-                    Ok(_) => format!("{} opened its disk", options.endpoint),
-                    Err(_) => {
-                        format!(
-                            "{} took the key; its console shows whether the key opens the disk",
-                            options.endpoint
-                        )
-                    }
-                });
-                return said.map(|()| key);
+                let endpoint = options.endpoint.to_string();
+                let disk = (before.as_ref().ok())
+                    .map(|status| printable(&status.disk_uuid))
+                    .filter(|disk| !disk.is_empty());
+                options.output.json(&json!({
+                    "node": endpoint,
+                    "disk": disk,
+                    // a node of the old system does not say so
+                    "opened": before.is_ok(),
+                    "key": key.map(|key| key.to_string()),
+                }))?;
+                options.output.say(match (&before, disk) {
+                    (Ok(_), Some(disk)) => format!("{endpoint} opened its disk {disk}"),
+                    (Ok(_), None) => format!("{endpoint} opened its disk"),
+                    (Err(_), _) => format!(
+                        "{endpoint} took the key; its console shows whether the key opens the disk"
+                    ),
+                })?;
+                return Ok(key);
             }
             Err(status)
                 if matches!(status.code(), Code::Unavailable | Code::ResourceExhausted)
@@ -242,6 +248,16 @@ pub fn facts(status: &StatusResponse) -> Vec<(&'static str, String)> {
             .map(|source| ("Waiting for:", printable(source))),
     );
     facts
+}
+
+/// Returns the status for programs.
+pub fn json(status: &StatusResponse) -> Value {
+    json!({
+        "disk": (!status.disk_uuid.is_empty()).then_some(&status.disk_uuid),
+        "state": status.state,
+        "seconds": status.waiting_seconds,
+        "for": status.waiting_for,
+    })
 }
 
 fn summary(status: &StatusResponse) -> String {
@@ -343,6 +359,7 @@ mod tests {
             trust,
             state,
             action: action(&dir),
+            output: Output::Text,
             timeout,
         };
         match recover_at(

@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::say_all;
+use super::output::{Output, say_all};
 use base::program::Failure;
 
 /// Runs the command.
-pub fn run(is_json: bool) -> Result<(), Failure> {
-    say_all(&match is_json {
+pub fn run(output: Output) -> Result<(), Failure> {
+    say_all(&match output == Output::Json {
         true => format!("{:#}\n", json()),
         false => table(),
     })

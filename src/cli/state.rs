@@ -40,21 +40,16 @@ struct File {
 }
 
 impl State {
-    /// Reads the state in the file; if there is no file, makes a new state with a random salt and writes it.
-    pub fn open_or_create(path: &Path) -> Result<State, Error> {
-        match State::open(path) {
-            Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => {
-                let state = State {
-                    path: path.into(),
-                    measurement_salt: crypto::random(),
-                    cluster_id: None,
-                    attestation_keys: BTreeSet::new(),
-                };
-                state.save()?;
-                Ok(state)
-            }
-            opened => opened,
-        }
+    /// Makes a new state with a random salt, and writes it.
+    pub fn create(path: &Path) -> Result<State, Error> {
+        let state = State {
+            path: path.into(),
+            measurement_salt: crypto::random(),
+            cluster_id: None,
+            attestation_keys: BTreeSet::new(),
+        };
+        state.save()?;
+        Ok(state)
     }
 
     /// Reads the state in the file.
@@ -158,15 +153,15 @@ mod tests {
     fn a_second_run_uses_the_salt_of_the_first() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
-        let mut first = State::open_or_create(&path).unwrap();
+        let mut first = State::create(&path).unwrap();
         assert_eq!(
-            State::open_or_create(&path).unwrap().measurement_salt,
+            State::open(&path).unwrap().measurement_salt,
             first.measurement_salt
         );
         first.cluster_id = Some([0xab; 32]);
         first.attestation_keys = [KeyName::of(b"b"), KeyName::of(b"a")].into();
         first.save().unwrap();
-        let second = State::open_or_create(&path).unwrap();
+        let second = State::open(&path).unwrap();
         assert_eq!(
             (second.cluster_id, second.attestation_keys),
             (Some([0xab; 32]), first.attestation_keys)
@@ -196,7 +191,7 @@ mod tests {
         ] {
             std::fs::write(&path, content).unwrap();
             assert!(
-                matches!(State::open_or_create(&path), Err(Error::Content(..))),
+                matches!(State::find(&path), Err(Error::Content(..))),
                 "{content}"
             );
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);

@@ -9,8 +9,10 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use super::chart::{svg, text};
-use super::{files, say_all};
+use super::files;
+use super::output::{Output, say_all};
 use base::program::Failure;
+use serde_json::{Value, json};
 
 /// Maximum number of events of a boot; a record has room for a few hundred.
 const MAX_EVENTS: usize = 1000;
@@ -38,6 +40,8 @@ pub struct Options {
     pub record: PathBuf,
     /// The file for the picture.
     pub svg: Option<PathBuf>,
+    /// The form of the output.
+    pub output: Output,
 }
 
 /// Runs `firstlight timeline`.
@@ -48,26 +52,45 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     };
     let record = record.map_err(Failure::failed)?;
     let name = options.record.display().to_string();
-    show(
-        &name,
-        &String::from_utf8_lossy(&record),
-        options.svg.as_deref(),
-    )
+    let record = String::from_utf8_lossy(&record);
+    match options.output {
+        Output::Text => show(&name, &record, options.svg.as_deref()),
+        Output::Json => {
+            let steps = steps_of(&name, &record)?;
+            options.output.json(&json(&record))?;
+            (options.svg.iter()).try_for_each(|picture| draw(&steps, picture))
+        }
+    }
+}
+
+/// Returns the events of the last boot in a record, for programs.
+pub fn json(record: &str) -> Value {
+    let event = |event: &Event| json!({"stage": event.stage, "seconds": event.at, "event": event.name, "text": event.text});
+    events(record).iter().map(event).collect()
+}
+
+/// Writes a chart as a picture.
+pub fn draw(steps: &[Step], picture: &Path) -> Result<(), Failure> {
+    fs::write(picture, svg(steps))
+        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", picture.display())))
+}
+
+fn steps_of(name: &str, record: &str) -> Result<Vec<Step>, Failure> {
+    let steps = steps(&events(record));
+    match steps.is_empty() {
+        false => Ok(steps),
+        true => {
+            let error = "has no events of a boot: expected lines as `firstlight[unlock]    3.214s mapped: /dev/mapper/state`";
+            Err(Failure::failed(format!("{name} {error}")))
+        }
+    }
 }
 
 /// Prints the chart of a record, and writes it as a picture too if there is a file for it. `name` is the source of the record.
 pub fn show(name: &str, record: &str, picture: Option<&Path>) -> Result<(), Failure> {
-    let steps = steps(&events(record));
-    if steps.is_empty() {
-        let error = "has no events of a boot: expected lines as `firstlight[unlock]    3.214s mapped: /dev/mapper/state`";
-        return Err(Failure::failed(format!("{name} {error}")));
-    }
+    let steps = steps_of(name, record)?;
     say_all(&text(&steps, columns()))?;
-    match picture {
-        None => Ok(()),
-        Some(path) => fs::write(path, svg(&steps))
-            .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display()))),
-    }
+    picture.map_or(Ok(()), |picture| draw(&steps, picture))
 }
 
 /// Returns the width of the terminal; for another output, what the user says.

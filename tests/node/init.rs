@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::json::assert_documented;
 use crate::program::Program;
 use crate::setting::{INIT_SECRET, Setting, end_of_member, set_private, wait_for_port};
 
@@ -25,6 +26,30 @@ fn init_with(setting: &Setting, secret: &str, policy: &Path, more: &[&str]) -> P
     )
 }
 
+/// A dry run checks the node and the files, and leaves both as they are.
+fn rehearse(setting: &Setting, policy: &Path, key: &str) {
+    let files = || {
+        let mut files: Vec<_> = fs::read_dir(setting.path("."))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        files.sort();
+        files
+    };
+    // writes the init secret
+    let dry_run = ["--dry-run", "--attestation-key", key];
+    let mut operator = init_with(setting, INIT_SECRET, policy, &dry_run);
+    assert!(operator.exit().success(), "{}", operator.output());
+    operator.expect("It would get a new master secret, written to firstlight-mastersecret.json");
+    operator.expect("Nothing was sent or written");
+    let before = files();
+    let mut operator = init_with(setting, INIT_SECRET, policy, &["--dry-run"]);
+    assert_eq!(operator.exit().code(), Some(3), "{}", operator.output());
+    assert_eq!(files(), before);
+    assert!(!setting.path("firstlight-mastersecret.json").exists());
+    assert!(!setting.path("firstlight-state.json").exists());
+}
+
 #[test]
 fn an_initialized_node_comes_back_by_the_operators_master_secret_file() {
     let mut setting = Setting::new();
@@ -36,9 +61,15 @@ fn an_initialized_node_comes_back_by_the_operators_master_secret_file() {
     let (_, name) = console.rsplit_once(' ').unwrap();
     assert_eq!(name, setting.key_name().to_string());
     let policy = setting.policy_of(&[(15, [0; 32])]);
-    let mut operator = init_with(&setting, INIT_SECRET, &policy, &["--attestation-key", name]);
+    rehearse(&setting, &policy, name);
+    let key = ["--attestation-key", name, "-o", "json"];
+    let mut operator = init_with(&setting, INIT_SECRET, &policy, &key);
     assert!(operator.exit().success(), "{}", operator.output());
-    operator.expect("no cluster was set up");
+    let output = operator.output();
+    let (_, made) = output.split_once("\n{").unwrap();
+    let (made, _) = made.rsplit_once('}').unwrap();
+    let made = assert_documented("init", &format!("{{{made}}}"));
+    assert_eq!(made["key"], name);
     let kept = fs::read_to_string(setting.path("firstlight-state.json")).unwrap();
     assert!(kept.contains(name), "{kept}");
     assert!(end_of_member(&mut node).success());

@@ -11,6 +11,7 @@ use support::program;
 mod bad_input;
 mod init;
 mod join;
+mod json;
 use common::joining;
 mod memory;
 mod mutual;

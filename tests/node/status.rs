@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::init::init;
+use crate::json::assert_documented;
 use crate::program::{PATIENCE, Program};
 use crate::setting::{INIT_SECRET, MASTER_KEY, Setting, wait_for_port};
 use base::crypto::Secret;
@@ -16,8 +17,29 @@ fn status(setting: &Setting, address: &str, policy: &str) -> (i32, String) {
     let mut command =
         setting.firstlight(&["status", address, "--policy", policy, "--timeout", "20s"]);
     let output = command.output().unwrap();
+    let code = output.status.code().unwrap();
     let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-    (output.status.code().unwrap(), text)
+    if [1, 2].contains(&code) {
+        return (code, text);
+    }
+    // programs learn the same
+    let json = command.args(["-o", "json"]).output().unwrap();
+    let report = assert_documented("status", str::from_utf8(&json.stdout).unwrap());
+    let state = match json.status.code().unwrap() {
+        0 => "member",
+        3 => "refused",
+        4 => "unreachable",
+        5 => "waits-for-key",
+        6 => "fresh",
+        7 => "other-cluster",
+        8 => "unproven",
+        other => panic!("{other}"),
+    };
+    assert_eq!(
+        (&report["state"], json.status.code()),
+        (&state.into(), Some(code))
+    );
+    (code, text)
 }
 
 /// Returns exit code and output of `firstlight verify` with the policy of the node.

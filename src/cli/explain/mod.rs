@@ -18,8 +18,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::connect::read_policy;
+use super::files;
 use super::measure_image;
-use super::{files, say_all};
+use super::output::{Output, say_all};
 use attest::attestation::Variant;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
@@ -47,7 +48,7 @@ pub struct Options {
     /// The attestation variant of the node.
     pub variant: &'static Variant,
     /// Whether the output is for a program.
-    pub is_json: bool,
+    pub output: Output,
     /// The limit for the whole command.
     pub timeout: Duration,
 }
@@ -96,7 +97,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         findings.retain(|finding| pcrs.contains(&finding.number));
     }
     let name = &evidence.name;
-    say_all(&match options.is_json {
+    say_all(&match options.output == Output::Json {
         true => report::json(name, &against, bank, &findings),
         false => {
             let title = match against.is_empty() {

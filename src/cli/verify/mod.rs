@@ -11,9 +11,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::connect::{and_known, read_policy};
+use super::output::{Output, say_all};
 use super::progress::printable;
 use super::state::State;
-use super::{ATTESTATION_REFUSED, UNREACHABLE, files, say_all};
+use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::attestation::Variant;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
@@ -39,7 +40,7 @@ pub struct Options {
     /// The file to which the evidence is written.
     pub save: Option<PathBuf>,
     /// Whether the output is for a program.
-    pub is_json: bool,
+    pub output: Output,
     /// The limit for the whole command.
     pub timeout: Duration,
 }
@@ -70,7 +71,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         files::replace_private(path, text.as_bytes()).map_err(Failure::failed)?;
     }
     let report = Report::new(source, &demand, presented.as_ref(), verdict);
-    say_all(&match options.is_json {
+    say_all(&match options.output == Output::Json {
         true => report.json(),
         false => report.text(),
     })?;

@@ -10,7 +10,8 @@
 //! | 9000 | member | a booted node that belongs to a cluster |
 //! | 30090 | join service | a control plane that admits other nodes if they prove what they run |
 
-use std::fmt::Write;
+pub mod report;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -18,25 +19,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connect::{Attempt, Endpoint, Node, Reached, Standing, and_known, read_policy};
+use super::output::{Output, say, say_all};
 use super::progress::printable;
-use super::state::{State, hex};
-use super::{ATTESTATION_REFUSED, UNREACHABLE, recover, say, say_all, timeline};
+use super::state::State;
+use super::{recover, timeline};
 use attest::atls;
-use attest::attestation::Variant;
+use attest::attestation::{KeyName, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
+use proto::init;
 use proto::node::{self, TimelineRequest, TimelineResponse};
-use proto::{init, recoverproto};
+use proto::recoverproto::{self, StatusResponse};
+use report::Report;
 use rpc::grpc::{CallOptions, Channel, Code, Status};
-
-/// Exit code: the node waits in its initramfs for the key of its disk.
-pub const WAITS_FOR_KEY: u8 = 5;
-/// Exit code: the node belongs to no cluster.
-pub const FRESH: u8 = 6;
-/// Exit code: the node is a member of another cluster, or the ID of the operator's cluster is unknown.
-pub const OTHER_CLUSTER: u8 = 7;
-/// Exit code: only a join service answers, which proves nothing about its node.
-pub const UNPROVEN: u8 = 8;
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -55,13 +50,15 @@ pub struct Options {
     pub timeline: bool,
     /// The file for the drawing as a picture.
     pub svg: Option<PathBuf>,
+    /// The form of the output; with JSON, the record of the boot is a part of it.
+    pub output: Output,
     /// The limit for the whole command.
     pub timeout: Duration,
 }
 
 /// A service that a node can have. The server of a member has only the health service, and is not in this list.
 #[derive(PartialEq, Eq)]
-struct Service {
+pub struct Service {
     /// The name for `grpc.health.v1`.
     name: &'static str,
     port: u16,
@@ -96,7 +93,7 @@ const JOIN_PORT: u16 = 30090;
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The answer of one server.
-enum Answer {
+pub enum Answer {
     /// No server answers, or it does not speak attested TLS; the reason.
     Nobody(String),
     /// The node does not meet the policy: register, expected and got.
@@ -109,8 +106,10 @@ enum Answer {
         standing: Standing,
         /// The services that the server names.
         services: Vec<&'static Service>,
-        /// Lines about what the node waits for.
-        facts: Vec<String>,
+        /// The name of the node's attestation key, if it has one.
+        key: Option<KeyName>,
+        /// What the node waits for in its initramfs.
+        waiting: Option<StatusResponse>,
         /// The record of the node's boot.
         record: Result<String, Status>,
     },
@@ -146,26 +145,36 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let servers = endpoints(&options.address)?;
     let servers: Vec<Asked> = servers.iter().map(asked).collect::<Result<_, Failure>>()?;
     let answers = ask_all(&servers, Instant::now() + options.timeout);
-    say_all(&report(&servers, &answers, cluster.as_ref()))?;
-    let is_attested = |answer: &Answer| matches!(answer, Answer::Verified { .. });
-    if policy.believes_any_key() && answers.iter().any(is_attested) {
-        say(
-            "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy",
-        )?;
+    let endpoints = servers.iter().map(|server| &server.node.endpoint);
+    let report = Report {
+        address: &options.address,
+        answers: endpoints.zip(&answers).collect(),
+        cluster,
+        names_no_keys: policy.believes_any_key(),
+    };
+    match options.output {
+        Output::Text => {
+            say_all(&report.text())?;
+            if options.timeline || options.svg.is_some() {
+                show_timeline(&options.address, &answers, options.svg.as_deref())?;
+            }
+        }
+        Output::Json => {
+            let record = record_of(&answers).and_then(Result::ok);
+            options
+                .output
+                .json(&report.json(record.filter(|_| options.timeline).map(timeline::json)))?;
+            if let (Some(record), Some(picture)) = (record, &options.svg) {
+                timeline::draw(&timeline::steps(&timeline::events(record)), picture)?;
+            }
+        }
     }
-    if options.timeline || options.svg.is_some() {
-        show_timeline(&options.address, &answers, options.svg.as_deref())?;
-    }
-    verdict(&options.address, &answers)
+    report.result()
 }
 
 /// Draws the first record that a server gave. A node that cannot be asked is the verdict's matter.
 fn show_timeline(address: &str, answers: &[Answer], svg: Option<&Path>) -> Result<(), Failure> {
-    let records = answers.iter().filter_map(|answer| match answer {
-        Answer::Verified { record, .. } => Some(record),
-        _ => None,
-    });
-    match records.max_by_key(|record| record.is_ok()) {
+    match record_of(answers) {
         None => Ok(()),
         Some(Ok(record)) => timeline::show(&format!("the record of {address}"), record, svg),
         Some(Err(status)) if status.code() == Code::Unimplemented => {
@@ -173,6 +182,15 @@ fn show_timeline(address: &str, answers: &[Answer], svg: Option<&Path>) -> Resul
         }
         Some(Err(status)) => say(format_args!("Timeline: {}", printable(&status.to_string()))),
     }
+}
+
+/// Returns the first record that a server gave, or else why it gave none; `None` if no server is attested.
+fn record_of(answers: &[Answer]) -> Option<Result<&str, &Status>> {
+    let records = answers.iter().filter_map(|answer| match answer {
+        Answer::Verified { record, .. } => Some(record.as_deref()),
+        _ => None,
+    });
+    records.max_by_key(Result::is_ok)
 }
 
 /// Returns the addresses of the node's servers, or the one whose port is given.
@@ -204,24 +222,13 @@ fn ask_all(servers: &[Asked], deadline: Instant) -> Vec<Answer> {
 fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
     match node.attempt(deadline) {
         Ok(Reached { channel, key }) => {
-            let services = services(&channel);
-            let mut facts: Vec<String> = key
-                .iter()
-                .map(|key| format!("Key:         {key}"))
-                .collect();
-            if let Ok(status) = recover::status(&channel) {
-                facts.extend(
-                    recover::facts(&status)
-                        .into_iter()
-                        .map(|(name, value)| format!("{name} {value}")),
-                );
-            }
             // a connection exists only after the validator has noted a standing
             let standing = standing.get().copied().unwrap_or(Standing::Other);
             Answer::Verified {
                 standing,
-                services,
-                facts,
+                services: services(&channel),
+                key,
+                waiting: recover::status(&channel).ok(),
                 record: record(&channel),
             }
         }
@@ -288,134 +295,4 @@ fn services(channel: &Channel) -> Vec<&'static Service> {
         answer.is_ok()
     };
     SERVICES.iter().filter(has).collect()
-}
-
-fn report(servers: &[Asked], answers: &[Answer], cluster: Option<&[u8; CLUSTER_ID_LEN]>) -> String {
-    let mut text = String::new();
-    // writing to a string does not fail
-    for (
-        Asked {
-            node: Node { endpoint, .. },
-            ..
-        },
-        answer,
-    ) in servers.iter().zip(answers)
-    {
-        let at_port = SERVICES
-            .iter()
-            .find(|service| service.port == endpoint.port());
-        let usual = at_port.map_or(String::new(), |service| format!(" ({})", service.title));
-        let _ = match answer {
-            Answer::Nobody(reason) => {
-                writeln!(text, "{endpoint}{usual}: no answer: {}", printable(reason))
-            }
-            Answer::Refused(why) => {
-                let why = printable(why).replace('\n', "\n  ");
-                writeln!(text, "{endpoint}{usual}: attestation refused:\n  {why}")
-            }
-            Answer::Guarded => writeln!(
-                text,
-                "{endpoint} (join service): proves nothing, and demands a proof from callers\n  Node:        probably {}",
-                SERVICES[2].state
-            ),
-            Answer::Verified {
-                standing,
-                services,
-                facts,
-                ..
-            } => {
-                // nodes of the old system do not name their services
-                let is_old = services.is_empty() && *standing == Standing::Fresh;
-                let found = if is_old {
-                    at_port.into_iter().collect()
-                } else {
-                    services.clone()
-                };
-                let titles: Vec<&str> = found.iter().map(|service| service.title).collect();
-                let title = if titles.is_empty() {
-                    "member".into()
-                } else {
-                    titles.join(", ")
-                };
-                let _ = writeln!(text, "{endpoint} ({title}): attested, meets the policy");
-                let states: Vec<&str> = found.iter().map(|service| service.state).collect();
-                let state = match (standing, cluster) {
-                    (Standing::Fresh, _) => states.join("; "),
-                    (Standing::Member, Some(id)) => format!("a member of this cluster, {}", hex(id)),
-                    (_, Some(id)) => format!("a member of another cluster than {}", hex(id)),
-                    (_, None) => {
-                        "a member of a cluster; to check whether it is yours, give --state or --cluster-id".into()
-                    }
-                };
-                let _ = writeln!(text, "  Node:        {state}");
-                if *standing != Standing::Fresh
-                    && services.iter().any(|service| service.port == init::PORT)
-                {
-                    let _ = writeln!(
-                        text,
-                        "  Init:        it has begun, and its result waits for the operator"
-                    );
-                }
-                facts.iter().try_for_each(|fact| writeln!(text, "  {fact}"))
-            }
-        };
-    }
-    text
-}
-
-/// Returns the result of the whole command: first a refused attestation, then the node's standing, then a node that does not
-/// answer.
-fn verdict(address: &str, answers: &[Answer]) -> Result<(), Failure> {
-    if answers
-        .iter()
-        .any(|answer| matches!(answer, Answer::Refused(_)))
-    {
-        return Err(Failure::Failed(
-            ATTESTATION_REFUSED,
-            format!("{address}: attestation refused, see above"),
-        ));
-    }
-    let of = |wanted: Standing| {
-        answers.iter().find_map(|answer| match answer {
-            Answer::Verified {
-                standing, services, ..
-            } if *standing == wanted => Some(services),
-            _ => None,
-        })
-    };
-    let waits_for_key = |services: &Vec<&'static Service>| {
-        services
-            .iter()
-            .any(|service| service.port == recoverproto::PORT)
-    };
-    let (code, what) = match (
-        of(Standing::Other),
-        of(Standing::Member),
-        of(Standing::Fresh),
-    ) {
-        (Some(_), _, _) => (
-            OTHER_CLUSTER,
-            "it belongs to another cluster, or the ID of your cluster is unknown",
-        ),
-        (None, Some(_), _) => return Ok(()),
-        (None, None, Some(services)) if waits_for_key(services) => {
-            (WAITS_FOR_KEY, "it waits for the key of its disk")
-        }
-        (None, None, Some(_)) => (FRESH, "it belongs to no cluster yet"),
-        (None, None, None)
-            if answers
-                .iter()
-                .any(|answer| matches!(answer, Answer::Guarded)) =>
-        {
-            (
-                UNPROVEN,
-                "only the join service answers, which proves nothing about its node",
-            )
-        }
-        (None, None, None) => (
-            UNREACHABLE,
-            "no server answers: the node is off, still booting, or cannot be reached",
-        ),
-    };
-    Err(Failure::Failed(code, format!("{address}: {what}")))
 }

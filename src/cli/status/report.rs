@@ -1,0 +1,234 @@
+//! What `firstlight status` found: text for people, JSON for programs, and the exit code.
+
+use std::fmt::Write;
+
+use proto::{init, recoverproto};
+use serde_json::{Value, json};
+
+use super::{Answer, SERVICES};
+use crate::connect::{Endpoint, Standing};
+use crate::progress::printable;
+use crate::recover;
+use crate::state::hex;
+use crate::{ATTESTATION_REFUSED, UNREACHABLE};
+use base::crypto::CLUSTER_ID_LEN;
+use base::program::Failure;
+
+/// Exit code: the node waits in its initramfs for the key of its disk.
+pub const WAITS_FOR_KEY: u8 = 5;
+/// Exit code: the node belongs to no cluster.
+pub const FRESH: u8 = 6;
+/// Exit code: the node is a member of another cluster, or the ID of the operator's cluster is unknown.
+pub const OTHER_CLUSTER: u8 = 7;
+/// Exit code: only a join service answers, which proves nothing about its node.
+pub const UNPROVEN: u8 = 8;
+
+/// The answers of a node's servers.
+pub struct Report<'a> {
+    /// The node, as the operator named it.
+    pub address: &'a str,
+    /// Each server's address, and its answer.
+    pub answers: Vec<(&'a Endpoint, &'a Answer)>,
+    /// The ID of the operator's cluster, if it is known.
+    pub cluster: Option<[u8; CLUSTER_ID_LEN]>,
+    /// Whether the policy names no attestation keys.
+    pub names_no_keys: bool,
+}
+
+/// The state of a node: its name for programs, the exit code, and its sentence for people.
+struct State {
+    name: &'static str,
+    code: u8,
+    text: &'static str,
+}
+
+const MEMBER: State = State {
+    name: "member",
+    code: 0,
+    text: "it is a member of the cluster",
+};
+
+impl Report<'_> {
+    /// Returns the result of the whole command.
+    pub fn result(&self) -> Result<(), Failure> {
+        let State { code, text, .. } = self.state();
+        match code {
+            0 => Ok(()),
+            _ => Err(Failure::Failed(code, format!("{}: {text}", self.address))),
+        }
+    }
+
+    /// Returns the state of the node: first a refused attestation, then the node's standing, then a node that does not answer.
+    fn state(&self) -> State {
+        let has =
+            |wanted: fn(&Answer) -> bool| self.answers.iter().any(|(_, answer)| wanted(answer));
+        let is = |wanted: Standing| {
+            self.answers
+                .iter()
+                .any(|(_, answer)| matches!(answer, Answer::Verified { standing, .. } if *standing == wanted))
+        };
+        let waits_for_key = |answer: &Answer| match answer {
+            Answer::Verified { services, .. } => services
+                .iter()
+                .any(|service| service.port == recoverproto::PORT),
+            _ => false,
+        };
+        let state = |name, code, text| State { name, code, text };
+        if has(|answer| matches!(answer, Answer::Refused(_))) {
+            state(
+                "refused",
+                ATTESTATION_REFUSED,
+                "attestation refused, see above",
+            )
+        } else if is(Standing::Other) {
+            let text = "it belongs to another cluster, or the ID of your cluster is unknown";
+            state("other-cluster", OTHER_CLUSTER, text)
+        } else if is(Standing::Member) {
+            MEMBER
+        } else if has(waits_for_key) {
+            state(
+                "waits-for-key",
+                WAITS_FOR_KEY,
+                "it waits for the key of its disk",
+            )
+        } else if is(Standing::Fresh) {
+            state("fresh", FRESH, "it belongs to no cluster yet")
+        } else if has(|answer| matches!(answer, Answer::Guarded)) {
+            let text = "only the join service answers, which proves nothing about its node";
+            state("unproven", UNPROVEN, text)
+        } else {
+            let text = "no server answers: the node is off, still booting, or cannot be reached";
+            state("unreachable", UNREACHABLE, text)
+        }
+    }
+
+    /// Returns the text for people.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for (endpoint, answer) in &self.answers {
+            // writing to a string does not fail
+            let _ = self.write(&mut text, endpoint, answer);
+        }
+        let is_attested = |answer: &Answer| matches!(answer, Answer::Verified { .. });
+        if self.names_no_keys && self.answers.iter().any(|(_, answer)| is_attested(answer)) {
+            text += "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy\n";
+        }
+        text
+    }
+
+    fn write(&self, text: &mut String, endpoint: &Endpoint, answer: &Answer) -> std::fmt::Result {
+        let at_port = SERVICES
+            .iter()
+            .find(|service| service.port == endpoint.port());
+        let usual = at_port.map_or(String::new(), |service| format!(" ({})", service.title));
+        match answer {
+            Answer::Nobody(reason) => {
+                writeln!(text, "{endpoint}{usual}: no answer: {}", printable(reason))
+            }
+            Answer::Refused(why) => {
+                let why = printable(why).replace('\n', "\n  ");
+                writeln!(text, "{endpoint}{usual}: attestation refused:\n  {why}")
+            }
+            Answer::Guarded => writeln!(
+                text,
+                "{endpoint} (join service): proves nothing, and demands a proof from callers\n  Node:        probably {}",
+                SERVICES[2].state
+            ),
+            Answer::Verified {
+                standing,
+                services,
+                key,
+                waiting,
+                ..
+            } => {
+                // nodes of the old system do not name their services
+                let is_old = services.is_empty() && *standing == Standing::Fresh;
+                let found = if is_old {
+                    at_port.into_iter().collect()
+                } else {
+                    services.clone()
+                };
+                let titles: Vec<&str> = found.iter().map(|service| service.title).collect();
+                let title = if titles.is_empty() {
+                    "member".into()
+                } else {
+                    titles.join(", ")
+                };
+                writeln!(text, "{endpoint} ({title}): attested, meets the policy")?;
+                let states: Vec<&str> = found.iter().map(|service| service.state).collect();
+                let state = match (standing, self.cluster) {
+                    (Standing::Fresh, _) => states.join("; "),
+                    (Standing::Member, Some(id)) => format!("a member of this cluster, {}", hex(&id)),
+                    (_, Some(id)) => format!("a member of another cluster than {}", hex(&id)),
+                    (_, None) => {
+                        "a member of a cluster; to check whether it is yours, give --state or --cluster-id".into()
+                    }
+                };
+                writeln!(text, "  Node:        {state}")?;
+                if *standing != Standing::Fresh
+                    && services.iter().any(|service| service.port == init::PORT)
+                {
+                    writeln!(
+                        text,
+                        "  Init:        it has begun, and its result waits for the operator"
+                    )?;
+                }
+                if let Some(key) = key {
+                    writeln!(text, "  Key:         {key}")?;
+                }
+                for (name, value) in waiting.iter().flat_map(recover::facts) {
+                    writeln!(text, "  {name} {value}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the JSON for programs, with the events of the node's boot if they are asked for. docs/cli.md describes it.
+    pub fn json(&self, timeline: Option<Value>) -> Value {
+        let servers = self.answers.iter().map(|(endpoint, answer)| {
+            let (name, reason) = match answer {
+                Answer::Nobody(reason) => ("none", Some(reason)),
+                Answer::Refused(why) => ("refused", Some(why)),
+                Answer::Guarded => ("guarded", None),
+                Answer::Verified { .. } => ("attested", None),
+            };
+            let mut server = json!({
+                "address": endpoint.to_string(),
+                "answer": name,
+                "reason": reason,
+                "standing": null,
+                "services": [],
+                "key": null,
+                "waiting": null,
+            });
+            if let Answer::Verified {
+                standing,
+                services,
+                key,
+                waiting,
+                ..
+            } = answer
+            {
+                server["standing"] = match standing {
+                    Standing::Fresh => "fresh",
+                    Standing::Member => "member",
+                    Standing::Other => "other",
+                }
+                .into();
+                server["services"] = services.iter().map(|service| service.name).collect();
+                server["key"] = key.map(|key| key.to_string()).into();
+                server["waiting"] = waiting.as_ref().map(recover::json).into();
+            }
+            server
+        });
+        json!({
+            "node": self.address,
+            "state": self.state().name,
+            "cluster": self.cluster.map(|id| hex(&id)),
+            "policyNamesKeys": !self.names_no_keys,
+            "servers": servers.collect::<Vec<Value>>(),
+            "timeline": timeline,
+        })
+    }
+}
