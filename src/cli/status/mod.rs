@@ -10,6 +10,7 @@
 //! | 9000 | member | a booted node that belongs to a cluster |
 //! | 30090 | join service | a control plane that admits other nodes if they prove what they run |
 
+mod answer;
 pub mod report;
 
 use std::io::Read;
@@ -23,13 +24,12 @@ use super::output::{Output, say, say_all};
 use super::progress::printable;
 use super::state::State;
 use super::{recover, timeline};
+use answer::{Answer, SERVICES, Service};
 use attest::atls;
-use attest::attestation::{KeyName, Variant};
+use attest::attestation::Variant;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
-use proto::init;
 use proto::node::{self, TimelineRequest, TimelineResponse};
-use proto::recoverproto::{self, StatusResponse};
 use report::Report;
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 
@@ -56,64 +56,8 @@ pub struct Options {
     pub timeout: Duration,
 }
 
-/// A service that a node can have. The server of a member has only the health service, and is not in this list.
-#[derive(PartialEq, Eq)]
-pub struct Service {
-    /// The name for `grpc.health.v1`.
-    name: &'static str,
-    port: u16,
-    title: &'static str,
-    /// The state of a node that has this service.
-    state: &'static str,
-}
-
-const SERVICES: [Service; 3] = [
-    Service {
-        name: "recoverproto.API",
-        port: recoverproto::PORT,
-        title: "recovery server",
-        state: "in its initramfs, waiting for the key of its disk from a join service or `firstlight recover`",
-    },
-    Service {
-        name: "init.API",
-        port: init::PORT,
-        title: "InitServer",
-        state: "booted, not yet a member of a cluster, waiting for `firstlight init`",
-    },
-    Service {
-        name: "join.API",
-        port: JOIN_PORT,
-        title: "join service",
-        state: "a control plane of a cluster, which admits other nodes",
-    },
-];
-/// The NodePort of the join services.
-const JOIN_PORT: u16 = 30090;
 /// Time limit of a call, which the node answers from memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The answer of one server.
-pub enum Answer {
-    /// No server answers, or it does not speak attested TLS; the reason.
-    Nobody(String),
-    /// The node does not meet the policy: register, expected and got.
-    Refused(String),
-    /// The server proves nothing, but demands a proof from the caller.
-    Guarded,
-    /// The node meets the policy.
-    Verified {
-        /// The node's standing, by its PCR 15.
-        standing: Standing,
-        /// The services that the server names.
-        services: Vec<&'static Service>,
-        /// The name of the node's attestation key, if it has one.
-        key: Option<KeyName>,
-        /// What the node waits for in its initramfs.
-        waiting: Option<StatusResponse>,
-        /// The record of the node's boot.
-        record: Result<String, Status>,
-    },
-}
 
 /// A server of the node, and the standing that it proves.
 struct Asked {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use proto::{init, recoverproto};
 use serde_json::{Value, json};
 
-use super::{Answer, SERVICES};
+use super::answer::{Answer, SERVICES};
 use crate::connect::{Endpoint, Standing};
 use crate::progress::printable;
 use crate::recover;
