@@ -243,6 +243,33 @@ fn key_service_outlives_garbage_and_half_open_connections() {
     );
 }
 
+/// Every line is an object, also those that a caller causes.
+#[test]
+fn a_collector_of_logs_can_read_every_line() {
+    let program = support::program::built("key-service");
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("mastersecret"), [0; 32]).unwrap();
+    fs::write(dir.path().join("salt"), [0; 32]).unwrap();
+    let args = "--clients any --listen 127.0.0.1:0 --master-secret mastersecret --salt salt -v -1 --log-format json";
+    let mut command = Command::new(program);
+    let command = command.args(args.split(' ')).current_dir(dir.path());
+    let mut service = Program::start(command);
+    let ready = service.expect("serving data keys");
+    let ready: serde_json::Value = serde_json::from_str(&ready).unwrap();
+    let said = address(ready["msg"].as_str().unwrap());
+    assert!(ask(said, "a\n\"b", 32).is_err());
+    service.terminate();
+    assert!(service.exit().success());
+    let output = service.output();
+    assert!(output.lines().count() > 2, "{output}");
+    for line in output.lines() {
+        let record: serde_json::Value = serde_json::from_str(line).unwrap();
+        let names: Vec<&String> = record.as_object().unwrap().keys().collect();
+        assert_eq!(names, ["level", "logger", "msg", "ts", "uptime"], "{line}");
+        assert!(record["ts"].as_f64().unwrap() > record["uptime"].as_f64().unwrap());
+    }
+}
+
 #[test]
 fn sigterm_ends_the_key_service_with_success_though_connections_are_open() {
     let mut service = key_service("127.0.0.1:0");

@@ -4,7 +4,13 @@
 //! [   12.345678] WARN  join_service: 10.42.1.7: attestation refused: ..
 //! ```
 //!
-//! The time is the time since boot. It needs no correct clock and matches the kernel's own lines on
+//! or, with [`Format::Json`], one JSON object a line:
+//!
+//! ```text
+//! {"ts":1795432100.123456,"level":"warn","logger":"join_service","msg":"10.42.1.7: attestation refused: ..","uptime":12.345678}
+//! ```
+//!
+//! The time of a text is the time since boot. It needs no correct clock and matches the kernel's own lines on
 //! a console. One record is one write, so that lines of two threads do not mix. Control characters
 //! are escaped, because texts may come from peers. The second and further lines of a record are
 //! indented, so that none looks like a record of its own.
@@ -12,8 +18,9 @@
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
@@ -49,11 +56,35 @@ const OURS: [&str; 24] = [
 /// The level for libraries; their other records help only in debugging.
 const FOREIGN_LEVEL: LevelFilter = LevelFilter::Warn;
 
+/// The form of the lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For collectors of logs: the keys `ts` (seconds since 1970), `level`, `logger`, `msg` and `uptime` (seconds since
+    /// boot). The first four are those of zap, with which the old system logs.
+    Json,
+}
+
+impl FromStr for Format {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(Format::Text),
+            "json" => Ok(Format::Json),
+            _ => Err("expected text or json"),
+        }
+    }
+}
+
 /// Starts to log records of `level` and above; of libraries only warnings and errors. Only the
 /// first call has an effect.
-pub fn init(level: LevelFilter) {
+pub fn init(level: LevelFilter, format: Format) {
     static LOGGER: OnceLock<Stderr> = OnceLock::new();
-    if log::set_logger(LOGGER.get_or_init(|| Stderr { level })).is_ok() {
+    let logger = LOGGER.get_or_init(|| Stderr { level, format });
+    if log::set_logger(logger).is_ok() {
         log::set_max_level(level);
     }
 }
@@ -76,6 +107,7 @@ pub fn peer(address: Option<SocketAddr>) -> String {
 
 struct Stderr {
     level: LevelFilter,
+    format: Format,
 }
 
 impl Log for Stderr {
@@ -95,12 +127,20 @@ impl Log for Stderr {
 
     fn log(&self, record: &Record) {
         if self.enabled(record.metadata()) {
-            let line = line(
-                clock::since_boot(),
-                record.level(),
-                record.target(),
-                &record.args().to_string(),
-            );
+            let (uptime, message) = (clock::since_boot(), record.args().to_string());
+            let line = match self.format {
+                Format::Text => line(uptime, record.level(), record.target(), &message),
+                Format::Json => {
+                    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+                    json_line(
+                        now.unwrap_or_default(),
+                        uptime,
+                        record.level(),
+                        record.target(),
+                        &message,
+                    )
+                }
+            };
             // If the log cannot be written, there is no other place to report that.
             let _ = io::stderr().lock().write_all(line.as_bytes());
         }
@@ -118,6 +158,38 @@ fn line(since_boot: Duration, level: Level, target: &str, message: &str) -> Stri
     push_escaped(&mut line, message);
     line.push('\n');
     line
+}
+
+fn json_line(
+    since_1970: Duration,
+    uptime: Duration,
+    level: Level,
+    target: &str,
+    message: &str,
+) -> String {
+    let seconds = |time: Duration| format!("{}.{:06}", time.as_secs(), time.subsec_micros());
+    let mut line = format!(
+        "{{\"ts\":{},\"level\":\"{}\",\"logger\":\"",
+        seconds(since_1970),
+        level.as_str().to_ascii_lowercase()
+    );
+    push_json(&mut line, target);
+    line.push_str("\",\"msg\":\"");
+    push_json(&mut line, message.trim_end());
+    line.push_str(&format!("\",\"uptime\":{}}}\n", seconds(uptime)));
+    line
+}
+
+/// Appends a text to a string of JSON (RFC 8259 §7). All control characters are escaped, also those that JSON permits.
+fn push_json(line: &mut String, text: &str) {
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => line.extend(['\\', c]),
+            '\n' => line.push_str("\\n"),
+            c if c.is_control() => drop(write!(line, "\\u{:04x}", u32::from(c))),
+            c => line.push(c),
+        }
+    }
 }
 
 /// Appends a text that may come from a peer to a line of a log or console. The text can neither
@@ -165,9 +237,33 @@ mod tests {
     }
 
     #[test]
+    fn a_line_of_json_has_the_whole_message_as_one_string() {
+        let message = "a \"b\"\\c\n\t\u{1b}[2J\u{9b}\u{0}é\n";
+        let line = json_line(
+            Duration::new(1_795_432_100, 123_456_000),
+            Duration::from_micros(12_345_678),
+            Level::Warn,
+            "services::join_service",
+            message,
+        );
+        assert!(line.ends_with('\n') && line.lines().count() == 1, "{line}");
+        assert!(!line.trim_end().chars().any(char::is_control), "{line}");
+        let read: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let expected = serde_json::json!({
+            "ts": 1_795_432_100.123456,
+            "level": "warn",
+            "logger": "services::join_service",
+            "msg": message.trim_end(),
+            "uptime": 12.345678,
+        });
+        assert_eq!(read, expected);
+    }
+
+    #[test]
     fn libraries_log_only_warnings_and_errors() {
         let logger = Stderr {
             level: LevelFilter::Debug,
+            format: Format::Text,
         };
         fn is_enabled(logger: &Stderr, target: &str, level: Level) -> bool {
             logger.enabled(&Metadata::builder().target(target).level(level).build())

@@ -102,10 +102,10 @@ pub fn main(
     ExitCode::from(code)
 }
 
-/// Prepares the `main` of a service before it starts a thread: starts the log at `level`, protects
-/// the memory of the process, and blocks the signals that stop the service until it waits for them.
-pub fn prepare_service(level: LevelFilter) -> Result<StopSignals, Failure> {
-    logger::init(level);
+/// Prepares the `main` of a service before it starts a thread: starts the log at `level` in this
+/// format, protects the memory of the process, and blocks the signals that stop the service until it waits for them.
+pub fn prepare_service(level: LevelFilter, format: logger::Format) -> Result<StopSignals, Failure> {
+    logger::init(level, format);
     process::keep_memory_private().map_err(|error| {
         Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
     })?;

@@ -76,7 +76,7 @@ pub fn help() -> String {
 
 /// Runs the command that the arguments name.
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
-    logger::init(LevelFilter::Warn);
+    logger::init(LevelFilter::Warn, logger::Format::Text);
     // the master secret is in this process's memory
     process::keep_memory_private().map_err(|error| {
         Failure::failed(format!("cannot keep memory out of core dumps: {error}"))

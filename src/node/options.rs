@@ -38,6 +38,7 @@ pub fn help() -> String {
   --require strong     refuses join services that prove nothing, as those of the old form
   --events PATH        also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)
   --debug              log at debug level
+  --log-format FORMAT  text, or json: one object a line with ts, level, logger, msg, uptime  [text]
   -h, --help           print this text
 "
     )
@@ -64,6 +65,7 @@ pub struct Options {
     events: Option<PathBuf>,
     services: service_trust::Settings,
     debug: bool,
+    log_format: logger::Format,
 }
 
 impl Options {
@@ -83,6 +85,7 @@ impl Options {
             events: None,
             services: service_trust::Settings::default(),
             debug: false,
+            log_format: logger::Format::default(),
         }
     }
 
@@ -128,6 +131,9 @@ impl Options {
                     }
                 },
                 "debug" => self.debug = true,
+                "log-format" => {
+                    self.log_format = program::parsed("log-format", arguments.value()?)?;
+                }
                 _ if more(&name, &mut arguments)? => {}
                 _ => return Err(Failure::Usage(format!("invalid option '--{name}'"))),
             }
@@ -158,11 +164,11 @@ impl Options {
 
     /// Starts the log.
     pub fn start_log(&self) {
-        logger::init(if self.debug {
-            LevelFilter::Debug
-        } else {
-            LevelFilter::Info
-        });
+        let level = match self.debug {
+            true => LevelFilter::Debug,
+            false => LevelFilter::Info,
+        };
+        logger::init(level, self.log_format);
     }
 
     /// Returns the TPM and the issuer that attests this machine with it.

@@ -33,7 +33,7 @@ struct Setting {
 }
 
 /// The options that are settings. The paths by which the initrd and the booted system find each other are not among them.
-const SETTINGS: [Setting; 15] = [
+const SETTINGS: [Setting; 16] = [
     both("csp"),
     both("variant"),
     both("metadata"),
@@ -44,6 +44,7 @@ const SETTINGS: [Setting; 15] = [
     both("service-policy"),
     both("require"),
     both("events"),
+    both("log-format"),
     only(Program::Unlock, "timeout"),
     only(Program::Unlock, "onfail"),
     only(Program::Bootstrapper, "components"),

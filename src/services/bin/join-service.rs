@@ -64,6 +64,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --migrate-until DATE           also open disks without a record, such as those of the old system, through the end of
                                  this day in UTC; for example 2027-01-31 [off]
   --pki DIR                      directory with the cluster's CA and the files for control planes [/etc/kubernetes/pki]
+  --log-format FORMAT            text, or json: one object a line with ts, level, logger, msg, uptime [text]
   -v LEVEL                       -1 debug, 0 info, 1 warnings, 2 errors [0]
   -h, --help                     print this help
       --version                  print the version
@@ -89,7 +90,7 @@ fn optional(name: &str, address: OsString) -> Result<Option<SocketAddr>, Failure
 }
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
-    let mut verbosity = 0;
+    let (mut verbosity, mut log_format) = (0, logger::Format::default());
     let mut keys = Flags::default();
     let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), proto::join::PORT);
     let (mut health, mut metrics) = (None, None);
@@ -136,6 +137,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
                 }
             }
             Long("pki") => pki_dir = args.value()?.into(),
+            Long("log-format") => log_format = program::parsed("log-format", args.value()?)?,
             Short('v') => verbosity = program::parsed("v", args.value()?)?,
             Long("help") | Short('h') => return Err(Failure::Help),
             Long("version") => return Err(Failure::Version),
@@ -146,7 +148,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         return Err(Failure::Usage("--verification: it needs --evidence".into()));
     }
     let variant = Variant::named(&variant).map_err(Failure::failed)?;
-    let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
+    let signals = program::prepare_service(logger::level_of_verbosity(verbosity), log_format)?;
     // The chart passes each of its options, and an empty value means that the option is not set.
     let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
     let metadata = (!cloud.is_empty())

@@ -77,6 +77,7 @@ Usage: key-service [OPTION]..
   --health ADDRESS:PORT  the address of a plaintext gRPC health server; with token and any, the port of the keys
                          answers health checks too [none]
   --metrics ADDRESS:PORT the address of an HTTP server for Prometheus' metrics, path /metrics [none]
+  --log-format FORMAT    text, or json: one object a line with ts, level, logger, msg, uptime [text]
   -v LEVEL               -1 debug, 0 info, 1 warnings, 2 errors [0]
   -h, --help             print this help
       --version          print the version
@@ -96,7 +97,7 @@ fn main() -> ExitCode {
 }
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
-    let mut verbosity = 0;
+    let (mut verbosity, mut log_format) = (0, logger::Format::default());
     let (mut how, mut listen, mut port): (Option<String>, Option<SocketAddr>, Option<u16>) =
         (None, None, None);
     let mut config_dir = PathBuf::from(key_service::CONFIG_DIR);
@@ -135,6 +136,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("kubeconfig") => kubeconfig = Some(args.value()?.into()),
             Long("health") => config.health = Some(program::parsed("health", args.value()?)?),
             Long("metrics") => config.metrics = Some(program::parsed("metrics", args.value()?)?),
+            Long("log-format") => log_format = program::parsed("log-format", args.value()?)?,
             Short('v') => verbosity = program::parsed("v", args.value()?)?,
             Long("help") | Short('h') => return Err(Failure::Help),
             Long("version") => return Err(Failure::Version),
@@ -187,7 +189,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         };
         config.api = Some(Box::new(api.map_err(Failure::failed)?));
     }
-    let signals = program::prepare_service(logger::level_of_verbosity(verbosity))?;
+    let signals = program::prepare_service(logger::level_of_verbosity(verbosity), log_format)?;
     let secret = match wrapped {
         Some(file) => MasterSecret::Wrapped(file),
         None => MasterSecret::Files { key, salt },
