@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api test-kms h2spec proto fuzz check-deps deb reproducible reproducible-image deny
+.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api test-kms h2spec proto fuzz check-deps deb reproducible reproducible-image deny docs
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -89,3 +89,6 @@ reproducible-image: build ## check that two builds of the image of mkosi in diff
 
 deny: setup ## check licenses, bans and sources of all crates
 	@tools/deny.sh
+
+docs: ## make a book of the documents: target/book/html/index.html; it needs no network to be read
+	@tools/docs.sh

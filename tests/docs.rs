@@ -1,0 +1,444 @@
+//! The documents against the repository and the programs: each page is in the book, each link leads somewhere, each command line in a
+//! block of code exists.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+use support::ROOT;
+use support::program::built;
+
+/// A page: its path in the repository, and its text.
+struct Page {
+    path: PathBuf,
+    text: String,
+}
+
+/// A line of a page.
+enum Line<'a> {
+    /// A line of text, not of a block of code.
+    Text(&'a str),
+    /// A line of a block of code.
+    Code(&'a str),
+}
+
+impl Page {
+    fn read(path: &Path) -> Page {
+        let text = fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
+        Page {
+            path: path.to_owned(),
+            text,
+        }
+    }
+
+    /// Returns the lines without the fences of blocks of code, and without diagrams.
+    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
+        // the language of the present block
+        let mut block = None;
+        self.text.lines().filter_map(move |line| {
+            let fence = line.trim_start().strip_prefix("```");
+            match (block, fence) {
+                (None, Some(language)) => block = Some(language),
+                (Some(_), Some(_)) => block = None,
+                (None, None) => return Some(Line::Text(line)),
+                (Some("mermaid"), None) => {}
+                (Some(_), None) => return Some(Line::Code(line)),
+            }
+            None
+        })
+    }
+
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        self.lines().filter_map(|line| match line {
+            Line::Text(line) => Some(line),
+            Line::Code(_) => None,
+        })
+    }
+
+    /// Returns the names by which a link reaches a heading, as GitHub and mdBook make them.
+    fn anchors(&self) -> BTreeSet<String> {
+        let mut count: HashMap<String, usize> = HashMap::new();
+        let headings = self.texts().filter(|line| line.starts_with('#'));
+        headings
+            .map(|line| {
+                let heading = line.trim_start_matches('#').trim();
+                let name: String = without_links(heading)
+                    .to_lowercase()
+                    .chars()
+                    .filter(|char| char.is_alphanumeric() || " -_".contains(*char))
+                    .map(|char| if char == ' ' { '-' } else { char })
+                    .collect();
+                let count = count.entry(name.clone()).or_default();
+                *count += 1;
+                match *count {
+                    1 => name,
+                    number => format!("{name}-{}", number - 1),
+                }
+            })
+            .collect()
+    }
+
+    /// Returns the targets of the links.
+    fn links(&self) -> Vec<String> {
+        let text: String = self.texts().map(|line| without_code(line) + "\n").collect();
+        let mut links: Vec<String> = text
+            .split("](")
+            .skip(1)
+            .map(|rest| rest.split(')').next().unwrap().to_owned())
+            .collect();
+        let named = text.lines().filter(|line| line.starts_with('['));
+        links.extend(named.filter_map(|line| Some(line.split_once("]: ")?.1.trim().to_owned())));
+        links
+    }
+
+    /// Returns the command lines in blocks of code, and those that are pieces of code in the text, without the prompt. A line that ends with a
+    /// backslash goes on in the next one.
+    fn command_lines(&self) -> Vec<String> {
+        let mut found = vec![];
+        let mut begun = String::new();
+        for line in self.lines() {
+            match line {
+                Line::Code(line) => {
+                    let line = line.trim();
+                    begun += line.strip_prefix("$ ").unwrap_or(line);
+                    match begun.strip_suffix('\\') {
+                        Some(rest) => begun = rest.to_owned(),
+                        None => found.push(std::mem::take(&mut begun)),
+                    }
+                }
+                Line::Text(line) => {
+                    found.extend(line.split('`').skip(1).step_by(2).map(str::to_owned));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Returns a line without its pieces of code.
+fn without_code(line: &str) -> String {
+    line.split('`').step_by(2).collect()
+}
+
+/// Returns a heading with the text of a link in place of the link.
+fn without_links(heading: &str) -> String {
+    let mut text = String::new();
+    let mut rest = heading;
+    while let Some((before, after)) = rest.split_once("](") {
+        text += before;
+        rest = after.split_once(')').map_or("", |(_, rest)| rest);
+    }
+    text + rest
+}
+
+/// Returns the paths of all files of the repository below `folder` whose names end with one of `ends`.
+fn files(folder: &str, ends: &[&str]) -> Vec<PathBuf> {
+    let mut files = vec![];
+    for entry in fs::read_dir(Path::new(ROOT).join(folder)).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let path = Path::new(folder).join(&name);
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() && name != "target" && !name.starts_with('.') {
+            files.extend(self::files(path.to_str().unwrap(), ends));
+        } else if kind.is_file() && ends.iter().any(|end| name.ends_with(end)) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}
+
+fn pages() -> Vec<Page> {
+    files("", &[".md"])
+        .iter()
+        .map(|path| Page::read(path))
+        .collect()
+}
+
+/// Returns the path in the repository to which a link of a page leads, or `None` if it leads out of the repository.
+fn target(page: &Path, link: &str) -> Option<PathBuf> {
+    let mut path: Vec<&str> = vec![];
+    let link = page.parent().unwrap().join(link);
+    for part in link.components() {
+        match part {
+            Component::ParentDir => drop(path.pop()?),
+            Component::Normal(name) => path.push(name.to_str().unwrap()),
+            _ => {}
+        }
+    }
+    Some(path.iter().collect())
+}
+
+fn no_faults(faults: &[String]) {
+    assert!(
+        faults.is_empty(),
+        "{} faults:\n{}",
+        faults.len(),
+        faults.join("\n")
+    );
+}
+
+#[test]
+fn each_page_is_in_the_book_once() {
+    let summary = Page::read(Path::new("docs/SUMMARY.md"));
+    let mut listed: Vec<PathBuf> = summary
+        .links()
+        .iter()
+        .map(|link| target(&summary.path, link).unwrap())
+        .collect();
+    listed.sort();
+    let mut pages = files("docs", &[".md"]);
+    pages.retain(|page| *page != summary.path);
+    for page in [
+        "README",
+        "CHANGELOG",
+        "CONTRIBUTING",
+        "SECURITY",
+        "SPECIFICATION",
+    ] {
+        pages.push(Path::new(page).with_extension("md"));
+    }
+    pages.sort();
+    assert_eq!(listed, pages);
+}
+
+#[test]
+fn each_link_leads_to_a_file_and_a_heading() {
+    let pages = pages();
+    let anchors: HashMap<&Path, BTreeSet<String>> = pages
+        .iter()
+        .map(|page| (&*page.path, page.anchors()))
+        .collect();
+    let mut faults = vec![];
+    let mut checked = 0;
+    for page in &pages {
+        for link in page.links() {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            checked += 1;
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = match path {
+                "" => Some(page.path.clone()),
+                path => target(&page.path, path),
+            };
+            let is_there = target.is_some_and(|target| {
+                Path::new(ROOT).join(&target).exists()
+                    && (anchor.is_empty()
+                        || anchors.get(&*target).is_some_and(|it| it.contains(anchor)))
+            });
+            if !is_there {
+                faults.push(format!("{}: {link}", page.path.display()));
+            }
+        }
+    }
+    no_faults(&faults);
+    assert!(checked > 150, "{checked} links");
+}
+
+/// Messages, comments, scripts and the chart name pages: `docs/boot.md#the-clock`.
+#[test]
+fn each_page_that_a_source_names_is_there() {
+    let mut faults = vec![];
+    let mut checked = 0;
+    let mut named = files(
+        "",
+        &[
+            ".rs", ".sh", ".py", ".yaml", ".toml", ".txt", ".conf", ".service",
+        ],
+    );
+    named.push("Makefile".into());
+    for path in named {
+        let text = fs::read_to_string(Path::new(ROOT).join(&path)).unwrap();
+        for (start, _) in text.match_indices("docs/") {
+            let is_other = text[..start]
+                .ends_with(|char: char| "/.-_".contains(char) || char.is_alphanumeric());
+            let rest = &text[start..];
+            let end = rest.find(|char: char| !(char.is_alphanumeric() || "/._-#".contains(char)));
+            let name = rest[..end.unwrap_or(rest.len())].trim_end_matches('.');
+            let (page, anchor) = name.split_once('#').unwrap_or((name, ""));
+            if is_other || !page.ends_with(".md") {
+                continue;
+            }
+            checked += 1;
+            let is_there = Path::new(ROOT).join(page).exists()
+                && (anchor.is_empty() || Page::read(Path::new(page)).anchors().contains(anchor));
+            if !is_there {
+                faults.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    no_faults(&faults);
+    assert!(checked > 10, "{checked} names");
+}
+
+/// Returns the words of a line as a shell reads them, one list for each command. A word of `…`, `..` or `#` and what follows are left out.
+fn commands(line: &str) -> Vec<Vec<String>> {
+    let mut commands = vec![vec![]];
+    let mut word = String::new();
+    let mut quote = None;
+    for char in line.chars().chain([' ']) {
+        match (quote, char) {
+            (Some(open), char) if open == char => quote = None,
+            (Some(_), char) => word.push(char),
+            (None, '\'' | '"') => quote = Some(char),
+            (None, '#') if word.is_empty() => break,
+            (None, '|' | ';' | '&' | '(' | ')' | ' ') => {
+                if !word.is_empty() {
+                    commands.last_mut().unwrap().push(std::mem::take(&mut word));
+                }
+                if char != ' ' {
+                    commands.push(vec![]);
+                }
+            }
+            (None, char) => word.push(char),
+        }
+    }
+    commands
+}
+
+/// Returns what a program prints.
+fn help(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(built(program)).args(arguments).output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
+/// Returns the options that a help text has.
+fn options(help: &str) -> BTreeSet<String> {
+    help.split(|char: char| !(char.is_alphanumeric() || char == '-'))
+        .filter(|word| word.starts_with('-'))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The programs' own help, by the words that ask for it: `firstlight`, `firstlight init`, `unlock`.
+struct Programs(HashMap<String, BTreeSet<String>>);
+
+impl Programs {
+    fn ask() -> Programs {
+        let mut programs = HashMap::new();
+        for program in [
+            "firstlight",
+            "unlock",
+            "bootstrapper",
+            "join-service",
+            "key-service",
+        ] {
+            programs.insert(program.to_owned(), options(&help(program, &["--help"])));
+        }
+        let text = help("firstlight", &["--help"]);
+        let names = text.lines().skip_while(|line| *line != "Commands:").skip(1);
+        for line in names.take_while(|line| !line.is_empty()) {
+            let name = line.split_whitespace().next().unwrap();
+            let text = help("firstlight", &[name, "--help"]);
+            programs.insert(format!("firstlight {name}"), options(&text));
+        }
+        Programs(programs)
+    }
+
+    /// Returns what is wrong with a command line of one of the programs, and nothing if it is another program's.
+    fn fault(&self, program: &str, words: &[String]) -> Option<Option<String>> {
+        let program = program.rsplit('/').next().unwrap();
+        // `firstlight .. --offline`: whatever the command
+        let words = words
+            .iter()
+            .position(|word| word == "..")
+            .map_or(words, |at| &words[..at]);
+        let mut known = self.0.get(program)?;
+        let is_word = |word: &&String| word.starts_with(|char: char| char.is_ascii_lowercase());
+        if let Some(command) = words
+            .first()
+            .filter(is_word)
+            .filter(|_| program == "firstlight")
+        {
+            // `help` has the name of a command as its operand
+            match self.0.get(&format!("firstlight {command}")) {
+                Some(options) => known = options,
+                None if ["help", "version"].contains(&command.as_str()) => {}
+                None => return Some(Some(format!("there is no command {command}"))),
+            }
+        }
+        let is_option = |word: &&str| {
+            word.len() > 1
+                && word.starts_with('-')
+                && !word[1..].starts_with(|char: char| char.is_ascii_digit())
+        };
+        let unknown = words
+            .iter()
+            .map(|word| word.split(['=', '…']).next().unwrap())
+            .filter(is_option)
+            .find(|word| !known.contains(*word));
+        Some(unknown.map(|option| format!("there is no option {option}")))
+    }
+}
+
+#[test]
+fn each_command_line_is_one_of_the_programs_or_of_make() {
+    let makefile = fs::read_to_string(Path::new(ROOT).join("Makefile")).unwrap();
+    let targets: BTreeSet<&str> = makefile
+        .lines()
+        .filter_map(|line| Some(line.split_once(':')?.0))
+        .collect();
+    let programs = Programs::ask();
+    let mut faults = vec![];
+    let mut checked = 0;
+    for page in &pages() {
+        for line in page.command_lines() {
+            for words in commands(&line) {
+                // variables of the environment stand before the program
+                let is_before = |word: &&String| {
+                    word.contains('=') || ["sudo", "exec", "time"].contains(&word.as_str())
+                };
+                let before = words.iter().take_while(is_before).count();
+                let Some((program, words)) = words[before..].split_first() else {
+                    continue;
+                };
+                let fault = if program == "make" {
+                    let is_target = |word: &&String| {
+                        !word.contains('=') && !word.chars().all(char::is_uppercase)
+                    };
+                    let unknown = words
+                        .iter()
+                        .filter(is_target)
+                        .find(|word| !targets.contains(&***word));
+                    unknown.map(|target| format!("make has no target {target}"))
+                } else if let Some(fault) = programs.fault(program, words) {
+                    fault
+                } else {
+                    continue;
+                };
+                checked += 1;
+                faults
+                    .extend(fault.map(|fault| format!("{}: {line}: {fault}", page.path.display())));
+            }
+        }
+    }
+    no_faults(&faults);
+    assert!(checked > 100, "{checked} command lines");
+}
+
+/// The test of command lines sees what it is for.
+#[test]
+fn an_unknown_command_option_or_target_is_a_fault() {
+    let programs = Programs::ask();
+    let fault = |line: &str| {
+        let words = commands(line).remove(0);
+        let (program, words) = words.split_first().unwrap();
+        programs.fault(program, words)
+    };
+    assert_eq!(
+        fault("firstlight status 10.0.0.1 --policy p.json  # --nothing"),
+        Some(None)
+    );
+    assert_eq!(fault("target/dist/unlock --initrd"), Some(None));
+    assert_eq!(fault("kubectl get --nothing"), None);
+    for line in [
+        "firstlight recovr",
+        "firstlight init --share x",
+        "unlock --nothing=1",
+    ] {
+        assert!(matches!(fault(line), Some(Some(_))), "{line}");
+    }
+}
