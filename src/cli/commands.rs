@@ -3,8 +3,8 @@
 use super::output::{OUTPUT, Output};
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
-    ATTESTATION_REFUSED, UNREACHABLE, apply, completions, explain, hash_secret, init, man, measure,
-    metadata, recover, roots, share, ssh, status, timeline, verify, wrap,
+    ATTESTATION_REFUSED, UNREACHABLE, apply, completions, components, explain, hash_secret, init,
+    man, measure, metadata, recover, roots, share, ssh, status, timeline, verify, wrap,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -25,6 +25,7 @@ pub const PROGRAM: Program = Program {
         MEASURE,
         ROOTS,
         COLLATERAL,
+        COMPONENTS,
         METADATA_SERVICE,
         HASH_SECRET,
         SHARE,
@@ -122,8 +123,8 @@ const INIT: Command = Command {
         Opt::value(
             "components",
             Value::File,
-            "the list of programs that the node installs first (JSON: url, hash, install_path, extract); the default exists \
-             for v1.31.13 and v1.32.9",
+            "the list of programs that the node installs first, as `firstlight components` makes it; the default exists for \
+             v1.31.13 and v1.32.9",
         ),
         Opt::value("service-cidr", Value::Text("NETWORK"), "the services' addresses; by default 10.96.0.0/12"),
         Opt::value("pod-cidr", Value::Text("NETWORK"), "the pods' addresses; by default the network plugin chooses them"),
@@ -702,6 +703,59 @@ const COLLATERAL: Command = Command {
         "firstlight collateral evidence.json --pcs https://pccs.example.com:8081 --collateral-ca pccs.pem",
     ],
     run: |given| super::collateral::run(&super::collateral_options(given)?),
+};
+
+const COMPONENTS: Command = Command {
+    name: "components",
+    summary: "list the programs of a version of Kubernetes, with their hashes, for the nodes",
+    about: &[
+        "Prints the list that `firstlight init --components` takes (JSON). The hashes of kubelet, kubeadm and kubectl, and the digests \
+         of the control plane's images, are those that Kubernetes publishes now. Read the list, and keep it: nodes install nothing \
+         with another hash.",
+        "With --check it checks a list without a network, as a node will: each entry has a hash and a permitted place. With --files it \
+         also compares downloaded files with their hashes.",
+    ],
+    operand: Some(Operand {
+        value: Value::Text("VERSION"),
+        is_needed: false,
+        help: "the version of Kubernetes, as v1.34.4",
+    }),
+    options: &[
+        Opt::value(
+            "etcd",
+            Value::Text("TAG"),
+            "the tag of etcd's image, as 3.6.4-0, whose digest is pinned then; `kubeadm config images list` names it",
+        ),
+        Opt::value(
+            "downloads",
+            Value::Text("URL"),
+            "the server of Kubernetes' programs, or a mirror of it, from which the nodes download them too",
+        )
+        .or(components::DOWNLOADS),
+        Opt::value(
+            "registry",
+            Value::Text("URL"),
+            "the registry of Kubernetes' images, which is asked for their digests",
+        )
+        .or(components::REGISTRY),
+        Opt::value(
+            "ca",
+            Value::File,
+            "the authorities of these servers' certificates (PEM); without it, those of this machine",
+        ),
+        Opt::value("check", Value::File, "check this list, and make none"),
+        Opt::value(
+            "files",
+            Value::File,
+            "with --check: a folder with downloaded files of the list",
+        ),
+        TIMEOUT.or("2m"),
+    ],
+    examples: &[
+        "firstlight components v1.34.4 --etcd 3.6.4-0 > components.json",
+        "firstlight components --check components.json --files ./downloads",
+    ],
+    run: |given| components::run(&super::components_options(given)?),
 };
 
 const METADATA_SERVICE: Command = Command {

@@ -481,6 +481,38 @@ fn explain_options(given: &Given) -> Result<explain::Options, Failure> {
     })
 }
 
+fn components_options(given: &Given) -> Result<components::Options, Failure> {
+    let optional = |name: &str| given.value(name).map(Into::into);
+    let action = match (given.has_operand(), given.has("check")) {
+        (true, false) => {
+            let version = given.operand()?;
+            components::Action::Make {
+                version: version
+                    .parse()
+                    .map_err(|error| Failure::Usage(format!("{error}")))?,
+                servers: components::Servers {
+                    downloads: given.text("downloads")?,
+                    registry: given.text("registry")?,
+                    etcd: given.value("etcd").map(program::text).transpose()?,
+                    authorities: optional("ca"),
+                },
+            }
+        }
+        (false, true) => components::Action::Check {
+            list: given.path("check"),
+            files: optional("files"),
+        },
+        _ => {
+            let text = "give either a VERSION, whose list is made, or --check FILE";
+            return Err(Failure::Usage(text.into()));
+        }
+    };
+    Ok(components::Options {
+        action,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
 fn timeline_options(given: &Given) -> Result<timeline::Options, Failure> {
     Ok(timeline::Options {
         record: given.operand()?.into(),

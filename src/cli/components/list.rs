@@ -7,15 +7,16 @@ use std::path::Path;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::files;
+use crate::files;
 use proto::components::Component;
 
-#[derive(Deserialize)]
+/// A component in the file of a list.
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+pub struct Entry {
     url: String,
     #[serde(default)]
     hash: String,
@@ -24,17 +25,19 @@ struct Entry {
     extract: bool,
 }
 
-/// Returns the list in `file`, or without a file the known list for the version. An error is a sentence.
-pub fn of(version: &str, file: Option<&Path>) -> Result<Vec<Component>, String> {
-    let Some(path) = file else {
-        return known(version).ok_or_else(|| {
-            let known: Vec<_> = RELEASES.iter().map(|release| release.version).collect();
-            format!(
-                "the components of Kubernetes {version} are unknown; known are those of {}: give a list with --components",
-                known.join(" and ")
-            )
-        });
-    };
+impl From<Component> for Entry {
+    fn from(component: Component) -> Entry {
+        Entry {
+            url: component.url,
+            hash: component.hash,
+            install_path: component.install_path,
+            extract: component.extract,
+        }
+    }
+}
+
+/// Returns the list in a file. An error is a sentence.
+pub fn read(path: &Path) -> Result<Vec<Component>, String> {
     let content = files::read(path).map_err(|error| error.to_string())?;
     let entries: Vec<Entry> = serde_json::from_slice(&content)
         .map_err(|error| format!("{}: not a list of components: {error}", path.display()))?;
@@ -42,6 +45,21 @@ pub fn of(version: &str, file: Option<&Path>) -> Result<Vec<Component>, String> 
         .into_iter()
         .map(|it| component(&it.url, &it.hash, &it.install_path, it.extract))
         .collect())
+}
+
+/// Returns the list in `file`, or without a file the known list for the version. An error is a sentence.
+pub fn of(version: &str, file: Option<&Path>) -> Result<Vec<Component>, String> {
+    let Some(path) = file else {
+        return known(version).ok_or_else(|| {
+            let known: Vec<_> = RELEASES.iter().map(|release| release.version).collect();
+            format!(
+                "the components of Kubernetes {version} are not built in, only those of {}: make a list by `firstlight components \
+                 {version} > components.json`, and give it with --components",
+                known.join(" and ")
+            )
+        });
+    };
+    read(path)
 }
 
 /// A release with the SHA-256 hashes that the old system pins (amd64).
@@ -76,6 +94,8 @@ const RELEASES: [Release; 2] = [
         scheduler: "50c49520dbd0e8b4076b6a5c77d8014df09ea3d59a73e8bafd2678d51ebb92d5",
     },
 ];
+/// The server of Kubernetes' programs (kubernetes.io, "Download Kubernetes").
+pub const DOWNLOADS: &str = "https://dl.k8s.io";
 const CNI_PLUGINS: (&str, &str) = (
     "https://github.com/containernetworking/plugins/releases/download/v1.8.0/cni-plugins-linux-amd64-v1.8.0.tgz",
     "ab3bda535f9d90766cccc90d3dddb5482003dd744d7f22bcf98186bf8eea8be6",
@@ -89,19 +109,10 @@ const ETCD: &str =
 
 fn known(version: &str) -> Option<Vec<Component>> {
     let release = RELEASES.iter().find(|release| release.version == version)?;
-    let program = |name: &str, sha256: &str| {
-        let url = format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}");
-        component(
-            &url,
-            &hash(sha256),
-            &format!("/run/state/bin/{name}"),
-            false,
-        )
-    };
+    let program = |name: &str, sha256: &str| program(DOWNLOADS, version, name, sha256);
     let image = |name: &str, digest: &str| patch(name, &format!("{version}@sha256:{digest}"));
-    Some(vec![
-        component(CNI_PLUGINS.0, &hash(CNI_PLUGINS.1), "/opt/cni/bin", true),
-        component(CRICTL.0, &hash(CRICTL.1), "/run/state/bin", true),
+    let mut list = of_every_version();
+    list.extend([
         program("kubelet", release.kubelet),
         program("kubeadm", release.kubeadm),
         program("kubectl", release.kubectl),
@@ -109,7 +120,23 @@ fn known(version: &str) -> Option<Vec<Component>> {
         image("kube-controller-manager", release.controller_manager),
         image("kube-scheduler", release.scheduler),
         patch("etcd", ETCD),
-    ])
+    ]);
+    Some(list)
+}
+
+/// Returns the components that do not depend on the version of Kubernetes.
+pub fn of_every_version() -> Vec<Component> {
+    vec![
+        component(CNI_PLUGINS.0, &hash(CNI_PLUGINS.1), "/opt/cni/bin", true),
+        component(CRICTL.0, &hash(CRICTL.1), "/run/state/bin", true),
+    ]
+}
+
+/// Returns a program of Kubernetes.
+pub fn program(downloads: &str, version: &str, name: &str, sha256: &str) -> Component {
+    let url = format!("{downloads}/{version}/bin/linux/amd64/{name}");
+    let place = format!("/run/state/bin/{name}");
+    component(&url, &hash(sha256), &place, false)
 }
 
 fn hash(sha256: &str) -> String {
@@ -117,7 +144,7 @@ fn hash(sha256: &str) -> String {
 }
 
 /// Returns a patch (RFC 6902) of kubeadm's manifest, which pins the image by its digest.
-fn patch(name: &str, tag: &str) -> Component {
+pub fn patch(name: &str, tag: &str) -> Component {
     let image = format!("registry.k8s.io/{name}:{tag}");
     let patch =
         json!([{"op": "replace", "path": "/spec/containers/0/image", "value": image}]).to_string();
@@ -155,7 +182,8 @@ mod tests {
         }
         let error = of("v1.33.1", None).err().unwrap();
         assert!(
-            error.contains("v1.31.13 and v1.32.9") && error.contains("--components"),
+            error.contains("v1.31.13 and v1.32.9")
+                && error.contains("`firstlight components v1.33.1 > components.json`"),
             "{error}"
         );
     }

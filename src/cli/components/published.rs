@@ -1,0 +1,181 @@
+//! The components of a version of Kubernetes, from what its project publishes: the SHA-256 of each program, and the digest of each
+//! image.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ring::digest::{SHA256, digest};
+use ureq::Agent;
+use ureq::http::{Response, StatusCode};
+use ureq::tls::{Certificate, TlsConfig};
+
+use super::list::{of_every_version, patch, program};
+use crate::UNREACHABLE;
+use crate::progress::Progress;
+use crate::state::hex;
+use base::program::Failure;
+use kubernetes::parameters::Version;
+use proto::components::Component;
+
+/// The registry of Kubernetes' images.
+pub const REGISTRY: &str = "https://registry.k8s.io";
+/// The programs that a node needs.
+const PROGRAMS: [&str; 3] = ["kubelet", "kubeadm", "kubectl"];
+/// The images of a control plane whose tag is the version.
+const IMAGES: [&str; 3] = [
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
+/// The media types of a list of images, one for each architecture.
+const INDEX: &str = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
+/// Maximum bytes of an answer; an index has about 2 KB.
+const MAX_ANSWER: u64 = 1 << 20;
+/// Both servers send a client to another one, once or twice.
+const REDIRECTS: u32 = 5;
+
+/// Where the components are published.
+#[derive(Debug)]
+pub struct Servers {
+    /// The server of the programs: `https://HOST[:PORT][/PATH]`.
+    pub downloads: String,
+    /// The server of the images.
+    pub registry: String,
+    /// The tag of etcd's image, as `3.6.4-0`; without it, kubeadm's own choice, which no digest pins.
+    pub etcd: Option<String>,
+    /// The authorities of the servers' certificates (PEM); without a file, those of this machine.
+    pub authorities: Option<PathBuf>,
+}
+
+/// Returns the list for a version.
+pub fn list(
+    version: &Version,
+    servers: &Servers,
+    timeout: Duration,
+) -> Result<Vec<Component>, Failure> {
+    let (version, progress) = (version.to_string(), Progress::on_stderr());
+    let client = Client::new(servers, Instant::now() + timeout)?;
+    let mut list = of_every_version();
+    for name in PROGRAMS {
+        let url = format!(
+            "{}/{version}/bin/linux/amd64/{name}.sha256",
+            servers.downloads
+        );
+        progress.phase(format!("asking for {url}"));
+        let sha256 = client.sha256_at(&url)?;
+        list.push(program(&servers.downloads, &version, name, &sha256));
+    }
+    let images = IMAGES.map(|name| (name, version.as_str()));
+    let etcd = servers.etcd.as_deref().map(|tag| ("etcd", tag));
+    for (name, tag) in images.into_iter().chain(etcd) {
+        let url = format!("{}/v2/{name}/manifests/{tag}", servers.registry);
+        progress.phase(format!("asking for {url}"));
+        let digest = client.digest_of(&url)?;
+        list.push(patch(name, &format!("{tag}@sha256:{digest}")));
+    }
+    if servers.etcd.is_none() {
+        progress.line(
+            "etcd: kubeadm chooses the image, and no digest pins it; --etcd TAG does (`kubeadm config images list` names the tag)",
+        );
+    }
+    Ok(list)
+}
+
+struct Client {
+    agent: Agent,
+    deadline: Instant,
+}
+
+impl Client {
+    fn new(servers: &Servers, deadline: Instant) -> Result<Client, Failure> {
+        for url in [&servers.downloads, &servers.registry] {
+            if !url.starts_with("https://") || url.ends_with('/') {
+                return Err(Failure::Usage(format!(
+                    "{url:?}: expected https://HOST[:PORT][/PATH]"
+                )));
+            }
+        }
+        let file = servers.authorities.as_deref();
+        let authorities = tls::web_authorities(file).map_err(Failure::failed)?;
+        let authorities = authorities
+            .iter()
+            .map(|der| Certificate::from_der(der).to_owned());
+        let tls = TlsConfig::builder()
+            .root_certs(authorities.collect::<Vec<_>>().into())
+            .unversioned_rustls_crypto_provider(tls::provider());
+        let config = Agent::config_builder()
+            .tls_config(tls.build())
+            .https_only(true)
+            .max_redirects(REDIRECTS)
+            .http_status_as_error(false)
+            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
+        Ok(Client {
+            agent: config.build().into(),
+            deadline,
+        })
+    }
+
+    /// Returns the SHA-256 that the file at `url` has, as 64 hexadecimal digits.
+    fn sha256_at(&self, url: &str) -> Result<String, Failure> {
+        let body = self.get(url, "text/plain, application/octet-stream")?;
+        let text = String::from_utf8_lossy(&body);
+        // some files have a name after the hash, as sha256sum prints it
+        let hash = text.split_whitespace().next().unwrap_or_default();
+        match hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            true => Ok(hash.to_owned()),
+            false => Err(Failure::failed(format!(
+                "{url}: expected a SHA-256 of 64 hexadecimal digits, got {:?}",
+                text.chars().take(80).collect::<String>()
+            ))),
+        }
+    }
+
+    /// Returns the digest of the image index at `url`: the SHA-256 of its bytes (OCI Image Format Specification, "Digests").
+    fn digest_of(&self, url: &str) -> Result<String, Failure> {
+        let body = self.get(url, INDEX)?;
+        let index: serde_json::Value = serde_json::from_slice(&body)
+            .map_err(|error| Failure::failed(format!("{url}: not an image index: {error}")))?;
+        if !index["manifests"].is_array() {
+            return Err(Failure::failed(format!(
+                "{url}: not an image index: it has no manifests"
+            )));
+        }
+        Ok(hex(digest(&SHA256, &body).as_ref()))
+    }
+
+    fn get(&self, url: &str, types: &str) -> Result<Vec<u8>, Failure> {
+        let unreachable =
+            |error: &dyn std::fmt::Display| Failure::Failed(UNREACHABLE, format!("{url}: {error}"));
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let request = self
+            .agent
+            .get(url)
+            .header("Accept", types)
+            .config()
+            .timeout_global(Some(left))
+            .build();
+        let mut response: Response<ureq::Body> =
+            request.call().map_err(|error| unreachable(&error))?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::NOT_FOUND => {
+                return Err(Failure::failed(format!(
+                    "{url}: not published (status 404): is it a released version?"
+                )));
+            }
+            status => return Err(unreachable(&format_args!("status {status}"))),
+        }
+        let mut body = Vec::new();
+        let mut reader = response.body_mut().as_reader().take(MAX_ANSWER + 1);
+        reader
+            .read_to_end(&mut body)
+            .map_err(|error| unreachable(&error))?;
+        match body.len() as u64 {
+            0..=MAX_ANSWER => Ok(body),
+            _ => Err(Failure::failed(format!(
+                "{url}: the answer has more than {MAX_ANSWER} bytes"
+            ))),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! `firstlight components`: the list of a version, from servers as those of Kubernetes, and its check.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const VERSION: &str = "v1.34.4";
+
+/// The servers, each below a path of one server, with what they publish in a folder.
+struct Published {
+    server: Child,
+    url: String,
+    folder: TempDir,
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+impl Published {
+    fn start() -> Published {
+        let folder = tempfile::tempdir().unwrap();
+        let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let (certificate, key) = (folder.path().join("ca.pem"), folder.path().join("key.pem"));
+        fs::write(&certificate, own.cert.pem()).unwrap();
+        fs::write(&key, own.signing_key.serialize_pem()).unwrap();
+        let mut server = support::foreign::python()
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/components/server.py"))
+            .args([folder.path(), &certificate, &key])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut port = String::new();
+        let mut output = BufReader::new(server.stdout.take().unwrap());
+        output.read_line(&mut port).unwrap();
+        let published = Published {
+            server,
+            url: format!("https://localhost:{}", port.trim()),
+            folder,
+        };
+        for name in ["kubelet", "kubeadm", "kubectl"] {
+            let hash = sha256(format!("the program {name}").as_bytes());
+            published.write(
+                &format!("dl/{VERSION}/bin/linux/amd64/{name}.sha256"),
+                &hash,
+            );
+        }
+        for name in [
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+        ] {
+            let index = format!(r#"{{"schemaVersion":2,"manifests":[],"name":"{name}"}}"#);
+            published.write(&format!("v2/{name}/manifests/{VERSION}"), &index);
+        }
+        published.write("v2/etcd/manifests/3.6.4-0", r#"{"manifests":[]}"#);
+        published
+    }
+
+    /// Publishes a file.
+    fn write(&self, path: &str, content: &str) {
+        let path = self.folder.path().join("elsewhere").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    fn list(&self, more: &[&str]) -> Output {
+        let downloads = format!("{}/dl", self.url);
+        let ca = self.folder.path().join("ca.pem");
+        let args = [
+            "components",
+            "--downloads",
+            &downloads,
+            "--registry",
+            &self.url,
+            "--timeout",
+            "30s",
+            "--ca",
+        ];
+        firstlight(
+            self.folder.path(),
+            &[&args[..], &[ca.to_str().unwrap()], more].concat(),
+        )
+    }
+}
+
+fn firstlight(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(support::program::built("firstlight"));
+    command.args(args).current_dir(folder).output().unwrap()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    let hash = ring::digest::digest(&ring::digest::SHA256, bytes);
+    hash.as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_list_has_the_published_hashes_and_a_node_can_check_them() {
+    let published = Published::start();
+    let made = published.list(&[VERSION, "--etcd", "3.6.4-0"]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let list: Vec<Value> = serde_json::from_slice(&made.stdout).unwrap();
+    assert_eq!(list.len(), 9);
+    let kubelet = list
+        .iter()
+        .find(|entry| entry["install_path"] == "/run/state/bin/kubelet")
+        .unwrap();
+    assert_eq!(
+        kubelet["hash"],
+        format!("sha256:{}", sha256(b"the program kubelet"))
+    );
+    assert_eq!(
+        kubelet["url"],
+        format!("{}/dl/{VERSION}/bin/linux/amd64/kubelet", published.url)
+    );
+    let patches: Vec<String> = list
+        .iter()
+        .filter_map(|entry| {
+            entry["url"]
+                .as_str()?
+                .strip_prefix("data:application/json;base64,")
+        })
+        .map(|patch| {
+            use base64::Engine;
+            text(
+                &base64::engine::general_purpose::STANDARD
+                    .decode(patch)
+                    .unwrap(),
+            )
+        })
+        .collect();
+    let scheduler = sha256(br#"{"schemaVersion":2,"manifests":[],"name":"kube-scheduler"}"#);
+    for image in [
+        format!("registry.k8s.io/kube-scheduler:{VERSION}@sha256:{scheduler}"),
+        format!(
+            "registry.k8s.io/etcd:3.6.4-0@sha256:{}",
+            sha256(br#"{"manifests":[]}"#)
+        ),
+    ] {
+        assert!(
+            patches.iter().any(|patch| patch.contains(&image)),
+            "{image}: {patches:?}"
+        );
+    }
+    // without a tag of etcd the operator learns that nothing pins it
+    let made_without = published.list(&[VERSION]);
+    let list: Vec<Value> = serde_json::from_slice(&made_without.stdout).unwrap();
+    assert_eq!(list.len(), 8);
+    assert!(
+        text(&made_without.stderr).contains("no digest pins it"),
+        "{}",
+        text(&made_without.stderr)
+    );
+
+    let folder = published.folder.path();
+    fs::write(folder.join("components.json"), &made.stdout).unwrap();
+    fs::create_dir(folder.join("files")).unwrap();
+    fs::write(folder.join("files/kubelet"), "the program kubelet").unwrap();
+    let check = |more: &[&str]| {
+        firstlight(
+            folder,
+            &[&["components", "--check", "components.json"], more].concat(),
+        )
+    };
+    let checked = check(&["--files", "files"]);
+    assert!(checked.status.success(), "{}", text(&checked.stderr));
+    assert!(
+        text(&checked.stdout).contains("9 components, each as a node demands it; 1 files"),
+        "{}",
+        text(&checked.stdout)
+    );
+    fs::write(folder.join("files/kubeadm"), "another program").unwrap();
+    let checked = check(&["--files", "files"]);
+    assert_eq!(checked.status.code(), Some(1));
+    let said = text(&checked.stderr);
+    assert!(
+        said.contains("files/kubeadm: expected sha256:") && said.contains("got sha256:"),
+        "{said}"
+    );
+
+    // what a node refuses
+    let list = text(&made.stdout);
+    for (from, to, expected) in [
+        (
+            "/run/state/bin/kubelet",
+            "/etc/kubelet",
+            "not in an allowed directory",
+        ),
+        (
+            "/run/state/bin/kubelet",
+            "/run/state/bin/kubelets",
+            "no component is installed as kubelet",
+        ),
+        (
+            &*format!("sha256:{}", sha256(b"the program kubelet")),
+            "",
+            "it has no hash",
+        ),
+        ("[", "", "not a list of components"),
+    ] {
+        fs::write(folder.join("components.json"), list.replacen(from, to, 1)).unwrap();
+        let checked = check(&[]);
+        let said = text(&checked.stderr);
+        assert!(
+            checked.status.code() == Some(1) && said.contains(expected),
+            "{expected}: {said}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_published_is_named() {
+    let published = Published::start();
+    let failure = |more: &[&str], code, expected: &str| {
+        let output = published.list(more);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{more:?}: {said}");
+        assert!(said.contains(expected), "{more:?}: {said}");
+        assert!(output.stdout.is_empty(), "{more:?}");
+    };
+    failure(
+        &["v1.34.99"],
+        1,
+        "kubelet.sha256: not published (status 404)",
+    );
+    failure(&["1.34.4"], 2, "expected");
+    failure(&["v1.20.0"], 2, "v1.31 to");
+    failure(&[], 2, "give either a VERSION");
+    failure(&[VERSION, "--check", "x"], 2, "give either a VERSION");
+    failure(
+        &[VERSION, "--etcd", "0.0.0"],
+        1,
+        "etcd/manifests/0.0.0: not published",
+    );
+    failure(
+        &[VERSION, "--downloads", "http://localhost"],
+        2,
+        "expected https://",
+    );
+    failure(&[VERSION, "--ca", "/dev/null"], 1, "/dev/null");
+    published.write(
+        &format!("dl/{VERSION}/bin/linux/amd64/kubectl.sha256"),
+        "<html>sign in</html>",
+    );
+    failure(
+        &[VERSION],
+        1,
+        "kubectl.sha256: expected a SHA-256 of 64 hexadecimal digits, got \"<html>sign in</html>\"",
+    );
+    published.write(
+        &format!("dl/{VERSION}/bin/linux/amd64/kubectl.sha256"),
+        &"A".repeat(2 << 20),
+    );
+    failure(&[VERSION], 1, "more than 1048576 bytes");
+    published.write(
+        &format!("dl/{VERSION}/bin/linux/amd64/kubectl.sha256"),
+        &sha256(b""),
+    );
+    published.write(&format!("v2/kube-scheduler/manifests/{VERSION}"), "{}");
+    failure(&[VERSION], 1, "not an image index: it has no manifests");
+    // a server that is away
+    let away = [
+        "components",
+        VERSION,
+        "--downloads",
+        "https://127.0.0.1:1",
+        "--timeout",
+        "5s",
+    ];
+    let output = firstlight(published.folder.path(), &away);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+}
