@@ -442,3 +442,115 @@ fn an_unknown_command_option_or_target_is_a_fault() {
         assert!(matches!(fault(line), Some(Some(_))), "{line}");
     }
 }
+
+/// Returns all sources with messages as one text: without comments, and with each message on one line.
+fn messages() -> String {
+    let mut text = String::new();
+    for folder in ["src", "initramfs", "systemd", "charts"] {
+        for path in files(folder, &[""]) {
+            let source = fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_default();
+            let mut is_continued = false;
+            for line in source
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"))
+            {
+                let line = if is_continued {
+                    line.trim_start()
+                } else {
+                    line
+                };
+                is_continued = line.ends_with('\\');
+                text += line.strip_suffix('\\').unwrap_or(line);
+                if !is_continued {
+                    text.push('\n');
+                }
+            }
+        }
+    }
+    text.replace("\\\"", "\"")
+}
+
+/// Returns the parts of a quoted message that are the same in every case and come from one place in the sources: the text between words
+/// in capitals, numbers, `…` and punctuation.
+fn fixed_parts(quote: &str) -> Vec<&str> {
+    let is_varying = |word: &str| {
+        word.contains(|char: char| char.is_ascii_digit())
+            || word.len() > 1 && word.chars().all(|char| char.is_ascii_uppercase())
+            || word == "N"
+    };
+    let mut parts = vec![];
+    for piece in quote.split(['…', '(', ')', '"', ';', '<', '>', ',']) {
+        for piece in piece
+            .split(": ")
+            .flat_map(|piece| piece.split("join service"))
+        {
+            let mut start = 0;
+            let words = piece.split(|char: char| !char.is_alphanumeric());
+            for word in words.filter(|word| is_varying(word)) {
+                let at = word.as_ptr() as usize - piece.as_ptr() as usize;
+                parts.push(&piece[start..at]);
+                start = at + word.len();
+            }
+            parts.push(&piece[start..]);
+        }
+    }
+    parts.retain_mut(|part| {
+        *part = part.trim_matches([' ', ':', '.', '/', '-']);
+        part.len() >= 4
+    });
+    parts
+}
+
+/// The first column of a table whose head is one of these words quotes messages of the programs.
+#[test]
+fn each_message_that_a_page_quotes_is_in_the_sources() {
+    const HEADS: [&str; 8] = [
+        "event",
+        "error",
+        "line",
+        "message",
+        "message or event",
+        "what the console says",
+        "what the command says",
+        "what the log says",
+    ];
+    let messages = messages();
+    let mut faults = vec![];
+    let mut checked = 0;
+    for page in &pages() {
+        let lines: Vec<&str> = page.texts().collect();
+        let mut quotes = false;
+        for (index, line) in lines.iter().enumerate() {
+            let first = line.strip_prefix('|').and_then(|row| row.split('|').next());
+            let head = index
+                .checked_sub(1)
+                .and_then(|above| lines[above].split('|').nth(1));
+            match (first, head) {
+                (Some(cell), Some(head)) if cell.starts_with("---") => {
+                    quotes = HEADS.contains(&head.trim())
+                }
+                (None, _) => quotes = false,
+                (Some(cell), _) if quotes => {
+                    for part in cell.split('`').skip(1).step_by(2).flat_map(fixed_parts) {
+                        checked += 1;
+                        if !messages.contains(part) {
+                            faults.push(format!("{}: {cell}: {part:?}", page.path.display()));
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    no_faults(&faults);
+    assert!(checked > 150, "{checked} parts");
+}
+
+#[test]
+fn the_fixed_parts_of_a_message_are_what_does_not_vary() {
+    assert_eq!(
+        fixed_parts("waiting: for a key of disk UUID since N s"),
+        ["waiting", "for a key of disk", "since"]
+    );
+    assert_eq!(fixed_parts("PCR 15 is not zero, …"), ["is not zero"]);
+}
