@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api test-kms h2spec proto fuzz check-deps deb reproducible reproducible-image deny docs
+.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api test-kms h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -80,6 +80,9 @@ deb: build ## make Debian packages in target/deb, and check them with lintian, a
 	@tools/setup.sh lintian
 	@tools/deb.sh >/dev/null
 	cargo test --locked --test packages -- --ignored
+
+release: deb image ## put together what a release publishes, with notes and checksums: target/firstlight-VERSION (KEY=FILE: signed with this SSH key)
+	@tools/release.sh
 
 reproducible: deb ## check that two builds in different directories give the same bytes: programs, packages, initrds
 	@tools/reproducible.sh

@@ -231,6 +231,61 @@ fn each_package_has_the_license_texts_of_the_libraries_in_it() {
     }
 }
 
+#[test]
+#[ignore = "needs the packages: make deb"]
+fn a_release_is_checked_with_the_publishers_key() {
+    let dir = TempDir::new().unwrap();
+    let (key, signers) = (dir.path().join("key"), dir.path().join("allowed_signers"));
+    run(Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+        .arg(&key));
+    let public = fs::read_to_string(key.with_extension("pub")).unwrap();
+    fs::write(
+        &signers,
+        format!("me namespaces=\"firstlight-release\" {public}"),
+    )
+    .unwrap();
+    run(&mut Command::new(root().join("tools/image.sh")));
+    let mut release = Command::new(root().join("tools/release.sh"));
+    let folder = PathBuf::from(text(&run(release.env("KEY", &key)).stdout).trim());
+    let sums = fs::read_to_string(folder.join("SHA256SUMS")).unwrap();
+    let named: BTreeSet<&str> = sums.lines().map(|line| &line[66..]).collect();
+    let present = files(&folder);
+    let present = present.iter().map(String::as_str);
+    let expected = present.filter(|name| !name.starts_with("SHA256SUMS"));
+    assert_eq!(named, expected.collect(), "each file has a checksum");
+    assert!(
+        [
+            "firstlight-linux-amd64",
+            "NOTES.md",
+            "unlock.cdx.json",
+            "firstlight-image.tar"
+        ]
+        .iter()
+        .all(|name| named.contains(name)),
+        "{named:?}"
+    );
+    // the commands of docs/reproduce.md
+    let verify = |file: &str| {
+        let mut verify = Command::new("ssh-keygen");
+        let verify = verify
+            .args(["-Y", "verify", "-I", "me", "-n", "firstlight-release", "-f"])
+            .arg(&signers)
+            .args(["-s", "SHA256SUMS.sig"])
+            .stdin(fs::File::open(folder.join(file)).unwrap());
+        verify
+            .current_dir(&folder)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    };
+    assert!(verify("SHA256SUMS") && !verify("NOTES.md"));
+    run(Command::new("sha256sum")
+        .args(["--check", "SHA256SUMS"])
+        .current_dir(&folder));
+}
+
 /// Returns `NAME-VERSION` from the paths `/cargo/registry/src/INDEX/NAME-VERSION/..`, which tools/build.sh gives the sources.
 fn crates_named_in(binary: &str) -> BTreeSet<String> {
     let paths = binary.split("/cargo/registry/src/").skip(1);

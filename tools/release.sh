@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Puts together what a release publishes: programs, Debian packages, container image, chart, bills of materials, notes, checksums.
+#
+#   tools/release.sh      prints the folder target/firstlight-VERSION, from target/dist and target/deb
+#   KEY=FILE              signs the checksums with this SSH key (ssh-keygen -Y sign); the key may be in an agent or a token
+#
+# VERSION is that of Cargo.toml if the commit has its tag, and has +COMMIT behind it if not. The same commit gives the same bytes,
+# except for the signature. docs/reproduce.md
+. "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+
+NAMESPACE=firstlight-release
+number=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+tag=$(git describe --exact-match --tags --match 'v*' 2>/dev/null || true)
+changes=$(git status --porcelain)
+case $tag in
+"") version=$number+$(git rev-parse --short=12 HEAD) section=Unreleased ;;
+v"$number") version=$number section=$number ;;
+*) die "the commit's tag is $tag, and the version in Cargo.toml is $number" ;;
+esac
+if [ -n "$changes" ]; then
+  [ -z "$tag" ] || die "the checkout of $tag has changes: $changes"
+  version=$version.changed
+fi
+for file in charts/firstlight/Chart.yaml packaging/changelog; do
+  grep -qF "$number" "$file" || die "$file has another version than $number"
+done
+SOURCE_DATE_EPOCH=$(source_date)
+
+out=$ROOT/target/firstlight-$version
+rm -rf "$out"
+mkdir -p "$out"
+for program in unlock bootstrapper join-service key-service firstlight; do
+  install -m 755 "target/dist/$program" "$out/$program-linux-amd64"
+done
+install -m 644 target/dist/firstlight-image.tar target/deb/*.deb target/deb/*.cdx.json "$out/"
+# as `helm package`, but with the same bytes each time
+tar c --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w -C charts firstlight |
+  gzip -9n >"$out/firstlight-chart-$number.tgz"
+"$(tools/helm.sh)" show chart "$out/firstlight-chart-$number.tgz" >/dev/null || die "Helm does not read the chart"
+# the part of the changelog below the heading of this version
+awk -v heading="## [$section]" 'index($0, "## [") == 1 { on = index($0, heading) == 1; next } on' CHANGELOG.md >"$out/NOTES.md"
+grep -q '[^[:space:]]' "$out/NOTES.md" || die "CHANGELOG.md says nothing below $section"
+
+(cd "$out" && sha256sum -- * >SHA256SUMS && sha256sum --check --quiet SHA256SUMS)
+if [ -n "${KEY:-}" ]; then
+  ssh-keygen -q -Y sign -f "$KEY" -n $NAMESPACE "$out/SHA256SUMS" || die "ssh-keygen does not sign with $KEY"
+  ssh-keygen -q -Y check-novalidate -n $NAMESPACE -s "$out/SHA256SUMS.sig" <"$out/SHA256SUMS" >/dev/null || die "the signature is wrong"
+else
+  say "SHA256SUMS is not signed: KEY=FILE names an SSH key"
+fi
+say "$(find "$out" -type f | wc -l) files, $(du -sh "$out" | cut -f1)"
+echo "$out"
