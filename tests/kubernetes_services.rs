@@ -1,13 +1,12 @@
-//! Tests of the services' manifests with a real kube-apiserver and a real etcd, and against the
-//! output of a real Helm (`make kubernetes-api`).
+//! Tests of the services' manifests with a real kube-apiserver and a real etcd (`make
+//! kubernetes-api`).
 
 use common::kube_apiserver;
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,7 +21,6 @@ use kubernetes::client::{
     CONFIG_MAPS, Client, DAEMON_SETS, Object, Resource, SECRETS, SERVICES, Selector,
 };
 use kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
-use kubernetes::yaml;
 use proto::join::NODE_PORT;
 use serde_json::{Value, json};
 
@@ -621,126 +619,4 @@ fn the_command_brings_them_in_by_the_operator_s_files() {
     assert!(
         text(&nobody.stderr).contains("https://127.0.0.1:1 does not answer: Connection refused")
     );
-}
-
-#[test]
-#[ignore = "needs Helm: make kubernetes-api"]
-fn helm_makes_the_same_objects_of_the_chart() {
-    let operator = Operator::new();
-    let printed = operator.apply(&[
-        "--print",
-        "--cloud-provider",
-        "QEMU",
-        "--metadata",
-        "http://10.9.0.1:81",
-    ]);
-    assert!(printed.status.success(), "{}", text(&printed.stderr));
-    let mut ours: Value = serde_json::from_slice(&printed.stdout).unwrap();
-
-    let chart = Path::new(support::ROOT).join("charts/firstlight");
-    let master_secret =
-        fs::read_to_string(operator.0.path().join("firstlight-mastersecret.json")).unwrap();
-    let secret = format!("{{\"masterSecret\": {master_secret}}}");
-    let set_salt = format!("measurementSalt={}", BASE64_STANDARD.encode([1; 32]));
-    // As described in the comments of values.yaml.
-    let values = [
-        "--set",
-        "image=example.com/a:1",
-        "--set",
-        "joinService.metadata=http://10.9.0.1:81",
-        "--set-file",
-        "attestationPolicy=policy.json",
-        "--set",
-        &set_salt,
-        // On standard input, which no other user of the machine can read.
-        "--values",
-        "-",
-    ];
-    let helm = |command: &[&str]| {
-        let mut helm = Command::new(helm());
-        helm.args(command).arg(&chart).args(values).args([
-            "--namespace",
-            "kube-system",
-            "--kube-version",
-            "1.34.4",
-        ]);
-        helm.current_dir(operator.0.path())
-            .env("HELM_CACHE_HOME", operator.0.path());
-        let piped = || Stdio::piped();
-        let mut running = helm
-            .stdin(piped())
-            .stdout(piped())
-            .stderr(piped())
-            .spawn()
-            .unwrap();
-        running
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(secret.as_bytes())
-            .unwrap();
-        running.wait_with_output().unwrap()
-    };
-    let lint = helm(&["lint", "--strict"]);
-    assert!(
-        lint.status.success(),
-        "{}{}",
-        text(&lint.stdout),
-        text(&lint.stderr)
-    );
-    let made = helm(&["template", "firstlight"]);
-    assert!(made.status.success(), "{}", text(&made.stderr));
-    let mut theirs = yaml::documents(text(&made.stdout)).unwrap();
-
-    let ours = ours["items"].as_array_mut().unwrap();
-    let place = |object: &Value| Object::of(object).unwrap().to_string();
-    ours.sort_by_key(place);
-    theirs.sort_by_key(place);
-    assert_eq!(
-        ours.iter().map(place).collect::<Vec<_>>(),
-        theirs.iter().map(place).collect::<Vec<_>>()
-    );
-    for (ours, theirs) in ours.iter().zip(&theirs) {
-        assert_eq!(ours, theirs);
-    }
-
-    // A value that the chart does not know is an error, at each level.
-    for unknown in [
-        "imagge=a",
-        "joinService.nodeprot=1",
-        "keyService.a=1",
-        "masterSecret.a=1",
-    ] {
-        let refused = helm(&["template", "--set", unknown]);
-        let said = text(&refused.stderr);
-        assert!(
-            !refused.status.success() && said.contains("not allowed"),
-            "{unknown}: {said}"
-        );
-    }
-
-    // Without values, the chart cannot be installed.
-    let missing = Command::new(self::helm())
-        .args(["template", "--kube-version", "1.34.4"])
-        .arg(&chart)
-        .output()
-        .unwrap();
-    assert!(!missing.status.success());
-    assert!(
-        text(&missing.stderr).contains("image"),
-        "{}",
-        text(&missing.stderr)
-    );
-}
-
-/// Builds Helm if it is missing, which takes minutes.
-fn helm() -> PathBuf {
-    let tool = Path::new(support::ROOT).join("tools/helm.sh");
-    let output = Command::new(tool).output().unwrap();
-    assert!(
-        output.status.success(),
-        "tools/helm.sh has not built Helm: {}",
-        text(&output.stderr)
-    );
-    text(&output.stdout).trim().into()
 }

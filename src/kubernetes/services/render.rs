@@ -1,9 +1,11 @@
 //! Renders the manifests from the templates of the Helm chart in charts/firstlight, which is the
 //! only source for installations with and without Helm.
 //!
-//! The chart uses only one form of Go's template language: `{{ PATH | toJson }}` with a PATH below
-//! `.Values` or `.Release.Namespace`. The inserted text is JSON, which is valid YAML, so a value
-//! cannot become anything else. A test compares the result with Helm's.
+//! The templates of these objects use only two forms of Go's template language, with a PATH below
+//! `.Values` or `.Release.Namespace`. `{{ PATH | toJson }}` inserts JSON, which is valid YAML, so a
+//! value cannot become anything else. `{{- if PATH }}` or `{{- if not PATH }}`, through
+//! `{{- end }}`, inserts its lines if the value is not empty, or if it is. A test compares the
+//! result with Helm's. The other templates of the chart are for clusters with Helm only.
 
 use serde_json::{Value, json};
 
@@ -86,29 +88,60 @@ fn merge(values: &mut Value, more: Value) {
 
 /// Renders a template with these values.
 fn fill(template: &str, context: &Value) -> Result<String, String> {
+    let value = |path: &str| {
+        let path = path.trim().strip_prefix('.');
+        let path = path.ok_or("expected a path that begins with a dot")?;
+        path.split('.')
+            .try_fold(context, |value, key| value.get(key))
+            .ok_or_else(|| format!("there is no value {path}"))
+    };
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
+    let mut is_in_block = false;
     while let Some((before, action)) = rest.split_once("{{") {
         let (action, after) = action.split_once("}}").ok_or("{{ without }}")?;
-        let path = action
-            .trim()
-            .strip_suffix("| toJson")
-            .map(str::trim)
-            .and_then(|path| path.strip_prefix('.'));
-        let path =
-            path.ok_or_else(|| format!("{{{{{action}}}}}: expected {{{{ .PATH | toJson }}}}"))?;
-        let value = path
-            .split('.')
-            .try_fold(context, |value, key| value.get(key));
-        out.push_str(before);
-        out.push_str(
-            &value
-                .ok_or_else(|| format!("there is no value {path}"))?
-                .to_string(),
-        );
         rest = after;
+        let problem = |problem: String| format!("{{{{{action}}}}}: {problem}");
+        let Some(control) = action.strip_prefix("- ").map(str::trim) else {
+            let path = action.trim().strip_suffix("| toJson");
+            let path = path.ok_or_else(|| problem("expected {{ .PATH | toJson }}".into()))?;
+            out.push_str(before);
+            out.push_str(&value(path).map_err(problem)?.to_string());
+            continue;
+        };
+        // The white space before it belongs to it.
+        out.push_str(before.trim_end());
+        match (control.strip_prefix("if "), is_in_block) {
+            (Some(condition), false) => {
+                let negated = condition.strip_prefix("not ");
+                let value = value(negated.unwrap_or(condition)).map_err(problem)?;
+                if is_empty(value) == negated.is_some() {
+                    is_in_block = true;
+                } else {
+                    let end = rest.split_once("{{- end }}");
+                    rest = end.ok_or_else(|| problem("expected {{- end }}".into()))?.1;
+                }
+            }
+            (None, true) if control == "end" => is_in_block = false,
+            _ => return Err(problem("expected {{- if .PATH }} .. {{- end }}".into())),
+        }
     }
-    Ok(out + rest)
+    match is_in_block {
+        true => Err("{{- if without {{- end }}".into()),
+        false => Ok(out + rest),
+    }
+}
+
+/// Returns whether Go's templates take a value for false.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(value) => value.as_f64() == Some(0.0),
+        Value::String(value) => value.is_empty(),
+        Value::Array(value) => value.is_empty(),
+        Value::Object(value) => value.is_empty(),
+    }
 }
 
 #[cfg(test)]
@@ -461,8 +494,32 @@ mod tests {
     }
 
     #[test]
+    fn a_block_is_there_if_its_value_is_not_empty_or_empty() {
+        let template = "a: 1\n{{- if .Values.x }}\nx: {{ .Values.x | toJson }}\n{{- end }}\n\
+                        {{- if not .Values.x }}\ny: 1\n{{- end }}\nz: 1\n";
+        for (value, text) in [
+            (json!([1]), "a: 1\nx: [1]\nz: 1\n"),
+            (json!(true), "a: 1\nx: true\nz: 1\n"),
+            (json!({}), "a: 1\ny: 1\nz: 1\n"),
+            (json!(""), "a: 1\ny: 1\nz: 1\n"),
+            (json!(0), "a: 1\ny: 1\nz: 1\n"),
+            (json!(null), "a: 1\ny: 1\nz: 1\n"),
+        ] {
+            let filled = fill(template, &json!({"Values": {"x": value}}));
+            assert_eq!(filled.unwrap(), text);
+        }
+    }
+
+    #[test]
     fn other_template_actions_are_refused() {
         for template in [
+            "{{- if .Values.x }}",
+            "{{- if not .Values.x }}",
+            "{{- end }}",
+            "{{- else }}",
+            "{{- range .Values.x }}{{- end }}",
+            "{{- if .Values.x }}{{- if .Values.x }}{{- end }}{{- end }}",
+            "{{- if .Values.y }}{{- end }}",
             "{{ .Values.x }}",
             "{{ .Values.y | toJson }}",
             "{{ x | toJson }}",

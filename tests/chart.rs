@@ -1,0 +1,333 @@
+//! Tests of the Helm chart with a real Helm, and of what it makes with a real kube-apiserver (`make kubernetes-api`).
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use base::stop::Stop;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use common::kube_apiserver::Cluster;
+use kubernetes::client::{Object, Resource};
+use kubernetes::yaml;
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "kube-system";
+const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+const VALUES: &str = include_str!("../charts/firstlight/values.yaml");
+const SCHEMA: &str = include_str!("../charts/firstlight/values.schema.json");
+const README: &str = include_str!("../charts/firstlight/README.md");
+
+fn chart() -> PathBuf {
+    Path::new(support::ROOT).join("charts/firstlight")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).unwrap()
+}
+
+fn base64(byte: u8) -> String {
+    BASE64_STANDARD.encode([byte; 32])
+}
+
+/// Returns the values that the chart requires, with `more` of them.
+fn values(more: Value) -> Value {
+    let mut values = json!({
+        "image": "example.com/a:1",
+        "attestationPolicy": POLICY,
+        "measurementSalt": base64(1),
+        "masterSecret": {"key": base64(2), "salt": base64(3)},
+    });
+    for (name, value) in more.as_object().unwrap() {
+        values[name] = value.clone();
+    }
+    values
+}
+
+/// Runs Helm on the chart. The values go through standard input, which no other user can read.
+fn helm(command: &[&str], values: &Value) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    let mut running = Command::new(program())
+        .args(command)
+        .arg(chart())
+        .args(["--values", "-", "--namespace", NAMESPACE])
+        .args(["--kube-version", "1.34.4"])
+        .env("HELM_CACHE_HOME", dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = running.stdin.take().unwrap();
+    input.write_all(values.to_string().as_bytes()).unwrap();
+    drop(input);
+    running.wait_with_output().unwrap()
+}
+
+/// Returns the objects that Helm makes of the chart with these values, which `helm lint` accepts.
+fn objects(values: &Value) -> Vec<Value> {
+    let lint = helm(&["lint", "--strict"], values);
+    let said = text(&lint.stdout);
+    assert!(lint.status.success(), "{said}{}", text(&lint.stderr));
+    let made = helm(&["template", "firstlight"], values);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    yaml::documents(text(&made.stdout)).unwrap()
+}
+
+/// Builds Helm if it is missing, which takes minutes.
+fn program() -> PathBuf {
+    let tool = Path::new(support::ROOT).join("tools/helm.sh");
+    let output = Command::new(tool).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(
+        output.status.success(),
+        "tools/helm.sh has not built Helm: {said}"
+    );
+    text(&output.stdout).trim().into()
+}
+
+fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+    let is_it = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+    let found = objects.iter().find(is_it);
+    found.unwrap_or_else(|| panic!("there is no {kind} {name}"))
+}
+
+/// Returns the paths of all values with their defaults. The schema says which objects have values of their own.
+fn leaves(path: &str, schema: &Value, values: &Value, out: &mut Vec<(String, Value)>) {
+    let properties = schema["properties"].as_object().unwrap();
+    let values = values.as_object().unwrap();
+    for name in properties
+        .keys()
+        .filter(|name| path.is_empty() && *name != "global" || !path.is_empty())
+    {
+        assert!(
+            values.contains_key(name),
+            "values.yaml has no default of {path}{name}, which is in the schema"
+        );
+    }
+    for (name, value) in values {
+        let path = format!("{path}{name}");
+        let schema = properties.get(name);
+        let schema = schema.unwrap_or_else(|| panic!("values.schema.json has no {path}"));
+        let is_closed = schema["additionalProperties"] == false;
+        let has_all = value.as_object().is_some_and(|value| !value.is_empty());
+        match is_closed && has_all {
+            true => leaves(&format!("{path}."), schema, value, out),
+            false => out.push((path, value.clone())),
+        }
+    }
+}
+
+#[test]
+fn each_value_is_in_the_schema_and_with_its_default_in_the_readme() {
+    let mut wanted = Vec::new();
+    let schema = serde_json::from_str(SCHEMA).unwrap();
+    leaves("", &schema, &yaml::document(VALUES).unwrap(), &mut wanted);
+    let rows = README.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.splitn(3, " | ");
+        let name = cells.next()?.trim_end_matches('`');
+        let default = cells.next()?.trim_matches('`');
+        Some((name.to_owned(), serde_json::from_str(default).unwrap()))
+    });
+    let rows: Vec<(String, Value)> = rows.collect();
+    for row in &wanted {
+        assert!(
+            rows.contains(row),
+            "the README of the chart must have the row | `{}` | `{}` |",
+            row.0,
+            row.1
+        );
+    }
+    assert_eq!(rows.len(), wanted.len(), "the README has too many values");
+}
+
+#[test]
+#[ignore = "needs Helm: make kubernetes-api"]
+fn firstlight_apply_and_helm_make_the_same_objects() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret = json!({"key": base64(2), "salt": base64(3)});
+    let state = json!({"version": 1, "measurementSalt": base64(1)});
+    for (name, content) in [
+        ("policy.json", POLICY),
+        ("firstlight-mastersecret.json", &secret.to_string()),
+        ("firstlight-state.json", &state.to_string()),
+    ] {
+        fs::write(dir.path().join(name), content).unwrap();
+    }
+    let printed = Command::new(support::program::built("firstlight"))
+        .args(["apply", "--print", "--policy", "policy.json"])
+        .args(["--image", "example.com/a:1", "--cloud-provider", "QEMU"])
+        .args(["--metadata", "http://10.9.0.1:81"])
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    assert!(printed.status.success(), "{}", text(&printed.stderr));
+    let mut ours: Value = serde_json::from_slice(&printed.stdout).unwrap();
+    let ours = ours["items"].as_array_mut().unwrap();
+    let mut theirs = objects(&values(
+        json!({"joinService": {"metadata": "http://10.9.0.1:81"}}),
+    ));
+    // Hooks are no part of a release.
+    theirs.retain(|object| object["metadata"]["annotations"]["helm.sh/hook"].is_null());
+    let place = |object: &Value| Object::of(object).unwrap().to_string();
+    ours.sort_by_key(place);
+    theirs.sort_by_key(place);
+    let places = |objects: &[Value]| objects.iter().map(place).collect::<Vec<_>>();
+    assert_eq!(places(ours), places(&theirs));
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        assert_eq!(ours, theirs);
+    }
+}
+
+#[test]
+#[ignore = "needs Helm: make kubernetes-api"]
+fn values_that_would_do_harm_or_are_not_known_are_refused() {
+    for (wrong, problem) in [
+        (json!({"imagge": "a"}), "imagge"),
+        (json!({"joinService": {"nodeprot": 1}}), "nodeprot"),
+        (json!({"keyService": {"a": 1}}), "keyService"),
+        (json!({"masterSecret": {"a": 1}}), "masterSecret"),
+        (json!({"masterSecret": {"key": "", "salt": ""}}), "key"),
+        // The master secret would be in the values all the same.
+        (
+            json!({"masterSecret": {"key": base64(2), "salt": base64(3), "existingSecret": "a"}}),
+            "masterSecret",
+        ),
+        // The DaemonSet and the NetworkPolicies would not find their pods.
+        (
+            json!({"joinService": {"podLabels": {"k8s-app": "a"}}}),
+            "k8s-app",
+        ),
+        (
+            json!({"keyService": {"podLabels": {"k8s-app": "join-service"}}}),
+            "k8s-app",
+        ),
+        // Other nodes have no files of a control plane.
+        (
+            json!({"nodeSelector": {"node-role.kubernetes.io/control-plane": null}}),
+            "nodeSelector",
+        ),
+        (json!({"priorityClassName": ""}), "priorityClassName"),
+        (
+            json!({"podDisruptionBudget": {"minAvailable": "50%"}}),
+            "minAvailable",
+        ),
+        (json!({"imagePullSecrets": ["a"]}), "imagePullSecrets"),
+    ] {
+        let refused = helm(&["template", "firstlight"], &values(wrong.clone()));
+        let said = text(&refused.stderr);
+        let is_refused = !refused.status.success() && said.contains("don't meet");
+        assert!(is_refused && said.contains(problem), "{wrong}: {said}");
+    }
+    // Without values, the chart cannot be installed.
+    let missing = helm(&["template", "firstlight"], &json!({}));
+    assert!(!missing.status.success());
+    assert!(text(&missing.stderr).contains("image"));
+}
+
+/// Returns a value for everything that is optional, each other than the default.
+fn everything() -> Value {
+    values(json!({
+        "imagePullSecrets": [{"name": "registry"}],
+        "nodeSelector": {"example.com/zone": "a"},
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
+        ]}},
+        "tolerations": [{"operator": "Exists"}],
+        "priorityClassName": "system-node-critical",
+        "podDisruptionBudget": {"minAvailable": 1},
+        "joinService": {
+            "resources": {"requests": {"cpu": "20m"}, "limits": {"memory": "300Mi"}},
+            "podLabels": {"team": "a"},
+            "podAnnotations": {"example.com/note": "{{ not a template }}"},
+        },
+        "keyService": {
+            "resources": {"limits": {"memory": "100Mi"}},
+            "podLabels": {"team": "b"},
+            "podAnnotations": {"example.com/note": "b"},
+        },
+    }))
+}
+
+/// Has the API server check an object by a dry run, and returns it with the server's defaults.
+fn try_apply(object: &Value) -> Value {
+    let client = Cluster::shared().client(&Stop::new());
+    let at = Object::of(object).unwrap_or_else(|_| {
+        let resource = match object["kind"].as_str().unwrap() {
+            "PodDisruptionBudget" => Resource::namespaced("policy", "v1", "poddisruptionbudgets"),
+            kind => panic!("{kind}"),
+        };
+        let name = object["metadata"]["name"].as_str().unwrap();
+        resource.in_namespace(NAMESPACE).named(name)
+    });
+    let accepted = client.try_apply(&at, object);
+    accepted.unwrap_or_else(|error| panic!("{error}: {object:#}"))
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn the_api_server_accepts_the_objects_with_every_value_set() {
+    let objects = objects(&everything());
+    let accepted: Vec<Value> = objects.iter().map(try_apply).collect();
+    for (name, team, note) in [
+        ("join-service", "a", "{{ not a template }}"),
+        ("key-service", "b", "b"),
+    ] {
+        let set = find(&accepted, "DaemonSet", name);
+        let template = &set["spec"]["template"];
+        assert_eq!(
+            template["metadata"]["labels"],
+            json!({"app.kubernetes.io/part-of": "firstlight", "k8s-app": name, "team": team})
+        );
+        assert_eq!(
+            template["metadata"]["annotations"]["example.com/note"],
+            note
+        );
+        let pod = &template["spec"];
+        assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
+        assert_eq!(
+            pod["nodeSelector"],
+            json!({"node-role.kubernetes.io/control-plane": "", "example.com/zone": "a"})
+        );
+        assert_eq!(pod["tolerations"], json!([{"operator": "Exists"}]));
+        assert_eq!(pod["priorityClassName"], "system-node-critical");
+        let preferred = "/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution";
+        assert!(pod.pointer(preferred).is_some(), "{pod}");
+        let budget = find(&accepted, "PodDisruptionBudget", name);
+        assert_eq!(budget["spec"]["minAvailable"], 1);
+        assert_eq!(
+            budget["spec"]["selector"]["matchLabels"],
+            set["spec"]["selector"]["matchLabels"]
+        );
+    }
+    let join = find(&accepted, "DaemonSet", "join-service");
+    assert_eq!(
+        join["spec"]["template"]["spec"]["containers"][0]["resources"],
+        json!({"requests": {"cpu": "20m", "memory": "16Mi"}, "limits": {"memory": "300Mi"}})
+    );
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn an_existing_secret_keeps_the_master_secret_out_of_the_release() {
+    let by_values = objects(&values(json!({})));
+    // Helm keeps it if the release goes, or names another one.
+    let secret = find(&by_values, "Secret", "constellation-mastersecret");
+    assert_eq!(
+        secret["metadata"]["annotations"]["helm.sh/resource-policy"],
+        "keep"
+    );
+    let existing = json!({"key": "", "salt": "", "existingSecret": "my-secret"});
+    let by_name = objects(&values(json!({"masterSecret": existing})));
+    assert_eq!(by_name.len(), by_values.len() - 1);
+    assert!(by_name.iter().all(|object| object["kind"] != "Secret"));
+    let set = try_apply(find(&by_name, "DaemonSet", "key-service"));
+    let volumes = set["spec"]["template"]["spec"]["volumes"].as_array();
+    let secrets: Vec<_> = volumes
+        .unwrap()
+        .iter()
+        .filter_map(|volume| volume.pointer("/secret/secretName"))
+        .collect();
+    assert_eq!(secrets, ["my-secret"]);
+}
