@@ -1,22 +1,31 @@
 //! Tests of the Helm chart with a real Helm, and of what it makes with a real kube-apiserver (`make kubernetes-api`).
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use common::kube_apiserver::Cluster;
-use kubernetes::client::{Object, Resource};
+use common::kube_apiserver::{Cluster, PATIENCE};
+use kubernetes::client::{Object, Resource, Selector};
 use kubernetes::yaml;
 use serde_json::{Value, json};
+use support::program::Program;
 
 const NAMESPACE: &str = "kube-system";
+/// The API group of the Prometheus operator.
+const MONITORING: &str = "monitoring.coreos.com";
 const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
 const VALUES: &str = include_str!("../charts/firstlight/values.yaml");
 const SCHEMA: &str = include_str!("../charts/firstlight/values.schema.json");
+const ALERTS: &str = include_str!("../charts/firstlight/files/alerts.yaml");
+const DASHBOARD: &str = include_str!("../charts/firstlight/files/dashboard.json");
 const README: &str = include_str!("../charts/firstlight/README.md");
 
 fn chart() -> PathBuf {
@@ -48,7 +57,7 @@ fn values(more: Value) -> Value {
 /// Runs Helm on the chart. The values go through standard input, which no other user can read.
 fn helm(command: &[&str], values: &Value) -> Output {
     let dir = tempfile::tempdir().unwrap();
-    let mut running = Command::new(program())
+    let mut running = Command::new(tool("helm.sh"))
         .args(command)
         .arg(chart())
         .args(["--values", "-", "--namespace", NAMESPACE])
@@ -75,15 +84,12 @@ fn objects(values: &Value) -> Vec<Value> {
     yaml::documents(text(&made.stdout)).unwrap()
 }
 
-/// Builds Helm if it is missing, which takes minutes.
-fn program() -> PathBuf {
-    let tool = Path::new(support::ROOT).join("tools/helm.sh");
+/// Returns the path that a script prints after it has fetched or built what is missing, which can take minutes.
+fn tool(script: &str) -> PathBuf {
+    let tool = Path::new(support::ROOT).join("tools").join(script);
     let output = Command::new(tool).output().unwrap();
     let said = text(&output.stderr);
-    assert!(
-        output.status.success(),
-        "tools/helm.sh has not built Helm: {said}"
-    );
+    assert!(output.status.success(), "tools/{script}: {said}");
     text(&output.stdout).trim().into()
 }
 
@@ -214,6 +220,10 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
             "minAvailable",
         ),
         (json!({"imagePullSecrets": ["a"]}), "imagePullSecrets"),
+        (
+            json!({"metrics": {"serviceMonitor": {"interval": "often"}}}),
+            "interval",
+        ),
     ] {
         let refused = helm(&["template", "firstlight"], &values(wrong.clone()));
         let said = text(&refused.stderr);
@@ -236,7 +246,13 @@ fn everything() -> Value {
         ]}},
         "tolerations": [{"operator": "Exists"}],
         "priorityClassName": "system-node-critical",
+        "logFormat": "json",
         "podDisruptionBudget": {"minAvailable": 1},
+        "metrics": {
+            "serviceMonitor": {"enabled": true, "interval": "1m", "labels": {"release": "a"}},
+            "rules": {"enabled": true, "labels": {"release": "b"}},
+            "dashboard": {"enabled": true, "labels": {"grafana_dashboard": "2"}},
+        },
         "joinService": {
             "resources": {"requests": {"cpu": "20m"}, "limits": {"memory": "300Mi"}},
             "podLabels": {"team": "a"},
@@ -265,9 +281,31 @@ fn try_apply(object: &Value) -> Value {
     accepted.unwrap_or_else(|error| panic!("{error}: {object:#}"))
 }
 
+/// Gives the API server the resources of the Prometheus operator.
+fn define_monitoring() {
+    let client = Cluster::shared().client(&Stop::new()).within(PATIENCE);
+    let folder = tool("prometheus-crds.sh");
+    let group = "apiextensions.k8s.io";
+    let definitions = Resource::cluster(group, "v1", "customresourcedefinitions");
+    for name in ["servicemonitors", "prometheusrules"] {
+        let file = folder.join(format!("monitoring.coreos.com_{name}.yaml"));
+        let definition = yaml::document(&fs::read_to_string(file).unwrap()).unwrap();
+        let at = definitions.named(definition["metadata"]["name"].as_str().unwrap());
+        client.apply(&at, &definition).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let objects = Resource::namespaced(MONITORING, "v1", name).in_namespace(NAMESPACE);
+        // The server serves it some time after it accepted it.
+        while let Err(error) = client.list(&objects, &Selector::default()) {
+            assert!(Instant::now() < deadline, "{error}");
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
 fn the_api_server_accepts_the_objects_with_every_value_set() {
+    define_monitoring();
     let objects = objects(&everything());
     let accepted: Vec<Value> = objects.iter().map(try_apply).collect();
     for (name, team, note) in [
@@ -306,6 +344,214 @@ fn the_api_server_accepts_the_objects_with_every_value_set() {
         join["spec"]["template"]["spec"]["containers"][0]["resources"],
         json!({"requests": {"cpu": "20m", "memory": "16Mi"}, "limits": {"memory": "300Mi"}})
     );
+    let monitor = find(&accepted, "ServiceMonitor", "firstlight");
+    assert_eq!(
+        monitor["metadata"]["labels"],
+        json!({"app.kubernetes.io/part-of": "firstlight", "release": "a"})
+    );
+    let endpoint = &monitor["spec"]["endpoints"][0];
+    assert_eq!(endpoint["interval"], "1m");
+    for name in ["join-service", "key-service"] {
+        let service = find(&accepted, "Service", &format!("{name}-metrics"));
+        let labels = &service["metadata"]["labels"];
+        let selected = monitor["spec"]["selector"]["matchLabels"].as_object();
+        let is_selected = |(key, value): (&String, &Value)| labels[key] == *value;
+        assert!(selected.unwrap().iter().all(is_selected), "{labels}");
+        // The alerts know the job by it.
+        assert_eq!(labels[monitor["spec"]["jobLabel"].as_str().unwrap()], name);
+        let port = &service["spec"]["ports"][0];
+        assert_eq!(port["name"], endpoint["port"]);
+        let set = find(&accepted, "DaemonSet", name);
+        let command = &set["spec"]["template"]["spec"]["containers"][0]["command"];
+        let served = format!(r#""--metrics","0.0.0.0:{}""#, port["targetPort"]);
+        assert!(command.to_string().contains(&served), "{command}");
+    }
+    let rules = find(&accepted, "PrometheusRule", "firstlight");
+    assert_eq!(rules["spec"], yaml::document(ALERTS).unwrap());
+    let dashboard = find(&accepted, "ConfigMap", "firstlight-dashboard");
+    assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "2");
+    assert_eq!(dashboard["data"]["firstlight.json"], DASHBOARD);
+}
+
+#[test]
+#[ignore = "needs Helm: make kubernetes-api"]
+fn no_value_gives_an_account_a_right_or_opens_a_port() {
+    let (usual, all) = (objects(&values(json!({}))), objects(&everything()));
+    let kinds = |kinds: &'static [&'static str]| {
+        move |object: &&Value| kinds.iter().any(|kind| object["kind"] == *kind)
+    };
+    let rights = kinds(&[
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        "NetworkPolicy",
+    ]);
+    let (before, after): (Vec<_>, Vec<_>) = (
+        usual.iter().filter(&rights).collect(),
+        all.iter().filter(&rights).collect(),
+    );
+    assert!(!before.is_empty());
+    assert_eq!(before, after);
+    // Metrics are no part of the Service that every host serves.
+    let ports = |name| &find(&all, "Service", name)["spec"]["ports"];
+    assert_eq!(
+        ports("join-service"),
+        &find(&usual, "Service", "join-service")["spec"]["ports"]
+    );
+    for name in ["join-service-metrics", "key-service-metrics"] {
+        assert_eq!(find(&all, "Service", name)["spec"]["clusterIP"], "None");
+    }
+}
+
+/// Returns the names of the metrics that a service tells at its address for them.
+fn exported(address: SocketAddr) -> BTreeSet<String> {
+    let text = ureq::get(format!("http://{address}/metrics")).call();
+    let text = text.unwrap().body_mut().read_to_string().unwrap();
+    let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let names = families.flat_map(|family| {
+        let (name, kind) = family.split_once(' ').unwrap();
+        let endings: &[&str] = match kind {
+            "histogram" => &["_bucket", "_sum", "_count"],
+            _ => &[""],
+        };
+        endings.iter().map(move |ending| format!("{name}{ending}"))
+    });
+    names.collect()
+}
+
+/// Returns the names of our metrics and the process's in an expression.
+fn used(expression: &str) -> impl Iterator<Item = &str> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("firstlight_") || word.starts_with("process_"))
+}
+
+/// Returns the values of all fields `expr` of a document.
+fn expressions(document: &Value, out: &mut Vec<String>) {
+    match document {
+        Value::Object(fields) => {
+            let expression = fields.get("expr").and_then(Value::as_str);
+            out.extend(expression.map(str::to_owned));
+            fields.values().for_each(|value| expressions(value, out));
+        }
+        Value::Array(items) => items.iter().for_each(|item| expressions(item, out)),
+        _ => {}
+    }
+}
+
+#[test]
+fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = rcgen::generate_simple_self_signed(vec!["a".into()]).unwrap();
+    let ca = BASE64_STANDARD.encode(ca.cert.pem());
+    // Both start while the API server does not answer.
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "a",
+        "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority-data": ca}}],
+        "users": [{"name": "a", "user": {"token": "a"}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+    });
+    for (name, content) in [
+        ("kubeconfig", kubeconfig.to_string().as_bytes()),
+        ("attestationConfig", POLICY.as_bytes()),
+        ("measurementSalt", &[1; 32]),
+        ("mastersecret", &[2; 32]),
+        ("salt", &[3; 32]),
+    ] {
+        fs::write(dir.path().join(name), content).unwrap();
+    }
+    let start = |name: &str, arguments: &[&str]| {
+        let mut command = Command::new(support::program::built(name));
+        command
+            .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
+            .args(["--kubeconfig", "kubeconfig"])
+            .args(arguments)
+            .current_dir(dir.path());
+        let program = Program::start(&mut command);
+        let line = program.expect("metrics on http://");
+        let address = line.split("http://").nth(1).unwrap();
+        let address = address.strip_suffix("/metrics").unwrap().parse().unwrap();
+        (program, address)
+    };
+    let secret = ["--master-secret", "mastersecret", "--salt", "salt"];
+    let key_arguments = [&["--clients", "token"][..], &secret].concat();
+    let (_key_service, keys) = start("key-service", &key_arguments);
+    let join_arguments = ["--key-service", "127.0.0.1:1", "--config", "."];
+    let join_arguments = [&join_arguments[..], &["--key-service-auth", "none"]].concat();
+    let (_join_service, joins) = start("join-service", &join_arguments);
+    let exported: BTreeSet<String> = exported(keys).union(&exported(joins)).cloned().collect();
+
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let mut shown = Vec::new();
+    expressions(&dashboard, &mut shown);
+    let mut alerts = Vec::new();
+    expressions(&yaml::document(ALERTS).unwrap(), &mut alerts);
+    assert!(shown.len() > 20 && alerts.len() > 10);
+    for expression in shown.iter().chain(&alerts) {
+        let mut names = used(expression).peekable();
+        assert!(
+            names.peek().is_some() || expression.contains("up{"),
+            "{expression} has no metric"
+        );
+        for name in names {
+            assert!(
+                exported.contains(name),
+                "{expression}: no service exports {name}, only {exported:#?}"
+            );
+        }
+    }
+    // The dashboard shows everything that the services tell of themselves.
+    let shown = shown.join(" ");
+    let shown: BTreeSet<&str> = used(&shown).collect();
+    for name in exported
+        .iter()
+        .filter(|name| name.starts_with("firstlight_"))
+    {
+        let is_shown = shown.contains(name.as_str());
+        let is_sum_or_count = name.ends_with("_seconds_sum") || name.ends_with("_seconds_count");
+        assert!(is_shown || is_sum_or_count, "the dashboard lacks {name}");
+    }
+    // docs/services.md explains each of them.
+    let docs = fs::read_to_string(Path::new(support::ROOT).join("docs/services.md")).unwrap();
+    for name in exported
+        .iter()
+        .filter(|name| name.starts_with("firstlight_"))
+    {
+        let family = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|ending| name.strip_suffix(ending))
+            .unwrap_or(name);
+        assert!(
+            docs.contains(&format!("`{family}`")),
+            "docs/services.md lacks {family}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs promtool: make kubernetes-api"]
+fn alerts_fire_for_what_they_are_about() {
+    for arguments in [
+        ["check", "rules", "charts/firstlight/files/alerts.yaml"],
+        ["test", "rules", "tests/data/alerts.yaml"],
+    ] {
+        let mut command = Command::new(tool("promtool.sh"));
+        let output = command.args(arguments).current_dir(support::ROOT);
+        let output = output.output().unwrap();
+        let said = text(&output.stdout);
+        assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    }
+    // Each alert is among those that the tests expect.
+    let tests = include_str!("data/alerts.yaml");
+    let alerts = ALERTS
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    for alert in alerts {
+        assert!(tests.contains(&format!("alertname=\"{alert}\"")), "{alert}");
+    }
 }
 
 #[test]

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Unpacks Debian's promtool, which checks rules for Prometheus, and prints the program's path. The package is not installed, because
+# that starts a Prometheus. Does nothing but print where it is there already.
+. "$(dirname "$0")/lib.sh"
+
+folder=$CACHE/prometheus
+if [ ! -x "$folder/usr/bin/promtool" ]; then
+  mkdir -p "$CACHE"
+  exec 9>"$folder.lock"; flock 9
+  work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+  say "fetching Debian's prometheus"
+  (cd "$work" && apt-get download -qq -o APT::Sandbox::User=root prometheus) >&2 || die "prometheus cannot be fetched: run apt-get update"
+  dpkg-deb -x "$work"/prometheus_*.deb "$work/tree"
+  # aside and then renamed: what has the name is whole
+  rm -rf "$folder" "$folder.new"
+  cp -r "$work/tree" "$folder.new"
+  mv "$folder.new" "$folder"
+fi
+echo "$folder/usr/bin/promtool"
