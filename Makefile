@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api test-kms h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs
+.PHONY: help setup setup-build build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api test-kms h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -8,10 +8,13 @@ TARGET = musl
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: ## install what is missing: Debian packages, the musl standard library, a static tpm2-tss, a kernel
+setup: ## install what building and testing need: Debian packages, the musl standard library, a static tpm2-tss, a kernel
 	@tools/setup.sh
 
-build: setup ## build the five programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
+setup-build: # what building needs alone
+	@tools/setup.sh build
+
+build: setup-build ## build the five programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
 	@tools/build.sh $(TARGET)
 
 test: lint check-deps unit boot ## run everything that must pass before a change lands
@@ -24,11 +27,11 @@ lint: setup ## check formatting, clippy, shell syntax
 unit: setup ## run the unit tests, and the tests against real peers that need no VM
 	cargo test --locked
 
-boot: build ## run the tests that boot VMs; each console is kept in target/boot
+boot: setup build ## run the tests that boot VMs; each console is kept in target/boot
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2 pairs:: measure::a_disk_with_the_stub_of_systemd_252
 
-test-images: build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with what goes wrong; unified kernel images with each systemd-stub; the image of mkosi (needs root)
+test-images: setup build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with what goes wrong; unified kernel images with each systemd-stub; the image of mkosi (needs root)
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test measure -- --ignored
 	cargo test --locked --test hardware_tdx -- --ignored --nocapture
@@ -37,10 +40,10 @@ image: build ## make a container image of the services, for `firstlight apply`: 
 	@tools/image.sh
 
 PROFILE = release
-mkosi: build ## build a node's disk image with mkosi: Debian 13, verified root, one measured file that boots; needs root (PROFILE=debug: with a shell)
+mkosi: setup build ## build a node's disk image with mkosi: Debian 13, verified root, one measured file that boots; needs root (PROFILE=debug: with a shell)
 	@tools/mkosi.sh $(PROFILE)
 
-test-cluster: image ## make a real Kubernetes cluster of nodes in namespaces; needs root
+test-cluster: setup image ## make a real Kubernetes cluster of nodes in namespaces; needs root
 	@tools/node-image.sh >/dev/null
 	cargo test --locked --test cluster --no-run
 	unshare --net cargo test --locked --offline --test cluster -- --ignored --nocapture --test-threads=1
@@ -57,7 +60,7 @@ test-kms: setup ## test the wrapped master secret with a real Vault server, whic
 demo: setup ## boot a VM: first boot, init, a reboot that unlocks itself, a tampered one that must not, one with recovery
 	@tools/demo.sh
 
-bench: build ## compare our programs with their peers
+bench: setup build ## compare our programs with their peers
 	cargo bench --locked
 
 storm: setup ## measure many nodes that arrive at one join service at once, with a real API server: tickets a second, waits, memory
@@ -76,7 +79,7 @@ fuzz: setup ## run each fuzz target for a minute; `tools/fuzz.sh SECONDS TARGET.
 check-deps: setup ## check what each program links: no async runtime, unlock's limits, the picture in docs/architecture.md
 	@tools/check-deps.sh
 
-deb: build ## make Debian packages in target/deb, and check them with lintian, apt, dpkg, dracut and initramfs-tools
+deb: setup build ## make Debian packages in target/deb, and check them with lintian, apt, dpkg, dracut and initramfs-tools
 	@tools/setup.sh lintian
 	@tools/deb.sh >/dev/null
 	cargo test --locked --test packages -- --ignored
@@ -87,7 +90,7 @@ release: deb image ## put together what a release publishes, with notes and chec
 reproducible: deb ## check that two builds in different directories give the same bytes: programs, packages, initrds
 	@tools/reproducible.sh
 
-reproducible-image: build ## check that two builds of the image of mkosi in different directories give the same bytes; needs root
+reproducible-image: setup build ## check that two builds of the image of mkosi in different directories give the same bytes; needs root
 	@tools/reproducible-image.sh
 
 deny: setup ## check licenses, bans and sources of all crates

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Prepares a Debian machine with Rust from rustup for building and testing: packages, Rust's musl target, a static tpm2-tss, a
-# kernel to boot. Installs and names only missing things; takes a fraction of a second if nothing is missing.
+# Prepares a Debian machine with Rust from rustup: packages, Rust's musl target, a static tpm2-tss, and for the tests a kernel to boot.
+# Installs and names only missing things; takes a fraction of a second if nothing is missing.
 #
-#   tools/setup.sh [PACKAGE...]      also installs further packages of Debian
+#   tools/setup.sh build             what building needs
+#   tools/setup.sh [PACKAGE...]      what building and testing need, and further packages of Debian
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
 PACKAGES=(
-  # to build: a C compiler for ring and tpm2-tss, for glibc and for musl
+  # a C compiler for ring and tpm2-tss, for glibc and for musl
   gcc libc6-dev make binutils pkg-config musl-tools dpkg-dev xz-utils bzip2 zstd ca-certificates
+)
+OF_TESTS=(
   # to boot: a machine, its firmware, its TPM, its kernel and its initramfs
   qemu-system-x86 seabios ipxe-qemu ovmf swtpm swtpm-tools busybox-static cpio kmod e2fsprogs
   # a node of Kubernetes: its disk, and a line to it
@@ -19,9 +22,11 @@ PACKAGES=(
   # unified kernel images and disks with an EFI system partition; the digest that a signature covers; systemd-measure
   fdisk dosfstools mtools pesign sbsigntool systemd
 )
-PACKAGES+=("$@")
-# the attested-TLS peer is written in Go; any Go since Debian 12's will do
-command -v go >/dev/null || PACKAGES+=(golang-go)
+if [ "${1:-}" != build ]; then
+  PACKAGES+=("${OF_TESTS[@]}" "$@")
+  # the attested-TLS peer is written in Go; any Go since Debian 12's will do
+  command -v go >/dev/null || PACKAGES+=(golang-go)
+fi
 
 packages() {
   local missing=() root=() package status
@@ -57,4 +62,4 @@ rust() {
 packages
 rust
 link_tss musl
-tools/kernel.sh >/dev/null
+[ "${1:-}" = build ] || tools/kernel.sh >/dev/null
