@@ -853,7 +853,7 @@ const WRAP: Command = Command {
               --master-secret: the service then decrypts the key at each use, if it allows it to whoever runs the command. The file \
               alone is worth nothing.",
         "The URI names the service and its key, without credentials: kms://vault?address=https://HOST:PORT&keyName=NAME is a key of \
-              the engine transit of Vault or OpenBao. docs/kms.md has all services, their parameters, and the permissions that they \
+              the engine transit of Vault or OpenBao, and kms://aws-kms?keyName=ARN a key of AWS KMS. docs/kms.md has all services, their parameters, and the permissions that they \
               need.",
         "A file that is wrapped already can be wrapped for another service.",
     ],

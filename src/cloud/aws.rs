@@ -216,8 +216,8 @@ impl Client {
         format!("GET {}", self.imds.url(&format!("latest/{path}")))
     }
 
-    /// Returns credentials that are valid for some more minutes.
-    fn credentials(&self) -> Result<Arc<Credentials>, Error> {
+    /// Returns credentials of the instance's role that are valid for some more minutes.
+    pub fn credentials(&self) -> Result<Arc<Credentials>, Error> {
         const PATH: &str = "meta-data/iam/security-credentials/";
         let mut known = locked(&self.credentials);
         if let Some(known) = known.as_ref().filter(|known| known.last(self.now())) {
@@ -323,7 +323,7 @@ impl Client {
             ("content-type", call.content_type),
             ("host", api.host()),
             ("x-amz-date", &*date),
-            ("x-amz-security-token", &*credentials.token),
+            ("x-amz-security-token", credentials.token()),
         ];
         fields.extend(call.target.map(|target| ("x-amz-target", target)));
         let request = sigv4::Request {
@@ -332,12 +332,9 @@ impl Client {
             fields: &fields,
             body: call.body.as_bytes(),
         };
-        let key = sigv4::Key {
-            id: &credentials.access_key_id,
-            secret: &credentials.secret_access_key,
-        };
         let region = &self.identity()?.region;
-        let authorization = sigv4::authorization(&key, region, call.service, &date, &request);
+        let authorization =
+            sigv4::authorization(&credentials.key(), region, call.service, &date, &request);
         fields.retain(|(name, _)| *name != "host");
         fields.push(("authorization", &authorization));
         api.send("POST", "", &fields, call.body.as_bytes(), call.limit)
@@ -449,6 +446,19 @@ impl Metadata for Client {
 }
 
 impl Credentials {
+    /// Returns the key that signs.
+    pub fn key(&self) -> sigv4::Key<'_> {
+        sigv4::Key {
+            id: &self.access_key_id,
+            secret: &self.secret_access_key,
+        }
+    }
+
+    /// Returns the value of the field `x-amz-security-token`.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
     /// Returns whether they are still valid for some time.
     fn last(&self, now: SystemTime) -> bool {
         time::parse(&self.expiration).is_some_and(|end| now + EARLY < end)
@@ -489,7 +499,7 @@ fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Returns the domain of the APIs in a region ("AWS Regions and Endpoints").
-fn domain(region: &str) -> &'static str {
+pub fn domain(region: &str) -> &'static str {
     let domains = [
         ("cn-", "amazonaws.com.cn"),
         ("eusc-", "amazonaws.eu"),
@@ -507,7 +517,7 @@ fn provider_id(zone: &str, instance: &str) -> String {
 }
 
 /// Returns whether an error's code says that the credentials are not, or no longer, valid.
-fn is_of_credentials(code: &str) -> bool {
+pub fn is_of_credentials(code: &str) -> bool {
     matches!(
         code,
         "AuthFailure"

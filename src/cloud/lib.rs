@@ -13,7 +13,7 @@ pub mod openstack;
 mod pages;
 mod place;
 pub mod qemu;
-mod sigv4;
+pub mod sigv4;
 mod stackit;
 mod state_disk;
 pub mod r#static;

@@ -16,11 +16,13 @@ pub struct Key<'a> {
 
 /// A request. It has no query: what is asked for is in its body.
 pub struct Request<'a> {
+    /// The method.
     pub method: &'a str,
     /// The absolute path, encoded.
     pub path: &'a str,
     /// The header fields that are signed: names in lower case, sorted; among them `host` and `x-amz-date`.
     pub fields: &'a [(&'a str, &'a str)],
+    /// The content.
     pub body: &'a [u8],
 }
 

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Maximum characters of a service's own words in an error.
+pub const SHOWN: usize = 300;
+
 /// Why a master secret cannot be wrapped or unwrapped. No text contains a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
@@ -11,6 +14,8 @@ pub enum Error {
     Credentials(String),
     /// The service does not answer, or asks to come later. Another attempt may succeed.
     Away(String),
+    /// The service answers that it has too much to do. The same request soon succeeds.
+    Busy(String),
     /// The service refuses.
     Refused(String),
     /// The answer of the service is not usable.
@@ -24,7 +29,7 @@ pub enum Error {
 impl Error {
     /// Returns whether another attempt may succeed.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Error::Away(_))
+        matches!(self, Error::Away(_) | Error::Busy(_))
     }
 }
 
@@ -32,7 +37,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Uri(why) => write!(f, "key URI: {why}"),
-            Error::Credentials(why) | Error::Away(why) => f.write_str(why),
+            Error::Credentials(why) | Error::Away(why) | Error::Busy(why) => f.write_str(why),
             Error::Refused(why) | Error::Answer(why) => f.write_str(why),
             Error::Format(why) => write!(f, "not a wrapped master secret: {why}"),
             Error::Sealed => f.write_str(
@@ -43,3 +48,17 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Returns what a service says as a part of one line: ` (WORDS)`, or nothing if it says nothing.
+pub fn said(text: &str) -> String {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let shown: String = words
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(SHOWN)
+        .collect();
+    match shown.is_empty() {
+        true => shown,
+        false => format!(" ({shown})"),
+    }
+}

@@ -10,9 +10,11 @@
 //!
 //! Each service has a file and a line in [`ALL`].
 
+pub mod aws_kms;
 mod envelope;
 mod error;
 mod https;
+mod patience;
 mod service;
 mod uri;
 mod vault;
@@ -24,7 +26,7 @@ pub use service::KeyEncryptionKey;
 use service::Service;
 
 /// All services. To add one, write its file beside `vault.rs`, and add its constant here and its chapter to `docs/kms.md`.
-const ALL: &[Service] = &[vault::SERVICE];
+const ALL: &[Service] = &[vault::SERVICE, aws_kms::SERVICE];
 
 /// Makes a client of the key that this URI names, e.g. `kms://vault?address=https://vault:8200&keyName=firstlight`. The URI contains
 /// no credentials: each service's file says where they come from. Sends no request.

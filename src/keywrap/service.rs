@@ -5,7 +5,8 @@ use base::crypto::Secret;
 use super::error::Error;
 use super::uri::Query;
 
-/// A key-encryption key in an external service. Each call makes its requests without retries.
+/// A key-encryption key in an external service. A call repeats a request only if the service is busy, for some
+/// seconds.
 pub trait KeyEncryptionKey {
     /// Checks that the key is there and can be used; makes it if it is missing and `create` is set.
     fn prepare(&self, create: bool) -> Result<(), Error>;

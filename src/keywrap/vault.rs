@@ -21,7 +21,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::Secret;
 
-use super::error::Error;
+use super::error::{self, Error};
 use super::https::{Answer, Server};
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
@@ -47,8 +47,6 @@ const TOKEN_FILE: &str = ".vault-token";
 const MAX_TOKEN: usize = 8 << 10;
 /// Additional data of each encryption, so that what another program encrypted with the same key is not taken.
 const CONTEXT: &[u8] = b"firstlight master secret";
-/// Maximum characters of the service's own words in an error.
-const SHOWN: usize = 200;
 
 struct Transit {
     server: Server,
@@ -284,19 +282,7 @@ fn said(body: &[u8]) -> String {
         Ok(errors) => errors,
         Err(_) => return String::new(),
     };
-    let text = errors.errors.join("; ");
-    let shown: String = text
-        .split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
-        .chars()
-        .filter(|c| !c.is_control())
-        .take(SHOWN)
-        .collect();
-    match shown.is_empty() {
-        true => shown,
-        false => format!(" ({shown})"),
-    }
+    error::said(&errors.errors.join("; "))
 }
 
 fn operators_token() -> Result<Zeroizing<String>, Error> {
@@ -376,7 +362,7 @@ mod tests {
         assert_eq!(said(br#"{"errors":[]}"#), "");
         assert_eq!(said(b"<html>"), "");
         let long = format!(r#"{{"errors":["{}"]}}"#, "x".repeat(5000));
-        assert_eq!(said(long.as_bytes()).len(), SHOWN + 3);
+        assert_eq!(said(long.as_bytes()).len(), error::SHOWN + 3);
     }
 
     #[test]

@@ -5,12 +5,12 @@ mod aws;
 mod azure;
 mod gcp;
 mod openstack;
-mod server;
 mod tls;
 
 use std::sync::Arc;
 
 use cloud::{Cloud, Metadata};
+use common::cloud_server as server;
 
 /// A bcrypt hash of an init secret.
 const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";

@@ -2,6 +2,7 @@
 //! surroundings.
 
 pub mod attested;
+pub mod cloud_server;
 pub mod forger;
 pub mod joining;
 pub mod kube_apiserver;

@@ -1,24 +1,19 @@
-//! The master secret in the care of an external key management service: a real Vault server, with the operator's command and the key
-//! service as its clients. `make test-kms` runs these tests: Vault takes minutes to build.
+//! A real Vault server. `make test-kms` runs these tests: Vault takes minutes to build.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use common::attested::{plain_channel, within};
-use proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use serde_json::{Value, json};
 use support::program::Program;
 use tempfile::TempDir;
 use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-const KEY: [u8; 32] = [1; 32];
-const SALT: [u8; 32] = [2; 32];
+use super::{key, workspace};
 
 /// A Vault server on this machine, initialized and unsealed, with the engine transit.
 struct Vault {
@@ -134,77 +129,16 @@ impl Vault {
     }
 }
 
-/// A folder with the master secret, as the operator and as the key service have it.
-fn workspace() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    let kms = kms::ClusterKms::new(
-        base::crypto::Secret::new(KEY.to_vec()),
-        base::crypto::Secret::new(SALT.to_vec()),
-    );
-    let base64 = |bytes: &[u8]| {
-        use base64::Engine;
-        base64::engine::general_purpose::STANDARD.encode(bytes)
-    };
-    let kms = kms.unwrap();
-    let json = json!({"key": base64(kms.key().expose()), "salt": base64(kms.salt().expose())});
-    let file = dir.path().join("plain.json");
-    fs::write(&file, json.to_string()).unwrap();
-    fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
-    fs::write(dir.path().join("key"), KEY).unwrap();
-    fs::write(dir.path().join("salt"), SALT).unwrap();
-    dir
-}
-
 fn firstlight(dir: &Path, token: &str, args: &[&str]) -> Output {
-    Command::new(support::program::built("firstlight"))
-        .args(args)
-        .current_dir(dir)
-        .env("VAULT_TOKEN", token)
-        .output()
-        .unwrap()
+    super::firstlight(dir, &[("VAULT_TOKEN", token)], args)
 }
 
 fn wrap(dir: &Path, token: &str, uri: &str, more: &[&str]) -> Result<(), String> {
-    let args = [
-        "wrap",
-        "--kms",
-        uri,
-        "--master-secret",
-        "plain.json",
-        "--out",
-        "wrapped.json",
-    ];
-    let output = firstlight(dir, token, &[&args, more].concat());
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8(output.stderr).unwrap()),
-    }
+    super::wrap(dir, &[("VAULT_TOKEN", token)], uri, more)
 }
 
 fn key_service(dir: &Path, token: &str, secret: &[&str]) -> Program {
-    let mut command = Command::new(support::program::built("key-service"));
-    command
-        .args(["--clients", "any", "--listen", "127.0.0.1:0"])
-        .args(secret)
-        .current_dir(dir)
-        .env("VAULT_TOKEN", token);
-    Program::start(&mut command)
-}
-
-/// Returns a key that the service gives.
-fn key(service: &Program) -> Vec<u8> {
-    let line = service.expect("serving data keys on");
-    let address = line
-        .split(|c: char| c.is_whitespace() || c == ',')
-        .find_map(|word| word.parse().ok());
-    let request = GetDataKeyRequest {
-        data_key_id: "s3proxy-kek".into(),
-        length: 32,
-    };
-    let answer: GetDataKeyResponse = plain_channel(address.unwrap())
-        .unary(GET_DATA_KEY, &request, &within(60))
-        .unwrap();
-    answer.data_key.clone()
+    super::key_service(dir, &[("VAULT_TOKEN", token)], secret)
 }
 
 #[test]

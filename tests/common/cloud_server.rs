@@ -1,9 +1,13 @@
-//! A server of a cloud, over HTTP/1.1: a closure answers each request.
+//! A server of a cloud, over HTTP/1.1, with TLS or without: a closure answers each request.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
+
+use rustls::crypto::ring;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// A request.
 #[derive(Debug, Clone)]
@@ -85,8 +89,38 @@ pub fn start(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Str
     url
 }
 
-fn serve(mut client: TcpStream, answer: &dyn Fn(&Request) -> Answer) -> Option<()> {
-    let request = read(BufReader::new(client.try_clone().ok()?))?;
+/// Starts a server with TLS and a certificate of its own. Returns its URL and the certificate in PEM.
+pub fn start_tls(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> (String, String) {
+    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![own.cert.der().clone()], key)
+        .unwrap();
+    let (config, answer) = (Arc::new(config), Arc::new(answer));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let (config, answer) = (config.clone(), answer.clone());
+            thread::spawn(move || {
+                let connection = ServerConnection::new(config).unwrap();
+                let mut stream = StreamOwned::new(connection, client);
+                serve(&mut stream, &*answer);
+                stream.conn.send_close_notify();
+                let _ = stream.flush();
+            });
+        }
+    });
+    (url, own.cert.pem())
+}
+
+fn serve(client: impl Read + Write, answer: &dyn Fn(&Request) -> Answer) -> Option<()> {
+    let mut client = BufReader::new(client);
+    let request = read(&mut client)?;
+    let client = client.get_mut();
     let answer = answer(&request);
     let mut head = format!(
         "HTTP/1.1 {} X\r\nContent-Length: {}\r\nConnection: close\r\n",
@@ -100,7 +134,7 @@ fn serve(mut client: TcpStream, answer: &dyn Fn(&Request) -> Answer) -> Option<(
     client.write_all(answer.body.as_bytes()).ok()
 }
 
-fn read(mut client: BufReader<TcpStream>) -> Option<Request> {
+fn read(client: &mut impl BufRead) -> Option<Request> {
     let mut lines = vec![];
     loop {
         let mut line = String::new();

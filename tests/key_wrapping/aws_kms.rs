@@ -1,0 +1,337 @@
+//! AWS KMS: moto serves it, and checks signatures and permitted actions. The instance metadata service, and what moto cannot do
+//! (throttling), are servers of this file.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use common::cloud_server::{self as server, Answer, Request};
+use serde_json::{Value, json};
+use support::ROOT;
+use support::foreign::python;
+use tempfile::TempDir;
+
+use super::{check_same_keys, key, key_service, replace_wrapped_key, unwrap, workspace, wrap};
+
+/// moto with keys in it.
+struct Moto {
+    found: Value,
+    folder: TempDir,
+    _process: Child,
+    /// Its end ends moto.
+    _input: ChildStdin,
+}
+
+impl Moto {
+    /// Returns the one of all tests. It ends with its standard input, and thus with this process.
+    fn get() -> &'static Moto {
+        static MOTO: LazyLock<Moto> = LazyLock::new(Moto::start);
+        &MOTO
+    }
+
+    fn start() -> Moto {
+        let folder = tempfile::tempdir().unwrap();
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let (certificate, key) = (folder.path().join("ca.pem"), folder.path().join("key.pem"));
+        fs::write(&certificate, own.cert.pem()).unwrap();
+        fs::write(&key, own.signing_key.serialize_pem()).unwrap();
+        let mut process = python()
+            .arg(format!("{ROOT}/tests/key_wrapping/aws_kms.py"))
+            .arg(format!("{ROOT}/docs/clouds"))
+            .args([&certificate, &key])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.starts_with('{') {
+            line.clear();
+            assert!(output.read_line(&mut line).unwrap() > 0, "moto has ended");
+        }
+        Moto {
+            _input: process.stdin.take().unwrap(),
+            found: serde_json::from_str(&line).unwrap(),
+            folder,
+            _process: process,
+        }
+    }
+
+    /// Returns the URI of a key.
+    fn uri(&self, key: &str) -> String {
+        let (url, folder) = (text(&self.found["url"]), self.folder.path().display());
+        format!("kms://aws-kms?keyName={key}&endpoint={url}&caFile={folder}/ca.pem")
+    }
+
+    /// Returns the environment of who has these credentials.
+    fn env(&self, role: &str) -> [(&str, &str); 3] {
+        let given = &self.found["credentials"][role];
+        [
+            ("AWS_ACCESS_KEY_ID", text(&given["AccessKeyId"])),
+            ("AWS_SECRET_ACCESS_KEY", text(&given["SecretAccessKey"])),
+            ("AWS_SESSION_TOKEN", text(&given["Token"])),
+        ]
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// Starts the metadata service of an instance with this role, version 2 only ("Use the Instance Metadata Service to access instance
+/// metadata" in the EC2 User Guide).
+fn imds(role: &'static str, credentials: Value) -> String {
+    const ROLES: &str = "/latest/meta-data/iam/security-credentials/";
+    server::start(move |request| match (&*request.method, &*request.path) {
+        ("PUT", "/latest/api/token") => {
+            let ttl = request.field("x-aws-ec2-metadata-token-ttl-seconds");
+            assert!(ttl.unwrap().parse::<u32>().unwrap() <= 21_600);
+            Answer::text(200, "token==")
+        }
+        ("GET", _) if request.field("x-aws-ec2-metadata-token") != Some("token==") => {
+            Answer::text(401, "")
+        }
+        ("GET", ROLES) if credentials.is_object() => Answer::text(200, role),
+        ("GET", path) if path.strip_prefix(ROLES) == Some(role) => {
+            Answer::text(200, credentials.to_string())
+        }
+        _ => Answer::text(404, ""),
+    })
+}
+
+#[test]
+fn a_key_in_moto_gives_the_same_keys_with_the_permissions_of_the_docs() {
+    let (moto, dir) = (Moto::get(), workspace());
+    let arn = text(&moto.found["keys"][0]);
+    wrap(dir.path(), &moto.env("operator"), &moto.uri(arn), &[]).unwrap();
+    let wrapped = fs::read_to_string(dir.path().join("wrapped.json")).unwrap();
+    assert!(wrapped.contains(arn) && !wrapped.contains("AQEBAQEB"));
+    unwrap(dir.path(), &moto.env("operator")).unwrap();
+    // the key service has the role of its instance, and no variable
+    let imds = imds(
+        "key-service",
+        moto.found["credentials"]["key-service"].clone(),
+    );
+    let env = [("AWS_EC2_METADATA_SERVICE_ENDPOINT", &*imds)];
+    check_same_keys(dir.path(), &env);
+
+    let dir = workspace();
+    let alias = moto.uri("alias/firstlight&region=eu-central-1");
+    wrap(dir.path(), &moto.env("operator"), &alias, &[]).unwrap();
+    check_same_keys(dir.path(), &env);
+}
+
+#[test]
+fn each_refusal_names_what_is_missing() {
+    let (moto, dir) = (Moto::get(), workspace());
+    let operator = moto.env("operator");
+    let arn = text(&moto.found["keys"][0]);
+    let refused = |env: &[(&str, &str)], key: &str, more: &[&str], expected: &str| {
+        let said = wrap(dir.path(), env, &moto.uri(key), more).unwrap_err();
+        assert!(said.contains(expected), "{expected}: {said}");
+    };
+    let missing = arn.replace(":key/", ":key/0");
+    refused(
+        &operator,
+        &missing,
+        &[],
+        "is it the right region and account?",
+    );
+    refused(
+        &operator,
+        &missing,
+        &["--create-key"],
+        "--create-key makes no keys",
+    );
+    refused(
+        &operator,
+        text(&moto.found["signing"]),
+        &[],
+        "does not encrypt",
+    );
+    refused(&operator, text(&moto.found["disabled"]), &[], "enable it");
+    refused(&operator, "alias/firstlight", &[], "has no region");
+    let service = moto.env("key-service");
+    let needed = format!("AWS_ACCESS_KEY_ID needs the permission kms:DescribeKey on {arn}");
+    refused(&service, arn, &[], &needed);
+    let mut forged = operator;
+    forged[1].1 = "another";
+    refused(
+        &forged,
+        arn,
+        &[],
+        "the secret key of AWS_ACCESS_KEY_ID is wrong",
+    );
+    forged[0].1 = "ASIAUNKNOWN";
+    refused(
+        &forged,
+        arn,
+        &[],
+        "the credentials of AWS_ACCESS_KEY_ID are wrong",
+    );
+    refused(
+        &operator[..1],
+        arn,
+        &[],
+        "only one of AWS_ACCESS_KEY_ID and",
+    );
+    let untrusted = format!(
+        "kms://aws-kms?keyName={arn}&endpoint={}",
+        text(&moto.found["url"])
+    );
+    let said = wrap(dir.path(), &operator, &untrusted, &[]).unwrap_err();
+    assert!(said.contains("certificate"), "{said}");
+
+    wrap(dir.path(), &operator, &moto.uri(arn), &[]).unwrap();
+    replace_wrapped_key(dir.path(), text(&moto.found["ofOtherContext"]));
+    let said = unwrap(dir.path(), &operator).unwrap_err();
+    assert!(said.contains("this key did not wrap this file"), "{said}");
+    replace_wrapped_key(dir.path(), text(&moto.found["ofOtherKey"]));
+    let said = unwrap(dir.path(), &operator).unwrap_err();
+    assert!(said.contains("the file must be that of this key"), "{said}");
+}
+
+#[test]
+fn an_instance_without_a_role_is_told_so() {
+    let (moto, dir) = (Moto::get(), workspace());
+    let env = [(
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        &*imds("none", Value::Null),
+    )];
+    let uri = moto.uri(text(&moto.found["keys"][0]));
+    let said = wrap(dir.path(), &env, &uri, &[]).unwrap_err();
+    assert!(
+        said.contains("there are no credentials: AWS_ACCESS_KEY_ID") && said.contains("no role"),
+        "{said}"
+    );
+}
+
+/// A service that is busy for the first requests, and whose key is a mask.
+#[derive(Default)]
+struct Busy {
+    left: AtomicUsize,
+    requests: Mutex<Vec<Request>>,
+}
+
+impl Busy {
+    /// Returns it with the URI of its key.
+    fn start(dir: &TempDir) -> (Arc<Busy>, String) {
+        let busy = Arc::new(Busy::default());
+        let serving = busy.clone();
+        let (url, certificate) = server::start_tls(move |request| serving.answer(request));
+        let ca = dir.path().join("busy.pem");
+        fs::write(&ca, certificate).unwrap();
+        let name = "arn:aws:kms:eu-central-1:111122223333:key/a";
+        let uri = format!(
+            "kms://aws-kms?keyName={name}&endpoint={url}&caFile={}",
+            ca.display()
+        );
+        (busy, uri)
+    }
+
+    fn answer(&self, request: &Request) -> Answer {
+        self.requests.lock().unwrap().push(request.clone());
+        let take = |left: usize| left.checked_sub(1);
+        let left = self
+            .left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
+        if let Ok(left) = left {
+            return match left % 2 {
+                0 => Answer::json(
+                    400,
+                    json!({"__type": "ThrottlingException", "message": "Rate exceeded"}),
+                ),
+                _ => Answer::text(503, "<html>"),
+            };
+        }
+        let body: Value = serde_json::from_str(&request.body).unwrap();
+        match request.field("x-amz-target").unwrap() {
+            "TrentService.DescribeKey" => Answer::json(
+                200,
+                json!({"KeyMetadata": {"KeyState": "Enabled", "KeyUsage": "ENCRYPT_DECRYPT", "KeySpec": "SYMMETRIC_DEFAULT"}}),
+            ),
+            "TrentService.Encrypt" => {
+                Answer::json(200, json!({"CiphertextBlob": body["Plaintext"]}))
+            }
+            "TrentService.Decrypt" => {
+                Answer::json(200, json!({"Plaintext": body["CiphertextBlob"]}))
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+const OWN: [(&str, &str); 2] = [
+    ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
+    ("AWS_SECRET_ACCESS_KEY", "secret"),
+];
+
+#[test]
+fn a_service_that_throttles_is_asked_again_for_some_seconds() {
+    let dir = workspace();
+    let (busy, uri) = Busy::start(&dir);
+    busy.left.store(3, Ordering::SeqCst);
+    wrap(dir.path(), &OWN, &uri, &[]).unwrap();
+    let requests = std::mem::take(&mut *busy.requests.lock().unwrap());
+    // three refused, and four answered: the file is read again
+    assert_eq!(requests.len(), 7);
+    for request in requests {
+        let signed = request.field("authorization").unwrap();
+        assert!(
+            signed.starts_with("AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/")
+                && signed.contains("/eu-central-1/kms/aws4_request")
+                && signed.contains("host;x-amz-date;x-amz-target"),
+            "{signed}"
+        );
+        // the policies of the docs insist on what each request has
+        let body: Value = serde_json::from_str(&request.body).unwrap();
+        let context = &body["EncryptionContext"];
+        let target = request.field("x-amz-target").unwrap();
+        let action = format!("kms:{}", target.strip_prefix("TrentService.").unwrap());
+        for role in ["operator", "key-service"] {
+            let policy = fs::read(format!("{ROOT}/docs/clouds/aws-kms-{role}.json")).unwrap();
+            let policy: Value = serde_json::from_slice(&policy).unwrap();
+            let statements = policy["Statement"].as_array().unwrap().iter();
+            for statement in statements.filter(|one| one["Action"].to_string().contains(&action)) {
+                if let Some(wanted) = statement["Condition"]["StringEquals"].as_object() {
+                    let wanted = &wanted["kms:EncryptionContext:purpose"];
+                    assert_eq!(&context["purpose"], wanted);
+                    assert_eq!(context.as_object().unwrap().len(), 1);
+                }
+            }
+        }
+    }
+
+    busy.left.store(usize::MAX, Ordering::SeqCst);
+    let said = unwrap(dir.path(), &OWN).unwrap_err();
+    assert!(said.contains("tried for 10 s"), "{said}");
+}
+
+#[test]
+fn the_key_service_waits_for_a_service_that_is_away() {
+    let dir = workspace();
+    let (busy, uri) = Busy::start(&dir);
+    wrap(dir.path(), &OWN, &uri, &[]).unwrap();
+    busy.left.store(usize::MAX, Ordering::SeqCst);
+    let secret = ["--wrapped-secret", "wrapped.json"];
+    let waiting = key_service(dir.path(), &OWN, &secret);
+    let no_imds = [("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")];
+    let without = key_service(dir.path(), &no_imds, &secret);
+    without.expect("there are no credentials");
+    without.expect("trying again in");
+    waiting.expect("trying again in");
+    busy.left.store(0, Ordering::SeqCst);
+    assert_eq!(key(&waiting).len(), 32);
+
+    let url = uri
+        .split(['=', '&'])
+        .find(|part| part.starts_with("https:"));
+    let away = uri.replace(url.unwrap(), "https://127.0.0.1:1");
+    let said = wrap(dir.path(), &OWN, &away, &[]).unwrap_err();
+    assert!(
+        said.contains("127.0.0.1:1") && said.contains("refused"),
+        "{said}"
+    );
+}

@@ -1,0 +1,127 @@
+//! The master secret in the care of an external key management service, with the operator's command and the key service as its clients:
+//! real servers or emulators where there are some, else servers that follow the published API and check each request.
+
+mod aws_kms;
+mod vault;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::attested::{plain_channel, within};
+use proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
+use serde_json::{Value, json};
+use support::program::Program;
+use tempfile::TempDir;
+
+const KEY: [u8; 32] = [1; 32];
+const SALT: [u8; 32] = [2; 32];
+
+/// Variables of the environment.
+type Env<'a> = &'a [(&'a str, &'a str)];
+
+/// A folder with the master secret, as the operator and as the key service have it.
+fn workspace() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let kms = kms::ClusterKms::new(
+        base::crypto::Secret::new(KEY.to_vec()),
+        base::crypto::Secret::new(SALT.to_vec()),
+    );
+    let base64 = |bytes: &[u8]| {
+        use base64::Engine;
+        base64::engine::general_purpose::STANDARD.encode(bytes)
+    };
+    let kms = kms.unwrap();
+    let json = json!({"key": base64(kms.key().expose()), "salt": base64(kms.salt().expose())});
+    let file = dir.path().join("plain.json");
+    fs::write(&file, json.to_string()).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    fs::write(dir.path().join("key"), KEY).unwrap();
+    fs::write(dir.path().join("salt"), SALT).unwrap();
+    dir
+}
+
+fn firstlight(dir: &Path, env: Env<'_>, args: &[&str]) -> Output {
+    Command::new(support::program::built("firstlight"))
+        .args(args)
+        .current_dir(dir)
+        .envs(env.iter().copied())
+        .output()
+        .unwrap()
+}
+
+fn wrap(dir: &Path, env: Env<'_>, uri: &str, more: &[&str]) -> Result<(), String> {
+    let args = [
+        "wrap",
+        "--kms",
+        uri,
+        "--master-secret",
+        "plain.json",
+        "--out",
+        "wrapped.json",
+    ];
+    let output = firstlight(dir, env, &[&args, more].concat());
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8(output.stderr).unwrap()),
+    }
+}
+
+fn key_service(dir: &Path, env: Env<'_>, secret: &[&str]) -> Program {
+    let mut command = Command::new(support::program::built("key-service"));
+    command
+        .args(["--clients", "any", "--listen", "127.0.0.1:0"])
+        .args(secret)
+        .current_dir(dir)
+        .envs(env.iter().copied());
+    Program::start(&mut command)
+}
+
+/// Returns a key that the service gives.
+fn key(service: &Program) -> Vec<u8> {
+    let line = service.expect("serving data keys on");
+    let address = line
+        .split(|c: char| c.is_whitespace() || c == ',')
+        .find_map(|word| word.parse().ok());
+    let request = GetDataKeyRequest {
+        data_key_id: "s3proxy-kek".into(),
+        length: 32,
+    };
+    let answer: GetDataKeyResponse = plain_channel(address.unwrap())
+        .unary(GET_DATA_KEY, &request, &within(60))
+        .unwrap();
+    answer.data_key.clone()
+}
+
+/// Runs `firstlight unwrap`; the error is what it says.
+fn unwrap(dir: &Path, env: Env<'_>) -> Result<(), String> {
+    let _ = fs::remove_file(dir.join("back.json"));
+    let args = [
+        "unwrap",
+        "--master-secret",
+        "wrapped.json",
+        "--out",
+        "back.json",
+    ];
+    let output = firstlight(dir, env, &args);
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8(output.stderr).unwrap()),
+    }
+}
+
+/// Replaces what the service wrapped by something else that it wrapped.
+fn replace_wrapped_key(dir: &Path, base64: &str) {
+    let path = dir.join("wrapped.json");
+    let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    file["wrappedKey"] = base64.into();
+    fs::write(&path, file.to_string()).unwrap();
+}
+
+/// Checks that the key service has the same keys by the wrapped secret as by the plain one.
+fn check_same_keys(dir: &Path, env: Env<'_>) {
+    let plain = key_service(dir, &[], &["--master-secret", "key", "--salt", "salt"]);
+    let unwrapped = key_service(dir, env, &["--wrapped-secret", "wrapped.json"]);
+    assert_eq!(key(&plain), key(&unwrapped));
+}
