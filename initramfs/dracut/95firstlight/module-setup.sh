@@ -49,7 +49,7 @@ install() {
     inst_multiple mke2fs modprobe
     inst_multiple -o /etc/mke2fs.conf /etc/firstlight/node.conf /etc/firstlight/machines.json
     # in a cloud `unlock` asks an API over HTTPS (docs/clouds.md)
-    if grep -qsE '^csp=(aws|azure|gcp|openstack|stackit)' /etc/firstlight/node.conf; then
+    if grep -qsE '^[[:space:]]*csp[[:space:]]*=[[:space:]]*(aws|azure|gcp|openstack|stackit)' /etc/firstlight/node.conf; then
         inst_multiple -o /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt
     fi
     mkdir -p "$initdir"/etc/{cmdline.d,modules-load.d}
