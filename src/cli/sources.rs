@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use attest::attestation::sources::Sources;
+use attest::attestation::sources::{self, Sources};
 use base::program::Failure;
-use collateral::{Fetching, Flags, Kept, Settings};
+use collateral::{Fetching, Flags, Kept};
 
 use super::usage::Given;
 
@@ -32,8 +32,10 @@ pub fn set(given: &Given) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the sources.
+/// Returns the sources; before [`set`], those without a network.
 pub fn sources() -> Arc<dyn Sources> {
-    let of_defaults = || Fetching::new(Settings::default()).expect("the default URLs are valid");
-    GIVEN.get_or_init(of_defaults).clone()
+    match GIVEN.get() {
+        Some(given) => given.clone(),
+        None => sources::offline(),
+    }
 }

@@ -310,10 +310,7 @@ impl State {
     /// Returns the place of an item, which is now the one used last.
     fn slot(&mut self, name: &str) -> &mut Slot {
         self.uses += 1;
-        if !self.slots.contains_key(name) {
-            self.slots.insert(name.to_owned(), Slot::default());
-        }
-        let slot = self.slots.get_mut(name).expect("it was inserted above");
+        let slot = self.slots.entry(name.to_owned()).or_default();
         slot.last_use = self.uses;
         slot
     }
