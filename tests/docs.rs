@@ -554,3 +554,36 @@ fn the_fixed_parts_of_a_message_are_what_does_not_vary() {
     );
     assert_eq!(fixed_parts("PCR 15 is not zero, …"), ["is not zero"]);
 }
+
+#[test]
+fn the_reference_has_each_command_and_no_other() {
+    let text = help("firstlight", &["--help"]);
+    let commands = text.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let expected: BTreeSet<String> = commands
+        .take_while(|line| !line.is_empty())
+        .map(|line| {
+            let (name, summary) = line.trim().split_once(' ').unwrap();
+            format!("| `{name}` | {} |", summary.trim())
+        })
+        .collect();
+    let page = Page::read(Path::new("docs/reference.md"));
+    let rows = page
+        .texts()
+        .skip_while(|line| !line.starts_with("| `firstlight` |"));
+    let listed = rows.skip(2).take_while(|line| line.starts_with('|'));
+    assert_eq!(listed.map(str::to_owned).collect::<BTreeSet<_>>(), expected);
+}
+
+#[test]
+fn the_page_of_the_services_has_each_metric_and_no_other() {
+    let names = |text: &str, quote: char| -> BTreeSet<String> {
+        let is_of_name = |char: char| char.is_ascii_lowercase() || char == '_';
+        text.split(quote)
+            .map(|piece| piece.split(|char| !is_of_name(char)).next().unwrap())
+            .filter(|name| name.starts_with("firstlight_"))
+            .map(str::to_owned)
+            .collect()
+    };
+    let page = Page::read(Path::new("docs/services.md"));
+    assert_eq!(names(&page.text, '`'), names(&messages(), '"'));
+}
