@@ -13,8 +13,9 @@ use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::kube_apiserver::{Cluster, PATIENCE};
-use kubernetes::client::{Object, Resource, Selector};
+use kubernetes::client::{Object, PODS, Resource, Selector};
 use kubernetes::yaml;
+use rpc::grpc::serve_health;
 use serde_json::{Value, json};
 use support::program::Program;
 
@@ -99,6 +100,11 @@ fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("there is no {kind} {name}"))
 }
 
+/// Returns whether an object exists only while `helm test` runs.
+fn is_hook(object: &Value) -> bool {
+    object["metadata"]["annotations"]["helm.sh/hook"] == "test"
+}
+
 /// Returns the paths of all values with their defaults. The schema says which objects have values of their own.
 fn leaves(path: &str, schema: &Value, values: &Value, out: &mut Vec<(String, Value)>) {
     let properties = schema["properties"].as_object().unwrap();
@@ -175,7 +181,7 @@ fn firstlight_apply_and_helm_make_the_same_objects() {
         json!({"joinService": {"metadata": "http://10.9.0.1:81"}}),
     ));
     // Hooks are no part of a release.
-    theirs.retain(|object| object["metadata"]["annotations"]["helm.sh/hook"].is_null());
+    theirs.retain(|object| !is_hook(object));
     let place = |object: &Value| Object::of(object).unwrap().to_string();
     ours.sort_by_key(place);
     theirs.sort_by_key(place);
@@ -272,6 +278,7 @@ fn try_apply(object: &Value) -> Value {
     let at = Object::of(object).unwrap_or_else(|_| {
         let resource = match object["kind"].as_str().unwrap() {
             "PodDisruptionBudget" => Resource::namespaced("policy", "v1", "poddisruptionbudgets"),
+            "Pod" => PODS,
             kind => panic!("{kind}"),
         };
         let name = object["metadata"]["name"].as_str().unwrap();
@@ -380,6 +387,7 @@ fn no_value_gives_an_account_a_right_or_opens_a_port() {
     let kinds = |kinds: &'static [&'static str]| {
         move |object: &&Value| kinds.iter().any(|kind| object["kind"] == *kind)
     };
+    let of_release = |object: &&Value| !is_hook(object);
     let rights = kinds(&[
         "ServiceAccount",
         "Role",
@@ -391,8 +399,8 @@ fn no_value_gives_an_account_a_right_or_opens_a_port() {
         "NetworkPolicy",
     ]);
     let (before, after): (Vec<_>, Vec<_>) = (
-        usual.iter().filter(&rights).collect(),
-        all.iter().filter(&rights).collect(),
+        usual.iter().filter(of_release).filter(&rights).collect(),
+        all.iter().filter(of_release).filter(&rights).collect(),
     );
     assert!(!before.is_empty());
     assert_eq!(before, after);
@@ -405,6 +413,72 @@ fn no_value_gives_an_account_a_right_or_opens_a_port() {
     for name in ["join-service-metrics", "key-service-metrics"] {
         assert_eq!(find(&all, "Service", name)["spec"]["clusterIP"], "None");
     }
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn helm_test_may_ask_both_services_for_their_health_and_nothing_else() {
+    let objects = objects(&everything());
+    let hooks: Vec<Value> = objects.into_iter().filter(is_hook).collect();
+    let hooks: Vec<Value> = hooks.iter().map(try_apply).collect();
+    let names = |kind: &str| {
+        let of_kind = hooks.iter().filter(|object| object["kind"] == kind);
+        of_kind.count()
+    };
+    let counts = ["Service", "NetworkPolicy", "Pod"].map(names);
+    assert_eq!((counts, hooks.len()), ([2, 2, 1], 5));
+    let pod = &find(&hooks, "Pod", "firstlight-test");
+    let (labels, spec) = (&pod["metadata"]["labels"], &pod["spec"]);
+    // No service's selector finds it.
+    assert_eq!(labels["k8s-app"], "firstlight-test");
+    assert_eq!(spec["automountServiceAccountToken"], false);
+    assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(spec["volumes"], Value::Null);
+    let container = &spec["containers"][0];
+    let context = &container["securityContext"];
+    assert_eq!(context["readOnlyRootFilesystem"], true);
+    assert_eq!(context["allowPrivilegeEscalation"], false);
+    assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+    assert_eq!(
+        container["command"],
+        json!([
+            "/join-service",
+            "--check",
+            "join-service-test.kube-system.svc:9091",
+            "--check",
+            "key-service-test.kube-system.svc:9000"
+        ])
+    );
+    for (name, port) in [("join-service", 9091), ("key-service", 9000)] {
+        let service = &find(&hooks, "Service", &format!("{name}-test"))["spec"];
+        assert_eq!(service["selector"], json!({"k8s-app": name}));
+        assert_eq!(service["ports"][0]["targetPort"], port);
+        let policy = &find(&hooks, "NetworkPolicy", &format!("{name}-test"))["spec"];
+        let of_test = json!({"matchLabels": {"k8s-app": "firstlight-test"}});
+        let rule = json!([{"from": [{"podSelector": of_test}], "ports": [{"protocol": "TCP", "port": port}]}]);
+        assert_eq!(
+            (&policy["ingress"], &policy["egress"]),
+            (&rule, &Value::Null)
+        );
+        assert_eq!(
+            policy["podSelector"]["matchLabels"],
+            json!({"k8s-app": name})
+        );
+    }
+}
+
+#[test]
+fn the_program_of_helm_test_asks_servers_for_their_health() {
+    let servers = [(); 2].map(|()| serve_health("127.0.0.1:0".parse().unwrap()).unwrap());
+    let addresses = servers.each_ref().map(|it| it.local_addr().to_string());
+    let mut command = Command::new(support::program::built("join-service"));
+    for address in &addresses {
+        command.args(["--check", address]);
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let wanted = addresses.map(|address| format!("{address}: {address} is healthy\n"));
+    assert_eq!(text(&output.stdout), wanted.concat());
 }
 
 /// Returns the names of the metrics that a service tells at its address for them.

@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 
 use super::call::Call;
+use super::client::{CallOptions, Channel};
 use super::router::Router;
 use super::status::{Code, Status};
 
@@ -25,21 +26,35 @@ struct HealthCheckResponse {
     status: i32,
 }
 
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+
+/// Asks whether the server as a whole is healthy.
+pub(super) fn ask(channel: &Channel, options: &CallOptions) -> Result<(), Status> {
+    let request = HealthCheckRequest {
+        service: String::new(),
+    };
+    let answer: HealthCheckResponse = channel.unary(CHECK, &request, options)?;
+    match answer.status {
+        SERVING => Ok(()),
+        other => Err(Status::new(
+            Code::Unavailable,
+            format!("the server's health is {other}, not {SERVING} (SERVING)"),
+        )),
+    }
+}
+
 /// Adds the health service to `router`.
 pub(super) fn add(router: Router) -> Router {
     let services: HashSet<String> = router.methods.services().map(str::to_owned).collect();
-    router.unary(
-        "/grpc.health.v1.Health/Check",
-        move |_: &Call, request: HealthCheckRequest| match request.service.is_empty()
-            || services.contains(&request.service)
-        {
+    router.unary(CHECK, move |_: &Call, request: HealthCheckRequest| {
+        match request.service.is_empty() || services.contains(&request.service) {
             true => Ok(HealthCheckResponse { status: SERVING }),
             false => Err(Status::new(
                 Code::NotFound,
                 "the server has no such service",
             )),
-        },
-    )
+        }
+    })
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub use call::{Call, Receiver, Sender};
 pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
 pub use limits::Limits;
 pub use metadata::Metadata;
-pub use probe::serve_health;
+pub use probe::{check_health, serve_health};
 pub use router::Router;
 pub use server::{Server, Statistics};
 pub use status::{Code, Status};

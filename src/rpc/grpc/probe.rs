@@ -1,13 +1,16 @@
-//! A server for the probes of a kubelet: only the health service, in plaintext.
+//! A server for the probes of a kubelet: only the health service, in plaintext. And such a probe.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::client::{CallOptions, Channel};
+use super::health;
 use super::limits::Limits;
 use super::router::Router;
 use super::server::Server;
+use super::status::{Code, Status};
 use super::transport::Transport;
 
 /// Maximum size of a request in bytes; it has only the name of a service.
@@ -33,4 +36,18 @@ pub fn serve_health(address: SocketAddr) -> io::Result<Server> {
         Router::new(),
         limits,
     )
+}
+
+/// Asks the server at `address` in plaintext whether it is healthy, within `timeout` for the
+/// connection and for the answer.
+pub fn check_health(address: SocketAddr, timeout: Duration) -> Result<(), Status> {
+    let failed = |error: io::Error| Status::new(Code::Unavailable, error.to_string());
+    let socket = TcpStream::connect_timeout(&address, timeout).map_err(failed)?;
+    let transport = Transport::plain(socket).map_err(failed)?;
+    let channel = Channel::new(transport, &address.to_string())?;
+    let options = CallOptions {
+        timeout: Some(timeout),
+        ..CallOptions::default()
+    };
+    health::ask(&channel, &options)
 }

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use attest::attestation::{Variant, variant};
 use base::logger;
@@ -15,6 +16,7 @@ use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use lexopt::prelude::*;
+use services::check;
 use services::join_service::keys::Flags;
 use services::join_service::{self, Config, JoinService};
 use sys::wiping::Wiping;
@@ -22,6 +24,9 @@ use sys::wiping::Wiping;
 /// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
 #[global_allocator]
 static ALLOCATOR: Wiping = Wiping;
+
+/// How long `--check` waits until the servers are healthy.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the help text.
 fn help() -> String {
@@ -34,6 +39,7 @@ join-service: admits nodes to the cluster that prove what software they run
 Callers prove themselves by attested TLS. They must meet the attestation policy, which is read again when its file changes.
 
 Usage: join-service --key-service HOST:PORT [OPTION]..
+       join-service --check HOST:PORT..
 
   --key-service HOST:PORT        the address of the key service
   --key-service-endpoint HOST:PORT
@@ -45,6 +51,8 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
                                  [/dev/tpmrm0, else /dev/tpm0]
   --listen ADDRESS:PORT          the address to listen on [0.0.0.0:9090]
   --health ADDRESS:PORT          the address of a plaintext gRPC health server for the kubelet's probes [none]
+  --check HOST:PORT              serves nothing: asks all servers at the addresses of this name for their health, at most for
+                                 30 s, and ends; repeat it for further names
   --metrics ADDRESS:PORT         the address of an HTTP server for Prometheus' metrics, path /metrics [none]
   --config DIR                   directory with attestationConfig (the policy, JSON) and measurementSalt [/var/config]
   --attestation-variant VARIANT  attestation variant of the nodes: {variants} [{default}]
@@ -69,7 +77,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   -h, --help                     print this help
       --version                  print the version
 
-Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 invalid arguments.
+Exit codes: 0 after SIGTERM or SIGINT, or all are healthy; 1 failed; 2 invalid arguments.
 
 Example:
   join-service --key-service 127.0.0.1:9000 --config ./config --listen 0.0.0.0:30090
@@ -102,6 +110,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
     let mut migration = Migration::default();
     let mut collateral = collateral::Flags::default();
+    let mut checked = Vec::new();
     while let Some(arg) = args.next()? {
         match arg {
             Long(name) if Flags::has(name) => {
@@ -114,6 +123,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             }
             Long("listen") => listen = program::parsed("listen", args.value()?)?,
             Long("health") => health = Some(program::parsed("health", args.value()?)?),
+            Long("check") => checked.push(program::text(args.value()?)?),
             Long("metrics") => metrics = Some(program::parsed("metrics", args.value()?)?),
             Long("config") => config_dir = args.value()?.into(),
             Long("attestation-variant") => variant = program::text(args.value()?)?,
@@ -143,6 +153,9 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("version") => return Err(Failure::Version),
             other => return Err(other.unexpected().into()),
         }
+    }
+    if !checked.is_empty() {
+        return check(&checked);
     }
     if (verification.or(verification_http)).is_some() && evidence.as_os_str().is_empty() {
         return Err(Failure::Usage("--verification: it needs --evidence".into()));
@@ -183,6 +196,16 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let service = JoinService::start(config).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);
+    Ok(())
+}
+
+/// Asks services for their health, and prints which addresses answered.
+fn check(names: &[String]) -> Result<(), Failure> {
+    for name in names {
+        for address in check::health(name, PATIENCE).map_err(Failure::failed)? {
+            println!("{name}: {address} is healthy");
+        }
+    }
     Ok(())
 }
 

@@ -1,0 +1,91 @@
+//! Asks services for their health, as a kubelet does: the test of an installation (`helm test`).
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rpc::grpc::{self, Status};
+
+/// How long one server may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause between two attempts.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Why a service is not healthy.
+#[derive(Debug)]
+pub enum Error {
+    /// The name has no address.
+    Name(String, io::Error),
+    /// A server of the name does not tell its health.
+    Server(String, SocketAddr, Status),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Name(name, error) => write!(
+                f,
+                "{name}: the name has no address: {error}; see whether the pods run"
+            ),
+            Error::Server(name, address, status) => write!(
+                f,
+                "{name}: {address} does not tell its health: {status}; see the log of its pod"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Asks all servers at the addresses of `name`, which is `HOST:PORT`. Asks again until each of them
+/// is healthy, for at most `patience`. Returns the addresses.
+pub fn health(name: &str, patience: Duration) -> Result<Vec<SocketAddr>, Error> {
+    let started = Instant::now();
+    loop {
+        match ask(name) {
+            // A name and its addresses need a moment after their Service was made.
+            Err(error) if started.elapsed() + PAUSE < patience => {
+                log::debug!("{error}");
+                thread::sleep(PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn ask(name: &str) -> Result<Vec<SocketAddr>, Error> {
+    let addresses = name.to_socket_addrs();
+    let addresses = addresses.map_err(|error| Error::Name(name.into(), error))?;
+    let mut addresses: Vec<SocketAddr> = addresses.collect();
+    addresses.sort();
+    addresses.dedup();
+    for address in &addresses {
+        grpc::check_health(*address, TIMEOUT)
+            .map_err(|status| Error::Server(name.into(), *address, status))?;
+    }
+    Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_answers_is_healthy_and_others_are_not() {
+        let server = grpc::serve_health("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = server.local_addr();
+        let found = health(&address.to_string(), Duration::ZERO).unwrap();
+        assert_eq!(found, [address]);
+        // Nobody listens there.
+        let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
+        let gone = gone.unwrap().to_string();
+        let error = health(&gone, Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("does not tell its health"), "{error}");
+        let error = health("nobody.invalid:1", Duration::ZERO).unwrap_err();
+        assert!(matches!(error, Error::Name(..)), "{error}");
+    }
+}
