@@ -9,8 +9,7 @@ use kubernetes::client::Client;
 use crate::{Kept, Settings};
 
 /// The lines of the services' help texts.
-pub const HELP: &str = "\
-  --collateral WHERE             where fetched certificates of chips and collateral of platforms are kept: a directory, a file of
+pub const HELP: &str = "  --collateral WHERE             where fetched certificates of chips and collateral of platforms are kept: a directory, a file of
                                  collateral (.json), or configmap:NAMESPACE/NAME [only in memory]
   --kds URL                      AMD's key distribution service or a mirror of it; none to fetch nothing
                                  [https://kdsintf.amd.com]

@@ -22,8 +22,7 @@ use crate::service_trust::{self, ServiceTrust};
 pub fn help() -> String {
     let (clouds, variants) = (cloud::NAMES.join(", "), variant::NAMES.join(", "));
     format!(
-        "\
-  --csp NAME           the cloud of this machine (environment: CONSTEL_CSP); supported: {clouds}
+        "  --csp NAME           the cloud of this machine (environment: CONSTEL_CSP); supported: {clouds}
   --variant NAME       the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT); supported: {variants}
   --metadata URL       the metadata service; by default at the address that the cloud defines
   --tpm LOCATION       device:/dev/tpmrm0 (the default if it exists) or swtpm:host=ADDRESS,port=PORT

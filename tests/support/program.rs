@@ -9,6 +9,15 @@ use std::time::{Duration, Instant};
 /// Time limit of one step, also on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
+/// The variables that Cargo sets for a package begin so (The Cargo Book, "Environment variables Cargo sets for crates").
+const OF_PACKAGE: [&str; 6] = [
+    "CARGO_MANIFEST_",
+    "CARGO_PKG_",
+    "CARGO_CRATE_NAME",
+    "CARGO_BIN_",
+    "CARGO_PRIMARY_PACKAGE",
+    "OUT_DIR",
+];
 /// Interval between two checks whether a program has ended.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -21,6 +30,14 @@ pub fn built(name: &str) -> PathBuf {
         let this = std::env::current_exe().unwrap();
         let folder = this.ancestors().nth(2).unwrap();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        // what Cargo tells a test of its package: the build scripts of libraries read variables of these names, so that they, and all
+        // that uses them, would be built again
+        for (name, _) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            if OF_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {
+                cargo.env_remove(&*name);
+            }
+        }
         cargo.current_dir(crate::ROOT).args([
             "build",
             "--quiet",

@@ -62,8 +62,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
                                  --evidence, gRPC [none]
   --verification-http ADDRESS:PORT
                                  the same over HTTP [none]
-{collateral}\
-  --require strong               refuses nodes of the old form of attested TLS, as those of the old system [off]
+{collateral}  --require strong               refuses nodes of the old form of attested TLS, as those of the old system [off]
   --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines
                                  of any name are admitted as workers, and control planes cannot join
   --metadata URL                 the URL of the metadata service [the cloud's default]

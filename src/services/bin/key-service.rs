@@ -72,8 +72,7 @@ Usage: key-service [OPTION]..
   --attestation-variant VARIANT
                          with attested: the attestation variant: {variants} [{default}]
   --tpm LOCATION         with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER [/dev/tpmrm0, else /dev/tpm0]
-{collateral}\
-  --kubeconfig FILE      with token, or if volume is granted: access to the Kubernetes API [the pod's service account]
+{collateral}  --kubeconfig FILE      with token, or if volume is granted: access to the Kubernetes API [the pod's service account]
   --health ADDRESS:PORT  the address of a plaintext gRPC health server; with token and any, the port of the keys
                          answers health checks too [none]
   --metrics ADDRESS:PORT the address of an HTTP server for Prometheus' metrics, path /metrics [none]
