@@ -278,6 +278,8 @@ fn try_apply(object: &Value) -> Value {
     let at = Object::of(object).unwrap_or_else(|_| {
         let resource = match object["kind"].as_str().unwrap() {
             "PodDisruptionBudget" => Resource::namespaced("policy", "v1", "poddisruptionbudgets"),
+            "ServiceMonitor" => Resource::namespaced(MONITORING, "v1", "servicemonitors"),
+            "PrometheusRule" => Resource::namespaced(MONITORING, "v1", "prometheusrules"),
             "Pod" => PODS,
             kind => panic!("{kind}"),
         };
@@ -420,6 +422,11 @@ fn no_value_gives_an_account_a_right_or_opens_a_port() {
 fn helm_test_may_ask_both_services_for_their_health_and_nothing_else() {
     let objects = objects(&everything());
     let hooks: Vec<Value> = objects.into_iter().filter(is_hook).collect();
+    // No controller makes the account of pods without one.
+    let client = Cluster::shared().client(&Stop::new());
+    let accounts = Resource::namespaced("", "v1", "serviceaccounts").in_namespace(NAMESPACE);
+    let account = json!({"metadata": {"name": "default"}});
+    client.create_if_absent(&accounts, &account).unwrap();
     let hooks: Vec<Value> = hooks.iter().map(try_apply).collect();
     let names = |kind: &str| {
         let of_kind = hooks.iter().filter(|object| object["kind"] == kind);
