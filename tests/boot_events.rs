@@ -69,9 +69,11 @@ fn events_of_init() -> BTreeSet<String> {
         .filter(|pair| pair[0] == "event")
         .map(|pair| clean(pair[1]))
         .collect();
-    let os_init = read(&root().join("initramfs/os-init"));
-    let printed = os_init.split("firstlight[init] ${up}s ").skip(1);
-    names.extend(printed.map(|rest| clean(rest.split_whitespace().next().unwrap())));
+    for script in ["os-init", "udhcpc.script"] {
+        let script = read(&root().join("initramfs").join(script));
+        let printed = script.split("firstlight[init] ${up}s ").skip(1);
+        names.extend(printed.map(|rest| clean(rest.split_whitespace().next().unwrap())));
+    }
     names
 }
 
