@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -165,7 +166,9 @@ fn firstlight_apply_and_helm_make_the_same_objects() {
         ("firstlight-mastersecret.json", &secret.to_string()),
         ("firstlight-state.json", &state.to_string()),
     ] {
-        fs::write(dir.path().join(name), content).unwrap();
+        let path = dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     }
     let printed = Command::new(support::program::built("firstlight"))
         .args(["apply", "--print", "--policy", "policy.json"])
