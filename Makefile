@@ -52,7 +52,7 @@ kubeadm: setup ## check that kubeadm of the newest release, and of an older one,
 	@tools/kubeadm.sh
 
 kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm
-	cargo test --locked --test chart --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service -- --ignored
+	cargo test --locked --test chart --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service --test node -- --ignored
 
 test-kms: setup ## test the wrapped master secret with a real Vault server, which takes minutes to build
 	cargo test --locked --test key_wrapping -- --ignored

@@ -184,7 +184,7 @@ const APPLY: Command = Command {
             "refuse nodes of the old form of attested TLS, which all nodes of the old system use; the policy's own field \
              `\"require\": \"strong\"` does the same; without either, the next apply admits them again",
         ),
-        Opt::value("kubeconfig", Value::File, "the administrator's kubeconfig").or(KUBECONFIG_FILE),
+        KUBECONFIG,
         MASTER_SECRET,
         SHARE_FILE,
         Opt::value(
@@ -236,7 +236,7 @@ const APPLY: Command = Command {
 
 const STATUS: Command = Command {
     name: "status",
-    summary: "show the state of a node",
+    summary: "show the state of a node, or of all nodes of the cluster",
     about: &[
         "Asks the three ports on which a node can have a server, all at once: the recovery server of a node that waits in its \
          initramfs (9999), the InitServer of a node that waits for its init, or the server of a member (9000), and the join \
@@ -246,11 +246,15 @@ const STATUS: Command = Command {
          the policy, 4 if no server answers, 5 for a node that waits for the key of its disk, 6 for a fresh node that belongs \
          to no cluster, 7 for a member of another cluster or if the ID is unknown, and 8 if only a join service answers, \
          which proves nothing about its node.",
+        "Without HOST it asks all nodes that the API server of the cluster lists, each at its internal address, and prints a \
+         table: what Kubernetes knows of the node, and the state that the node proves. What is not a member is explained below \
+         the table. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in \
+         this order.",
     ],
     operand: Some(Operand {
         value: Value::Text("HOST[:PORT]"),
-        is_needed: true,
-        help: "the node, or one of its servers",
+        is_needed: false,
+        help: "the node, or one of its servers; without it, all nodes of the cluster",
     }),
     options: &[
         POLICY,
@@ -264,10 +268,12 @@ const STATUS: Command = Command {
             "also draw where the time of the node's last boot went, as `firstlight timeline` does",
         ),
         SVG,
+        KUBECONFIG,
         OUTPUT,
         TIMEOUT.or("30s"),
     ],
     examples: &[
+        "firstlight status --policy policy.json",
         "firstlight status 10.42.1.100 --policy policy.json",
         "firstlight status [fd00::1]:9999 --policy policy.json --timeout 5s",
         "firstlight status 10.42.1.100 --policy policy.json --timeline --svg boot.svg",
@@ -949,6 +955,8 @@ const WRAPPED_SECRET_FILE: &str = "firstlight-mastersecret.wrapped.json";
 
 const STATE_FILE: &str = "firstlight-state.json";
 const KUBECONFIG_FILE: &str = "firstlight-admin.conf";
+const KUBECONFIG: Opt =
+    Opt::value("kubeconfig", Value::File, "the administrator's kubeconfig").or(KUBECONFIG_FILE);
 
 const IMAGE_OF_INIT: Opt = Opt::value(
     "image",

@@ -392,8 +392,19 @@ fn collateral_options(given: &Given) -> Result<collateral::Options, Failure> {
 }
 
 fn status_options(given: &Given) -> Result<status::Options, Failure> {
+    let nodes = match given.has_operand() {
+        true => status::Nodes::One(given.operand()?),
+        false => status::Nodes::Cluster(given.path("kubeconfig")),
+    };
+    for name in ["timeline", "svg"] {
+        if given.has(name) && !given.has_operand() {
+            return Err(Failure::Usage(format!(
+                "--{name} needs a node: firstlight status HOST --{name}"
+            )));
+        }
+    }
     Ok(status::Options {
-        address: given.operand()?,
+        nodes,
         variant: variant_of(given)?,
         policy: given.path("policy"),
         state: given.path("state"),

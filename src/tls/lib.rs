@@ -16,8 +16,8 @@ use rustls::pki_types::pem::PemObject;
 
 pub use x25519_mlkem768::X25519_MLKEM768;
 
-/// Where images have the certificates of web servers' authorities: Debian, Fedora, Alpine.
-const CA_BUNDLES: [&str; 3] = [
+/// Where images have the certificates of web servers' authorities: Debian and Arch, Fedora, Alpine.
+pub const CA_BUNDLES: [&str; 3] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",

@@ -72,15 +72,13 @@ impl Operator {
         Program::start(command.args(["--policy", "policy.json"]).args(more))
     }
 
-    /// Returns the exit code of `firstlight status` for the node at this address.
-    pub fn status(&self, node: Ipv4Addr) -> Option<i32> {
+    /// Returns the exit code of `firstlight status` for the node at this address, or for all nodes of the cluster.
+    pub fn status(&self, node: Option<Ipv4Addr>) -> Option<i32> {
         let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
-        command.current_dir(self.dir.path()).args([
-            "status",
-            &node.to_string(),
-            "--policy",
-            "policy.json",
-        ]);
+        command
+            .current_dir(self.dir.path())
+            .args(["status", "--policy", "policy.json"])
+            .args(node.map(|address| address.to_string()));
         let output = command.output().unwrap();
         print!(
             "{}{}",

@@ -9,6 +9,7 @@ use support::cut_off;
 use support::program;
 
 mod bad_input;
+mod cluster_status;
 mod init;
 mod join;
 mod json;

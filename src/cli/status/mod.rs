@@ -1,4 +1,4 @@
-//! `firstlight status`: shows the state of a node.
+//! `firstlight status`: shows the state of a node, or of all nodes of the cluster.
 //!
 //! A node has a server for each state. Each server except the last proves what the node runs, and by PCR 15 to which cluster it
 //! belongs:
@@ -11,6 +11,7 @@
 //! | 30090 | join service | a control plane that admits other nodes if they prove what they run |
 
 mod answer;
+mod cluster;
 pub mod report;
 
 use std::io::Read;
@@ -26,7 +27,7 @@ use super::state::State;
 use super::{recover, timeline};
 use answer::{Answer, SERVICES, Service};
 use attest::atls;
-use attest::attestation::Variant;
+use attest::attestation::{Policy, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use proto::node::{self, TimelineRequest, TimelineResponse};
@@ -36,8 +37,8 @@ use rpc::grpc::{CallOptions, Channel, Code, Status};
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// The node's host, or the address of one of its servers.
-    pub address: String,
+    /// Which nodes are asked.
+    pub nodes: Nodes,
     /// The attestation policy that the node must meet.
     pub policy: PathBuf,
     /// The attestation variant of the nodes.
@@ -56,6 +57,15 @@ pub struct Options {
     pub timeout: Duration,
 }
 
+/// The nodes that are asked.
+#[derive(Debug)]
+pub enum Nodes {
+    /// One: its host, or the address of one of its servers.
+    One(String),
+    /// All that the API server lists for whom this kubeconfig is.
+    Cluster(PathBuf),
+}
+
 /// Time limit of a call, which the node answers from memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -65,62 +75,107 @@ struct Asked {
     standing: Arc<OnceLock<Standing>>,
 }
 
+/// Asks nodes for their state.
+struct Inquiry<'a> {
+    variant: &'static Variant,
+    policy: &'a Policy,
+    /// The ID of the operator's cluster, if it is known.
+    cluster: Option<[u8; CLUSTER_ID_LEN]>,
+    deadline: Instant,
+}
+
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     let state = State::find(&options.state).map_err(Failure::failed)?;
-    let cluster = options
-        .cluster_id
-        .or(state.as_ref().and_then(|state| state.cluster_id));
     let known = state
         .iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
-    let policy = and_known(read_policy(&options.policy)?, known)?;
-    let asked = |endpoint: &Endpoint| {
-        let standing = Arc::default();
-        let node = Node::in_any_standing(
-            endpoint,
-            options.variant,
-            &policy,
-            cluster.as_ref(),
-            &standing,
-        )?;
-        Ok(Asked { node, standing })
+    let inquiry = Inquiry {
+        variant: options.variant,
+        policy: &and_known(read_policy(&options.policy)?, known)?,
+        cluster: options
+            .cluster_id
+            .or(state.as_ref().and_then(|state| state.cluster_id)),
+        deadline: Instant::now() + options.timeout,
     };
-    let servers = endpoints(&options.address)?;
-    let servers: Vec<Asked> = servers.iter().map(asked).collect::<Result<_, Failure>>()?;
-    let answers = ask_all(&servers, Instant::now() + options.timeout);
-    let endpoints = servers.iter().map(|server| &server.node.endpoint);
-    let report = Report {
-        address: &options.address,
-        answers: endpoints.zip(&answers).collect(),
-        cluster,
-        names_no_keys: policy.believes_any_key(),
-    };
+    match &options.nodes {
+        Nodes::One(address) => {
+            let report = inquiry.ask(address)?;
+            show(&report, options)?;
+            report.result()
+        }
+        Nodes::Cluster(kubeconfig) => cluster::run(&inquiry, kubeconfig, options.output),
+    }
+}
+
+impl Inquiry<'_> {
+    /// Asks all servers of a node at once, so that a server that does not answer does not delay the others.
+    fn ask(&self, address: &str) -> Result<Report, Failure> {
+        let asked = |endpoint: &Endpoint| {
+            let standing = Arc::default();
+            let node = Node::in_any_standing(
+                endpoint,
+                self.variant,
+                self.policy,
+                self.cluster.as_ref(),
+                &standing,
+            )?;
+            Ok(Asked { node, standing })
+        };
+        let endpoints = endpoints(address)?;
+        let servers: Vec<Asked> = endpoints
+            .iter()
+            .map(asked)
+            .collect::<Result<_, Failure>>()?;
+        let answers = thread::scope(|scope| {
+            let asking: Vec<_> = servers
+                .iter()
+                .map(|server| scope.spawn(|| ask(server, self.deadline)))
+                .collect();
+            let lost = |_| Answer::Nobody("firstlight has a defect".into());
+            let answers = asking
+                .into_iter()
+                .map(|asking| asking.join().unwrap_or_else(lost));
+            endpoints.into_iter().zip(answers).collect()
+        });
+        Ok(Report {
+            address: address.to_owned(),
+            answers,
+            cluster: self.cluster,
+            names_no_keys: self.policy.believes_any_key(),
+        })
+    }
+}
+
+/// Prints the state of one node.
+fn show(report: &Report, options: &Options) -> Result<(), Failure> {
     match options.output {
         Output::Text => {
             say_all(&report.text())?;
             if options.timeline || options.svg.is_some() {
-                show_timeline(&options.address, &answers, options.svg.as_deref())?;
+                show_timeline(report, options.svg.as_deref())?;
             }
+            Ok(())
         }
         Output::Json => {
-            let record = record_of(&answers).and_then(Result::ok);
-            options
-                .output
-                .json(&report.json(record.filter(|_| options.timeline).map(timeline::json)))?;
+            let record = record_of(report).and_then(Result::ok);
+            let shown = record.filter(|_| options.timeline).map(timeline::json);
+            options.output.json(&report.json(shown))?;
             if let (Some(record), Some(picture)) = (record, &options.svg) {
                 timeline::draw(&timeline::steps(&timeline::events(record)), picture)?;
             }
+            Ok(())
         }
     }
-    report.result()
 }
 
 /// Draws the first record that a server gave. A node that cannot be asked is the verdict's matter.
-fn show_timeline(address: &str, answers: &[Answer], svg: Option<&Path>) -> Result<(), Failure> {
-    match record_of(answers) {
+fn show_timeline(report: &Report, svg: Option<&Path>) -> Result<(), Failure> {
+    match record_of(report) {
         None => Ok(()),
-        Some(Ok(record)) => timeline::show(&format!("the record of {address}"), record, svg),
+        Some(Ok(record)) => {
+            timeline::show(&format!("the record of {}", report.address), record, svg)
+        }
         Some(Err(status)) if status.code() == Code::Unimplemented => {
             say("Timeline: this node does not keep a record of its boot, or does not give it")
         }
@@ -129,11 +184,14 @@ fn show_timeline(address: &str, answers: &[Answer], svg: Option<&Path>) -> Resul
 }
 
 /// Returns the first record that a server gave, or else why it gave none; `None` if no server is attested.
-fn record_of(answers: &[Answer]) -> Option<Result<&str, &Status>> {
-    let records = answers.iter().filter_map(|answer| match answer {
-        Answer::Verified { record, .. } => Some(record.as_deref()),
-        _ => None,
-    });
+fn record_of(report: &Report) -> Option<Result<&str, &Status>> {
+    let records = report
+        .answers
+        .iter()
+        .filter_map(|(_, answer)| match answer {
+            Answer::Verified { record, .. } => Some(record.as_deref()),
+            _ => None,
+        });
     records.max_by_key(Result::is_ok)
 }
 
@@ -146,21 +204,6 @@ fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
     let mut endpoints = each.map_err(Failure::Usage)?;
     endpoints.dedup();
     Ok(endpoints)
-}
-
-/// Asks all servers at once, so that a server that does not answer does not delay the others.
-fn ask_all(servers: &[Asked], deadline: Instant) -> Vec<Answer> {
-    thread::scope(|scope| {
-        let asking: Vec<_> = servers
-            .iter()
-            .map(|server| scope.spawn(move || ask(server, deadline)))
-            .collect();
-        let lost = |_| Answer::Nobody("firstlight has a defect".into());
-        asking
-            .into_iter()
-            .map(|asking| asking.join().unwrap_or_else(lost))
-            .collect()
-    })
 }
 
 fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {

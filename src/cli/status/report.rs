@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use attest::attestation::KeyName;
 use proto::{init, recoverproto};
 use serde_json::{Value, json};
 
@@ -24,11 +25,11 @@ pub const OTHER_CLUSTER: u8 = 7;
 pub const UNPROVEN: u8 = 8;
 
 /// The answers of a node's servers.
-pub struct Report<'a> {
-    /// The node, as the operator named it.
-    pub address: &'a str,
+pub struct Report {
+    /// The node, as the operator or the API server named it.
+    pub address: String,
     /// Each server's address, and its answer.
-    pub answers: Vec<(&'a Endpoint, &'a Answer)>,
+    pub answers: Vec<(Endpoint, Answer)>,
     /// The ID of the operator's cluster, if it is known.
     pub cluster: Option<[u8; CLUSTER_ID_LEN]>,
     /// Whether the policy names no attestation keys.
@@ -36,10 +37,10 @@ pub struct Report<'a> {
 }
 
 /// The state of a node: its name for programs, the exit code, and its sentence for people.
-struct State {
-    name: &'static str,
-    code: u8,
-    text: &'static str,
+pub struct State {
+    pub name: &'static str,
+    pub code: u8,
+    pub text: &'static str,
 }
 
 const MEMBER: State = State {
@@ -48,7 +49,7 @@ const MEMBER: State = State {
     text: "it is a member of the cluster",
 };
 
-impl Report<'_> {
+impl Report {
     /// Returns the result of the whole command.
     pub fn result(&self) -> Result<(), Failure> {
         let State { code, text, .. } = self.state();
@@ -59,7 +60,7 @@ impl Report<'_> {
     }
 
     /// Returns the state of the node: first a refused attestation, then the node's standing, then a node that does not answer.
-    fn state(&self) -> State {
+    pub fn state(&self) -> State {
         let has =
             |wanted: fn(&Answer) -> bool| self.answers.iter().any(|(_, answer)| wanted(answer));
         let is = |wanted: Standing| {
@@ -102,18 +103,37 @@ impl Report<'_> {
         }
     }
 
+    /// Returns the attestation keys that the node's servers have.
+    pub fn keys(&self) -> impl Iterator<Item = KeyName> {
+        self.answers.iter().filter_map(|(_, answer)| match answer {
+            Answer::Verified { key, .. } => *key,
+            _ => None,
+        })
+    }
+
     /// Returns the text for people.
     pub fn text(&self) -> String {
+        let warning = self.warning().map_or(String::new(), |it| format!("{it}\n"));
+        self.servers() + &warning
+    }
+
+    /// Returns what each server answers, for people.
+    pub fn servers(&self) -> String {
         let mut text = String::new();
         for (endpoint, answer) in &self.answers {
             // writing to a string does not fail
             let _ = self.write(&mut text, endpoint, answer);
         }
-        let is_attested = |answer: &Answer| matches!(answer, Answer::Verified { .. });
-        if self.names_no_keys && self.answers.iter().any(|(_, answer)| is_attested(answer)) {
-            text += "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy\n";
-        }
         text
+    }
+
+    /// Returns a warning about the policy, if it has admitted a server.
+    pub fn warning(&self) -> Option<&'static str> {
+        let is_attested = |answer: &Answer| matches!(answer, Answer::Verified { .. });
+        let is_concerned = self.names_no_keys && self.answers.iter().any(|(_, it)| is_attested(it));
+        is_concerned.then_some(
+            "Policy: names no attestation keys, so every TPM is accepted, also by the services that have this policy",
+        )
     }
 
     fn write(&self, text: &mut String, endpoint: &Endpoint, answer: &Answer) -> std::fmt::Result {

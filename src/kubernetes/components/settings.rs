@@ -29,13 +29,7 @@ impl Default for Settings {
             stall: Duration::from_secs(20),
             at_once: 4,
             max_len: 1 << 30,
-            // Debian and Arch; Fedora.
-            ca_bundles: [
-                "/etc/ssl/certs/ca-certificates.crt",
-                "/etc/pki/tls/certs/ca-bundle.crt",
-            ]
-            .map(PathBuf::from)
-            .to_vec(),
+            ca_bundles: tls::CA_BUNDLES.map(PathBuf::from).to_vec(),
             image: None,
         }
     }

@@ -1,0 +1,248 @@
+//! The state of all nodes of a cluster: the API server lists them, and each proves for itself what it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use attest::attestation::KeyName;
+use base::program::{FAILED, Failure};
+use base::stop::Stop;
+use kubernetes::client::{Client, Config, NODES, Selector};
+use serde_json::{Value, json};
+
+use super::Inquiry;
+use super::report::{FRESH, OTHER_CLUSTER, Report, State, UNPROVEN, WAITS_FOR_KEY};
+use crate::output::{Output, say_all};
+use crate::progress::printable;
+use crate::state::hex;
+use crate::{ATTESTATION_REFUSED, UNREACHABLE};
+
+/// The number of nodes that are asked at the same time.
+const AT_ONCE: usize = 64;
+/// The exit codes of nodes that are not members, the most severe first: the code of the cluster is that of its worst node.
+const SEVERITY: [u8; 6] = [
+    ATTESTATION_REFUSED,
+    OTHER_CLUSTER,
+    UNPROVEN,
+    FRESH,
+    WAITS_FOR_KEY,
+    UNREACHABLE,
+];
+
+/// A node as Kubernetes knows it, which is what its kubelet has said.
+struct Listed {
+    name: String,
+    /// The first internal address, or else the first external one, or else the name, which DNS may know.
+    address: String,
+    is_control_plane: bool,
+    is_ready: bool,
+    /// The version of the kubelet.
+    version: String,
+}
+
+/// A node, and what it proves.
+type Asked = (Listed, Report);
+
+/// Asks all nodes, and prints a table of them.
+pub fn run(inquiry: &Inquiry, kubeconfig: &Path, output: Output) -> Result<(), Failure> {
+    let nodes = ask_all(inquiry, list(inquiry, kubeconfig)?)?;
+    match output {
+        Output::Text => say_all(&text(&nodes))?,
+        Output::Json => output.json(&to_json(&nodes, inquiry))?,
+    }
+    result(&nodes)
+}
+
+fn list(inquiry: &Inquiry, kubeconfig: &Path) -> Result<Vec<Listed>, Failure> {
+    let config = Config::from_kubeconfig_file(kubeconfig).map_err(Failure::failed)?;
+    let left = inquiry.deadline.saturating_duration_since(Instant::now());
+    let client = Client::new(config, &Stop::new()).within(left);
+    let listed = client
+        .list_keeping(&NODES.all(), &Selector::default(), without_images)
+        .map_err(|error| {
+            let code = match error.code() {
+                None => UNREACHABLE,
+                Some(_) => FAILED,
+            };
+            let text = format!(
+                "cannot list the nodes of the cluster: {error}; to ask a node without the API server, name it: \
+                 firstlight status HOST"
+            );
+            Failure::Failed(code, text)
+        })?;
+    Ok(listed.items.iter().map(Listed::read).collect())
+}
+
+/// The list of the images on a node is most of its object.
+fn without_images(mut node: Value) -> Value {
+    if let Some(status) = node["status"].as_object_mut() {
+        status.remove("images");
+    }
+    node
+}
+
+impl Listed {
+    fn read(node: &Value) -> Listed {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let all = |list: &str| node["status"][list].as_array().into_iter().flatten();
+        let address = |kind: &str| {
+            all("addresses")
+                .find(|address| address["type"] == kind)
+                .map(|address| text(&address["address"]))
+        };
+        Listed {
+            name: text(&node["metadata"]["name"]),
+            address: address("InternalIP")
+                .or_else(|| address("ExternalIP"))
+                .unwrap_or_else(|| text(&node["metadata"]["name"])),
+            is_control_plane: !node["metadata"]["labels"]["node-role.kubernetes.io/control-plane"]
+                .is_null(),
+            is_ready: all("conditions")
+                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True"),
+            version: text(&node["status"]["nodeInfo"]["kubeletVersion"]),
+        }
+    }
+
+    fn role(&self) -> &'static str {
+        match self.is_control_plane {
+            true => "control-plane",
+            false => "worker",
+        }
+    }
+}
+
+/// Asks the nodes, many at the same time. Returns them sorted by name.
+fn ask_all(inquiry: &Inquiry, nodes: Vec<Listed>) -> Result<Vec<Asked>, Failure> {
+    let workers = nodes.len().min(AT_ONCE);
+    let left = Mutex::new(nodes);
+    let asked = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some(node) = lock(&left).pop() {
+                    let report = inquiry.ask(&node.address);
+                    lock(&asked).push(report.map(|report| (node, report)));
+                }
+            });
+        }
+    });
+    let asked = asked.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut asked = asked.into_iter().collect::<Result<Vec<Asked>, _>>()?;
+    asked.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+    Ok(asked)
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the result of the whole command: success if each node is a member of the cluster.
+fn result(nodes: &[Asked]) -> Result<(), Failure> {
+    let states: Vec<State> = nodes.iter().map(|(_, report)| report.state()).collect();
+    let others = nodes
+        .iter()
+        .zip(&states)
+        .filter(|(_, state)| state.code != 0);
+    let named: Vec<String> = others
+        .map(|((node, _), state)| format!("{} ({})", printable(&node.name), state.name))
+        .collect();
+    let worst = SEVERITY
+        .into_iter()
+        .find(|code| states.iter().any(|state| state.code == *code));
+    match worst {
+        None => Ok(()),
+        Some(code) => {
+            let text = format!(
+                "{} of {} nodes are not members: {}",
+                named.len(),
+                nodes.len(),
+                named.join(", ")
+            );
+            Err(Failure::Failed(code, text))
+        }
+    }
+}
+
+/// Returns a table of the nodes, and then what is known of each that is not a member.
+fn text(nodes: &[Asked]) -> String {
+    let heads = ["NODE", "ADDRESS", "ROLE", "KUBERNETES", "STATE"].map(str::to_owned);
+    let rows = nodes.iter().map(|(node, report)| {
+        let ready = match node.is_ready {
+            true => "Ready",
+            false => "NotReady",
+        };
+        [
+            printable(&node.name),
+            printable(&node.address),
+            node.role().to_owned(),
+            printable(&format!("{ready} {}", node.version)),
+            report.state().name.to_owned(),
+        ]
+    });
+    let rows: Vec<[String; 5]> = [heads].into_iter().chain(rows).collect();
+    let widths: [usize; 4] = std::array::from_fn(|column| {
+        let lengths = rows.iter().map(|row| row[column].chars().count());
+        lengths.max().unwrap_or(0)
+    });
+    let mut text = String::new();
+    for [name, address, role, kubernetes, state] in &rows {
+        let [a, b, c, d] = widths;
+        // writing to a string does not fail
+        let _ = writeln!(
+            text,
+            "{name:a$}  {address:b$}  {role:c$}  {kubernetes:d$}  {state}"
+        );
+    }
+    for (node, report) in nodes {
+        if report.state().code != 0 {
+            let _ = write!(text, "\n{}:\n{}", printable(&node.name), report.servers());
+        }
+    }
+    if let Some(warning) = nodes.iter().find_map(|(_, report)| report.warning()) {
+        let _ = writeln!(text, "\n{warning}");
+    }
+    for (key, names) in shared_keys(nodes) {
+        let names = printable(&names.join(", "));
+        let _ = writeln!(
+            text,
+            "\nOne machine answers for several nodes ({names}), with the attestation key {key}"
+        );
+    }
+    text
+}
+
+/// Returns the attestation keys that several nodes have, each with the nodes' names.
+fn shared_keys(nodes: &[Asked]) -> Vec<(KeyName, Vec<&str>)> {
+    let mut nodes_of: BTreeMap<KeyName, Vec<&str>> = BTreeMap::new();
+    for (node, report) in nodes {
+        let keys: BTreeSet<KeyName> = report.keys().collect();
+        for key in keys {
+            nodes_of.entry(key).or_default().push(&node.name);
+        }
+    }
+    nodes_of
+        .into_iter()
+        .filter(|(_, names)| names.len() > 1)
+        .collect()
+}
+
+/// Returns the JSON for programs. docs/cli.md describes it.
+fn to_json(nodes: &[Asked], inquiry: &Inquiry) -> Value {
+    let each = nodes.iter().map(|(node, report)| {
+        json!({
+            "name": node.name,
+            "address": node.address,
+            "role": node.role(),
+            "ready": node.is_ready,
+            "kubelet": node.version,
+            "status": report.json(None),
+        })
+    });
+    json!({
+        "cluster": inquiry.cluster.map(|id| hex(&id)),
+        "nodes": each.collect::<Vec<Value>>(),
+    })
+}
