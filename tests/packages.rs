@@ -145,24 +145,69 @@ fn an_initrd_is_the_same_with_the_package_as_with_the_script() {
     for system in ["dracut", "initramfs-tools"] {
         let make = |from: &Path, name: &str| {
             let initrd = folder.path().join(format!("{system}.{name}"));
-            let mut make = Command::new(root().join("tools/initrd.sh"));
-            make.args([system, "bookworm"]).arg(&initrd);
-            run(make.arg(from));
+            make_initrd(system, &initrd, from, &[]);
             initrd
         };
         let initrd = make(&deb("firstlight-initramfs"), "package");
         let other = make(&program, "script");
         assert!(fs::read(&initrd).unwrap() == fs::read(other).unwrap());
 
-        let content = folder.path().join("content");
-        shell(
-            // zeros follow the compressed part
-            r#"rm -rf "$2"; mkdir "$2"; cd "$2"; { zstd -dc "$1" 2>/dev/null || true; } | cpio --quiet -idm '*firstlight*'"#,
-            &[&initrd, &content],
-        );
-        let unlock = fs::read(content.join("usr/lib/firstlight/unlock")).unwrap();
+        let content = content(&initrd);
+        let unlock = fs::read(content.path().join("usr/lib/firstlight/unlock")).unwrap();
         assert!(unlock == fs::read(&program).unwrap(), "{system}");
     }
+}
+
+/// In a cloud `unlock` asks an API over HTTPS; elsewhere the certificates would only make the initrd larger.
+#[test]
+#[ignore = "needs packages: make deb"]
+fn the_initrd_of_a_cloud_has_the_authorities_of_the_image() {
+    let folder = TempDir::new().unwrap();
+    let program = root().join("target/dist/unlock");
+    let authorities = folder.path().join("authorities");
+    fs::write(&authorities, "the image trusts these\n").unwrap();
+    let bundle = ("AUTHORITIES", authorities.to_str().unwrap());
+    let in_cloud = ("SETTINGS", " csp = azure");
+    let warning = "install ca-certificates";
+    for system in ["dracut", "initramfs-tools"] {
+        let make = |name: &str, image: &[(&str, &str)]| {
+            let initrd = folder.path().join(format!("{system}.{name}"));
+            let said = make_initrd(system, &initrd, &program, image);
+            let content = content(&initrd);
+            let file = content.path().join("etc/ssl/certs/ca-certificates.crt");
+            (said, fs::read_to_string(file).ok())
+        };
+        let (said, found) = make("cloud", &[in_cloud, bundle]);
+        assert_eq!(found.as_deref(), Some("the image trusts these\n"));
+        assert!(!said.contains(warning), "{said}");
+
+        let (said, found) = make("poor", &[in_cloud]);
+        assert_eq!(found, None);
+        assert!(said.contains(warning), "{said}");
+
+        let (said, found) = make("elsewhere", &[("SETTINGS", "csp=qemu"), bundle]);
+        assert_eq!(found, None);
+        assert!(!said.contains(warning), "{said}");
+    }
+}
+
+/// Makes an initrd with Debian 12's `system` and the variables `image` of tools/initrd.sh. Returns what it says.
+fn make_initrd(system: &str, initrd: &Path, from: &Path, image: &[(&str, &str)]) -> String {
+    let mut make = Command::new(root().join("tools/initrd.sh"));
+    make.args([system, "bookworm"]).arg(initrd).arg(from);
+    make.envs(image.iter().copied());
+    text(&run(&mut make).stderr)
+}
+
+/// Unpacks what concerns Firstlight from an initrd.
+fn content(initrd: &Path) -> TempDir {
+    let content = TempDir::new().unwrap();
+    shell(
+        // zeros follow the compressed part
+        r#"cd "$2"; { zstd -dc "$1" 2>/dev/null || true; } | cpio --quiet -idm '*firstlight*' '*ca-certificates.crt'"#,
+        &[initrd, content.path()],
+    );
+    content
 }
 
 /// A program names the source files in which it may panic; their crates have to be in its bill of materials.

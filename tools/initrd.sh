@@ -6,7 +6,8 @@
 #
 # SYSTEM is dracut, initramfs-tools, or dracut of one more kind: dracut-measuring with the units of systemd that measure the phases of the
 # boot, dracut-network-manager with NetworkManager on a system without systemd-networkd, such as a Fedora. Does nothing if OUT is newer
-# than all that it is made of. SUITE is that of tools/debian.sh. The initrd is for the kernel of tools/kernel.sh: for a suite of Debian that of Debian 12, for
+# than all that it is made of. SUITE is that of tools/debian.sh. SETTINGS are lines for the image's node.conf, AUTHORITIES is a file with
+# the certificates that the image trusts; without it, it trusts none. The initrd is for the kernel of tools/kernel.sh: for a suite of Debian that of Debian 12, for
 # Ubuntu its own.
 . "$(dirname "$0")/lib.sh"
 
@@ -33,6 +34,8 @@ case $unlock in
 *.deb) install_package "$root" "$unlock" ;;
 *) "$ROOT/initramfs/install.sh" "$unlock" "$root" ;;
 esac
+if [ -n "${SETTINGS:-}" ]; then printf '%s\n' "$SETTINGS" >"$root/etc/firstlight/node.conf"; fi
+if [ -n "${AUTHORITIES:-}" ]; then install -D -m 644 "$AUTHORITIES" "$root/etc/ssl/certs/ca-certificates.crt"; fi
 [ "$kind" != network-manager ] || rm "$root/usr/lib/systemd/systemd-networkd"
 
 case $system in

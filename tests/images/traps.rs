@@ -1,7 +1,10 @@
 //! What keeps a machine from its disk: each is named on the console within seconds, and no operating system starts while the disk
 //! is closed.
 
-use super::{CLOUD, DRACUT, DRACUT_13, INITRAMFS_TOOLS, Maker, NETWORK_MANAGER, setting};
+use super::{
+    CLOUD, DRACUT, DRACUT_13, INITRAMFS_TOOLS, INITRAMFS_TOOLS_13, INITRAMFS_TOOLS_UBUNTU, Maker,
+    NETWORK_MANAGER, setting,
+};
 use machine::flow::{self, PATIENCE, Setting};
 use machine::initramfs::Overlay;
 use machine::vm::{CARD, HOST, HOST_IPV6, Network, Vm};
@@ -21,137 +24,123 @@ const JOIN: u16 = 30090;
 /// Held by the one machine that reaches the join service's port of `::1`, and the DNS port of `127.0.0.1`.
 static PORTS: Mutex<()> = Mutex::new(());
 
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn an_initrd_of_dracut_names_what_a_new_machine_lacks() -> Result<()> {
-    new_machine_lacks("dracut-new", DRACUT)
+/// A test of `$what` with each initrd, whose machine and console have the name `$name`.
+macro_rules! with_each {
+    ($what:ident: $($test:ident $name:literal $maker:expr),+ $(,)?) => {
+        mod $what {
+            use super::*;
+            $(
+                #[test]
+                #[ignore = "boots a machine: make test-images"]
+                fn $test() -> Result<()> {
+                    super::$what($name, $maker)
+                }
+            )+
+        }
+    };
 }
 
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn an_initrd_of_debian_13s_dracut_names_what_a_new_machine_lacks() -> Result<()> {
-    new_machine_lacks("dracut-13-new", DRACUT_13)
+with_each! { names_what_a_new_machine_lacks:
+    dracut "dracut-new" DRACUT,
+    debian_13s_dracut "dracut-13-new" DRACUT_13,
+    network_manager "network-manager-new" NETWORK_MANAGER,
+    initramfs_tools "initramfs-tools-new" INITRAMFS_TOOLS,
+    debian_13s_initramfs_tools "initramfs-tools-13-new" INITRAMFS_TOOLS_13,
+    ubuntus_initramfs_tools "initramfs-tools-ubuntu-new" INITRAMFS_TOOLS_UBUNTU,
 }
 
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn an_initrd_of_initramfs_tools_names_what_a_new_machine_lacks() -> Result<()> {
-    new_machine_lacks("initramfs-tools-new", INITRAMFS_TOOLS)
+with_each! { names_what_keeps_a_member_from_its_key:
+    dracut "dracut-member" DRACUT,
+    debian_13s_dracut "dracut-13-member" DRACUT_13,
+    network_manager "network-manager-member" NETWORK_MANAGER,
+    initramfs_tools "initramfs-tools-member" INITRAMFS_TOOLS,
+    debian_13s_initramfs_tools "initramfs-tools-13-member" INITRAMFS_TOOLS_13,
+    ubuntus_initramfs_tools "initramfs-tools-ubuntu-member" INITRAMFS_TOOLS_UBUNTU,
 }
 
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn an_initrd_of_dracut_names_what_keeps_a_member_from_its_key() -> Result<()> {
-    member_lacks("dracut-member", DRACUT)
+with_each! { says_what_is_strange:
+    dracut "dracut-strange" DRACUT,
+    debian_13s_dracut "dracut-13-strange" DRACUT_13,
+    network_manager "network-manager-strange" NETWORK_MANAGER,
+    initramfs_tools "initramfs-tools-strange" INITRAMFS_TOOLS,
+    debian_13s_initramfs_tools "initramfs-tools-13-strange" INITRAMFS_TOOLS_13,
+    ubuntus_initramfs_tools "initramfs-tools-ubuntu-strange" INITRAMFS_TOOLS_UBUNTU,
 }
 
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn an_initrd_of_debian_13s_dracut_names_what_keeps_a_member_from_its_key() -> Result<()> {
-    member_lacks("dracut-13-member", DRACUT_13)
+with_each! { starts_no_system_and_no_shell_when_unlock_crashes:
+    dracut "dracut-crash" DRACUT,
+    debian_13s_dracut "dracut-13-crash" DRACUT_13,
+    initramfs_tools "initramfs-tools-crash" INITRAMFS_TOOLS,
+    debian_13s_initramfs_tools "initramfs-tools-13-crash" INITRAMFS_TOOLS_13,
+    ubuntus_initramfs_tools "initramfs-tools-ubuntu-crash" INITRAMFS_TOOLS_UBUNTU,
 }
 
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn an_initrd_of_initramfs_tools_names_what_keeps_a_member_from_its_key() -> Result<()> {
-    member_lacks("initramfs-tools-member", INITRAMFS_TOOLS)
+with_each! { does_what_onfail_says:
+    dracut "dracut-onfail" DRACUT,
+    debian_13s_dracut "dracut-13-onfail" DRACUT_13,
+    initramfs_tools "initramfs-tools-onfail" INITRAMFS_TOOLS,
+    debian_13s_initramfs_tools "initramfs-tools-13-onfail" INITRAMFS_TOOLS_13,
+    ubuntus_initramfs_tools "initramfs-tools-ubuntu-onfail" INITRAMFS_TOOLS_UBUNTU,
 }
 
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn a_member_with_an_initrd_of_dracut_says_what_is_strange() -> Result<()> {
-    member_meets("dracut-strange", DRACUT)
-}
-
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn a_member_with_an_initrd_of_debian_13s_dracut_says_what_is_strange() -> Result<()> {
-    member_meets("dracut-13-strange", DRACUT_13)
-}
-
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn a_member_with_network_manager_in_its_initrd_says_what_is_strange() -> Result<()> {
-    member_meets("network-manager-strange", NETWORK_MANAGER)
-}
-
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn a_member_with_an_initrd_of_initramfs_tools_says_what_is_strange() -> Result<()> {
-    member_meets("initramfs-tools-strange", INITRAMFS_TOOLS)
-}
-
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn no_system_and_no_shell_start_when_unlock_crashes() -> Result<()> {
-    for (name, maker) in [
-        ("dracut-crash", DRACUT),
-        ("initramfs-tools-crash", INITRAMFS_TOOLS),
-    ] {
-        let mut overlay = Overlay::default();
-        let crashes = *b"#!/bin/sh\necho unlock crashes >/dev/console\nkill -SEGV $$\n";
-        overlay.file("/usr/lib/firstlight/unlock", 0o755, crashes);
-        let mut setting = setting(name, maker, CLOUD, &overlay)?;
-        // for initramfs-tools it forbids the shell, which is to be forbidden without it
-        let command_line = setting.machine.command_line.replace("panic=-1", "");
-        setting.machine.command_line = command_line;
-        let mut vm = setting.machine.boot()?;
-        vm.console.wait_for("unlock crashes", PATIENCE)?;
-        // a shell would wait for input; QEMU ends when the machine restarts
-        vm.wait_off(PATIENCE)?;
-        no_system(&vm)?;
-    }
-    Ok(())
+fn starts_no_system_and_no_shell_when_unlock_crashes(name: &str, maker: Maker) -> Result<()> {
+    let mut overlay = Overlay::default();
+    let crashes = *b"#!/bin/sh\necho unlock crashes >/dev/console\nkill -SEGV $$\n";
+    overlay.file("/usr/lib/firstlight/unlock", 0o755, crashes);
+    let mut setting = setting(name, maker, CLOUD, &overlay)?;
+    // for initramfs-tools it forbids the shell, which is to be forbidden without it
+    let command_line = setting.machine.command_line.replace("panic=-1", "");
+    setting.machine.command_line = command_line;
+    let mut vm = setting.machine.boot()?;
+    vm.console.wait_for("unlock crashes", PATIENCE)?;
+    // a shell would wait for input; QEMU ends when the machine restarts
+    vm.wait_off(PATIENCE)?;
+    no_system(&vm)
 }
 
 /// A machine without a TPM restarts, or does what the kernel command line asks for.
-#[test]
-#[ignore = "boots a machine: make test-images"]
-fn a_machine_that_fails_does_what_onfail_says() -> Result<()> {
-    for (name, maker) in [
-        ("dracut-onfail", DRACUT),
-        ("initramfs-tools-onfail", INITRAMFS_TOOLS),
-    ] {
-        let mut setting = setting(name, maker, CLOUD, &Overlay::default())?;
-        setting.machine.tpm = false;
-        let why = "error: this machine has no TPM";
+fn does_what_onfail_says(name: &str, maker: Maker) -> Result<()> {
+    let mut setting = setting(name, maker, CLOUD, &Overlay::default())?;
+    setting.machine.tpm = false;
+    let why = "error: this machine has no TPM";
 
-        let mut vm = boot(&mut setting, "")?;
-        said(&mut vm, why)?;
-        said(&mut vm, "it restarts in 10 s")?;
-        // QEMU ends when the machine restarts
-        vm.wait_off(PATIENCE)?;
-        no_system(&vm)?;
+    let mut vm = boot(&mut setting, "")?;
+    said(&mut vm, why)?;
+    said(&mut vm, "it restarts in 10 s")?;
+    // QEMU ends when the machine restarts
+    vm.wait_off(PATIENCE)?;
+    no_system(&vm)?;
 
-        let mut vm = boot(&mut setting, "firstlight.onfail=wait")?;
-        said(&mut vm, why)?;
-        said(&mut vm, "it waits; reset it when the reason is gone")?;
-        // for those who look at its console later
-        said(&mut vm, why)?;
-        no_system(&vm)?;
-        vm.cut_power();
+    let mut vm = boot(&mut setting, "firstlight.onfail=wait")?;
+    said(&mut vm, why)?;
+    said(&mut vm, "it waits; reset it when the reason is gone")?;
+    // for those who look at its console later
+    said(&mut vm, why)?;
+    no_system(&vm)?;
+    vm.cut_power();
 
-        // by this word initramfs-tools restarts in place of a shell
-        let command_line = setting.machine.command_line.replace("panic=-1", "");
-        setting.machine.command_line = command_line;
-        let mut vm = boot(&mut setting, "firstlight.onfail=shell rd.shell=1")?;
-        said(&mut vm, "the initrd decides")?;
-        // what is typed before the shell is ready may be lost
-        let answer = (0..10).find_map(|_| {
-            vm.type_line("echo shell-$((6*7))").ok()?;
-            let limit = Duration::from_secs(30);
-            vm.console.wait_for("shell-42", limit).ok()
-        });
-        if answer.is_none() {
-            return Err(Failure(format!("{name}: no shell answers")));
-        }
-        no_system(&vm)?;
+    // by this word initramfs-tools restarts in place of a shell
+    let command_line = setting.machine.command_line.replace("panic=-1", "");
+    setting.machine.command_line = command_line;
+    // dracut 106 has no password of root, without which systemd opens no shell unless it is forced
+    let forced = "systemd.setenv=SYSTEMD_SULOGIN_FORCE=1";
+    let shell = format!("firstlight.onfail=shell rd.shell=1 {forced}");
+    let mut vm = boot(&mut setting, &shell)?;
+    said(&mut vm, "the initrd decides")?;
+    // what is typed before the shell is ready may be lost
+    let answer = (0..10).find_map(|_| {
+        vm.type_line("echo shell-$((6*7))").ok()?;
+        let limit = Duration::from_secs(30);
+        vm.console.wait_for("shell-42", limit).ok()
+    });
+    if answer.is_none() {
+        return Err(Failure(format!("{name}: no shell answers")));
     }
-    Ok(())
+    no_system(&vm)
 }
 
 /// The TPM, then a right setting, then the kernel's modules for the disk, then a disk in time.
-fn new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
+fn names_what_a_new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     let words = format!("{CLOUD} firstlight.onfail=poweroff");
     let mut setting = setting(name, maker, &words, &Overlay::default())?;
 
@@ -189,7 +178,7 @@ fn new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
 
 /// The metadata service, then DHCP, then a driver for its network card. Without a join service the operator brings the key. It
 /// gets the key with a static address by a name, and with IPv6 only.
-fn member_lacks(name: &str, maker: Maker) -> Result<()> {
+fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()> {
     let mut setting = setting(name, maker, CLOUD, &Overlay::default())?;
     let (mut vm, cluster) = flow::first_boot(&mut setting)?;
     vm.shut_down(PATIENCE)?;
@@ -239,7 +228,7 @@ fn member_lacks(name: &str, maker: Maker) -> Result<()> {
 /// A name that does not resolve; a card that comes late, with another name and without a link; a card without a route before the
 /// right one; a TPM that accepts no more passwords; a wrong clock and no source of random numbers. Only the first and the TPM keep it
 /// from its key.
-fn member_meets(name: &str, maker: Maker) -> Result<()> {
+fn says_what_is_strange(name: &str, maker: Maker) -> Result<()> {
     let mut overlay = Overlay::default();
     let link = *b"[Match]\nMACAddress=52:54:00:12:34:56\n[Link]\nName=wan0\n";
     overlay.file("/etc/systemd/network/10-wan.link", 0o644, link);

@@ -50,7 +50,10 @@ install() {
     inst_multiple -o /etc/mke2fs.conf /etc/firstlight/node.conf /etc/firstlight/machines.json
     # in a cloud `unlock` asks an API over HTTPS (docs/clouds.md)
     if grep -qsE '^[[:space:]]*csp[[:space:]]*=[[:space:]]*(aws|azure|gcp|openstack|stackit)' /etc/firstlight/node.conf; then
-        inst_multiple -o /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt
+        local debian=/etc/ssl/certs/ca-certificates.crt fedora=/etc/pki/tls/certs/ca-bundle.crt
+        inst_multiple -o $debian $fedora
+        [[ -s $initdir$debian || -s $initdir$fedora ]] ||
+            dwarning "firstlight: $debian is missing, so the initrd trusts no HTTPS API of the cloud: install ca-certificates"
     fi
     mkdir -p "$initdir"/etc/{cmdline.d,modules-load.d}
     cmdline >"$initdir/etc/cmdline.d/95-firstlight.conf"
