@@ -13,7 +13,7 @@ use base::stop::Stop;
 use kubernetes::client::{Client, Config, NODES, Selector};
 use serde_json::{Value, json};
 
-use super::Inquiry;
+use super::inquiry::Inquiry;
 use super::report::{FRESH, OTHER_CLUSTER, Report, State, UNPROVEN, WAITS_FOR_KEY};
 use crate::output::{Output, say_all};
 use crate::progress::printable;

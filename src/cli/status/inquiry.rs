@@ -1,0 +1,166 @@
+//! Asks a node's servers.
+
+use std::io::Read;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::answer::{Answer, SERVICES, Service};
+use super::report::Report;
+use crate::connect::{Attempt, Endpoint, Node, Reached, Standing};
+use crate::recover;
+use attest::atls;
+use attest::attestation::{Policy, Variant};
+use base::crypto::CLUSTER_ID_LEN;
+use base::program::Failure;
+use proto::node::{self, TimelineRequest, TimelineResponse};
+use rpc::grpc::{CallOptions, Channel, Status};
+
+/// Time limit of a call, which the node answers from memory.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Asks nodes for their state.
+pub struct Inquiry<'a> {
+    /// How the nodes attest themselves.
+    pub variant: &'static Variant,
+    /// The policy that they must meet.
+    pub policy: &'a Policy,
+    /// The ID of the operator's cluster, if it is known.
+    pub cluster: Option<[u8; CLUSTER_ID_LEN]>,
+    /// When the command ends.
+    pub deadline: Instant,
+}
+
+/// A server of the node, and the standing that it proves.
+struct Asked {
+    node: Node,
+    standing: Arc<OnceLock<Standing>>,
+}
+
+impl Inquiry<'_> {
+    /// Asks all servers of a node at once, so that a server that does not answer does not delay the others.
+    pub fn ask(&self, address: &str) -> Result<Report, Failure> {
+        let asked = |endpoint: &Endpoint| {
+            let standing = Arc::default();
+            let node = Node::in_any_standing(
+                endpoint,
+                self.variant,
+                self.policy,
+                self.cluster.as_ref(),
+                &standing,
+            )?;
+            Ok(Asked { node, standing })
+        };
+        let endpoints = endpoints(address)?;
+        let servers: Vec<Asked> = endpoints
+            .iter()
+            .map(asked)
+            .collect::<Result<_, Failure>>()?;
+        let answers = thread::scope(|scope| {
+            let asking: Vec<_> = servers
+                .iter()
+                .map(|server| scope.spawn(|| ask(server, self.deadline)))
+                .collect();
+            let lost = |_| Answer::Nobody("firstlight has a defect".into());
+            let answers = asking
+                .into_iter()
+                .map(|asking| asking.join().unwrap_or_else(lost));
+            endpoints.into_iter().zip(answers).collect()
+        });
+        Ok(Report {
+            address: address.to_owned(),
+            answers,
+            cluster: self.cluster,
+            names_no_keys: self.policy.believes_any_key(),
+        })
+    }
+}
+
+/// Returns the addresses of the node's servers, or the one whose port is given.
+fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
+    let each = SERVICES
+        .iter()
+        .map(|service| Endpoint::parse(address, service.port))
+        .collect::<Result<Vec<_>, _>>();
+    let mut endpoints = each.map_err(Failure::Usage)?;
+    endpoints.dedup();
+    Ok(endpoints)
+}
+
+fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
+    match node.attempt(deadline) {
+        Ok(Reached { channel, key }) => {
+            // a connection exists only after the validator has noted a standing
+            let standing = standing.get().copied().unwrap_or(Standing::Other);
+            Answer::Verified {
+                standing,
+                services: services(&channel),
+                key,
+                waiting: recover::status(&channel).ok(),
+                record: record(&channel),
+            }
+        }
+        Err(Attempt::Refused(_)) if is_guarded(node, deadline) => Answer::Guarded,
+        Err(Attempt::Refused(why)) => Answer::Refused(why),
+        Err(Attempt::Passing(reason)) => Answer::Nobody(reason),
+    }
+}
+
+/// Returns whether the server closes the connection of a caller that proves nothing. In TLS 1.3 it does so after the handshake.
+fn is_guarded(node: &Node, deadline: Instant) -> bool {
+    let Ok(socket) = node.dial(deadline) else {
+        return false;
+    };
+    let mut transport = match atls::Client::new(None, vec![]).connect(socket, deadline) {
+        Ok(transport) => transport,
+        Err(error) => return matches!(error, atls::Error::PeerRefused(_)),
+    };
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .clamp(Duration::from_millis(1), CALL_TIMEOUT);
+    if transport.socket.set_read_timeout(Some(left)).is_err() {
+        return false;
+    }
+    let error = transport.reader.read(&mut [0]).err();
+    let refused = error
+        .as_ref()
+        .and_then(|error| error.get_ref()?.downcast_ref());
+    matches!(refused, Some(atls::Error::PeerRefused(_)))
+}
+
+/// Returns the record of the node's boot.
+fn record(channel: &Channel) -> Result<String, Status> {
+    let options = CallOptions {
+        timeout: Some(CALL_TIMEOUT),
+        ..CallOptions::default()
+    };
+    let answer: TimelineResponse = channel.unary(node::TIMELINE, &TimelineRequest {}, &options)?;
+    Ok(answer.record)
+}
+
+/// Returns the services that the server names; none for nodes of the old system, which have no health service.
+fn services(channel: &Channel) -> Vec<&'static Service> {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct HealthCheckRequest {
+        #[prost(string, tag = "1")]
+        service: String,
+    }
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct HealthCheckResponse {
+        #[prost(int32, tag = "1")]
+        status: i32,
+    }
+    let options = CallOptions {
+        timeout: Some(CALL_TIMEOUT),
+        ..CallOptions::default()
+    };
+    let has = |service: &&Service| {
+        let request = HealthCheckRequest {
+            service: service.name.into(),
+        };
+        let answer: Result<HealthCheckResponse, Status> =
+            channel.unary("/grpc.health.v1.Health/Check", &request, &options);
+        answer.is_ok()
+    };
+    SERVICES.iter().filter(has).collect()
+}
