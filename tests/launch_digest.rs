@@ -2,11 +2,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use attest::attestation::Policy;
 use image::firmware::Firmware;
 use image::snp::{Cpu, Hypervisor, Kernel, Launch, LaunchDigest};
+use support::boot_image;
 use support::foreign::{python, rust_crate};
 use support::mutation::mutations;
+use support::program::built;
 
 /// The firmware of Debian's package `ovmf`, whose metadata has no place for a kernel's hashes.
 const DEBIAN: &str = "/usr/share/ovmf/OVMF.fd";
@@ -28,6 +32,22 @@ fn with_hashes() -> PathBuf {
 
 fn hex(digest: LaunchDigest) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What sev-snp-measure answers to these lines.
+fn sev_snp_measure(asked: &str) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let questions = folder.path().join("questions");
+    fs::write(&questions, asked).unwrap();
+    let output = python()
+        .args(["-c", PROGRAM])
+        .stdin(fs::File::open(questions).unwrap())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let theirs = String::from_utf8(output.stdout).unwrap();
+    theirs.lines().map(str::to_owned).collect()
 }
 
 /// A machine: the firmware, the hypervisor, processors, the model and the features of each, the kernel's command line.
@@ -89,17 +109,7 @@ fn launch_digests_are_those_of_sev_snp_measure() {
         };
         ours.push(hex(launch.digest().unwrap()));
     }
-    let questions = folder.path().join("questions");
-    fs::write(&questions, asked).unwrap();
-    let output = python()
-        .args(["-c", PROGRAM])
-        .stdin(fs::File::open(questions).unwrap())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let theirs = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(ours, theirs.lines().collect::<Vec<_>>());
+    assert_eq!(ours, sev_snp_measure(&asked));
     // on EC2 and GCE the model does not matter, and an empty command line is none
     let different: std::collections::BTreeSet<_> = ours.iter().collect();
     assert_eq!(different.len(), ours.len());
@@ -171,4 +181,162 @@ fn damaged_firmware_gives_an_error_or_another_digest() {
     for len in 0..valid.len() {
         assert!(digest(&valid[..len]).is_err());
     }
+}
+
+/// Runs `firstlight measure`: the exit code, standard output, standard error.
+fn measure(args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(built("firstlight"));
+    let output = command.arg("measure").args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (said, errors) = (text(output.stdout), text(output.stderr));
+    (output.status.code().unwrap(), said, errors)
+}
+
+/// The launch digests that a policy accepts.
+fn accepted(policy: &str) -> Vec<String> {
+    Policy::from_json(policy).unwrap();
+    let policy: serde_json::Value = serde_json::from_str(policy).unwrap();
+    let digests = policy["snp"]["launchMeasurements"].as_array().unwrap();
+    let text = |digest: &serde_json::Value| digest.as_str().unwrap().to_owned();
+    digests.iter().map(text).collect()
+}
+
+#[test]
+fn firstlight_measure_puts_the_launch_digests_into_the_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (kernel, initrd, policy) = (at("kernel"), at("initrd"), at("policy"));
+    fs::copy(boot_image::kernel(), &kernel).unwrap();
+    fs::write(&initrd, b"an initrd").unwrap();
+    let hashes = with_hashes();
+    let hashes = hashes.to_str().unwrap();
+    let (milan, genoa) = (
+        Cpu::named("EPYC-Milan").unwrap().0,
+        Cpu::named("EPYC-Genoa").unwrap().0,
+    );
+    let theirs = sev_snp_measure(&format!(
+        "(2, {milan}, {DEBIAN:?}, '', '', '', 1, 'QEMU')\n\
+         (4, {milan}, {DEBIAN:?}, '', '', '', 1, 'QEMU')\n\
+         (2, 0, {DEBIAN:?}, '', '', '', 1, 'ec2')\n\
+         (1, {genoa}, {hashes:?}, {kernel:?}, {initrd:?}, 'console=ttyS0', 33, 'QEMU')\n"
+    ));
+
+    // the firmware alone, for two sizes of machines
+    let qemu = ["--snp-firmware", DEBIAN, "--vcpu-type", "EPYC-Milan-v2"];
+    let (code, said, errors) = measure(&[&qemu[..], &["--vcpus", "2,4"]].concat());
+    assert_eq!(code, 0, "{errors}");
+    assert!(errors.contains("the launch digest alone"), "{errors}");
+    assert_eq!(accepted(&said), theirs[..2]);
+    let registers = Policy::from_json(&said).unwrap().images()[0]
+        .measurements()
+        .clone();
+    assert_eq!(registers.keys().collect::<Vec<_>>(), [&15]);
+
+    // another hypervisor's is added; what is there stays there once
+    fs::write(&policy, &said).unwrap();
+    let ec2 = [
+        "--snp-firmware",
+        DEBIAN,
+        "--hypervisor",
+        "ec2",
+        "--vcpus",
+        "2",
+    ];
+    let (code, said, errors) = measure(&[&ec2[..], &["--add-to", &policy]].concat());
+    assert_eq!(code, 0, "{errors}");
+    assert_eq!(accepted(&said), theirs[..3]);
+    fs::write(&policy, &said).unwrap();
+    let (_, again, _) = measure(&[&ec2[..], &["--add-to", &policy]].concat());
+    assert_eq!(again, said);
+
+    // what QEMU hands over is in the digest and in the registers of the TPM
+    let handed_over = [
+        "--kernel",
+        &kernel,
+        "--initrd",
+        &initrd,
+        "--cmdline",
+        "console=ttyS0",
+    ];
+    let machine = [
+        "--snp-firmware",
+        hashes,
+        "--vcpus",
+        "1",
+        "--vcpu-type",
+        "EPYC-Genoa",
+    ];
+    let further = ["--guest-features", "0x21", "--memory", "2048"];
+    let all = [&handed_over[..], &machine, &further].concat();
+    let (code, said, errors) = measure(&[&all[..], &["--pcrs", "9"]].concat());
+    assert_eq!(code, 0, "{errors}");
+    assert_eq!(accepted(&said), theirs[3..]);
+    assert!(
+        Policy::from_json(&said).unwrap().images()[0]
+            .measurements()
+            .contains_key(&9)
+    );
+    let (code, said, errors) = measure(&[&all[..], &["--explain"]].concat());
+    assert_eq!(code, 0, "{errors}");
+    let expected = format!("MEASUREMENT with --vcpus 1\n  {}\n", theirs[3]);
+    assert!(said.ends_with(&expected), "{said}");
+}
+
+#[test]
+fn what_a_launch_digest_lacks_is_named() {
+    let firmware = ["--snp-firmware", DEBIAN];
+    let with_cpu = [&firmware[..], &["--vcpu-type", "EPYC"]].concat();
+    let with_both = [&with_cpu[..], &["--vcpus", "2"]].concat();
+    for (given, more, expected) in [
+        (
+            &firmware[..],
+            &["--vcpu-type", "EPYC"][..],
+            "--vcpus is missing",
+        ),
+        (&firmware, &["--vcpus", "2"], "--vcpu-type is missing"),
+        (&with_cpu, &["--vcpus", "0"], "expected numbers from 1"),
+        (&with_cpu, &["--vcpus", "2,"], "expected numbers from 1"),
+        (
+            &firmware,
+            &["--vcpus", "2", "--vcpu-type", "Xeon"],
+            "expected a model of QEMU",
+        ),
+        (
+            &with_both,
+            &["--hypervisor", "xen"],
+            "expected kvm, ec2, gce",
+        ),
+        (
+            &with_both,
+            &["--hypervisor", "gce"],
+            "does not depend on it",
+        ),
+        (
+            &with_both,
+            &["--guest-features", "0x20"],
+            "bit 0 is SEV-SNP",
+        ),
+        (&with_both, &["--cmdline", "quiet"], "the firmware alone"),
+        (&with_both, &["--tdx-firmware", DEBIAN], "the only thing"),
+        (&[], &["--vcpus", "2"], "--vcpus belongs to --snp-firmware"),
+    ] {
+        let (code, said, errors) = measure(&[given, more].concat());
+        assert!(code == 2 && said.is_empty(), "{code}: {expected}: {said}");
+        assert!(errors.contains(expected), "expected {expected}: {errors}");
+    }
+    let with_kernel = [&with_both[..], &["--kernel", "/bin/sh"]].concat();
+    assert_ne!(measure(&with_kernel).0, 0);
+    let no_firmware = [
+        "--snp-firmware",
+        "/bin/sh",
+        "--vcpu-type",
+        "EPYC",
+        "--vcpus",
+        "1",
+    ];
+    let (code, _, errors) = measure(&no_firmware);
+    assert!(
+        code == 1 && errors.contains("no table of GUIDs"),
+        "{errors}"
+    );
 }

@@ -604,6 +604,33 @@ const MEASURE: Command = Command {
             Value::File,
             "the firmware (OVMF) of TDX machines: print a policy with its measurement (MRTD) alone",
         ),
+        Opt::value(
+            "snp-firmware",
+            Value::File,
+            "the firmware (OVMF) of SEV-SNP machines: the policy also demands its launch digest; without an image, that alone",
+        ),
+        Opt::value(
+            "vcpus",
+            Value::Text("NUMBERS"),
+            "the number of processors of SEV-SNP machines; several, as 2,4,8, give a launch digest each",
+        ),
+        Opt::value(
+            "vcpu-type",
+            Value::Text("MODEL"),
+            "QEMU's model of the processors of SEV-SNP machines, as EPYC-Milan or EPYC-v4",
+        ),
+        Opt::value(
+            "hypervisor",
+            Value::OneOf("NAME", &["kvm", "ec2", "gce"]),
+            "the hypervisor of SEV-SNP machines: QEMU with KVM, that of Amazon EC2, or that of Google",
+        )
+        .or("kvm"),
+        Opt::value(
+            "guest-features",
+            Value::Text("BITS"),
+            "SEV_FEATURES of the processors of SEV-SNP machines; bit 0 SEV-SNP, 5 debug swap",
+        )
+        .or("0x1"),
         VARIANT,
         Opt::value(
             "pcrs",
@@ -634,6 +661,7 @@ const MEASURE: Command = Command {
         "firstlight measure > policy.json",
         "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
         "firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json",
+        "firstlight measure image.raw --snp-firmware OVMF.fd --hypervisor ec2 --vcpus 2,4 > policy.json",
     ],
     run: |given| measure::run(&super::measure_options(given)?),
 };

@@ -18,6 +18,7 @@ mod files;
 mod hash_secret;
 mod init;
 mod kubeconfig;
+mod launch_digest;
 mod man;
 mod master_secret;
 mod measure;
@@ -359,10 +360,27 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     let name = given.value("name").map(program::text).transpose()?;
     let is_image = given.has_operand() || given.has("kernel");
     let firmware = given.value("tdx-firmware").map(Into::into);
-    if firmware.is_some() && (is_image || tpm.is_some()) {
+    let snp = launch_digest::options(given)?;
+    if firmware.is_some() && (is_image || tpm.is_some() || snp.is_some()) {
         return Err(Failure::Usage(
             "--tdx-firmware: it is the only thing that is measured: give it without an image and --tpm".into(),
         ));
+    }
+    if snp.is_some() && !is_image {
+        let of_machine = [
+            "tpm",
+            "trust-any-tpm",
+            "pcrs",
+            "initrd",
+            "cmdline",
+            "memory",
+            "explain",
+        ];
+        if let Some(name) = of_machine.iter().find(|name| given.has(name)) {
+            return Err(Failure::Usage(format!(
+                "--{name}: --snp-firmware without an image and --kernel measures the firmware alone"
+            )));
+        }
     }
     let pcrs = match given.has("pcrs") {
         true => Some(given.parsed("pcrs", pcrs)?),
@@ -372,6 +390,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         source: match (is_image, firmware) {
             (true, _) => measure::Source::Image(measure_image::options(given)?),
             (false, Some(path)) => measure::Source::TdxFirmware(path),
+            (false, None) if snp.is_some() => measure::Source::SnpFirmware,
             (false, None) => measure::Source::Tpm {
                 variant: variant_of(given)?,
                 location: tpm,
@@ -381,6 +400,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         pcrs,
         name,
         add_to,
+        snp,
     })
 }
 

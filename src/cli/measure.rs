@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{connect, measure_image, say, say_all};
+use super::{connect, launch_digest, measure_image, say, say_all};
 use attest::attestation::variant::Measured;
 use attest::attestation::{self, KeyName, Measurement, Policy, Registers, Stage, Variant};
 use attest::tpm::Location;
@@ -35,6 +35,8 @@ pub struct Options {
     pub name: Option<String>,
     /// A policy to which the image is added.
     pub add_to: Option<PathBuf>,
+    /// The machines with SEV-SNP whose launch digests the policy gets.
+    pub snp: Option<launch_digest::Machines>,
 }
 
 /// What is measured.
@@ -51,6 +53,8 @@ pub enum Source {
     },
     /// The firmware of TDX machines.
     TdxFirmware(PathBuf),
+    /// The launch digests of machines with SEV-SNP, and no image.
+    SnpFirmware,
     /// An image that was not booted yet.
     Image(measure_image::Options),
 }
@@ -81,18 +85,59 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             let policy = of_firmware(path).map_err(Failure::failed)?;
             print(present, name, &policy, None)
         }
+        Source::SnpFirmware => {
+            let policy = match present {
+                Some(present) => present,
+                None => {
+                    log::warn!(
+                        "the policy has the launch digest alone (MEASUREMENT): what boots is in the registers of the TPM; give an image, or --add-to"
+                    );
+                    let nothing = || BTreeMap::new();
+                    let measured = Measured {
+                        booted: nothing(),
+                        initramfs: nothing(),
+                    };
+                    let policy = policy(measured, &[]).map_err(Failure::failed)?;
+                    policy
+                        .named(name.unwrap_or_default())
+                        .map_err(Failure::failed)?
+                }
+            };
+            say(with_launch_digests(policy, options.snp.as_ref(), None)?.to_json())
+        }
         Source::Image(source) => {
             let image = measure_image::read(source)?;
             if source.explain {
-                return say_all(&measure_image::explain(source, &image));
+                let mut text = measure_image::explain(source, &image);
+                if let Some(machines) = &options.snp {
+                    let digests = machines.digests(source.handed_over()?.as_ref())?;
+                    text += &machines.explain(&digests);
+                }
+                return say_all(&text);
             }
             let pcrs = pcrs.as_deref().unwrap_or(&OF_IMAGE);
             let measured = measure_image::values(source, &image, pcrs)?;
             let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
             let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
             let name = name.map_or_else(|| source.name(), str::to_owned);
-            print(present, Some(&name), &policy, None)
+            let policy = with_image(present, Some(&name), &policy, None)?;
+            let handed_over = source.handed_over()?;
+            say(with_launch_digests(policy, options.snp.as_ref(), handed_over.as_ref())?.to_json())
         }
+    }
+}
+
+/// Returns the policy with the launch digests of these machines beside those that it has.
+fn with_launch_digests(
+    policy: Policy,
+    machines: Option<&launch_digest::Machines>,
+    kernel: Option<&measure_image::HandedOver>,
+) -> Result<Policy, Failure> {
+    match machines {
+        Some(machines) => policy
+            .and_launch_digests(&machines.digests(kernel)?)
+            .map_err(Failure::failed),
+        None => Ok(policy),
     }
 }
 
@@ -150,15 +195,24 @@ fn print(
     policy: &Policy,
     key: Option<KeyName>,
 ) -> Result<(), Failure> {
-    let policy = match present {
-        Some(present) => add(present, name, policy, key)?,
+    say(with_image(present, name, policy, key)?.to_json())
+}
+
+/// Returns the policy, or the present policy with its image added.
+fn with_image(
+    present: Option<Policy>,
+    name: Option<&str>,
+    policy: &Policy,
+    key: Option<KeyName>,
+) -> Result<Policy, Failure> {
+    match present {
+        Some(present) => add(present, name, policy, key),
         None => policy
             .clone()
             .named(name.unwrap_or_default())
             .and_then(|policy| policy.believing(key))
-            .map_err(Failure::failed)?,
-    };
-    say(policy.to_json())
+            .map_err(Failure::failed),
+    }
 }
 
 /// Returns the registers of a policy's first image.

@@ -42,7 +42,35 @@ enum Boots {
     },
 }
 
+/// What QEMU hands to the firmware.
+pub struct HandedOver {
+    /// The file of the kernel.
+    pub kernel: Vec<u8>,
+    /// The initrd; empty without one.
+    pub initrd: Vec<u8>,
+    /// The command line.
+    pub command_line: String,
+}
+
 impl Options {
+    /// Returns what QEMU hands to the firmware; `None` if the firmware boots from a disk.
+    pub fn handed_over(&self) -> Result<Option<HandedOver>, Failure> {
+        let Boots::Kernel {
+            path,
+            initrd,
+            command_line,
+            ..
+        } = &self.boots
+        else {
+            return Ok(None);
+        };
+        Ok(Some(HandedOver {
+            kernel: read_file(path)?,
+            initrd: initrd.as_deref().map_or(Ok(vec![]), read_file)?,
+            command_line: command_line.clone(),
+        }))
+    }
+
     fn path(&self) -> &Path {
         match &self.boots {
             Boots::Image { path, .. } | Boots::Kernel { path, .. } => path,
@@ -141,12 +169,13 @@ fn mebibytes(text: &str) -> Result<u64, &'static str> {
     number.ok_or("expected a number of MiB")
 }
 
+fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
+}
+
 /// Reads the image.
 pub fn read(options: &Options) -> Result<Image, Failure> {
     let path = options.path();
-    let read = |path: &Path| {
-        fs::read(path).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
-    };
     let image = match &options.boots {
         Boots::Kernel {
             path,
@@ -154,8 +183,8 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
             command_line,
             memory,
         } => {
-            let kernel = read(path)?;
-            let initrd = initrd.as_deref().map(read).transpose()?;
+            let kernel = read_file(path)?;
+            let initrd = initrd.as_deref().map(read_file).transpose()?;
             if Image::is_uki(&kernel) {
                 if initrd.is_some() || !command_line.is_empty() {
                     return Err(Failure::Usage(
@@ -173,7 +202,7 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
             let mut file = File::open(path).map_err(wrong)?;
             let mut start = [0; 2];
             match file.read_exact(&mut start) {
-                Ok(()) if start == *b"MZ" && uki.is_none() => Image::uki(&read(path)?),
+                Ok(()) if start == *b"MZ" && uki.is_none() => Image::uki(&read_file(path)?),
                 _ => Image::disk(file, uki.as_deref()),
             }
         }

@@ -540,6 +540,17 @@ impl Policy {
         json + "}"
     }
 
+    /// Returns the policy that also accepts these launch digests of SEV-SNP machines, and no other than those that it names.
+    pub fn and_launch_digests(mut self, digests: &[[u8; 48]]) -> Result<Policy, PolicyError> {
+        let accepted = &mut self.snp.snp.launch_measurements;
+        for digest in digests.iter().map(|digest| super::hex(digest)) {
+            if !accepted.iter().any(|one| one.eq_ignore_ascii_case(&digest)) {
+                accepted.push(digest);
+            }
+        }
+        self.checked()
+    }
+
     /// Returns the policy with this name for its first image.
     pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
         let Image {
