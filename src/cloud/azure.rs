@@ -290,15 +290,8 @@ impl Client {
     }
 
     fn token(&self, document: &Document) -> Result<Token, Error> {
-        let resource = encoded(&format!("{}/", environment(document)));
-        let mut path = format!(
-            "metadata/identity/oauth2/token?api-version={TOKEN_VERSION}&resource={resource}"
-        );
-        if let Some(identity) = self.place.value("identity") {
-            path += &format!("&client_id={}", encoded(identity));
-        }
-        let request = format!("GET {}", self.imds.url(&path));
-        let answer = self.imds(&path).map_err(|error| match error {
+        let resource = format!("{}/", environment(document));
+        self.token_for(&resource).map_err(|error| match error {
             // no identity, or several
             Error::Status {
                 request,
@@ -310,8 +303,20 @@ impl Client {
                 next: "assign one to the scale set; if there are several, name one: metadata=,identity=CLIENT_ID".into(),
             },
             other => other,
-        })?;
-        parse_token(&request, &Zeroizing::new(answer))
+        })
+    }
+
+    /// Returns a token of the managed identity for the service with this URL.
+    pub fn token_for(&self, resource: &str) -> Result<Token, Error> {
+        let resource = encoded(resource);
+        let mut path = format!(
+            "metadata/identity/oauth2/token?api-version={TOKEN_VERSION}&resource={resource}"
+        );
+        if let Some(identity) = self.place.value("identity") {
+            path += &format!("&client_id={}", encoded(identity));
+        }
+        let request = format!("GET {}", self.imds.url(&path));
+        parse_token(&request, &Zeroizing::new(self.imds(&path)?))
     }
 
     /// Returns what the API has at this path.

@@ -33,6 +33,11 @@ impl Token {
         let until = Instant::now() + lifetime.saturating_sub(EARLY);
         is_visible.then_some(Token { value, until })
     }
+
+    /// Returns what a request shows.
+    pub fn value(&self) -> &str {
+        &self.value
+    }
 }
 
 /// An API, and the token for it.

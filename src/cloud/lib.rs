@@ -185,7 +185,7 @@ fn form(parameters: &[(&str, &str)]) -> String {
 }
 
 /// Returns text as a part of a URL (RFC 3986 §2.1).
-fn encoded(text: &str) -> String {
+pub fn encoded(text: &str) -> String {
     let mut url = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

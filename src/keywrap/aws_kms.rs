@@ -29,6 +29,7 @@ use super::https::{Answer, Server};
 use super::patience::patiently;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
+use super::variable::variable;
 
 /// The service's line in the table.
 pub const SERVICE: Service = Service {
@@ -256,18 +257,6 @@ impl Key {
     }
 
     fn signer(&self) -> Result<Signer, Error> {
-        let variable = |name: &str| {
-            let value = env::var(name).ok().filter(|value| !value.is_empty());
-            let Some(value) = value.map(Zeroizing::new) else {
-                return Ok(None);
-            };
-            match value.bytes().all(|byte| byte.is_ascii_graphic()) {
-                true => Ok(Some(value)),
-                false => Err(Error::Credentials(format!(
-                    "{name} has a character that no such value has"
-                ))),
-            }
-        };
         match (variable(KEY_ID)?, variable(SECRET_KEY)?) {
             (Some(id), Some(secret)) => Ok(Signer::Variables {
                 id: id.to_string(),

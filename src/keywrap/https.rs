@@ -1,5 +1,6 @@
 //! Requests over HTTPS (RFC 9110): no redirect, no proxy, an answer of limited size, a time limit.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -89,6 +90,28 @@ impl Server {
     /// Returns `HOST[:PORT]`.
     pub fn host(&self) -> &str {
         &self.host
+    }
+
+    /// Returns whether the server's name is that of a host in this domain.
+    pub fn is_below(&self, domain: &str) -> bool {
+        let name = self.name().to_ascii_lowercase();
+        let host = name.strip_suffix(domain);
+        host.and_then(|host| host.strip_suffix('.'))
+            .is_some_and(|host| !host.is_empty())
+    }
+
+    /// Returns whether the server is on this machine, by its address.
+    pub fn is_loopback(&self) -> bool {
+        let literal = self.name().trim_start_matches('[').trim_end_matches(']');
+        literal.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+    }
+
+    /// Returns the host without its port.
+    pub fn name(&self) -> &str {
+        match self.host.rsplit_once(':') {
+            Some((name, port)) if !port.contains(']') => name,
+            _ => &self.host,
+        }
     }
 
     /// Sends one request; `path` begins with a slash. A redirect is not followed.

@@ -2,82 +2,43 @@
 //! (throttling), are servers of this file.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use common::cloud_server::{self as server, Answer, Request};
 use serde_json::{Value, json};
 use support::ROOT;
-use support::foreign::python;
 use tempfile::TempDir;
 
-use super::{check_same_keys, key, key_service, replace_wrapped_key, unwrap, workspace, wrap};
+use super::{
+    Peer, check_same_keys, key, key_service, replace_wrapped_key, text, unwrap, workspace, wrap,
+};
 
 /// moto with keys in it.
-struct Moto {
-    found: Value,
-    folder: TempDir,
-    _process: Child,
-    /// Its end ends moto.
-    _input: ChildStdin,
-}
+struct Moto(Peer);
 
 impl Moto {
-    /// Returns the one of all tests. It ends with its standard input, and thus with this process.
+    /// Returns the one of all tests.
     fn get() -> &'static Moto {
-        static MOTO: LazyLock<Moto> = LazyLock::new(Moto::start);
+        static MOTO: LazyLock<Moto> = LazyLock::new(|| Moto(Peer::python("aws_kms.py")));
         &MOTO
-    }
-
-    fn start() -> Moto {
-        let folder = tempfile::tempdir().unwrap();
-        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        let (certificate, key) = (folder.path().join("ca.pem"), folder.path().join("key.pem"));
-        fs::write(&certificate, own.cert.pem()).unwrap();
-        fs::write(&key, own.signing_key.serialize_pem()).unwrap();
-        let mut process = python()
-            .arg(format!("{ROOT}/tests/key_wrapping/aws_kms.py"))
-            .arg(format!("{ROOT}/docs/clouds"))
-            .args([&certificate, &key])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(process.stdout.take().unwrap());
-        let mut line = String::new();
-        while !line.starts_with('{') {
-            line.clear();
-            assert!(output.read_line(&mut line).unwrap() > 0, "moto has ended");
-        }
-        Moto {
-            _input: process.stdin.take().unwrap(),
-            found: serde_json::from_str(&line).unwrap(),
-            folder,
-            _process: process,
-        }
     }
 
     /// Returns the URI of a key.
     fn uri(&self, key: &str) -> String {
-        let (url, folder) = (text(&self.found["url"]), self.folder.path().display());
+        let (url, folder) = (text(&self.0.found["url"]), self.0.folder.path().display());
         format!("kms://aws-kms?keyName={key}&endpoint={url}&caFile={folder}/ca.pem")
     }
 
     /// Returns the environment of who has these credentials.
     fn env(&self, role: &str) -> [(&str, &str); 3] {
-        let given = &self.found["credentials"][role];
+        let given = &self.0.found["credentials"][role];
         [
             ("AWS_ACCESS_KEY_ID", text(&given["AccessKeyId"])),
             ("AWS_SECRET_ACCESS_KEY", text(&given["SecretAccessKey"])),
             ("AWS_SESSION_TOKEN", text(&given["Token"])),
         ]
     }
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap()
 }
 
 /// Starts the metadata service of an instance with this role, version 2 only ("Use the Instance Metadata Service to access instance
@@ -104,7 +65,7 @@ fn imds(role: &'static str, credentials: Value) -> String {
 #[test]
 fn a_key_in_moto_gives_the_same_keys_with_the_permissions_of_the_docs() {
     let (moto, dir) = (Moto::get(), workspace());
-    let arn = text(&moto.found["keys"][0]);
+    let arn = text(&moto.0.found["keys"][0]);
     wrap(dir.path(), &moto.env("operator"), &moto.uri(arn), &[]).unwrap();
     let wrapped = fs::read_to_string(dir.path().join("wrapped.json")).unwrap();
     assert!(wrapped.contains(arn) && !wrapped.contains("AQEBAQEB"));
@@ -112,7 +73,7 @@ fn a_key_in_moto_gives_the_same_keys_with_the_permissions_of_the_docs() {
     // the key service has the role of its instance, and no variable
     let imds = imds(
         "key-service",
-        moto.found["credentials"]["key-service"].clone(),
+        moto.0.found["credentials"]["key-service"].clone(),
     );
     let env = [("AWS_EC2_METADATA_SERVICE_ENDPOINT", &*imds)];
     check_same_keys(dir.path(), &env);
@@ -127,7 +88,7 @@ fn a_key_in_moto_gives_the_same_keys_with_the_permissions_of_the_docs() {
 fn each_refusal_names_what_is_missing() {
     let (moto, dir) = (Moto::get(), workspace());
     let operator = moto.env("operator");
-    let arn = text(&moto.found["keys"][0]);
+    let arn = text(&moto.0.found["keys"][0]);
     let refused = |env: &[(&str, &str)], key: &str, more: &[&str], expected: &str| {
         let said = wrap(dir.path(), env, &moto.uri(key), more).unwrap_err();
         assert!(said.contains(expected), "{expected}: {said}");
@@ -147,11 +108,11 @@ fn each_refusal_names_what_is_missing() {
     );
     refused(
         &operator,
-        text(&moto.found["signing"]),
+        text(&moto.0.found["signing"]),
         &[],
         "does not encrypt",
     );
-    refused(&operator, text(&moto.found["disabled"]), &[], "enable it");
+    refused(&operator, text(&moto.0.found["disabled"]), &[], "enable it");
     refused(&operator, "alias/firstlight", &[], "has no region");
     let service = moto.env("key-service");
     let needed = format!("AWS_ACCESS_KEY_ID needs the permission kms:DescribeKey on {arn}");
@@ -179,16 +140,16 @@ fn each_refusal_names_what_is_missing() {
     );
     let untrusted = format!(
         "kms://aws-kms?keyName={arn}&endpoint={}",
-        text(&moto.found["url"])
+        text(&moto.0.found["url"])
     );
     let said = wrap(dir.path(), &operator, &untrusted, &[]).unwrap_err();
     assert!(said.contains("certificate"), "{said}");
 
     wrap(dir.path(), &operator, &moto.uri(arn), &[]).unwrap();
-    replace_wrapped_key(dir.path(), text(&moto.found["ofOtherContext"]));
+    replace_wrapped_key(dir.path(), text(&moto.0.found["ofOtherContext"]));
     let said = unwrap(dir.path(), &operator).unwrap_err();
     assert!(said.contains("this key did not wrap this file"), "{said}");
-    replace_wrapped_key(dir.path(), text(&moto.found["ofOtherKey"]));
+    replace_wrapped_key(dir.path(), text(&moto.0.found["ofOtherKey"]));
     let said = unwrap(dir.path(), &operator).unwrap_err();
     assert!(said.contains("the file must be that of this key"), "{said}");
 }
@@ -200,7 +161,7 @@ fn an_instance_without_a_role_is_told_so() {
         "AWS_EC2_METADATA_SERVICE_ENDPOINT",
         &*imds("none", Value::Null),
     )];
-    let uri = moto.uri(text(&moto.found["keys"][0]));
+    let uri = moto.uri(text(&moto.0.found["keys"][0]));
     let said = wrap(dir.path(), &env, &uri, &[]).unwrap_err();
     assert!(
         said.contains("there are no credentials: AWS_ACCESS_KEY_ID") && said.contains("no role"),

@@ -2,16 +2,20 @@
 //! real servers or emulators where there are some, else servers that follow the published API and check each request.
 
 mod aws_kms;
+mod azure_kms;
 mod vault;
 
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
 use common::attested::{plain_channel, within};
 use proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use serde_json::{Value, json};
+use support::ROOT;
+use support::foreign::python;
 use support::program::Program;
 use tempfile::TempDir;
 
@@ -92,6 +96,69 @@ fn key(service: &Program) -> Vec<u8> {
         .unary(GET_DATA_KEY, &request, &within(60))
         .unwrap();
     answer.data_key.clone()
+}
+
+/// A service that a program beside this file serves over TLS. It ends with its standard input, and thus with this process.
+struct Peer {
+    /// What it prints first.
+    found: Value,
+    /// Has `ca.pem`.
+    folder: TempDir,
+    _process: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// Starts the script with the folder of the policies, a certificate and its key.
+    fn python(script: &str) -> Peer {
+        let mut command = python();
+        command.arg(format!("{ROOT}/tests/key_wrapping/{script}"));
+        Peer::start(command)
+    }
+
+    fn start(mut command: Command) -> Peer {
+        let folder = tempfile::tempdir().unwrap();
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let (certificate, key) = (folder.path().join("ca.pem"), folder.path().join("key.pem"));
+        fs::write(&certificate, own.cert.pem()).unwrap();
+        fs::write(&key, own.signing_key.serialize_pem()).unwrap();
+        let mut process = command
+            .arg(format!("{ROOT}/docs/clouds"))
+            .args([&certificate, &key])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut peer = Peer {
+            found: Value::Null,
+            folder,
+            input: process.stdin.take().unwrap(),
+            output: BufReader::new(process.stdout.take().unwrap()),
+            _process: process,
+        };
+        while !peer.found.is_object() {
+            peer.found = serde_json::from_str(&peer.line()).unwrap_or_default();
+        }
+        peer
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        let len = self.output.read_line(&mut line).unwrap();
+        assert!(len > 0, "the server has ended");
+        line.trim().to_owned()
+    }
+
+    /// Returns the answer to a line.
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.input, "{line}").unwrap();
+        self.line()
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
 }
 
 /// Runs `firstlight unwrap`; the error is what it says.

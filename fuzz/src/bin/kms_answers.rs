@@ -1,7 +1,7 @@
 //! The answers of key management services, which may contain a key: no error repeats them.
 #![no_main]
 
-use keywrap::aws_kms;
+use keywrap::{aws_kms, azure_kms, oauth};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -9,10 +9,16 @@ fuzz_target!(|input: &[u8]| {
         aws_kms::parse_encrypted("host", input).err(),
         aws_kms::parse_decrypted("host", input).err(),
         aws_kms::check_key("host", "key", input).err(),
+        azure_kms::parse_key("host", "key", input).err(),
+        azure_kms::parse_wrapped("host", "key", input).err(),
+        azure_kms::parse_unwrapped("host", input).err(),
+        azure_kms::split(input).err(),
+        oauth::parse_token("host", input).err(),
     ]
     .into_iter()
     .flatten()
     {
         assert!(error.to_string().len() < 1024);
     }
+    azure_kms::parse_error(input);
 });

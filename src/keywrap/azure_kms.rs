@@ -1,0 +1,636 @@
+//! A key of Azure Key Vault or of an Azure Managed HSM.
+//!
+//! ```text
+//! kms://azure-kms?address=https://NAME.vault.azure.net&keyName=NAME[&caFile=FILE]
+//! ```
+//!
+//! The token is that of an application, which the variables `AZURE_TENANT_ID`, `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET` (or
+//! `AZURE_CLIENT_SECRET_FILE`, the file that has it) name, or that of the machine's managed identity. Without a secret,
+//! `AZURE_CLIENT_ID` says which of several identities.
+//!
+//! The key is an RSA key, and what it wraps does not say with which version. So the version is a part of the result:
+//! `VERSION.VALUE`, as text.
+//!
+//! API: Azure Key Vault REST API reference, `keys`, version 7.4; Microsoft identity platform, client credentials flow.
+
+use std::fs::File;
+use std::io::Read;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use cloud::azure::Client;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use zeroize::{Zeroize, Zeroizing};
+
+use base::crypto::Secret;
+
+use super::error::{Error, said};
+use super::https::{Answer, Server};
+use super::oauth;
+use super::patience::patiently;
+use super::service::{KeyEncryptionKey, Service};
+use super::uri::Query;
+use super::variable::{is_word, variable};
+
+/// The service's line in the table.
+pub const SERVICE: Service = Service {
+    name: "azure-kms",
+    parameters: PARAMETERS,
+    open,
+};
+
+const PARAMETERS: &str = "address=https://NAME.vault.azure.net&keyName=NAME[&caFile=FILE]";
+
+/// The domains of the vaults, to which alone a token goes; whether they are those of Managed HSMs; and where their clouds give tokens.
+const DOMAINS: [(&str, bool, &str); 6] = [
+    ("vault.azure.net", false, PUBLIC_LOGIN),
+    ("managedhsm.azure.net", true, PUBLIC_LOGIN),
+    ("vault.usgovcloudapi.net", false, GOVERNMENT_LOGIN),
+    ("managedhsm.usgovcloudapi.net", true, GOVERNMENT_LOGIN),
+    ("vault.azure.cn", false, CHINA_LOGIN),
+    ("managedhsm.azure.cn", true, CHINA_LOGIN),
+];
+const PUBLIC_LOGIN: &str = "https://login.microsoftonline.com";
+const GOVERNMENT_LOGIN: &str = "https://login.microsoftonline.us";
+const CHINA_LOGIN: &str = "https://login.chinacloudapi.cn";
+const VERSION: &str = "7.4";
+const ALGORITHM: &str = "RSA-OAEP-256";
+/// The variables of Azure's own programs.
+const TENANT: &str = "AZURE_TENANT_ID";
+const CLIENT_ID: &str = "AZURE_CLIENT_ID";
+const CLIENT_SECRET: &str = "AZURE_CLIENT_SECRET";
+const CLIENT_SECRET_FILE: &str = "AZURE_CLIENT_SECRET_FILE";
+const AUTHORITY: &str = "AZURE_AUTHORITY_HOST";
+const IMDS: &str = "AZURE_POD_IDENTITY_AUTHORITY_HOST";
+/// Maximum bytes of a secret.
+const MAX_SECRET: u64 = 4 << 10;
+
+struct Key {
+    server: Server,
+    name: String,
+    ca: Option<String>,
+    /// The domain of the vault.
+    domain: &'static str,
+    is_hsm: bool,
+    login: &'static str,
+}
+
+/// A token, and whose it is.
+struct Caller {
+    authorization: Zeroizing<String>,
+    origin: &'static str,
+}
+
+/// What a request does.
+#[derive(Clone, Copy)]
+struct Operation {
+    /// The name for texts.
+    name: &'static str,
+    /// The end of the role's data action, and the permission of an access policy.
+    action: &'static str,
+    permission: &'static str,
+}
+
+const GET: Operation = Operation {
+    name: "get",
+    action: "read",
+    permission: "Get",
+};
+const WRAP: Operation = Operation {
+    name: "wrapkey",
+    action: "wrap/action",
+    permission: "Wrap Key",
+};
+const UNWRAP: Operation = Operation {
+    name: "unwrapkey",
+    action: "unwrap/action",
+    permission: "Unwrap Key",
+};
+
+fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
+    let address = query.need("address")?;
+    let name = query.need("keyName")?;
+    let ca = query.take("caFile");
+    query.finish(PARAMETERS)?;
+    if !is_name(&name, 127) {
+        return Err(Error::Uri(format!(
+            "keyName={name} is not the name of a key: expected letters, digits and hyphens, without the version"
+        )));
+    }
+    let server = Server::new(&address, ca.as_deref())?;
+    let found = DOMAINS
+        .iter()
+        .find(|(domain, ..)| server.is_below(domain))
+        .or(server.is_loopback().then_some(&DOMAINS[0]));
+    let &(domain, is_hsm, login) = found.ok_or_else(|| {
+        let known = DOMAINS.map(|(domain, ..)| domain).join(", ");
+        Error::Uri(format!(
+            "the address {address:?} is not that of a vault, and a token goes nowhere else: expected https://NAME. and one of {known}"
+        ))
+    })?;
+    Ok(Box::new(Key {
+        server,
+        name,
+        ca,
+        domain,
+        is_hsm,
+        login,
+    }))
+}
+
+/// Returns whether text is letters, digits and hyphens, as names and versions of keys and the IDs of tenants are.
+fn is_name(text: &str, max: usize) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (1..=max).contains(&text.len()) && text.bytes().all(is_allowed)
+}
+
+/// A key, as `get` describes it.
+#[derive(Deserialize)]
+struct Described {
+    key: Jwk,
+    #[serde(default)]
+    attributes: Attributes,
+}
+
+#[derive(Deserialize)]
+struct Jwk {
+    kid: String,
+    kty: String,
+    #[serde(default)]
+    key_ops: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Attributes {
+    enabled: bool,
+    exportable: bool,
+}
+
+/// The result of an operation.
+#[derive(Deserialize, Zeroize)]
+#[zeroize(drop)]
+struct Done {
+    kid: String,
+    value: String,
+}
+
+/// Checks by the answer of `get` that the key wraps; returns its version.
+pub fn parse_key(host: &str, name: &str, body: &[u8]) -> Result<String, Error> {
+    let Described { key, attributes } = parse(host, GET, body)?;
+    let version = version_of(host, name, &key.kid)?;
+    let got = said(&format!("{}, {}", key.kty, key.key_ops.join(" ")));
+    let does = |operation: &str| key.key_ops.iter().any(|own| own == operation);
+    if !matches!(&*key.kty, "RSA" | "RSA-HSM") || !does("wrapKey") || !does("unwrapKey") {
+        return Err(Error::Refused(format!(
+            "{host}: the key {name} does not wrap keys{got}: expected one of the type RSA or RSA-HSM with the operations wrapKey and unwrapKey"
+        )));
+    }
+    if !attributes.enabled {
+        return Err(Error::Refused(format!(
+            "{host}: the newest version of the key {name} is disabled: enable it"
+        )));
+    }
+    if attributes.exportable {
+        log::warn!(
+            "{host}: the key {name} can be exported, so it may be in more places than this vault"
+        );
+    }
+    Ok(version)
+}
+
+/// Parses the answer of `wrapkey`: what `unwrapkey` needs, with the version of the key.
+pub fn parse_wrapped(host: &str, name: &str, body: &[u8]) -> Result<Vec<u8>, Error> {
+    let done: Done = parse(host, WRAP, body)?;
+    let version = version_of(host, name, &done.kid)?;
+    decoded(host, WRAP, &done.value)?;
+    Ok(format!("{version}.{}", done.value).into_bytes())
+}
+
+/// Parses the answer of `unwrapkey`: the key.
+pub fn parse_unwrapped(host: &str, body: &[u8]) -> Result<Secret, Error> {
+    let done: Done = parse(host, UNWRAP, body)?;
+    decoded(host, UNWRAP, &done.value).map(Secret::new)
+}
+
+/// Returns the version of a key: the last part of `https://VAULT/keys/NAME/VERSION`.
+fn version_of(host: &str, name: &str, kid: &str) -> Result<String, Error> {
+    let mut parts = kid.rsplit('/');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(version), Some(own), Some("keys"))
+            if own.eq_ignore_ascii_case(name) && is_name(version, 64) =>
+        {
+            Ok(version.to_owned())
+        }
+        _ => Err(Error::Answer(format!(
+            "{host}: the key {name} has the ID{}, which has no version",
+            said(kid)
+        ))),
+    }
+}
+
+/// Splits what `parse_wrapped` returned into version and value.
+pub fn split(wrapped: &[u8]) -> Result<(&str, &str), Error> {
+    let text = std::str::from_utf8(wrapped).unwrap_or_default();
+    text.split_once('.')
+        .filter(|(version, value)| {
+            is_name(version, 64) && URL_SAFE_NO_PAD.decode(value).is_ok_and(|v| !v.is_empty())
+        })
+        .ok_or_else(|| Error::Format("wrappedKey is not VERSION.VALUE of this service".into()))
+}
+
+fn parse<T: DeserializeOwned>(host: &str, operation: Operation, body: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(body).map_err(|error| {
+        // the position alone: the answer may contain a key
+        let (name, line, column) = (operation.name, error.line(), error.column());
+        Error::Answer(format!(
+            "{host}: the answer to {name} is not what this API publishes (line {line}, column {column})"
+        ))
+    })
+}
+
+fn decoded(host: &str, operation: Operation, text: &str) -> Result<Vec<u8>, Error> {
+    URL_SAFE_NO_PAD.decode(text).map_err(|_| {
+        Error::Answer(format!(
+            "{host}: the answer to {} has a value that is not base64url",
+            operation.name
+        ))
+    })
+}
+
+impl KeyEncryptionKey for Key {
+    fn prepare(&self, create: bool) -> Result<(), Error> {
+        match self.newest(&self.caller()?) {
+            Err(Error::Refused(why)) if create => Err(Error::Refused(format!(
+                "{why}; --create-key makes no keys in this service"
+            ))),
+            other => other.map(|_| ()),
+        }
+    }
+
+    fn wrap(&self, key: &Secret) -> Result<Vec<u8>, Error> {
+        let caller = self.caller()?;
+        let version = self.newest(&caller)?;
+        let value = Zeroizing::new(URL_SAFE_NO_PAD.encode(key.expose()));
+        let answer = self.operate(&caller, WRAP, &version, &value)?;
+        parse_wrapped(self.server.host(), &self.name, &answer.body)
+    }
+
+    fn unwrap(&self, wrapped: &[u8]) -> Result<Secret, Error> {
+        let (version, value) = split(wrapped)?;
+        let answer = self.operate(&self.caller()?, UNWRAP, version, value)?;
+        parse_unwrapped(self.server.host(), &answer.body)
+    }
+}
+
+impl Key {
+    /// Checks the newest version of the key, and returns it.
+    fn newest(&self, caller: &Caller) -> Result<String, Error> {
+        let path = format!("/keys/{}?api-version={VERSION}", self.name);
+        let answer = self.call(caller, GET, "GET", &path, "")?;
+        parse_key(self.server.host(), &self.name, &answer.body)
+    }
+
+    fn operate(
+        &self,
+        caller: &Caller,
+        operation: Operation,
+        version: &str,
+        value: &str,
+    ) -> Result<Answer, Error> {
+        let (name, does) = (&self.name, operation.name);
+        let path = format!("/keys/{name}/{version}/{does}?api-version={VERSION}");
+        let body = Zeroizing::new(json!({"alg": ALGORITHM, "value": value}).to_string());
+        self.call(caller, operation, "POST", &path, &body)
+    }
+
+    /// Returns the successful answer to a request.
+    fn call(
+        &self,
+        caller: &Caller,
+        operation: Operation,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> Result<Answer, Error> {
+        let mut fields = vec![
+            ("accept", "application/json"),
+            ("authorization", &**caller.authorization),
+        ];
+        if !body.is_empty() {
+            fields.push(("content-type", "application/json"));
+        }
+        patiently(|| {
+            let answer = self.server.send(method, path, &fields, body.as_bytes())?;
+            match answer.status {
+                200 => Ok(answer),
+                status => {
+                    let (code, message) = parse_error(&answer.body);
+                    let said = said(&format!("{code}: {message}"));
+                    let (host, name) = (self.server.host(), &self.name);
+                    let text = format!(
+                        "{host}: {} of the key {name}: status {status}{said}",
+                        operation.name
+                    );
+                    Err(refusal(
+                        status,
+                        &code,
+                        text,
+                        operation,
+                        self.is_hsm,
+                        caller.origin,
+                    ))
+                }
+            }
+        })
+    }
+
+    fn caller(&self) -> Result<Caller, Error> {
+        let (tenant, client) = (variable(TENANT)?, variable(CLIENT_ID)?);
+        let resource = format!("https://{}", self.domain);
+        let (token, origin) = match (tenant, client, client_secret()?) {
+            (Some(tenant), Some(client), Some(secret)) => {
+                let token = self.application_token(&tenant, &client, &secret, &resource)?;
+                (token, "the application of AZURE_CLIENT_ID")
+            }
+            (None, client, None) => (identity_token(client, &resource)?, "the managed identity"),
+            _ => {
+                return Err(Error::Credentials(format!(
+                    "only some of {TENANT}, {CLIENT_ID} and {CLIENT_SECRET} (or {CLIENT_SECRET_FILE}) are set: set all three for an application, or none of them, or {CLIENT_ID} alone, for a managed identity"
+                )));
+            }
+        };
+        Ok(Caller {
+            authorization: Zeroizing::new(format!("Bearer {}", *token)),
+            origin,
+        })
+    }
+
+    /// Gets a token of an application (client credentials flow).
+    fn application_token(
+        &self,
+        tenant: &str,
+        client: &str,
+        secret: &str,
+        resource: &str,
+    ) -> Result<Zeroizing<String>, Error> {
+        // it becomes a part of a path; a tenant has an ID or a domain
+        if !tenant.split('.').all(|label| is_name(label, 64)) {
+            return Err(Error::Credentials(format!(
+                "{TENANT} is not the ID or the domain of a tenant"
+            )));
+        }
+        let authority = variable(AUTHORITY)?;
+        let authority = authority.as_ref().map_or(self.login, |url| url);
+        let server = Server::new(authority, self.ca.as_deref())
+            .map_err(|error| Error::Credentials(format!("{AUTHORITY}: {error}")))?;
+        let form = [
+            ("grant_type", "client_credentials"),
+            ("client_id", client),
+            ("client_secret", secret),
+            ("scope", &*format!("{resource}/.default")),
+        ];
+        let path = format!("/{tenant}/oauth2/v2.0/token");
+        oauth::token(&server, &path, &form, &format!("{CLIENT_ID} {client}"))
+    }
+}
+
+/// Gets a token of the machine's managed identity, of the only one or of the one with this client ID.
+fn identity_token(
+    client: Option<Zeroizing<String>>,
+    resource: &str,
+) -> Result<Zeroizing<String>, Error> {
+    let service = variable(IMDS)?.unwrap_or_default();
+    let mut place = service.to_string();
+    if let Some(client) = client {
+        place += &format!(",identity={}", *client);
+    }
+    let place = Some(&*place).filter(|place| !place.is_empty());
+    let imds = Client::new(place)
+        .map_err(|error| Error::Credentials(format!("{IMDS} or {CLIENT_ID}: {error}")))?;
+    let token = imds.token_for(resource).map_err(|error| {
+        let next = match error {
+            cloud::Error::Status { status: 400, .. } => {
+                "; assign an identity to the machine; if it has several, name one by AZURE_CLIENT_ID"
+            }
+            _ => "",
+        };
+        // the service of a machine that has just started, or that just got its identity, may give one later
+        Error::Away(format!(
+            "there are no credentials: {CLIENT_SECRET} and {CLIENT_SECRET_FILE} are not set, and the managed identity gives none: {error}{next}"
+        ))
+    })?;
+    Ok(Zeroizing::new(token.value().to_owned()))
+}
+
+/// Returns the secret of the application, from its variable or its file.
+fn client_secret() -> Result<Option<Zeroizing<String>>, Error> {
+    if let Some(secret) = variable(CLIENT_SECRET)? {
+        return Ok(Some(secret));
+    }
+    let Some(path) = variable(CLIENT_SECRET_FILE)? else {
+        return Ok(None);
+    };
+    let fault = |why: String| {
+        Error::Credentials(format!("the file {} of {CLIENT_SECRET_FILE} {why}", *path))
+    };
+    let mut text = Zeroizing::new(String::with_capacity(MAX_SECRET as usize));
+    File::open(&**path)
+        .and_then(|file| file.take(MAX_SECRET).read_to_string(&mut text))
+        .map_err(|error| fault(format!("cannot be read: {error}")))?;
+    match is_word(text.trim()) {
+        true => Ok(Some(Zeroizing::new(text.trim().to_owned()))),
+        false => Err(fault("has no secret: expected one word".into())),
+    }
+}
+
+/// Returns the innermost code and the message of an error: `{"error": {"code", "message", "innererror": {"code"}}}`.
+pub fn parse_error(body: &[u8]) -> (String, String) {
+    #[derive(Deserialize)]
+    struct Answer {
+        error: Outer,
+    }
+    #[derive(Deserialize)]
+    struct Outer {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+        innererror: Option<Inner>,
+    }
+    #[derive(Deserialize)]
+    struct Inner {
+        code: String,
+    }
+    match serde_json::from_slice::<Answer>(body) {
+        Ok(Answer { error }) => (
+            error.innererror.map_or(error.code, |inner| inner.code),
+            error.message,
+        ),
+        Err(_) => Default::default(),
+    }
+}
+
+/// Returns the error for a status and a code (Azure Key Vault REST API error codes), with what to do.
+fn refusal(
+    status: u16,
+    code: &str,
+    text: String,
+    operation: Operation,
+    is_hsm: bool,
+    origin: &str,
+) -> Error {
+    let refused = |next: &str| Error::Refused(format!("{text}; {next}"));
+    match (status, code) {
+        (408 | 429 | 500.., _) => Error::Busy(text),
+        (401, _) => Error::Credentials(format!(
+            "{text}; the vault does not accept the token of {origin}: is it of the vault's tenant?"
+        )),
+        (403, "ForbiddenByFirewall" | "ForbiddenByConnection") => refused(
+            "the vault's firewall refuses this machine: permit its network, or give it a private endpoint",
+        ),
+        (403, "KeyDisabled") => refused("enable that version of the key"),
+        (403, "KeyExpired" | "KeyNotYetValid") => {
+            refused("make a new version of the key, or change the dates of this one")
+        }
+        (403, "KeyOperationForbidden") => refused(&format!(
+            "the key's operations must contain that of {}",
+            operation.name
+        )),
+        (403, _) => {
+            let kind = if is_hsm { "managedHsm" } else { "vaults" };
+            refused(&format!(
+                "{origin} needs the data action Microsoft.KeyVault/{kind}/keys/{} on the key (docs/kms.md); in a vault with access policies, the permission {:?}",
+                operation.action, operation.permission
+            ))
+        }
+        (404, _) => refused(
+            "there is no such key, or its version was deleted: is it the right vault? A deleted key can be recovered",
+        ),
+        (400, _) if operation.name == UNWRAP.name => {
+            refused("this key did not wrap this file, or the file is damaged")
+        }
+        _ => Error::Refused(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use support::mutation::mutations;
+
+    use super::*;
+
+    const KID: &str =
+        "https://own.vault.azure.net/keys/firstlight/0123456789abcdef0123456789abcdef";
+
+    fn open_uri(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
+        open(super::super::uri::parse(uri)?.1)
+    }
+
+    #[test]
+    fn a_token_goes_to_vaults_alone() {
+        for good in [
+            "https://own.vault.azure.net",
+            "https://OWN.managedhsm.azure.net/",
+            "https://own.vault.azure.cn:443",
+            "https://127.0.0.1:8443",
+            "https://[::1]:8443",
+        ] {
+            let uri = format!("kms://azure-kms?address={good}&keyName=firstlight");
+            assert!(open_uri(&uri).is_ok(), "{good}");
+        }
+        for bad in [
+            "https://own.vault.azure.net.example",
+            "https://ownvault.azure.net",
+            "https://vault.azure.net",
+            "https://10.0.0.1",
+            "https://localhost",
+        ] {
+            let uri = format!("kms://azure-kms?address={bad}&keyName=firstlight");
+            let error = open_uri(&uri).err().unwrap().to_string();
+            assert!(error.contains("a token goes nowhere else"), "{error}");
+        }
+        let version = "kms://azure-kms?address=https://own.vault.azure.net&keyName=a/1";
+        let error = open_uri(version).err().unwrap().to_string();
+        assert!(error.contains("without the version"), "{error}");
+    }
+
+    #[test]
+    fn each_code_says_what_to_do_and_whether_to_wait() {
+        let of = |status, code: &str, operation| {
+            let error = refusal(status, code, "text".into(), operation, true, "ORIGIN");
+            (error.may_pass(), error.to_string())
+        };
+        for status in [408, 429, 500, 503] {
+            assert_eq!(of(status, "", WRAP), (true, "text".into()));
+        }
+        for (status, code, expected) in [
+            (401, "", "token of ORIGIN"),
+            (403, "ForbiddenByFirewall", "firewall"),
+            (403, "KeyDisabled", "enable that version"),
+            (403, "KeyOperationForbidden", "that of unwrapkey"),
+            (
+                403,
+                "ForbiddenByRbac",
+                "ORIGIN needs the data action Microsoft.KeyVault/managedHsm/keys/unwrap/action",
+            ),
+            (404, "KeyNotFound", "recovered"),
+            (400, "BadParameter", "did not wrap this file"),
+            (405, "", "text"),
+        ] {
+            let (may_pass, text) = of(status, code, UNWRAP);
+            assert!(!may_pass && text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn answers_are_read_or_refused_and_never_shown() {
+        let version = &KID[KID.len() - 32..];
+        let described = format!(
+            r#"{{"key":{{"kid":"{KID}","kty":"RSA","key_ops":["wrapKey","unwrapKey"],"n":"AQAB","e":"AQAB"}},"attributes":{{"enabled":true,"exportable":false}}}}"#
+        );
+        let done =
+            format!(r#"{{"kid":"{KID}","value":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE"}}"#);
+        let (described, done) = (described.as_bytes(), done.as_bytes());
+        assert_eq!(parse_key("h", "firstlight", described).unwrap(), version);
+        let wrapped = parse_wrapped("h", "firstlight", done).unwrap();
+        assert_eq!(split(&wrapped).unwrap().0, version);
+        assert_eq!(parse_unwrapped("h", done).unwrap().expose(), [1; 32]);
+        assert!(parse_wrapped("h", "another", done).is_err());
+        for (from, to, expected) in [
+            ("RSA", "EC", "does not wrap keys (EC, wrapKey unwrapKey)"),
+            ("\"unwrapKey\"", "\"sign\"", "does not wrap keys"),
+            ("true", "false", "is disabled"),
+            ("/firstlight/", "/firstlight", "has no version"),
+        ] {
+            let other = String::from_utf8_lossy(described).replace(from, to);
+            let error = parse_key("h", "firstlight", other.as_bytes()).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        for body in mutations(done, 10_000) {
+            if let Err(error) = parse_unwrapped("h", &body) {
+                assert!(!error.to_string().contains("AQEBAQ"), "{error}");
+            }
+            let _ = parse_wrapped("h", "firstlight", &body);
+        }
+        for body in mutations(described, 10_000) {
+            if let Err(error) = parse_key("h", "firstlight", &body) {
+                assert!(error.to_string().len() < 1000);
+            }
+        }
+        for wrapped in mutations(&wrapped, 5000) {
+            let _ = split(&wrapped);
+        }
+        let error = br#"{"error":{"code":"Forbidden","message":"Caller is not authorized","innererror":{"code":"ForbiddenByRbac"}}}"#;
+        let (code, message) = parse_error(error);
+        assert_eq!(
+            (&*code, &*message),
+            ("ForbiddenByRbac", "Caller is not authorized")
+        );
+        for body in mutations(error, 5000) {
+            let _ = parse_error(&body);
+        }
+    }
+}
