@@ -3,29 +3,25 @@
 //! the kernel of a confidential machine.
 
 pub mod claims;
+pub mod json;
 pub mod snp;
 pub mod tdx;
 pub mod tsm;
 
 pub use claims::PlatformClaims;
 
-use serde::de::Error;
-use serde::{Deserialize, Deserializer};
-
 /// Returns bytes in lower-case hexadecimal.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a list that has an entry: an empty one could be meant to accept nothing, but it would accept everything.
-pub fn some<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    let list = Vec::deserialize(deserializer)?;
-    match list.is_empty() {
-        true => Err(D::Error::custom(
-            "a list is empty: name what is accepted, or leave the field out",
-        )),
-        false => Ok(list),
-    }
+/// Decodes hexadecimal digits.
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let pairs = text.as_bytes().chunks(2);
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |pair: &[u8]| match pair {
+        [high, low] => Some((digit(*high)? << 4 | digit(*low)?) as u8),
+        _ => None,
+    };
+    pairs.map(byte).collect()
 }

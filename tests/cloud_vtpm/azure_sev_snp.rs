@@ -254,7 +254,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
         (json!({"snpVersion": "latest"}), "latest"),
         (json!({"snpVersion": 256}), "256"),
         (json!({"snp": {"chip": []}}), "unknown field"),
-        (json!({"snp": {"chips": ["00"]}}), "chips: expected"),
+        (json!({"snp": {"chips": ["00"]}}), "a chip has 128"),
         (json!({"snp": {"chips": []}}), "a list is empty"),
         (
             json!({"snp": {"launchMeasurements": []}}),
@@ -263,7 +263,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
         (json!({"snp": {"hostData": []}}), "a list is empty"),
         (
             json!({"firmwareSignerConfig": {"acceptedKeyDigests": ["00"], "enforcementPolicy": "Equal"}}),
-            "firmwareSignerConfig: expected 96",
+            "expected 96 hexadecimal digits",
         ),
         (
             json!({"firmwareSignerConfig": {"enforcementPolicy": "Never"}}),

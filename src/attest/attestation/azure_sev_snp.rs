@@ -133,7 +133,7 @@ pub fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
-    let demands = policy.snp().of_report().map_err(PolicyError)?;
+    let demands = policy.snp().of_report();
     let named = policy.snp().amd_root_key.as_deref().unwrap_or_default();
     if !named.is_empty() {
         let named = CertificateDer::from_pem_slice(named.as_bytes());

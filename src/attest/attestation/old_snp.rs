@@ -7,14 +7,10 @@
 //!
 //! `firmwareSignerConfig` is Azure's. Beside them, `"snp":{..}` has what only we demand.
 
-use std::collections::BTreeSet;
-
+use hardware::json::{Digits, is_default};
 use hardware::snp::demands;
 use hardware::snp::tcb::Tcb;
-use hardware::some;
 use serde::{Deserialize, Serialize};
-
-use super::unhex;
 
 /// The demands. An absent one demands nothing. Versions that say `latest` are refused: the old system's tool replaces them by numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,16 +39,16 @@ pub struct Demands {
     pub amd_signing_key: Option<String>,
     /// What only we demand.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub snp: Further,
+    pub snp: demands::Demands,
 }
 
 /// Who may have signed the ID block of the firmware.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FirmwareSigner {
-    /// SHA-384 of the accepted ID keys in hexadecimal.
+    /// SHA-384 of the accepted ID keys.
     #[serde(default)]
-    pub accepted_key_digests: Vec<String>,
+    pub accepted_key_digests: Vec<Digits<48>>,
     /// What happens with another key.
     pub enforcement_policy: Enforcement,
     /// Where Microsoft's attestation service is: nobody asks it.
@@ -74,43 +70,10 @@ pub enum Enforcement {
     WarnOnly,
 }
 
-/// What only we demand: each list names what is accepted, in hexadecimal; an absent one accepts everything.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Further {
-    /// Launch digests: 48 bytes.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
-    pub launch_measurements: Vec<String>,
-    /// Chips: 64 bytes (Turin: 8).
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
-    pub chips: Vec<String>,
-    /// Host data: 32 bytes.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
-    pub host_data: Vec<String>,
-    /// The minimum version of the guest.
-    #[serde(skip_serializing_if = "is_default")]
-    pub minimum_guest_svn: u32,
-    /// Whether simultaneous multithreading is refused.
-    #[serde(skip_serializing_if = "is_default")]
-    pub refuse_smt: bool,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
 impl Demands {
-    /// Returns the demands of the crate `hardware`, without the signer of the firmware. An error is a clause about one of them.
-    pub fn of_report(&self) -> Result<demands::Demands, String> {
-        let further = &self.snp;
-        let chips = further.chips.iter().map(|chip| {
-            let long = unhex::<64>(chip).map(|chip| chip.to_vec());
-            let chip_of_turin = || unhex::<8>(chip).map(|chip| chip.to_vec());
-            long.or_else(chip_of_turin).ok_or_else(|| {
-                format!("snp: chips: expected 128 or 16 hex digits, got {chip:.140?}")
-            })
-        });
-        Ok(demands::Demands {
+    /// Returns the demands of the crate `hardware`, without the signer of the firmware.
+    pub fn of_report(&self) -> demands::Demands {
+        demands::Demands {
             minimum: Tcb {
                 fmc: 0,
                 bootloader: self.bootloader_version.unwrap_or(0),
@@ -118,13 +81,8 @@ impl Demands {
                 snp: self.snp_version.unwrap_or(0),
                 microcode: self.microcode_version.unwrap_or(0),
             },
-            minimum_guest_svn: further.minimum_guest_svn,
-            refuse_smt: further.refuse_smt,
-            chips: chips.collect::<Result<_, _>>()?,
-            measurements: digits("snp: launchMeasurements", &further.launch_measurements)?,
-            host_data: digits("snp: hostData", &further.host_data)?,
-            ..demands::Demands::default()
-        })
+            ..self.snp.clone()
+        }
     }
 
     /// Checks the key that signed the ID block of a machine, whose digest this is.
@@ -132,9 +90,7 @@ impl Demands {
         let Some(signer) = &self.firmware_signer_config else {
             return Ok(());
         };
-        let accepted: BTreeSet<[u8; 48]> =
-            digits("firmwareSignerConfig", &signer.accepted_key_digests)?;
-        if accepted.contains(digest) {
+        if signer.accepted_key_digests.contains(&Digits(*digest)) {
             return Ok(());
         }
         let why = format!(
@@ -152,25 +108,4 @@ impl Demands {
             )),
         }
     }
-
-    /// Says as a clause what is wrong with a demand.
-    pub fn check_form(&self) -> Result<(), String> {
-        self.of_report()?;
-        match &self.firmware_signer_config {
-            Some(signer) => {
-                digits::<48>("firmwareSignerConfig", &signer.accepted_key_digests).map(drop)
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-fn digits<const N: usize>(name: &str, list: &[String]) -> Result<BTreeSet<[u8; N]>, String> {
-    let one = |text: &String| {
-        unhex(text).ok_or_else(|| {
-            let digits = 2 * N;
-            format!("{name}: expected {digits} hex digits, got {text:.140?}")
-        })
-    };
-    list.iter().map(one).collect()
 }

@@ -53,6 +53,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use hardware::json::Digits;
 use hardware::tdx::Demands;
 use serde::Deserialize;
 
@@ -429,7 +430,6 @@ impl Policy {
             )));
         }
         self.azure_tdx.check_form().map_err(PolicyError)?;
-        self.snp.check_form().map_err(PolicyError)?;
         self.cloud
             .check()
             .map_err(|error| PolicyError(format!("cloud: {error}")))?;
@@ -543,8 +543,8 @@ impl Policy {
     /// Returns the policy that also accepts these launch digests of SEV-SNP machines, and no other than those that it names.
     pub fn and_launch_digests(mut self, digests: &[[u8; 48]]) -> Result<Policy, PolicyError> {
         let accepted = &mut self.snp.snp.launch_measurements;
-        for digest in digests.iter().map(|digest| super::hex(digest)) {
-            if !accepted.iter().any(|one| one.eq_ignore_ascii_case(&digest)) {
+        for digest in digests.iter().map(|digest| Digits(*digest)) {
+            if !accepted.contains(&digest) {
                 accepted.push(digest);
             }
         }

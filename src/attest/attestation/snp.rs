@@ -131,7 +131,7 @@ impl Hardware {
     pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
         Ok(Hardware {
             authorities: authorities(policy).map_err(PolicyError)?,
-            demands: policy.snp().of_report().map_err(PolicyError)?,
+            demands: policy.snp().of_report(),
             policy: policy.clone(),
             sources: sources.clone(),
         })

@@ -1,59 +1,102 @@
 //! What an operator demands of a report: the minimum versions as data, the rest by name.
 
-use std::collections::BTreeSet;
+use serde::{Deserialize, Serialize};
 
 use super::certificate::Certificate;
 use super::report::{Policy, Report};
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
+use crate::json::{Digits, Number, is_default, some};
 
 /// The demands. The default refuses what no operator wants (debugging, migration, a VMPL above 0, a provisional firmware) and
 /// demands no version.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Demands {
     /// The minimum of every chip.
+    #[serde(skip)]
     pub minimum: Tcb,
-    /// Further minimums of the chips that they name; each that fits a chip counts.
+    /// Further minimums of the chips that they name; each that fits a chip counts, and a chip that none fits is refused.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
     pub floors: Vec<Floor>,
     /// The minimum version of the ABI that the guest policy must demand: major, minor.
+    #[serde(skip_serializing_if = "is_default")]
     pub minimum_abi: (u8, u8),
     /// The minimum version of the guest.
+    #[serde(skip_serializing_if = "is_default")]
     pub minimum_guest_svn: u32,
     /// The maximum VMPL.
+    #[serde(skip_serializing_if = "is_default")]
     pub maximum_vmpl: u32,
     /// Whether a migration agent may move the guest.
+    #[serde(skip_serializing_if = "is_default")]
     pub allow_migration: bool,
-    /// Whether the guest may run with simultaneous multithreading; `false` also demands that the platform has it off.
+    /// Whether the guest may run with simultaneous multithreading; `true` also demands that the platform has it off.
+    #[serde(skip_serializing_if = "is_default")]
     pub refuse_smt: bool,
     /// Bits of the guest policy that must be 1 (RAPL_DIS 23, CIPHERTEXT_HIDING 24, PAGE_SWAP_DISABLE 25).
-    pub policy_bits: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub policy_bits: Number,
     /// Bits of the platform info that must be 1 (RAPL_DIS 3, CIPHERTEXT_HIDING_DRAM 4, ALIAS_CHECK_COMPLETE 5).
-    pub platform_bits: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub platform_bits: Number,
     /// Bits of both mitigation vectors that must be 1.
-    pub mitigation_bits: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub mitigation_bits: Number,
     /// The accepted chips; empty for every chip.
-    pub chips: BTreeSet<Vec<u8>>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub chips: Vec<Chip>,
     /// The accepted clouds of a VLEK; empty for every cloud.
-    pub clouds: BTreeSet<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub clouds: Vec<String>,
     /// The accepted launch digests; empty for every one.
-    pub measurements: BTreeSet<[u8; 48]>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub launch_measurements: Vec<Digits<48>>,
     /// The accepted host data; empty for every value.
-    pub host_data: BTreeSet<[u8; 32]>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub host_data: Vec<Digits<32>>,
     /// The accepted digests of ID keys; empty for every one.
-    pub id_keys: BTreeSet<[u8; 48]>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub id_keys: Vec<Digits<48>>,
     /// The accepted digests of author keys; empty for every one.
-    pub author_keys: BTreeSet<[u8; 48]>,
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub author_keys: Vec<Digits<48>>,
+}
+
+/// A chip, as certificates and reports name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "a chip has 128 hexadecimal digits, of a Turin 16"
+)]
+pub enum Chip {
+    /// Of a Milan or Genoa.
+    Long(Digits<64>),
+    /// Of a Turin.
+    Short(Digits<8>),
+}
+
+impl Chip {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Chip::Long(digits) => &digits.0,
+            Chip::Short(digits) => &digits.0,
+        }
+    }
 }
 
 /// A minimum of some chips.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Floor {
-    /// The product.
+    /// The product, and so the family.
     pub product: Product,
     /// The model; `None` for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<u8>,
     /// The stepping; `None` for all. The microcode of each stepping has its own numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stepping: Option<u8>,
-    /// The minimum.
+    /// The minimum of LAUNCH_TCB, REPORTED_TCB, COMMITTED_TCB and CURRENT_TCB.
     pub minimum: Tcb,
 }
 
@@ -80,9 +123,7 @@ impl Demands {
         self.check_platform(report)?;
         self.check_lists(report, certificate)?;
         check_order(report, tcbs)?;
-        let floors = self.floors.iter();
-        let fitting = floors.filter(|floor| floor.fits(product, report.cpuid));
-        let minimum = fitting.fold(self.minimum, |all, floor| all.max(&floor.minimum));
+        let minimum = self.floor(product, report.cpuid)?;
         for (name, tcb) in [
             ("LAUNCH_TCB", tcbs.launch),
             ("REPORTED_TCB", tcbs.reported),
@@ -96,6 +137,20 @@ impl Demands {
             }
         }
         Ok(minimum)
+    }
+
+    /// Returns the minimum of a chip.
+    fn floor(&self, product: Product, cpuid: Option<Cpuid>) -> Result<Tcb, String> {
+        let floors = self.floors.iter();
+        let fitting: Vec<_> = floors.filter(|floor| floor.fits(product, cpuid)).collect();
+        if fitting.is_empty() && !self.floors.is_empty() {
+            let which = cpuid.map_or("unknown models".into(), |cpuid| cpuid.to_string());
+            return Err(format!(
+                "the policy has minimums of some chips (floors), and none of a {product} of {which}"
+            ));
+        }
+        let fitting = fitting.iter();
+        Ok(fitting.fold(self.minimum, |all, floor| all.max(&floor.minimum)))
     }
 
     fn check_policy(&self, policy: Policy) -> Result<(), String> {
@@ -116,7 +171,7 @@ impl Demands {
             let (major, minor) = self.minimum_abi;
             return refuse(&format!("demands an ABI below {major}.{minor}"));
         }
-        match self.policy_bits & !policy.0 {
+        match self.policy_bits.0 & !policy.0 {
             0 => Ok(()),
             missing => refuse(&format!("lacks the bits {missing:#x}")),
         }
@@ -132,12 +187,12 @@ impl Demands {
         if self.refuse_smt && report.platform_info & 1 != 0 {
             return Err("the platform has simultaneous multithreading on (SMT_EN)".into());
         }
-        let missing = self.platform_bits & !report.platform_info;
+        let missing = self.platform_bits.0 & !report.platform_info;
         if missing != 0 {
             return Err(format!("the platform info lacks the bits {missing:#x}"));
         }
         let mitigations = report.mitigations.map(|both| both.launch & both.current);
-        match (self.mitigation_bits, mitigations) {
+        match (self.mitigation_bits.0, mitigations) {
             (0, _) => Ok(()),
             (_, None) => Err(format!(
                 "a report of version {} has no mitigation vectors, and the policy demands bits of them",
@@ -160,7 +215,7 @@ impl Demands {
         }
         if !self.chips.is_empty() {
             match &certificate.chip {
-                Some(chip) if self.chips.contains(chip) => {}
+                Some(chip) if self.chips.iter().any(|one| one.bytes() == chip) => {}
                 Some(chip) => {
                     return Err(format!("the chip {} is not accepted", crate::hex(chip)));
                 }
@@ -171,13 +226,17 @@ impl Demands {
         }
         if !self.clouds.is_empty() {
             let cloud = certificate.csp.as_deref().unwrap_or("none");
-            if !self.clouds.contains(cloud) {
+            if !self.clouds.iter().any(|one| one == cloud) {
                 return Err(format!(
                     "the cloud of the VLEK is {cloud}, which is not accepted"
                 ));
             }
         }
-        listed("MEASUREMENT", &self.measurements, &report.measurement)?;
+        listed(
+            "MEASUREMENT",
+            &self.launch_measurements,
+            &report.measurement,
+        )?;
         listed("HOST_DATA", &self.host_data, &report.host_data)?;
         listed("ID_KEY_DIGEST", &self.id_keys, &report.id_key_digest)?;
         if !self.author_keys.is_empty() && !report.has_author_key() {
@@ -212,12 +271,8 @@ fn check_order(report: &Report, tcbs: &Tcbs) -> Result<(), String> {
     }
 }
 
-fn listed<const N: usize>(
-    name: &str,
-    accepted: &BTreeSet<[u8; N]>,
-    got: &[u8; N],
-) -> Result<(), String> {
-    match accepted.is_empty() || accepted.contains(got) {
+fn listed<const N: usize>(name: &str, accepted: &[Digits<N>], got: &[u8; N]) -> Result<(), String> {
+    match accepted.is_empty() || accepted.contains(&Digits(*got)) {
         true => Ok(()),
         false => Err(format!(
             "{name} is {}, which is not accepted",

@@ -3,10 +3,13 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::claims::TcbPart;
+use crate::json::is_default;
 
 /// A line of processors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Product {
     /// EPYC 7003.
     Milan,
@@ -28,9 +31,11 @@ pub struct Cpuid {
 }
 
 /// The version of each part.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct Tcb {
     /// The firmware of the microcontroller; only Turin has one.
+    #[serde(skip_serializing_if = "is_default")]
     pub fmc: u8,
     /// The bootloader of the security processor.
     pub bootloader: u8,

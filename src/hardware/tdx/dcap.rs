@@ -457,7 +457,7 @@ impl Serialize for Hex {
 impl<'de> Deserialize<'de> for Hex {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Hex, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let bytes = super::tcb::unhex(&text).map(Hex);
+        let bytes = crate::unhex(&text).map(Hex);
         bytes.ok_or_else(|| serde::de::Error::custom("expected hexadecimal digits"))
     }
 }

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::dcap::{Verified, in_brackets};
 use super::quote::{Attributes, Body, REGISTER_LEN};
-use super::tcb::{Status, hex, unhex};
+use super::tcb::Status;
 use crate::claims::{PlatformClaims, Property, TcbPart};
-use crate::some;
+use crate::hex;
+use crate::json::{Digits, Number, some};
 
 /// The demands. The default is the strictest that genuine machines meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,14 +45,6 @@ pub struct Demands {
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
     pub platforms: Vec<Digits<16>>,
 }
-
-/// A number, in JSON as `0x` and hexadecimal digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Number(pub u64);
-
-/// `N` bytes, in JSON as hexadecimal digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Digits<const N: usize>(pub [u8; N]);
 
 impl Default for Demands {
     fn default() -> Demands {
@@ -296,42 +289,5 @@ fn features<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Number>
         unknown => Err(D::Error::custom(format!(
             "xfam: the features {unknown:#x} are unknown"
         ))),
-    }
-}
-
-impl<const N: usize> Serialize for Digits<N> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&hex(&self.0))
-    }
-}
-
-impl<'de, const N: usize> Deserialize<'de> for Digits<N> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Digits<N>, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let bytes = unhex(&text).and_then(|bytes| bytes.try_into().ok());
-        bytes.map(Digits).ok_or_else(|| {
-            let digits = 2 * N;
-            D::Error::custom(format!(
-                "{text:.100?}: expected {digits} hexadecimal digits"
-            ))
-        })
-    }
-}
-
-impl Serialize for Number {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&format!("{:#x}", self.0))
-    }
-}
-
-impl<'de> Deserialize<'de> for Number {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Number, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let digits = text
-            .strip_prefix("0x")
-            .filter(|digits| !digits.starts_with('+'));
-        let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
-        let expected = "expected 0x and at most 16 hexadecimal digits";
-        number.map(Number).ok_or_else(|| D::Error::custom(expected))
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::quote::Body;
 use super::quote::Enclave;
+use crate::{hex, unhex};
 
 /// The attribute of an enclave that its owner can look into (Intel SDM volume 3D, ATTRIBUTES.DEBUG).
 const ENCLAVE_DEBUG: u8 = 1 << 1;
@@ -466,21 +467,6 @@ fn check_dates(name: &str, issued: &Date, until: &Date, now: u64) -> Result<u64,
         ));
     }
     Ok(issued.0)
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Decodes hexadecimal digits.
-pub(super) fn unhex(text: &str) -> Option<Vec<u8>> {
-    let pairs = text.as_bytes().chunks(2);
-    let digit = |byte: u8| char::from(byte).to_digit(16);
-    let byte = |pair: &[u8]| match pair {
-        [high, low] => Some((digit(*high)? << 4 | digit(*low)?) as u8),
-        _ => None,
-    };
-    pairs.map(byte).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,69 @@
+//! The values of demands in JSON.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{hex, unhex};
+
+/// A number, in JSON as `0x` and hexadecimal digits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Number(pub u64);
+
+/// `N` bytes, in JSON as hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Digits<const N: usize>(pub [u8; N]);
+
+/// Reads a list that has an entry: an empty one could be meant to accept nothing, but it would accept everything.
+pub fn some<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let list = Vec::deserialize(deserializer)?;
+    match list.is_empty() {
+        true => Err(D::Error::custom(
+            "a list is empty: name what is accepted, or leave the field out",
+        )),
+        false => Ok(list),
+    }
+}
+
+/// Returns whether a value is not written, as an absent one means the same.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl<const N: usize> Serialize for Digits<N> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&hex(&self.0))
+    }
+}
+
+impl<'de, const N: usize> Deserialize<'de> for Digits<N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Digits<N>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = unhex(&text).and_then(|bytes| bytes.try_into().ok());
+        bytes.map(Digits).ok_or_else(|| {
+            let digits = 2 * N;
+            D::Error::custom(format!(
+                "{text:.100?}: expected {digits} hexadecimal digits"
+            ))
+        })
+    }
+}
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{:#x}", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Number, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digits = text
+            .strip_prefix("0x")
+            .filter(|digits| !digits.starts_with('+'));
+        let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let expected = "expected 0x and at most 16 hexadecimal digits";
+        number.map(Number).ok_or_else(|| D::Error::custom(expected))
+    }
+}
