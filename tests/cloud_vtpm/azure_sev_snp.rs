@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use attest::attestation::azure_sev_snp::{Authority, AzureSnpMachine, VARIANT, validator};
+use attest::attestation::azure_sev_snp::{AzureSnpMachine, VARIANT};
+use attest::attestation::prepared::Prepared;
 use attest::attestation::sources::{Sources, offline};
 use attest::attestation::{Issuer, Policy, Validator, hcl, vtpm};
 use hardware::snp::chain::Fetched;
@@ -57,7 +58,7 @@ impl Machine {
     }
 
     fn issuer(&self) -> Arc<dyn Issuer> {
-        let machine = Arc::new(AzureSnpMachine::new(self.host.url()));
+        let machine = Arc::new(Prepared::new(AzureSnpMachine::new(self.host.url())));
         Arc::new(vtpm::Issuer::new(self.cloud.location(), None, machine))
     }
 
@@ -78,16 +79,18 @@ fn policy(further: &Value) -> Result<Policy, String> {
     Policy::from_json(&policy.to_string()).map_err(|error| error.to_string())
 }
 
-/// Returns the validator under the root of the tests.
+/// Returns the validator under the root of the tests, unless the policy names another one.
 fn judge(further: &Value, sources: &Arc<dyn Sources>) -> Result<Arc<dyn Validator>, String> {
-    let der = |name| Hierarchy::get().certificate(name).to_vec();
-    let authority = Authority {
-        product: Product::Milan,
-        root: der("ark"),
-        between: der("ask"),
-    };
-    let made = validator(vec![authority], Arc::new(policy(further)?), sources);
-    Ok(Arc::new(made.map_err(|error| error.to_string())?))
+    let mut further = further.clone();
+    if further["amdRootKey"]
+        .as_str()
+        .unwrap_or_default()
+        .is_empty()
+    {
+        further["amdRootKey"] = pem("ark").into();
+    }
+    let made = (VARIANT.validator)(policy(&further)?, sources);
+    made.map_err(|error| error.to_string())
 }
 
 #[test]
@@ -269,7 +272,10 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
             json!({"firmwareSignerConfig": {"enforcementPolicy": "Never"}}),
             "Never",
         ),
-        (json!({"amdRootKey": pem("ask")}), "none of AMD's roots"),
+        (
+            json!({"amdRootKey": "another"}),
+            "amdRootKey: expected a certificate",
+        ),
     ] {
         let error = judge(&demand, &offline()).err().unwrap();
         assert!(error.contains(why), "{error}, expected {why}");
@@ -298,11 +304,14 @@ fn a_genuine_report_of_azure_is_read_and_the_certificate_of_another_chip_refused
         .map(|one| one.unwrap())
         .find(|one| hardware::snp::certificate::Certificate::parse(one).is_ok())
         .unwrap();
-    let authority = attest::attestation::azure_sev_snp::amd().remove(0);
+    let amd = rust_crate("sev", "sev").join("src/certs/snp/builtin/milan");
+    let amd =
+        |name: &str| rustls::pki_types::CertificateDer::from_pem_file(amd.join(name)).unwrap();
+    let (ask, ark) = (amd("ask.pem"), amd("ark.pem"));
     let chain = hardware::snp::chain::Chain {
         leaf: &leaf,
-        intermediate: &authority.between,
-        root: &authority.root,
+        intermediate: &ask,
+        root: &ark,
         revoked: None,
     };
     // 2024-01-01

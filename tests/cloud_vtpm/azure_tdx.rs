@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use attest::attestation::azure_tdx::{AzureTdxMachine, VARIANT, validator};
+use attest::attestation::prepared::Prepared;
 use attest::attestation::sources::Sources;
 use attest::attestation::{Issuer, Policy, Validator, hcl, vtpm};
 use base64::Engine;
@@ -68,7 +69,7 @@ impl Machine {
     }
 
     fn issuer(&self) -> Arc<dyn Issuer> {
-        let machine = Arc::new(AzureTdxMachine::new(self.host.url()));
+        let machine = Arc::new(Prepared::new(AzureTdxMachine::new(self.host.url())));
         Arc::new(vtpm::Issuer::new(self.cloud.location(), None, machine))
     }
 
@@ -195,7 +196,7 @@ fn a_machine_of_another_variant_of_azure_says_so() {
         .to_string();
     assert!(error.contains("not of TDX"), "{error}");
     let cloud = CloudTpm::azure_key();
-    let nowhere = Arc::new(AzureTdxMachine::new(machine.host.url()));
+    let nowhere = Arc::new(Prepared::new(AzureTdxMachine::new(machine.host.url())));
     let issuer = vtpm::Issuer::new(cloud.location(), None, nowhere);
     let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
     assert!(

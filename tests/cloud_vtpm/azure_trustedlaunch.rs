@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use attest::attestation::azure_trustedlaunch::{AzureMachine, CERTIFICATE_INDEX, VARIANT};
+use attest::attestation::prepared::Prepared;
 use attest::attestation::{Issuer, vtpm};
 use rcgen::{CertificateParams, KeyUsagePurpose};
 use serde_json::{Value, json};
@@ -41,7 +42,7 @@ fn store(cloud: &CloudTpm, mut certificate: Vec<u8>) {
 }
 
 fn issuer(cloud: &CloudTpm) -> Arc<dyn Issuer> {
-    let machine = Arc::new(AzureMachine::default());
+    let machine = Arc::new(Prepared::new(AzureMachine));
     Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
 }
 

@@ -9,7 +9,7 @@
 //! The report is the same for each connection: the quote of the TPM has the nonce. The registers of the policy are the PCRs.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -19,12 +19,13 @@ use hardware::tdx::{Collateral, Verifier};
 use serde::{Deserialize, Serialize};
 
 use super::document::Base64;
-use super::hcl::{self, HardwareReport, HclReport, KEY_HANDLE, RuntimeData};
+use super::hcl::{self, HardwareReport, HclReport, RuntimeData};
+use super::prepared::{self, Prepared, Source};
 use super::sources::Sources;
 use super::td;
-use super::vtpm::{self, Endorser, Evidence, Machine};
-use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant};
-use crate::tpm::{self, KeySource, Tpm};
+use super::vtpm::{self, Endorser, Evidence};
+use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
+use crate::tpm;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -32,7 +33,7 @@ pub const VARIANT: Variant = Variant {
     oid: OID,
     location: tpm::Location::default_device,
     issuer: |location| {
-        let machine = AzureTdxMachine::new(LINK_LOCAL);
+        let machine = Prepared::new(AzureTdxMachine::new(LINK_LOCAL));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     validator: |policy, sources| {
@@ -45,7 +46,7 @@ pub const VARIANT: Variant = Variant {
         )))
     },
     measure: vtpm::measure,
-    key_name,
+    key_name: prepared::key_name,
 };
 /// 1.3.9900.4.3
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x03];
@@ -56,7 +57,7 @@ const QUOTE_PATH: &str = "acc/tdquote";
 /// The names are those of the old system; the collateral is ours.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct InstanceInfo {
+pub struct InstanceInfo {
     attestation_report: Base64,
     runtime_data: Base64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,8 +72,6 @@ struct Answer {
 /// A machine of Azure.
 pub struct AzureTdxMachine {
     host: Http,
-    /// Quote and runtime data, which are good until the machine reboots, once they are known.
-    known: Mutex<Option<InstanceInfo>>,
 }
 
 /// Makes a validator that accepts documents that meet `policy`. `clock` returns the time in seconds since 1970.
@@ -91,21 +90,20 @@ pub fn validator(
     vtpm::Validator::new(policy, Arc::new(endorser))
 }
 
-/// Returns the Name of the attestation key of this machine.
-pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    vtpm::key_name(location, KeySource::Persistent(KEY_HANDLE))
-}
-
 impl AzureTdxMachine {
     /// Makes a machine whose host has its services at this URL.
     pub fn new(host: &str) -> AzureTdxMachine {
         AzureTdxMachine {
             host: Http::new(host),
-            known: Mutex::default(),
         }
     }
+}
 
-    fn evidence(&self, location: &tpm::Location) -> Result<InstanceInfo, IssueError> {
+impl Source for AzureTdxMachine {
+    type Info = InstanceInfo;
+    const OID: Oid = OID;
+
+    fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
         let stored = hcl::stored(location)?;
         let report = HclReport::parse(&stored).map_err(|why| IssueError(why.into()))?;
         let HardwareReport::Tdx(report_of_td) = report.hardware else {
@@ -127,44 +125,16 @@ impl AzureTdxMachine {
             let url = self.host.url(QUOTE_PATH);
             IssueError(format!("POST {url}: expected a quote in base64url"))
         })?;
-        Ok(InstanceInfo {
+        let info = InstanceInfo {
             attestation_report: Base64(quote),
             runtime_data: Base64(report.runtime_data.into()),
             collateral: None,
-        })
-    }
-}
-
-impl Machine for AzureTdxMachine {
-    fn oid(&self) -> Oid {
-        OID
-    }
-
-    fn key_source(&self) -> KeySource {
-        KeySource::Persistent(KEY_HANDLE)
-    }
-
-    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.is_none() {
-            *known = Some(self.evidence(location)?);
-        }
-        Ok(())
-    }
-
-    fn instance_info(
-        &self,
-        _tpm: &mut Tpm,
-        _extra_data: &[u8; 32],
-    ) -> Result<Option<Vec<u8>>, IssueError> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut info) = known.clone() else {
-            return Ok(None);
         };
+        Ok((info, true))
+    }
+
+    fn add_present(&self, info: &mut InstanceInfo) {
         info.collateral = td::collateral(Path::new(td::COLLATERAL));
-        serde_json::to_vec(&info)
-            .map(Some)
-            .map_err(|error| IssueError(error.to_string()))
     }
 }
 

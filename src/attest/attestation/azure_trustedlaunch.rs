@@ -9,8 +9,7 @@
 //! fetches the chain from there. In the other it does not, and the issuer is built in. No list of revoked certificates is consulted:
 //! Azure publishes none for attestation keys, which are certified for a year.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use base::der;
 use base::x509::Certificate;
@@ -21,11 +20,11 @@ use webpki::KeyUsage;
 
 use super::ak_certificate::{self, Root};
 use super::document::Base64;
-use super::hcl::KEY_HANDLE;
 use super::instance::{Demands, Instance};
-use super::vtpm::{self, Endorser, Evidence, Machine};
-use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant};
-use crate::tpm::{self, KeySource, Tpm};
+use super::prepared::{self, Prepared, Source};
+use super::vtpm::{self, Endorser, Evidence};
+use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
+use crate::tpm::{self, Tpm};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -33,12 +32,12 @@ pub const VARIANT: Variant = Variant {
     oid: OID,
     location: tpm::Location::default_device,
     issuer: |location| {
-        let machine = AzureMachine::default();
+        let machine = Prepared::new(AzureMachine);
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
     measure: vtpm::measure,
-    key_name,
+    key_name: prepared::key_name,
 };
 /// 1.3.9900.4.2
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x02];
@@ -61,13 +60,11 @@ const NAMES: [&str; 2] = [
 ];
 /// Azure's roots, with the authorities below them that are published outside of certificates.
 const ROOTS: &[&roots::Root] = &[&roots::AZURE_2023, &roots::MICROSOFT_2021];
-/// Pause before a chain that is not complete is fetched again.
-const FETCH_AGAIN: Duration = Duration::from_secs(60);
 
 /// The names are those of the old system; `Chain` is ours.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct InstanceInfo {
+pub struct InstanceInfo {
     ak_cert: Base64,
     #[serde(rename = "CA")]
     ca: Base64,
@@ -76,17 +73,7 @@ struct InstanceInfo {
 }
 
 /// A machine of Azure.
-#[derive(Default)]
-pub struct AzureMachine {
-    known: Mutex<Option<Known>>,
-}
-
-/// The instance info, which is the same until the machine reboots.
-struct Known {
-    info: Vec<u8>,
-    /// When the chain is fetched again, if it is not complete.
-    fetch_again: Option<Instant>,
-}
+pub struct AzureMachine;
 
 /// Makes a validator that accepts documents that meet `policy`.
 pub fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
@@ -97,36 +84,20 @@ pub fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
-/// Returns the Name of the attestation key of this machine.
-pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    vtpm::key_name(location, KeySource::Persistent(KEY_HANDLE))
-}
+impl Source for AzureMachine {
+    type Info = InstanceInfo;
+    const OID: Oid = OID;
 
-impl Machine for AzureMachine {
-    fn oid(&self) -> Oid {
-        OID
-    }
-
-    fn key_source(&self) -> KeySource {
-        KeySource::Persistent(KEY_HANDLE)
-    }
-
-    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_missing = |known: &Known| known.fetch_again.is_some_and(|at| at <= Instant::now());
-        if known.as_ref().is_none_or(is_missing) {
-            *known = Some(Known::new(&certificate(location)?)?);
-        }
-        Ok(())
-    }
-
-    fn instance_info(
-        &self,
-        _tpm: &mut Tpm,
-        _extra_data: &[u8; 32],
-    ) -> Result<Option<Vec<u8>>, IssueError> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(known.as_ref().map(|known| known.info.clone()))
+    fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
+        let certificate = certificate(location)?;
+        let (issuers, is_complete) = issuers(&certificate);
+        let mut issuers = issuers.into_iter().map(Base64);
+        let info = InstanceInfo {
+            ak_cert: Base64(certificate),
+            ca: issuers.next().unwrap_or_default(),
+            chain: issuers.collect(),
+        };
+        Ok((info, is_complete))
     }
 }
 
@@ -141,22 +112,6 @@ fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
             "the TPM has no certificate at the NV index {CERTIFICATE_INDEX:#x}: is this a machine of Azure with trusted launch?"
         ))
     })
-}
-
-impl Known {
-    fn new(certificate: &[u8]) -> Result<Known, IssueError> {
-        let (issuers, is_complete) = issuers(certificate);
-        let mut issuers = issuers.into_iter().map(Base64);
-        let info = InstanceInfo {
-            ak_cert: Base64(certificate.to_vec()),
-            ca: issuers.next().unwrap_or_default(),
-            chain: issuers.collect(),
-        };
-        Ok(Known {
-            info: serde_json::to_vec(&info).map_err(|error| IssueError(error.to_string()))?,
-            fetch_again: (!is_complete).then(|| Instant::now() + FETCH_AGAIN),
-        })
-    }
 }
 
 /// Fetches the certificates above one; returns them, and whether they are all. A verifier may have those that are missing.

@@ -31,6 +31,7 @@ pub mod old_snp;
 pub mod old_tdx;
 pub mod phases;
 pub mod policy;
+pub mod prepared;
 pub mod qemu_tdx;
 pub mod qemu_vtpm;
 mod quote;

@@ -1,7 +1,7 @@
-//! What the variants of SEV-SNP at AWS and Google have in common: the report of the chip in the instance info, and who has signed it.
+//! What the variants of SEV-SNP have in common: the report of the chip in the instance info, and who has signed it.
 //!
 //! ```text
-//! instance info = { certificate of the chip's key, its chain, report of the chip }, as in the old system
+//! instance info = { certificate of the chip's key, its chain, report of the chip, what the cloud adds }, as in the old system
 //! ```
 //!
 //! What REPORT_DATA binds differs, and is in the files of the variants.
@@ -32,21 +32,34 @@ use super::{PlatformClaims, Policy, PolicyError};
 const MAX_CHAIN: usize = 2;
 
 /// The names are those of the old system.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct InstanceInfo {
     /// The certificate of the key that signed the report, in PEM.
     #[serde(default)]
-    report_signer: Option<Base64>,
+    pub report_signer: Option<Base64>,
     /// Certificates above it in PEM. A root among them counts for nothing.
     #[serde(default)]
-    cert_chain: Option<Base64>,
-    attestation_report: Base64,
-    #[serde(default, skip_deserializing)]
-    azure: (),
+    pub cert_chain: Option<Base64>,
+    /// The report.
+    pub attestation_report: Base64,
+    /// What Azure's paravisor adds.
+    #[serde(default)]
+    pub azure: Option<Azure>,
     /// The names of Google's machine.
     #[serde(rename = "GCP", default)]
     pub gcp: Option<Names>,
+}
+
+/// What Azure's paravisor adds.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Azure {
+    /// The runtime data of the paravisor.
+    pub runtime_data: Base64,
+    /// A token of Microsoft's attestation service, which is not asked.
+    #[serde(rename = "MAAToken", default)]
+    pub maa_token: String,
 }
 
 /// Requests reports of the chip.
@@ -86,7 +99,7 @@ impl InstanceInfo {
             report_signer: leaf.map(Base64),
             cert_chain: table.get(Kind::ASK).map(|ask| Base64(pem(ask))),
             attestation_report: Base64(report),
-            azure: (),
+            azure: None,
             gcp,
         })
     }
@@ -147,6 +160,15 @@ impl Hardware {
         if report.report_data != *report_data {
             return Err("REPORT_DATA is not that of this connection and its key: the report was made for another one".into());
         }
+        self.judge_report(&report, info)
+    }
+
+    /// Returns what the report of a machine proves, whose REPORT_DATA the caller has compared.
+    pub fn judge_report(
+        &self,
+        report: &Report,
+        info: &InstanceInfo,
+    ) -> Result<PlatformClaims, String> {
         let sent = info.report_signer.as_ref();
         let sent = sent.map(|pem| only(&pem.0)).transpose()?;
         let signer = report.signer()?;
@@ -160,7 +182,7 @@ impl Hardware {
         };
         let fetched = match &sent {
             Some(_) => self.sources.snp_authority(product, signer),
-            None => self.sources.snp_certificates(&report, product),
+            None => self.sources.snp_certificates(report, product),
         };
         let leaf = match (&sent, signer, &fetched) {
             (Some(sent), ..) => sent,
@@ -181,7 +203,7 @@ impl Hardware {
         let mut between = chain.transpose()?.unwrap_or_default();
         between.extend(fetched.map(|fetched| fetched.intermediate.clone()));
         let revoked = fetched.and_then(|fetched| fetched.revoked.as_deref());
-        let claims = self.under_a_root(&report, product, leaf, &between, revoked)?;
+        let claims = self.under_a_root(report, product, leaf, &between, revoked)?;
         self.policy
             .snp()
             .check_firmware_signer(&report.id_key_digest)?;
