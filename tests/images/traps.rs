@@ -204,7 +204,10 @@ fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()
     )?;
     setting.machine.network = Network::Ipv4;
 
-    let without_driver = format!("{gives_up} modprobe.blacklist=virtio_net");
+    // Ubuntu's kernel has the driver built in
+    let without_driver = format!(
+        "{gives_up} modprobe.blacklist=virtio_net initcall_blacklist=virtio_net_driver_init"
+    );
     let named = "network: no network card works: no driver for virtio";
     stays_closed(&mut setting, &without_driver, &[named, no_key])?;
 
