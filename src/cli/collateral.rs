@@ -92,6 +92,10 @@ impl Sources for Noting {
         fetched
     }
 
+    fn fetches(&self) -> bool {
+        self.sources.fetches()
+    }
+
     fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
         let fetched = self.sources.snp_certificates(report, product);
         self.note(fetched.clone().map(|it| pem(&it)));

@@ -189,6 +189,10 @@ impl Fetching {
 }
 
 impl Sources for Fetching {
+    fn fetches(&self) -> bool {
+        true
+    }
+
     fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
         let item = Item::Tdx {
             fmspc: named_platform(quote)?.fmspc,
@@ -219,7 +223,7 @@ impl Sources for Fetching {
 }
 
 impl Fetching {
-    /// Returns AMD's authority of a product, and its revocation list if it can be had.
+    /// Returns AMD's authority of a product, and its revocation list or why it cannot be had.
     fn authority(
         &self,
         product: Product,
@@ -227,9 +231,9 @@ impl Fetching {
         deadline: Instant,
     ) -> Result<Fetched, String> {
         let intermediate = self.der(&Item::Authority(product, signer), Patience::Full, deadline)?;
-        // the list says whether AMD revoked its own authority, which never happened: a server that is away must not stop validations
+        // a policy may accept machines without the list: then a server that is away must not delay each validation
         let list = Item::Revoked(product, signer);
-        let revoked = self.der(&list, Patience::UntilFirstFailure, deadline).ok();
+        let revoked = self.der(&list, Patience::UntilFirstFailure, deadline);
         Ok(Fetched {
             leaf: None,
             intermediate,

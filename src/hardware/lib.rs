@@ -4,6 +4,7 @@
 
 pub mod claims;
 pub mod json;
+mod list;
 pub mod snp;
 pub mod tdx;
 pub mod tsm;

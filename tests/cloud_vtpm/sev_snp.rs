@@ -5,9 +5,13 @@ use std::sync::Arc;
 use attest::attestation::aws_sev_snp::AwsSnpMachine;
 use attest::attestation::gcp_sev_snp::GoogleSnpMachine;
 use attest::attestation::snp::Reporter;
-use attest::attestation::{Issuer, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
+use attest::attestation::sources::Sources;
+use attest::attestation::{Issuer, Policy, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use hardware::snp::chain::Fetched;
+use hardware::snp::report::Signer;
+use hardware::snp::tcb::Product;
 use serde_json::{Value, json};
 
 use crate::authority::Authority;
@@ -158,6 +162,58 @@ fn a_report_with_one_fault_is_refused_by_name() {
         let error = refusal(&aws_sev_snp::VARIANT, &ours(), &document.unwrap());
         let swapped = why.contains("Genoa") && error.contains("is of a Genoa");
         assert!(swapped || error.contains(why), "{error}, expected {why}");
+    }
+}
+
+/// A program that fetches, with this list of AMD's or the reason why it has none.
+struct OfAmd(Result<Vec<u8>, String>);
+
+impl Sources for OfAmd {
+    fn fetches(&self) -> bool {
+        true
+    }
+
+    fn snp_authority(&self, _: Product, _: Signer) -> Result<Arc<Fetched>, String> {
+        Ok(Arc::new(Fetched {
+            leaf: None,
+            intermediate: Hierarchy::get().certificate("ask").to_vec(),
+            revoked: self.0.clone(),
+        }))
+    }
+}
+
+#[test]
+fn a_program_that_fetches_demands_the_list_of_revoked_certificates() {
+    let cloud = CloudTpm::start();
+    let document = aws(&cloud, Chip::new(|_| ())).issue(USER_DATA, NONCE);
+    let document = document.unwrap();
+    let judge = |further: Value, list: Result<Vec<u8>, String>| {
+        let mut policy = with(ours(), &further);
+        policy["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
+        let sources: Arc<dyn Sources> = Arc::new(OfAmd(list));
+        let policy = Policy::from_json(&policy.to_string()).unwrap();
+        let judge = (aws_sev_snp::VARIANT.validator)(policy, &sources).unwrap();
+        let judged = judge.identify(&document, NONCE);
+        judged.map(drop).map_err(|error| error.to_string())
+    };
+    let list = |serials: &[&str]| {
+        let (from, until) = ("20250101000000Z", "20490101000000Z");
+        Hierarchy::get().list("ark", serials, from, until)
+    };
+    let optional = || json!({"snp": {"revocationList": "optional"}});
+    judge(json!({}), Ok(list(&[]))).unwrap();
+    let why = judge(json!({}), Err("nobody answers".into())).unwrap_err();
+    assert!(
+        why.contains("revoked certificates is missing") && why.contains("nobody answers"),
+        "{why}"
+    );
+    let required = json!({"snp": {"revocationList": "required"}});
+    assert!(judge(required, Err(String::new())).is_err());
+    judge(optional(), Err("nobody answers".into())).unwrap();
+    // the list that is there counts, whatever the policy says
+    for policy in [json!({}), optional()] {
+        let why = judge(policy, Ok(list(&["09"]))).unwrap_err();
+        assert!(why.contains("is revoked"), "{why}");
     }
 }
 

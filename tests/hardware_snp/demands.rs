@@ -30,7 +30,7 @@ fn all() -> Value {
         "minimumAbi": [1, 37], "minimumGuestSvn": 7, "maximumVmpl": 1, "allowMigration": true, "refuseSmt": true,
         "policyBits": "0x3000000", "platformBits": "0x20", "mitigationBits": "0x3",
         "chips": ["c5".repeat(64), "c5".repeat(8)], "launchMeasurements": ["aa".repeat(48)], "hostData": ["bb".repeat(32)],
-        "idKeys": ["cc".repeat(48)], "authorKeys": ["dd".repeat(48)],
+        "idKeys": ["cc".repeat(48)], "authorKeys": ["dd".repeat(48)], "revocationList": "optional",
     });
     for (name, value) in further.as_object().unwrap() {
         all[name] = value.clone();
@@ -208,6 +208,10 @@ fn demands_that_are_empty_or_wrong_are_refused() {
         (
             json!({"hostData": ["bb"]}),
             "expected 64 hexadecimal digits",
+        ),
+        (
+            json!({"revocationList": "never"}),
+            "unknown variant `never`",
         ),
         (json!({"policyBits": 3}), "expected a string"),
         (json!({"policyBits": "3"}), "expected 0x"),

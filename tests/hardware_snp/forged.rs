@@ -41,6 +41,8 @@ impl Hierarchy {
         fs::write(at.join("extensions"), extensions).unwrap();
         for (name, subject, issuer, section) in [
             ("ark", "ARK-Milan", None, "ca"),
+            // another key with the name of the root
+            ("other", "ARK-Milan", None, "ca"),
             ("ask", "SEV-Milan", Some("ark"), "ca"),
             ("vcek", "SEV-VCEK", Some("ask"), "vcek"),
         ] {
@@ -86,6 +88,31 @@ impl Hierarchy {
 
     pub fn certificate(&self, name: &str) -> CertificateDer<'static> {
         CertificateDer::from_pem_file(self.folder.path().join(format!("{name}.pem"))).unwrap()
+    }
+
+    /// Returns a list of revoked certificates in DER with these serial numbers (two digits each), which is valid from and until these times
+    /// (`20250101000000Z`). `signer` is the name of a certificate.
+    pub fn list(&self, signer: &str, serials: &[&str], from: &str, until: &str) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let (at, of) = (folder.path(), self.folder.path().display());
+        let settings = "[all]\ndatabase=index\ndefault_md=sha384\ncrlnumber=number\ncrl_extensions=extensions\n\
+                        [extensions]\nauthorityKeyIdentifier=keyid\n";
+        fs::write(at.join("settings"), settings).unwrap();
+        fs::write(at.join("number"), "01\n").unwrap();
+        let line = |serial: &&str| {
+            format!("R\t350101000000Z\t240101000000Z\t{serial}\tunknown\t/CN=revoked\n")
+        };
+        let index: String = serials.iter().map(line).collect();
+        fs::write(at.join("index"), index).unwrap();
+        openssl(
+            at,
+            &format!(
+                "ca -gencrl -config settings -name all -keyfile {of}/{signer}.key -cert {of}/{signer}.pem -crl_lastupdate {from} \
+                 -crl_nextupdate {until} -sigopt rsa_padding_mode:pss -sigopt rsa_pss_saltlen:48 -out list.pem"
+            ),
+        );
+        openssl(at, "crl -in list.pem -outform DER -out list.der");
+        fs::read(at.join("list.der")).unwrap()
     }
 
     /// Signs a report with the key of the chip.

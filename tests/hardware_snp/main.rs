@@ -2,6 +2,7 @@
 
 mod demands;
 mod forged;
+mod revocation;
 
 use std::fs;
 use std::path::PathBuf;

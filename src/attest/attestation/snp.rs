@@ -14,8 +14,8 @@ use base64::engine::general_purpose::STANDARD;
 use hardware::snp;
 use hardware::snp::certificate::Certificate;
 use hardware::snp::certificate_table::{CertificateTable, Kind};
-use hardware::snp::chain::Chain;
-use hardware::snp::demands::Demands;
+use hardware::snp::chain::{Chain, Fetched};
+use hardware::snp::demands::{Demands, RevocationList};
 use hardware::snp::guest;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
@@ -198,16 +198,34 @@ impl Hardware {
                 .ok_or("nobody has the certificate of the chip")?,
             (None, _, Err(why)) => return Err(why.clone()),
         };
+        let revoked = self.revoked(&fetched)?;
         let fetched = fetched.as_ref().ok();
         let chain = info.cert_chain.as_ref().map(|chain| several(&chain.0));
         let mut between = chain.transpose()?.unwrap_or_default();
         between.extend(fetched.map(|fetched| fetched.intermediate.clone()));
-        let revoked = fetched.and_then(|fetched| fetched.revoked.as_deref());
         let claims = self.under_a_root(report, product, leaf, &between, revoked)?;
         self.policy
             .snp()
             .check_firmware_signer(&report.id_key_digest)?;
         Ok(claims)
+    }
+
+    /// Returns AMD's list of revoked certificates; `None` if it cannot be had and the policy accepts that.
+    fn revoked<'a>(
+        &self,
+        fetched: &'a Result<Arc<Fetched>, String>,
+    ) -> Result<Option<&'a [u8]>, String> {
+        let why = match fetched.as_ref().map(|fetched| &fetched.revoked) {
+            Ok(Ok(list)) => return Ok(Some(list)),
+            Ok(Err(why)) | Err(why) => why,
+        };
+        if self.sources.fetches() && self.demands.revocation_list == RevocationList::Required {
+            return Err(format!(
+                "the list of AMD's revoked certificates is missing, and the policy does not say \"revocationList\":\"optional\": {why}"
+            ));
+        }
+        log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
+        Ok(None)
     }
 
     /// Judges a report by the first root and certificate between that lead to the chip.

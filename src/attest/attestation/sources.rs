@@ -10,6 +10,12 @@ use hardware::tdx::{Collateral, Quote};
 /// Gets what evidence does not contain. Each method answers from a cache where it can, and never blocks longer than its deadline.
 /// A program without access to the network uses [`offline`].
 pub trait Sources: Send + Sync {
+    /// Returns whether the program fetches, or has a cache. Only such a program can demand lists of revoked certificates that evidence does
+    /// not contain.
+    fn fetches(&self) -> bool {
+        false
+    }
+
     /// Returns Intel's collateral of the platform that a quote names. Nothing of the quote is verified.
     fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
         Err(

@@ -6,12 +6,16 @@ use rustls_pki_types::{
 };
 use webpki::ring::RSA_PSS_2048_8192_SHA384_LEGACY_KEY;
 use webpki::{
-    BorrowedCertRevocationList, CertRevocationList, EndEntityCert, ExpirationPolicy, KeyUsage,
-    RevocationCheckDepth, RevocationOptionsBuilder, UnknownStatusPolicy,
+    EndEntityCert, Error, ExpirationPolicy, KeyUsage, RevocationCheckDepth,
+    RevocationOptionsBuilder, UnknownStatusPolicy,
 };
 
 use super::certificate::Certificate;
 use super::report::Signer;
+use crate::list::List;
+
+/// The name of the list in messages.
+const LIST: &str = "list of AMD's revoked certificates";
 
 /// The identifier of RSASSA-PSS with SHA-384 as AMD writes it: with the field trailerField, which DER omits because it has its
 /// default value. webpki compares identifiers byte for byte.
@@ -47,8 +51,8 @@ pub struct Fetched {
     pub leaf: Option<Vec<u8>>,
     /// ASK or ASVK.
     pub intermediate: Vec<u8>,
-    /// AMD's revocation list; absent if it could not be had.
-    pub revoked: Option<Vec<u8>>,
+    /// AMD's revocation list, or why it could not be had.
+    pub revoked: Result<Vec<u8>, String>,
 }
 
 impl Chain<'_> {
@@ -86,19 +90,16 @@ impl Chain<'_> {
             .map_err(|error| format!("the root cannot be read: {error}"))?;
         let leaf = EndEntityCert::try_from(&leaf)
             .map_err(|error| format!("the certificate cannot be read: {error}"))?;
-        let list = self.revoked.map(BorrowedCertRevocationList::from_der);
-        let list = list
-            .transpose()
-            .map_err(|error| format!("the revocation list cannot be read: {error}"))?
-            .map(CertRevocationList::from);
-        if list
+        let lists = self.revoked.map(|der| List::read(der, LIST, now.as_secs()));
+        let lists = lists.transpose()?;
+        if lists
             .as_ref()
-            .is_some_and(|list| list.issuer() != &anchor.subject[..])
+            .is_some_and(|(head, _)| head.issuer != &anchor.subject[..])
         {
-            return Err("the revocation list is not of the root".into());
+            return Err(format!("the {LIST} is not of the root"));
         }
-        let lists: Vec<_> = list.iter().collect();
-        // AMD revokes intermediates only: the list of the root says nothing about the leaf
+        let lists: Vec<_> = lists.iter().map(|(_, list)| list).collect();
+        // the library looks up only what the root has issued
         let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
             options
                 .with_depth(RevocationCheckDepth::Chain)
@@ -115,8 +116,24 @@ impl Chain<'_> {
             revocation,
             None,
         )
-        .map(drop)
-        .map_err(|error| format!("it does not lead to the root: {error}"))
+        .map_err(|error| match error {
+            Error::CertRevoked => {
+                format!("the authority that issued it is revoked: the {LIST} names it")
+            }
+            Error::CrlExpired { .. } => format!("the {LIST} has expired: fetch it again"),
+            error => format!("it does not lead to the root: {error}"),
+        })?;
+        for list in lists {
+            match list.find_serial(leaf.serial()) {
+                Ok(None) => {}
+                Ok(Some(_)) => {
+                    let number = crate::hex(leaf.serial());
+                    return Err(format!("it is revoked: the {LIST} has its number {number}"));
+                }
+                Err(error) => return Err(format!("the {LIST} cannot be read: {error}")),
+            }
+        }
+        Ok(())
     }
 }
 

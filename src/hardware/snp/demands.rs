@@ -60,6 +60,20 @@ pub struct Demands {
     /// The accepted digests of author keys; empty for every one.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
     pub author_keys: Vec<Digits<48>>,
+    /// What happens without AMD's list of revoked certificates: the caller, who has the list, decides by it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub revocation_list: RevocationList,
+}
+
+/// What happens if AMD's list of revoked certificates cannot be had. One that is there must always be right.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum RevocationList {
+    /// The machine is refused by each program that can fetch the list.
+    #[default]
+    Required,
+    /// The machine is accepted with a warning.
+    Optional,
 }
 
 /// A chip, as certificates and reports name it.

@@ -1,11 +1,8 @@
-//! What a verifier reads in Intel's certificates and lists of revoked ones beside what their chain proves (Intel SGX PCK Certificate
-//! and Certificate Revocation List Profile Specification).
-
-use std::time::UNIX_EPOCH;
+//! What a verifier reads in Intel's certificates beside what their chain proves (Intel SGX PCK Certificate and Certificate Revocation
+//! List Profile Specification).
 
 use base::der::{
-    BIT_STRING, BOOLEAN, GENERALIZED_TIME, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader,
-    SEQUENCE, SET, UTC_TIME, context,
+    BIT_STRING, BOOLEAN, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET, context,
 };
 
 use super::tcb::Platform;
@@ -178,77 +175,9 @@ fn small(content: &[u8]) -> Option<u16> {
     }
 }
 
-/// What a list of revoked certificates (RFC 5280 §5.1) says of itself.
-pub(super) struct List<'a> {
-    /// The name of its issuer, as [`Certificate::subject`].
-    pub issuer: &'a [u8],
-    /// When it was issued, in seconds since 1970.
-    pub issued: u64,
-}
-
-impl<'a> List<'a> {
-    /// Reads the DER of a list of version 2.
-    pub fn parse(der: &'a [u8]) -> Option<List<'a>> {
-        let whole = Reader::new(der).expect(SEQUENCE).ok()?;
-        let mut tbs = Reader::new(Reader::new(whole).expect(SEQUENCE).ok()?);
-        tbs.expect(INTEGER).ok()?;
-        tbs.expect(SEQUENCE).ok()?; // the algorithm of the signature
-        let issuer = tbs.expect(SEQUENCE).ok()?;
-        let (tag, time) = tbs.read().ok()?;
-        Some(List {
-            issuer,
-            issued: seconds(tag, time)?,
-        })
-    }
-}
-
-/// Reads UTCTime or GeneralizedTime (RFC 5280 §4.1.2.5).
-fn seconds(tag: u8, time: &[u8]) -> Option<u64> {
-    let time = std::str::from_utf8(time).ok()?;
-    let time = match tag {
-        // a year below 50 is of this century, and others are of a time before these lists
-        UTC_TIME if time.get(..2)? < "50" => format!("20{time}"),
-        GENERALIZED_TIME => time.into(),
-        _ => return None,
-    };
-    let part = |from: usize| time.get(from..from + 2);
-    let text = format!(
-        "{}-{}-{}T{}:{}:{}{}",
-        time.get(..4)?,
-        part(4)?,
-        part(6)?,
-        part(8)?,
-        part(10)?,
-        part(12)?,
-        time.get(14..)?
-    );
-    let since = base::time::parse(&text)?.duration_since(UNIX_EPOCH).ok()?;
-    Some(since.as_secs())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_of_both_forms_are_read() {
-        assert_eq!(seconds(UTC_TIME, b"250619101603Z"), Some(1_750_328_163));
-        assert_eq!(
-            seconds(GENERALIZED_TIME, b"20250619101603Z"),
-            Some(1_750_328_163)
-        );
-        for (tag, text) in [
-            (UTC_TIME, &b"990619101603Z"[..]),
-            (UTC_TIME, b"20250619101603Z"),
-            (UTC_TIME, b"250619101603"),
-            (GENERALIZED_TIME, b"250619101603Z"),
-            (GENERALIZED_TIME, b"2025061910160"),
-            (GENERALIZED_TIME, "2025é619101603Z".as_bytes()),
-            (INTEGER, b"250619101603Z"),
-        ] {
-            assert_eq!(seconds(tag, text), None, "{text:?}");
-        }
-    }
 
     #[test]
     fn small_numbers_are_read() {

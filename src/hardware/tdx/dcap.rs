@@ -16,13 +16,13 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
 use serde::{Deserialize, Serialize};
 use webpki::{
-    BorrowedCertRevocationList, CertRevocationList, EndEntityCert, ExpirationPolicy, KeyUsage,
-    RevocationOptionsBuilder,
+    CertRevocationList, EndEntityCert, ExpirationPolicy, KeyUsage, RevocationOptionsBuilder,
 };
 
-use super::certificate::{Certificate, List, Role};
+use super::certificate::{Certificate, Role};
 use super::quote::{Body, Enclave, Quote};
 use super::tcb::{Identity, Judged, Platform, Status, TcbInfo, merged};
+use crate::list::List;
 
 /// All signatures are ECDSA P-256 with SHA-256.
 const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[webpki::ring::ECDSA_P256_SHA256];
@@ -263,8 +263,8 @@ struct Lists<'a> {
 impl<'a> Lists<'a> {
     /// Reads the lists, and checks that they are valid already. The library checks their ends and signatures.
     fn parse(collateral: &'a Collateral, now: u64) -> Result<Lists<'a>, String> {
-        let (root, first) = revocations(&collateral.root_ca_crl, "root CRL", now)?;
-        let (pck, second) = revocations(&collateral.pck_crl, "PCK CRL", now)?;
+        let (root, first) = List::read(&collateral.root_ca_crl.0, "root CRL", now)?;
+        let (pck, second) = List::read(&collateral.pck_crl.0, "PCK CRL", now)?;
         let both = [first, second];
         Ok(Lists { root, pck, both })
     }
@@ -396,28 +396,6 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
         1..=4 => Ok(certificates),
         count => Err(format!(
             "the chain of the {name} has {count} certificates, expected 1 to 4"
-        )),
-    }
-}
-
-fn revocations<'a>(
-    der: &'a Hex,
-    name: &str,
-    now: u64,
-) -> Result<(List<'a>, CertRevocationList<'a>), String> {
-    if der.0.len() > MAX_PART {
-        let len = der.0.len();
-        return Err(format!(
-            "the {name} has {len} bytes, expected at most {MAX_PART}"
-        ));
-    }
-    let crl = BorrowedCertRevocationList::from_der(&der.0);
-    let crl = crl.map_err(|error| format!("the {name} cannot be read: {error}"))?;
-    let list = List::parse(&der.0).ok_or_else(|| format!("the {name} cannot be read"))?;
-    match list.issued <= now {
-        true => Ok((list, CertRevocationList::Borrowed(crl))),
-        false => Err(format!(
-            "the {name} is not valid yet: is the clock of this machine right?"
         )),
     }
 }

@@ -1,0 +1,106 @@
+//! Lists of revoked certificates (CRL, RFC 5280 §5): what the library that looks certificates up in them does not check.
+
+use std::time::UNIX_EPOCH;
+
+use base::der::{GENERALIZED_TIME, INTEGER, Reader, SEQUENCE, UTC_TIME};
+use webpki::{BorrowedCertRevocationList, CertRevocationList};
+
+/// Maximum size of a list in bytes.
+const MAX_LIST: usize = 256 << 10;
+
+/// What a list of revoked certificates (RFC 5280 §5.1) says of itself.
+pub(crate) struct List<'a> {
+    /// The name of its issuer, the content of the SEQUENCE.
+    pub issuer: &'a [u8],
+    /// When it was issued, in seconds since 1970.
+    pub issued: u64,
+}
+
+impl<'a> List<'a> {
+    /// Reads a list that is valid already, also for the library that looks certificates up in it. The library checks its end and its
+    /// signature. `name` is its name in messages.
+    pub fn read(
+        der: &'a [u8],
+        name: &str,
+        now: u64,
+    ) -> Result<(List<'a>, CertRevocationList<'a>), String> {
+        if der.len() > MAX_LIST {
+            let len = der.len();
+            return Err(format!(
+                "the {name} has {len} bytes, expected at most {MAX_LIST}"
+            ));
+        }
+        let list = BorrowedCertRevocationList::from_der(der);
+        let list = list.map_err(|error| format!("the {name} cannot be read: {error}"))?;
+        let head = List::parse(der).ok_or_else(|| format!("the {name} cannot be read"))?;
+        match head.issued <= now {
+            true => Ok((head, CertRevocationList::Borrowed(list))),
+            false => Err(format!(
+                "the {name} is not valid yet: is the clock of this machine right?"
+            )),
+        }
+    }
+
+    /// Reads the DER of a list of version 2.
+    fn parse(der: &'a [u8]) -> Option<List<'a>> {
+        let whole = Reader::new(der).expect(SEQUENCE).ok()?;
+        let mut tbs = Reader::new(Reader::new(whole).expect(SEQUENCE).ok()?);
+        tbs.expect(INTEGER).ok()?;
+        tbs.expect(SEQUENCE).ok()?; // the algorithm of the signature
+        let issuer = tbs.expect(SEQUENCE).ok()?;
+        let (tag, time) = tbs.read().ok()?;
+        Some(List {
+            issuer,
+            issued: seconds(tag, time)?,
+        })
+    }
+}
+
+/// Reads UTCTime or GeneralizedTime (RFC 5280 §4.1.2.5).
+fn seconds(tag: u8, time: &[u8]) -> Option<u64> {
+    let time = std::str::from_utf8(time).ok()?;
+    let time = match tag {
+        // a year below 50 is of this century, and others are of a time before these lists
+        UTC_TIME if time.get(..2)? < "50" => format!("20{time}"),
+        GENERALIZED_TIME => time.into(),
+        _ => return None,
+    };
+    let part = |from: usize| time.get(from..from + 2);
+    let text = format!(
+        "{}-{}-{}T{}:{}:{}{}",
+        time.get(..4)?,
+        part(4)?,
+        part(6)?,
+        part(8)?,
+        part(10)?,
+        part(12)?,
+        time.get(14..)?
+    );
+    let since = base::time::parse(&text)?.duration_since(UNIX_EPOCH).ok()?;
+    Some(since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_both_forms_are_read() {
+        assert_eq!(seconds(UTC_TIME, b"250619101603Z"), Some(1_750_328_163));
+        assert_eq!(
+            seconds(GENERALIZED_TIME, b"20250619101603Z"),
+            Some(1_750_328_163)
+        );
+        for (tag, text) in [
+            (UTC_TIME, &b"990619101603Z"[..]),
+            (UTC_TIME, b"20250619101603Z"),
+            (UTC_TIME, b"250619101603"),
+            (GENERALIZED_TIME, b"250619101603Z"),
+            (GENERALIZED_TIME, b"2025061910160"),
+            (GENERALIZED_TIME, "2025é619101603Z".as_bytes()),
+            (INTEGER, b"250619101603Z"),
+        ] {
+            assert_eq!(seconds(tag, text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! AMD's list of revoked certificates, which the root of the tests signs here.
+
+use hardware::snp::chain::Chain;
+use hardware::snp::report::Signer;
+use rustls_pki_types::UnixTime;
+use support::mutation::mutations;
+
+use crate::forged::Hierarchy;
+
+const FROM: &str = "20250101000000Z";
+const UNTIL: &str = "20490101000000Z";
+
+/// Verifies the certificates of the tests with a list.
+fn verify(list: &[u8]) -> Result<(), String> {
+    let [leaf, ask, ark] = ["vcek", "ask", "ark"].map(|name| Hierarchy::get().certificate(name));
+    let chain = Chain {
+        leaf: &leaf,
+        intermediate: &ask,
+        root: &ark,
+        revoked: Some(list),
+    };
+    chain.verify(Signer::Vcek, UnixTime::now()).map(drop)
+}
+
+fn by_the_root(serials: &[&str]) -> Vec<u8> {
+    Hierarchy::get().list("ark", serials, FROM, UNTIL)
+}
+
+fn refusal(list: &[u8]) -> String {
+    verify(list).unwrap_err()
+}
+
+#[test]
+fn a_list_without_these_certificates_refuses_nothing() {
+    verify(&by_the_root(&[])).unwrap();
+    verify(&by_the_root(&["0A", "70"])).unwrap();
+}
+
+#[test]
+fn a_revoked_authority_is_found() {
+    let why = refusal(&by_the_root(&["0A", "09"]));
+    assert!(
+        why.contains("the authority that issued it is revoked"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_revoked_key_of_a_chip_is_found() {
+    let why = refusal(&by_the_root(&["0A", "08"]));
+    assert!(
+        why.contains("it is revoked") && why.contains("number 08"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_list_that_has_expired_is_refused() {
+    let list = Hierarchy::get().list("ark", &[], "20240101000000Z", "20240201000000Z");
+    let why = refusal(&list);
+    assert!(why.contains("revoked certificates has expired"), "{why}");
+}
+
+#[test]
+fn a_list_that_is_not_valid_yet_is_refused() {
+    let why = refusal(&Hierarchy::get().list("ark", &[], "20480101000000Z", UNTIL));
+    assert!(
+        why.contains("revoked certificates is not valid yet"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_list_of_another_issuer_is_refused() {
+    let why = refusal(&Hierarchy::get().list("ask", &[], FROM, UNTIL));
+    assert!(why.contains("is not of the root"), "{why}");
+    // of the right name, but another key
+    let why = refusal(&Hierarchy::get().list("other", &[], FROM, UNTIL));
+    assert!(why.contains("InvalidCrlSignature"), "{why}");
+}
+
+#[test]
+fn an_altered_list_is_refused() {
+    let list = by_the_root(&["0A"]);
+    for altered in mutations(&list, 500).filter(|altered| *altered != list) {
+        assert!(verify(&altered).is_err());
+    }
+    assert!(verify(&[]).is_err());
+}
