@@ -409,7 +409,7 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let dir = config(0, &policy());
     let tpm = member(0, b"image");
     let any_port: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    let secret = MasterSecret::Files {
+    let secret = MasterSecret {
         key: dir.path().join("mastersecret"),
         salt: dir.path().join("salt"),
     };

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a Python environment with the peers of the tests: the real gRPC, the reader of Prometheus' format, virtee's sev-snp-measure, and
-# moto, which has the APIs of AWS, with what it needs of EC2, Elastic Load Balancing, IAM and tags; and Azure's clients of Key Vault and of
-# its tokens.
+# moto, which has the APIs of AWS, with what it needs of EC2, Elastic Load Balancing, IAM and tags; and Azure's and
+# Google's clients of their key management services and tokens.
 #
 #   tools/python.sh     prints the path of its interpreter; does nothing when it is already there
 #
@@ -14,7 +14,9 @@ PACKAGES="prometheus_client==0.26.0 grpcio==1.85.1 grpcio-tools==1.85.1 protobuf
   urllib3==2.8.0 cryptography==50.0.2 cffi==2.1.1 pycparser==3.12 requests==2.34.2 certifi==2026.10.18 charset-normalizer==3.5.2
   idna==3.20 responses==0.26.3 PyYAML==6.0.3 Jinja2==3.1.6 MarkupSafe==3.0.4 Werkzeug==3.1.9 xmltodict==1.0.4 Flask==3.1.3
   flask-cors==6.0.5 blinker==1.9.0 click==8.5.1 itsdangerous==2.2.0
-  azure-keyvault-keys==4.11.3 azure-identity==1.27.0 azure-core==1.41.0 isodate==0.7.2 msal==1.39.0 msal-extensions==1.3.1 PyJWT==2.15.1"
+  azure-keyvault-keys==4.11.3 azure-identity==1.27.0 azure-core==1.41.0 isodate==0.7.2 msal==1.39.0 msal-extensions==1.3.1 PyJWT==2.15.1
+  google-cloud-kms==3.18.0 google-api-core==2.44.0 google-auth==2.62.2 google-crc32c==1.9.0 googleapis-common-protos==1.76.0
+  grpc-google-iam-v1==0.14.6 grpcio-status==1.85.1 proto-plus==1.29.0 pyasn1==0.6.5 pyasn1_modules==0.4.2 opentelemetry-api==1.45.2"
 
 recipe=$(sha256sum "$0" | cut -c1-12)
 environment=$CACHE/python/$recipe

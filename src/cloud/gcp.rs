@@ -144,7 +144,8 @@ impl Client {
         Ok(self.own.get_or_init(|| own))
     }
 
-    fn token(&self) -> Result<Token, Error> {
+    /// Returns a token of the instance's service account.
+    pub fn token(&self) -> Result<Token, Error> {
         const PATH: &str = "instance/service-accounts/default/token";
         let answer = self.metadata(PATH).map_err(|error| match error {
             Error::Status {

@@ -14,6 +14,7 @@ pub mod aws_kms;
 pub mod azure_kms;
 mod envelope;
 mod error;
+pub mod gcp_kms;
 mod https;
 pub mod oauth;
 mod patience;
@@ -29,7 +30,12 @@ pub use service::KeyEncryptionKey;
 use service::Service;
 
 /// All services. To add one, write its file beside `vault.rs`, and add its constant here and its chapter to `docs/kms.md`.
-const ALL: &[Service] = &[vault::SERVICE, aws_kms::SERVICE, azure_kms::SERVICE];
+const ALL: &[Service] = &[
+    vault::SERVICE,
+    aws_kms::SERVICE,
+    azure_kms::SERVICE,
+    gcp_kms::SERVICE,
+];
 
 /// Makes a client of the key that this URI names, e.g. `kms://vault?address=https://vault:8200&keyName=firstlight`. The URI contains
 /// no credentials: each service's file says where they come from. Sends no request.

@@ -276,7 +276,7 @@ fn the_key_service_waits_for_a_service_that_is_away() {
     let (busy, uri) = Busy::start(&dir);
     wrap(dir.path(), &OWN, &uri, &[]).unwrap();
     busy.left.store(usize::MAX, Ordering::SeqCst);
-    let secret = ["--wrapped-secret", "wrapped.json"];
+    let secret = ["--master-secret", "wrapped.json"];
     let waiting = key_service(dir.path(), &OWN, &secret);
     let no_imds = [("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")];
     let without = key_service(dir.path(), &no_imds, &secret);

@@ -177,7 +177,7 @@ fn the_key_service_waits_for_the_vault_and_for_tokens() {
         &[],
     )
     .unwrap();
-    let secret = ["--wrapped-secret", "wrapped.json"];
+    let secret = ["--master-secret", "wrapped.json"];
     let no_imds = [("AZURE_POD_IDENTITY_AUTHORITY_HOST", "http://127.0.0.1:1")];
     let without = key_service(dir.path(), &no_imds, &secret);
     without.expect("there are no credentials");

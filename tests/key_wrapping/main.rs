@@ -3,6 +3,7 @@
 
 mod aws_kms;
 mod azure_kms;
+mod gcp_kms;
 mod vault;
 
 use std::fs::{self, Permissions};
@@ -189,6 +190,6 @@ fn replace_wrapped_key(dir: &Path, base64: &str) {
 /// Checks that the key service has the same keys by the wrapped secret as by the plain one.
 fn check_same_keys(dir: &Path, env: Env<'_>) {
     let plain = key_service(dir, &[], &["--master-secret", "key", "--salt", "salt"]);
-    let unwrapped = key_service(dir, env, &["--wrapped-secret", "wrapped.json"]);
+    let unwrapped = key_service(dir, env, &["--master-secret", "wrapped.json"]);
     assert_eq!(key(&plain), key(&unwrapped));
 }

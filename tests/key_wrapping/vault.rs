@@ -162,7 +162,7 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
     let unwrapped = key_service(
         dir.path(),
         &vault.root,
-        &["--wrapped-secret", "wrapped.json"],
+        &["--master-secret", "wrapped.json"],
     );
     assert_eq!(key(&plain), key(&unwrapped));
 
@@ -266,7 +266,7 @@ fn each_refusal_names_what_is_missing() {
     let said = refused(&operator, &uri, &[]);
     assert!(said.contains("cannot create wrapped.json"), "{said}");
     let service = vault.token("service", decrypt);
-    let service = key_service(dir.path(), &service, &["--wrapped-secret", "wrapped.json"]);
+    let service = key_service(dir.path(), &service, &["--master-secret", "wrapped.json"]);
     service.expect("serving data keys on");
 
     let signing = json!({"type": "ed25519"});
@@ -297,7 +297,7 @@ fn the_key_service_waits_for_a_sealed_vault_and_ends_when_asked_to() {
         key_service(
             dir.path(),
             &vault.root,
-            &["--wrapped-secret", "wrapped.json"],
+            &["--master-secret", "wrapped.json"],
         )
     };
     let (waiting, mut stopped) = (start(), start());

@@ -1,7 +1,7 @@
 //! The answers of key management services, which may contain a key: no error repeats them.
 #![no_main]
 
-use keywrap::{aws_kms, azure_kms, oauth};
+use keywrap::{aws_kms, azure_kms, gcp_kms, oauth};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -13,6 +13,9 @@ fuzz_target!(|input: &[u8]| {
         azure_kms::parse_wrapped("host", "key", input).err(),
         azure_kms::parse_unwrapped("host", input).err(),
         azure_kms::split(input).err(),
+        gcp_kms::parse_encrypted("host", input).err(),
+        gcp_kms::parse_decrypted("host", input).err(),
+        gcp_kms::check_key("host", "key", input).err(),
         oauth::parse_token("host", input).err(),
     ]
     .into_iter()
@@ -21,4 +24,7 @@ fuzz_target!(|input: &[u8]| {
         assert!(error.to_string().len() < 1024);
     }
     azure_kms::parse_error(input);
+    if let Err(why) = gcp_kms::Account::parse(input) {
+        assert!(why.len() < 1024);
+    }
 });

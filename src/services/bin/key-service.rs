@@ -63,10 +63,9 @@ Usage: key-service [OPTION]..
                          --clients any --listen 0.0.0.0:PORT --allow-plaintext
   --allow-plaintext      with token and any: permit other than loopback addresses, because that network is encrypted and
                          trusted
-  --master-secret FILE   the master secret, raw, at least 16 bytes [/var/config/mastersecret]
-  --salt FILE            its salt, raw, at least 32 bytes [/var/config/salt]
-  --wrapped-secret FILE  the master secret as `firstlight wrap` made it, in place of the two: the external KMS that the file
-                         names must unwrap it; the service waits while that is away
+  --master-secret FILE   the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it: then the external KMS that
+                         the file names must unwrap it, and the service waits while that is away [/var/config/mastersecret]
+  --salt FILE            its salt, raw, at least 32 bytes; a wrapped master secret contains it [/var/config/salt]
   --config DIR           with attested: directory with attestationConfig (the policy, JSON) and measurementSalt
                          [/var/config]
   --attestation-variant VARIANT
@@ -104,7 +103,6 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let (mut tpm, mut kubeconfig): (Option<Location>, Option<PathBuf>) = (None, None);
     let mut key = PathBuf::from(master_secret::KEY_FILE);
     let mut salt = PathBuf::from(master_secret::SALT_FILE);
-    let mut wrapped: Option<PathBuf> = None;
     let mut config = Config {
         listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), proto::kms::PORT),
         clients: Clients::Any,
@@ -128,7 +126,6 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("allow-plaintext") => config.allow_plaintext = true,
             Long("master-secret") => key = args.value()?.into(),
             Long("salt") => salt = args.value()?.into(),
-            Long("wrapped-secret") => wrapped = Some(args.value()?.into()),
             Long("config") => config_dir = args.value()?.into(),
             Long("attestation-variant") => variant = program::text(args.value()?)?,
             Long("tpm") => tpm = Some(program::parsed("tpm", args.value()?)?),
@@ -189,11 +186,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         config.api = Some(Box::new(api.map_err(Failure::failed)?));
     }
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity), log_format)?;
-    let secret = match wrapped {
-        Some(file) => MasterSecret::Wrapped(file),
-        None => MasterSecret::Files { key, salt },
-    };
-    let Some(secret) = read(&secret, &signals)? else {
+    let Some(secret) = read(&MasterSecret { key, salt }, &signals)? else {
         return Ok(());
     };
     let service = KeyService::start(config, secret).map_err(Failure::failed)?;

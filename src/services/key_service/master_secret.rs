@@ -24,41 +24,37 @@ const MAX_FILE_LEN: usize = 4096;
 
 /// Where the master secret is.
 #[derive(Debug)]
-pub enum MasterSecret {
-    /// In two files.
-    Files {
-        /// The master secret, at least 16 bytes.
-        key: PathBuf,
-        /// The salt, at least 32 bytes.
-        salt: PathBuf,
-    },
-    /// In a file that names the key of an external KMS, which must unwrap it.
-    Wrapped(PathBuf),
+pub struct MasterSecret {
+    /// The master secret, at least 16 bytes; or the file of `firstlight wrap`, which names the key of an external KMS that must
+    /// unwrap it.
+    pub key: PathBuf,
+    /// The salt, at least 32 bytes. A wrapped master secret contains it.
+    pub salt: PathBuf,
 }
 
 impl MasterSecret {
     /// Reads the master secret, and has it unwrapped. One attempt.
     pub fn read(&self) -> Result<ClusterKms, Error> {
-        match self {
-            MasterSecret::Files { key, salt } => {
-                let key =
-                    Secret::new(read(key, "master secret", MIN_KEY_LEN..=MAX_FILE_LEN)?.to_vec());
-                let salt = read(
-                    salt,
-                    "salt of the master secret",
-                    MIN_SALT_LEN..=MAX_FILE_LEN,
-                )?;
-                ClusterKms::new(key, Secret::new(salt.to_vec())).map_err(Error::Kms)
-            }
-            MasterSecret::Wrapped(path) => {
-                let content = read(path, "wrapped master secret", 1..=keywrap::MAX_LEN)?;
-                let unwrapped = || {
-                    let wrapped = Wrapped::parse(&content)?;
-                    wrapped.unwrap(&*keywrap::open(wrapped.kms())?)
-                };
-                unwrapped().map_err(|error| Error::Wrapped(path.clone(), error))
-            }
+        const KEY: &str = "master secret";
+        let content = read(&self.key, KEY, 0..=keywrap::MAX_LEN)?;
+        if keywrap::is_wrapped(&content) {
+            let unwrapped = || {
+                let wrapped = Wrapped::parse(&content)?;
+                wrapped.unwrap(&*keywrap::open(wrapped.kms())?)
+            };
+            return unwrapped().map_err(|error| Error::Wrapped(self.key.clone(), error));
         }
+        let valid = MIN_KEY_LEN..=MAX_FILE_LEN;
+        if !valid.contains(&content.len()) {
+            return Err(Error::Size(KEY, self.key.clone(), content.len(), valid));
+        }
+        let salt = read(
+            &self.salt,
+            "salt of the master secret",
+            MIN_SALT_LEN..=MAX_FILE_LEN,
+        )?;
+        let [key, salt] = [content, salt].map(|bytes| Secret::new(bytes.to_vec()));
+        ClusterKms::new(key, salt).map_err(Error::Kms)
     }
 }
 
@@ -142,7 +138,7 @@ mod tests {
         let (key_file, salt_file) = (dir.join("mastersecret"), dir.join("salt"));
         fs::write(&key_file, key).unwrap();
         fs::write(&salt_file, salt).unwrap();
-        MasterSecret::Files {
+        MasterSecret {
             key: key_file,
             salt: salt_file,
         }
@@ -165,7 +161,7 @@ mod tests {
             (
                 &[1; 5000],
                 &[2; 32],
-                "mastersecret: expected 16 to 4096 bytes, got 4097",
+                "mastersecret: expected 16 to 4096 bytes, got 5000",
             ),
         ] {
             let error = files(dir.path(), key, salt).read().unwrap_err().to_string();
@@ -194,8 +190,12 @@ mod tests {
     fn a_wrapped_secret_that_no_service_can_unwrap_names_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("wrapped.json");
-        fs::write(&path, "{}").unwrap();
-        let error = MasterSecret::Wrapped(path.clone()).read().unwrap_err();
+        fs::write(&path, r#"{"wrappedKey": "", "version": 1}"#).unwrap();
+        let secret = MasterSecret {
+            key: path.clone(),
+            salt: "/nonexistent".into(),
+        };
+        let error = secret.read().unwrap_err();
         assert!(!error.may_pass());
         let error = error.to_string();
         assert!(
