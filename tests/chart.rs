@@ -202,6 +202,7 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
         (json!({"imagge": "a"}), "imagge"),
         (json!({"joinService": {"nodeprot": 1}}), "nodeprot"),
         (json!({"keyService": {"a": 1}}), "keyService"),
+        (json!({"keyService": {"kms": {"ports": []}}}), "ports"),
         (json!({"masterSecret": {"a": 1}}), "masterSecret"),
         (json!({"masterSecret": {"key": "", "salt": ""}}), "key"),
         // The master secret would be in the values all the same.
@@ -660,4 +661,66 @@ fn an_existing_secret_keeps_the_master_secret_out_of_the_release() {
         .filter_map(|volume| volume.pointer("/secret/secretName"))
         .collect();
     assert_eq!(secrets, ["my-secret"]);
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
+    let usual = objects(&values(json!({})));
+    let variable =
+        json!({"name": "AZURE_CLIENT_SECRET_FILE", "value": "/var/run/secrets/kms/secret"});
+    let kms = json!({
+        "enabled": true,
+        "ports": [{"protocol": "TCP", "port": 8200}],
+        "env": [variable],
+        "credentialsSecret": "azure",
+        "authoritiesConfigMap": "authorities",
+    });
+    let wrapped = json!({"key": "", "salt": "", "existingSecret": "wrapped"});
+    let all = objects(&values(
+        json!({"masterSecret": wrapped, "keyService": {"kms": kms}}),
+    ));
+    // Who may connect stays.
+    let policy = |objects: &[Value]| find(objects, "NetworkPolicy", "key-service")["spec"].clone();
+    let (before, after) = (policy(&usual), policy(&all));
+    assert_eq!(before["ingress"], after["ingress"]);
+    let rules = |policy: &Value| policy["egress"].as_array().unwrap().clone();
+    assert_eq!(rules(&before), rules(&after)[..1]);
+    assert_eq!(
+        rules(&after)[1..],
+        [
+            json!({"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}),
+            json!({"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": [{"protocol": "TCP", "port": 80}]}),
+            json!({"ports": [{"protocol": "TCP", "port": 8200}]}),
+        ]
+    );
+    try_apply(find(&all, "NetworkPolicy", "key-service"));
+    let set = try_apply(find(&all, "DaemonSet", "key-service"));
+    let pod = &set["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(container["env"], json!([variable]));
+    let probe = &container["startupProbe"];
+    let seconds = |name: &str| probe[name].as_u64().unwrap();
+    assert_eq!(seconds("periodSeconds") * seconds("failureThreshold"), 3600);
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    for (name, path) in [
+        ("kms", "/var/run/secrets/kms"),
+        ("authorities", "/etc/ssl/certs"),
+    ] {
+        let mount = mounts.iter().find(|mount| mount["name"] == name).unwrap();
+        assert_eq!(
+            (&mount["mountPath"], &mount["readOnly"]),
+            (&json!(path), &json!(true))
+        );
+    }
+    // The file is where the program looks for authorities first.
+    let volumes = pod["volumes"].as_array().unwrap();
+    let authorities = volumes
+        .iter()
+        .find(|volume| volume["name"] == "authorities")
+        .unwrap();
+    let file = authorities["configMap"]["items"][0]["path"]
+        .as_str()
+        .unwrap();
+    assert_eq!(format!("/etc/ssl/certs/{file}"), tls::CA_BUNDLES[0]);
 }
