@@ -2,6 +2,7 @@
 
 mod demands;
 mod forged;
+mod peer;
 mod revocation;
 
 use std::fs;
