@@ -310,6 +310,22 @@ fn a_release_is_checked_with_the_publishers_key() {
         .all(|name| named.contains(name)),
         "{named:?}"
     );
+    // each file is explained, and the documents are there for those who have no sources
+    let notes = fs::read_to_string(folder.join("NOTES.md")).unwrap();
+    let explained =
+        |name: &&&str| notes.contains(&format!("`{name}`")) || name.ends_with(".cdx.json");
+    let unexplained: Vec<_> = named.iter().filter(|name| !explained(name)).collect();
+    assert!(unexplained.len() == 1, "only NOTES.md: {unexplained:?}");
+    let mut list = Command::new("tar");
+    list.arg("tzf")
+        .arg(folder.join(format!("firstlight-docs-{}.tgz", env!("CARGO_PKG_VERSION"))));
+    let listed = text(&run(&mut list).stdout);
+    for page in ["/README.md", "/docs/get-started.md", "/SECURITY.md"] {
+        assert!(
+            listed.lines().any(|line| line.ends_with(page)),
+            "{page}: {listed}"
+        );
+    }
     // the commands of docs/reproduce.md
     let verify = |file: &str| {
         let mut verify = Command::new("ssh-keygen");

@@ -40,6 +40,26 @@ tar c --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-ow
 # the part of the changelog below the heading of this version
 awk -v heading="## [$section]" 'index($0, "## [") == 1 { on = index($0, heading) == 1; next } on' CHANGELOG.md >"$out/NOTES.md"
 grep -q '[^[:space:]]' "$out/NOTES.md" || die "CHANGELOG.md says nothing below $section"
+# the documents, for those who have no sources
+git ls-files -z -- '*.md' docs | grep -zv ^tests/ |
+  tar cz --null --files-from=- --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w \
+    --transform="s|^|firstlight-docs-$number/|" >"$out/firstlight-docs-$number.tgz"
+cat >>"$out/NOTES.md" <<END
+
+### Files
+
+| file | |
+|---|---|
+| \`firstlight-docs-$number.tgz\` | the documents; begin with \`docs/get-started.md\`. Links of these notes are to files in it |
+| \`firstlight-linux-amd64\`, \`firstlight_${number}_amd64.deb\` | the operator's command |
+| \`firstlight-initramfs_${number}_amd64.deb\`, \`firstlight-node_${number}_amd64.deb\` | the packages of a node's image (\`docs/images.md\`) |
+| \`unlock-linux-amd64\`, \`bootstrapper-linux-amd64\` | the programs in them |
+| \`firstlight-image.tar\` | the container image of the services, for \`firstlight apply\` and the chart (\`docs/services.md\`) |
+| \`join-service-linux-amd64\`, \`key-service-linux-amd64\` | the programs in it |
+| \`firstlight-chart-$number.tgz\` | the Helm chart of the services |
+| \`*.cdx.json\` | what each program is made of (CycloneDX) |
+| \`SHA256SUMS\`, \`SHA256SUMS.sig\` | the hashes of all files, and their signature; \`docs/reproduce.md\` says how to check them |
+END
 
 (cd "$out" && sha256sum -- * >SHA256SUMS && sha256sum --check --quiet SHA256SUMS)
 if [ -n "${KEY:-}" ]; then

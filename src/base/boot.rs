@@ -1,7 +1,23 @@
 //! The stages of a boot, and the words that systemd measures during it, after firmware and boot loader: systemd-pcrphase.service(8).
-//! They are not in the firmware's event log.
+//! They are not in the firmware's event log. And what a kernel command line says of the root file system.
 
 use std::fmt;
+
+/// Returns why a kernel command line that names a root file system without its hash is a danger; `None` if it does not
+/// (dm-verity: systemd-veritysetup-generator(8), or the kernel's dm-mod.create). It cannot tell of a root file system that is found
+/// without `root=`.
+pub fn unverified_root(command_line: &str) -> Option<&'static str> {
+    let has = |names: &[&str]| {
+        let mut words = command_line.split_whitespace();
+        words.any(|word| names.iter().any(|name| word.starts_with(name)))
+    };
+    let is_verified = has(&["roothash=", "usrhash=", "systemd.verity_root_data="])
+        || has(&["dm-mod.create="]) && command_line.contains(" verity ");
+    (has(&["root="]) && !is_verified).then_some(
+        "the kernel command line has root= without roothash=, so nothing measures the root file system: whoever controls the host \
+         can change its programs, and read the open state disk. Verify it by dm-verity (docs/images.md)",
+    )
+}
 
 /// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system cannot prove that it is an
 /// initramfs.
@@ -70,5 +86,32 @@ pub fn words_of(pcr: u32) -> &'static [&'static str] {
         9 => &[NV_PCR_SEPARATOR, OS_SEPARATOR],
         0..=7 | 12..=14 => &[OS_SEPARATOR],
         _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_file_system_needs_a_hash() {
+        for (command_line, is_unverified) in [
+            ("root=/dev/vda ro console=ttyS0", true),
+            ("console=ttyS0 root=LABEL=root", true),
+            ("root=/dev/dm-0 roothash=ab12 ro", false),
+            ("roothash=ab12 systemd.volatile=overlay", false),
+            (
+                r#"dm-mod.create="a,,,ro,0 8 verity 1 .." root=/dev/dm-0"#,
+                false,
+            ),
+            ("console=ttyS0", false),
+            ("firstlight.csp=qemu notroot=x", false),
+        ] {
+            assert_eq!(
+                unverified_root(command_line).is_some(),
+                is_unverified,
+                "{command_line}"
+            );
+        }
     }
 }

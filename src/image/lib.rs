@@ -131,7 +131,10 @@ impl Image {
 
     /// Returns what an operator should know before he relies on the values.
     pub fn warnings(&self) -> &[String] {
-        self.unified().map_or(&[], |uki| &uki.warnings)
+        match &self.0 {
+            Kind::DirectLinux(linux) => &linux.warnings,
+            _ => self.unified().map_or(&[], |uki| &uki.warnings),
+        }
     }
 
     /// Returns what is measured in a boot under these conditions.

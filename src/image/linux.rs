@@ -3,6 +3,7 @@
 use super::bytes::u32_at;
 use super::event_log::{Digest, Log, Missing, sha256, utf16};
 use super::pe::Pe;
+use base::boot;
 
 /// QEMU (hw/i386/x86.c, as of 7.2) writes these into the kernel's setup header before it hands it to the firmware, so they are part
 /// of what is measured. Offsets: Linux boot protocol, Documentation/arch/x86/boot.rst.
@@ -25,6 +26,8 @@ pub struct Linux {
     kernel: Result<Digest, Missing>,
     command_line: Digest,
     initrd: Option<Digest>,
+    /// What an operator should know.
+    pub warnings: Vec<String>,
 }
 
 impl Linux {
@@ -61,6 +64,10 @@ impl Linux {
             kernel: image,
             command_line: sha256(&[&utf16(&options)]),
             initrd: initrd.map(|initrd| sha256(&[initrd])),
+            warnings: boot::unverified_root(command_line)
+                .map(str::to_owned)
+                .into_iter()
+                .collect(),
         })
     }
 

@@ -5,6 +5,7 @@ use super::conditions::Conditions;
 use super::cpio;
 use super::event_log::{Digest, Log, Missing, sha256, utf16};
 use super::pe::{Pe, Section};
+use base::boot;
 
 /// The oldest version of systemd-stub whose rules are here, and the newest that was compared.
 const OLDEST: u32 = 252;
@@ -149,6 +150,7 @@ impl Uki {
             .as_deref()
             .map(String::from_utf8_lossy)
             .unwrap_or_default();
+        warnings.extend(boot::unverified_root(&words).map(str::to_owned));
         let has_console = words
             .split_whitespace()
             .any(|word| word.starts_with("console="));

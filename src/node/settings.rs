@@ -6,6 +6,8 @@
 use std::fs;
 use std::io;
 
+use base::boot;
+
 /// The file of settings.
 pub const FILE: &str = "/etc/firstlight/node.conf";
 /// The kernel command line, and its settings: ours, and those of the old system's images.
@@ -86,6 +88,12 @@ pub fn read(program: Program) -> Vec<Result<String, String>> {
         Err(error) => vec![Err(format!("{COMMAND_LINE}: {error}"))],
     };
     file.into_iter().chain(command_line).collect()
+}
+
+/// Returns why the root file system that the kernel command line names is a danger, if it is.
+pub fn unverified_root() -> Option<&'static str> {
+    let bytes = fs::read(COMMAND_LINE).ok()?;
+    boot::unverified_root(&String::from_utf8_lossy(&bytes))
 }
 
 fn in_file(program: Program, text: &str) -> Vec<Result<String, String>> {

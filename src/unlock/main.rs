@@ -137,6 +137,11 @@ fn in_initrd(mut settings: Settings) -> Result<(), Failure> {
 fn start(settings: Settings) -> Result<(), Failure> {
     let (timeline, stop) = settings.shared.start("unlock")?;
     timeline.event("clock", clock(SystemTime::now()));
+    if settings.initrd
+        && let Some(why) = settings::unverified_root()
+    {
+        timeline.event("unverified", why);
+    }
     timeline.waiting_for(
         "the kernel's random numbers; give the machine a virtio-rng device or a processor with RDRAND",
         random::<1>,
