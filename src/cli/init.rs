@@ -424,6 +424,9 @@ enum NoSuccess {
     Local(files::Error),
 }
 
+/// In a phase that takes longer, a line of the node is printed each time, also if the operator did not ask for them.
+const SILENCE: Duration = Duration::from_secs(30);
+
 /// The progress of a node's set-up, over any number of connections.
 struct Watching<'a> {
     progress: &'a Progress,
@@ -434,6 +437,8 @@ struct Watching<'a> {
     phase: Option<(String, Duration)>,
     /// The time of the latest message, by the node's clock.
     latest: Duration,
+    /// The time of the latest line that was printed.
+    told: Duration,
     /// The lines of the phases, for the log of a failure.
     log: Log,
 }
@@ -447,6 +452,7 @@ impl<'a> Watching<'a> {
             seen: 0,
             phase: None,
             latest: Duration::ZERO,
+            told: Duration::ZERO,
             log,
         }
     }
@@ -512,7 +518,12 @@ impl<'a> Watching<'a> {
             self.progress.phase(event.phase.as_str());
             return Ok(());
         }
-        if self.options.verbose {
+        let begun = self
+            .phase
+            .as_ref()
+            .map_or(Duration::ZERO, |(_, since)| *since);
+        if self.options.verbose || self.latest.saturating_sub(begun.max(self.told)) >= SILENCE {
+            self.told = self.latest;
             self.progress.line(format!("  {}", event.line));
         }
         let at = self.latest.as_secs_f64();

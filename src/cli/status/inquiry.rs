@@ -19,6 +19,11 @@ use rpc::grpc::{CallOptions, Channel, Status};
 /// Time limit of a call, which the node answers from memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a node on which nothing answers is asked again, and the pause: while it goes from one state to the next, as right after
+/// its init, it has no server for a moment.
+const CHANGE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// Asks nodes for their state.
 pub struct Inquiry<'a> {
     /// How the nodes attest themselves.
@@ -56,22 +61,34 @@ impl Inquiry<'_> {
             .iter()
             .map(asked)
             .collect::<Result<_, Failure>>()?;
-        let answers = thread::scope(|scope| {
+        let started = Instant::now();
+        let answers = loop {
+            let answers = self.ask_all(&servers);
+            let is_silent = answers.iter().all(|it| matches!(it, Answer::Nobody(_)));
+            if !is_silent || Instant::now() + PAUSE > self.deadline.min(started + CHANGE) {
+                break answers;
+            }
+            thread::sleep(PAUSE);
+        };
+        Ok(Report {
+            address: address.to_owned(),
+            answers: endpoints.into_iter().zip(answers).collect(),
+            cluster: self.cluster,
+            names_no_keys: self.policy.believes_any_key(),
+        })
+    }
+
+    fn ask_all(&self, servers: &[Asked]) -> Vec<Answer> {
+        thread::scope(|scope| {
             let asking: Vec<_> = servers
                 .iter()
                 .map(|server| scope.spawn(|| ask(server, self.deadline)))
                 .collect();
             let lost = |_| Answer::Nobody("firstlight has a defect".into());
-            let answers = asking
+            asking
                 .into_iter()
-                .map(|asking| asking.join().unwrap_or_else(lost));
-            endpoints.into_iter().zip(answers).collect()
-        });
-        Ok(Report {
-            address: address.to_owned(),
-            answers,
-            cluster: self.cluster,
-            names_no_keys: self.policy.believes_any_key(),
+                .map(|asking| asking.join().unwrap_or_else(lost))
+                .collect()
         })
     }
 }
