@@ -122,8 +122,8 @@ fn does_what_onfail_says(name: &str, maker: Maker) -> Result<()> {
     // by this word initramfs-tools restarts in place of a shell
     let command_line = setting.machine.command_line.replace("panic=-1", "");
     setting.machine.command_line = command_line;
-    // dracut 106 has no password of root, without which systemd opens no shell unless it is forced
-    let forced = "systemd.setenv=SYSTEMD_SULOGIN_FORCE=1";
+    // without a password of root, dracut 106 opens a shell only if it is forced to
+    let forced = "SYSTEMD_SULOGIN_FORCE=1";
     let shell = format!("firstlight.onfail=shell rd.shell=1 {forced}");
     let mut vm = boot(&mut setting, &shell)?;
     said(&mut vm, "the initrd decides")?;
