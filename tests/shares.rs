@@ -76,6 +76,46 @@ const ONE: &str = "firstlight-shares/share-1-of-3.txt";
 const TWO: &str = "firstlight-shares/share-2-of-3.txt";
 const THREE: &str = "firstlight-shares/share-3-of-3.txt";
 
+/// The commands of docs/shares.md: the plain secret is never in a file.
+#[test]
+fn a_secret_that_age_encrypts_is_taken_from_standard_input() {
+    let dir = workspace();
+    assert!(certify(dir.path(), &[]).status.success());
+    let hosts = fs::read_to_string(dir.path().join("known")).unwrap();
+    fs::remove_file(dir.path().join("known")).unwrap();
+    let shell = |commands: &str| {
+        let path = std::env::var("PATH").unwrap();
+        let program = support::program::built("firstlight");
+        Command::new("sh")
+            .args(["-c", commands])
+            .current_dir(dir.path())
+            .env(
+                "PATH",
+                format!("{}:{path}", program.parent().unwrap().display()),
+            )
+            .output()
+            .unwrap()
+    };
+    let encrypt = "age-keygen -o me.txt 2>/dev/null && age -r $(age-keygen -y me.txt) -o secret.age \
+        firstlight-mastersecret.json && rm firstlight-mastersecret.json";
+    assert!(shell(encrypt).status.success());
+    let decrypt = "age -d -i me.txt secret.age | firstlight ssh --key key.pub --known-hosts known --overwrite \
+        --master-secret -";
+    let output = shell(decrypt);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(fs::read_to_string(dir.path().join("known")).unwrap(), hosts);
+
+    // age decrypts nothing for somebody else
+    let other = "age-keygen -o you.txt 2>/dev/null && mv you.txt me.txt";
+    assert!(shell(other).status.success());
+    let output = shell(decrypt);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("it is empty"),
+        "{said}"
+    );
+}
+
 #[test]
 fn shares_take_the_place_of_the_secret() {
     let dir = workspace();

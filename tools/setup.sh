@@ -18,7 +18,7 @@ OF_TESTS=(
   mmdebstrap socat
   # the real programs that ours are tested against
   cryptsetup-bin dmsetup tpm2-tools nghttp2-client nghttp2-server curl python3 python3-venv
-  openssh-server openssh-client mandoc man-db zsh fish
+  openssh-server openssh-client age mandoc man-db zsh fish
   # unified kernel images and disks with an EFI system partition; the digest that a signature covers; systemd-measure
   fdisk dosfstools mtools pesign sbsigntool systemd
 )

@@ -1040,8 +1040,12 @@ const POLICY: Opt = Opt::needed(
     Value::File,
     "the attestation policy that the node must meet (JSON)",
 );
-const MASTER_SECRET: Opt =
-    Opt::value("master-secret", Value::File, "the cluster's master secret").or(MASTER_SECRET_FILE);
+const MASTER_SECRET: Opt = Opt::value(
+    "master-secret",
+    Value::File,
+    "the cluster's master secret; - is standard input",
+)
+.or(MASTER_SECRET_FILE);
 const SHARE_FILE: Opt = Opt::value(
     "share",
     Value::File,

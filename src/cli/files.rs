@@ -77,6 +77,20 @@ pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     read_open(path, file)
 }
 
+/// Reads a secret: standard input for `-`, else a file as [`read_private`] does. So a program that keeps secrets, such as age,
+/// can hand one over without a plain file.
+pub fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
+    match is_standard_input(path) {
+        true => read_open(Path::new("standard input"), io::stdin().lock()),
+        false => read_private(path),
+    }
+}
+
+/// Returns whether an option's value means standard input.
+pub fn is_standard_input(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
 /// Reads a whole stream of at most [`MAX_LEN`] bytes; `path` is for the error.
 pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, Error> {
     // the vector has room for the whole content, since a vector that grows leaves copies behind

@@ -353,11 +353,7 @@ fn keep(options: &Options, state: &State, kubeconfig: Option<&Secret>) -> Result
 
 /// Reads the init secret, without the line break that editors and `echo` leave.
 pub fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
-    let content = match path.as_os_str() == "-" {
-        true => files::read_open(Path::new("standard input"), io::stdin().lock()),
-        false => files::read_private(path),
-    };
-    let content = content.map_err(Failure::failed)?;
+    let content = files::read_secret(path).map_err(Failure::failed)?;
     let line = content.strip_suffix(b"\n").unwrap_or(&content);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     match line.is_empty() {

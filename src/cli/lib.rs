@@ -130,6 +130,15 @@ fn version() -> String {
 }
 
 fn init_options(given: &Given) -> Result<init::Options, Failure> {
+    let both = ["init-secret", "master-secret"];
+    if both
+        .iter()
+        .all(|name| files::is_standard_input(&given.path(name)))
+    {
+        return Err(Failure::Usage(
+            "--init-secret - and --master-secret -: only one can be on standard input".into(),
+        ));
+    }
     Ok(init::Options {
         endpoint: endpoint_of(given, proto::init::PORT)?,
         variant: variant_of(given)?,

@@ -62,6 +62,9 @@ impl Source {
 
 /// Reads the master secret in the file; if there is no file, makes a new one and writes it with mode 0600.
 pub fn open_or_create(path: &Path) -> Result<(ClusterKms, Origin), Error> {
+    if files::is_standard_input(path) {
+        return Ok((read(path)?, Origin::Found));
+    }
     match create(path) {
         Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
             Ok((read(path)?, Origin::Found))
@@ -70,9 +73,9 @@ pub fn open_or_create(path: &Path) -> Result<(ClusterKms, Origin), Error> {
     }
 }
 
-/// Reads the master secret in the file, which only its owner may read. Has an external KMS unwrap it if it is wrapped.
+/// Reads the master secret in the file, which only its owner may read, or from standard input (`-`). Has an external KMS unwrap it if it is wrapped.
 pub fn read(path: &Path) -> Result<ClusterKms, Error> {
-    let content = files::read_private(path)?;
+    let content = files::read_secret(path)?;
     if keywrap::is_wrapped(&content) {
         let unwrapped = || {
             let wrapped = Wrapped::parse(&content)?;
@@ -112,7 +115,7 @@ fn parse(content: &[u8]) -> Result<ClusterKms, String> {
     }
     if content.is_empty() {
         return Err(
-            "the file is empty, because an earlier run was interrupted; no node has got a secret from it: remove the file"
+            "it is empty. An earlier run may have been interrupted, and no node has got a secret from it: remove the file"
                 .into(),
         );
     }
@@ -175,7 +178,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("master.json");
         for (content, expected) in [
-            ("", "the file is empty"),
+            ("", "it is empty"),
             ("{}", "expected a JSON object"),
             (r#"{"key":"AQ==","salt":"AQ=="}"#, "key has 1 bytes"),
             (r#"{"key":"!","salt":"AQ=="}"#, "key is not base64"),
