@@ -888,8 +888,8 @@ const WRAP: Command = Command {
               alone is worth nothing.",
         "The URI names the service and its key, without credentials: kms://vault?address=https://HOST:PORT&keyName=NAME is a key of \
               the engine transit of Vault or OpenBao, kms://aws-kms?keyName=ARN a key of AWS KMS, \
-              kms://azure-kms?address=https://VAULT.vault.azure.net&keyName=NAME one of Azure Key Vault, and kms://gcp-kms?keyName=projects/.. \
-              one of Google Cloud KMS. docs/kms.md has the parameters, and the permissions that the services need.",
+              kms://azure-kms?address=https://VAULT.vault.azure.net&keyName=NAME one of Azure Key Vault, kms://gcp-kms?keyName=projects/.. \
+              one of Google Cloud KMS, and kms://kmip?address=HOST:PORT&keyId=IDENTIFIER one of a KMIP server. docs/kms.md has the parameters, and the permissions that the services need.",
         "A file that is wrapped already can be wrapped for another service.",
     ],
     operand: None,

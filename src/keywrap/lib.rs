@@ -16,9 +16,11 @@ mod envelope;
 mod error;
 pub mod gcp_kms;
 mod https;
+pub mod kmip;
 pub mod oauth;
 mod patience;
 mod service;
+mod ttlv;
 mod uri;
 mod variable;
 mod vault;
@@ -35,6 +37,7 @@ const ALL: &[Service] = &[
     aws_kms::SERVICE,
     azure_kms::SERVICE,
     gcp_kms::SERVICE,
+    kmip::SERVICE,
 ];
 
 /// Makes a client of the key that this URI names, e.g. `kms://vault?address=https://vault:8200&keyName=firstlight`. The URI contains

@@ -4,6 +4,7 @@
 mod aws_kms;
 mod azure_kms;
 mod gcp_kms;
+mod kmip;
 mod vault;
 
 use std::fs::{self, Permissions};

@@ -1,7 +1,7 @@
 //! The answers of key management services, which may contain a key: no error repeats them.
 #![no_main]
 
-use keywrap::{aws_kms, azure_kms, gcp_kms, oauth};
+use keywrap::{aws_kms, azure_kms, gcp_kms, kmip, oauth};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -16,6 +16,9 @@ fuzz_target!(|input: &[u8]| {
         gcp_kms::parse_encrypted("host", input).err(),
         gcp_kms::parse_decrypted("host", input).err(),
         gcp_kms::check_key("host", "key", input).err(),
+        kmip::parse_encrypted("host", "key", input).err(),
+        kmip::parse_decrypted("host", "key", input).err(),
+        kmip::check_stored(input).err(),
         oauth::parse_token("host", input).err(),
     ]
     .into_iter()
