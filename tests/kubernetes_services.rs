@@ -18,7 +18,7 @@ use base64::prelude::BASE64_STANDARD;
 use kms::ClusterKms;
 use kube_apiserver::Cluster;
 use kubernetes::client::{
-    CONFIG_MAPS, Client, DAEMON_SETS, Object, Resource, SECRETS, SERVICES, Selector,
+    CONFIG_MAPS, Client, DAEMON_SETS, NODES, Object, Resource, SECRETS, SERVICES, Selector,
 };
 use kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
 use proto::join::NODE_PORT;
@@ -523,22 +523,166 @@ impl Operator {
     }
 
     fn apply(&self, arguments: &[&str]) -> Output {
+        let apply = [
+            "apply",
+            "--policy",
+            "policy.json",
+            "--image",
+            "example.com/a:1",
+        ];
+        self.run(&[&apply, arguments].concat())
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(support::program::built("firstlight"));
         command
-            .args([
-                "apply",
-                "--policy",
-                "policy.json",
-                "--image",
-                "example.com/a:1",
-            ])
-            .args(arguments);
-        command.current_dir(self.0.path()).output().unwrap()
+            .args(arguments)
+            .current_dir(self.0.path())
+            .output()
+            .unwrap()
     }
 }
 
 fn text(bytes: &[u8]) -> &str {
     str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn an_upgrade_of_kubernetes_is_checked_before_its_list_is_in_the_cluster() {
+    let _alone = ALONE.lock().unwrap_or_else(|error| error.into_inner());
+    let client = Cluster::shared().client(&Stop::new());
+    let operator = Operator::new();
+    let write =
+        |name: &str, content: &str| fs::write(operator.0.path().join(name), content).unwrap();
+    write("firstlight-admin.conf", &Cluster::shared().kubeconfig());
+    let list = |version: &str, hash: &str| {
+        let component = |name: &str| {
+            json!({
+                "url": format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}"),
+                "hash": format!("sha256:{}", hash.repeat(64)),
+                "install_path": format!("/run/state/bin/{name}"),
+            })
+        };
+        json!(["kubelet", "kubeadm", "kubectl"].map(component)).to_string()
+    };
+    let maps = CONFIG_MAPS.in_namespace("kube-system");
+    let is_at = |version: &str| {
+        let configuration =
+            format!("controlPlaneEndpoint: lb.example\nkubernetesVersion: {version}\n");
+        let map = json!({"metadata": {"name": "kubeadm-config"}, "data": {"ClusterConfiguration": configuration}});
+        client
+            .delete_if_there(&maps.named("kubeadm-config"))
+            .unwrap();
+        client.create(&maps, &map).unwrap();
+    };
+    let kubelet_is_at = |name: &str, role: &str, version: &str| {
+        let labels = json!({format!("node-role.kubernetes.io/{role}"): ""});
+        let node = json!({"metadata": {"name": name, "labels": labels}});
+        client.create_if_absent(&NODES.all(), &node).unwrap();
+        let info = json!({"status": {"nodeInfo": {"kubeletVersion": version}}});
+        client
+            .merge(&NODES.named(name).subresource("status"), &info)
+            .unwrap();
+    };
+    is_at("v1.34.4");
+    kubelet_is_at("cp-0", "control-plane", "v1.34.4");
+    kubelet_is_at("a-worker", "worker", "v1.34.4");
+    let upgrade = |version: &str, more: &[&str]| {
+        let command = ["upgrade", version, "--components", "components.json"];
+        operator.run(&[&command, more].concat())
+    };
+    let refused = |version: &str, says: &str| {
+        let output = upgrade(version, &[]);
+        assert_eq!(output.status.code(), Some(1), "{version}");
+        assert!(
+            text(&output.stderr).contains(says),
+            "{}",
+            text(&output.stderr)
+        );
+    };
+
+    for (version, says) in [
+        ("v1.34.3", "v1.34.3 is older than v1.34.4"),
+        ("v1.36.0", "upgrade to v1.35 first"),
+    ] {
+        write("components.json", &list(version, "1"));
+        refused(version, says);
+    }
+    refused(
+        "v1.35.1",
+        "expected the components of v1.35.1, got kubeadm v1.36.0",
+    );
+    write("components.json", "[]");
+    refused("v1.35.1", "no component is installed as kubelet");
+    assert_eq!(upgrade("v1.99.0", &[]).status.code(), Some(2));
+    write("components.json", &list("v1.35.1", "1"));
+    kubelet_is_at("a-worker", "worker", "v1.31.9");
+    refused(
+        "v1.35.1",
+        "older than v1.32: upgrade or remove these nodes first: a-worker (v1.31.9)",
+    );
+    kubelet_is_at("a-worker", "worker", "v1.34.4");
+
+    // The dry run changes nothing.
+    let name = || -> String {
+        let said = upgrade("v1.35.1", &["--dry-run", "-o", "json"]);
+        let said: Value = serde_json::from_slice(&said.stdout).unwrap();
+        said["components"].as_str().unwrap().to_owned()
+    };
+    let map = maps.named(&name());
+    assert!(client.find(&map).unwrap().is_none());
+    let output = upgrade("v1.35.1", &[]);
+    let said = text(&output.stdout);
+    assert!(
+        said.starts_with("v1.34.4 -> v1.35.1\n") && said.contains(": new\n"),
+        "{said}"
+    );
+    assert!(
+        said.contains("join with v1.34.4 until the first control plane has v1.35.1"),
+        "{said}"
+    );
+    let nodes: Vec<_> = said
+        .lines()
+        .filter(|line| line.ends_with("  v1.34.4"))
+        .collect();
+    assert!(
+        nodes[0].contains("cp-0") && nodes[1].contains("a-worker") && nodes.len() == 2,
+        "{said}"
+    );
+    let written = client.get(&map).unwrap();
+    assert_eq!(written["data"]["cluster-version"], "v1.35.1");
+    assert_eq!(written["immutable"], true);
+
+    // Again, while the cluster is on its way, and at the end.
+    is_at("v1.35.1");
+    kubelet_is_at("cp-0", "control-plane", "v1.35.1");
+    let output = upgrade("v1.35.1", &["-o", "json"]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["isNew"], false);
+    let left = json!([{"name": "a-worker", "role": "worker", "kubelet": "v1.34.4"}]);
+    assert_eq!(said["left"], left);
+    kubelet_is_at("a-worker", "worker", "v1.35.1");
+    let output = upgrade("v1.35.1", &[]);
+    assert!(
+        text(&output.stdout).ends_with("Every node has v1.35.1.\n"),
+        "{}",
+        text(&output.stdout)
+    );
+
+    // A list with the same programs, and another patch.
+    let mut other: Vec<Value> = serde_json::from_str(&list("v1.35.1", "1")).unwrap();
+    other.push(json!({"url": "data:,x", "install_path": "/opt/kubernetes/patches/etcd+json.json"}));
+    write("components.json", &json!(other).to_string());
+    refused("v1.35.1", "delete it, and run the command again");
+    for object in [
+        map,
+        maps.named("kubeadm-config"),
+        NODES.named("cp-0"),
+        NODES.named("a-worker"),
+    ] {
+        client.delete(&object).unwrap();
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@
 #
 # PROGRAM is one of kubeadm, kubelet, kubectl, kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy,
 # coredns, etcd, pause. KUBERNETES_VERSION takes another release; etcd and CoreDNS follow what its kubeadm asks for.
+# KUBERNETES_SOURCE takes the sources of another release of the same minor version, so that two versions, as an upgrade
+# needs them, are compiled once and linked twice.
 # Go checks every module against the checksum database. Does nothing but print for what is there already.
 . "$(dirname "$0")/lib.sh"
 
@@ -16,7 +18,10 @@ PROGRAMS=(kubeadm kubelet kubectl kube-apiserver kube-controller-manager kube-sc
 JOBS=${JOBS:-2}
 
 [[ $VERSION =~ ^v1\.([0-9]+)\.([0-9]+)$ ]] || die "KUBERNETES_VERSION is $VERSION, it must look like v1.34.4"
-minor=${BASH_REMATCH[1]} patch=${BASH_REMATCH[2]}
+minor=${BASH_REMATCH[1]}
+SOURCE=${KUBERNETES_SOURCE:-$VERSION}
+[[ $SOURCE =~ ^v1\.$minor\.([0-9]+)$ ]] || die "KUBERNETES_SOURCE is $SOURCE, it must look like v1.$minor.4"
+patch=${BASH_REMATCH[1]}
 [ $# -gt 0 ] || set -- "${PROGRAMS[@]}"
 prefix=$CACHE/kubernetes-$VERSION
 
@@ -54,7 +59,7 @@ adopt() {
 
 # What kubeadm of this release asks for, from its sources.
 wanted() {
-  sed -n "s/^\t$1 = \"\(.*\)\"/\1/p" "$(go mod download -json "k8s.io/kubernetes@$VERSION" |
+  sed -n "s/^\t$1 = \"\(.*\)\"/\1/p" "$(go mod download -json "k8s.io/kubernetes@$SOURCE" |
     sed -n 's/^\t"Dir": "\(.*\)".*/\1/p')/cmd/kubeadm/app/constants/constants.go"
 }
 
@@ -70,7 +75,7 @@ build() {
 }
 
 kubernetes() {
-  adopt kubernetes k8s.io/kubernetes "$VERSION"
+  adopt kubernetes k8s.io/kubernetes "$SOURCE"
   cd "$prefix/source/kubernetes"
   local stamps= package
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
@@ -109,7 +114,10 @@ pause() {
 #include <unistd.h>
 static void end(int signal) { (void)signal; _exit(0); }
 static void reap(int signal) { (void)signal; while (waitpid(-1, 0, WNOHANG) > 0) {} }
-int main(void) {
+int main(int count, char **words) {
+  // `pause -v` prints its version: kubeadm looks whether a Job with it ends before an upgrade
+  (void)words;
+  if (count > 1) return 0;
   struct sigaction ends = {.sa_handler = end}, reaps = {.sa_handler = reap, .sa_flags = SA_NOCLDSTOP};
   sigaction(SIGINT, &ends, 0);
   sigaction(SIGTERM, &ends, 0);

@@ -211,21 +211,19 @@ impl Plan {
     /// Publishes the cluster's version and components: joining nodes install them, and upgrades start from them. The objects and
     /// names are those of the old system.
     fn publish(&self, client: &Client) -> Result<(), Error> {
-        let name = components::list_hash(&self.wire).replace(':', "-");
-        let name = format!("k8s-components-{name}");
         let config_maps = CONFIG_MAPS.in_namespace("kube-system");
-        let version = self.cluster.version.to_string();
-        let data =
-            json!({"components": components::list_json(&self.wire), "cluster-version": version});
-        let immutable = json!({"metadata": {"name": name}, "immutable": true, "data": data});
-        client.create_if_absent(&config_maps, &immutable)?;
+        let list = components::config_map(&self.cluster.version, &self.wire);
+        client.create_if_absent(&config_maps, &list)?;
         client.create_if_absent(
             &config_maps,
             &json!({"metadata": {"name": "internal-config"}}),
         )?;
         client.annotate(
             &NODES.named(self.node.name.as_str()),
-            &[(COMPONENTS, &name)],
+            &[(
+                COMPONENTS,
+                list["metadata"]["name"].as_str().unwrap_or_default(),
+            )],
         )?;
         Ok(())
     }

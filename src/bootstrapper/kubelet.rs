@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::job::Job;
-use super::setup::Error;
+use super::setup::{self, Error};
 use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -31,6 +31,11 @@ pub fn start(stop: &Stop, timeline: &Timeline) -> Result<(), child_process::Erro
             log::info!("systemctl: {line}")
         })
     })
+}
+
+/// Restarts the kubelet's unit, or starts it.
+pub fn restart<T: Clone>(stop: &Stop, job: &Job<T>) -> Result<(), Error> {
+    setup::run(&mut systemctl(&["restart", UNIT]), LIMIT, stop, job)
 }
 
 /// Calls `run`, which waits for the kubelet. `run` gets a stop, which comes when `stop` comes or when the kubelet has ended too

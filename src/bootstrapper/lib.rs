@@ -16,7 +16,8 @@
 //! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`]. Both run a [`race`] for the
 //! [`node_lock`]. The steps after the lock are in [`init`] and [`join`]; each runs as a [`job`], and [`setup`] has what both
 //! share. [`cluster`] has the steps by which an init sets up Kubernetes. [`kubelet`] and [`etcd`] manage what a member runs, and
-//! [`member`] answers `firstlight status`, and [`evidence`] proves this machine for the join service in a pod.
+//! [`member`] answers `firstlight status`, and [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a
+//! member to another version of Kubernetes.
 //! [`child_process`](base::child_process) runs other programs.
 
 pub mod cluster;
@@ -35,6 +36,7 @@ pub mod secret_guard;
 pub mod setup;
 pub mod ticket;
 pub mod turn;
+pub mod upgrade;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -1,5 +1,6 @@
 //! Makes the booted machine a member of a cluster, or starts what a member runs.
 
+use std::io;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use bootstrapper::evidence::{self, Evidence};
-use bootstrapper::{Bootstrapper, Ending, member};
+use bootstrapper::{Bootstrapper, Ending, member, upgrade};
 use kubernetes::components;
 use lexopt::Parser;
 use node::options::{self, Options, STOPPED};
@@ -26,6 +27,8 @@ bootstrapper: makes a fresh confidential VM a trusted node of a Kubernetes clust
 
 Usage: bootstrapper [OPTIONS]      joins a cluster, or starts the member that it already is; then answers `firstlight status`
                                    until SIGTERM
+       bootstrapper upgrade < LIST brings this node to the version of Kubernetes of this list of components, as
+                                   `firstlight components` makes it; may be run again
 
 Options
   --components DIR     a folder of the image with components, named by the last part of their URL; a component with the
@@ -40,6 +43,7 @@ const MORE_HELP: &str = "
 Example
   bootstrapper --csp qemu --variant qemu-vtpm --components /opt/components --events /dev/virtio-ports/events
   bootstrapper --settings
+  bootstrapper upgrade < components.json
 
 Exit codes: 0 the node is a member, and the program was stopped; 1 failed (the last line says why); 2 wrong usage;
 3 the disk is marked for reset: reboot the machine; 143 stopped by SIGTERM before the node was a member.
@@ -52,8 +56,11 @@ fn main() -> ExitCode {
     program::main(
         "bootstrapper",
         &[HELP, &options::help(), MORE_HELP].concat(),
-        |arguments| {
+        |mut arguments| {
             let mut settings = Settings::default();
+            let is_upgrade = arguments.raw_args()?.next_if(|word| word == "upgrade");
+            // an upgrade heeds what the image permits its components
+            settings.read = is_upgrade.is_some();
             settings.parse(arguments)?;
             if settings.read {
                 for option in node::settings::read(Program::Bootstrapper) {
@@ -61,9 +68,10 @@ fn main() -> ExitCode {
                     settings.parse(Parser::from_args([option]))?;
                 }
             }
-            match settings.serve_evidence {
-                true => serve_evidence(&settings.shared),
-                false => start(settings),
+            match (is_upgrade, settings.serve_evidence) {
+                (Some(_), _) => upgrade(&settings),
+                (None, true) => serve_evidence(&settings.shared),
+                (None, false) => start(settings),
             }
         },
     )
@@ -108,6 +116,17 @@ fn serve_evidence(options: &Options) -> Result<(), Failure> {
     sys::process::keep_memory_private().map_err(Failure::failed)?;
     let (tpm, issuer) = options.attestation().map_err(Failure::failed)?;
     evidence::serve(Evidence { issuer, tpm }).map_err(Failure::failed)
+}
+
+fn upgrade(settings: &Settings) -> Result<(), Failure> {
+    // the record of the boot stays as it is; a signal ends the program, and the next run goes on
+    settings.shared.start_log();
+    let (policy, components) = (&settings.policy, &settings.components);
+    let timeline = Timeline::new("upgrade");
+    let upgraded = upgrade::run(io::stdin(), policy, components, &Stop::new(), timeline);
+    let (from, to) = upgraded.map_err(Failure::failed)?;
+    timeline.event("upgraded", format_args!("{from} -> {to}"));
+    Ok(())
 }
 
 fn start(settings: Settings) -> Result<(), Failure> {

@@ -312,10 +312,7 @@ fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
     let (field, version) = match ticket.kubernetes_version.as_str() {
         "" => (
             "kubernetes_components",
-            ticket
-                .kubernetes_components
-                .iter()
-                .find_map(|it| version_of_kubeadm(&it.url)),
+            components::version_in(&ticket.kubernetes_components),
         ),
         version => ("kubernetes_version", Some(version)),
     };
@@ -324,16 +321,6 @@ fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
         // without a known version: a mirror may use any names for its files
         Some(Ok(_)) | None => Ok(()),
     }
-}
-
-/// Returns the `v1.30.14` of `https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm`.
-fn version_of_kubeadm(url: &str) -> Option<&str> {
-    let folders = url.strip_suffix("/kubeadm")?;
-    folders.split('/').find(|folder| {
-        folder
-            .strip_prefix("v1.")
-            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    })
 }
 
 fn shown(text: &str) -> String {

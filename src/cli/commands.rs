@@ -4,7 +4,7 @@ use super::output::{OUTPUT, Output};
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, components, explain, hash_secret, init,
-    man, measure, metadata, recover, roots, share, ssh, status, timeline, verify, wrap,
+    man, measure, metadata, recover, roots, share, ssh, status, timeline, upgrade, verify, wrap,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -26,6 +26,7 @@ pub const PROGRAM: Program = Program {
         ROOTS,
         COLLATERAL,
         COMPONENTS,
+        UPGRADE,
         METADATA_SERVICE,
         HASH_SECRET,
         SHARE,
@@ -790,6 +791,39 @@ const COMPONENTS: Command = Command {
         "firstlight components --check components.json --files ./downloads",
     ],
     run: |given| components::run(&super::components_options(given)?),
+};
+
+const UPGRADE: Command = Command {
+    name: "upgrade",
+    summary: "bring the components of a newer version of Kubernetes into a cluster",
+    about: &[
+        "Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another version. It \
+         changes no node: `bootstrapper upgrade`, as root on each, does, with the same list. Run the command again to see which \
+         nodes are left. docs/day-two.md has the steps.",
+        "It refuses what kubeadm does not upgrade: a cluster of a later version, a skipped minor version, and kubelets that are \
+         older by more than three. New nodes join with the present version until kubeadm has upgraded the first control plane.",
+    ],
+    operand: Some(Operand {
+        value: Value::Text("VERSION"),
+        is_needed: true,
+        help: "the version of Kubernetes, as v1.34.5",
+    }),
+    options: &[
+        Opt::needed(
+            "components",
+            Value::File,
+            "the list of programs of this version, as `firstlight components` makes it",
+        ),
+        KUBECONFIG,
+        Opt::flag("dry-run", "check all of it, and change nothing"),
+        OUTPUT,
+        TIMEOUT.or("2m"),
+    ],
+    examples: &[
+        "firstlight upgrade v1.34.5 --components components.json --dry-run",
+        "firstlight upgrade v1.34.5 --components components.json",
+    ],
+    run: |given| upgrade::run(&super::upgrade_options(given)?),
 };
 
 const METADATA_SERVICE: Command = Command {

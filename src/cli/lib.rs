@@ -35,6 +35,7 @@ mod ssh;
 mod state;
 mod status;
 pub mod timeline;
+mod upgrade;
 mod usage;
 pub mod verify;
 mod wrap;
@@ -549,6 +550,18 @@ fn components_options(given: &Given) -> Result<components::Options, Failure> {
     };
     Ok(components::Options {
         action,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn upgrade_options(given: &Given) -> Result<upgrade::Options, Failure> {
+    let version = given.operand()?.parse();
+    Ok(upgrade::Options {
+        version: version.map_err(|error| Failure::Usage(format!("{error}")))?,
+        components: given.path("components"),
+        kubeconfig: given.path("kubeconfig"),
+        dry_run: given.has("dry-run"),
+        output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })
 }

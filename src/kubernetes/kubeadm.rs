@@ -28,6 +28,8 @@ pub const AUDIT_POLICY: &str = r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy
 /// The directory of patches for kubeadm's manifests. They are installed as components. Kubeadm
 /// requires that the directory exists.
 pub const PATCHES: &str = "/opt/kubernetes/patches";
+/// The ConfigMap in kube-system with kubeadm's ClusterConfiguration.
+pub const CONFIG_MAP: &str = "kubeadm-config";
 /// The directory of the control plane's static pod manifests.
 pub const MANIFESTS: &str = "/etc/kubernetes/manifests";
 /// The certificate of the cluster's CA, at kubeadm's path.

@@ -78,6 +78,22 @@ impl FromStr for Version {
     }
 }
 
+impl Version {
+    /// Refuses an upgrade that kubeadm does not make: to an older version, or past a minor one.
+    pub fn check_upgrade(&self, to: &Version) -> Result<(), Invalid> {
+        match *to {
+            to if to < *self => invalid(format!(
+                "{to} is older than {self}: Kubernetes cannot be downgraded"
+            )),
+            to if to.minor > self.minor + 1 => invalid(format!(
+                "{to} is too far from {self}: kubeadm takes one minor version at a time, so upgrade to v1.{} first",
+                self.minor + 1
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Parses a number of semantic versioning: without sign and leading zeros.
 fn number(text: &str) -> Option<u32> {
     let is_plain =
@@ -368,6 +384,29 @@ mod tests {
                     .contains("is not a version"),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn an_upgrade_goes_forward_and_skips_no_minor_version() {
+        let check = |from: &str, to: &str| {
+            let [from, to] = [from, to].map(|text| text.parse::<Version>().unwrap());
+            from.check_upgrade(&to).map_err(|error| error.to_string())
+        };
+        for (from, to) in [
+            ("v1.34.4", "v1.34.4"),
+            ("v1.34.4", "v1.34.10"),
+            ("v1.34.4", "v1.35.0"),
+        ] {
+            assert_eq!(check(from, to), Ok(()), "{from} -> {to}");
+        }
+        for (from, to, says) in [
+            ("v1.34.4", "v1.34.3", "older than v1.34.4"),
+            ("v1.34.4", "v1.33.9", "older than v1.34.4"),
+            ("v1.34.4", "v1.36.0", "upgrade to v1.35 first"),
+        ] {
+            let error = check(from, to).unwrap_err();
+            assert!(error.contains(says), "{error}");
         }
     }
 

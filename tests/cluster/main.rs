@@ -13,6 +13,7 @@ use support::swtpm;
 
 use std::fs;
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -295,6 +296,136 @@ fn nodes_join_by_what_they_run_and_come_back() {
         is_running_since_boot(pod, &nodes)
     });
     println!("memory in use: {:?} MiB", nodes.map(Node::memory));
+}
+
+#[test]
+#[ignore = "needs root, and the node's image: make test-cluster"]
+fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
+    let images = PathBuf::from(node::tool("kubernetes-next.sh", &[]));
+    let next = images.parent().unwrap();
+    let (list, to) = (operator::components(next), operator::version(next));
+    let network = Network::empty();
+    let boot = |name: &str, role: &str| {
+        let node = Node::boot(network, "upgrade", name, role);
+        if role == "ControlPlane" {
+            node.import_services();
+        }
+        node
+    };
+    let first = boot("control-plane-0", "ControlPlane");
+    let second = boot("control-plane-1", "ControlPlane");
+    let worker = boot("worker-0", "Worker");
+    for node in [&first, &second, &worker] {
+        node.start_bootstrapper();
+    }
+    let operator = Operator::new();
+    let image = first.import_services();
+    let mut init = operator.init(&first, &["--image", &image]);
+    init.expect_within("objects are new or changed", PATIENCE);
+    assert!(init.exit().success(), "{}", init.output());
+    let nodes = [&first, &second, &worker];
+    for node in [&second, &worker] {
+        node.wait_for_bootstrapper();
+    }
+    wait_for_cluster(&operator, &nodes);
+    lap(&first, "the cluster is there");
+    operator.kubectl(&["create", "configmap", "kept", "--from-literal", "is=there"]);
+    let from = kubelet_of(&operator, &first);
+    assert_ne!(from, to);
+
+    // the list waits in the cluster, and no node has changed
+    for more in [&["--dry-run"][..], &[]] {
+        let upgrade = operator.upgrade(&to, &list, more);
+        println!("{}", upgrade.output());
+        upgrade.expect(&format!("{from} -> {to}"));
+        upgrade.expect("worker-0");
+    }
+    for node in nodes {
+        node.provide(&images);
+    }
+    // not before the control plane
+    let refused = worker.upgrade(&list).unwrap_err();
+    assert!(
+        refused.contains("upgrade the control planes to"),
+        "{refused}"
+    );
+
+    // cut off between the pods of the control plane, and then again
+    let is_begun = format!("grep -q {to} /etc/kubernetes/manifests/kube-apiserver.yaml");
+    first.interrupt_upgrade(&is_begun, &list);
+    upgrade(&operator, &first, &list, &to);
+    // cut off while the kubelet is replaced
+    second.interrupt_upgrade("test -e /run/state/bin/kubelet.before-upgrade", &list);
+    upgrade(&operator, &second, &list, &to);
+
+    // a kubelet that does not stay up: the one of before works on
+    let script = format!("#!/bin/sh\n[ $1 = --version ] && echo Kubernetes {to}\n");
+    let mut broken = list.clone();
+    broken[0]["hash"] = json!("");
+    broken[0]["url"] = json!(format!("data:;base64,{}", STANDARD.encode(script)));
+    let refused = worker.upgrade(&broken).unwrap_err();
+    println!("{refused}");
+    assert!(
+        refused.contains(&format!("the kubelet is {from} again")),
+        "{refused}"
+    );
+    assert_eq!(kubelet_of(&operator, &worker), from);
+    upgrade(&operator, &worker, &list, &to);
+
+    // every pod of the control plane is of the new version, and the data is there
+    wait_for_cluster(&operator, &nodes);
+    let select = ["get", "pods", "--namespace", "kube-system", "--output"];
+    let images_of = "jsonpath={range .items[*]}{.spec.containers[0].image}{\"\\n\"}{end}";
+    wait_for("the pods of the new version", || {
+        let images = operator.kubectl(&[&select[..], &[images_of]].concat());
+        let of = |version: &str| {
+            let is_of = |line: &&str| line.contains("/kube-") && line.ends_with(version);
+            images.lines().filter(is_of).count()
+        };
+        of(&from) == 0 && of(&to) == 2 * 3 + nodes.len()
+    });
+    let upgraded = operator.upgrade(&to, &list, &[]);
+    upgraded.expect(&format!("Every node has {to}"));
+    let priority =
+        second.sh("for t in /proc/$(pidof etcd)/task/*; do ionice -p ${t##*/}; done | sort -u");
+    assert_eq!(priority.trim(), "realtime: prio 0");
+    // a new node follows, in place of another one: each node's disk takes space on this machine
+    operator.kubectl(&["delete", "node", worker.name()]);
+    drop(worker);
+    let later = boot("worker-1", "Worker");
+    later.provide(&images);
+    later.start_bootstrapper();
+    later.wait_for_bootstrapper();
+    wait_for("the new node", || kubelet_of(&operator, &later) == to);
+    let kept = [
+        "get",
+        "configmap",
+        "kept",
+        "--output",
+        "jsonpath={.data.is}",
+    ];
+    assert_eq!(operator.kubectl(&kept), "there");
+    lap(&first, "a node has joined with the new version");
+}
+
+/// Upgrades a node that may have been upgraded in part.
+fn upgrade(operator: &Operator, node: &Node, list: &Value, to: &str) {
+    let said = node.upgrade(list).unwrap_or_else(|error| panic!("{error}"));
+    println!("{said}");
+    assert!(!has_token(&said), "{said}");
+    wait_for("the new kubelet's word", || {
+        kubelet_of(operator, node) == to
+    });
+    node.sh("test ! -e /run/state/bin/kubelet.before-upgrade");
+    lap(node, &format!("{} has {to}", node.name()));
+}
+
+/// Returns the version of a node's kubelet.
+fn kubelet_of(operator: &Operator, node: &Node) -> String {
+    let version = "jsonpath={.status.nodeInfo.kubeletVersion}";
+    operator
+        .try_kubectl(&["get", "node", node.name(), "--output", version])
+        .unwrap_or_default()
 }
 
 /// A node of the old system is served as before, while the cluster's own nodes require the strong form.

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::crypto::{KEY_LEN, Secret};
@@ -14,6 +14,7 @@ use base::time;
 use disk::luks;
 use disk::state_disk::Handover;
 use ring::digest::{SHA256, digest};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::network::{BRIDGE, HOST, Network};
@@ -23,6 +24,9 @@ use crate::{text, wait_for};
 
 pub const ROOT: &str = support::ROOT;
 const DISK: &str = "/var/lib/state.img";
+/// The upgrade of a node, as docs/day-two.md has it.
+const UPGRADE: &str =
+    "systemd-run --quiet --wait --pipe --collect --unit=firstlight-upgrade bootstrapper upgrade";
 
 /// One machine; all machines of a test share a network.
 pub struct Node {
@@ -269,11 +273,18 @@ impl Node {
 
     /// Runs shell commands as root in the node; `None` when they fail.
     pub fn try_sh(&self, commands: &str) -> Option<String> {
+        let output = self.enter("120", commands);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success().then_some(said)
+    }
+
+    /// Runs shell commands as root in the node, for this number of seconds at most.
+    fn enter(&self, seconds: &str, commands: &str) -> Output {
         let pid = text(&self.dir.path().join("pid"));
         let mut command = Command::new("timeout");
         command
             .args([
-                "120",
+                seconds,
                 "nsenter",
                 "--target",
                 pid.trim(),
@@ -283,11 +294,55 @@ impl Node {
                 commands,
             ])
             .current_dir("/");
-        let output = command.stdin(Stdio::null()).output().unwrap();
-        output
-            .status
-            .success()
-            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// Has the programs and images of another version in the node's image, as if it could download them; `images` is the folder of
+    /// tools/kubernetes-next.sh.
+    pub fn provide(&self, images: &Path) {
+        for name in ["kubeadm", "kubelet", "kubectl"] {
+            let program = fs::read(images.with_file_name("bin").join(name)).unwrap();
+            self.put(&format!("/opt/components/{name}"), &program, 0o755);
+        }
+        let of_control_plane = [
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+        ];
+        let names = of_control_plane.iter().filter(|_| self.is_control_plane);
+        for name in names.chain(&["kube-proxy", "pause"]) {
+            let archive = fs::read(images.join(format!("{name}.tar"))).unwrap();
+            self.put("/run/image.tar", &archive, 0o600);
+            self.sh("ctr --namespace k8s.io images import /run/image.tar && rm /run/image.tar");
+        }
+    }
+
+    /// Runs `bootstrapper upgrade` with this list; returns what it prints, also if it fails.
+    pub fn upgrade(&self, list: &Value) -> Result<String, String> {
+        self.upgrade_beside("", list)
+    }
+
+    fn upgrade_beside(&self, other: &str, list: &Value) -> Result<String, String> {
+        self.put("/run/components.json", list.to_string().as_bytes(), 0o600);
+        let output = self.enter(
+            "900",
+            &format!("{other} {UPGRADE} < /run/components.json 2>&1"),
+        );
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        match output.status.success() {
+            true => Ok(said),
+            false => Err(said),
+        }
+    }
+
+    /// Runs [`upgrade`](Node::upgrade), and kills it with the programs that it has started as soon as this shell condition holds.
+    pub fn interrupt_upgrade(&self, when: &str, list: &Value) {
+        let kill = "systemctl kill --signal KILL firstlight-upgrade";
+        let look = format!("if {when}; then {kill}; break; fi; sleep 0.05");
+        let beside = format!("(while kill -0 $$ 2>/dev/null; do {look}; done) &");
+        let said = self.upgrade_beside(&beside, list).unwrap_err();
+        println!("{said}and is killed");
+        assert!(!said.contains("bootstrapper: "), "it has failed: {said}");
     }
 
     pub fn sh(&self, commands: &str) -> String {

@@ -96,33 +96,28 @@ impl Operator {
         path
     }
 
-    fn version(&self) -> String {
-        format!(
-            "v{}",
-            self.kubernetes
-                .to_str()
-                .unwrap()
-                .rsplit_once("-v")
-                .unwrap()
-                .1
-        )
+    /// Runs `firstlight upgrade` to this version with this list.
+    pub fn upgrade(&self, version: &str, list: &Value, more: &[&str]) -> Program {
+        self.file("upgrade.json", &list.to_string());
+        let mut command = Command::new(Path::new(ROOT).join("target/dist/firstlight"));
+        command.current_dir(self.dir.path()).args([
+            "upgrade",
+            version,
+            "--components",
+            "upgrade.json",
+        ]);
+        let mut upgrade = Program::start(command.args(more));
+        assert!(upgrade.exit().success(), "{}", upgrade.output());
+        upgrade
     }
 
-    /// Returns the list of components as for a release; the node finds them in its image.
+    fn version(&self) -> String {
+        version(&self.kubernetes)
+    }
+
+    /// Returns the list of components of the cluster's version.
     pub fn components(&self) -> Value {
-        let version = self.version();
-        let component = |name: &str| {
-            let sha256 = digest(
-                &SHA256,
-                &fs::read(self.kubernetes.join("bin").join(name)).unwrap(),
-            );
-            json!({
-                "url": format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}"),
-                "hash": format!("sha256:{}", hex(sha256.as_ref())),
-                "install_path": format!("/run/state/bin/{name}"),
-            })
-        };
-        json!(["kubelet", "kubeadm", "kubectl"].map(component))
+        components(&self.kubernetes)
     }
 
     /// Derived from the files that init left, which name the same.
@@ -168,4 +163,24 @@ impl Operator {
         self.try_kubectl(arguments)
             .unwrap_or_else(|| panic!("kubectl {arguments:?} failed"))
     }
+}
+
+/// Returns the version of the programs in this folder of tools/kubernetes.sh.
+pub fn version(kubernetes: &Path) -> String {
+    let folder = kubernetes.to_str().unwrap();
+    format!("v{}", folder.rsplit_once("-v").unwrap().1)
+}
+
+/// Returns the list of these components as for a release; the node finds them in its image.
+pub fn components(kubernetes: &Path) -> Value {
+    let version = version(kubernetes);
+    let component = |name: &str| {
+        let program = fs::read(kubernetes.join("bin").join(name)).unwrap();
+        json!({
+            "url": format!("https://dl.k8s.io/{version}/bin/linux/amd64/{name}"),
+            "hash": format!("sha256:{}", hex(digest(&SHA256, &program).as_ref())),
+            "install_path": format!("/run/state/bin/{name}"),
+        })
+    };
+    json!(["kubelet", "kubeadm", "kubectl"].map(component))
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::output::say;
 use base::program::Failure;
+pub use check::check;
 use kubernetes::parameters::Version;
 use list::Entry;
 pub use list::{DOWNLOADS, of};
@@ -51,6 +52,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             let json = serde_json::to_value(entries).map_err(Failure::failed)?;
             say(format_args!("{json:#}"))
         }
-        Action::Check { list, files } => say(check::check(list, files.as_deref())?),
+        Action::Check { list, files } => say(check(list, files.as_deref())?),
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use attest::attestation::KeyName;
 use base::program::{FAILED, Failure};
 use base::stop::Stop;
-use kubernetes::client::{Client, Config, NODES, Selector};
+use kubernetes::client::{self, Client, Config, NODES, Selector};
 use serde_json::{Value, json};
 
 use super::inquiry::Inquiry;
@@ -33,14 +33,16 @@ const SEVERITY: [u8; 6] = [
 ];
 
 /// A node as Kubernetes knows it, which is what its kubelet has said.
-struct Listed {
-    name: String,
+pub struct Listed {
+    /// The name of the Node.
+    pub name: String,
     /// The first internal address, or else the first external one, or else the name, which DNS may know.
     address: String,
-    is_control_plane: bool,
+    /// Whether kubeadm has made it a control plane.
+    pub is_control_plane: bool,
     is_ready: bool,
     /// The version of the kubelet.
-    version: String,
+    pub version: String,
 }
 
 /// A node, and what it proves.
@@ -60,19 +62,22 @@ fn list(inquiry: &Inquiry, kubeconfig: &Path) -> Result<Vec<Listed>, Failure> {
     let config = Config::from_kubeconfig_file(kubeconfig).map_err(Failure::failed)?;
     let left = inquiry.deadline.saturating_duration_since(Instant::now());
     let client = Client::new(config, &Stop::new()).within(left);
-    let listed = client
-        .list_keeping(&NODES.all(), &Selector::default(), without_images)
-        .map_err(|error| {
-            let code = match error.code() {
-                None => UNREACHABLE,
-                Some(_) => FAILED,
-            };
-            let text = format!(
-                "cannot list the nodes of the cluster: {error}; to ask a node without the API server, name it: \
-                 firstlight status HOST"
-            );
-            Failure::Failed(code, text)
-        })?;
+    listed(&client).map_err(|error| {
+        let code = match error.code() {
+            None => UNREACHABLE,
+            Some(_) => FAILED,
+        };
+        let text = format!(
+            "cannot list the nodes of the cluster: {error}; to ask a node without the API server, name it: \
+             firstlight status HOST"
+        );
+        Failure::Failed(code, text)
+    })
+}
+
+/// Returns the nodes of a cluster.
+pub fn listed(client: &Client) -> Result<Vec<Listed>, client::Error> {
+    let listed = client.list_keeping(&NODES.all(), &Selector::default(), without_images)?;
     Ok(listed.items.iter().map(Listed::read).collect())
 }
 
@@ -106,7 +111,8 @@ impl Listed {
         }
     }
 
-    fn role(&self) -> &'static str {
+    /// Returns the role as text.
+    pub fn role(&self) -> &'static str {
         match self.is_control_plane {
             true => "control-plane",
             false => "worker",

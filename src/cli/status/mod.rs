@@ -11,7 +11,7 @@
 //! | 30090 | join service | a control plane that admits other nodes if they prove what they run |
 
 mod answer;
-mod cluster;
+pub mod cluster;
 mod inquiry;
 pub mod report;
 

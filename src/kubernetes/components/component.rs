@@ -7,10 +7,12 @@ use std::path::{Component as Part, Path, PathBuf};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::digest::{Digest, digest_of, hex};
 use super::error::Error;
 use super::place;
+use crate::parameters::Version;
 use proto::components::Component as Wire;
 
 /// The default directories for components, as in the old system's lists. Their subdirectories are
@@ -121,7 +123,13 @@ impl Component {
         }
     }
 
-    pub(super) fn is_present(&self) -> bool {
+    /// Returns the path of the installed file, or of the directory of an archive.
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// Returns whether the component is in place with its hash.
+    pub fn is_present(&self) -> bool {
         let sha256 = match (&self.source, self.sha256) {
             (Source::Data(bytes), None) => Some(digest_of(bytes)),
             (_, sha256) => sha256,
@@ -216,6 +224,62 @@ pub fn list_hash(list: &[Wire]) -> String {
         .map(|component| component.hash.as_str())
         .collect();
     format!("sha256:{}", hex(&digest_of(hashes.as_bytes())))
+}
+
+/// Parses the JSON list of components. Each key has its present name, or, if that value is empty,
+/// the name of the old system.
+pub fn read_list(json: &str) -> Result<Vec<Wire>, String> {
+    let list: Vec<Value> =
+        serde_json::from_str(json).map_err(|error| format!("components: {error}"))?;
+    let component = |value: Value| {
+        let text = |key: &str, old: &str| {
+            let of = |key: &str| {
+                value
+                    .get(key)
+                    .and_then(Value::as_str)
+                    .filter(|text| !text.is_empty())
+            };
+            of(key).or_else(|| of(old)).unwrap_or_default().to_owned()
+        };
+        let is_set = |key: &str| value.get(key).and_then(Value::as_bool).unwrap_or_default();
+        Wire {
+            url: text("url", "URL"),
+            hash: text("hash", "Hash"),
+            install_path: text("install_path", "InstallPath"),
+            extract: is_set("extract") || is_set("Extract"),
+        }
+    };
+    let list: Vec<_> = list.into_iter().map(component).collect();
+    match list
+        .iter()
+        .all(|one| !one.url.is_empty() && !one.install_path.is_empty())
+    {
+        true => Ok(list),
+        false => Err("components: an entry has no url or install_path".into()),
+    }
+}
+
+/// The beginning of the names of the ConfigMaps with components.
+pub const CONFIG_MAP_PREFIX: &str = "k8s-components-";
+
+/// Returns the ConfigMap by which joining nodes install this list. Its name and its form are those of the old system.
+pub fn config_map(version: &Version, list: &[Wire]) -> Value {
+    let name = format!("{CONFIG_MAP_PREFIX}{}", list_hash(list).replace(':', "-"));
+    let data = json!({"components": list_json(list), "cluster-version": version.to_string()});
+    json!({"metadata": {"name": name}, "immutable": true, "data": data})
+}
+
+/// Returns the version in the URL of kubeadm, as `v1.30.14` of `https://dl.k8s.io/v1.30.14/bin/linux/amd64/kubeadm`. A mirror may
+/// have URLs without it.
+pub fn version_in(list: &[Wire]) -> Option<&str> {
+    list.iter().find_map(|component| {
+        let folders = component.url.strip_suffix("/kubeadm")?;
+        folders.split('/').find(|folder| {
+            folder
+                .strip_prefix("v1.")
+                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        })
+    })
 }
 
 /// Returns the list as JSON for the cluster's ConfigMap. Empty or false fields are omitted.

@@ -36,7 +36,10 @@ use ureq::Agent;
 
 use base::stop::Stop;
 use component::Source;
-pub use component::{Component, DIRECTORIES, Policy, list_hash, list_json};
+pub use component::{
+    CONFIG_MAP_PREFIX, Component, DIRECTORIES, Policy, config_map, list_hash, list_json, read_list,
+    version_in,
+};
 pub use digest::Digest;
 use digest::digest_of;
 use download::Download;

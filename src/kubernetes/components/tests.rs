@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::component::shown;
@@ -1401,4 +1402,15 @@ fn a_list_is_known_by_the_old_system_s_name_and_written_in_its_form() {
     ]);
     let expected = r#"[{"url":"u","hash":"h","install_path":"/p","extract":true},{"url":"data:,x","install_path":"/q"}]"#;
     assert_eq!(json, expected);
+}
+
+#[test]
+fn components_are_read_in_both_forms() {
+    let new = json!([{"url": "https://a", "hash": "sha256:1", "install_path": "/b", "extract": true}, {"url": "data:,", "install_path": "/c"}]);
+    let old = json!([{"URL": "https://a", "Hash": "sha256:1", "InstallPath": "/b", "Extract": true}, {"URL": "data:,", "InstallPath": "/c", "url": ""}]);
+    let read = |json: &Value| read_list(&json.to_string()).unwrap();
+    assert!(read(&new) == read(&old) && read(&new)[0].extract && !read(&new)[1].extract);
+    for bad in ["", "{}", "[{}]", "[1]"] {
+        assert!(read_list(bad).is_err(), "{bad}");
+    }
 }

@@ -22,13 +22,13 @@ use super::refusal::Refusal;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
 };
+use kubernetes::components::{self, CONFIG_MAP_PREFIX};
+use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
 use kubernetes::machine_record::Record;
-use kubernetes::{NAMESPACE, parameters, yaml};
+use kubernetes::parameters::{self, Version as Release};
+use kubernetes::{NAMESPACE, yaml};
 use proto::components::Component;
 
-/// The name prefix of the ConfigMaps with components, which kubeadm's init creates.
-const COMPONENTS_PREFIX: &str = "k8s-components-";
-const KUBEADM_CONFIG: &str = "kubeadm-config";
 /// The name of the old system's only NodeVersion.
 const NODE_VERSION: &str = "constellation-version";
 /// The pause before a refused watch is tried again: the resource or the permission may be created
@@ -92,6 +92,8 @@ pub struct Kubeadm {
     pub endpoint: String,
     /// Further names of the API server's certificate.
     pub names: Vec<String>,
+    /// The version of the control plane, which kubeadm writes at the end of an upgrade.
+    pub version: Option<Release>,
 }
 
 impl Cluster {
@@ -344,17 +346,14 @@ impl Cluster {
         let state = self.lock();
         let found = match &state.version {
             Version::Is(name) => state.components.get(name),
-            _ => state
-                .components
-                .values()
-                .max_by_key(|one| (one.created.as_str(), one.name.as_str())),
+            _ => state.newest_components(),
         };
         let missing = || {
             let details = match &state.version {
                 Version::Is(name) => {
                     format!("there is no ConfigMap {NAMESPACE}/{name}, which {NODE_VERSION} names")
                 }
-                _ => format!("there is no ConfigMap {NAMESPACE}/{COMPONENTS_PREFIX}*"),
+                _ => format!("there is no ConfigMap {NAMESPACE}/{CONFIG_MAP_PREFIX}*"),
             };
             Refusal::missing(
                 "components",
@@ -396,12 +395,30 @@ impl Objects {
         self.has_nodes && self.has_config_maps && self.version != Version::Unknown
     }
 
+    /// Returns the newest components that the control plane can have nodes of: a list of a later version waits in the cluster
+    /// until kubeadm has upgraded a control plane, because no kubelet may be newer than its API server.
+    fn newest_components(&self) -> Option<&Arc<Components>> {
+        let age = |one: &&Arc<Components>| (one.created.clone(), one.name.clone());
+        let present = match self.kubeadm.as_deref() {
+            Some(Ok(kubeadm)) => kubeadm.version,
+            _ => None,
+        };
+        let is_early = |one: &&Arc<Components>| {
+            let of_list = one.version.parse::<Release>().ok();
+            present.is_some() && of_list > present
+        };
+        let all = || self.components.values();
+        let usable = all().filter(|one| !is_early(one)).max_by_key(age);
+        // an odd version in kubeadm's record does not lock nodes out
+        usable.or_else(|| all().max_by_key(age))
+    }
+
     /// Stores a ConfigMap. Returns the record in it, if it is one.
     fn store_map(&mut self, map: &Value) -> Option<Record> {
         let name = name_of(map);
         if name == KUBEADM_CONFIG {
             self.kubeadm = Some(Arc::new(Kubeadm::read(map)));
-        } else if name.starts_with(COMPONENTS_PREFIX) {
+        } else if name.starts_with(CONFIG_MAP_PREFIX) {
             self.components
                 .insert(name.to_owned(), Arc::new(Components::read(map)));
         } else if let Some(record) = Record::read(map) {
@@ -468,7 +485,7 @@ fn name_of(object: &Value) -> &str {
 /// Keeps only the name of a ConfigMap that is not used.
 fn reduce_map(mut map: Value) -> Value {
     let name = name_of(&map);
-    if name != KUBEADM_CONFIG && !name.starts_with(COMPONENTS_PREFIX) && !Record::is_name(name) {
+    if name != KUBEADM_CONFIG && !name.starts_with(CONFIG_MAP_PREFIX) && !Record::is_name(name) {
         for field in ["data", "binaryData"] {
             drop(map.get_mut(field).map(Value::take));
         }
@@ -491,41 +508,8 @@ impl Components {
             created: text(map, "/metadata/creationTimestamp").to_owned(),
             name: name_of(map).to_owned(),
             version: text(map, "/data/cluster-version").to_owned(),
-            list: read_list(text(map, "/data/components")),
+            list: components::read_list(text(map, "/data/components")),
         }
-    }
-}
-
-/// Parses the JSON list of components. Each key has its present name, or, if that value is empty,
-/// the name of the old system.
-fn read_list(json: &str) -> Result<Vec<Component>, String> {
-    let list: Vec<Value> =
-        serde_json::from_str(json).map_err(|error| format!("components: {error}"))?;
-    let component = |value: Value| {
-        let text = |key: &str, old: &str| {
-            let of = |key: &str| {
-                value
-                    .get(key)
-                    .and_then(Value::as_str)
-                    .filter(|text| !text.is_empty())
-            };
-            of(key).or_else(|| of(old)).unwrap_or_default().to_owned()
-        };
-        let is_set = |key: &str| value.get(key).and_then(Value::as_bool).unwrap_or_default();
-        Component {
-            url: text("url", "URL"),
-            hash: text("hash", "Hash"),
-            install_path: text("install_path", "InstallPath"),
-            extract: is_set("extract") || is_set("Extract"),
-        }
-    };
-    let list: Vec<_> = list.into_iter().map(component).collect();
-    match list
-        .iter()
-        .all(|one| !one.url.is_empty() && !one.install_path.is_empty())
-    {
-        true => Ok(list),
-        false => Err("components: an entry has no url or install_path".into()),
     }
 }
 
@@ -547,7 +531,12 @@ impl Kubeadm {
             .filter_map(Value::as_str)
             .map(str::to_owned)
             .collect();
-        Ok(Kubeadm { endpoint, names })
+        let version = text(&configuration, "/kubernetesVersion").parse().ok();
+        Ok(Kubeadm {
+            endpoint,
+            names,
+            version,
+        })
     }
 
     /// Returns whether clients reach the API server under this host name or address: it is the
@@ -675,13 +664,38 @@ mod tests {
     }
 
     #[test]
-    fn components_are_read_in_both_forms() {
-        let new = json!([{"url": "https://a", "hash": "sha256:1", "install_path": "/b", "extract": true}, {"url": "data:,", "install_path": "/c"}]);
-        let old = json!([{"URL": "https://a", "Hash": "sha256:1", "InstallPath": "/b", "Extract": true}, {"URL": "data:,", "InstallPath": "/c", "url": ""}]);
-        let read = |json: &Value| read_list(&json.to_string()).unwrap();
-        assert!(read(&new) == read(&old) && read(&new)[0].extract && !read(&new)[1].extract);
-        for bad in ["", "{}", "[{}]", "[1]"] {
-            assert!(read_list(bad).is_err(), "{bad}");
+    fn a_list_of_a_later_version_waits_for_the_control_plane() {
+        let mut state = Objects::default();
+        let mut list = |created: &str, name: &str, version: &str| {
+            let name = format!("{CONFIG_MAP_PREFIX}{name}");
+            state.store_map(&json!({
+                "metadata": {"name": name, "creationTimestamp": created},
+                "data": {"cluster-version": version, "components": "[]"},
+            }));
+        };
+        list("2026-01-01T00:00:00Z", "first", "v1.34.4");
+        list("2026-01-02T00:00:00Z", "again", "v1.34.4");
+        list("2026-01-03T00:00:00Z", "later", "v1.35.0");
+        for (present, expected) in [
+            ("v1.34.4", "again"),
+            ("v1.35.0", "later"),
+            ("v1.35.1", "later"),
+            // an unknown version, and one without a list
+            ("stable", "later"),
+            ("v1.33.0", "later"),
+        ] {
+            let configuration =
+                format!("controlPlaneEndpoint: lb.example\nkubernetesVersion: {present}\n");
+            state.store_map(&json!({
+                "metadata": {"name": KUBEADM_CONFIG},
+                "data": {"ClusterConfiguration": configuration},
+            }));
+            let found = state.newest_components().unwrap();
+            assert_eq!(
+                found.name,
+                format!("{CONFIG_MAP_PREFIX}{expected}"),
+                "{present}"
+            );
         }
     }
 

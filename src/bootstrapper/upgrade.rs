@@ -1,0 +1,321 @@
+//! `bootstrapper upgrade`: brings the programs of a node to another version of Kubernetes.
+//!
+//! ```text
+//! kubeadm ─► version: forward, and known to the control plane? ─► other components ─► kubeadm upgrade ─► kubelet ─► restart
+//!                              │no                                                                        │ does not stay up
+//!                              ▼                                                                          ▼
+//!                  nothing runs another version                                              the kubelet of before, restart
+//! ```
+//!
+//! Each step finds what the one before has left, so an upgrade that was interrupted anywhere is run again. The kubelet comes last,
+//! because none may be newer than its API server.
+//!
+//! The unit in which an operator runs it (docs/day-two.md) keeps two runs apart by its name.
+//!
+//! A control plane runs `kubeadm upgrade apply`, and not only the first one: kubeadm's `upgrade node` would leave out what an
+//! interrupted `apply` has not done for the cluster. Twice the same `apply` changes nothing.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::job::Job;
+use super::setup::{self, Error as Step};
+use super::{etcd, kubelet};
+use base::child_process;
+use base::stop::Stop;
+use base::timeline::Timeline;
+use kubernetes::client::{Client, Config};
+use kubernetes::components::{self, Component};
+use kubernetes::kubeadm;
+use kubernetes::parameters::Version;
+
+/// The kubeconfig of the kubelet, which each node has.
+const KUBELET_CONFIG: &str = "/etc/kubernetes/kubelet.conf";
+/// The API server's manifest, which only control planes have.
+const API_SERVER: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
+/// Maximum bytes of the list of components.
+const MAX_LIST: u64 = 16 << 20;
+/// Time limit for kubeadm, which has its own time-outs for each of its waits, and pulls images.
+const KUBEADM: Duration = Duration::from_secs(30 * 60);
+/// Time limit for a program that prints its version, and for the API server's answer.
+const ANSWER: Duration = Duration::from_secs(60);
+/// Time limit until a new kubelet is healthy.
+const KUBELET: Duration = Duration::from_secs(4 * 60);
+/// How often the kubelet is asked.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Where the kubelet says whether it is healthy (KubeletConfiguration, `healthzPort`).
+const HEALTH: ([u8; 4], u16) = ([127, 0, 0, 1], 10248);
+
+/// Reads the list of components, as `firstlight components` makes it, and upgrades this node to its version. Returns the versions
+/// of the kubelet before and after. An error is a sentence, which says what to do.
+pub fn run(
+    list: impl Read,
+    policy: &components::Policy,
+    settings: &components::Settings,
+    stop: &Stop,
+    timeline: Timeline,
+) -> Result<(Version, Version), String> {
+    if !Path::new(KUBELET_CONFIG).exists() {
+        return Err(format!(
+            "there is no {KUBELET_CONFIG}: this machine is no node of a cluster yet"
+        ));
+    }
+    let list = Components::read(list, policy)?;
+    let job = Job::<()>::new(timeline);
+    job.begin();
+    let upgrade = Upgrade {
+        list,
+        settings,
+        stop,
+        job,
+    };
+    let versions = upgrade.run()?;
+    etcd::prioritize_io(stop, &timeline);
+    Ok(versions)
+}
+
+/// The components in the order of their installation.
+struct Components {
+    kubeadm: Component,
+    others: Vec<Component>,
+    kubelet: Component,
+}
+
+impl Components {
+    fn read(list: impl Read, policy: &components::Policy) -> Result<Components, String> {
+        let mut json = String::new();
+        list.take(MAX_LIST)
+            .read_to_string(&mut json)
+            .map_err(|error| format!("standard input: {error}"))?;
+        let wire = components::read_list(&json).map_err(|error| {
+            format!(
+                "standard input has no list of components, as `firstlight components` makes it: {error}"
+            )
+        })?;
+        let mut others: Vec<Component> = wire
+            .iter()
+            .map(|wire| Component::parse(wire, policy))
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())?;
+        let mut take = |name: &str| {
+            let place = Path::new(setup::PROGRAMS).join(name);
+            let found = others.iter().position(|one| one.place() == place);
+            found
+                .map(|index| others.remove(index))
+                .ok_or_else(|| format!("the list of components has no {}", place.display()))
+        };
+        Ok(Components {
+            kubeadm: take("kubeadm")?,
+            kubelet: take("kubelet")?,
+            others,
+        })
+    }
+}
+
+struct Upgrade<'a> {
+    list: Components,
+    settings: &'a components::Settings,
+    stop: &'a Stop,
+    job: Job<()>,
+}
+
+impl Upgrade<'_> {
+    fn run(&self) -> Result<(Version, Version), String> {
+        self.job.phase("versions");
+        let from = self.version("kubelet", &["--version"])?;
+        self.install(std::slice::from_ref(&self.list.kubeadm))?;
+        let to = self.version("kubeadm", &["version", "--output", "short"])?;
+        from.check_upgrade(&to)
+            .map_err(|error| format!("this node stays at {from}: {error}"))?;
+        let is_control_plane = Path::new(API_SERVER).exists();
+        if !is_control_plane {
+            self.check_control_plane(&to)?;
+        }
+        self.job.line(&format!("{from} -> {to}"));
+
+        self.job.phase("components");
+        self.install(&self.list.others)?;
+        self.job.phase("kubeadm upgrade");
+        self.kubeadm(is_control_plane, &to).map_err(|error| {
+            format!(
+                "{error}\nthe kubelet is still {from}, and kubeadm restores pods of the control plane that do not start; correct the \
+                 cause, and run the same command again"
+            )
+        })?;
+        self.job.phase("kubelet");
+        self.replace_kubelet(&from, &to)?;
+        Ok((from, to))
+    }
+
+    fn install(&self, components: &[Component]) -> Result<(), String> {
+        setup::install_components(components, self.settings, self.stop, &self.job).map_err(
+            |error| {
+                format!(
+                    "{error}; the node runs as before; correct this, and run the same command again"
+                )
+            },
+        )
+    }
+
+    /// Returns the version that a program prints as its last word.
+    fn version(&self, name: &str, arguments: &[&str]) -> Result<Version, String> {
+        let mut command = setup::program(name);
+        let said = child_process::output(command.args(arguments), ANSWER, self.stop, &mut |line| {
+            self.job.line(line);
+        });
+        let said = said.map_err(|error| error.to_string())?;
+        let said = String::from_utf8_lossy(said.expose());
+        let version = said.split_whitespace().last().unwrap_or_default();
+        version
+            .parse()
+            .map_err(|error| format!("{name} of this node: {error}"))
+    }
+
+    /// Refuses a version that the API server does not have yet.
+    fn check_control_plane(&self, to: &Version) -> Result<(), String> {
+        let config = Config::from_kubeconfig_file(Path::new(KUBELET_CONFIG));
+        let client = config.map(|config| Client::new(config, self.stop).within(ANSWER));
+        let present = client
+            .and_then(|client| client.version())
+            .map_err(|error| format!("the version of the control plane is unknown: {error}"))?;
+        let present: Version = present
+            .parse()
+            .map_err(|error| format!("the control plane: {error}"))?;
+        match present < *to {
+            true => Err(format!(
+                "the API server is {present}, and no kubelet may be newer: upgrade the control planes to {to} first"
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn kubeadm(&self, is_control_plane: bool, to: &Version) -> Result<(), Step> {
+        fs::create_dir_all(kubeadm::PATCHES)
+            .map_err(|error| Step::Io(kubeadm::PATCHES.into(), error))?;
+        let mut command = setup::program("kubeadm");
+        command.args(["upgrade"]);
+        match is_control_plane {
+            true => command.args(["apply", &to.to_string(), "--yes"]),
+            false => command.args(["node"]),
+        };
+        command.args(["--patches", kubeadm::PATCHES]);
+        setup::run(&mut command, KUBEADM, self.stop, &self.job)
+    }
+
+    /// Replaces the kubelet, and restarts it. If the new one does not stay up, the one of before takes its place again.
+    fn replace_kubelet(&self, from: &Version, to: &Version) -> Result<(), String> {
+        let place = self.list.kubelet.place();
+        let before = before(place);
+        // without it the one in place is the new one, and the other one is kept from the try before this
+        if !self.list.kubelet.is_present() {
+            let kept = remove(&before).and_then(|()| fs::hard_link(place, &before));
+            kept.map_err(|error| format!("{}: {error}", before.display()))?;
+        }
+        self.install(std::slice::from_ref(&self.list.kubelet))?;
+        let Err(why) = self.start_kubelet(to) else {
+            return remove(&before).map_err(|error| format!("{}: {error}", before.display()));
+        };
+        if !before.exists() {
+            return Err(format!(
+                "{why}\nthere is no other kubelet to go back to: see `journalctl --unit kubelet`"
+            ));
+        }
+        let restored = fs::rename(&before, place)
+            .map_err(|error| error.to_string())
+            .and_then(|()| self.start_kubelet(from));
+        Err(match restored {
+            Ok(()) => format!(
+                "{why}\nthe kubelet is {from} again; correct the cause, and run the same command again"
+            ),
+            Err(error) => {
+                format!("{why}\nthe kubelet {from} is not back either: {error}")
+            }
+        })
+    }
+
+    /// Starts the kubelet in place, which must be of this version, and waits until it is healthy.
+    fn start_kubelet(&self, expected: &Version) -> Result<(), String> {
+        let got = self.version("kubelet", &["--version"])?;
+        if got != *expected {
+            return Err(format!(
+                "the list's kubelet is {got}, and its kubeadm {expected}"
+            ));
+        }
+        kubelet::restart(self.stop, &self.job).map_err(|error| error.to_string())?;
+        kubelet::watched(self.stop, &self.job, wait_until_healthy)
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// Returns where the kubelet of before is kept, in the same folder.
+fn before(place: &Path) -> PathBuf {
+    place.with_extension("before-upgrade")
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+fn wait_until_healthy(stop: &Stop) -> Result<(), Step> {
+    let end = Instant::now() + KUBELET;
+    while !is_healthy().unwrap_or_default() {
+        if stop.wait(PAUSE) {
+            return Err(Step::Stopped);
+        }
+        if Instant::now() > end {
+            return Err(Step::Kubelet(vec![format!(
+                "not healthy after {} s",
+                KUBELET.as_secs()
+            )]));
+        }
+    }
+    Ok(())
+}
+
+fn is_healthy() -> io::Result<bool> {
+    let mut socket = TcpStream::connect_timeout(&SocketAddr::from(HEALTH), PAUSE)?;
+    socket.set_read_timeout(Some(PAUSE * 4))?;
+    socket.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
+    let mut status = [0; b"HTTP/1.0 200".len()];
+    socket.read_exact(&mut status)?;
+    Ok(status == *b"HTTP/1.0 200")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_needs_the_two_programs_that_are_installed_in_turn() {
+        let read = |names: &[&str]| {
+            let entries: Vec<_> = names
+                .iter()
+                .map(|name| {
+                    format!(r#"{{"url": "data:,{name}", "install_path": "/run/state/bin/{name}"}}"#)
+                })
+                .collect();
+            let list = format!("[{}]", entries.join(","));
+            Components::read(list.as_bytes(), &components::Policy::default())
+        };
+        let list = read(&["kubelet", "kubectl", "kubeadm"]).unwrap();
+        assert_eq!(list.kubelet.place(), Path::new("/run/state/bin/kubelet"));
+        assert_eq!(list.kubeadm.place(), Path::new("/run/state/bin/kubeadm"));
+        assert_eq!(list.others.len(), 1);
+        for (names, says) in [
+            (vec!["kubelet"], "no /run/state/bin/kubeadm"),
+            (vec!["kubeadm", "kubectl"], "no /run/state/bin/kubelet"),
+            (vec!["../kubelet"], "not an absolute path"),
+        ] {
+            let error = read(&names).err().unwrap();
+            assert!(error.contains(says), "{error}");
+        }
+        let error = Components::read(&b"kubelet"[..], &components::Policy::default());
+        assert!(error.err().unwrap().contains("`firstlight components`"));
+    }
+}

@@ -1,0 +1,232 @@
+//! `firstlight upgrade`: puts the components of a newer version of Kubernetes into a cluster, and says which nodes are left.
+//!
+//! The command changes no node, and needs neither the master secret nor the policy: an operator brings each node to the version,
+//! in an order and at a time of his own (docs/day-two.md). New nodes follow the control plane by themselves.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base::program::{FAILED, Failure};
+use base::stop::Stop;
+use kubernetes::NAMESPACE;
+use kubernetes::client::{self, CONFIG_MAPS, Client, Config, NODE_VERSIONS};
+use kubernetes::kubeadm;
+use kubernetes::parameters::Version;
+use kubernetes::yaml;
+use serde_json::{Value, json};
+
+use super::UNREACHABLE;
+use super::components::{self, check};
+use super::output::Output;
+use super::progress::{Progress, printable};
+use super::status::cluster::{self, Listed};
+
+/// kubeadm upgrades no cluster with kubelets that are older by more minor versions (its MaximumAllowedMinorVersionKubeletSkew).
+const KUBELET_SKEW: u32 = 3;
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// The version of Kubernetes.
+    pub version: Version,
+    /// The list of components.
+    pub components: PathBuf,
+    /// The administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// Whether nothing is changed.
+    pub dry_run: bool,
+    /// The form of the output.
+    pub output: Output,
+    /// The limit for the whole command.
+    pub timeout: Duration,
+}
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    let to = options.version;
+    check(&options.components, None)?;
+    let list =
+        components::of(&to.to_string(), Some(&options.components)).map_err(Failure::failed)?;
+    if let Some(other) = kubernetes::components::version_in(&list)
+        && other != to.to_string()
+    {
+        return Err(Failure::failed(format!(
+            "{}: expected the components of {to}, got kubeadm {other}",
+            options.components.display()
+        )));
+    }
+
+    let config = Config::from_kubeconfig_file(&options.kubeconfig).map_err(Failure::failed)?;
+    let client = Client::new(config, &Stop::new()).within(options.timeout);
+    let progress = Progress::on_stderr();
+    progress.phase(format!("waiting for the API server {}", client.server()));
+    client
+        .wait_ready(&mut |why| progress.line(why))
+        .map_err(failed)?;
+    let versions = NODE_VERSIONS.all().named("constellation-version");
+    if client.find(&versions).map_err(failed)?.is_some() {
+        return Err(Failure::failed(
+            "the cluster has the NodeVersion constellation-version: the old system's operator decides which version new nodes \
+             get; upgrade with its tools, or remove the operator and this object first",
+        ));
+    }
+    let from = version_of(&client)?;
+    from.check_upgrade(&to).map_err(Failure::failed)?;
+    let mut nodes = cluster::listed(&client).map_err(failed)?;
+    check_kubelets(&nodes, &to)?;
+
+    let map = kubernetes::components::config_map(&to, &list);
+    let name = map["metadata"]["name"].as_str().unwrap_or_default();
+    let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
+    let present = client.find(&maps.named(name)).map_err(failed)?;
+    match &present {
+        Some(present) if present["data"] != map["data"] => {
+            return Err(Failure::failed(format!(
+                "the ConfigMap {NAMESPACE}/{name} has the same programs with other places, sources or patches: delete it, and run \
+                 the command again"
+            )));
+        }
+        None if !options.dry_run => {
+            progress.phase(format!("making the ConfigMap {NAMESPACE}/{name}"));
+            client.create(&maps, &map).map_err(failed)?;
+        }
+        _ => {}
+    }
+
+    nodes.retain(|node| node.version != to.to_string());
+    nodes.sort_by(|one, other| {
+        let key = |node: &Listed| (!node.is_control_plane, node.name.clone());
+        key(one).cmp(&key(other))
+    });
+    let upgrade = Upgrade {
+        from,
+        to,
+        name,
+        is_new: present.is_none(),
+        dry_run: options.dry_run,
+        nodes,
+    };
+    options.output.json(&upgrade.json())?;
+    options.output.say(upgrade.text())
+}
+
+fn failed(error: client::Error) -> Failure {
+    let code = match &error {
+        client::Error::Unreachable {
+            untrusted: false, ..
+        } => UNREACHABLE,
+        _ => FAILED,
+    };
+    Failure::Failed(code, error.to_string())
+}
+
+/// Returns the version of the control plane, as kubeadm has recorded it.
+fn version_of(client: &Client) -> Result<Version, Failure> {
+    let map = CONFIG_MAPS
+        .in_namespace(NAMESPACE)
+        .named(kubeadm::CONFIG_MAP);
+    let fault = |error: &dyn std::fmt::Display| {
+        Failure::failed(format!(
+            "ConfigMap {NAMESPACE}/{}: {error}",
+            kubeadm::CONFIG_MAP
+        ))
+    };
+    let map = client.get(&map).map_err(failed)?;
+    let configuration = map["data"]["ClusterConfiguration"].as_str();
+    let configuration =
+        yaml::document(configuration.unwrap_or_default()).map_err(|error| fault(&error))?;
+    let version = configuration["kubernetesVersion"].as_str();
+    version
+        .unwrap_or_default()
+        .parse()
+        .map_err(|error| fault(&error))
+}
+
+fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Failure> {
+    let is_old = |node: &&Listed| match node.version.parse::<Version>() {
+        Ok(version) => version.minor + KUBELET_SKEW < to.minor,
+        // an unsupported version
+        Err(_) => true,
+    };
+    let old: Vec<String> = nodes
+        .iter()
+        .filter(is_old)
+        .map(|node| printable(&format!("{} ({})", node.name, node.version)))
+        .collect();
+    match old.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "with a control plane of {to} no kubelet may be older than v1.{}: upgrade or remove these nodes first: {}",
+            to.minor.saturating_sub(KUBELET_SKEW),
+            old.join(", ")
+        ))),
+    }
+}
+
+/// What the command has found and done.
+struct Upgrade<'a> {
+    from: Version,
+    to: Version,
+    /// The name of the ConfigMap.
+    name: &'a str,
+    is_new: bool,
+    dry_run: bool,
+    /// The nodes that have another version, in the order of their upgrade.
+    nodes: Vec<Listed>,
+}
+
+impl Upgrade<'_> {
+    fn text(&self) -> String {
+        let Upgrade {
+            from,
+            to,
+            name,
+            nodes,
+            ..
+        } = self;
+        let made = match (self.is_new, self.dry_run) {
+            (true, true) => "would be made",
+            (true, false) => "new",
+            (false, _) => "in place already",
+        };
+        let mut text = format!("{from} -> {to}\nConfigMap {NAMESPACE}/{name}: {made}\n");
+        // writing to a string does not fail
+        let _ = match from < to {
+            true => writeln!(
+                text,
+                "New nodes join with {from} until the first control plane has {to}."
+            ),
+            false => writeln!(text, "New nodes join with {to}."),
+        };
+        if nodes.is_empty() {
+            let _ = write!(text, "Every node has {to}.");
+            return text;
+        }
+        let _ = write!(
+            text,
+            "Next, as root on one node after the other, with the same list: bootstrapper upgrade < components.json"
+        );
+        let width = nodes.iter().map(|node| node.name.chars().count()).max();
+        let width = width.unwrap_or_default();
+        for node in nodes {
+            let (name, version) = (printable(&node.name), printable(&node.version));
+            let _ = write!(text, "\n  {name:width$}  {:13}  {version}", node.role());
+        }
+        text
+    }
+
+    fn json(&self) -> Value {
+        let nodes = self
+            .nodes
+            .iter()
+            .map(|node| json!({"name": node.name, "role": node.role(), "kubelet": node.version}));
+        json!({
+            "from": self.from.to_string(),
+            "to": self.to.to_string(),
+            "components": self.name,
+            "isNew": self.is_new,
+            "left": nodes.collect::<Vec<Value>>(),
+        })
+    }
+}
