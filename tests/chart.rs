@@ -566,6 +566,11 @@ fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
     let (_key_service, keys) = start("key-service", &key_arguments);
     let join_arguments = ["--key-service", "127.0.0.1:1", "--config", "."];
     let join_arguments = [&join_arguments[..], &["--key-service-auth", "none"]].concat();
+    // a service that shall prove nothing raises no alert about it
+    let (silent, joins) = start("join-service", &join_arguments);
+    assert!(!exported(joins).contains("firstlight_join_proves_itself"));
+    drop(silent);
+    let join_arguments = [&join_arguments[..], &["--evidence", "evidence"]].concat();
     let (_join_service, joins) = start("join-service", &join_arguments);
     let exported: BTreeSet<String> = exported(keys).union(&exported(joins)).cloned().collect();
 

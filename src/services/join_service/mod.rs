@@ -187,13 +187,15 @@ impl JoinService {
         let tls = Arc::new(Door::new(&policy, issuer, config.require_strong));
         // the log says at the start whether the host gives evidence
         tls.can_prove();
-        let door = tls.clone();
-        registry.gauge_of(
-            "firstlight_join_proves_itself",
-            "1 while the host gives evidence, so that nodes can verify this service, else 0.",
-            &[],
-            move || Some(f64::from(u8::from(door.can_prove()))),
-        );
+        if config.evidence.is_some() {
+            let door = tls.clone();
+            registry.gauge_of(
+                "firstlight_join_proves_itself",
+                "1 while the host gives evidence, so that nodes can verify this service, else 0; absent without --evidence.",
+                &[],
+                move || Some(f64::from(u8::from(door.can_prove()))),
+            );
+        }
         let documents = config
             .evidence
             .clone()
