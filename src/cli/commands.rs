@@ -262,6 +262,7 @@ const STATUS: Command = Command {
         VARIANT,
         KEPT,
         OFFLINE,
+        ATTESTATION_KEY,
         CLUSTER_STATE,
         CLUSTER_ID,
         Opt::flag(
@@ -320,6 +321,7 @@ const VERIFY: Command = Command {
             Value::File,
             "write the evidence to this file, whether it is accepted or refused",
         ),
+        ATTESTATION_KEY,
         CLUSTER_STATE,
         CLUSTER_ID,
         Opt::flag(
@@ -988,7 +990,8 @@ const MAN: Command = Command {
 const ATTESTATION_KEY: Opt = Opt::value(
     "attestation-key",
     Value::Text("NAME"),
-    "also accept the attestation key with this name, which the node's console shows: 000b and 64 hex digits; may be repeated",
+    "also accept the attestation key with this name, which the node's console shows: 000b and 64 hex digits; may be repeated; with a \
+     policy that names no keys, no others are accepted",
 );
 const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
 /// The help text of `--trust-any-tpm`, which is also a warning at each use.

@@ -290,6 +290,22 @@ pub fn and_known(
     }
 }
 
+/// Reads a policy that also accepts known attestation keys, and those that the operator names: if there are such, no others.
+pub fn read_policy_with(
+    path: &Path,
+    named: &[KeyName],
+    known: impl IntoIterator<Item = KeyName>,
+) -> Result<Policy, Failure> {
+    let policy = read_policy(path)?;
+    let policy = match named {
+        [] => policy,
+        named => policy
+            .believing(named.iter().copied())
+            .map_err(Failure::failed)?,
+    };
+    and_known(policy, known)
+}
+
 /// Accepts a machine that meets either policy. The error is that of the policy for fresh nodes.
 struct FreshOrMember {
     fresh: Arc<dyn Validator>,

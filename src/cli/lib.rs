@@ -347,8 +347,12 @@ fn variant_of(given: &Given) -> Result<&'static Variant, Failure> {
 }
 
 /// Returns the TPMs that may get the master secret.
+fn keys_of(given: &Given) -> Result<Vec<KeyName>, Failure> {
+    given.each_parsed("attestation-key", str::parse)
+}
+
 fn trust_of(given: &Given) -> Result<Trust, Failure> {
-    let keys: Vec<KeyName> = given.each_parsed("attestation-key", str::parse)?;
+    let keys = keys_of(given)?;
     match (given.has("trust-any-tpm"), keys.is_empty()) {
         (true, false) => Err(Failure::Usage(
             "--trust-any-tpm: it makes --attestation-key useless; give one of the two".into(),
@@ -437,6 +441,7 @@ fn status_options(given: &Given) -> Result<status::Options, Failure> {
         nodes,
         variant: variant_of(given)?,
         policy: given.path("policy"),
+        keys: keys_of(given)?,
         state: given.path("state"),
         cluster_id: match given.has("cluster-id") {
             true => Some(given.parsed("cluster-id", cluster_id)?),
@@ -459,6 +464,7 @@ fn verify_options(given: &Given) -> Result<verify::Options, Failure> {
         source: evidence_source(given)?,
         policy: given.path("policy"),
         variant: variant_of(given)?,
+        keys: keys_of(given)?,
         state: given.path("state"),
         cluster_id: match given.has("cluster-id") {
             true => Some(given.parsed("cluster-id", cluster_id)?),

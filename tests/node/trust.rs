@@ -149,6 +149,30 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
 }
 
 #[test]
+fn status_and_verify_judge_by_the_key_that_the_operator_names() {
+    let setting = Setting::new();
+    let forger = Forger::new();
+    let (genuine, forged) = (
+        setting.key_name().to_string(),
+        forger.key_name().to_string(),
+    );
+    let node = Node::of(Arc::new(forger));
+    let endpoint = node.server.local_addr().to_string();
+    let open = policy(&setting, &[]);
+    for (command, accepted) in [(&["status"][..], 5), (&["verify", "--fresh"], 0)] {
+        for (key, expected) in [(&forged, accepted), (&genuine, 3)] {
+            let mut arguments = vec![command[0], &endpoint, "--policy", &open, "--timeout=20s"];
+            arguments.extend_from_slice(&command[1..]);
+            arguments.extend(["--attestation-key", key]);
+            let mut operator = Program::start(&mut setting.firstlight(&arguments));
+            let code = operator.exit().code();
+            let said = operator.output();
+            assert_eq!(code, Some(expected), "{command:?}: {said}");
+        }
+    }
+}
+
+#[test]
 fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_of_pcr_15() {
     let setting = Setting::new();
     let location = setting.tpm.location().parse().unwrap();

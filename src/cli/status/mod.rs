@@ -18,13 +18,13 @@ pub mod report;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::connect::{and_known, read_policy};
+use super::connect::read_policy_with;
 use super::output::{Output, say, say_all};
 use super::progress::printable;
 use super::state::State;
 use super::timeline;
 use answer::Answer;
-use attest::attestation::Variant;
+use attest::attestation::{KeyName, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use inquiry::Inquiry;
@@ -40,6 +40,8 @@ pub struct Options {
     pub policy: PathBuf,
     /// The attestation variant of the nodes.
     pub variant: &'static Variant,
+    /// Attestation keys that are accepted, too.
+    pub keys: Vec<KeyName>,
     /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be missing.
     pub state: PathBuf,
     /// The cluster's ID; replaces the one in the state file.
@@ -71,7 +73,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         .flat_map(|state| state.attestation_keys.iter().copied());
     let inquiry = Inquiry {
         variant: options.variant,
-        policy: &and_known(read_policy(&options.policy)?, known)?,
+        policy: &read_policy_with(&options.policy, &options.keys, known)?,
         cluster: options
             .cluster_id
             .or(state.as_ref().and_then(|state| state.cluster_id)),

@@ -10,12 +10,12 @@ mod report;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::connect::{and_known, read_policy};
+use super::connect::read_policy_with;
 use super::output::{Output, say_all};
 use super::progress::printable;
 use super::state::State;
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
-use attest::attestation::Variant;
+use attest::attestation::{KeyName, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use demand::Demand;
@@ -31,6 +31,8 @@ pub struct Options {
     pub policy: PathBuf,
     /// The attestation variant of the machine.
     pub variant: &'static Variant,
+    /// Attestation keys that are accepted, too.
+    pub keys: Vec<KeyName>,
     /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be missing.
     pub state: PathBuf,
     /// The cluster's ID; replaces the one in the state file.
@@ -93,7 +95,7 @@ fn demand(options: &Options, variant: &'static Variant) -> Result<Demand, Failur
     let known = state
         .iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
-    let policy = and_known(read_policy(&options.policy)?, known)?;
+    let policy = read_policy_with(&options.policy, &options.keys, known)?;
     let cluster = match options.is_fresh {
         true => None,
         false => {
