@@ -313,29 +313,33 @@ fn options(help: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The programs' own help, by the words that ask for it: `firstlight`, `firstlight init`, `unlock`.
+/// Returns the help of each program and command, with the words that ask for it: `firstlight`, `firstlight init`, `unlock`.
+fn helps() -> Vec<(String, String)> {
+    let of_all = help("firstlight", &["--help"]);
+    let names = of_all.lines().skip_while(|line| *line != "Commands:");
+    let names = names.skip(1).take_while(|line| !line.is_empty());
+    let names = names.map(|line| line.split_whitespace().next().unwrap());
+    let commands: Vec<_> = names
+        .map(|name| {
+            let text = help("firstlight", &[name, "--help"]);
+            (format!("firstlight {name}"), text)
+        })
+        .collect();
+    let mut helps = vec![("firstlight".to_owned(), of_all.clone())];
+    helps.extend(commands);
+    for program in ["unlock", "bootstrapper", "join-service", "key-service"] {
+        helps.push((program.to_owned(), help(program, &["--help"])));
+    }
+    helps
+}
+
+/// The options of each program and command.
 struct Programs(HashMap<String, BTreeSet<String>>);
 
 impl Programs {
     fn ask() -> Programs {
-        let mut programs = HashMap::new();
-        for program in [
-            "firstlight",
-            "unlock",
-            "bootstrapper",
-            "join-service",
-            "key-service",
-        ] {
-            programs.insert(program.to_owned(), options(&help(program, &["--help"])));
-        }
-        let text = help("firstlight", &["--help"]);
-        let names = text.lines().skip_while(|line| *line != "Commands:").skip(1);
-        for line in names.take_while(|line| !line.is_empty()) {
-            let name = line.split_whitespace().next().unwrap();
-            let text = help("firstlight", &[name, "--help"]);
-            programs.insert(format!("firstlight {name}"), options(&text));
-        }
-        Programs(programs)
+        let helps = helps().into_iter();
+        Programs(helps.map(|(name, text)| (name, options(&text))).collect())
     }
 
     /// Returns what is wrong with a command line of one of the programs, and nothing if it is another program's.
@@ -374,6 +378,24 @@ impl Programs {
     }
 }
 
+/// With `UPDATE_DOCS=1` the test writes the page.
+#[test]
+fn the_page_of_options_has_the_help_of_each_program() {
+    let mut page =
+        "# All options\n\nThe help of each program and command, as it prints it.\n".to_owned();
+    for (name, text) in helps() {
+        page += &format!("\n## `{name}`\n\n```text\n{}\n```\n", text.trim_end());
+    }
+    let path = Path::new(ROOT).join("docs/options.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, &page).unwrap();
+    }
+    assert!(
+        fs::read_to_string(&path).unwrap() == page,
+        "docs/options.md is old: UPDATE_DOCS=1 cargo test --locked --test docs writes it again"
+    );
+}
+
 #[test]
 fn each_command_line_is_one_of_the_programs_or_of_make() {
     let makefile = fs::read_to_string(Path::new(ROOT).join("Makefile")).unwrap();
@@ -384,7 +406,9 @@ fn each_command_line_is_one_of_the_programs_or_of_make() {
     let programs = Programs::ask();
     let mut faults = vec![];
     let mut checked = 0;
-    for page in &pages() {
+    // that page is the programs' own help
+    let pages = pages().into_iter();
+    for page in pages.filter(|page| !page.path.ends_with("options.md")) {
         for line in page.command_lines() {
             for words in commands(&line) {
                 // variables of the environment stand before the program
@@ -544,6 +568,46 @@ fn each_message_that_a_page_quotes_is_in_the_sources() {
     }
     no_faults(&faults);
     assert!(checked > 150, "{checked} parts");
+}
+
+/// Returns the texts of the warnings and errors that a source logs: what stands between quotes after `warn!(` and `error!(`.
+fn logged(source: &str) -> Vec<String> {
+    let code = source.split("#[cfg(test)]\nmod tests").next().unwrap();
+    let lines = code.lines().map(str::trim);
+    let lines = lines.filter(|line| !line.starts_with("//"));
+    // a backslash at the end of a line joins it with the next one
+    let code = lines.collect::<Vec<_>>().join("\n");
+    let code = code.replace("\\\n", "").replace("\\\"", "'");
+    let code = code.replace("compile_error!", "");
+    let calls = ["warn!(", "error!("].into_iter();
+    let after = calls.flat_map(|call| code.split(call).skip(1));
+    let texts = after.filter_map(|call| call.trim_start().strip_prefix('"'));
+    texts
+        .filter_map(|text| Some(text.split_once('"')?.0.to_owned()))
+        .collect()
+}
+
+#[test]
+fn the_page_of_messages_has_each_warning_and_error_of_the_logs() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/messages.md")).unwrap();
+    let (mut faults, mut checked) = (vec![], 0);
+    for path in files("src", &[".rs"]) {
+        let source = fs::read_to_string(Path::new(ROOT).join(&path)).unwrap();
+        for text in logged(&source) {
+            // what stands between braces is code
+            let fixed = text.split(['{', '}', '(', ')', ':', ';', ',', '"', '\\']);
+            let mut fixed = fixed.map(str::trim);
+            let Some(start) = fixed.find(|part| part.len() > 10 && part.contains(' ')) else {
+                continue;
+            };
+            checked += 1;
+            if !page.contains(start) {
+                faults.push(format!("{}: {text:?}: no {start:?}", path.display()));
+            }
+        }
+    }
+    no_faults(&faults);
+    assert!(checked > 80, "{checked} messages");
 }
 
 #[test]
