@@ -233,9 +233,18 @@ fn initialize(
 
     let progress = Progress::on_stderr();
     let mut watching = Watching::new(&progress, options);
+    let mut was_sent = false;
     let (success, key) = loop {
-        let Reached { channel, key } = node.reach(deadline, &progress)?;
+        let Reached { channel, key } = node.reach(deadline, &progress).inspect_err(|_| {
+            if !was_sent {
+                let file = options.master_secret.display();
+                progress.line(format!(
+                    "Nothing was sent to a node. The master secret stays in {file}, and the next init uses it"
+                ));
+            }
+        })?;
         progress.phase(format!("initializing {}", options.endpoint));
+        was_sent = true;
         match watching.exchange(&channel, &request, deadline) {
             // the node continues its set-up, and the same request finds it at work
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {

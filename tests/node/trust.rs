@@ -122,6 +122,8 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
                 "{what}: {code}: {said}"
             );
             assert!(!node.has_master_secret(), "{what}: {said}");
+            let says_so = said.contains("Nothing was sent to a node");
+            assert_eq!(says_so, what == "init", "{said}");
         }
         // the program answers correctly, so only its key was refused
         let open = policy(&setting, &[]);
