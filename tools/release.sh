@@ -58,7 +58,19 @@ cat >>"$out/NOTES.md" <<END
 | \`join-service-linux-amd64\`, \`key-service-linux-amd64\` | the programs in it |
 | \`firstlight-chart-$number.tgz\` | the Helm chart of the services |
 | \`*.cdx.json\` | what each program is made of (CycloneDX) |
-| \`SHA256SUMS\`, \`SHA256SUMS.sig\` | the hashes of all files, and their signature; \`docs/reproduce.md\` says how to check them |
+| \`SHA256SUMS\`, \`SHA256SUMS.sig\` | the hashes of all files, and their signature |
+
+### Check them
+
+\`allowed_signers\` has a line \`NAME KEY\` with the publisher's public key, which does not come from the place that these files come from
+(SECURITY.md in the documents):
+
+\`\`\`sh
+ssh-keygen -Y verify -f allowed_signers -I NAME -n $NAMESPACE -s SHA256SUMS.sig < SHA256SUMS
+sha256sum --check --ignore-missing SHA256SUMS
+\`\`\`
+
+\`docs/reproduce.md\` says how to build the same bytes from the sources.
 END
 
 (cd "$out" && sha256sum -- * >SHA256SUMS && sha256sum --check --quiet SHA256SUMS)
