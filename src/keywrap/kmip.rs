@@ -240,18 +240,30 @@ impl<'a> Connection<'a> {
         let host = &self.service.host;
         let request = request(self.version, operation, payload);
         let failed = |error: io::Error| {
-            // rustls' own words say which side refuses which certificate
+            use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
             let text = format!("{host}:{}: {operation:?}: {error}", self.service.port);
-            match error
+            let hint = format!(
+                "{CERTIFICATE} and {KEY} name the client's certificate and key, caFile the server's authorities"
+            );
+            // rustls' own words say which side refuses which certificate
+            if error
                 .get_ref()
                 .is_some_and(|inner| inner.is::<rustls::Error>())
             {
-                true => Error::Refused(format!(
-                    "{text}; {CERTIFICATE} and {KEY} name the client's certificate and key, caFile the server's authorities"
-                )),
-                false => Error::Away(text),
+                return Error::Refused(format!("{text}; {hint}"));
+            }
+            // a server of TLS 1.3 refuses a client after the handshake, and its words may be lost with the connection
+            match error.kind() {
+                BrokenPipe | ConnectionReset | UnexpectedEof => {
+                    Error::Away(format!("{text}; if the server refuses the client: {hint}"))
+                }
+                _ => Error::Away(text),
             }
         };
+        while self.stream.conn.is_handshaking() {
+            let StreamOwned { conn, sock } = &mut self.stream;
+            conn.complete_io(sock).map_err(failed)?;
+        }
         self.stream.write_all(&request).map_err(failed)?;
         self.stream.flush().map_err(failed)?;
         let mut header = [0; HEADER];
