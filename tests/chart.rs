@@ -480,7 +480,7 @@ fn helm_test_may_ask_both_services_for_their_health_and_nothing_else() {
 
 #[test]
 fn the_program_of_helm_test_asks_servers_for_their_health() {
-    let servers = [(); 2].map(|()| serve_health("127.0.0.1:0".parse().unwrap()).unwrap());
+    let servers = [(); 2].map(|()| serve_health("127.0.0.1:0".parse().unwrap(), || true).unwrap());
     let addresses = servers.each_ref().map(|it| it.local_addr().to_string());
     let mut command = Command::new(support::program::built("join-service"));
     for address in &addresses {
@@ -698,6 +698,21 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
             json!({"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": [{"protocol": "TCP", "port": 80}]}),
             json!({"ports": [{"protocol": "TCP", "port": 8200}]}),
         ]
+    );
+    // The join service reaches a pod that waits, to learn why.
+    let waiting = try_apply(find(&all, "Service", "key-service-waiting"));
+    assert_eq!(waiting["spec"]["publishNotReadyAddresses"], true);
+    let asks = |objects: &[Value], addresses: &str| {
+        let set = find(objects, "DaemonSet", "join-service");
+        let command = &set["spec"]["template"]["spec"]["containers"][0]["command"];
+        let command = command.as_array().unwrap();
+        let option = command.iter().position(|word| word == "--key-service");
+        assert_eq!(command[option.unwrap() + 1], addresses);
+    };
+    asks(&usual, "$(KEY_SERVICE_SERVICE_HOST):9000");
+    asks(
+        &all,
+        "$(KEY_SERVICE_SERVICE_HOST):9000,$(KEY_SERVICE_WAITING_SERVICE_HOST):9000",
     );
     try_apply(find(&all, "NetworkPolicy", "key-service"));
     let set = try_apply(find(&all, "DaemonSet", "key-service"));

@@ -21,7 +21,7 @@ use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::kms::GET_DATA_KEY;
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
-use rpc::grpc::{CallOptions, Channel, Code, Transport};
+use rpc::grpc::{CallOptions, Channel, Code, Status, Transport};
 use services::join_service::keys::{Auth, Error, KeyClient};
 use services::key_service::master_secret::MasterSecret;
 use services::key_service::{Clients, Config, KeyService};
@@ -141,6 +141,7 @@ fn failure(result: Result<Secret, Error>) -> String {
     match result.unwrap_err() {
         Error::Temporary(text) => format!("passing: {text}"),
         Error::Permanent(text) => format!("lasting: {text}"),
+        Error::Waiting(text) => format!("waiting: {text}"),
     }
 }
 
@@ -376,6 +377,13 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
     let mut command = command("join-service", dir.path(), &tpm);
     let join = Program::start(command.args(["--key-service", &key_address.to_string()]));
     let join_address = address(&join.expect("serving join requests"));
+    let ticket = rejoin(join_address, &node_tpm).unwrap();
+    assert_eq!(hex(&ticket.state_disk_key), DISK_KEY);
+    keys.expect("class=measurement");
+}
+
+/// Asks a join service for the key of a disk.
+fn rejoin(join_address: SocketAddr, node_tpm: &Swtpm) -> Result<IssueRejoinTicketResponse, Status> {
     let issuer = qemu_vtpm::issuer(node_tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(join_address).unwrap();
@@ -389,12 +397,51 @@ fn a_node_that_returns_is_served_by_programs_that_know_each_other_by_their_tpms(
         timeout: Some(Duration::from_secs(30)),
         ..CallOptions::default()
     };
-    let ticket: IssueRejoinTicketResponse = Channel::new(transport, "x")
+    Channel::new(transport, "x")
         .unwrap()
         .unary(ISSUE_REJOIN_TICKET, &request, &options)
-        .unwrap();
-    assert_eq!(hex(&ticket.state_disk_key), DISK_KEY);
-    keys.expect("class=measurement");
+}
+
+#[test]
+fn a_node_that_returns_while_the_external_kms_is_away_learns_why_it_waits() {
+    let dir = config(0, &policy());
+    let (tpm, node_tpm) = (member(0, b"image"), Swtpm::start());
+    let authority = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    fs::write(dir.path().join("ca.pem"), authority.cert.pem()).unwrap();
+    // nobody listens at port 1
+    let wrapped = serde_json::json!({
+        "version": 1,
+        "kms": format!("kms://vault?address=https://127.0.0.1:1&keyName=a&caFile={}/ca.pem", dir.path().display()),
+        "wrappedKey": "AAAA",
+        "nonce": "AAAAAAAAAAAAAAAA",
+        "ciphertext": "AAAA",
+    });
+    fs::write(dir.path().join("mastersecret"), wrapped.to_string()).unwrap();
+    let mut command = key_service_command(dir.path(), &tpm);
+    command.args(["--health", "127.0.0.1:0"]);
+    let keys = Program::start(command.env("VAULT_TOKEN", "token"));
+    let key_address = address(&keys.expect("listening on"));
+    let health = address(&keys.expect("health on"));
+    keys.expect("trying again in");
+    let sick = rpc::grpc::check_health(health, Duration::from_secs(10));
+    assert!(
+        sick.unwrap_err().message().contains("2, not 1"),
+        "NOT_SERVING"
+    );
+
+    let mut command = self::command("join-service", dir.path(), &tpm);
+    let endpoints = format!("127.0.0.1:1,{key_address}");
+    let join = Program::start(command.args(["--key-service", &endpoints]));
+    let join_address = address(&join.expect("serving join requests"));
+    let answer = rejoin(join_address, &node_tpm);
+    let refusal = answer.err().unwrap();
+    assert_eq!(refusal.code(), Code::Unavailable);
+    let expected = "the key service cannot give keys yet: the master secret in ";
+    assert!(
+        refusal.message().starts_with(expected) && refusal.message().contains("127.0.0.1:1"),
+        "{refusal}"
+    );
+    join.expect("\"reason\":\"keys-waiting\"");
 }
 
 /// grpc.health.v1; 1 is SERVING. An empty request asks for the health of the server as a whole.
@@ -427,7 +474,8 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
         health: Some(any_port),
         metrics: Some(any_port),
     };
-    let service = KeyService::start(config, secret.read().unwrap()).unwrap();
+    let service = KeyService::start(config).unwrap();
+    service.provide(secret.read().unwrap()).unwrap();
     let plain =
         Transport::plain(TcpStream::connect(service.health_addr().unwrap()).unwrap()).unwrap();
     let options = CallOptions {

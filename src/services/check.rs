@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_server_that_answers_is_healthy_and_others_are_not() {
-        let server = grpc::serve_health("127.0.0.1:0".parse().unwrap()).unwrap();
+        let server = grpc::serve_health("127.0.0.1:0".parse().unwrap(), || true).unwrap();
         let address = server.local_addr();
         let found = health(&address.to_string(), Duration::ZERO).unwrap();
         assert_eq!(found, [address]);

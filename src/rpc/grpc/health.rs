@@ -9,9 +9,10 @@ use super::client::{CallOptions, Channel};
 use super::router::Router;
 use super::status::{Code, Status};
 
-/// `HealthCheckResponse.ServingStatus.SERVING`. A server that does not serve does not answer at
-/// all.
+/// `HealthCheckResponse.ServingStatus.SERVING`.
 const SERVING: i32 = 1;
+/// `HealthCheckResponse.ServingStatus.NOT_SERVING`: see [`Router::ready_when`].
+const NOT_SERVING: i32 = 2;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
@@ -44,11 +45,16 @@ pub(super) fn ask(channel: &Channel, options: &CallOptions) -> Result<(), Status
 }
 
 /// Adds the health service to `router`.
-pub(super) fn add(router: Router) -> Router {
+pub(super) fn add(mut router: Router) -> Router {
+    let ready = router.ready.take();
+    let status = move || match ready.as_ref().is_none_or(|ready| ready()) {
+        true => SERVING,
+        false => NOT_SERVING,
+    };
     let services: HashSet<String> = router.methods.services().map(str::to_owned).collect();
     router.unary(CHECK, move |_: &Call, request: HealthCheckRequest| {
         match request.service.is_empty() || services.contains(&request.service) {
-            true => Ok(HealthCheckResponse { status: SERVING }),
+            true => Ok(HealthCheckResponse { status: status() }),
             false => Err(Status::new(
                 Code::NotFound,
                 "the server has no such service",
@@ -61,6 +67,7 @@ pub(super) fn add(router: Router) -> Router {
 mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
     use super::super::{CallOptions, Channel, Limits, Server, Transport};
@@ -70,9 +77,13 @@ mod tests {
     fn every_server_reports_the_health_of_its_services() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let accept = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
-        let router = Router::new().unary("/a.B/C", |_: &Call, request: HealthCheckRequest| {
-            Ok(request)
-        });
+        let is_ready = Arc::new(AtomicBool::new(true));
+        let ready = is_ready.clone();
+        let router = Router::new()
+            .unary("/a.B/C", |_: &Call, request: HealthCheckRequest| {
+                Ok(request)
+            })
+            .ready_when(move || ready.load(Ordering::Relaxed));
         let server = Server::start("test", listener, accept, router, Limits::default()).unwrap();
         let socket = TcpStream::connect(server.local_addr()).unwrap();
         let channel = Channel::new(Transport::plain(socket).unwrap(), "localhost").unwrap();
@@ -96,5 +107,9 @@ mod tests {
         assert_eq!(ask("Check", "a.B/C"), Err(Code::NotFound));
         assert_eq!(ask("Check", "a"), Err(Code::NotFound));
         assert_eq!(ask("Watch", ""), Err(Code::Unimplemented));
+        is_ready.store(false, Ordering::Relaxed);
+        let status = NOT_SERVING;
+        assert_eq!(ask("Check", ""), Ok(HealthCheckResponse { status }));
+        assert_eq!(ask("Check", "a"), Err(Code::NotFound));
     }
 }

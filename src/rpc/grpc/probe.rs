@@ -21,7 +21,12 @@ const CONNECTIONS_PER_PEER: usize = 4;
 
 /// Starts a plaintext server with only the health service. It is for a kubelet; the other methods
 /// are for peers that attest themselves.
-pub fn serve_health(address: SocketAddr) -> io::Result<Server> {
+///
+/// The server is NOT_SERVING until `ready` returns true.
+pub fn serve_health(
+    address: SocketAddr,
+    ready: impl Fn() -> bool + Send + Sync + 'static,
+) -> io::Result<Server> {
     let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
     let limits = Limits {
         message_bytes: MAX_REQUEST,
@@ -33,7 +38,7 @@ pub fn serve_health(address: SocketAddr) -> io::Result<Server> {
         "health",
         TcpListener::bind(address)?,
         Arc::new(plain),
-        Router::new(),
+        Router::new().ready_when(ready),
         limits,
     )
 }

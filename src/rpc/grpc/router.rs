@@ -11,18 +11,31 @@ use base::crypto::buffer::Bytes;
 /// Returns the encoded response, or nothing once all responses are sent.
 pub(super) type Handler = Box<dyn Fn(&Call) -> Result<Bytes, Status> + Send + Sync>;
 
+/// Returns whether the server can do its work.
+pub(super) type Ready = Box<dyn Fn() -> bool + Send + Sync>;
+
 /// The methods of a server. Paths are `/package.Service/Method`.
 #[derive(Default)]
 pub struct Router {
     pub(super) methods: Methods,
     /// The places of [`Method::handler`].
     pub(super) handlers: Vec<Handler>,
+    /// Whether the server serves, for its health; if `None`, it always does.
+    pub(super) ready: Option<Ready>,
 }
 
 impl Router {
     /// Creates a router that answers each call with [`Code::Unimplemented`](super::Code::Unimplemented).
     pub fn new() -> Router {
         Router::default()
+    }
+
+    /// Sets what the health service asks: until `ready` returns true, the server is NOT_SERVING. Its methods are called all the same.
+    pub fn ready_when(self, ready: impl Fn() -> bool + Send + Sync + 'static) -> Router {
+        Router {
+            ready: Some(Box::new(ready)),
+            ..self
+        }
     }
 
     /// Adds a method with one request and one response.

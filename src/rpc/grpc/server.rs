@@ -137,7 +137,9 @@ impl Server {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         limit_send_buffer(&listener, SOCKET_BYTES)?;
-        let Router { methods, handlers } = health::add(router);
+        let Router {
+            methods, handlers, ..
+        } = health::add(router);
         let shared = Arc::new(Shared {
             name,
             methods: Arc::new(methods),

@@ -41,7 +41,8 @@ Callers prove themselves by attested TLS. They must meet the attestation policy,
 Usage: join-service --key-service HOST:PORT [OPTION]..
        join-service --check HOST:PORT..
 
-  --key-service HOST:PORT        the address of the key service
+  --key-service HOST:PORT[,HOST:PORT]..
+                                 the addresses of the key service, of which the first that can be reached is used
   --key-service-endpoint HOST:PORT
                                  the same option under its old name; it sets --key-service-auth none as the default
   --key-service-auth HOW         authentication between the two services [attested]: attested (both by their TPM), token

@@ -186,21 +186,27 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         config.api = Some(Box::new(api.map_err(Failure::failed)?));
     }
     let signals = program::prepare_service(logger::level_of_verbosity(verbosity), log_format)?;
-    let Some(secret) = read(&MasterSecret { key, salt }, &signals)? else {
+    let service = KeyService::start(config).map_err(Failure::failed)?;
+    let Some(secret) = read(&MasterSecret { key, salt }, &service, &signals)? else {
         return Ok(());
     };
-    let service = KeyService::start(config, secret).map_err(Failure::failed)?;
+    service.provide(secret).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, key_service::GRACE)?;
     service.stop(key_service::GRACE);
     Ok(())
 }
 
-/// Returns the master secret. Waits while the external KMS is away; `None` if a signal asks to stop.
-fn read(secret: &MasterSecret, signals: &StopSignals) -> Result<Option<ClusterKms>, Failure> {
+/// Returns the master secret. Waits while the external KMS is away, and the service tells callers why; `None` if a signal asks to stop.
+fn read(
+    secret: &MasterSecret,
+    service: &KeyService,
+    signals: &StopSignals,
+) -> Result<Option<ClusterKms>, Failure> {
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     loop {
         match secret.read() {
             Err(error) if error.may_pass() => {
+                service.waits(&error.to_string());
                 let pause = backoff.pause();
                 log::warn!("{error}; trying again in {} s", pause.as_secs() + 1);
                 let waited = signals.wait_for(pause).map_err(Failure::failed)?;

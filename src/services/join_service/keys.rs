@@ -48,6 +48,8 @@ const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 pub enum Error {
     /// A temporary failure: the service is down, slow or busy.
     Temporary(String),
+    /// The service has no master secret yet. The text is its reason, and for callers.
+    Waiting(String),
     /// A permanent failure: the service refused the request, or its answer is not valid.
     Permanent(String),
 }
@@ -120,7 +122,12 @@ impl Flags {
     pub fn set(&mut self, name: &str, value: OsString) -> Result<(), Failure> {
         match name {
             "key-service" | "key-service-endpoint" => {
-                self.endpoint = Some(endpoint(&program::text(value)?)?);
+                let given = program::text(value)?;
+                let endpoints = given
+                    .split(',')
+                    .map(endpoint)
+                    .collect::<Result<Vec<_>, _>>()?;
+                self.endpoint = Some(endpoints.join(","));
                 self.is_old = name == "key-service-endpoint";
             }
             "key-service-auth" => self.auth = Some(program::text(value)?),
@@ -135,7 +142,7 @@ impl Flags {
         Ok(())
     }
 
-    /// Returns the key service's address, `HOST:PORT`, and the authentication. The machines of the
+    /// Returns the key service's addresses, `HOST:PORT[,HOST:PORT]..`, and the authentication. The machines of the
     /// cluster attest as `variant`, and `config_dir` contains their policy. Fails if an option is missing or not valid, or if the machine has no
     /// TPM and attestation is used.
     pub fn finish(
@@ -203,6 +210,7 @@ pub struct KeyClient {
 }
 
 struct Inner {
+    /// The addresses, with commas between them.
     endpoint: String,
     auth: Auth,
     connection: Mutex<Connection>,
@@ -226,7 +234,8 @@ struct Connection {
 }
 
 impl KeyClient {
-    /// Creates a client of the service at `host:port`. It connects at the first call.
+    /// Creates a client of the service at `host:port[,host:port]..`. It connects at the first call, to the first address that can be
+    /// reached.
     pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
         if matches!(auth, Auth::None) {
             log::warn!(
@@ -275,7 +284,7 @@ impl TokenSender {
                     match client.data_key(MEASUREMENT_SECRET_ID, KEY_LEN, None) {
                         // The key service has accepted the token, or never will.
                         Ok(_) | Err(Error::Permanent(_)) => sent = present,
-                        Err(Error::Temporary(error)) => {
+                        Err(Error::Temporary(error) | Error::Waiting(error)) => {
                             log::debug!("the token could not be sent: {error}")
                         }
                     }
@@ -363,9 +372,12 @@ impl Inner {
         let result = channel.unary(GET_DATA_KEY, request, &CallOptions { timeout, metadata });
         // After a timeout, the state of the connection is unknown. In TLS 1.3, the client learns
         // only from its first call that the server refused its certificate, and the server will
-        // refuse it again.
+        // refuse it again. A service without the master secret may not be at the first address.
         if let Err(status) = &result
-            && matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded)
+            && matches!(
+                status.code(),
+                Code::Unavailable | Code::DeadlineExceeded | Code::FailedPrecondition
+            )
         {
             let is_refused =
                 !reused && status.code() == Code::Unavailable && !status.is_unprocessed();
@@ -417,8 +429,18 @@ impl Inner {
     }
 
     fn connect(&self, deadline: Option<Instant>) -> Result<Channel, String> {
-        let addresses = self
-            .endpoint
+        let mut failures = Vec::new();
+        for endpoint in self.endpoint.split(',') {
+            match self.connect_to(endpoint, deadline) {
+                Ok(channel) => return Ok(channel),
+                Err(failure) => failures.push(failure),
+            }
+        }
+        Err(failures.join("; "))
+    }
+
+    fn connect_to(&self, endpoint: &str, deadline: Option<Instant>) -> Result<Channel, String> {
+        let addresses = endpoint
             .to_socket_addrs()
             .map_err(|error| error.to_string())?;
         let mut failure = "the name has no address".to_owned();
@@ -427,7 +449,7 @@ impl Inner {
                 .map_err(|error| error.to_string())
                 .and_then(|socket| self.transport(socket, deadline))
                 .and_then(|transport| {
-                    Channel::new(transport, &self.endpoint).map_err(|status| status.to_string())
+                    Channel::new(transport, endpoint).map_err(|status| status.to_string())
                 });
             match channel {
                 Ok(channel) => return Ok(channel),
@@ -494,6 +516,7 @@ impl Inner {
             | Code::ResourceExhausted
             | Code::Cancelled
             | Code::Aborted => Error::Temporary(text),
+            Code::FailedPrecondition => Error::Waiting(status.message().to_owned()),
             _ => Error::Permanent(text),
         }
     }

@@ -101,7 +101,7 @@ const MAX_REQUEST: usize = 64 << 10;
 pub struct Config {
     /// The address to listen on. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The address of the key service, `host:port`.
+    /// The addresses of the key service, `host:port[,host:port]..`.
     pub key_service: String,
     /// How this service and the key service authenticate each other.
     pub key_auth: keys::Auth,
@@ -371,7 +371,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
 }
 
 fn serve_health(address: SocketAddr) -> Result<Server, Error> {
-    grpc::serve_health(address).map_err(|error| Error::Listen(address, error))
+    grpc::serve_health(address, || true).map_err(|error| Error::Listen(address, error))
 }
 
 /// Creates the validator of a policy. It requires that the caller has joined no cluster since its

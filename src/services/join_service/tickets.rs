@@ -582,6 +582,11 @@ fn keys_refusal(error: keys::Error) -> Refusal {
             let message = "the key service does not answer at the moment: try again";
             Refusal::temporary("keys", message, Duration::from_secs(2)).with_details(details)
         }
+        // the reason names no secret, and it is all that helps the node's operator
+        keys::Error::Waiting(reason) => {
+            let message = format!("the key service cannot give keys yet: {reason}");
+            Refusal::temporary("keys-waiting", message, Duration::from_secs(5))
+        }
         keys::Error::Permanent(details) => Refusal::internal("keys-refused", details),
     }
 }

@@ -35,13 +35,13 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::observed;
 use attest::atls;
 use attest::attestation::sources::Sources;
-use attest::attestation::{self, IssueError, Variant};
+use attest::attestation::{self, ClusterRegister, IssueError, Variant};
 use attest::tpm;
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
@@ -61,6 +61,7 @@ use proto::kms::GET_DATA_KEY;
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use tokens::Reviewer;
+use zeroize::Zeroizing;
 
 /// The default directory of the cluster's `join-config`, with the attestation policy and the
 /// measurement salt.
@@ -148,12 +149,42 @@ pub struct KeyService {
     exporter: Option<Exporter>,
     /// Stops the requests to the API server.
     stop: Stop,
+    awaited: Arc<Awaited>,
+    membership: Option<Membership>,
+    /// Where and for whom it serves.
+    said: String,
+}
+
+/// The master secret, once it is there.
+struct Awaited {
+    secret: OnceLock<ClusterKms>,
+    /// Why it is not there yet.
+    reason: Mutex<String>,
+}
+
+impl Awaited {
+    /// Returns the master secret, or the reason for callers.
+    fn get(&self) -> Result<&ClusterKms, Status> {
+        self.secret.get().ok_or_else(|| {
+            let reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+            Status::new(Code::FailedPrecondition, reason.as_str())
+        })
+    }
+}
+
+/// What this machine is a member of, as its TPM says.
+struct Membership {
+    /// The identity of this machine.
+    own: Arc<str>,
+    register: ClusterRegister,
+    salt: Zeroizing<Vec<u8>>,
 }
 
 impl KeyService {
-    /// Serves keys of the master secret until [`KeyService::stop`]. Fails if the configuration is
+    /// Starts to serve, until [`KeyService::stop`]. Each call gets FAILED_PRECONDITION until
+    /// [`KeyService::provide`], and the health is NOT_SERVING. Fails if the configuration is
     /// contradictory or the policy, the TPM or an address cannot be used.
-    pub fn start(config: Config, kms: ClusterKms) -> Result<KeyService, Error> {
+    pub fn start(config: Config) -> Result<KeyService, Error> {
         let is_plain = !matches!(config.clients, Clients::Attested { .. });
         if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
             return Err(Error::Exposed(config.listen.ip()));
@@ -175,6 +206,7 @@ impl KeyService {
         let plain = || -> Arc<dyn Accept> {
             Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket))
         };
+        let mut membership = None;
         let (accept, authority, who) = match config.clients {
             Clients::Attested {
                 variant,
@@ -184,7 +216,9 @@ impl KeyService {
             } => {
                 observed::collateral(&registry, collateral.as_ref());
                 let sources = observed::sources(&collateral);
-                let (accept, own) = attested(&kms, variant, &tpm, &config_dir, sources, &registry)?;
+                let (accept, member) = attested(variant, &tpm, &config_dir, sources, &registry)?;
+                let own = member.own.clone();
+                membership = Some(member);
                 (
                     accept,
                     Authority::Members { own },
@@ -217,12 +251,24 @@ impl KeyService {
         };
         log::info!("grants: {grants}");
         let disks = api.map(|api| Disks::new(&api, &registry));
-        let router = Handler::new(kms, authority, grants, disks, &registry).router();
+        let awaited = Arc::new(Awaited {
+            secret: OnceLock::new(),
+            reason: Mutex::new("the key service has not read the master secret yet".into()),
+        });
+        let handler = Handler::new(awaited.clone(), authority, grants, disks, &registry);
+        let ready = || {
+            let awaited = awaited.clone();
+            move || awaited.secret.get().is_some()
+        };
+        let router = handler.router().ready_when(ready());
         let server =
             Server::start("key-service", listener, accept, router, limits).map_err(listen_error)?;
         observed::server(&registry, "key-service", &server);
         registry.add_process();
-        let health = config.health.map(serve_health).transpose()?;
+        let health = config.health.map(|address| {
+            grpc::serve_health(address, ready()).map_err(|error| Error::Listen(address, error))
+        });
+        let health = health.transpose()?;
         let exporter = config
             .metrics
             .map(|address| Exporter::start(address, &registry).map_err(|e| (address, e)));
@@ -236,16 +282,43 @@ impl KeyService {
             true => ", in plaintext",
             false => "",
         };
-        log::info!(
-            "serving data keys on {} for {who}{exposed}",
-            server.local_addr()
-        );
+        log::info!("listening on {}", server.local_addr());
+        if let Some(health) = &health {
+            log::info!("health on {}", health.local_addr());
+        }
+        let said = format!("{} for {who}{exposed}", server.local_addr());
         Ok(KeyService {
             server,
             health,
             exporter,
             stop,
+            awaited,
+            membership,
+            said,
         })
+    }
+
+    /// Tells callers why the master secret is not there yet.
+    pub fn waits(&self, reason: &str) {
+        let mut told = (self.awaited.reason.lock()).unwrap_or_else(PoisonError::into_inner);
+        reason.clone_into(&mut told);
+    }
+
+    /// Serves keys of this master secret from now on. Fails if this machine is in another cluster.
+    pub fn provide(&self, kms: ClusterKms) -> Result<(), Error> {
+        if let Some(Membership { register, salt, .. }) = &self.membership {
+            let secret = kms
+                .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
+                .map_err(|error| Error::Secret(master_secret::Error::Kms(error)))?;
+            // Otherwise each client would refuse this machine without a clear reason.
+            if !register.is_of(&cluster_id(&secret, salt)) {
+                return Err(Error::NoMember { is_fresh: false });
+            }
+        }
+        // a second master secret changes nothing
+        let _ = self.awaited.secret.set(kms);
+        log::info!("serving data keys on {}", self.said);
+        Ok(())
     }
 
     /// Returns the address of the gRPC server.
@@ -274,32 +347,25 @@ impl KeyService {
     }
 }
 
-/// Creates the TLS acceptor in which both ends prove that they are machines of this master secret's
-/// cluster. Also returns the identity of this machine.
+/// Creates the TLS acceptor in which both ends prove that they are machines of the cluster that this machine is a member of. Also
+/// returns its membership.
 fn attested(
-    kms: &ClusterKms,
     variant: &'static Variant,
     tpm: &tpm::Location,
     config_dir: &Path,
     sources: Arc<dyn Sources>,
     registry: &Registry,
-) -> Result<(Arc<dyn Accept>, Arc<str>), Error> {
+) -> Result<(Arc<dyn Accept>, Membership), Error> {
     let path = config_dir.join(MEASUREMENT_SALT_FILE);
     let lengths = MEASUREMENT_SALT_LEN..=MEASUREMENT_SALT_LEN;
     let salt = master_secret::read(&path, "measurement salt", lengths).map_err(Error::Secret)?;
-    let secret = kms
-        .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
-        .map_err(|error| Error::Secret(master_secret::Error::Kms(error)))?;
-    let id = cluster_id(&secret, &salt);
-    // Otherwise each client would refuse this machine without a clear reason.
     let register = attestation::cluster_register(tpm)
         .map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
-    if !register.is_of(&id) {
-        return Err(Error::NoMember {
-            is_fresh: register.is_fresh(),
-        });
+    if register.is_fresh() {
+        return Err(Error::NoMember { is_fresh: true });
     }
-    let members = Members::new(variant, config_dir, register, sources).map_err(Error::Policy)?;
+    let members =
+        Members::new(variant, config_dir, register.clone(), sources).map_err(Error::Policy)?;
     let members = Arc::new(members);
     crate::observed::any_tpm(registry, &members);
     let issuer = (variant.issuer)(tpm);
@@ -308,12 +374,12 @@ fn attested(
     // documents to the network.
     Ok((
         Arc::new(atls::Server::new(Some(issuer), vec![members]).require_strong()),
-        own,
+        Membership {
+            own,
+            register,
+            salt,
+        },
     ))
-}
-
-fn serve_health(address: SocketAddr) -> Result<Server, Error> {
-    grpc::serve_health(address).map_err(|error| Error::Listen(address, error))
 }
 
 /// How a caller is identified.
@@ -343,7 +409,7 @@ impl Authority {
 
 /// The handler of the API's only method.
 struct Handler {
-    kms: ClusterKms,
+    kms: Arc<Awaited>,
     authority: Authority,
     grants: Grants,
     /// `None` if no keys of volumes are granted.
@@ -354,7 +420,7 @@ struct Handler {
 
 impl Handler {
     fn new(
-        kms: ClusterKms,
+        kms: Arc<Awaited>,
         authority: Authority,
         grants: Grants,
         disks: Option<Disks>,
@@ -411,7 +477,7 @@ impl Handler {
                 );
                 disks.refuse_state_disk(&uuid)?;
             }
-            data_key(&self.kms, request)
+            data_key(self.kms.get()?, request)
         };
         let result = decide();
         self.requests.with([class, outcome(&result)]).inc();
@@ -434,6 +500,7 @@ fn outcome(result: &Result<Secret, Status>) -> &'static str {
         Err(Code::Unauthenticated) => "unauthenticated",
         Err(Code::PermissionDenied) => "denied",
         Err(Code::Unavailable | Code::ResourceExhausted) => "busy",
+        Err(Code::FailedPrecondition) => "waiting",
         Err(_) => "failed",
     }
 }
@@ -649,7 +716,7 @@ mod tests {
                 allow_plaintext,
                 ..config()
             };
-            KeyService::start(exposed, zeros())
+            KeyService::start(exposed)
         };
         assert!(matches!(start(false), Err(Error::Exposed(_))));
         assert!(start(true).is_ok());
@@ -659,7 +726,7 @@ mod tests {
     fn without_the_records_of_state_disks_no_keys_of_volumes_are_issued() {
         let grants = Some("anyone=volume".parse().unwrap());
         let config = Config { grants, ..config() };
-        let error = KeyService::start(config, zeros()).err().unwrap();
+        let error = KeyService::start(config).err().unwrap();
         assert!(matches!(error, Error::NoApi(_)), "{error}");
     }
 
@@ -667,7 +734,7 @@ mod tests {
     fn a_grant_to_an_impossible_caller_is_refused() {
         let grants = Some("kube-system/join-service=disk".parse().unwrap());
         let config = Config { grants, ..config() };
-        let error = KeyService::start(config, zeros()).err().unwrap();
+        let error = KeyService::start(config).err().unwrap();
         let error = error.to_string();
         assert!(
             error.contains("\"kube-system/join-service\" cannot be a caller"),
