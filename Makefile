@@ -54,9 +54,10 @@ kubeadm: setup ## check that kubeadm of the newest release, and of an older one,
 
 kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm
 	cargo test --locked --test chart --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service --test node -- --ignored
+	cargo test --locked --test key_wrapping -- --ignored cluster::
 
 test-kms: setup ## test the wrapped master secret with a real Vault server, which takes minutes to build
-	cargo test --locked --test key_wrapping -- --ignored
+	cargo test --locked --test key_wrapping -- --ignored vault::
 
 demo: setup ## boot a VM: first boot, init, a reboot that unlocks itself, a tampered one that must not, one with recovery
 	@tools/demo.sh

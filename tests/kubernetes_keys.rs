@@ -17,6 +17,7 @@ use kms::{ClusterKms, Uuid};
 use kube_apiserver::Cluster;
 use kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
 use kubernetes::machine_record::{self, Record};
+use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Settings};
 use program::Program;
 use proto::kms::GET_DATA_KEY;
@@ -64,6 +65,7 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
         policy: "{}".into(),
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+        keeping: Keeping::default(),
         node_port: 30090,
         migrate_until: String::new(),
         metadata: services::MetadataService::default(),

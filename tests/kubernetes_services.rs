@@ -16,10 +16,11 @@ use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kms::ClusterKms;
-use kube_apiserver::Cluster;
+use kube_apiserver::{Cluster, play_controller};
 use kubernetes::client::{
     CONFIG_MAPS, Client, DAEMON_SETS, NODES, Object, Resource, SECRETS, SERVICES, Selector,
 };
+use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
 use proto::join::NODE_PORT;
 use serde_json::{Value, json};
@@ -36,6 +37,7 @@ fn settings(image: &str) -> Settings {
         policy: POLICY.into(),
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+        keeping: Keeping::default(),
         node_port: NODE_PORT,
         migrate_until: String::new(),
         metadata: MetadataService::default(),
@@ -75,29 +77,12 @@ fn empty() -> Client {
     client
 }
 
-/// Sets the status that a controller manager and kubelets would report of a DaemonSet in a cluster
-/// of one control plane, for each version of its spec.
-fn play_controller(client: &Client, stop: &Stop) {
-    while !stop.wait(Duration::from_millis(100)) {
-        for name in ["join-service", "key-service"] {
-            let Ok(Some(current)) = client.find(&set(name)) else {
-                continue;
-            };
-            let status = json!({"status": {
-                "observedGeneration": current["metadata"]["generation"], "desiredNumberScheduled": 1,
-                "currentNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1, "numberAvailable": 1,
-                "numberMisscheduled": 0,
-            }});
-            let _ = client.merge(&set(name).subresource("status"), &status);
-        }
-    }
-}
-
 fn without_wait(backups: &Path) -> Options<'_> {
     Options {
         skip: &[],
         backups,
         wait: None,
+        is_dry_run: false,
     }
 }
 
@@ -267,6 +252,7 @@ fn apply_waits_for_every_control_plane_and_reports_failures() {
             skip: &[],
             backups: dir.path(),
             wait: Some(Duration::from_secs(60)),
+            is_dry_run: false,
         };
         services::apply(
             client,
@@ -301,6 +287,7 @@ fn services_that_do_not_become_ready_are_rolled_back() {
         skip: &[],
         backups: dir.path(),
         wait: Some(Duration::from_secs(1)),
+        is_dry_run: false,
     };
     let apply = |settings: &Settings, options: &Options| {
         services::apply(&client, settings, options, &mut |_| {})

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::connect::and_known;
+use super::keeping::Wish;
 use super::master_secret::Source;
 use super::output::Output;
 use super::progress::Progress;
@@ -34,6 +35,8 @@ pub struct Options {
     pub skip_phases: Vec<Phase>,
     /// Where the master secret comes from.
     pub master_secret: Source,
+    /// How the cluster is to keep it.
+    pub wish: Wish,
     /// The state file, which has the measurement salt.
     pub state: PathBuf,
     /// The port of the join service on each control plane.
@@ -48,6 +51,8 @@ pub struct Options {
     pub skip_wait: bool,
     /// Whether to print the manifests only, without a cluster.
     pub print: bool,
+    /// Whether to check everything and to change nothing.
+    pub is_dry_run: bool,
     /// The form of the output.
     pub output: Output,
     /// The limit until everything is ready.
@@ -57,7 +62,7 @@ pub struct Options {
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
     if options.print {
-        let settings = settings(options)?;
+        let settings = settings(options, None)?;
         let objects = services::manifests_without(&settings, &options.skip_phases)
             .map_err(Failure::failed)?;
         return say(format_args!(
@@ -67,14 +72,24 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
     let applied = apply(options)?;
     options.output.json(&json(&applied))?;
+    if options.is_dry_run {
+        let changed: Vec<_> = applied
+            .changed
+            .iter()
+            .map(|at| format!("would change {at}\n"))
+            .collect();
+        return options
+            .output
+            .say(format!("{}nothing was changed", changed.concat()));
+    }
     options.output.say(summary(&applied))
 }
 
 /// Installs or upgrades the services.
 pub fn apply(options: &Options) -> Result<Applied, Failure> {
-    let settings = settings(options)?;
     let config = Config::from_kubeconfig_file(&options.kubeconfig).map_err(Failure::failed)?;
-    bring_in(config, &settings, options)
+    let client = Client::new(config, &Stop::new());
+    bring_in(&client, options)
 }
 
 /// Returns the number of changed objects for people.
@@ -92,7 +107,7 @@ pub fn json(applied: &Applied) -> Value {
 }
 
 /// Reads the settings of the services from the operator's files.
-fn settings(options: &Options) -> Result<Settings, Failure> {
+fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Failure> {
     let policy = files::read(&options.policy).map_err(Failure::failed)?;
     let unusable = |error: &dyn std::fmt::Display| {
         Failure::failed(format!("{}: {error}", options.policy.display()))
@@ -102,7 +117,7 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
     let state = State::open(&options.state).map_err(Failure::failed)?;
     // checked here, because the service keeps the old policy if it cannot read the new one, and the operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
-    let mut wanted = and_known(read.clone(), state.attestation_keys)?;
+    let mut wanted = and_known(read.clone(), state.attestation_keys.clone())?;
     if options.require_strong {
         wanted = wanted.requiring_strong();
     }
@@ -111,32 +126,39 @@ fn settings(options: &Options) -> Result<Settings, Failure> {
     } else {
         wanted.to_json()
     };
+    let keeping = options.wish.keeping(&kms, &state, client)?;
     Ok(Settings {
         image: options.image.clone(),
         variant: options.variant.name.into(),
         policy,
         measurement_salt: state.measurement_salt.to_vec(),
         kms,
+        keeping,
         node_port: options.node_port,
         migrate_until: options.migration.to_string(),
         metadata: options.metadata.clone(),
     })
 }
 
-fn bring_in(config: Config, settings: &Settings, options: &Options) -> Result<Applied, Failure> {
+fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
+    // what is wrong with a file is said before the cluster is asked
+    if options.wish.kms.is_none() {
+        settings(options, None)?;
+    }
     let progress = Progress::on_stderr();
-    let client = Client::new(config, &Stop::new());
     progress.phase(format!("waiting for the API server {}", client.server()));
     client
         .within(options.timeout)
         .wait_ready(&mut |why| progress.line(why))
         .map_err(|error| Failure::Failed(exit_code(&error), error.to_string()))?;
+    let settings = settings(options, Some(client))?;
     let how = services::Options {
         skip: &options.skip_phases,
         backups: Path::new(&options.backups),
         wait: (!options.skip_wait).then_some(options.timeout),
+        is_dry_run: options.is_dry_run,
     };
-    services::apply(&client, settings, &how, &mut |report| match report {
+    services::apply(client, &settings, &how, &mut |report| match report {
         Report::Phase(text) => progress.phase(text),
         Report::Line(text) => progress.line(text),
     })

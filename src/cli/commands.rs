@@ -189,6 +189,20 @@ const APPLY: Command = Command {
         MASTER_SECRET,
         SHARE_FILE,
         Opt::value(
+            "kms",
+            Value::Text("URI"),
+            "keep the master secret in the cluster only as the key of this external KMS wraps it (docs/kms.md), or plain: \
+             kms://cluster-kms; the form before is deleted when all key services run with the new one; by default the form \
+             stays as it is",
+        ),
+        Opt::flag("create-key", "with --kms: make the key if it is missing"),
+        Opt::value(
+            "kms-access",
+            Value::File,
+            "with --kms: what the key service needs to reach it, JSON with ports, env, credentialsSecret and \
+             authoritiesConfigMap as in the chart's keyService.kms; by default the port of the URI",
+        ),
+        Opt::value(
             "state",
             Value::File,
             "the state file, which has the measurement salt",
@@ -222,6 +236,10 @@ const APPLY: Command = Command {
         )
         .or("10m"),
         Opt::flag(
+            "dry-run",
+            "ask the API server and the KMS whether they would accept all of it, and change nothing",
+        ),
+        Opt::flag(
             "print",
             "only print the manifests (JSON, with the master secret), without a cluster",
         ),
@@ -229,6 +247,7 @@ const APPLY: Command = Command {
     ],
     examples: &[
         "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0",
+        "firstlight apply --policy policy.json --image example.com/firstlight:0.1.0 --kms kms://cluster-kms --dry-run",
         "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0 --skip-wait",
         "firstlight apply --policy policy-upgrade.json --skip-phases services",
     ],

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connect::{Endpoint, Node, Reached, Trust, read_policy};
+use super::keeping::Wish;
 use super::kubeconfig::{default_path, merge};
 use super::master_secret::{self, Source};
 use super::output::Output;
@@ -339,6 +340,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         image: image.clone(),
         skip_phases: vec![],
         master_secret: Source::File(options.master_secret.clone()),
+        wish: Wish::default(),
         state: options.state.clone(),
         node_port: join::NODE_PORT,
         migration: Migration::default(),
@@ -346,6 +348,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         backups: ".".into(),
         skip_wait: kubernetes.skip_wait,
         print: false,
+        is_dry_run: false,
         output: options.output,
         timeout: deadline.saturating_duration_since(Instant::now()),
     })?;

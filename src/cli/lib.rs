@@ -17,6 +17,7 @@ pub mod explain;
 mod files;
 mod hash_secret;
 mod init;
+mod keeping;
 mod kubeconfig;
 mod launch_digest;
 mod man;
@@ -41,7 +42,7 @@ pub mod verify;
 mod wrap;
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base64::Engine;
@@ -57,6 +58,7 @@ use cloud::Cloud;
 use cloud::Machines;
 use connect::{Endpoint, Trust};
 use hardware::snp::tcb::Product;
+use keeping::Wish;
 use kubernetes::services::{MetadataService, Phase};
 use master_secret::Source;
 use output::{Output, say, say_all};
@@ -234,6 +236,26 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
     if image.is_none() && !skip_phases.contains(&Phase::Services) {
         return Err(Failure::Usage("--image is missing".into()));
     }
+    let wish = Wish {
+        kms: given.value("kms").map(program::text).transpose()?,
+        create_key: given.has("create-key"),
+        access: given.value("kms-access").map(PathBuf::from),
+    };
+    if wish.kms.is_none() && (wish.create_key || wish.access.is_some()) {
+        return Err(Failure::Usage(
+            "--create-key and --kms-access need --kms".into(),
+        ));
+    }
+    if wish.create_key && given.has("dry-run") {
+        return Err(Failure::Usage(
+            "--create-key makes a key, and --dry-run changes nothing: give one of them".into(),
+        ));
+    }
+    if wish.kms.is_some() && skip_phases.contains(&Phase::Services) {
+        return Err(Failure::Usage(
+            "--kms changes the key service: --skip-phases services contradicts it".into(),
+        ));
+    }
     Ok(apply::Options {
         kubeconfig: given.path("kubeconfig"),
         variant: variant_of(given)?,
@@ -242,6 +264,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         image: image.unwrap_or_default(),
         skip_phases,
         master_secret: master_secret_of(given)?,
+        wish,
         state: given.path("state"),
         node_port: given.parsed("node-port", str::parse::<u16>)?,
         migration: given
@@ -253,6 +276,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         backups: given.path("backups"),
         skip_wait: given.has("skip-wait"),
         print: given.has("print"),
+        is_dry_run: given.has("dry-run"),
         output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
     })

@@ -44,7 +44,7 @@ const KEY: &str = "KMIP_CLIENT_KEY";
 /// The variable that names a file of authorities for all TLS clients, as OpenSSL has it.
 const CERT_FILE: &str = "SSL_CERT_FILE";
 /// The port of KMIP (IANA).
-const PORT: u16 = 5696;
+pub const PORT: u16 = 5696;
 /// Time limit of a request with all its steps, and of one try to connect.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -54,6 +54,23 @@ pub fn open(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     (service.open)(query)
 }
 
+/// Returns the TCP port of the service that this URI names.
+pub fn port(uri: &str) -> Result<u16, Error> {
+    let (name, mut query) = uri::parse(uri)?;
+    let address = query.take("address").or_else(|| query.take("endpoint"));
+    let address = address.unwrap_or_default();
+    let authority = address.rsplit("://").next().unwrap_or_default();
+    let authority = authority.split('/').next().unwrap_or_default();
+    // the last colon of an IPv6 address without a port is in brackets
+    let port = authority
+        .rsplit_once(':')
+        .and_then(|(_, port)| port.parse().ok());
+    Ok(port.unwrap_or(match name {
+        "kmip" => kmip::PORT,
+        _ => 443,
+    }))
+}
+
 /// Returns the forms of key URIs, for help texts.
 pub fn forms() -> String {
     let form = |service: &Service| format!("kms://{}?{}", service.name, service.parameters);
@@ -63,6 +80,20 @@ pub fn forms() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_uri_says_at_which_port_its_service_is() {
+        for (uri, expected) in [
+            ("kms://vault?address=https://vault:8200&keyName=a", 8200),
+            ("kms://vault?address=https://[fd00::1]/v1&keyName=a", 443),
+            ("kms://aws-kms?keyName=alias/a&region=eu-central-1", 443),
+            ("kms://aws-kms?keyName=a&endpoint=https://127.0.0.1:99", 99),
+            ("kms://kmip?address=hsm.example&keyId=1", 5696),
+            ("kms://kmip?address=hsm.example:5697&keyId=1", 5697),
+        ] {
+            assert_eq!(port(uri), Ok(expected), "{uri}");
+        }
+    }
 
     #[test]
     fn an_unknown_service_is_refused_with_the_known_ones() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use base::stop::Stop;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kubernetes::client::{Client, Config};
+use kubernetes::client::{Client, Config, DAEMON_SETS};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -363,4 +363,23 @@ fn build(programs: &[&str]) -> PathBuf {
 fn free_ports() -> [u16; 3] {
     let listeners = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
+}
+
+/// Sets the status that a controller manager and kubelets would report of a DaemonSet in a cluster
+/// of one control plane, for each version of its spec.
+pub fn play_controller(client: &Client, stop: &Stop) {
+    let set = |name: &str| DAEMON_SETS.in_namespace("kube-system").named(name);
+    while !stop.wait(Duration::from_millis(100)) {
+        for name in ["join-service", "key-service"] {
+            let Ok(Some(current)) = client.find(&set(name)) else {
+                continue;
+            };
+            let status = json!({"status": {
+                "observedGeneration": current["metadata"]["generation"], "desiredNumberScheduled": 1,
+                "currentNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1, "numberAvailable": 1,
+                "numberMisscheduled": 0,
+            }});
+            let _ = client.merge(&set(name).subresource("status"), &status);
+        }
+    }
 }

@@ -27,6 +27,7 @@ use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
+use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Settings};
 use proto::join::ISSUE_JOIN_TICKET;
@@ -312,6 +313,7 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         policy: POLICY.into(),
         measurement_salt: vec![7; 32],
         kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
+        keeping: Keeping::default(),
         node_port: NODE_PORT,
         migrate_until: String::new(),
         metadata: services::MetadataService::default(),

@@ -7,13 +7,14 @@ use super::{
     Env, Peer, check_same_keys, key_service, replace_wrapped_key, text, unwrap, workspace, wrap,
 };
 
-struct Service {
-    peer: Peer,
+/// PyKMIP's server.
+pub(super) struct Service {
+    pub(super) peer: Peer,
     folder: PathBuf,
 }
 
 impl Service {
-    fn start() -> Service {
+    pub(super) fn start() -> Service {
         let peer = Peer::python("kmip_server.py");
         Service {
             folder: peer.folder.path().to_owned(),
@@ -21,7 +22,7 @@ impl Service {
         }
     }
 
-    fn uri(&self, key: &str) -> String {
+    pub(super) fn uri(&self, key: &str) -> String {
         let key = self.peer.found["keys"][key].as_str().unwrap_or(key);
         let address = text(&self.peer.found["address"]);
         let folder = self.folder.display();
@@ -29,7 +30,7 @@ impl Service {
     }
 
     /// Returns the variables of a client.
-    fn client(&self, name: &str) -> [(&'static str, String); 2] {
+    pub(super) fn client(&self, name: &str) -> [(&'static str, String); 2] {
         let file = |end| format!("{}/{name}.{end}", self.folder.display());
         [
             ("KMIP_CLIENT_CERTIFICATE", file("pem")),
@@ -38,7 +39,7 @@ impl Service {
     }
 }
 
-fn env<'a>(variables: &'a [(&'static str, String); 2]) -> [(&'static str, &'a str); 2] {
+pub(super) fn env<'a>(variables: &'a [(&'static str, String); 2]) -> [(&'static str, &'a str); 2] {
     [0, 1].map(|i| (variables[i].0, &*variables[i].1))
 }
 

@@ -3,6 +3,7 @@
 
 mod aws_kms;
 mod azure_kms;
+mod cluster;
 mod gcp_kms;
 mod kmip;
 mod vault;

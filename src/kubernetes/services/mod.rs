@@ -11,7 +11,8 @@
 //!  apply             server-side, one after the other ──────── refused ──┐
 //!    ▼                                                                   ▼
 //!  wait              until every control plane runs both ─── timeout ─► roll back: restore the present objects, and
-//!                                                                        delete new ones
+//!    ▼                                                                   delete new ones
+//!  clean up          delete Secrets that have the master secret in another form than wanted
 //! ```
 //!
 //! Without a wait, only a refusal causes a rollback: the operator keeps access to a cluster whose
@@ -21,6 +22,7 @@
 //! The account of the key service may ask the API server for the owner of a caller's token, and
 //! nothing else. The account of the join service may do what a ticket needs.
 
+pub mod master_secret;
 pub mod migration;
 mod owned;
 mod render;
@@ -41,6 +43,7 @@ use super::NAMESPACE;
 use super::client::{self, Client, DAEMON_SETS, FIELD_MANAGER, Object, PODS, Selector};
 use base::time;
 use kms::ClusterKms;
+use master_secret::Keeping;
 use owned::owned;
 
 /// The group of the bootstrap tokens of tickets. Its members may request client certificates of
@@ -78,6 +81,8 @@ pub struct Settings {
     pub measurement_salt: Vec<u8>,
     /// The master secret.
     pub kms: ClusterKms,
+    /// How the cluster keeps it.
+    pub keeping: Keeping,
     /// The node port of the join service, [`NODE_PORT`] by default.
     pub node_port: u16,
     /// The last day on which the join service opens disks without a record, such as `2027-01-31`.
@@ -109,21 +114,36 @@ impl Default for MetadataService {
 
 impl Settings {
     /// Returns the settings as values of the chart.
-    fn values(&self) -> Value {
+    fn values(&self, keeping: &Keeping) -> Value {
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
-        json!({
+        let mut values = json!({
             "image": self.image,
             "attestationVariant": self.variant,
             "attestationPolicy": self.policy,
             "measurementSalt": base64(&self.measurement_salt),
-            "masterSecret": {"key": base64(self.kms.key().expose()), "salt": base64(self.kms.salt().expose())},
             "cloudProvider": self.metadata.cloud.as_deref().unwrap_or_default(),
             "joinService": {
                 "nodePort": self.node_port,
                 "migrateUntil": self.migrate_until,
                 "metadata": self.metadata.url.as_deref().unwrap_or_default(),
             },
-        })
+        });
+        for (name, value) in keeping.values(&self.kms) {
+            values[name] = value;
+        }
+        values
+    }
+
+    /// Returns the objects of the services, in the order of their creation.
+    fn objects(&self, keeping: &Keeping) -> Result<Vec<Value>, Error> {
+        let mut objects = render::objects(self.values(keeping)).map_err(Error::Manifest)?;
+        if let Some(secret) = keeping.secret() {
+            let place = objects
+                .iter()
+                .position(|object| object["kind"] == "ConfigMap");
+            objects.insert(place.unwrap_or_default(), secret);
+        }
+        Ok(objects)
     }
 }
 
@@ -164,6 +184,8 @@ pub struct Options<'a> {
     pub backups: &'a Path,
     /// How long to wait until the services are ready. If `None`, do not wait.
     pub wait: Option<Duration>,
+    /// Whether only to ask the API server, and to change nothing.
+    pub is_dry_run: bool,
 }
 
 /// A progress report.
@@ -252,6 +274,24 @@ struct Change {
     at: Object,
     wanted: Value,
     before: Option<Value>,
+    /// The answer of the dry run.
+    after: Value,
+}
+
+impl Change {
+    /// Returns whether the object would be another one. The record of who owns which field is not a part of it.
+    fn is_needed(&self) -> bool {
+        let bare = |object: &Value| {
+            let mut object = object.clone();
+            for field in ["managedFields", "resourceVersion", "generation"] {
+                if let Some(metadata) = object["metadata"].as_object_mut() {
+                    metadata.remove(field);
+                }
+            }
+            object
+        };
+        (self.before.as_ref()).is_none_or(|before| bare(before) != bare(&self.after))
+    }
 }
 
 /// Installs the services, or changes them to these settings. See the picture in the module's
@@ -265,7 +305,16 @@ pub fn apply(
     report(Report::Phase(
         "asking the API server whether it accepts the services".into(),
     ));
-    let changes = plan(client, manifests_without(settings, options.skip)?)?;
+    let keeping = settings.keeping.resolve(client)?;
+    let wanted = without(settings.objects(&keeping)?, options.skip);
+    let changes = plan(client, wanted)?;
+    if options.is_dry_run {
+        let changed = changes.iter().filter(|change| change.is_needed());
+        return Ok(Applied {
+            changed: changed.map(|change| change.at.to_string()).collect(),
+            backup: None,
+        });
+    }
     let backup = save(&changes, options.backups)?;
     if let Some(path) = &backup {
         report(Report::Line(format!(
@@ -282,7 +331,16 @@ pub fn apply(
         }
     });
     match outcome {
-        Ok(()) => Ok(Applied { changed, backup }),
+        Ok(()) => {
+            // Only an operator who asked for this form, and saw it work, wants no other one.
+            if settings.keeping != Keeping::AsBefore && options.wait.is_some() {
+                for secret in master_secret::delete_superseded(client, &keeping)? {
+                    report(Report::Line(format!("{secret}: deleted")));
+                    changed.push(secret.to_string());
+                }
+            }
+            Ok(Applied { changed, backup })
+        }
         Err(Error::Api(client::Error::Stopped)) => Err(client::Error::Stopped.into()),
         Err(why) => {
             report(Report::Phase("rolling back".into()));
@@ -298,17 +356,19 @@ pub fn apply(
     }
 }
 
-/// Returns the objects of the services, in the order of their creation.
+/// Returns the objects of the services of a new cluster, in the order of their creation.
 pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
-    render::objects(settings.values()).map_err(Error::Manifest)
+    settings.objects(&settings.keeping)
 }
 
 /// Returns the [`manifests`] except those of these phases.
 pub fn manifests_without(settings: &Settings, skip: &[Phase]) -> Result<Vec<Value>, Error> {
-    Ok(manifests(settings)?
-        .into_iter()
-        .filter(|object| !skip.contains(&Phase::of(object)))
-        .collect())
+    Ok(without(manifests(settings)?, skip))
+}
+
+fn without(objects: Vec<Value>, skip: &[Phase]) -> Vec<Value> {
+    let is_wanted = |object: &Value| !skip.contains(&Phase::of(object));
+    objects.into_iter().filter(is_wanted).collect()
 }
 
 /// Reads the present objects, and checks with a dry run that the wanted ones are accepted.
@@ -320,8 +380,13 @@ fn plan(client: &Client, wanted: Vec<Value>) -> Result<Vec<Change>, Error> {
         if at.name() == JOIN_CONFIG {
             keep_policy(&mut wanted, before.as_ref());
         }
-        client.try_apply(&at, &wanted)?;
-        changes.push(Change { at, wanted, before });
+        let after = client.try_apply(&at, &wanted)?;
+        changes.push(Change {
+            at,
+            wanted,
+            before,
+            after,
+        });
     }
     Ok(changes)
 }
@@ -610,6 +675,7 @@ mod tests {
             policy: r#"{"measurements":{"15":"00"}}"#.into(),
             measurement_salt: vec![1; 32],
             kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
+            keeping: Keeping::default(),
             node_port: proto::join::NODE_PORT,
             migrate_until: String::new(),
             metadata: MetadataService::default(),

@@ -1,0 +1,120 @@
+//! How the cluster keeps the master secret: what `firstlight apply --kms` asks for.
+
+use std::path::PathBuf;
+
+use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
+use base::program::Failure;
+use keywrap::Wrapped;
+use kms::ClusterKms;
+use kubernetes::client::Client;
+use kubernetes::services::master_secret::{self, Keeping};
+use serde_json::{Map, Value, json};
+
+use super::files;
+use super::state::State;
+
+/// The key URI of a cluster that keeps its master secret itself, as in the old system.
+const CLUSTER: &str = "kms://cluster-kms";
+/// The values of the chart that the file of `--kms-access` may have.
+const FIELDS: [&str; 4] = ["ports", "env", "credentialsSecret", "authoritiesConfigMap"];
+
+/// The form that the operator asks for.
+#[derive(Debug, Default)]
+pub struct Wish {
+    /// The key URI. If `None`, everything stays as it is.
+    pub kms: Option<String>,
+    /// Whether the service makes the key if it is missing.
+    pub create_key: bool,
+    /// The file with the way to the service.
+    pub access: Option<PathBuf>,
+}
+
+impl Wish {
+    /// Wraps the master secret if that is asked for, and if the cluster has not got it in this form. `client` is `None` if there is
+    /// no cluster to compare with.
+    pub fn keeping(
+        &self,
+        secret: &ClusterKms,
+        state: &State,
+        client: Option<&Client>,
+    ) -> Result<Keeping, Failure> {
+        let Some(uri) = &self.kms else {
+            return Ok(Keeping::AsBefore);
+        };
+        let there = client.map(master_secret::content).transpose();
+        let there = there.map_err(Failure::failed)?.flatten();
+        check_cluster(secret, state, there.as_deref().map(Vec::as_slice))?;
+        if uri == CLUSTER {
+            return Ok(Keeping::Plain);
+        }
+        let access = self.access(uri)?;
+        let key = keywrap::open(uri).map_err(Failure::failed)?;
+        let same = |content: &[u8]| {
+            let wrapped = Wrapped::parse(content).ok()?;
+            let is_same = wrapped.kms() == uri && wrapped.unwrap(&*key).ok()? == *secret;
+            let file = String::from_utf8(content.to_vec()).ok()?;
+            is_same.then_some(file)
+        };
+        let file = match there.and_then(|content| same(&content)) {
+            Some(file) => file,
+            None => {
+                key.prepare(self.create_key).map_err(Failure::failed)?;
+                let wrapped = Wrapped::wrap(secret, uri, &*key).map_err(Failure::failed)?;
+                wrapped.text()
+            }
+        };
+        Ok(Keeping::Wrapped { file, access })
+    }
+
+    /// Returns the values of the chart below `keyService.kms`.
+    fn access(&self, uri: &str) -> Result<Value, Failure> {
+        let port = keywrap::port(uri).map_err(Failure::failed)?;
+        let mut access = json!({"enabled": true, "ports": [{"protocol": "TCP", "port": port}]});
+        let Some(path) = &self.access else {
+            return Ok(access);
+        };
+        let unusable = |why: String| Failure::failed(format!("{}: {why}", path.display()));
+        let content = files::read(path).map_err(Failure::failed)?;
+        let given: Map<String, Value> =
+            serde_json::from_slice(&content).map_err(|error| unusable(error.to_string()))?;
+        for (name, value) in given {
+            if !FIELDS.contains(&name.as_str()) {
+                let expected = FIELDS.join(", ");
+                return Err(unusable(format!(
+                    "the field {name:?} is unknown: expected {expected}"
+                )));
+            }
+            access[name] = value;
+        }
+        Ok(access)
+    }
+}
+
+/// Refuses a master secret of another cluster: with it, no disk of this one would open.
+fn check_cluster(secret: &ClusterKms, state: &State, there: Option<&[u8]>) -> Result<(), Failure> {
+    let is_known = match (&state.cluster_id, there) {
+        (Some(id), _) => {
+            let measurement = secret
+                .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
+                .map_err(Failure::failed)?;
+            cluster_id(&measurement, &state.measurement_salt) == *id
+        }
+        (None, Some(content)) if keywrap::is_wrapped(content) => Wrapped::parse(content)
+            .and_then(|wrapped| wrapped.unwrap(&*keywrap::open(wrapped.kms())?))
+            .map(|there| there == *secret)
+            .map_err(|error| {
+                Failure::failed(format!(
+                    "the state file has no cluster ID, and what the cluster has cannot be compared with the master secret: {error}"
+                ))
+            })?,
+        (None, Some(content)) => content == secret.key().expose(),
+        // a new cluster
+        (None, None) => true,
+    };
+    match is_known {
+        true => Ok(()),
+        false => Err(Failure::failed(
+            "this is the master secret of another cluster: with it, no disk of this one would open",
+        )),
+    }
+}
