@@ -9,14 +9,9 @@
 //!
 //! API: AWS Key Management Service API Reference (`TrentService`).
 
-use std::env;
-use std::sync::Arc;
-use std::time::SystemTime;
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cloud::aws::{self, Client, Credentials};
-use cloud::sigv4;
+use cloud::aws;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -24,12 +19,12 @@ use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::Secret;
 
+use super::aws_credentials::{Callers, Signer, check_region};
 use super::error::{Error, said};
 use super::https::{Answer, Server};
 use super::patience::patiently;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
-use super::variable::variable;
 
 /// The service's line in the table.
 pub const SERVICE: Service = Service {
@@ -42,51 +37,12 @@ const PARAMETERS: &str = "keyName=ARN[&region=REGION][&endpoint=https://HOST[:PO
 
 /// The encryption context: additional data that AWS logs, and on which a policy can insist.
 pub const CONTEXT: (&str, &str) = ("purpose", "firstlight master secret");
-/// The variables that have credentials, and the one with the address of the instance's metadata service, as in AWS' own programs.
-const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
-const SECRET_KEY: &str = "AWS_SECRET_ACCESS_KEY";
-const SESSION_TOKEN: &str = "AWS_SESSION_TOKEN";
-const IMDS: &str = "AWS_EC2_METADATA_SERVICE_ENDPOINT";
 
 struct Key {
     server: Server,
     name: String,
     region: String,
-    imds: Client,
-}
-
-/// Who signs.
-enum Signer {
-    Variables {
-        id: String,
-        secret: Zeroizing<String>,
-        token: Option<Zeroizing<String>>,
-    },
-    Role(Arc<Credentials>),
-}
-
-impl Signer {
-    fn key(&self) -> sigv4::Key<'_> {
-        match self {
-            Signer::Variables { id, secret, .. } => sigv4::Key { id, secret },
-            Signer::Role(credentials) => credentials.key(),
-        }
-    }
-
-    fn token(&self) -> Option<&str> {
-        match self {
-            Signer::Variables { token, .. } => token.as_deref().map(String::as_str),
-            Signer::Role(credentials) => Some(credentials.token()),
-        }
-    }
-
-    /// Says where the credentials are from.
-    fn origin(&self) -> &'static str {
-        match self {
-            Signer::Variables { .. } => KEY_ID,
-            Signer::Role(_) => "the instance's role",
-        }
-    }
+    callers: Callers,
 }
 
 fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
@@ -98,13 +54,11 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     let region = region_of(&name, region)?;
     let endpoint =
         endpoint.unwrap_or_else(|| format!("https://kms.{region}.{}", aws::domain(&region)));
-    let imds = env::var(IMDS).ok().filter(|url| !url.is_empty());
-    let imds = Client::new(imds.as_deref());
     Ok(Box::new(Key {
         server: Server::new(&endpoint, ca.as_deref())?,
         name,
         region,
-        imds: imds.map_err(|error| Error::Credentials(format!("{IMDS}: {error}")))?,
+        callers: Callers::new()?,
     }))
 }
 
@@ -129,14 +83,7 @@ fn region_of(name: &str, region: Option<String>) -> Result<String, Error> {
         ([_], None) => return fault("has no region: give the ARN of the key, or &region=REGION"),
         _ => return fault("is not the ARN of a key or an alias"),
     };
-    // it becomes a part of the server's name, to which a key goes
-    let is_label = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    match !region.is_empty() && region.len() <= 40 && region.bytes().all(is_label) {
-        true => Ok(region),
-        false => Err(Error::Uri(format!(
-            "{region:?} is not the name of a region"
-        ))),
-    }
+    check_region(region)
 }
 
 #[derive(Deserialize)]
@@ -246,56 +193,21 @@ impl KeyEncryptionKey for Key {
 impl Key {
     /// Returns the successful answer to an operation.
     fn call(&self, operation: &str, body: &str) -> Result<Answer, Error> {
-        let signer = self.signer()?;
+        let signer = self.callers.signer()?;
         patiently(|| {
-            let answer = self.send(&signer, operation, body)?;
+            let target = format!("TrentService.{operation}");
+            let fields = [
+                ("content-type", "application/x-amz-json-1.1"),
+                ("x-amz-target", &*target),
+            ];
+            let place = ("kms", &*self.region);
+            let answer =
+                signer.send(&self.server, place, ("POST", "/"), &fields, body.as_bytes())?;
             match answer.status {
                 200 => Ok(answer),
                 _ => Err(self.refusal(&signer, operation, &answer)),
             }
         })
-    }
-
-    fn signer(&self) -> Result<Signer, Error> {
-        match (variable(KEY_ID)?, variable(SECRET_KEY)?) {
-            (Some(id), Some(secret)) => Ok(Signer::Variables {
-                id: id.to_string(),
-                secret,
-                token: variable(SESSION_TOKEN)?,
-            }),
-            (None, None) => self.imds.credentials().map(Signer::Role).map_err(|error| {
-                // the service of an instance that has just started may still be away
-                Error::Away(format!(
-                    "there are no credentials: {KEY_ID} and {SECRET_KEY} are not set, and the instance gives none: {error}"
-                ))
-            }),
-            _ => Err(Error::Credentials(format!(
-                "only one of {KEY_ID} and {SECRET_KEY} is set: set both"
-            ))),
-        }
-    }
-
-    fn send(&self, signer: &Signer, operation: &str, body: &str) -> Result<Answer, Error> {
-        let date = sigv4::date(SystemTime::now());
-        let target = format!("TrentService.{operation}");
-        let mut fields = vec![
-            ("content-type", "application/x-amz-json-1.1"),
-            ("host", self.server.host()),
-            ("x-amz-date", &*date),
-        ];
-        fields.extend(signer.token().map(|token| ("x-amz-security-token", token)));
-        fields.push(("x-amz-target", &target));
-        let request = sigv4::Request {
-            method: "POST",
-            path: "/",
-            fields: &fields,
-            body: body.as_bytes(),
-        };
-        let authorization =
-            sigv4::authorization(&signer.key(), &self.region, "kms", &date, &request);
-        fields.retain(|(name, _)| *name != "host");
-        fields.push(("authorization", &authorization));
-        self.server.send("POST", "/", &fields, body.as_bytes())
     }
 
     fn refusal(&self, signer: &Signer, operation: &str, answer: &Answer) -> Error {
@@ -358,6 +270,8 @@ mod tests {
     use support::mutation::mutations;
 
     use super::*;
+
+    const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
 
     const ARN: &str =
         "arn:aws:kms:eu-central-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab";

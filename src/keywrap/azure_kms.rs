@@ -13,12 +13,8 @@
 //!
 //! API: Azure Key Vault REST API reference, `keys`, version 7.4; Microsoft identity platform, client credentials flow.
 
-use std::fs::File;
-use std::io::Read;
-
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use cloud::azure::Client;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -26,13 +22,14 @@ use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::Secret;
 
+use super::azure_credentials::{
+    CHINA_LOGIN, Caller, Callers, GOVERNMENT_LOGIN, PUBLIC_LOGIN, is_name,
+};
 use super::error::{Error, said};
 use super::https::{Answer, Server};
-use super::oauth;
 use super::patience::patiently;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
-use super::variable::{is_word, variable};
 
 /// The service's line in the table.
 pub const SERVICE: Service = Service {
@@ -52,35 +49,14 @@ const DOMAINS: [(&str, bool, &str); 6] = [
     ("vault.azure.cn", false, CHINA_LOGIN),
     ("managedhsm.azure.cn", true, CHINA_LOGIN),
 ];
-const PUBLIC_LOGIN: &str = "https://login.microsoftonline.com";
-const GOVERNMENT_LOGIN: &str = "https://login.microsoftonline.us";
-const CHINA_LOGIN: &str = "https://login.chinacloudapi.cn";
 const VERSION: &str = "7.4";
 const ALGORITHM: &str = "RSA-OAEP-256";
-/// The variables of Azure's own programs.
-const TENANT: &str = "AZURE_TENANT_ID";
-const CLIENT_ID: &str = "AZURE_CLIENT_ID";
-const CLIENT_SECRET: &str = "AZURE_CLIENT_SECRET";
-const CLIENT_SECRET_FILE: &str = "AZURE_CLIENT_SECRET_FILE";
-const AUTHORITY: &str = "AZURE_AUTHORITY_HOST";
-const IMDS: &str = "AZURE_POD_IDENTITY_AUTHORITY_HOST";
-/// Maximum bytes of a secret.
-const MAX_SECRET: u64 = 4 << 10;
 
 struct Key {
     server: Server,
     name: String,
-    ca: Option<String>,
-    /// The domain of the vault.
-    domain: &'static str,
     is_hsm: bool,
-    login: &'static str,
-}
-
-/// A token, and whose it is.
-struct Caller {
-    authorization: Zeroizing<String>,
-    origin: &'static str,
+    callers: Callers,
 }
 
 /// What a request does.
@@ -133,17 +109,13 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     Ok(Box::new(Key {
         server,
         name,
-        ca,
-        domain,
         is_hsm,
-        login,
+        callers: Callers {
+            login,
+            resource: format!("https://{domain}"),
+            ca,
+        },
     }))
-}
-
-/// Returns whether text is letters, digits and hyphens, as names and versions of keys and the IDs of tenants are.
-fn is_name(text: &str, max: usize) -> bool {
-    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    (1..=max).contains(&text.len()) && text.bytes().all(is_allowed)
 }
 
 /// A key, as `get` describes it.
@@ -262,7 +234,7 @@ fn decoded(host: &str, operation: Operation, text: &str) -> Result<Vec<u8>, Erro
 
 impl KeyEncryptionKey for Key {
     fn prepare(&self, create: bool) -> Result<(), Error> {
-        match self.newest(&self.caller()?) {
+        match self.newest(&self.callers.caller()?) {
             Err(Error::Refused(why)) if create => Err(Error::Refused(format!(
                 "{why}; --create-key makes no keys in this service"
             ))),
@@ -271,7 +243,7 @@ impl KeyEncryptionKey for Key {
     }
 
     fn wrap(&self, key: &Secret) -> Result<Vec<u8>, Error> {
-        let caller = self.caller()?;
+        let caller = self.callers.caller()?;
         let version = self.newest(&caller)?;
         let value = Zeroizing::new(URL_SAFE_NO_PAD.encode(key.expose()));
         let answer = self.operate(&caller, WRAP, &version, &value)?;
@@ -280,7 +252,7 @@ impl KeyEncryptionKey for Key {
 
     fn unwrap(&self, wrapped: &[u8]) -> Result<Secret, Error> {
         let (version, value) = split(wrapped)?;
-        let answer = self.operate(&self.caller()?, UNWRAP, version, value)?;
+        let answer = self.operate(&self.callers.caller()?, UNWRAP, version, value)?;
         parse_unwrapped(self.server.host(), &answer.body)
     }
 }
@@ -345,104 +317,6 @@ impl Key {
                 }
             }
         })
-    }
-
-    fn caller(&self) -> Result<Caller, Error> {
-        let (tenant, client) = (variable(TENANT)?, variable(CLIENT_ID)?);
-        let resource = format!("https://{}", self.domain);
-        let (token, origin) = match (tenant, client, client_secret()?) {
-            (Some(tenant), Some(client), Some(secret)) => {
-                let token = self.application_token(&tenant, &client, &secret, &resource)?;
-                (token, "the application of AZURE_CLIENT_ID")
-            }
-            (None, client, None) => (identity_token(client, &resource)?, "the managed identity"),
-            _ => {
-                return Err(Error::Credentials(format!(
-                    "only some of {TENANT}, {CLIENT_ID} and {CLIENT_SECRET} (or {CLIENT_SECRET_FILE}) are set: set all three for an application, or none of them, or {CLIENT_ID} alone, for a managed identity"
-                )));
-            }
-        };
-        Ok(Caller {
-            authorization: Zeroizing::new(format!("Bearer {}", *token)),
-            origin,
-        })
-    }
-
-    /// Gets a token of an application (client credentials flow).
-    fn application_token(
-        &self,
-        tenant: &str,
-        client: &str,
-        secret: &str,
-        resource: &str,
-    ) -> Result<Zeroizing<String>, Error> {
-        // it becomes a part of a path; a tenant has an ID or a domain
-        if !tenant.split('.').all(|label| is_name(label, 64)) {
-            return Err(Error::Credentials(format!(
-                "{TENANT} is not the ID or the domain of a tenant"
-            )));
-        }
-        let authority = variable(AUTHORITY)?;
-        let authority = authority.as_ref().map_or(self.login, |url| url);
-        let server = Server::new(authority, self.ca.as_deref())
-            .map_err(|error| Error::Credentials(format!("{AUTHORITY}: {error}")))?;
-        let form = [
-            ("grant_type", "client_credentials"),
-            ("client_id", client),
-            ("client_secret", secret),
-            ("scope", &*format!("{resource}/.default")),
-        ];
-        let path = format!("/{tenant}/oauth2/v2.0/token");
-        oauth::token(&server, &path, &form, &format!("{CLIENT_ID} {client}"))
-    }
-}
-
-/// Gets a token of the machine's managed identity, of the only one or of the one with this client ID.
-fn identity_token(
-    client: Option<Zeroizing<String>>,
-    resource: &str,
-) -> Result<Zeroizing<String>, Error> {
-    let service = variable(IMDS)?.unwrap_or_default();
-    let mut place = service.to_string();
-    if let Some(client) = client {
-        place += &format!(",identity={}", *client);
-    }
-    let place = Some(&*place).filter(|place| !place.is_empty());
-    let imds = Client::new(place)
-        .map_err(|error| Error::Credentials(format!("{IMDS} or {CLIENT_ID}: {error}")))?;
-    let token = imds.token_for(resource).map_err(|error| {
-        let next = match error {
-            cloud::Error::Status { status: 400, .. } => {
-                "; assign an identity to the machine; if it has several, name one by AZURE_CLIENT_ID"
-            }
-            _ => "",
-        };
-        // the service of a machine that has just started, or that just got its identity, may give one later
-        Error::Away(format!(
-            "there are no credentials: {CLIENT_SECRET} and {CLIENT_SECRET_FILE} are not set, and the managed identity gives none: {error}{next}"
-        ))
-    })?;
-    Ok(Zeroizing::new(token.value().to_owned()))
-}
-
-/// Returns the secret of the application, from its variable or its file.
-fn client_secret() -> Result<Option<Zeroizing<String>>, Error> {
-    if let Some(secret) = variable(CLIENT_SECRET)? {
-        return Ok(Some(secret));
-    }
-    let Some(path) = variable(CLIENT_SECRET_FILE)? else {
-        return Ok(None);
-    };
-    let fault = |why: String| {
-        Error::Credentials(format!("the file {} of {CLIENT_SECRET_FILE} {why}", *path))
-    };
-    let mut text = Zeroizing::new(String::with_capacity(MAX_SECRET as usize));
-    File::open(&**path)
-        .and_then(|file| file.take(MAX_SECRET).read_to_string(&mut text))
-        .map_err(|error| fault(format!("cannot be read: {error}")))?;
-    match is_word(text.trim()) {
-        true => Ok(Some(Zeroizing::new(text.trim().to_owned()))),
-        false => Err(fault("has no secret: expected one word".into())),
     }
 }
 
@@ -526,7 +400,7 @@ mod tests {
         "https://own.vault.azure.net/keys/firstlight/0123456789abcdef0123456789abcdef";
 
     fn open_uri(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
-        open(super::super::uri::parse(uri)?.1)
+        open(super::super::uri::parse(uri, "kms://")?.1)
     }
 
     #[test]

@@ -10,29 +10,21 @@
 //! API: Cloud KMS API v1, `cryptoKeys`, with the checksums of "Verifying end-to-end data integrity"; for tokens "Using OAuth 2.0 for
 //! Server to Server Applications".
 
-use std::fs::File;
-use std::io::Read;
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use base64::Engine;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use cloud::gcp::Client;
-use ring::rand::SystemRandom;
-use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use base::crypto::Secret;
 
 use super::error::{Error, said};
+use super::gcp_credentials::{Callers, is_googles};
 use super::https::{Answer, Server};
-use super::oauth;
 use super::patience::patiently;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
-use super::variable::variable;
 
 /// The service's line in the table.
 pub const SERVICE: Service = Service {
@@ -43,31 +35,16 @@ pub const SERVICE: Service = Service {
 
 const PARAMETERS: &str = "keyName=projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY[&endpoint=https://HOST[:PORT]][&caFile=FILE]";
 
-/// The API, and the endpoint of tokens: a token and a signature go to these alone.
+/// The API: a token goes to it alone.
 const API: &str = "cloudkms.googleapis.com";
-const TOKENS: &str = "oauth2.googleapis.com";
 const SCOPE: &str = "https://www.googleapis.com/auth/cloudkms";
-const GRANT: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
-/// Seconds that a signature is valid.
-const LIFETIME: u64 = 600;
 /// Additional data of each encryption, so that what another program encrypted with the same key is not taken.
 const CONTEXT: &[u8] = b"firstlight master secret";
-/// The variables of Google's own programs.
-const CREDENTIALS: &str = "GOOGLE_APPLICATION_CREDENTIALS";
-const METADATA: &str = "GCE_METADATA_HOST";
-/// Maximum bytes of the file of a service account.
-const MAX_FILE: u64 = 16 << 10;
 
 struct Key {
     server: Server,
     name: String,
-    ca: Option<String>,
-}
-
-/// A token, and whose it is.
-struct Caller {
-    authorization: Zeroizing<String>,
-    origin: String,
+    callers: Callers,
 }
 
 fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
@@ -87,11 +64,12 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
             "the endpoint {endpoint:?} is not that of Cloud KMS, and a token goes nowhere else: expected https://{API}"
         )));
     }
-    Ok(Box::new(Key { server, name, ca }))
-}
-
-fn is_googles(server: &Server, name: &str) -> bool {
-    server.name().eq_ignore_ascii_case(name) || server.is_loopback()
+    let callers = Callers { scope: SCOPE, ca };
+    Ok(Box::new(Key {
+        server,
+        name,
+        callers,
+    }))
 }
 
 /// Returns whether text is the name of a key, which becomes a path.
@@ -293,7 +271,7 @@ impl Key {
         body: &str,
         read: &dyn Fn(&Answer) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let caller = self.caller()?;
+        let caller = self.callers.caller()?;
         let (host, name) = (self.server.host(), &self.name);
         let mut fields = vec![
             ("accept", "application/json"),
@@ -318,138 +296,6 @@ impl Key {
             );
             Err(refusal(status, &message, text, operation, &caller.origin))
         })
-    }
-
-    fn caller(&self) -> Result<Caller, Error> {
-        let (token, origin) = match variable(CREDENTIALS)? {
-            Some(path) => {
-                let account = Account::read(&path).map_err(|why| {
-                    Error::Credentials(format!("the file {} of {CREDENTIALS} {why}", *path))
-                })?;
-                let token = account.token(self.ca.as_deref())?;
-                (token, format!("the account {}", account.client_email))
-            }
-            None => (instance_token()?, "the instance's service account".into()),
-        };
-        Ok(Caller {
-            authorization: Zeroizing::new(format!("Bearer {}", *token)),
-            origin,
-        })
-    }
-}
-
-/// Gets a token of the instance's service account.
-fn instance_token() -> Result<Zeroizing<String>, Error> {
-    let host = variable(METADATA)?;
-    let url = host.map(|host| format!("http://{}", *host));
-    let client = Client::new(url.as_deref())
-        .map_err(|error| Error::Credentials(format!("{METADATA}: {error}")))?;
-    let token = client.token().map_err(|error| {
-        // the service of an instance that has just started may still be away
-        Error::Away(format!(
-            "there are no credentials: {CREDENTIALS} is not set, and the instance gives none: {error}"
-        ))
-    })?;
-    Ok(Zeroizing::new(token.value().to_owned()))
-}
-
-/// A service account with its key.
-#[derive(Deserialize, Zeroize)]
-#[zeroize(drop)]
-pub struct Account {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
-    client_email: String,
-    #[serde(default)]
-    private_key_id: String,
-    #[serde(default)]
-    private_key: String,
-    #[serde(default)]
-    token_uri: String,
-}
-
-impl Account {
-    fn read(path: &str) -> Result<Account, String> {
-        let mut content = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize + 1));
-        File::open(path)
-            .and_then(|file| file.take(MAX_FILE).read_to_end(&mut content))
-            .map_err(|error| format!("cannot be read: {error}"))?;
-        Account::parse(&content)
-    }
-
-    /// Parses the file. The error says as a clause what is wrong.
-    pub fn parse(content: &[u8]) -> Result<Account, String> {
-        let account: Account = serde_json::from_slice(content)
-            .map_err(|_| "is not JSON of a service account".to_owned())?;
-        if account.kind != "service_account" {
-            // a text that is no type may be anything
-            let is_type = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
-            let kind = Some(&*account.kind).filter(|kind| kind.bytes().all(is_type));
-            return Err(format!(
-                "has credentials of another type{} than service_account",
-                said(kind.unwrap_or_default())
-            ));
-        }
-        account.key().map(|_| account)
-    }
-
-    fn key(&self) -> Result<RsaKeyPair, String> {
-        let fault = || "has no private key of RSA in PEM (PKCS #8)".to_owned();
-        let base64 = self
-            .private_key
-            .split("-----")
-            .skip_while(|part| *part != "BEGIN PRIVATE KEY")
-            .nth(1)
-            .ok_or_else(fault)?;
-        let mut der = Zeroizing::new(Vec::with_capacity(base64.len()));
-        let base64: Zeroizing<String> = Zeroizing::new(base64.split_whitespace().collect());
-        STANDARD
-            .decode_vec(&*base64, &mut der)
-            .map_err(|_| fault())?;
-        RsaKeyPair::from_pkcs8(&der).map_err(|_| fault())
-    }
-
-    /// Gets a token for a signature (RFC 7523 §2.1).
-    fn token(&self, ca: Option<&str>) -> Result<Zeroizing<String>, Error> {
-        let fault = |why: String| Error::Credentials(format!("{CREDENTIALS}: {why}"));
-        let address = self.token_uri.strip_suffix("/token");
-        let server = Server::new(address.unwrap_or_default(), ca)
-            .ok()
-            .filter(|server| is_googles(server, TOKENS))
-            .ok_or_else(|| fault(format!("its token_uri is not https://{TOKENS}/token")))?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.unwrap_or_default().as_secs();
-        let assertion = self.assertion(now).map_err(fault)?;
-        let form = [("grant_type", GRANT), ("assertion", &**assertion)];
-        oauth::token(&server, "/token", &form, &self.client_email)
-    }
-
-    /// Returns a JSON web token (RFC 7519) of this time, signed by RS256 (RFC 7518 §3.3).
-    fn assertion(&self, now: u64) -> Result<Zeroizing<String>, String> {
-        let header = json!({"alg": "RS256", "typ": "JWT", "kid": self.private_key_id});
-        let claims = json!({
-            "iss": self.client_email,
-            "scope": SCOPE,
-            // always this one, wherever the endpoint is
-            "aud": format!("https://{TOKENS}/token"),
-            "iat": now,
-            "exp": now + LIFETIME,
-        });
-        let [header, claims] =
-            [header, claims].map(|json| URL_SAFE_NO_PAD.encode(json.to_string()));
-        let signed = format!("{header}.{claims}");
-        let key = self.key()?;
-        let mut signature = vec![0; key.public().modulus_len()];
-        key.sign(
-            &RSA_PKCS1_SHA256,
-            &SystemRandom::new(),
-            signed.as_bytes(),
-            &mut signature,
-        )
-        .map_err(|_| "its key signs nothing".to_owned())?;
-        let signature = URL_SAFE_NO_PAD.encode(signature);
-        Ok(Zeroizing::new(format!("{signed}.{signature}")))
     }
 }
 
@@ -511,7 +357,7 @@ mod tests {
     const NAME: &str = "projects/own/locations/europe-west3/keyRings/ring/cryptoKeys/firstlight";
 
     fn open_uri(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
-        open(super::super::uri::parse(uri)?.1)
+        open(super::super::uri::parse(uri, "kms://")?.1)
     }
 
     #[test]
@@ -646,28 +492,6 @@ mod tests {
         }
         for body in mutations(described.as_bytes(), 5000) {
             let _ = (check_key("h", NAME, &body), words(&body));
-        }
-    }
-
-    #[test]
-    fn the_file_of_an_account_is_refused_by_what_is_wrong_and_never_shown() {
-        let file = r#"{"type":"service_account","client_email":"a@own.iam.gserviceaccount.com","private_key_id":"1","private_key":"-----BEGIN PRIVATE KEY-----\nTm8ga2V5\n-----END PRIVATE KEY-----\n","token_uri":"https://oauth2.googleapis.com/token"}"#;
-        for (from, to, expected) in [
-            ("", "", "has no private key of RSA in PEM"),
-            ("BEGIN", "END", "has no private key of RSA in PEM"),
-            (
-                "service_account",
-                "authorized_user",
-                "type (authorized_user)",
-            ),
-            ("{", "[", "is not JSON"),
-        ] {
-            let error = Account::parse(file.replacen(from, to, 1).as_bytes()).err();
-            assert!(error.as_ref().unwrap().contains(expected), "{error:?}");
-        }
-        for file in mutations(file.as_bytes(), 10_000) {
-            let error = Account::parse(&file).err().unwrap();
-            assert!(!error.contains("Tm8ga2V5") && error.len() < 1000, "{error}");
         }
     }
 }

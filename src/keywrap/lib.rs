@@ -10,10 +10,13 @@
 //!
 //! Each service has a file and a line in [`ALL`].
 
+mod aws_credentials;
 pub mod aws_kms;
+mod azure_credentials;
 pub mod azure_kms;
 mod envelope;
 mod error;
+pub mod gcp_credentials;
 pub mod gcp_kms;
 mod https;
 pub mod kmip;
@@ -31,6 +34,8 @@ pub use service::KeyEncryptionKey;
 
 use service::Service;
 
+/// The beginning of the URIs.
+const SCHEME: &str = "kms://";
 /// All services. To add one, write its file beside `vault.rs`, and add its constant here and its chapter to `docs/kms.md`.
 const ALL: &[Service] = &[
     vault::SERVICE,
@@ -43,7 +48,7 @@ const ALL: &[Service] = &[
 /// Makes a client of the key that this URI names, e.g. `kms://vault?address=https://vault:8200&keyName=firstlight`. The URI contains
 /// no credentials: each service's file says where they come from. Sends no request.
 pub fn open(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
-    let (name, query) = uri::parse(uri)?;
+    let (name, query) = uri::parse(uri, SCHEME)?;
     let service = ALL.iter().find(|service| service.name == name);
     let service = service.ok_or_else(|| {
         Error::Uri(format!(
@@ -56,7 +61,7 @@ pub fn open(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
 
 /// Returns the TCP port of the service that this URI names.
 pub fn port(uri: &str) -> Result<u16, Error> {
-    let (name, mut query) = uri::parse(uri)?;
+    let (name, mut query) = uri::parse(uri, SCHEME)?;
     let address = query.take("address").or_else(|| query.take("endpoint"));
     let address = address.unwrap_or_default();
     let authority = address.rsplit("://").next().unwrap_or_default();
@@ -73,7 +78,7 @@ pub fn port(uri: &str) -> Result<u16, Error> {
 
 /// Returns the forms of key URIs, for help texts.
 pub fn forms() -> String {
-    let form = |service: &Service| format!("kms://{}?{}", service.name, service.parameters);
+    let form = |service: &Service| format!("{SCHEME}{}?{}", service.name, service.parameters);
     ALL.iter().map(form).collect::<Vec<_>>().join(", ")
 }
 

@@ -1,4 +1,4 @@
-//! Key URIs of external services: `kms://NAME?parameter=value&..` (RFC 3986).
+//! The URIs of keys and stores: `SCHEME://NAME?parameter=value&..` (RFC 3986).
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ const CREDENTIALS: [&str; 4] = [
 #[derive(Debug)]
 pub struct Query(BTreeMap<String, String>);
 
-/// Returns the name of the service and the parameters.
-pub fn parse(uri: &str) -> Result<(&str, Query), Error> {
+/// Returns the name of the service or store and the parameters; the scheme has its `://`.
+pub fn parse<'a>(uri: &'a str, scheme: &str) -> Result<(&'a str, Query), Error> {
     if uri.len() > MAX_LEN {
         let len = uri.len();
         return Err(Error::Uri(format!(
@@ -27,8 +27,8 @@ pub fn parse(uri: &str) -> Result<(&str, Query), Error> {
         )));
     }
     let rest = uri
-        .strip_prefix("kms://")
-        .ok_or_else(|| Error::Uri("it does not begin with kms://".into()))?;
+        .strip_prefix(scheme)
+        .ok_or_else(|| Error::Uri(format!("it does not begin with {scheme}")))?;
     let (name, query) = rest.split_once('?').unwrap_or((rest, ""));
     let mut parameters = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -60,6 +60,12 @@ impl Query {
     pub fn need(&mut self, name: &str) -> Result<String, Error> {
         let missing = || Error::Uri(format!("the parameter {name} is missing"));
         self.take(name).ok_or_else(missing)
+    }
+
+    /// Takes a parameter that must be there and becomes a part of a path.
+    pub fn need_path(&mut self, name: &str) -> Result<String, Error> {
+        let missing = || Error::Uri(format!("the parameter {name} is missing"));
+        self.path(name)?.ok_or_else(missing)
     }
 
     /// Takes a parameter that becomes a part of a path: letters, digits, `-`, `_`, `.`, and `/` between them.
@@ -114,13 +120,16 @@ mod tests {
     use super::*;
 
     fn error(uri: &str) -> String {
-        parse(uri).unwrap_err().to_string()
+        parse(uri, "kms://").unwrap_err().to_string()
     }
 
     #[test]
     fn parameters_are_decoded_once_and_taken_once() {
-        let (name, mut query) =
-            parse("kms://vault?address=https%3A%2F%2Fa:1&keyName=a%2525").unwrap();
+        let (name, mut query) = parse(
+            "kms://vault?address=https%3A%2F%2Fa:1&keyName=a%2525",
+            "kms://",
+        )
+        .unwrap();
         assert_eq!(name, "vault");
         assert_eq!(query.need("address").unwrap(), "https://a:1");
         assert_eq!(query.take("keyName").unwrap(), "a%25");
@@ -145,7 +154,7 @@ mod tests {
                 "{error}"
             );
         }
-        let (_, mut query) = parse("kms://vault?keyNmae=a").unwrap();
+        let (_, mut query) = parse("kms://vault?keyNmae=a", "kms://").unwrap();
         assert!(query.need("keyName").is_err());
         let error = query.finish("address, keyName").unwrap_err().to_string();
         assert!(error.contains("\"keyNmae\" is unknown: expected address, keyName"));
@@ -155,10 +164,10 @@ mod tests {
     fn what_becomes_a_path_leads_nowhere_else() {
         for bad in ["..", "a/../b", "a//b", "/a", "a/", "a?b", "a#b", "%", "a/."] {
             let uri = format!("kms://vault?keyName={}", bad.replace('%', "%25"));
-            let (_, mut query) = parse(&uri).unwrap();
+            let (_, mut query) = parse(&uri, "kms://").unwrap();
             assert!(query.path("keyName").is_err(), "{bad}");
         }
-        let (_, mut query) = parse("kms://vault?keyName=team-a/first.light_1").unwrap();
+        let (_, mut query) = parse("kms://vault?keyName=team-a/first.light_1", "kms://").unwrap();
         assert!(query.path("keyName").unwrap().is_some());
     }
 
@@ -168,7 +177,7 @@ mod tests {
             b"kms://vault?address=https%3A%2F%2Fa:1&keyName=a%25b",
             20_000,
         ) {
-            let _ = parse(&String::from_utf8_lossy(&bytes));
+            let _ = parse(&String::from_utf8_lossy(&bytes), "kms://");
         }
     }
 }

@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     fn open_uri(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
-        open(super::super::uri::parse(uri)?.1)
+        open(super::super::uri::parse(uri, "kms://")?.1)
     }
 
     #[test]

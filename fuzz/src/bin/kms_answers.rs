@@ -1,7 +1,7 @@
 //! The answers of key management services, which may contain a key: no error repeats them.
 #![no_main]
 
-use keywrap::{aws_kms, azure_kms, gcp_kms, kmip, oauth};
+use keywrap::{aws_kms, azure_kms, gcp_credentials, gcp_kms, kmip, oauth};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -27,7 +27,7 @@ fuzz_target!(|input: &[u8]| {
         assert!(error.to_string().len() < 1024);
     }
     azure_kms::parse_error(input);
-    if let Err(why) = gcp_kms::Account::parse(input) {
+    if let Err(why) = gcp_credentials::Account::parse(input) {
         assert!(why.len() < 1024);
     }
 });
