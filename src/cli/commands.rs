@@ -107,6 +107,13 @@ const INIT: Command = Command {
              nobody can recover the cluster",
         )
         .or(MASTER_SECRET_FILE),
+        Opt::value(
+            "kms",
+            Value::Text("URI"),
+            "write a new master secret only as the key of this external KMS wraps it (docs/kms.md), and keep it so in the cluster",
+        ),
+        CREATE_KEY,
+        KMS_ACCESS,
         ATTESTATION_KEY,
         TRUST_ANY_TPM,
         Opt::value("state", Value::File, "the file for the measurement salt, the cluster ID, and the node's attestation key")
@@ -147,6 +154,8 @@ const INIT: Command = Command {
     examples: &[
         "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
          --kubernetes-version v1.32.9",
+        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
+         --kms 'kms://vault?address=https://vault:8200&keyName=firstlight' --create-key",
         "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
     ],
     run: |given| init::run(&super::init_options(given)?),
@@ -195,13 +204,8 @@ const APPLY: Command = Command {
              kms://cluster-kms; the form before is deleted when all key services run with the new one; by default the form \
              stays as it is",
         ),
-        Opt::flag("create-key", "with --kms: make the key if it is missing"),
-        Opt::value(
-            "kms-access",
-            Value::File,
-            "with --kms: what the key service needs to reach it, JSON with ports, env, credentialsSecret and \
-             authoritiesConfigMap as in the chart's keyService.kms; by default the port of the URI",
-        ),
+        CREATE_KEY,
+        KMS_ACCESS,
         Opt::value(
             "state",
             Value::File,
@@ -956,10 +960,16 @@ const WRAP: Command = Command {
         ),
         MASTER_SECRET,
         SHARE_FILE,
-        Opt::value("out", Value::File, "the file to write; must not exist").or(WRAPPED_SECRET_FILE),
+        Opt::value(
+            "out",
+            Value::File,
+            "the file to write, or storage://.. for an object in a store of a cloud (docs/kms.md); must not exist",
+        )
+        .or(WRAPPED_SECRET_FILE),
     ],
     examples: &[
         "firstlight wrap --kms 'kms://vault?address=https://vault:8200&keyName=firstlight'",
+        "firstlight wrap --kms kms://aws-kms?keyName=ARN --out 'storage://aws?bucket=own&region=eu-central-1&key=firstlight.json'",
     ],
     run: |given| wrap::wrap(&super::wrap_options(given)?),
 };
@@ -970,8 +980,12 @@ const UNWRAP: Command = Command {
     about: &["The service that the file names must decrypt its key. It is not needed afterwards."],
     operand: None,
     options: &[
-        Opt::value("master-secret", Value::File, "the wrapped master secret")
-            .or(WRAPPED_SECRET_FILE),
+        Opt::value(
+            "master-secret",
+            Value::File,
+            "the wrapped master secret, or storage://..",
+        )
+        .or(WRAPPED_SECRET_FILE),
         Opt::value("out", Value::File, "the file to write; must not exist").or(MASTER_SECRET_FILE),
     ],
     examples: &["firstlight unwrap"],
@@ -1099,9 +1113,16 @@ const POLICY: Opt = Opt::needed(
 const MASTER_SECRET: Opt = Opt::value(
     "master-secret",
     Value::File,
-    "the cluster's master secret; - is standard input",
+    "the cluster's master secret; - is standard input; storage://.. is a wrapped one in a store (docs/kms.md)",
 )
 .or(MASTER_SECRET_FILE);
+const CREATE_KEY: Opt = Opt::flag("create-key", "with --kms: make the key if it is missing");
+const KMS_ACCESS: Opt = Opt::value(
+    "kms-access",
+    Value::File,
+    "with --kms: what the key service needs to reach it, JSON with ports, env, credentialsSecret and authoritiesConfigMap \
+     as in the chart's keyService.kms; by default the port of the URI",
+);
 const SHARE_FILE: Opt = Opt::value(
     "share",
     Value::File,

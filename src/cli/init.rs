@@ -51,6 +51,8 @@ pub struct Options {
     pub init_secret: PathBuf,
     /// The file of the master secret, which is made if it does not exist.
     pub master_secret: PathBuf,
+    /// How the cluster keeps the master secret, and in which form a new one is written.
+    pub wish: Wish,
     /// The state file.
     pub state: PathBuf,
     /// The file for the administrator's kubeconfig.
@@ -153,6 +155,10 @@ fn rehearse(
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => None,
         read => Some(read.map_err(Failure::failed)?),
     };
+    let external = options.wish.key().map_err(Failure::failed)?;
+    if let (Some(external), false) = (&external, options.wish.create_key) {
+        external.key.prepare(false).map_err(Failure::failed)?;
+    }
     let components = match &options.kubernetes {
         Some(kubernetes) => kubernetes.components()?.len(),
         None => 0,
@@ -172,9 +178,13 @@ fn rehearse(
         "{endpoint} meets the policy {}",
         options.policy.display()
     ))?;
-    output.say(match kms {
-        Some(_) => format!("It would get the master secret in {secret}"),
-        None => format!("It would get a new master secret, written to {secret}"),
+    output.say(match (&kms, external) {
+        (Some(_), _) => format!("It would get the master secret in {secret}"),
+        (None, None) => format!("It would get a new master secret, written to {secret}"),
+        (None, Some(external)) => format!(
+            "It would get a new master secret, written to {secret} as {} wraps it",
+            external.uri
+        ),
     })?;
     output.say(match &options.kubernetes {
         None => "No cluster would be set up on it: --kubernetes-version is not given".into(),
@@ -217,8 +227,8 @@ fn initialize(
         Some(state) => state,
         None => State::create(&options.state).map_err(Failure::failed)?,
     };
-    let (kms, origin) =
-        master_secret::open_or_create(&options.master_secret).map_err(Failure::failed)?;
+    let (kms, origin) = master_secret::open_or_create(&options.master_secret, &options.wish)
+        .map_err(Failure::failed)?;
     let output = options.output;
     output.say(format_args!(
         "{} {}",
@@ -340,7 +350,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         image: image.clone(),
         skip_phases: vec![],
         master_secret: Source::File(options.master_secret.clone()),
-        wish: Wish::default(),
+        wish: options.wish.clone(),
         state: options.state.clone(),
         node_port: join::NODE_PORT,
         migration: Migration::default(),
@@ -679,6 +689,7 @@ mod tests {
             policy: file("none"),
             trust: Trust::AnyTpm,
             init_secret: file("init-secret"),
+            wish: Wish::default(),
             master_secret: file("master.json"),
             state: file("state.json"),
             kubeconfig: file("admin.conf"),

@@ -1,10 +1,10 @@
-//! How the cluster keeps the master secret: what `firstlight apply --kms` asks for.
+//! How the cluster keeps the master secret: what `--kms` of `firstlight init` and `firstlight apply` asks for.
 
 use std::path::PathBuf;
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
 use base::program::Failure;
-use keywrap::Wrapped;
+use keywrap::{KeyEncryptionKey, Wrapped};
 use kms::ClusterKms;
 use kubernetes::client::Client;
 use kubernetes::services::master_secret::{self, Keeping};
@@ -19,7 +19,7 @@ const CLUSTER: &str = "kms://cluster-kms";
 const FIELDS: [&str; 4] = ["ports", "env", "credentialsSecret", "authoritiesConfigMap"];
 
 /// The form that the operator asks for.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Wish {
     /// The key URI. If `None`, everything stays as it is.
     pub kms: Option<String>,
@@ -29,7 +29,36 @@ pub struct Wish {
     pub access: Option<PathBuf>,
 }
 
+/// The key of an external KMS.
+pub struct External<'a> {
+    /// Its URI.
+    pub uri: &'a str,
+    /// Its client.
+    pub key: Box<dyn KeyEncryptionKey>,
+}
+
 impl Wish {
+    /// Returns the external key, if the operator asks for one.
+    pub fn key(&self) -> Result<Option<External<'_>>, keywrap::Error> {
+        match self.kms.as_deref() {
+            None | Some(CLUSTER) => Ok(None),
+            Some(uri) => Ok(Some(External {
+                uri,
+                key: keywrap::open(uri)?,
+            })),
+        }
+    }
+
+    /// Wraps the master secret.
+    pub fn wrap(
+        &self,
+        secret: &ClusterKms,
+        External { uri, key }: &External<'_>,
+    ) -> Result<String, keywrap::Error> {
+        key.prepare(self.create_key)?;
+        Ok(Wrapped::wrap(secret, uri, &**key)?.text())
+    }
+
     /// Wraps the master secret if that is asked for, and if the cluster has not got it in this form. `client` is `None` if there is
     /// no cluster to compare with.
     pub fn keeping(
@@ -44,24 +73,20 @@ impl Wish {
         let there = client.map(master_secret::content).transpose();
         let there = there.map_err(Failure::failed)?.flatten();
         check_cluster(secret, state, there.as_deref().map(Vec::as_slice))?;
-        if uri == CLUSTER {
+        let Some(external) = self.key().map_err(Failure::failed)? else {
             return Ok(Keeping::Plain);
-        }
+        };
         let access = self.access(uri)?;
-        let key = keywrap::open(uri).map_err(Failure::failed)?;
         let same = |content: &[u8]| {
-            let wrapped = Wrapped::parse(content).ok()?;
-            let is_same = wrapped.kms() == uri && wrapped.unwrap(&*key).ok()? == *secret;
+            // the content stays, also if it is the URI of a store
+            let wrapped = keywrap::find(content)?.ok()?;
+            let is_same = wrapped.kms() == uri && wrapped.unwrap(&*external.key).ok()? == *secret;
             let file = String::from_utf8(content.to_vec()).ok()?;
             is_same.then_some(file)
         };
         let file = match there.and_then(|content| same(&content)) {
             Some(file) => file,
-            None => {
-                key.prepare(self.create_key).map_err(Failure::failed)?;
-                let wrapped = Wrapped::wrap(secret, uri, &*key).map_err(Failure::failed)?;
-                wrapped.text()
-            }
+            None => self.wrap(secret, &external).map_err(Failure::failed)?,
         };
         Ok(Keeping::Wrapped { file, access })
     }
@@ -99,15 +124,16 @@ fn check_cluster(secret: &ClusterKms, state: &State, there: Option<&[u8]>) -> Re
                 .map_err(Failure::failed)?;
             cluster_id(&measurement, &state.measurement_salt) == *id
         }
-        (None, Some(content)) if keywrap::is_wrapped(content) => Wrapped::parse(content)
-            .and_then(|wrapped| wrapped.unwrap(&*keywrap::open(wrapped.kms())?))
-            .map(|there| there == *secret)
-            .map_err(|error| {
-                Failure::failed(format!(
-                    "the state file has no cluster ID, and what the cluster has cannot be compared with the master secret: {error}"
-                ))
-            })?,
-        (None, Some(content)) => content == secret.key().expose(),
+        (None, Some(content)) => match keywrap::unwrapped(content) {
+            None => content == secret.key().expose(),
+            Some(unwrapped) => unwrapped
+                .map(|there| there == *secret)
+                .map_err(|error| {
+                    Failure::failed(format!(
+                        "the state file has no cluster ID, and what the cluster has cannot be compared with the master secret: {error}"
+                    ))
+                })?,
+        },
         // a new cluster
         (None, None) => true,
     };

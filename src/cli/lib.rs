@@ -149,6 +149,7 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
         trust: trust_of(given)?,
         init_secret: given.path("init-secret"),
         master_secret: given.path("master-secret"),
+        wish: wish_of(given)?,
         state: given.path("state"),
         kubeconfig: given.path("kubeconfig"),
         merge_kubeconfig: given.has("merge-kubeconfig"),
@@ -169,6 +170,21 @@ fn wrap_options(given: &Given) -> Result<wrap::Options, Failure> {
         master_secret: master_secret_of(given)?,
         out: given.path("out"),
     })
+}
+
+/// Returns how the master secret is to be kept.
+fn wish_of(given: &Given) -> Result<Wish, Failure> {
+    let wish = Wish {
+        kms: given.value("kms").map(program::text).transpose()?,
+        create_key: given.has("create-key"),
+        access: given.value("kms-access").map(PathBuf::from),
+    };
+    if wish.kms.is_none() && (wish.create_key || wish.access.is_some()) {
+        return Err(Failure::Usage(
+            "--create-key and --kms-access need --kms".into(),
+        ));
+    }
+    Ok(wish)
 }
 
 fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
@@ -236,16 +252,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
     if image.is_none() && !skip_phases.contains(&Phase::Services) {
         return Err(Failure::Usage("--image is missing".into()));
     }
-    let wish = Wish {
-        kms: given.value("kms").map(program::text).transpose()?,
-        create_key: given.has("create-key"),
-        access: given.value("kms-access").map(PathBuf::from),
-    };
-    if wish.kms.is_none() && (wish.create_key || wish.access.is_some()) {
-        return Err(Failure::Usage(
-            "--create-key and --kms-access need --kms".into(),
-        ));
-    }
+    let wish = wish_of(given)?;
     if wish.create_key && given.has("dry-run") {
         return Err(Failure::Usage(
             "--create-key makes a key, and --dry-run changes nothing: give one of them".into(),

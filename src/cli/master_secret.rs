@@ -11,9 +11,11 @@
 //!
 //! Without it the cluster cannot be recovered. So it is durable before a node gets it, and it is never overwritten.
 //!
-//! In place of it, the file may have the master secret as `firstlight wrap` wrapped it: then an external KMS unwraps it at each use.
+//! In place of it, the file may have the master secret as `firstlight wrap` wrapped it: then an external KMS unwraps it at each use. And
+//! in place of a file, there may be the URI of a store that has the wrapped one.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -22,9 +24,10 @@ use serde::Deserialize;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 use super::files::{self, Error};
+use super::keeping::Wish;
 use super::shares;
 use base::crypto::{KEY_LEN, Secret};
-use keywrap::Wrapped;
+use keywrap::store;
 use kms::ClusterKms;
 
 /// Minimum bytes of the key that the key service and the old system accept.
@@ -44,7 +47,7 @@ pub enum Origin {
 /// Where a command gets the master secret.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// In this file.
+    /// In this file, or in the store whose URI this is.
     File(PathBuf),
     /// In the shares that these files have; `-` is the terminal.
     Shares(Vec<PathBuf>),
@@ -60,40 +63,59 @@ impl Source {
     }
 }
 
-/// Reads the master secret in the file; if there is no file, makes a new one and writes it with mode 0600.
-pub fn open_or_create(path: &Path) -> Result<(ClusterKms, Origin), Error> {
-    if files::is_standard_input(path) {
-        return Ok((read(path)?, Origin::Found));
-    }
-    match create(path) {
-        Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {
-            Ok((read(path)?, Origin::Found))
+/// Reads the master secret in the file; if there is no file, makes a new one and writes it with mode 0600, wrapped if that is wished.
+pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, Origin), Error> {
+    let is_file = !files::is_standard_input(path) && store_uri(path).is_none();
+    if is_file && !path.exists() {
+        match create(path, wish) {
+            Err(error) if error.kind() == Some(io::ErrorKind::AlreadyExists) => {}
+            created => return Ok((created?, Origin::Created)),
         }
-        created => Ok((created?, Origin::Created)),
     }
+    Ok((read(path)?, Origin::Found))
+}
+
+/// Returns the URI of a store that is given in place of a file.
+fn store_uri(path: &Path) -> Option<&str> {
+    store::uri(path.as_os_str().as_bytes())
 }
 
 /// Reads the master secret in the file, which only its owner may read, or from standard input (`-`). Has an external KMS unwrap it if it is wrapped.
 pub fn read(path: &Path) -> Result<ClusterKms, Error> {
-    let content = files::read_secret(path)?;
-    if keywrap::is_wrapped(&content) {
-        let unwrapped = || {
-            let wrapped = Wrapped::parse(&content)?;
-            wrapped.unwrap(&*keywrap::open(wrapped.kms())?)
-        };
-        return unwrapped()
-            .map_err(|error: keywrap::Error| Error::Content(path.into(), error.to_string()));
+    let content = match store_uri(path) {
+        Some(uri) => Zeroizing::new(uri.as_bytes().to_vec()),
+        None => files::read_secret(path)?,
+    };
+    if let Some(unwrapped) = keywrap::unwrapped(&content) {
+        return unwrapped.map_err(|error| Error::Content(path.into(), error.to_string()));
     }
     parse(&content)
         .map_err(|what| Error::Content(path.into(), format!("not a master secret: {what}")))
 }
 
-fn create(path: &Path) -> Result<ClusterKms, Error> {
+fn create(path: &Path, wish: &Wish) -> Result<ClusterKms, Error> {
+    let fault = |error: String| Error::Content(path.into(), error);
     let (key, salt) = (Secret::random(KEY_LEN), Secret::random(MIN_SALT_LEN));
-    let secret = ClusterKms::new(key, salt)
-        .map_err(|error| Error::Content(path.into(), error.to_string()))?;
-    files::create_private(path, text(&secret).as_bytes())?;
+    let secret = ClusterKms::new(key, salt).map_err(|error| fault(error.to_string()))?;
+    let external = wish.key().map_err(|error| fault(error.to_string()))?;
+    let content = external.map(|external| wish.wrap(&secret, &external));
+    let content = content
+        .transpose()
+        .map_err(|error| fault(format!("not written: {error}")))?;
+    let content = content.map_or_else(|| text(&secret), Zeroizing::new);
+    files::create_private(path, content.as_bytes())?;
     Ok(secret)
+}
+
+/// Writes a master secret, plain or wrapped, to a new file or a store. Returns where it can be read.
+pub fn write(out: &Path, content: &[u8]) -> Result<PathBuf, Error> {
+    let Some(uri) = store_uri(out) else {
+        return files::create_private(out, content).map(|()| out.into());
+    };
+    let written = store::write_once(uri, content).map_err(|error| error.to_string());
+    written
+        .map(PathBuf::from)
+        .map_err(|why| Error::Content(out.into(), why))
 }
 
 /// Returns the file's text. It has no line break at the end, as in the old system.
@@ -165,10 +187,10 @@ mod tests {
     fn a_new_secret_is_written_once_and_found_ever_after() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("master.json");
-        let (first, origin) = open_or_create(&path).unwrap();
+        let (first, origin) = open_or_create(&path, &Wish::default()).unwrap();
         assert_eq!(origin, Origin::Created);
         let written = fs::read(&path).unwrap();
-        let (second, origin) = open_or_create(&path).unwrap();
+        let (second, origin) = open_or_create(&path, &Wish::default()).unwrap();
         assert_eq!((second, origin), (first, Origin::Found));
         assert_eq!(fs::read(&path).unwrap(), written);
     }
@@ -189,7 +211,9 @@ mod tests {
         ] {
             fs::write(&path, content).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-            let error = open_or_create(&path).unwrap_err().to_string();
+            let error = open_or_create(&path, &Wish::default())
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{content}: {error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
@@ -201,7 +225,10 @@ mod tests {
         let path = dir.path().join("master.json");
         fs::write(&path, OLD).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        assert!(matches!(open_or_create(&path), Err(Error::Loose(..))));
+        assert!(matches!(
+            open_or_create(&path, &Wish::default()),
+            Err(Error::Loose(..))
+        ));
     }
 
     #[test]

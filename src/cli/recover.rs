@@ -381,7 +381,7 @@ mod tests {
     fn push_to(node: &Server) -> Result<(), (u8, String)> {
         run_at(node, |dir| {
             let path = dir.path().join("master.json");
-            master_secret::open_or_create(&path).unwrap();
+            master_secret::open_or_create(&path, &crate::Wish::default()).unwrap();
             Action::Push {
                 master_secret: Source::File(path),
                 is_migrating: false,

@@ -7,7 +7,7 @@ use keywrap::Wrapped;
 use kms::ClusterKms;
 
 use super::master_secret::{self, Source};
-use super::{files, say};
+use super::say;
 
 /// What `firstlight wrap` is to do.
 pub struct Options {
@@ -17,7 +17,7 @@ pub struct Options {
     pub create_key: bool,
     /// Where the master secret is, plain or wrapped.
     pub master_secret: Source,
-    /// The file to write; it must not exist.
+    /// The file to write, or the URI of a store; it must not exist.
     pub out: PathBuf,
 }
 
@@ -27,11 +27,11 @@ pub fn wrap(options: &Options) -> Result<(), Failure> {
     let key = keywrap::open(&options.kms).map_err(Failure::failed)?;
     key.prepare(options.create_key).map_err(Failure::failed)?;
     let wrapped = Wrapped::wrap(&secret, &options.kms, &*key).map_err(Failure::failed)?;
-    write(&options.out, wrapped.text().as_bytes(), &secret)?;
+    let written = write(&options.out, wrapped.text().as_bytes(), &secret)?;
     say(format_args!(
         "{} has the master secret, wrapped by {}. Give it as --master-secret in place of the plain one, and keep that where nobody \
          reads it, or destroy it: without both the service's key and the plain one nobody can recover the cluster.",
-        options.out.display(),
+        written.display(),
         options.kms
     ))
 }
@@ -46,12 +46,12 @@ pub fn unwrap(wrapped: &Path, out: &Path) -> Result<(), Failure> {
     ))
 }
 
-/// Writes the file, and reads it again as the next command will.
-fn write(out: &Path, content: &[u8], secret: &ClusterKms) -> Result<(), Failure> {
-    files::create_private(out, content).map_err(Failure::failed)?;
-    let read = master_secret::read(out).map_err(Failure::failed)?;
+/// Writes the file, and reads it again as the next command will. Returns its path, or the URI by which a store gives it.
+fn write(out: &Path, content: &[u8], secret: &ClusterKms) -> Result<PathBuf, Failure> {
+    let written = master_secret::write(out, content).map_err(Failure::failed)?;
+    let read = master_secret::read(&written).map_err(Failure::failed)?;
     match read == *secret {
-        true => Ok(()),
+        true => Ok(written),
         false => Err(Failure::failed(format!(
             "{} was written and does not have the master secret: keep the old file, and check the disk",
             out.display()

@@ -79,7 +79,8 @@ fn canonical(request: &Request<'_>, signed: &str) -> String {
     )
 }
 
-fn sha256(bytes: &[u8]) -> String {
+/// Returns the SHA-256 in hexadecimal digits, as the field `x-amz-content-sha256` has it.
+pub fn sha256(bytes: &[u8]) -> String {
     hex(digest::digest(&digest::SHA256, bytes).as_ref())
 }
 

@@ -8,7 +8,7 @@ pub const SHOWN: usize = 300;
 /// Why a master secret cannot be wrapped or unwrapped. No text contains a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
-    /// The key URI is wrong.
+    /// The URI of a key or of a store is wrong.
     Uri(String),
     /// The credentials are missing or unusable.
     Credentials(String),
@@ -18,6 +18,8 @@ pub enum Error {
     Busy(String),
     /// The service refuses.
     Refused(String),
+    /// A store has a file with this name already, and replaces none.
+    Exists,
     /// The answer of the service is not usable.
     Answer(String),
     /// The file is not a wrapped master secret.
@@ -36,9 +38,10 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Uri(why) => write!(f, "key URI: {why}"),
+            Error::Uri(why) => write!(f, "wrong URI: {why}"),
             Error::Credentials(why) | Error::Away(why) | Error::Busy(why) => f.write_str(why),
             Error::Refused(why) | Error::Answer(why) => f.write_str(why),
+            Error::Exists => f.write_str("another file is there, and none is ever replaced: give another name"),
             Error::Format(why) => write!(f, "not a wrapped master secret: {why}"),
             Error::Sealed => f.write_str(
                 "the wrapped master secret does not open: it is damaged, or it was wrapped for another key URI",

@@ -23,6 +23,7 @@ pub mod kmip;
 pub mod oauth;
 mod patience;
 mod service;
+pub mod store;
 mod ttlv;
 mod uri;
 mod variable;
@@ -31,6 +32,8 @@ mod vault;
 pub use envelope::{MAX_LEN, Wrapped, is_wrapped};
 pub use error::Error;
 pub use service::KeyEncryptionKey;
+
+use kms::ClusterKms;
 
 use service::Service;
 
@@ -44,6 +47,21 @@ const ALL: &[Service] = &[
     gcp_kms::SERVICE,
     kmip::SERVICE,
 ];
+
+/// Returns the wrapped master secret that this content of a file is, or that is in the store whose URI it is. `None` if it is neither,
+/// so that it may be a plain one.
+pub fn find(content: &[u8]) -> Option<Result<Wrapped, Error>> {
+    match store::uri(content) {
+        Some(uri) => Some(store::read(uri).and_then(|file| Wrapped::parse(&file))),
+        None => is_wrapped(content).then(|| Wrapped::parse(content)),
+    }
+}
+
+/// Returns the master secret that [`find`] finds, unwrapped by the service that it names.
+pub fn unwrapped(content: &[u8]) -> Option<Result<ClusterKms, Error>> {
+    let unwrap = |wrapped: Wrapped| wrapped.unwrap(&*open(wrapped.kms())?);
+    find(content).map(|found| found.and_then(unwrap))
+}
 
 /// Makes a client of the key that this URI names, e.g. `kms://vault?address=https://vault:8200&keyName=firstlight`. The URI contains
 /// no credentials: each service's file says where they come from. Sends no request.

@@ -1,4 +1,4 @@
-"""Serves AWS' KMS and IAM with moto over TLS: aws_kms.py FOLDER CERTIFICATE KEY. The folder has the policies of docs/kms.md.
+"""Serves AWS' KMS, S3 and IAM with moto over TLS: aws_kms.py FOLDER CERTIFICATE KEY. The folder has the policies of docs/kms.md.
 
 Prints one line of JSON with the keys and the credentials, and ends with its standard input. Then each request must have the signature of
 one of the roles, whose policies moto applies. moto knows neither the keys nor the conditions of policies, but actions.
@@ -13,7 +13,9 @@ import threading
 
 import boto3
 from moto import settings
+from moto.core import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.s3.models import s3_backends
 from werkzeug.serving import make_server
 
 REGION = "eu-central-1"
@@ -36,7 +38,8 @@ def client(service):
     )
 
 
-kms, iam, sts = (client(service) for service in ("kms", "iam", "sts"))
+kms, iam, sts, s3 = (client(service) for service in ("kms", "iam", "sts", "s3"))
+s3.create_bucket(Bucket="own", CreateBucketConfiguration={"LocationConstraint": REGION})
 keys = [kms.create_key(KeyUsage=USAGE)["KeyMetadata"]["Arn"] for _ in range(2)]
 kms.create_alias(AliasName="alias/firstlight", TargetKeyId=keys[0])
 signing = kms.create_key(KeyUsage="SIGN_VERIFY", KeySpec="RSA_2048")["KeyMetadata"]["Arn"]
@@ -50,16 +53,21 @@ def encrypted(key, context):
     return base64.b64encode(blob).decode()
 
 
-credentials = {}
-for role in ("operator", "key-service"):
-    policy = json.loads(pathlib.Path(FOLDER, f"aws-kms-{role}.json").read_text())
+def policy_of(role, service, resource):
+    policy = json.loads(pathlib.Path(FOLDER, f"aws-{service}-{role}.json").read_text())
     for statement in policy["Statement"]:
-        assert statement["Resource"] == "arn:aws:kms:REGION:ACCOUNT:key/ID"
+        assert statement["Resource"] == resource
         statement["Resource"] = "*"
         statement.pop("Condition", None)
+    return json.dumps(policy)
+
+
+credentials = {}
+for role in ("operator", "key-service"):
     trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
     arn = iam.create_role(RoleName=role, AssumeRolePolicyDocument=json.dumps(trust))["Role"]["Arn"]
-    iam.put_role_policy(RoleName=role, PolicyName="firstlight", PolicyDocument=json.dumps(policy))
+    for service, resource in (("kms", "arn:aws:kms:REGION:ACCOUNT:key/ID"), ("s3", "arn:aws:s3:::BUCKET/KEY")):
+        iam.put_role_policy(RoleName=role, PolicyName=service, PolicyDocument=policy_of(role, service, resource))
     given = sts.assume_role(RoleArn=arn, RoleSessionName="test")["Credentials"]
     credentials[role] = {
         "Code": "Success",
@@ -79,5 +87,8 @@ found = {
 }
 settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
 print(json.dumps(found), flush=True)
-sys.stdin.read()
+# each further line is the name of an object that is replaced
+for line in sys.stdin:
+    s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object("own", line.strip(), b"{}")
+    print("replaced", flush=True)
 server.shutdown()

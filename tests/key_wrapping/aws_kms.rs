@@ -1,7 +1,8 @@
 //! AWS KMS: moto serves it, and checks signatures and permitted actions. The instance metadata service, and what moto cannot do
 //! (throttling), are servers of this file.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -11,27 +12,36 @@ use support::ROOT;
 use tempfile::TempDir;
 
 use super::{
-    Peer, check_same_keys, key, key_service, replace_wrapped_key, text, unwrap, workspace, wrap,
+    Peer, check_same_keys, firstlight, key, key_service, replace_wrapped_key, text, unwrap,
+    workspace, wrap,
 };
 
+/// A policy that any node meets.
+const POLICY: &str = r#"{"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
+
 /// moto with keys in it.
-struct Moto(Peer);
+pub struct Moto(pub Peer);
 
 impl Moto {
+    /// Starts one with a bucket that the caller changes.
+    pub fn start() -> Moto {
+        Moto(Peer::python("aws_kms.py"))
+    }
+
     /// Returns the one of all tests.
     fn get() -> &'static Moto {
-        static MOTO: LazyLock<Moto> = LazyLock::new(|| Moto(Peer::python("aws_kms.py")));
+        static MOTO: LazyLock<Moto> = LazyLock::new(Moto::start);
         &MOTO
     }
 
     /// Returns the URI of a key.
-    fn uri(&self, key: &str) -> String {
+    pub fn uri(&self, key: &str) -> String {
         let (url, folder) = (text(&self.0.found["url"]), self.0.folder.path().display());
         format!("kms://aws-kms?keyName={key}&endpoint={url}&caFile={folder}/ca.pem")
     }
 
     /// Returns the environment of who has these credentials.
-    fn env(&self, role: &str) -> [(&str, &str); 3] {
+    pub fn env(&self, role: &str) -> [(&str, &str); 3] {
         let given = &self.0.found["credentials"][role];
         [
             ("AWS_ACCESS_KEY_ID", text(&given["AccessKeyId"])),
@@ -43,7 +53,7 @@ impl Moto {
 
 /// Starts the metadata service of an instance with this role, version 2 only ("Use the Instance Metadata Service to access instance
 /// metadata" in the EC2 User Guide).
-fn imds(role: &'static str, credentials: Value) -> String {
+pub fn imds(role: &'static str, credentials: Value) -> String {
     const ROLES: &str = "/latest/meta-data/iam/security-credentials/";
     server::start(move |request| match (&*request.method, &*request.path) {
         ("PUT", "/latest/api/token") => {
@@ -152,6 +162,64 @@ fn each_refusal_names_what_is_missing() {
     replace_wrapped_key(dir.path(), text(&moto.0.found["ofOtherKey"]));
     let said = unwrap(dir.path(), &operator).unwrap_err();
     assert!(said.contains("the file must be that of this key"), "{said}");
+}
+
+#[test]
+fn init_writes_a_new_master_secret_only_as_the_key_wraps_it() {
+    let (moto, dir) = (Moto::get(), workspace());
+    let file = |name: &str, content: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    };
+    file("init-secret", "secret");
+    file("policy.json", POLICY);
+    let uri = moto.uri(text(&moto.0.found["keys"][0]));
+    let init = |env: &[(&str, &str)], more: &[&str]| {
+        // nothing is there: the master secret is written before the first packet
+        let args = [
+            "init",
+            "--endpoint",
+            "127.0.0.1:1",
+            "--policy",
+            "policy.json",
+            "--init-secret",
+            "init-secret",
+            "--trust-any-tpm",
+            "--timeout",
+            "1s",
+            "--master-secret",
+            "new.json",
+            "--kms",
+            &uri,
+        ];
+        let output = firstlight(dir.path(), env, &[&args, more].concat());
+        assert!(!output.status.success());
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    let new = dir.path().join("new.json");
+    let said = init(&moto.env("key-service"), &[]);
+    assert!(said.contains("kms:DescribeKey") && !new.exists(), "{said}");
+    let said = init(&moto.env("key-service"), &["--dry-run"]);
+    assert!(said.contains("kms:DescribeKey") && !new.exists(), "{said}");
+    let said = init(&moto.env("operator"), &[]);
+    assert!(
+        said.contains("A new master secret is in new.json"),
+        "{said}"
+    );
+    let wrapped = fs::read_to_string(&new).unwrap();
+    assert!(
+        wrapped.contains("wrappedKey") && wrapped.contains("aws-kms"),
+        "{wrapped}"
+    );
+    let said = init(&moto.env("operator"), &[]);
+    assert!(
+        said.contains("Using the master secret in new.json"),
+        "{said}"
+    );
+    assert_eq!(fs::read_to_string(&new).unwrap(), wrapped);
+    fs::rename(&new, dir.path().join("wrapped.json")).unwrap();
+    unwrap(dir.path(), &moto.env("operator")).unwrap();
 }
 
 #[test]

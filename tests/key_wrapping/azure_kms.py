@@ -4,32 +4,46 @@ No registry has an emulator, so this server follows the published API: Azure Key
 keys, 7.4), its error codes, the client credentials flow of the Microsoft identity platform, and the token endpoint of the instance
 metadata service. Before it is used, Azure's own clients get tokens here, and wrap and unwrap with a key.
 
+If the variable AZURITE names its program, Azurite serves blobs behind this server, which checks the data actions of the caller's role before
+("Permissions for blob service operations"); Azurite checks tokens by their form alone.
+
 Prints one line of JSON with the addresses and the callers, and ends with its standard input.
 """
 
 import base64
 import json
+import os
 import pathlib
 import secrets
 import ssl
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+import jwt
+from backend import Backend
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 FOLDER, CERTIFICATE, KEY = sys.argv[1:]
 TENANT = "11111111-2222-3333-4444-555555555555"
 RESOURCE = "https://vault.azure.net"
+STORAGE = "https://storage.azure.com"
+BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
 OAEP = padding.OAEP(mgf=padding.MGF1(hashes.SHA256()), algorithm=hashes.SHA256(), label=None)
 ALL = ["wrapKey", "unwrapKey", "encrypt", "decrypt", "sign", "verify"]
 # by name: the versions, the newest at the end
 KEYS = {}
 TOKENS = {}
 ROLES = {
-    role: json.loads(pathlib.Path(FOLDER, f"azure-kms-{role}.json").read_text())["DataActions"] for role in ("operator", "key-service")
+    role: [
+        action
+        for service in ("kms", "blob")
+        for action in json.loads(pathlib.Path(FOLDER, f"azure-{service}-{role}.json").read_text())["DataActions"]
+    ]
+    for role in ("operator", "key-service")
 }
 # the client IDs of the applications, and of the managed identities
 CALLERS = {role: {"clientId": f"client-{role}", "secret": secrets.token_urlsafe()} for role in ROLES}
@@ -55,9 +69,11 @@ def number(value):
 
 
 def token(role, resource):
-    assert resource == RESOURCE, resource
-    value = secrets.token_urlsafe()
-    TOKENS[value] = role
+    assert resource in (RESOURCE, STORAGE), resource
+    now = int(time.time())
+    claims = {"aud": resource, "iss": f"https://sts.windows.net/{TENANT}/", "iat": now, "nbf": now, "exp": now + 3599}
+    value = jwt.encode(claims | {"jti": secrets.token_urlsafe()}, secrets.token_bytes(32), "HS256")
+    TOKENS[value] = (role, resource)
     return value
 
 
@@ -112,9 +128,14 @@ class Vault(Handler):
     def do_POST(self):
         self.serve("POST")
 
+    def do_PUT(self):
+        self.serve("PUT")
+
     def serve(self, method):
         body = self.read()
         url = urlsplit(self.path)
+        if azurite and url.path.startswith("/devstoreaccount1/"):
+            return self.blob(method, body)
         if url.path.endswith("/oauth2/v2.0/token"):
             return self.login(url.path, body)
         if "/.well-known/" in url.path:
@@ -140,9 +161,31 @@ class Vault(Handler):
         given = {"token_type": "Bearer", "expires_in": 3599, "ext_expires_in": 3599}
         return self.answer(200, given | {"access_token": token(role, scopes[0].removesuffix("/.default"))})
 
+    def blob(self, method, body):
+        role, resource = TOKENS.get(self.headers.get("Authorization", "").removeprefix("Bearer "), (None, None))
+        actions = {"GET": [f"{BLOBS}/read"], "PUT": [f"{BLOBS}/add/action", f"{BLOBS}/write"]}[method]
+        code = None
+        if resource != STORAGE:
+            status, code = 401, "InvalidAuthenticationInfo"
+        elif not set(actions) & set(ROLES[role]):
+            status, code = 403, "AuthorizationPermissionMismatch"
+        if code:
+            # the service begins its XML so
+            content = f"\ufeff<?xml version='1.0' encoding='utf-8'?><Error><Code>{code}</Code><Message>No.</Message></Error>".encode()
+            fields = [("Content-Type", "application/xml"), ("x-ms-error-code", code)]
+        else:
+            status, fields, content = azurite.answer(method, self.path, self.headers, body)
+        self.send_response(status)
+        for name, value in fields:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
     def key(self, method, url, body):
         scheme, _, value = self.headers.get("Authorization", "").partition(" ")
-        if scheme != "Bearer" or value not in TOKENS:
+        role, resource = TOKENS.get(value, (None, None))
+        if scheme != "Bearer" or resource != RESOURCE:
             raise Fault(401, "Unauthorized", "AKV10000: Request is missing a Bearer or PoP token.")
         if "api-version" not in parse_qs(url.query):
             raise Fault(400, "BadParameter", "The request has no api-version")
@@ -150,7 +193,7 @@ class Vault(Handler):
         assert keys == "keys"
         version, operation = (rest + ["", ""])[:2]
         action = {"": "read", "wrapkey": "wrap/action", "unwrapkey": "unwrap/action"}[operation]
-        if f"Microsoft.KeyVault/vaults/keys/{action}" not in ROLES[TOKENS[value]]:
+        if f"Microsoft.KeyVault/vaults/keys/{action}" not in ROLES[role]:
             raise Fault(403, "Forbidden", "Caller is not authorized to perform action on resource.", "ForbiddenByRbac")
         found = [key for key in KEYS.get(name, []) if version in ("", key["version"])]
         if not found:
@@ -191,6 +234,13 @@ def serve(handler, certificate=False):
     return f"http{'s' if certificate else ''}://127.0.0.1:{server.server_address[1]}"
 
 
+azurite = None
+if "AZURITE" in os.environ:
+    options = ["--blobPort", "0", "--inMemoryPersistence", "--disableTelemetry", "--oauth", "basic", "--cert", CERTIFICATE, "--key", KEY]
+    azurite = Backend([os.environ["AZURITE"], *options], "Azurite Blob service successfully listens")
+    fields = {"x-ms-version": "2021-12-02", "Authorization": f"Bearer {token('operator', STORAGE)}"}
+    status, _, content = azurite.answer("PUT", "/devstoreaccount1/own?restype=container", fields, b"")
+    assert status == 201, content
 make("firstlight")
 make("another")
 make("disabled", enabled=False)
@@ -224,12 +274,18 @@ check_with_the_clients_of_azure()
 value, version = wrapped("another", bytes(32))
 found = {"url": base, "imds": imds, "tenant": TENANT, "callers": CALLERS, "ofOtherKey": value, "ofOtherVersion": version}
 print(json.dumps(found), flush=True)
-# each further line makes a new version of a key, or disables all of them
+# each further line makes a new version of a key, or disables all of them, or replaces a blob
 for line in sys.stdin:
     command, name = line.split()
+    if command == "replace":
+        fields["x-ms-blob-type"] = "BlockBlob"
+        print(azurite.answer("PUT", f"/devstoreaccount1/own/{name}", fields, b"{}")[0], flush=True)
+        continue
     if command == "rotate":
         make(name)
     else:
         for key in KEYS[name]:
             key["enabled"] = command == "enable"
     print(KEYS[name][-1]["version"], flush=True)
+if azurite:
+    azurite.stop()

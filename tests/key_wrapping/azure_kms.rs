@@ -12,20 +12,27 @@ use super::{
     Env, Peer, check_same_keys, key_service, replace_wrapped_key, text, unwrap, workspace, wrap,
 };
 
-struct Vault(Peer);
+pub struct Vault(pub Peer);
 
 impl Vault {
     fn start() -> Vault {
         Vault(Peer::python("azure_kms.py"))
     }
 
-    fn uri(&self, key: &str) -> String {
+    /// Starts the vault and, with its tokens, a storage account.
+    pub fn with_storage() -> Vault {
+        let azurite = support::foreign::fetched("azurite.sh");
+        let env = [("AZURITE", azurite.to_str().unwrap())];
+        Vault(Peer::python_with("azure_kms.py", &env))
+    }
+
+    pub fn uri(&self, key: &str) -> String {
         let (url, folder) = (text(&self.0.found["url"]), self.0.folder.path().display());
         format!("kms://azure-kms?address={url}&keyName={key}&caFile={folder}/ca.pem")
     }
 
     /// Returns the environment of an application with this role.
-    fn application(&self, role: &str) -> [(&str, &str); 4] {
+    pub fn application(&self, role: &str) -> [(&str, &str); 4] {
         let found = &self.0.found;
         let caller = &found["callers"][role];
         [
@@ -37,7 +44,7 @@ impl Vault {
     }
 
     /// Returns the environment of a machine that has an identity with this role, and others.
-    fn identity(&self, role: &str) -> [(&str, &str); 2] {
+    pub fn identity(&self, role: &str) -> [(&str, &str); 2] {
         let found = &self.0.found;
         [
             ("AZURE_POD_IDENTITY_AUTHORITY_HOST", text(&found["imds"])),

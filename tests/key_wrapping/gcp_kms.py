@@ -4,6 +4,9 @@ No registry has an emulator, so this server follows the published API: Cloud KMS
 refuse unknown fields; "Verifying end-to-end data integrity"; the error model of AIP-193; the tokens of "Using OAuth 2.0 for Server to
 Server Applications" and of the metadata server. Before it is used, Google's own client gets a token here, and encrypts and decrypts.
 
+If the variable STORAGE names its program, fake-gcs-server serves buckets behind this server, which checks tokens, scopes and the permissions
+of the caller's role before ("IAM permissions for JSON methods").
+
 Prints one line of JSON with the addresses and the accounts, and ends with its standard input.
 """
 
@@ -21,6 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import jwt
 import yaml
+from backend import Backend
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -30,7 +34,7 @@ from google_crc32c import value as crc32c
 
 FOLDER, CERTIFICATE, KEY = sys.argv[1:]
 RING = "projects/own/locations/europe-west3/keyRings/ring/cryptoKeys"
-SCOPES = {"https://www.googleapis.com/auth/cloudkms", "https://www.googleapis.com/auth/cloud-platform"}
+KMS, STORAGE, ALL = (f"https://www.googleapis.com/auth/{name}" for name in ("cloudkms", "devstorage.read_write", "cloud-platform"))
 # always this one, wherever the endpoint is
 AUDIENCE = "https://oauth2.googleapis.com/token"
 ENABLED, DISABLED = (kms.CryptoKeyVersion.CryptoKeyVersionState[name] for name in ("ENABLED", "DISABLED"))
@@ -39,7 +43,11 @@ PURPOSE = kms.CryptoKey.CryptoKeyPurpose
 KEYS = {name: [secrets.token_bytes(32)] for name in ("firstlight", "another", "disabled", "signing", "bent")}
 TOKENS = {}
 ROLES = {
-    role: yaml.safe_load(pathlib.Path(FOLDER, f"gcp-kms-{role}.yaml").read_text())["includedPermissions"]
+    role: [
+        permission
+        for service in ("kms", "storage")
+        for permission in yaml.safe_load(pathlib.Path(FOLDER, f"gcp-{service}-{role}.yaml").read_text())["includedPermissions"]
+    ]
     for role in ("operator", "key-service")
 }
 ACCOUNTS = {}
@@ -50,9 +58,9 @@ class Fault(Exception):
         super().__init__(code, {"error": {"code": code, "message": message, "status": status}})
 
 
-def token(role):
+def token(role, scopes):
     value = "ya29." + secrets.token_urlsafe()
-    TOKENS[value] = role
+    TOKENS[value] = (role, scopes)
     return {"access_token": value, "expires_in": 3599, "token_type": "Bearer"}
 
 
@@ -80,7 +88,7 @@ class Metadata(Handler):
             return self.answer(403, {}, flavor)
         if urlsplit(self.path).path != "/computeMetadata/v1/instance/service-accounts/default/token":
             return self.answer(404, {}, flavor)
-        return self.answer(200, token("key-service"), flavor)
+        return self.answer(200, token("key-service", {ALL}), flavor)
 
 
 class Api(Handler):
@@ -95,6 +103,8 @@ class Api(Handler):
         url = urlsplit(self.path)
         if url.path == "/token":
             return self.login(body)
+        if storage and "/storage/v1/b/" in url.path:
+            return self.object(method, body)
         try:
             self.answer(200, self.key(method, url.path.removeprefix("/v1/"), body))
         except Fault as fault:
@@ -110,22 +120,41 @@ class Api(Handler):
             claims = jwt.decode(assertion, public, ["RS256"], audience=AUDIENCE, options={"require": ["exp", "iat", "iss", "aud"]})
             header = jwt.get_unverified_header(assertion)
             assert header["kid"] == f"key of {role}" and claims["exp"] - claims["iat"] <= 3600 and claims["exp"] > time.time()
-            assert set(claims["scope"].split()) <= SCOPES
+            scopes = set(claims["scope"].split())
+            assert scopes <= {KMS, STORAGE, ALL}
         except (jwt.InvalidTokenError, KeyError):
             return self.answer(400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
-        return self.answer(200, token(role))
+        return self.answer(200, token(role, scopes))
+
+    def caller(self, scope):
+        scheme, _, value = self.headers.get("Authorization", "").partition(" ")
+        role, scopes = TOKENS.get(value, (None, set()))
+        if scheme != "Bearer" or not role:
+            raise Fault(401, "UNAUTHENTICATED", "Request had invalid authentication credentials.")
+        if not scopes & {scope, ALL}:
+            raise Fault(403, "PERMISSION_DENIED", "Request had insufficient authentication scopes.")
+        return role
+
+    def object(self, method, body):
+        permission = {"GET": "storage.objects.get", "POST": "storage.objects.create"}[method]
+        try:
+            role = self.caller(STORAGE)
+            if permission not in ROLES[role]:
+                raise Fault(403, "PERMISSION_DENIED", f"{role} does not have {permission} access to the Google Cloud Storage object.")
+        except Fault as fault:
+            return self.answer(*fault.args)
+        status, _, content = storage.answer(method, self.path, self.headers, body)
+        return self.answer(status, content.decode())
 
     def key(self, method, path, body):
-        scheme, _, value = self.headers.get("Authorization", "").partition(" ")
-        if scheme != "Bearer" or value not in TOKENS:
-            raise Fault(401, "UNAUTHENTICATED", "Request had invalid authentication credentials.")
+        role = self.caller(KMS)
         name, _, operation = path.partition(":")
         permission = {
             "": "cloudkms.cryptoKeys.get",
             "encrypt": "cloudkms.cryptoKeyVersions.useToEncrypt",
             "decrypt": "cloudkms.cryptoKeyVersions.useToDecrypt",
         }[operation]
-        if permission not in ROLES[TOKENS[value]]:
+        if permission not in ROLES[role]:
             raise Fault(403, "PERMISSION_DENIED", f"Permission '{permission}' denied on resource '{name}' (or it may not exist).")
         ring, short = name.rsplit("/", 1)
         if ring != RING or short not in KEYS:
@@ -241,6 +270,7 @@ def check_with_the_client_of_google(info):
     assert client.decrypt(request=request | aad).plaintext == bytes(32)
 
 
+storage = Backend([os.environ["STORAGE"], "own"], "127.0.0.1:") if "STORAGE" in os.environ else None
 accounts = {role: account(role) for role in ROLES}
 check_with_the_client_of_google(accounts["operator"])
 
@@ -258,7 +288,13 @@ found = {
     "ofOtherContext": foreign("firstlight", b"another"),
 }
 print(json.dumps(found), flush=True)
-# each further line is the name of a key that gets a new version
+# each further line is the name of a key that gets a new version, or the path of an object that is replaced
 for line in sys.stdin:
+    if "/" in line:
+        path = f"/upload/storage/v1/b/own/o?uploadType=media&name={line.strip().replace('/', '%2F')}"
+        print(storage.answer("POST", path, {}, b"{}")[0], flush=True)
+        continue
     KEYS[line.strip()].append(secrets.token_bytes(32))
     print(len(KEYS[line.strip()]), flush=True)
+if storage:
+    storage.stop()

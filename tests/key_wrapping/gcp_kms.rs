@@ -9,19 +9,30 @@ use super::{
     Env, Peer, check_same_keys, key_service, replace_wrapped_key, text, unwrap, workspace, wrap,
 };
 
-const CREDENTIALS: &str = "GOOGLE_APPLICATION_CREDENTIALS";
+pub const CREDENTIALS: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 
-struct Service {
-    peer: Mutex<Peer>,
-    url: String,
+pub struct Service {
+    pub peer: Mutex<Peer>,
+    pub url: String,
     keys: String,
-    metadata: String,
-    folder: PathBuf,
+    pub metadata: String,
+    pub folder: PathBuf,
 }
 
 impl Service {
-    fn start() -> Service {
-        let peer = Peer::python("gcp_kms.py");
+    /// Starts the service.
+    pub fn start() -> Service {
+        Service::of(Peer::python("gcp_kms.py"))
+    }
+
+    /// Starts the service and, with its tokens, a storage service.
+    pub fn with_storage() -> Service {
+        let program = support::foreign::go_program("gcs_go", env!("CARGO_TARGET_TMPDIR"));
+        let env = [("STORAGE", program.to_str().unwrap())];
+        Service::of(Peer::python_with("gcp_kms.py", &env))
+    }
+
+    fn of(peer: Peer) -> Service {
         let found = |name: &str| text(&peer.found[name]).to_owned();
         for (role, account) in peer.found["accounts"].as_object().unwrap() {
             let path = peer.folder.path().join(role);
@@ -37,13 +48,13 @@ impl Service {
         }
     }
 
-    fn uri(&self, key: &str) -> String {
+    pub fn uri(&self, key: &str) -> String {
         let (url, keys, folder) = (&self.url, &self.keys, self.folder.display());
         format!("kms://gcp-kms?keyName={keys}/{key}&endpoint={url}&caFile={folder}/ca.pem")
     }
 
     /// Returns the path of an account's file.
-    fn account(&self, role: &str) -> String {
+    pub fn account(&self, role: &str) -> String {
         self.folder.join(role).to_str().unwrap().to_owned()
     }
 

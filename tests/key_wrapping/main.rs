@@ -6,6 +6,7 @@ mod azure_kms;
 mod cluster;
 mod gcp_kms;
 mod kmip;
+mod stores;
 mod vault;
 
 use std::fs::{self, Permissions};
@@ -115,8 +116,15 @@ struct Peer {
 impl Peer {
     /// Starts the script with the folder of the policies, a certificate and its key.
     fn python(script: &str) -> Peer {
+        Peer::python_with(script, &[])
+    }
+
+    /// The same with variables.
+    fn python_with(script: &str, env: Env<'_>) -> Peer {
         let mut command = python();
-        command.arg(format!("{ROOT}/tests/key_wrapping/{script}"));
+        command
+            .arg(format!("{ROOT}/tests/key_wrapping/{script}"))
+            .envs(env.iter().copied());
         Peer::start(command)
     }
 
@@ -191,7 +199,12 @@ fn replace_wrapped_key(dir: &Path, base64: &str) {
 
 /// Checks that the key service has the same keys by the wrapped secret as by the plain one.
 fn check_same_keys(dir: &Path, env: Env<'_>) {
+    check_same_keys_of(dir, env, "wrapped.json");
+}
+
+/// The same with this file.
+fn check_same_keys_of(dir: &Path, env: Env<'_>, file: &str) {
     let plain = key_service(dir, &[], &["--master-secret", "key", "--salt", "salt"]);
-    let unwrapped = key_service(dir, env, &["--master-secret", "wrapped.json"]);
+    let unwrapped = key_service(dir, env, &["--master-secret", file]);
     assert_eq!(key(&plain), key(&unwrapped));
 }

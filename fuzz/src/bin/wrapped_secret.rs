@@ -1,10 +1,15 @@
-//! The file of a wrapped master secret, and the key URI in it, which decides where a request goes.
+//! The file of a wrapped master secret, the key URI in it, and the URI of a store: they decide where a request goes.
 #![no_main]
 
-use keywrap::{Wrapped, is_wrapped};
+use keywrap::{Wrapped, is_wrapped, store};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
+    if let Some(uri) = store::uri(input)
+        && let Err(error) = store::check(uri)
+    {
+        assert!(error.to_string().len() < 64 + 2 * uri.len() + 1024);
+    }
     match Wrapped::parse(input) {
         Ok(wrapped) => {
             assert!(is_wrapped(input));

@@ -63,8 +63,9 @@ Usage: key-service [OPTION]..
                          --clients any --listen 0.0.0.0:PORT --allow-plaintext
   --allow-plaintext      with token and any: permit other than loopback addresses, because that network is encrypted and
                          trusted
-  --master-secret FILE   the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it: then the external KMS that
-                         the file names must unwrap it, and the service waits while that is away [/var/config/mastersecret]
+  --master-secret FILE   the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it, or the URI of the store that
+                         has it: then the external KMS must unwrap it, and the service waits while one of them is away
+                         [/var/config/mastersecret]
   --salt FILE            its salt, raw, at least 32 bytes; a wrapped master secret contains it [/var/config/salt]
   --config DIR           with attested: directory with attestationConfig (the policy, JSON) and measurementSalt
                          [/var/config]

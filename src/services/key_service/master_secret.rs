@@ -1,4 +1,5 @@
-//! Where the key service has the master secret from: two files, or one that an external KMS must unwrap.
+//! Where the key service has the master secret from: two files, or one that an external KMS must unwrap and that may be in a
+//! store.
 
 use std::fmt;
 use std::fs::File;
@@ -6,7 +7,6 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use base::crypto::Secret;
-use keywrap::Wrapped;
 use kms::ClusterKms;
 use zeroize::Zeroizing;
 
@@ -26,7 +26,7 @@ const MAX_FILE_LEN: usize = 4096;
 #[derive(Debug)]
 pub struct MasterSecret {
     /// The master secret, at least 16 bytes; or the file of `firstlight wrap`, which names the key of an external KMS that must
-    /// unwrap it.
+    /// unwrap it; or the URI of a store that has such a file.
     pub key: PathBuf,
     /// The salt, at least 32 bytes. A wrapped master secret contains it.
     pub salt: PathBuf,
@@ -37,12 +37,8 @@ impl MasterSecret {
     pub fn read(&self) -> Result<ClusterKms, Error> {
         const KEY: &str = "master secret";
         let content = read(&self.key, KEY, 0..=keywrap::MAX_LEN)?;
-        if keywrap::is_wrapped(&content) {
-            let unwrapped = || {
-                let wrapped = Wrapped::parse(&content)?;
-                wrapped.unwrap(&*keywrap::open(wrapped.kms())?)
-            };
-            return unwrapped().map_err(|error| Error::Wrapped(self.key.clone(), error));
+        if let Some(unwrapped) = keywrap::unwrapped(&content) {
+            return unwrapped.map_err(|error| Error::Wrapped(self.key.clone(), error));
         }
         let valid = MIN_KEY_LEN..=MAX_FILE_LEN;
         if !valid.contains(&content.len()) {

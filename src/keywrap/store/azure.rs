@@ -1,0 +1,248 @@
+//! A container of Azure Blob Storage.
+//!
+//! ```text
+//! storage://azure?account=ACCOUNT&container=CONTAINER&name=NAME[&endpoint=https://HOST[:PORT]][&caFile=FILE]
+//! ```
+//!
+//! The endpoint names the storage account's cloud, if it is not the public one: `https://ACCOUNT.blob.core.usgovcloudapi.net`.
+//!
+//! API: Blob service REST API, `Get Blob`, and `Put Blob` with the condition `If-None-Match: *`, version 2021-12-02.
+
+use std::time::SystemTime;
+
+use cloud::aws::parse_error;
+
+use super::super::azure_credentials::{
+    CHINA_LOGIN, Callers, GOVERNMENT_LOGIN, PUBLIC_LOGIN, is_name,
+};
+use super::super::error::{Error, said};
+use super::super::https::{Answer, Fields, Server};
+use super::super::patience::patiently;
+use super::super::uri::Query;
+use super::kind::{Kind, Store};
+
+/// The store's line in the table.
+pub const STORE: Kind = Kind {
+    name: "azure",
+    parameters: PARAMETERS,
+    open,
+};
+
+const PARAMETERS: &str =
+    "account=ACCOUNT&container=CONTAINER&name=NAME[&endpoint=https://HOST[:PORT]][&caFile=FILE]";
+/// The domains of the accounts, to which alone a token goes, and where their clouds give tokens.
+const DOMAINS: [(&str, &str); 3] = [
+    ("blob.core.windows.net", PUBLIC_LOGIN),
+    ("blob.core.usgovcloudapi.net", GOVERNMENT_LOGIN),
+    ("blob.core.chinacloudapi.cn", CHINA_LOGIN),
+];
+/// What a token is for, in each cloud.
+const RESOURCE: &str = "https://storage.azure.com";
+const VERSION: &str = "2021-12-02";
+
+struct Blob {
+    server: Server,
+    /// `/CONTAINER/NAME`; an emulator has the account before it.
+    path: String,
+    callers: Callers,
+}
+
+fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
+    let account = query.need("account")?;
+    let container = query.need("container")?;
+    let name = query.need_path("name")?;
+    let endpoint = query.take("endpoint");
+    let ca = query.take("caFile");
+    query.finish(PARAMETERS)?;
+    for (parameter, value, is_right) in [
+        (
+            "account",
+            &account,
+            is_name(&account, 24) && !account.contains('-'),
+        ),
+        ("container", &container, is_name(&container, 63)),
+    ] {
+        if !is_right {
+            return Err(Error::Uri(format!(
+                "{parameter}={value} is not the name of one"
+            )));
+        }
+    }
+    let endpoint = endpoint.unwrap_or_else(|| format!("https://{account}.{}", DOMAINS[0].0));
+    let server = Server::new(&endpoint, ca.as_deref())?;
+    let is_own = |domain: &str| {
+        let name = server.name().to_ascii_lowercase();
+        name == format!("{account}.{domain}").to_ascii_lowercase()
+    };
+    let found = DOMAINS
+        .iter()
+        .find(|(domain, _)| is_own(domain))
+        .or(server.is_loopback().then_some(&DOMAINS[0]));
+    let &(_, login) = found.ok_or_else(|| {
+        let known = DOMAINS.map(|(domain, _)| domain).join(", ");
+        Error::Uri(format!(
+            "the endpoint {endpoint:?} is not that of the storage account, and a token goes nowhere else: expected https://{account}. and one of {known}"
+        ))
+    })?;
+    let emulated = match server.is_loopback() {
+        true => format!("/{account}"),
+        false => String::new(),
+    };
+    Ok(Box::new(Blob {
+        path: format!("{emulated}/{container}/{name}"),
+        server,
+        callers: Callers {
+            login,
+            resource: RESOURCE.into(),
+            ca,
+        },
+    }))
+}
+
+impl Store for Blob {
+    fn read(&self) -> Result<Answer, Error> {
+        self.call("GET", 200, "read", &[], &[])
+    }
+
+    fn create(&self, content: &[u8]) -> Result<(), Error> {
+        let fields = [
+            ("content-type", "application/json"),
+            ("if-none-match", "*"),
+            ("x-ms-blob-type", "BlockBlob"),
+        ];
+        self.call("PUT", 201, "add/action", &fields, content)
+            .map(|_| ())
+    }
+}
+
+impl Blob {
+    /// Returns the successful answer, with this status, to a request, which needs the data action with this end.
+    fn call(
+        &self,
+        method: &str,
+        success: u16,
+        action: &str,
+        fields: Fields<'_>,
+        body: &[u8],
+    ) -> Result<Answer, Error> {
+        let caller = self.callers.caller()?;
+        patiently(|| {
+            let date = http_date(SystemTime::now());
+            let common = [
+                ("authorization", &**caller.authorization),
+                ("x-ms-date", &date),
+                ("x-ms-version", VERSION),
+            ];
+            let fields = [&common, fields].concat();
+            let answer = self.server.send(method, &self.path, &fields, body)?;
+            match answer.status {
+                status if status == success => Ok(answer),
+                status => {
+                    // the service begins its XML with a byte order mark
+                    let xml = answer.body.strip_prefix(b"\xef\xbb\xbf");
+                    let (code, message) = parse_error(xml.unwrap_or(&answer.body));
+                    let said = said(&format!("{code}: {message}"));
+                    let text = format!(
+                        "{}: {method} {}: status {status}{said}",
+                        self.server.host(),
+                        self.path
+                    );
+                    Err(refusal(status, &code, text, action, caller.origin))
+                }
+            }
+        })
+    }
+}
+
+/// Returns the error for a status and a code ("Blob service error codes"), with what to do.
+fn refusal(status: u16, code: &str, text: String, action: &str, origin: &str) -> Error {
+    let refused = |next: String| Error::Refused(format!("{text}; {next}"));
+    match (status, code) {
+        (409 | 412, "BlobAlreadyExists" | "ConditionNotMet" | "UnauthorizedBlobOverwrite") => {
+            Error::Exists
+        }
+        (408 | 429 | 500.., _) => Error::Busy(text),
+        (401, _) => Error::Credentials(format!("{text}; the token of {origin} is not accepted")),
+        (403, "AuthorizationPermissionMismatch" | "InsufficientAccountPermissions") => {
+            refused(format!(
+                "{origin} needs the data action Microsoft.Storage/storageAccounts/blobServices/containers/blobs/{action} (docs/kms.md)"
+            ))
+        }
+        (403, "AuthorizationFailure") => {
+            refused("the firewall of the account may shut this machine out".into())
+        }
+        (404, "ContainerNotFound") => refused("make the container, or correct its name".into()),
+        (404, "BlobNotFound") => {
+            refused("there is no such file: `firstlight wrap --out` writes it".into())
+        }
+        _ => Error::Refused(text),
+    }
+}
+
+/// Formats a time like `Sun, 06 Nov 1994 08:49:37 GMT` (IMF-fixdate, RFC 9110 §5.6.7).
+fn http_date(at: SystemTime) -> String {
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
+    let text = base::time::seconds(at);
+    let since = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let days = since.as_secs() / 86_400;
+    let (year, month, day) = base::time::date(days);
+    format!(
+        "{}, {day:02} {} {year} {} GMT",
+        DAYS[days as usize % 7],
+        MONTHS[month as usize - 1],
+        &text[11..19]
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn each_code_says_what_to_do_and_whether_to_wait() {
+        let of = |status, code: &str| {
+            let error = refusal(status, code, "text".into(), "add/action", "ORIGIN");
+            (error.may_pass(), error.to_string())
+        };
+        for (status, code) in [(503, "ServerBusy"), (500, "OperationTimedOut"), (429, "")] {
+            assert_eq!(of(status, code), (true, "text".into()));
+        }
+        for (status, code, expected) in [
+            (409, "BlobAlreadyExists", "another file is there"),
+            (401, "InvalidAuthenticationInfo", "token of ORIGIN"),
+            (
+                403,
+                "AuthorizationPermissionMismatch",
+                "ORIGIN needs the data action Microsoft.Storage/storageAccounts/blobServices/containers/blobs/add/action",
+            ),
+            (403, "AuthorizationFailure", "firewall"),
+            (404, "ContainerNotFound", "make the container"),
+            (404, "BlobNotFound", "firstlight wrap --out"),
+            (409, "ContainerBeingDeleted", "text"),
+        ] {
+            let (may_pass, text) = of(status, code);
+            assert!(!may_pass && text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn dates_are_those_of_http() {
+        // the example of RFC 9110 §5.6.7, and a leap day
+        for (seconds, text) in [
+            (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
+            (951_782_400, "Tue, 29 Feb 2000 00:00:00 GMT"),
+        ] {
+            assert_eq!(
+                http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)),
+                text
+            );
+        }
+    }
+}

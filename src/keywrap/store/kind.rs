@@ -1,0 +1,23 @@
+//! What a store does.
+
+use super::super::error::Error;
+use super::super::https::Answer;
+use super::super::uri::Query;
+
+/// A place for one file.
+pub trait Store {
+    /// Returns the content.
+    fn read(&self) -> Result<Answer, Error>;
+    /// Writes the content, if there is no file yet; else the error is [`Error::Exists`].
+    fn create(&self, content: &[u8]) -> Result<(), Error>;
+}
+
+/// A kind of store.
+pub struct Kind {
+    /// The name in URIs: `storage://NAME?..`.
+    pub name: &'static str,
+    /// The parameters of the URI, for help and errors.
+    pub parameters: &'static str,
+    /// Makes a client. Sends no request.
+    pub open: fn(Query) -> Result<Box<dyn Store>, Error>,
+}

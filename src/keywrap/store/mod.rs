@@ -1,0 +1,191 @@
+//! Where the file of a wrapped master secret can be kept beside a disk: a bucket or a container of a cloud.
+//!
+//! ```text
+//! storage://NAME?parameter=value&..
+//! ```
+//!
+//! A file is written once and never replaced: the store itself refuses a second one (a conditional request). Only a wrapped master
+//! secret goes there. The credentials are those of the KMS of the same cloud.
+//!
+//! The URI that a reader gets has the file's digest. A file names the KMS that unwraps it, so whoever could put another one into the
+//! store would otherwise choose the keys of all disks to come.
+//!
+//! Each store has a file and a line in [`ALL`].
+
+mod aws;
+mod azure;
+mod gcp;
+mod kind;
+
+use cloud::sigv4::sha256;
+
+use super::envelope::{MAX_LEN, is_wrapped};
+use super::error::Error;
+use super::uri;
+use kind::{Kind, Store};
+
+/// The beginning of the URIs.
+const SCHEME: &str = "storage://";
+/// The parameter with the SHA-256 of the file, in hexadecimal digits.
+const DIGEST: &str = "sha256";
+
+/// All stores. To add one, write its file beside `aws.rs`, and add its constant here and its part to `docs/kms.md`.
+const ALL: &[Kind] = &[aws::STORE, azure::STORE, gcp::STORE];
+
+/// Returns the URI, if this name or content of a file is that of a file in a store.
+pub fn uri(text: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(text).ok()?.trim();
+    text.starts_with(SCHEME).then_some(text)
+}
+
+/// Returns whether a URI with a digest is that of a file at this place, a URI without one.
+pub fn is_at(uri: &str, place: &str) -> bool {
+    uri.strip_prefix(place)
+        .is_some_and(|rest| rest.starts_with(&format!("&{DIGEST}=")))
+}
+
+/// Returns the forms of the URIs, for help texts.
+pub fn forms() -> String {
+    let form = |kind: &Kind| format!("{SCHEME}{}?{}", kind.name, kind.parameters);
+    ALL.iter().map(form).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the wrapped master secret in a store: the content that has the digest of the URI.
+pub fn read(uri: &str) -> Result<Vec<u8>, Error> {
+    let (store, digest) = open(uri)?;
+    let expected = digest.ok_or_else(|| {
+        Error::Uri(format!(
+            "the parameter {DIGEST} is missing: `firstlight wrap --out` prints the URI with it"
+        ))
+    })?;
+    let content = store.read()?.body.to_vec();
+    match (
+        sha256(&content),
+        content.len() <= MAX_LEN && is_wrapped(&content),
+    ) {
+        (got, _) if got != expected => Err(Error::Refused(format!(
+            "the file has the digest {got}, so it is another than the one that was written: who may write to this store?"
+        ))),
+        (_, true) => Ok(content),
+        (_, false) => Err(Error::Format(format!(
+            "{} bytes are at {uri}",
+            content.len()
+        ))),
+    }
+}
+
+/// Writes a wrapped master secret to a store, where no file may be, and reads it back. Returns the URI to read it by: with its digest.
+pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
+    if !is_wrapped(content) {
+        return Err(Error::Refused(
+            "only a wrapped master secret goes to a store: whoever can read there would have a plain one".into(),
+        ));
+    }
+    let (store, None) = open(uri)? else {
+        return Err(Error::Uri(format!(
+            "the parameter {DIGEST} is that of a file that is there already"
+        )));
+    };
+    let is_new = match store.create(content) {
+        Ok(()) => true,
+        Err(Error::Exists) => false,
+        Err(error) => return Err(error),
+    };
+    // a request that was sent again finds the file of the first one
+    match (store.read()?.body.as_slice() == content, is_new) {
+        (true, _) => Ok(format!("{uri}&{DIGEST}={}", sha256(content))),
+        (false, false) => Err(Error::Exists),
+        (false, true) => Err(Error::Answer(
+            "what is read is not what was written: who else writes there?".into(),
+        )),
+    }
+}
+
+/// Returns whether this is the URI of a file in a store, or of a place for one.
+pub fn check(uri: &str) -> Result<(), Error> {
+    open(uri).map(|_| ())
+}
+
+/// Returns a client of the store, and the digest if the URI has one.
+fn open(uri: &str) -> Result<(Box<dyn Store>, Option<String>), Error> {
+    let (name, mut query) = uri::parse(uri, SCHEME)?;
+    let digest = query.take(DIGEST);
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if digest
+        .as_ref()
+        .is_some_and(|digest| digest.len() != 64 || !digest.bytes().all(is_digit))
+    {
+        return Err(Error::Uri(format!("{DIGEST} is not 64 hexadecimal digits")));
+    }
+    let kind = ALL.iter().find(|kind| kind.name == name);
+    let kind = kind.ok_or_else(|| {
+        Error::Uri(format!(
+            "the store {name:?} is unknown: expected one of {}",
+            forms()
+        ))
+    })?;
+    Ok(((kind.open)(query)?, digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use support::mutation::mutations;
+
+    use super::*;
+
+    #[test]
+    fn uris_of_no_store_and_plain_secrets_are_refused() {
+        let place = "storage://aws?bucket=a";
+        assert!(uri(b"storage://aws?bucket=a\n") == Some(place) && uri(b"./storage").is_none());
+        assert!(is_at("storage://aws?bucket=a&sha256=00", place) && !is_at(place, place));
+        for (uri, expected) in [
+            ("storage://ftp?bucket=a", "the store \"ftp\" is unknown"),
+            (
+                "storage://aws?bucket=abc",
+                "the parameter region is missing",
+            ),
+            (
+                "storage://aws?bucket=abc&region=b&key=../c",
+                "key is not a path",
+            ),
+            (
+                "storage://aws?bucket=A&region=b&key=c",
+                "bucket=A is not the name of a bucket",
+            ),
+            (
+                "storage://aws?bucket=abc&region=b&key=c&accessKey=d",
+                "credentials do not belong",
+            ),
+            (
+                "storage://azure?account=a-b&container=c&name=d",
+                "account=a-b is not",
+            ),
+            (
+                "storage://azure?account=ab&container=c&name=d&endpoint=https://evil.example",
+                "a token goes nowhere else",
+            ),
+            (
+                "storage://gcp?bucket=abc&name=b&endpoint=https://evil.example",
+                "a token goes nowhere else",
+            ),
+            (
+                "storage://aws?bucket=abc&region=b&key=c",
+                "the parameter sha256 is missing",
+            ),
+            (
+                "storage://aws?bucket=abc&region=b&key=c&sha256=0",
+                "sha256 is not 64",
+            ),
+        ] {
+            let error = read(uri).unwrap_err().to_string();
+            assert!(error.contains(expected), "{uri}: {error}");
+        }
+        let uri = "storage://azure?account=ab&container=c-d&name=e/f&caFile=%2Fnone";
+        for uri in mutations(uri.as_bytes(), 20_000) {
+            let _ = check(&String::from_utf8_lossy(&uri));
+        }
+        let error =
+            write_once("storage://aws?bucket=abc&region=b&key=c", b"{\"key\":\"\"}").unwrap_err();
+        assert!(error.to_string().contains("only a wrapped master secret"));
+    }
+}
