@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api test-kms h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs
+.PHONY: help setup setup-build build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -54,10 +54,7 @@ kubeadm: setup ## check that kubeadm of the newest release, and of an older one,
 
 kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and Helm chart with a real kube-apiserver, etcd and Helm
 	cargo test --locked --test chart --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service --test node -- --ignored
-	cargo test --locked --test key_wrapping -- --ignored cluster::
-
-test-kms: setup ## test the wrapped master secret with a real Vault server, which takes minutes to build
-	cargo test --locked --test key_wrapping -- --ignored vault::
+	cargo test --locked --test key_wrapping -- --ignored
 
 demo: setup ## boot a VM: first boot, init, a reboot that unlocks itself, a tampered one that must not, one with recovery
 	@tools/demo.sh

@@ -4,8 +4,9 @@
 //! kms://vault?address=https://HOST:PORT&keyName=NAME[&mount=transit][&namespace=NS][&role=ROLE[&authMount=kubernetes]][&caFile=FILE]
 //! ```
 //!
-//! With `role` the program logs in as the service account of its pod (auth method Kubernetes). Without it the token is that of the
-//! variables `VAULT_TOKEN` or `BAO_TOKEN`, or the content of `~/.vault-token`, as in Vault's own program.
+//! The token is that of the variables `VAULT_TOKEN` or `BAO_TOKEN`, as in Vault's own program. Without them, and with `role`, a pod logs in
+//! as its service account (auth method Kubernetes). Elsewhere the token is the content of `~/.vault-token`. So one URI serves the
+//! operator, who wraps, and the key service.
 //!
 //! API: Vault's documentation, "Transit secrets engine" and "Kubernetes auth method". Paths begin with `/v1/`.
 
@@ -183,14 +184,14 @@ impl Transit {
     }
 
     fn token(&self) -> Result<Zeroizing<String>, Error> {
-        let Some(Login { mount, role }) = &self.login else {
-            return operators_token();
+        if let Some(token) = token_of_variable()? {
+            return Ok(token);
+        }
+        let pod = Path::new(POD_TOKEN);
+        let Some(Login { mount, role }) = self.login.as_ref().filter(|_| pod.exists()) else {
+            return token_of_home();
         };
-        let jwt = read_token(Path::new(POD_TOKEN)).map_err(|why| {
-            Error::Credentials(format!(
-                "the key URI has role={role}, which only a pod can take: {why}"
-            ))
-        })?;
+        let jwt = read_token(pod).map_err(Error::Credentials)?;
         let path = format!("auth/{mount}/login");
         let body = Zeroizing::new(json!({"role": role, "jwt": *jwt}).to_string());
         #[derive(Deserialize)]
@@ -285,16 +286,22 @@ fn said(body: &[u8]) -> String {
     error::said(&errors.errors.join("; "))
 }
 
-fn operators_token() -> Result<Zeroizing<String>, Error> {
+fn token_of_variable() -> Result<Option<Zeroizing<String>>, Error> {
     for variable in TOKEN_VARIABLES {
         if let Ok(token) = env::var(variable) {
-            return valid(token).map_err(|why| Error::Credentials(format!("{variable} {why}")));
+            let token =
+                valid(token).map_err(|why| Error::Credentials(format!("{variable} {why}")))?;
+            return Ok(Some(token));
         }
     }
+    Ok(None)
+}
+
+fn token_of_home() -> Result<Zeroizing<String>, Error> {
     let file = env::home_dir().map(|home| home.join(TOKEN_FILE));
     let missing = || {
         Error::Credentials(format!(
-            "there is no token: set {}, or log in so that ~/{TOKEN_FILE} exists",
+            "there is no token: set {}, or log in so that ~/{TOKEN_FILE} exists, or name a role in the key URI and be a pod",
             TOKEN_VARIABLES.join(" or ")
         ))
     };

@@ -1,4 +1,4 @@
-//! A real Vault server. `make test-kms` runs these tests: Vault takes minutes to build.
+//! A real Vault server, which takes two minutes to build.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -7,6 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use base::stop::Stop;
+use common::kube_apiserver::Cluster;
+use kubernetes::client::{CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS};
 use serde_json::{Value, json};
 use support::program::Program;
 use tempfile::TempDir;
@@ -142,7 +145,6 @@ fn key_service(dir: &Path, token: &str, secret: &[&str]) -> Program {
 }
 
 #[test]
-#[ignore = "builds Vault: make test-kms"]
 fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
     let (vault, dir) = (Vault::start(), workspace());
     let uri = vault.uri("firstlight");
@@ -215,7 +217,6 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
 }
 
 #[test]
-#[ignore = "builds Vault: make test-kms"]
 fn each_refusal_names_what_is_missing() {
     let (vault, dir) = (Vault::start(), workspace());
     let uri = vault.uri("firstlight");
@@ -282,7 +283,6 @@ fn each_refusal_names_what_is_missing() {
 }
 
 #[test]
-#[ignore = "builds Vault: make test-kms"]
 fn the_key_service_waits_for_a_sealed_vault_and_ends_when_asked_to() {
     let (vault, dir) = (Vault::start(), workspace());
     wrap(
@@ -311,7 +311,6 @@ fn the_key_service_waits_for_a_sealed_vault_and_ends_when_asked_to() {
 }
 
 #[test]
-#[ignore = "builds Vault: make test-kms"]
 fn what_another_program_encrypted_with_the_same_key_does_not_open() {
     let (vault, dir) = (Vault::start(), workspace());
     wrap(
@@ -344,4 +343,77 @@ fn what_another_program_encrypted_with_the_same_key_does_not_open() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("POST transit/decrypt/firstlight"), "{said}");
     assert!(!dir.path().join("x.json").exists());
+}
+
+/// Starts the key service with this token as that of its pod.
+fn key_service_of_pod(dir: &Path, token: &str) -> Program {
+    fs::write(dir.join("token"), token).unwrap();
+    let mut command = Command::new("unshare");
+    let pod = "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io/serviceaccount \
+               && cp token /run/secrets/kubernetes.io/serviceaccount && exec \"$@\"";
+    command
+        .args(["--map-root-user", "--mount", "sh", "-c", pod, "sh"])
+        .arg(support::program::built("key-service"))
+        .args(["--clients", "any", "--listen", "127.0.0.1:0"])
+        .args(["--master-secret", "wrapped.json"])
+        .current_dir(dir)
+        .env_remove("VAULT_TOKEN");
+    Program::start(&mut command)
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver: make kubernetes-api"]
+fn a_pod_logs_in_as_its_service_account_and_no_other_one_does() {
+    let (vault, dir) = (Vault::start(), workspace());
+    let cluster = Cluster::shared();
+    let client = cluster.client(&Stop::new());
+    let accounts = SERVICE_ACCOUNTS.in_namespace("kube-system");
+    let token = |name: &str| {
+        let account = json!({"metadata": {"name": name}});
+        client.create_if_absent(&accounts, &account).unwrap();
+        let wanted =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let account = accounts.named(name).subresource("token");
+        let made = client.create_subresource(&account, &wanted).unwrap();
+        made["status"]["token"].as_str().unwrap().to_owned()
+    };
+    let delegator = json!({
+        "metadata": {"name": "vault"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:auth-delegator"},
+        "subjects": [{"kind": "ServiceAccount", "name": "vault", "namespace": "kube-system"}],
+    });
+    client
+        .create_if_absent(&CLUSTER_ROLE_BINDINGS.all(), &delegator)
+        .unwrap();
+    vault.call("POST", "sys/auth/kubernetes", json!({"type": "kubernetes"}));
+    let config = json!({
+        "kubernetes_host": cluster.server(),
+        "kubernetes_ca_cert": cluster.ca().0,
+        "token_reviewer_jwt": token("vault"),
+        "disable_local_ca_jwt": true,
+    });
+    vault.call("POST", "auth/kubernetes/config", config);
+    let policy = r#"path "transit/decrypt/firstlight" { capabilities = ["update"] }"#;
+    vault.call("PUT", "sys/policies/acl/unwrap", json!({"policy": policy}));
+    let role = json!({
+        "bound_service_account_names": "key-service",
+        "bound_service_account_namespaces": "kube-system",
+        "token_policies": "unwrap",
+    });
+    vault.call("POST", "auth/kubernetes/role/firstlight", role);
+
+    // one URI for the operator, who has a token, and for the pod
+    let uri = vault.uri("firstlight") + "&role=firstlight";
+    wrap(dir.path(), &vault.root, &uri, &["--create-key"]).unwrap();
+    let plain = key_service(
+        dir.path(),
+        "",
+        &["--master-secret", "key", "--salt", "salt"],
+    );
+    let pod = key_service_of_pod(dir.path(), &token("key-service"));
+    assert_eq!(key(&pod), key(&plain));
+    let other = key_service_of_pod(dir.path(), &token("default"));
+    other.expect("the role must allow this pod's service account");
+    let forged = key_service_of_pod(dir.path(), "a.b.c");
+    forged.expect("the role must allow this pod's service account");
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 
 	"github.com/hashicorp/go-hclog"
+	kubernetes "github.com/hashicorp/vault-plugin-auth-kubernetes"
 	"github.com/hashicorp/vault/builtin/logical/transit"
 	vaulthttp "github.com/hashicorp/vault/http"
 	"github.com/hashicorp/vault/sdk/helper/consts"
@@ -19,26 +20,35 @@ import (
 	"github.com/hashicorp/vault/vault"
 )
 
-// registry is the list of engines that are part of this program.
+// registry is the list of engines and authentication methods that are part of this program.
 type registry struct{}
 
+var plugins = map[consts.PluginType]struct {
+	name    string
+	factory logical.Factory
+}{
+	consts.PluginTypeSecrets:    {"transit", transit.Factory},
+	consts.PluginTypeCredential: {"kubernetes", kubernetes.Factory},
+}
+
 func (registry) Contains(name string, kind consts.PluginType) bool {
-	return name == "transit" && kind == consts.PluginTypeSecrets
+	plugin, known := plugins[kind]
+	return known && plugin.name == name
 }
 
 func (r registry) Get(name string, kind consts.PluginType) (func() (interface{}, error), bool) {
-	return func() (interface{}, error) { return logical.Factory(transit.Factory), nil }, r.Contains(name, kind)
+	return func() (interface{}, error) { return logical.Factory(plugins[kind].factory), nil }, r.Contains(name, kind)
 }
 
-func (r registry) Keys(kind consts.PluginType) []string {
-	if kind == consts.PluginTypeSecrets {
-		return []string{"transit"}
+func (registry) Keys(kind consts.PluginType) []string {
+	if plugin, known := plugins[kind]; known {
+		return []string{plugin.name}
 	}
 	return nil
 }
 
-func (r registry) DeprecationStatus(name string, kind consts.PluginType) (consts.DeprecationStatus, bool) {
-	return consts.Supported, r.Contains(name, kind)
+func (registry) DeprecationStatus(name string, kind consts.PluginType) (consts.DeprecationStatus, bool) {
+	return consts.Supported, true
 }
 
 func check(err error) {
@@ -58,6 +68,8 @@ func main() {
 		DisableMlock:    true,
 		BuiltinRegistry: registry{},
 		LogicalBackends: map[string]logical.Factory{"transit": transit.Factory},
+		// as those of tokens, it is part of this program
+		CredentialBackends: map[string]logical.Factory{"kubernetes": kubernetes.Factory},
 	})
 	check(err)
 	certificate, err := tls.LoadX509KeyPair(os.Args[1], os.Args[2])
