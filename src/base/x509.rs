@@ -16,6 +16,17 @@ pub const DIGITAL_SIGNATURE: u8 = 0x80;
 pub const KEY_ENCIPHERMENT: u8 = 0x80 >> 2;
 /// keyAgreement (4).
 pub const KEY_AGREEMENT: u8 = 0x80 >> 4;
+/// keyCertSign (5).
+pub const KEY_CERT_SIGN: u8 = 0x80 >> 5;
+
+/// Returns whether a certificate, DER, is one of an authority by its key usage, which the library that verifies chains does not look at.
+/// Without the extension it is (§4.2.1.3).
+pub fn may_certify(der: &[u8]) -> bool {
+    Certificate::parse(der).is_ok_and(|certificate| {
+        let usage = certificate.key_usage();
+        usage.is_none_or(|usage| usage & KEY_CERT_SIGN != 0)
+    })
+}
 
 /// A certificate, borrowed from its DER.
 #[derive(Debug, Clone, Copy)]
@@ -134,6 +145,7 @@ mod tests {
         assert_eq!(read.common_name(), Some("leaf"));
         assert_eq!(read.key(), element(SEQUENCE, &[b"key"]));
         assert_eq!(read.key_usage(), Some(DIGITAL_SIGNATURE));
+        assert!(!may_certify(&der));
         assert_eq!(read.extension(&[1]), None);
         let followed = [&der[..], &[0]].concat();
         assert!(Certificate::parse(&followed).is_err());

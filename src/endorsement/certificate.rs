@@ -5,6 +5,7 @@ use webpki::{EndEntityCert, ring as algorithms};
 
 use attest::tpm::{Endorsement, EndorsementKind};
 use base::der::{BIT_STRING, BOOLEAN, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, context};
+use base::x509::may_certify;
 
 use crate::credential::EndorsementKey;
 use crate::roots::Root;
@@ -74,8 +75,15 @@ fn find_root<'a>(
         let between: Vec<_> = root.between.iter().cloned().chain(chain).collect();
         let usage = webpki::KeyUsage::required_if_present(EK_CERTIFICATE);
         let anchors = std::slice::from_ref(&root.anchor);
-        let verified =
-            certificate.verify_for_usage(SIGNATURES, anchors, &between, time, usage, None, None);
+        let verified = certificate.verify_for_usage(
+            SIGNATURES,
+            anchors,
+            &between,
+            time,
+            usage,
+            None,
+            Some(&authorities_certify),
+        );
         match verified {
             Ok(_) => return Ok(&root.name),
             // another root may be the right one; what is wrong under the right one says more
@@ -87,6 +95,14 @@ fn find_root<'a>(
         Some((root, error)) => format!("under the root {:?}: {}", root.name, in_words(&error)),
         None => "it leads to none of the roots that the policy names".into(),
     })
+}
+
+fn authorities_certify(path: &webpki::VerifiedPath<'_>) -> Result<(), webpki::Error> {
+    let mut between = path.intermediate_certificates();
+    match between.all(|one| may_certify(&one.der())) {
+        true => Ok(()),
+        false => Err(webpki::Error::EndEntityUsedAsCa),
+    }
 }
 
 fn in_words(error: &webpki::Error) -> String {

@@ -66,6 +66,11 @@ impl PublicKey {
 
 impl Authority {
     pub fn new() -> Authority {
+        Authority::altered(|_| ())
+    }
+
+    /// Makes one whose authority between has a fault.
+    pub fn altered(alter: fn(&mut CertificateParams)) -> Authority {
         let key = || KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
         let (root_key, between_key) = (key(), key());
         let root_params = of_authority("the root");
@@ -76,6 +81,7 @@ impl Authority {
         params.extended_key_usages = [1, 3]
             .map(|usage| other_usage(&[2, 23, 133, 8, usage]))
             .into();
+        alter(&mut params);
         let certificate = params.signed_by(&between_key, &root).unwrap();
         Authority {
             root,

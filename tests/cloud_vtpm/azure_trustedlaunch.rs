@@ -5,7 +5,7 @@ use std::sync::Arc;
 use attest::attestation::azure_trustedlaunch::{AzureMachine, CERTIFICATE_INDEX, VARIANT};
 use attest::attestation::prepared::Prepared;
 use attest::attestation::{Issuer, vtpm};
-use rcgen::{CertificateParams, KeyUsagePurpose};
+use rcgen::{CertificateParams, IsCa, KeyUsagePurpose};
 use serde_json::{Value, json};
 use support::mutation::mutations;
 
@@ -159,6 +159,39 @@ fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
     assert!(error.contains("leads to none of the roots"), "{error}");
     let error = refusal(vec![0x30, 0]);
     assert!(error.contains("cannot be read"), "{error}");
+}
+
+#[test]
+fn an_authority_that_may_not_certify_is_refused_by_name() {
+    type Alter = fn(&mut CertificateParams);
+    let no_authority = "is not that of an authority";
+    let cases: [(Alter, &str); 5] = [
+        (|params| params.is_ca = IsCa::ExplicitNoCa, no_authority),
+        (
+            |params| params.key_usages = vec![KeyUsagePurpose::DigitalSignature],
+            no_authority,
+        ),
+        (
+            |params| params.not_after = rcgen::date_time_ymd(2021, 1, 1),
+            "has expired",
+        ),
+        (
+            |params| params.not_before = rcgen::date_time_ymd(2059, 1, 1),
+            "not valid yet",
+        ),
+        (
+            |params| params.extended_key_usages.truncate(1),
+            "extended key usage",
+        ),
+    ];
+    for (alter, why) in cases {
+        let (host, authority) = (Host::start(), Authority::altered(alter));
+        let cloud = machine(&host, &authority);
+        let document = issuer(&cloud).issue(USER_DATA, NONCE).unwrap();
+        let judge = validator(&VARIANT, &roots(&authority));
+        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage, ring as algorithms};
 
-use base::x509::{Certificate, DIGITAL_SIGNATURE};
+use base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
 
 use super::hex;
 use super::instance::Demands;
@@ -130,7 +130,15 @@ pub fn root_of<'a>(
         let chain = chain.iter().map(|one| CertificateDer::from(one.as_slice()));
         let between: Vec<_> = root.between.iter().cloned().chain(chain).collect();
         let anchors = std::slice::from_ref(&root.anchor);
-        match leaf.verify_for_usage(SIGNATURES, anchors, &between, now, usage, None, None) {
+        match leaf.verify_for_usage(
+            SIGNATURES,
+            anchors,
+            &between,
+            now,
+            usage,
+            None,
+            Some(&authorities_certify),
+        ) {
             Ok(_) => return Ok(&root.name),
             // another root may be the right one; what is wrong under the right one says more
             Err(webpki::Error::UnknownIssuer) => {}
@@ -145,6 +153,14 @@ pub fn root_of<'a>(
         ),
         None => "leads to none of the roots that count".into(),
     })
+}
+
+fn authorities_certify(path: &webpki::VerifiedPath<'_>) -> Result<(), webpki::Error> {
+    let mut between = path.intermediate_certificates();
+    match between.all(|one| may_certify(&one.der())) {
+        true => Ok(()),
+        false => Err(webpki::Error::EndEntityUsedAsCa),
+    }
 }
 
 fn in_words(error: &webpki::Error) -> String {

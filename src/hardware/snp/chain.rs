@@ -1,5 +1,6 @@
 //! The certificates from the key that signs reports up to AMD's root key (ARK).
 
+use base::x509::may_certify;
 use rustls_pki_types::{
     AlgorithmIdentifier, CertificateDer, InvalidSignature, SignatureVerificationAlgorithm,
     UnixTime, alg_id,
@@ -7,7 +8,7 @@ use rustls_pki_types::{
 use webpki::ring::RSA_PSS_2048_8192_SHA384_LEGACY_KEY;
 use webpki::{
     EndEntityCert, Error, ExpirationPolicy, KeyUsage, RevocationCheckDepth,
-    RevocationOptionsBuilder, UnknownStatusPolicy,
+    RevocationOptionsBuilder, UnknownStatusPolicy, VerifiedPath,
 };
 
 use super::certificate::Certificate;
@@ -114,7 +115,7 @@ impl Chain<'_> {
             now,
             KeyUsage::client_auth(),
             revocation,
-            None,
+            Some(&authorities_certify),
         )
         .map_err(|error| match error {
             Error::CertRevoked => {
@@ -134,6 +135,14 @@ impl Chain<'_> {
             }
         }
         Ok(())
+    }
+}
+
+fn authorities_certify(path: &VerifiedPath<'_>) -> Result<(), Error> {
+    let mut between = path.intermediate_certificates();
+    match between.all(|one| may_certify(&one.der())) {
+        true => Ok(()),
+        false => Err(Error::EndEntityUsedAsCa),
     }
 }
 
