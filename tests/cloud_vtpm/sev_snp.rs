@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::authority::Authority;
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
-use crate::forged_snp::{Hierarchy, correct_report};
+use crate::forged_snp::{CLOUD, Hierarchy, correct_report, sign_by_the_cloud};
 use crate::gcp_sev_es::{self, events, good};
 use crate::meeting::{prove, validator};
 
@@ -141,6 +141,31 @@ fn a_machine_of_aws_is_proved_by_the_report_over_its_key() {
         let error = refusal(&aws_sev_snp::VARIANT, &policy, &document);
         assert!(error.contains(why), "{error}, expected {why}");
     }
+}
+
+/// Machines on shared hosts have the key of the cloud, those on hosts of one's own that of the chip.
+#[test]
+fn a_machine_of_aws_is_proved_by_the_key_of_the_cloud() {
+    let cloud = CloudTpm::start();
+    let table = vec![(VLEK, "vlek"), (ASK, "asvk")];
+    let change = sign_by_the_cloud;
+    let issuer = aws(&cloud, Arc::new(Chip { change, table }));
+    let policy = |cloud: &str| with(ours(), &json!({"snp": {"clouds": [cloud]}}));
+    let variant = &aws_sev_snp::VARIANT;
+    prove(issuer.clone(), validator(variant, &policy(CLOUD))).unwrap();
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let judged = validator(variant, &policy(CLOUD)).identify(&document, NONCE);
+    assert_eq!(judged.unwrap().platform.unwrap().chip, None);
+    let error = refusal(variant, &policy("CN=elsewhere"), &document);
+    assert!(error.contains("the cloud of the VLEK is"), "{error}");
+    // the certificate of one chip with the report of the cloud
+    let table = vec![(VLEK, "vcek"), (ASK, "asvk")];
+    let document = aws(&cloud, Arc::new(Chip { change, table })).issue(USER_DATA, NONCE);
+    let error = refusal(variant, &policy(CLOUD), &document.unwrap());
+    assert!(
+        error.contains("signed by a VLEK, but the certificate"),
+        "{error}"
+    );
 }
 
 /// A change of a report before it is signed.

@@ -1,5 +1,6 @@
 //! A hierarchy of our own, which has the shape of AMD's, and the report of a chip that it signs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::sync::OnceLock;
 
@@ -10,14 +11,163 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use support::openssl::openssl;
 
-/// Our own root, intermediate and chip, as openssl makes them.
+/// Our own roots, authorities, chips and clouds, as openssl makes them.
 pub struct Hierarchy {
     folder: tempfile::TempDir,
-    key: EcdsaKeyPair,
+    vcek: EcdsaKeyPair,
+    vlek: EcdsaKeyPair,
 }
 
 /// The chip of [`Hierarchy`].
 pub const CHIP: [u8; 64] = [0xc5; 64];
+/// The cloud of the VLEK.
+pub const CLOUD: &str = "CN=cc-us-east-2.amazonaws.com";
+
+/// Padding and digest of AMD's signatures.
+const PSS: &str = "-sha384 -sigopt rsa_padding_mode:pss -sigopt rsa_pss_saltlen:48";
+/// The arc of AMD's extensions.
+const ARC: &str = "1.3.6.1.4.1.3704.1";
+
+/// A certificate: its file, the key, the name of the subject, who signs, the extensions, the days until it ends, the
+/// options of the signature.
+struct Made {
+    name: &'static str,
+    key: &'static str,
+    subject: &'static str,
+    issuer: &'static str,
+    extensions: String,
+    days: u32,
+    signature: &'static str,
+}
+
+/// AMD's extensions of a key that signs reports, after a change.
+fn extensions(change: impl Fn(&mut Vec<(&'static str, String)>)) -> String {
+    let mut list: Vec<(&str, String)> = [
+        ("1", "020100"),
+        ("2", "16084D696C616E2D4230"), // Milan-B0
+        ("3.1", "020104"),
+        ("3.2", "020101"),
+        ("3.3", "020118"),
+        ("3.8", "020200DB"),
+        ("4", &"C5".repeat(64)),
+    ]
+    .map(|(tail, der)| (tail, der.to_owned()))
+    .to_vec();
+    change(&mut list);
+    let line = |(tail, der): &(&str, String)| format!("{ARC}.{tail}=DER:{der}\n");
+    list.iter().map(line).collect()
+}
+
+/// The text as IA5String.
+fn ia5(text: &str) -> String {
+    let hex: String = text.bytes().map(|byte| format!("{byte:02X}")).collect();
+    format!("16{:02X}{hex}", text.len())
+}
+
+/// The extensions of a VLEK: it names a cloud and no chip.
+fn of_vlek(list: &mut Vec<(&'static str, String)>) {
+    list.retain(|(tail, _)| *tail != "4");
+    list[1].1 = ia5("Milan");
+    list.push(("5", ia5(CLOUD)));
+}
+
+/// All certificates. Those with a fault have its name.
+fn certificates() -> Vec<Made> {
+    const CA: &str = "basicConstraints=critical,CA:true\nkeyUsage=critical,keyCertSign,cRLSign\n";
+    let authority = |name, subject, issuer, extensions: &str| Made {
+        name,
+        key: match name {
+            "ask-no-ca" | "ask-usage" | "ask-short" | "ask-of-other" => "ask",
+            own => own,
+        },
+        subject,
+        issuer,
+        extensions: extensions.into(),
+        days: 3650,
+        signature: PSS,
+    };
+    let leaf = |name, issuer, extensions: String| Made {
+        name,
+        key: if name.starts_with("vlek") {
+            "vlek"
+        } else {
+            "vcek"
+        },
+        subject: if name.starts_with("vlek") {
+            "SEV-VLEK"
+        } else {
+            "SEV-VCEK"
+        },
+        issuer,
+        extensions,
+        days: 3650,
+        signature: PSS,
+    };
+    let vcek =
+        |name, change: fn(&mut Vec<(&'static str, String)>)| leaf(name, "ask", extensions(change));
+    let vlek = |name, change: fn(&mut Vec<(&'static str, String)>)| {
+        let both = |list: &mut Vec<_>| {
+            of_vlek(list);
+            change(list);
+        };
+        leaf(name, "asvk", extensions(both))
+    };
+    let mut all = vec![
+        authority("ark", "ARK-Milan", "", CA),
+        // another key with the name of the root
+        authority("other", "ARK-Milan", "", CA),
+        authority("ask", "SEV-Milan", "ark", CA),
+        authority("asvk", "SEV-VLEK-Milan", "ark", CA),
+        authority("ark-genoa", "ARK-Genoa", "", CA),
+        authority("ask-genoa", "SEV-Genoa", "ark-genoa", CA),
+        authority(
+            "ask-no-ca",
+            "SEV-Milan",
+            "ark",
+            "basicConstraints=critical,CA:false\n",
+        ),
+        authority(
+            "ask-usage",
+            "SEV-Milan",
+            "ark",
+            "basicConstraints=critical,CA:true\nkeyUsage=critical,digitalSignature\n",
+        ),
+        authority("ask-short", "SEV-Milan", "ark", CA),
+        authority("ask-of-other", "SEV-Milan", "other", CA),
+        vcek("vcek", |_| ()),
+        vlek("vlek", |_| ()),
+        vlek("vlek-chip", |list| list.push(("4", "C5".repeat(64)))),
+        vlek("vlek-no-cloud", |list| drop(list.pop())),
+        vcek("vcek-cloud", |list| list.push(("5", ia5(CLOUD)))),
+        vcek("vcek-no-chip", |list| drop(list.pop())),
+        vcek("vcek-short-chip", |list| list[6].1 = "C5".repeat(8)),
+        vcek("vcek-rome", |list| list[1].1 = ia5("Rome-B0")),
+        vcek("vcek-no-product", |list| drop(list.remove(1))),
+        vcek("vcek-of-genoa", |list| list[1].1 = ia5("Genoa")),
+        vcek("vcek-no-tee", |list| drop(list.remove(3))),
+        vcek("vcek-large", |list| list[2].1 = "02020104".into()),
+        vcek("vcek-unused", |list| list.push(("3.5", "020101".into()))),
+        vcek("vcek-fmc", |list| list.push(("3.9", "020101".into()))),
+        vcek("vcek-short", |_| ()),
+        vcek("vcek-ca", |_| ()),
+        vcek("vcek-pkcs1", |_| ()),
+        vcek("vcek-p256", |_| ()),
+        vcek("vcek-name", |_| ()),
+        leaf("vcek-of-asvk", "asvk", extensions(|_| ())),
+        leaf("vlek-of-ask", "ask", extensions(of_vlek)),
+    ];
+    for made in &mut all {
+        match made.name {
+            "vcek-short" | "ask-short" => made.days = 30,
+            "vcek-pkcs1" => made.signature = "-sha384",
+            "vcek-ca" => made.extensions += CA,
+            "vcek-p256" => made.key = "p256",
+            "vcek-name" => made.subject = "SEV-VECK",
+            _ => {}
+        }
+    }
+    all
+}
 
 impl Hierarchy {
     pub fn get() -> &'static Hierarchy {
@@ -28,62 +178,58 @@ impl Hierarchy {
     fn new() -> Hierarchy {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
-        const PSS: &str = "-sha384 -sigopt rsa_padding_mode:pss -sigopt rsa_pss_saltlen:48";
-        let chip = "C5".repeat(64);
-        let extensions = format!(
-            "[ca]\nbasicConstraints=critical,CA:true\nkeyUsage=critical,keyCertSign,cRLSign\n[vcek]\n\
-             1.3.6.1.4.1.3704.1.1=DER:020100\n\
-             1.3.6.1.4.1.3704.1.2=DER:16084D696C616E2D4230\n\
-             1.3.6.1.4.1.3704.1.3.1=DER:020104\n1.3.6.1.4.1.3704.1.3.2=DER:020101\n\
-             1.3.6.1.4.1.3704.1.3.3=DER:020118\n1.3.6.1.4.1.3704.1.3.8=DER:020200DB\n\
-             1.3.6.1.4.1.3704.1.4=DER:{chip}\n"
-        );
-        fs::write(at.join("extensions"), extensions).unwrap();
-        for (name, subject, issuer, section) in [
-            ("ark", "ARK-Milan", None, "ca"),
-            // another key with the name of the root
-            ("other", "ARK-Milan", None, "ca"),
-            ("ask", "SEV-Milan", Some("ark"), "ca"),
-            ("vcek", "SEV-VCEK", Some("ask"), "vcek"),
-        ] {
-            let algorithm = match name {
-                "vcek" => "EC -pkeyopt ec_paramgen_curve:P-384",
+        let made = certificates();
+        let keys: BTreeSet<_> = made.iter().map(|made| made.key).collect();
+        for key in keys {
+            let algorithm = match key {
+                "vcek" | "vlek" => "EC -pkeyopt ec_paramgen_curve:P-384",
+                "p256" => "EC -pkeyopt ec_paramgen_curve:P-256",
                 _ => "RSA -pkeyopt rsa_keygen_bits:2048",
             };
             openssl(
                 at,
-                &format!("genpkey -algorithm {algorithm} -out {name}.key"),
+                &format!("genpkey -algorithm {algorithm} -out {key}.key"),
             );
+        }
+        for Made {
+            name,
+            key,
+            subject,
+            issuer,
+            extensions,
+            days,
+            signature,
+        } in made
+        {
+            fs::write(at.join("extensions"), format!("[all]\n{extensions}")).unwrap();
             openssl(
                 at,
-                &format!("req -new -key {name}.key -subj /CN={subject} -out {name}.csr"),
+                &format!("req -new -key {key}.key -subj /CN={subject} -out request"),
             );
             let signer = match issuer {
-                None => format!("-signkey {name}.key"),
-                Some(issuer) => format!("-CA {issuer}.pem -CAkey {issuer}.key"),
+                "" => format!("-signkey {key}.key"),
+                issuer => format!("-CA {issuer}.pem -CAkey {issuer}.key"),
             };
+
             openssl(
                 at,
                 &format!(
-                    "x509 -req -in {name}.csr {signer} -days 3650 -set_serial {serial} -extfile extensions -extensions {section} {PSS} -out {name}.pem",
+                    "x509 -req -in request {signer} -days {days} -set_serial {serial} -extfile extensions -extensions all {signature} -out {name}.pem",
                     serial = subject.len()
                 ),
             );
         }
-        openssl(
-            at,
-            "pkcs8 -topk8 -nocrypt -in vcek.key -outform DER -out vcek.pkcs8",
-        );
-        let pkcs8 = PrivatePkcs8KeyDer::from(fs::read(at.join("vcek.pkcs8")).unwrap());
-        let key = EcdsaKeyPair::from_pkcs8(
-            &ECDSA_P384_SHA384_FIXED_SIGNING,
-            pkcs8.secret_pkcs8_der(),
-            &SystemRandom::new(),
-        );
-        Hierarchy {
-            folder,
-            key: key.unwrap(),
-        }
+        let key = |name: &str| {
+            openssl(
+                at,
+                &format!("pkcs8 -topk8 -nocrypt -in {name}.key -outform DER -out pkcs8"),
+            );
+            let pkcs8 = PrivatePkcs8KeyDer::from(fs::read(at.join("pkcs8")).unwrap());
+            let (algorithm, random) = (&ECDSA_P384_SHA384_FIXED_SIGNING, SystemRandom::new());
+            EcdsaKeyPair::from_pkcs8(algorithm, pkcs8.secret_pkcs8_der(), &random).unwrap()
+        };
+        let (vcek, vlek) = (key("vcek"), key("vlek"));
+        Hierarchy { folder, vcek, vlek }
     }
 
     pub fn certificate(&self, name: &str) -> CertificateDer<'static> {
@@ -115,12 +261,13 @@ impl Hierarchy {
         fs::read(at.join("list.der")).unwrap()
     }
 
-    /// Signs a report with the key of the chip.
+    /// Signs a report with the key that it names: that of the chip, or that of the cloud.
     pub fn sign(&self, report: &mut [u8]) {
-        let signature = self
-            .key
-            .sign(&SystemRandom::new(), &report[..0x2a0])
-            .unwrap();
+        let key = match (report[0x48] >> 2) & 7 {
+            1 => &self.vlek,
+            _ => &self.vcek,
+        };
+        let signature = key.sign(&SystemRandom::new(), &report[..0x2a0]).unwrap();
         for (half, at) in signature.as_ref().chunks(48).zip([0x2a0, 0x2e8]) {
             let little_endian: Vec<u8> = half.iter().rev().copied().collect();
             report[at..at + 48].copy_from_slice(&little_endian);
@@ -151,4 +298,10 @@ pub fn correct_report() -> Vec<u8> {
     put(0x1f8, &[3]);
     put(0x200, &[7]);
     report
+}
+
+/// Turns a report into one that a VLEK signs: it names no chip.
+pub fn sign_by_the_cloud(report: &mut [u8]) {
+    report[0x48] |= 1 << 2;
+    report[0x1a0..0x1e0].fill(0);
 }

@@ -1,5 +1,6 @@
 //! Reports of SEV-SNP: genuine ones, which packages contain, and ones that a hierarchy of our own signs, each with one fault.
 
+mod certificates;
 mod demands;
 mod forged;
 mod peer;
@@ -134,10 +135,20 @@ impl Hierarchy {
         change: impl Fn(&mut [u8]),
         demands: &Demands,
     ) -> Result<PlatformClaims, String> {
+        self.judge_by(["vcek", "ask", "ark"], change, demands)
+    }
+
+    /// The same with these certificates: the key that signs, its authority, the root.
+    fn judge_by(
+        &self,
+        names: [&str; 3],
+        change: impl Fn(&mut [u8]),
+        demands: &Demands,
+    ) -> Result<PlatformClaims, String> {
         let mut report = correct_report();
         change(&mut report);
         self.sign(&mut report);
-        let [leaf, ask, ark] = ["vcek", "ask", "ark"].map(|name| self.certificate(name));
+        let [leaf, ask, ark] = names.map(|name| self.certificate(name));
         let chain = Chain {
             leaf: &leaf,
             intermediate: &ask,
