@@ -148,20 +148,24 @@ impl<'a> Verifier<'a> {
             lists: &lists,
             time: UnixTime::since_unix_epoch(Duration::from_secs(now)),
         };
-        let info = chain.signed_by_intel(
-            "TCB information",
-            &collateral.tcb_info,
-            &collateral.tcb_info_signature,
+        let (info, identity) = ("TCB information", "QE identity");
+        let chains = [
             &collateral.tcb_info_issuer_chain,
-        )?;
-        let info: TcbInfo = read("TCB information", info)?;
-        let identity = chain.signed_by_intel(
-            "QE identity",
-            &collateral.qe_identity,
-            &collateral.qe_identity_signature,
             &collateral.qe_identity_issuer_chain,
-        )?;
-        let identity: Identity = read("QE identity", identity)?;
+        ];
+        let signer = chain.signer(info, chains[0])?;
+        // Intel signs both with the same key today
+        let other = match chains[0] == chains[1] {
+            true => None,
+            false => Some(chain.signer(identity, chains[1])?),
+        };
+        let text = &collateral.tcb_info;
+        check_text(info, text, &collateral.tcb_info_signature, &signer)?;
+        let info: TcbInfo = read(info, text)?;
+        let text = &collateral.qe_identity;
+        let signer = other.as_ref().unwrap_or(&signer);
+        check_text(identity, text, &collateral.qe_identity_signature, signer)?;
+        let identity: Identity = read(identity, text)?;
         let issued = [
             info.check_dates(now)?,
             identity.check_dates(now)?,
@@ -335,30 +339,11 @@ impl Chain<'_> {
         }
     }
 
-    /// Returns a text after it verified that Intel signed it.
-    fn signed_by_intel<'t>(
-        &self,
-        name: &str,
-        text: &'t str,
-        signature: &Hex,
-        issuer: &str,
-    ) -> Result<&'t str, String> {
-        if text.len() > MAX_PART {
-            return Err(format!(
-                "the {name} has {} bytes, expected at most {MAX_PART}",
-                text.len()
-            ));
-        }
+    /// Returns the key that signs a text of Intel's.
+    fn signer(&self, name: &str, issuer: &str) -> Result<Vec<u8>, String> {
         let chain = certificates(name, issuer.as_bytes())?;
-        let key = self.key(
-            &format!("{name} signer's"),
-            &Role::TCB_SIGNING,
-            &chain[0],
-            &[],
-        )?;
-        verify(&key, text.as_bytes(), &signature.0)
-            .ok_or_else(|| format!("the {name} is not signed by its signer"))?;
-        Ok(text)
+        let name = format!("{name} signer's");
+        self.key(&name, &Role::TCB_SIGNING, &chain[0], &[])
     }
 
     /// Returns the key of a PCK certificate, and the platform that it names.
@@ -402,6 +387,18 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
 
 fn read<'a, T: Deserialize<'a>>(name: &str, text: &'a str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| format!("the {name} cannot be read: {error:.160}"))
+}
+
+/// Verifies that this key signed a text.
+fn check_text(name: &str, text: &str, signature: &Hex, key: &[u8]) -> Result<(), String> {
+    if text.len() > MAX_PART {
+        return Err(format!(
+            "the {name} has {} bytes, expected at most {MAX_PART}",
+            text.len()
+        ));
+    }
+    verify(key, text.as_bytes(), &signature.0)
+        .ok_or_else(|| format!("the {name} is not signed by its signer"))
 }
 
 /// Verifies an ECDSA signature r ‖ s.
