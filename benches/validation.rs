@@ -1,7 +1,34 @@
-//! Measures the validation of genuine evidence of hardware whose certificates are cached, against the bare checks of the
-//! signatures that it contains.
+//! Measures the validation of evidence whose certificates are cached, against the bare checks of the signatures that it contains: genuine
+//! reports of hardware, and whole documents of each variant, which a software TPM and hierarchies of the tests have signed.
 //!
 //! `cargo bench --bench validation [-- COUNT]`. No network is used. The time of each row is the shortest of five rounds.
+
+#![allow(dead_code, unused_imports)] // tests use the rest of their modules
+
+#[path = "../tests/cloud_vtpm/authority.rs"]
+mod authority;
+#[path = "../tests/cloud_vtpm/aws_nitro_tpm.rs"]
+mod aws_nitro_tpm;
+#[path = "../tests/cloud_vtpm/azure_sev_snp.rs"]
+mod azure_sev_snp;
+#[path = "../tests/cloud_vtpm/azure_tdx.rs"]
+mod azure_tdx;
+#[path = "../tests/cloud_vtpm/azure_trustedlaunch.rs"]
+mod azure_trustedlaunch;
+#[path = "../tests/cloud_vtpm/cloud_tpm.rs"]
+mod cloud_tpm;
+#[path = "../tests/hardware_snp/forged.rs"]
+mod forged_snp;
+#[path = "../tests/hardware_tdx/forged.rs"]
+mod forged_tdx;
+#[path = "../tests/cloud_vtpm/gcp_sev_es.rs"]
+mod gcp_sev_es;
+#[path = "../tests/cloud_vtpm/host.rs"]
+mod host;
+#[path = "../tests/cloud_vtpm/meeting.rs"]
+mod meeting;
+#[path = "../tests/cloud_vtpm/sev_snp.rs"]
+mod sev_snp;
 
 use std::fs;
 use std::hint::black_box;
@@ -14,12 +41,17 @@ use hardware::snp::chain::Chain;
 use hardware::snp::report::Report;
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote, Verifier};
+use ring::rand::SystemRandom;
 use ring::signature::{
-    ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, RSA_PSS_2048_8192_SHA384, UnparsedPublicKey,
+    ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED,
+    ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_2048_8192_SHA256,
+    RSA_PKCS1_SHA256, RSA_PSS_2048_8192_SHA384, RSA_PSS_SHA384, RsaKeyPair, UnparsedPublicKey,
+    VerificationAlgorithm,
 };
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, UnixTime};
+use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
 use support::foreign::rust_crate;
+use support::openssl::openssl;
 
 /// 2025-07-01: all certificates and lists are valid.
 const NOW: u64 = 1_751_328_000;
@@ -37,6 +69,109 @@ fn main() {
     println!("|---|---:|---:|---:|---:|");
     snp(count);
     tdx(count);
+    variants(count);
+}
+
+/// Whole documents: the quote of the TPM and what endorses its key.
+fn variants(count: u32) {
+    let unit = Signatures::new();
+    for (name, sample, signatures) in [
+        (
+            "azure-trustedlaunch",
+            azure_trustedlaunch::sample as fn() -> meeting::Sample,
+            // quote; two certificates
+            [1, 0, 2, 0],
+        ),
+        // quote; report and its two certificates
+        ("azure-sev-snp", azure_sev_snp::sample, [1, 0, 1, 2]),
+        ("azure-tdx", azure_tdx::sample, [1, TDX_SIGNATURES, 0, 0]),
+        // quote; certificate
+        ("gcp-sev-es", gcp_sev_es::sample, [1, 0, 1, 0]),
+        ("gcp-sev-snp", sev_snp::sample_of_google, [1, 0, 2, 2]),
+        ("aws-sev-snp", sev_snp::sample_of_aws, [1, 0, 1, 2]),
+        // quote; document and certificate
+        ("aws-nitro-tpm", aws_nitro_tpm::sample, [1, 0, 2, 0]),
+    ] {
+        let (document, judge) = sample();
+        let checks = [&unit.rsa, &unit.p256, &unit.p384, &unit.pss];
+        let floor = || {
+            for (check, number) in checks.iter().zip(signatures) {
+                (0..number).for_each(|_| check.verify());
+            }
+        };
+        let validation = || {
+            judge.identify(&document, cloud_tpm::NONCE).unwrap();
+        };
+        row(name, count, floor, validation, || {});
+    }
+}
+
+/// One signature that can be checked again and again.
+struct Check {
+    algorithm: &'static dyn VerificationAlgorithm,
+    key: Vec<u8>,
+    message: Vec<u8>,
+    signature: Vec<u8>,
+}
+
+impl Check {
+    fn verify(&self) {
+        UnparsedPublicKey::new(self.algorithm, &self.key)
+            .verify(&self.message, &self.signature)
+            .unwrap();
+    }
+}
+
+/// One of each kind.
+struct Signatures {
+    /// RSA of 2048 bits, PKCS #1, SHA-256: quotes.
+    rsa: Check,
+    p256: Check,
+    p384: Check,
+    /// RSA of 2048 bits, PSS, SHA-384: the certificates of AMD in the tests. AMD's own have 4096 bits.
+    pss: Check,
+}
+
+impl Signatures {
+    fn new() -> Signatures {
+        let (random, message) = (SystemRandom::new(), vec![7; 1000]);
+        let folder = tempfile::tempdir().unwrap();
+        for command in [
+            "genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out pem",
+            "pkcs8 -topk8 -nocrypt -in pem -outform DER -out key",
+        ] {
+            openssl(folder.path(), command);
+        }
+        let key = PrivatePkcs8KeyDer::from(fs::read(folder.path().join("key")).unwrap());
+        let key = RsaKeyPair::from_pkcs8(key.secret_pkcs8_der()).unwrap();
+        let of_rsa = |padding, algorithm| {
+            let mut signature = vec![0; key.public().modulus_len()];
+            key.sign(padding, &random, &message, &mut signature)
+                .unwrap();
+            Check {
+                algorithm,
+                key: key.public().as_ref().to_vec(),
+                message: message.clone(),
+                signature,
+            }
+        };
+        let of_curve = |signing, algorithm| {
+            let key = EcdsaKeyPair::generate_pkcs8(signing, &random).unwrap();
+            let key = EcdsaKeyPair::from_pkcs8(signing, key.as_ref(), &random).unwrap();
+            Check {
+                algorithm,
+                key: key.public_key().as_ref().to_vec(),
+                message: message.clone(),
+                signature: key.sign(&random, &message).unwrap().as_ref().to_vec(),
+            }
+        };
+        Signatures {
+            rsa: of_rsa(&RSA_PKCS1_SHA256, &RSA_PKCS1_2048_8192_SHA256),
+            p256: of_curve(&ECDSA_P256_SHA256_FIXED_SIGNING, &ECDSA_P256_SHA256_FIXED),
+            p384: of_curve(&ECDSA_P384_SHA384_FIXED_SIGNING, &ECDSA_P384_SHA384_FIXED),
+            pss: of_rsa(&RSA_PSS_SHA384, &RSA_PSS_2048_8192_SHA384),
+        }
+    }
 }
 
 fn sources(kept: Kept) -> std::sync::Arc<Fetching> {

@@ -17,7 +17,7 @@ use support::mutation::mutations;
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{prove, validator};
+use crate::meeting::{Sample, prove, validator};
 
 const INSTANCE: &str = "i-0123456789abcdef0";
 
@@ -168,6 +168,15 @@ fn issuer(cloud: &CloudTpm, host: &Host, documents: Option<Hypervisor>) -> Arc<d
 /// Returns demands of the root of the tests and of a value of PCR 4.
 fn demands(authority: &Authority, digit: &str) -> Value {
     json!({"cloud": {"roots": [authority.root_pem()], "sha384": {"4": digit.repeat(96)}}})
+}
+
+/// Returns a correct document with its validator.
+pub fn sample() -> Sample {
+    let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
+    let hypervisor = Hypervisor::new(&authority, &good(), |_| ());
+    let issuer = issuer(&cloud, &host, Some(hypervisor));
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    (document, validator(&VARIANT, &demands(&authority, "0")))
 }
 
 #[test]

@@ -15,7 +15,7 @@ use support::foreign::rust_crate;
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_snp::{CHIP, Hierarchy, correct_report};
 use crate::host::Host;
-use crate::meeting::prove;
+use crate::meeting::{Sample, prove};
 
 /// REPORT_DATA in the report of the paravisor.
 const REPORT_DATA: std::ops::Range<usize> = 32 + 0x50..32 + 0x90;
@@ -91,6 +91,13 @@ fn judge(further: &Value, sources: &Arc<dyn Sources>) -> Result<Arc<dyn Validato
     }
     let made = (VARIANT.validator)(policy(&further)?, sources);
     made.map_err(|error| error.to_string())
+}
+
+/// Returns a correct document with its validator.
+pub fn sample() -> Sample {
+    let machine = Machine::start(|_| (), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    (document, judge(&json!({}), &offline()).unwrap())
 }
 
 #[test]

@@ -17,7 +17,7 @@ use support::mutation::mutations;
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_tdx::{Parts, Signed};
 use crate::host::Host;
-use crate::meeting::prove;
+use crate::meeting::{Sample, prove};
 
 /// A time at which the collateral of the tests is valid.
 const JULY_2025: u64 = 1_751_328_000;
@@ -98,6 +98,13 @@ fn policy(further: &Value) -> Policy {
         policy[name] = value.clone();
     }
     Policy::from_json(&policy.to_string()).unwrap()
+}
+
+/// Returns a correct document with its validator.
+pub fn sample() -> Sample {
+    let machine = Machine::start(&Parts::default(), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    (document, machine.validator(&json!({})))
 }
 
 #[test]

@@ -12,7 +12,7 @@ use support::mutation::mutations;
 use crate::authority::{Authority, PublicKey, of_attestation_key, published_at};
 use crate::cloud_tpm::{ATTRIBUTES_OF_AZURE, AZURE, CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{prove, validator};
+use crate::meeting::{Sample, prove, validator};
 
 const NAME: &str = "0123456789ab.TrustedVM.Azure.windows.net";
 /// tcg-kp-AIKCertificate.
@@ -48,6 +48,14 @@ fn issuer(cloud: &CloudTpm) -> Arc<dyn Issuer> {
 
 fn roots(authority: &Authority) -> Value {
     json!({"cloud": {"roots": [authority.root_pem()]}})
+}
+
+/// Returns a correct document with its validator.
+pub fn sample() -> Sample {
+    let (host, authority) = (Host::start(), Authority::new());
+    let cloud = machine(&host, &authority);
+    let document = issuer(&cloud).issue(USER_DATA, NONCE).unwrap();
+    (document, validator(&VARIANT, &roots(&authority)))
 }
 
 #[test]

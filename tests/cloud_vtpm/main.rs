@@ -17,3 +17,19 @@ mod host;
 mod meeting;
 mod prepared_keys;
 mod sev_snp;
+
+#[test]
+fn each_variant_of_a_cloud_accepts_its_correct_document() {
+    for sample in [
+        azure_trustedlaunch::sample,
+        azure_sev_snp::sample,
+        azure_tdx::sample,
+        gcp_sev_es::sample,
+        sev_snp::sample_of_google,
+        sev_snp::sample_of_aws,
+        aws_nitro_tpm::sample,
+    ] {
+        let (document, judge) = sample();
+        judge.identify(&document, cloud_tpm::NONCE).unwrap();
+    }
+}

@@ -9,6 +9,9 @@ use attest::atls;
 use attest::attestation::sources::offline;
 use attest::attestation::{Issuer, Policy, Validator, Variant};
 
+/// A document for the nonce of the tests, and what judges it.
+pub type Sample = (Vec<u8>, Arc<dyn Validator>);
+
 /// Returns the validator of a variant for a policy whose PCR 15 is zero, with these further members of its JSON.
 pub fn validator(variant: &Variant, further: &serde_json::Value) -> Arc<dyn Validator> {
     let zero = serde_json::json!({"15": {"expected": "00".repeat(32)}});

@@ -18,7 +18,7 @@ use crate::authority::Authority;
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::forged_snp::{CLOUD, Hierarchy, correct_report, sign_by_the_cloud};
 use crate::gcp_sev_es::{self, events, good};
-use crate::meeting::{prove, validator};
+use crate::meeting::{Sample, prove, validator};
 
 /// GUIDs of the certificate table: VCEK, VLEK, ASK.
 const VCEK: u128 = 0x63da758d_e664_4564_adc5_f4b93be8accd;
@@ -89,6 +89,23 @@ fn with(mut policy: Value, further: &Value) -> Value {
 fn refusal(variant: &Variant, policy: &Value, document: &[u8]) -> String {
     let refused = validator(variant, policy).identify(document, NONCE);
     refused.unwrap_err().to_string()
+}
+
+/// Returns a correct document of AWS with its validator.
+pub fn sample_of_aws() -> Sample {
+    let cloud = CloudTpm::start();
+    let document = aws(&cloud, Chip::new(|_| ())).issue(USER_DATA, NONCE);
+    (document.unwrap(), validator(&aws_sev_snp::VARIANT, &ours()))
+}
+
+/// Returns a correct document of Google with its validator.
+pub fn sample_of_google() -> Sample {
+    let authority = Authority::new();
+    let machine = gcp_sev_es::Machine::start(&events("1", 4));
+    machine.certify(&authority, &good());
+    let policy = with(ours(), &json!({"cloud": {"roots": [authority.root_pem()]}}));
+    let document = google(&machine, Chip::new(|_| ())).issue(USER_DATA, NONCE);
+    (document.unwrap(), validator(&gcp_sev_snp::VARIANT, &policy))
 }
 
 #[test]
