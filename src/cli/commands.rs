@@ -154,8 +154,7 @@ const INIT: Command = Command {
     examples: &[
         "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
          --kubernetes-version v1.32.9",
-        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
-         --kms 'kms://vault?address=https://vault:8200&keyName=firstlight' --create-key",
+        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret secret.txt --kms kms://aws-kms?keyName=ARN",
         "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
     ],
     run: |given| init::run(&super::init_options(given)?),
@@ -969,7 +968,7 @@ const WRAP: Command = Command {
     ],
     examples: &[
         "firstlight wrap --kms 'kms://vault?address=https://vault:8200&keyName=firstlight'",
-        "firstlight wrap --kms kms://aws-kms?keyName=ARN --out 'storage://aws?bucket=own&region=eu-central-1&key=firstlight.json'",
+        "firstlight wrap --kms kms://aws-kms?keyName=ARN --out 'storage://aws?bucket=own&region=eu-central-1'",
     ],
     run: |given| wrap::wrap(&super::wrap_options(given)?),
 };
@@ -983,7 +982,7 @@ const UNWRAP: Command = Command {
         Opt::value(
             "master-secret",
             Value::File,
-            "the wrapped master secret, or storage://..",
+            "the wrapped master secret, or storage://.. of an object in a store (docs/kms.md)",
         )
         .or(WRAPPED_SECRET_FILE),
         Opt::value("out", Value::File, "the file to write; must not exist").or(MASTER_SECRET_FILE),
