@@ -38,6 +38,10 @@ const PARAMETERS: &str = "keyName=ARN[&region=REGION][&endpoint=https://HOST[:PO
 /// The encryption context: additional data that AWS logs, and on which a policy can insist.
 pub const CONTEXT: (&str, &str) = ("purpose", "firstlight master secret");
 
+/// The usage and the spec of a key that encrypts symmetrically.
+const USAGE: &str = "ENCRYPT_DECRYPT";
+const SPEC: &str = "SYMMETRIC_DEFAULT";
+
 struct Key {
     server: Server,
     name: String,
@@ -107,6 +111,18 @@ struct Described {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
+struct Created {
+    key_metadata: Identity,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Identity {
+    arn: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
 struct Metadata {
     key_state: String,
     key_usage: String,
@@ -131,14 +147,33 @@ pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
     let (usage, spec, state) = (&*key.key_usage, &*key.key_spec, &*key.key_state);
     let got = said(&format!("{usage}, {spec}, {state}"));
     match (usage, spec, state) {
-        ("ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT", "Enabled") => Ok(()),
-        ("ENCRYPT_DECRYPT", "SYMMETRIC_DEFAULT", _) => Err(Error::Refused(format!(
+        (USAGE, SPEC, "Enabled") => Ok(()),
+        (USAGE, SPEC, _) => Err(Error::Refused(format!(
             "{host}: the key {name} is not enabled{got}: enable it"
         ))),
         _ => Err(Error::Refused(format!(
-            "{host}: the key {name} does not encrypt symmetrically{got}: expected one of usage ENCRYPT_DECRYPT and spec SYMMETRIC_DEFAULT"
+            "{host}: the key {name} does not encrypt symmetrically{got}: expected one of usage {USAGE} and spec {SPEC}"
         ))),
     }
+}
+
+/// Parses the answer of `CreateKey`: the ARN of the new key.
+pub fn parse_created(host: &str, body: &[u8]) -> Result<String, Error> {
+    let Created { key_metadata: key } = parse(host, "CreateKey", body)?;
+    let is_key = key.arn.contains(":key/") && region_of(&key.arn, None).is_ok();
+    match is_key {
+        true => Ok(key.arn),
+        false => Err(Error::Answer(format!(
+            "{host}: the answer to CreateKey has{} in place of the ARN of a key",
+            said(&key.arn)
+        ))),
+    }
+}
+
+/// Returns the name `alias/NAME` of an alias, if a key is named by one.
+fn alias_of(name: &str) -> Option<&str> {
+    let own = name.rsplit(':').next().unwrap_or(name);
+    own.starts_with("alias/").then_some(own)
 }
 
 fn parse<T: DeserializeOwned>(host: &str, operation: &str, body: &[u8]) -> Result<T, Error> {
@@ -161,13 +196,9 @@ fn decoded(host: &str, operation: &str, text: &str) -> Result<Vec<u8>, Error> {
 
 impl KeyEncryptionKey for Key {
     fn prepare(&self, create: bool) -> Result<(), Error> {
-        let body = json!({"KeyId": self.name}).to_string();
-        match self.call("DescribeKey", &body) {
-            Ok(answer) => check_key(self.server.host(), &self.name, &answer.body),
-            Err(Error::Refused(why)) if create => Err(Error::Refused(format!(
-                "{why}; --create-key makes no keys in this service, because a key there needs a policy"
-            ))),
-            Err(error) => Err(error),
+        match self.check() {
+            Err(Error::Missing(why)) if create => self.create(&why),
+            other => other,
         }
     }
 
@@ -191,6 +222,43 @@ impl KeyEncryptionKey for Key {
 }
 
 impl Key {
+    /// Checks that the key is there and encrypts.
+    fn check(&self) -> Result<(), Error> {
+        let body = json!({"KeyId": self.name}).to_string();
+        let answer = self.call("DescribeKey", &body)?;
+        check_key(self.server.host(), &self.name, &answer.body)
+    }
+
+    /// Makes a key with the account's default key policy, and the alias that names it. `missing` says that there is none.
+    fn create(&self, missing: &str) -> Result<(), Error> {
+        let Some(alias) = alias_of(&self.name) else {
+            return Err(Error::Refused(format!(
+                "{missing}; AWS chooses the ID of a new key, so --create-key needs an alias: give keyName=alias/NAME"
+            )));
+        };
+        let wanted = json!({
+            "Description": "wraps the master secret of a Firstlight cluster",
+            "KeyUsage": USAGE,
+            "KeySpec": SPEC,
+        });
+        let answer = self.call("CreateKey", &wanted.to_string())?;
+        let arn = parse_created(self.server.host(), &answer.body)?;
+        let named = json!({"AliasName": alias, "TargetKeyId": arn}).to_string();
+        self.call("CreateAlias", &named)
+            // the services of a region learn of a new key and of a new alias within seconds ("AWS KMS eventual consistency")
+            .and_then(|_| {
+                patiently(|| match self.check() {
+                    Err(Error::Missing(why)) => Err(Error::Busy(why)),
+                    other => other,
+                })
+            })
+            .map_err(|error| {
+                Error::Refused(format!(
+                    "{error}; the new key {arn} is there: use it as keyName, or schedule its deletion"
+                ))
+            })
+    }
+
     /// Returns the successful answer to an operation.
     fn call(&self, operation: &str, body: &str) -> Result<Answer, Error> {
         let signer = self.callers.signer()?;
@@ -229,6 +297,7 @@ fn refusal(
     origin: &str,
 ) -> Error {
     let refused = |next: String| Error::Refused(format!("{text}; {next}"));
+    let is_create = matches!(operation, "CreateKey" | "CreateAlias");
     match code {
         "ThrottlingException"
         | "Throttling"
@@ -236,11 +305,18 @@ fn refusal(
         | "KMSInternalException"
         | "DependencyTimeoutException"
         | "KeyUnavailableException" => Error::Busy(text),
+        "AccessDeniedException" | "AccessDenied" if is_create => refused(format!(
+            "{origin} needs the permission kms:{operation} to make the key (docs/kms.md)"
+        )),
         "AccessDeniedException" | "AccessDenied" => refused(format!(
             "{origin} needs the permission kms:{operation} on {name} with the encryption context {}={:?} (docs/kms.md), and the file must be that of this key",
             CONTEXT.0, CONTEXT.1
         )),
+        "NotFoundException" if operation == "DescribeKey" => Error::Missing(format!(
+            "{text}; is it the right region and account? --create-key makes a missing key"
+        )),
         "NotFoundException" => refused("is it the right region and account?".into()),
+        "AlreadyExistsException" => refused("somebody made the alias at the same time".into()),
         "DisabledException" => refused("enable the key".into()),
         "KMSInvalidStateException" => {
             refused("the key must be enabled; cancel its deletion if that is pending".into())
@@ -304,11 +380,35 @@ mod tests {
     }
 
     #[test]
+    fn only_an_alias_names_a_key_that_is_not_there_yet() {
+        assert_eq!(alias_of("alias/team/a"), Some("alias/team/a"));
+        let arn = "arn:aws:kms:eu-central-1:111122223333:alias/a";
+        assert_eq!(alias_of(arn), Some("alias/a"));
+        assert_eq!(alias_of(ARN), None);
+        assert_eq!(alias_of("1234abcd-12ab-34cd-56ef-1234567890ab"), None);
+    }
+
+    #[test]
     fn each_code_says_what_to_do_and_whether_to_wait() {
         let of = |status, code: &str| {
             let error = refusal(status, code, "text".into(), "Decrypt", ARN, KEY_ID);
             (error.may_pass(), error.to_string())
         };
+        let described = |code| refusal(400, code, "text".into(), "DescribeKey", "alias/a", KEY_ID);
+        let missing = described("NotFoundException");
+        assert!(matches!(&missing, Error::Missing(why) if why.contains("--create-key")));
+        let denied = refusal(
+            400,
+            "AccessDeniedException",
+            "text".into(),
+            "CreateKey",
+            "alias/a",
+            KEY_ID,
+        );
+        assert_eq!(
+            denied.to_string(),
+            "text; AWS_ACCESS_KEY_ID needs the permission kms:CreateKey to make the key (docs/kms.md)"
+        );
         for (status, code) in [
             (400, "ThrottlingException"),
             (500, "KMSInternalException"),
@@ -322,7 +422,8 @@ mod tests {
                 "AccessDeniedException",
                 "needs the permission kms:Decrypt on arn:aws:kms:",
             ),
-            ("NotFoundException", "region and account"),
+            ("NotFoundException", "region and account?"),
+            ("AlreadyExistsException", "at the same time"),
             ("DisabledException", "enable the key"),
             ("KMSInvalidStateException", "cancel its deletion"),
             ("IncorrectKeyException", "another key wrapped"),
@@ -344,6 +445,20 @@ mod tests {
         assert_eq!(parse_decrypted("h", key).unwrap().expose(), [1; 32]);
         assert_eq!(parse_encrypted("h", encrypted).unwrap(), [1; 4]);
         check_key("h", ARN, described).unwrap();
+        let created =
+            format!(r#"{{"KeyMetadata":{{"KeyId":"b","Arn":"{ARN}","KeyState":"Enabled"}}}}"#);
+        assert_eq!(parse_created("h", created.as_bytes()).unwrap(), ARN);
+        for (from, to) in [(":key/", ":alias/"), ("arn:", "a\\nb:"), ("Arn", "Name")] {
+            let other = created.replace(from, to);
+            let error = parse_created("h", other.as_bytes()).unwrap_err();
+            assert!(matches!(error, Error::Answer(_)), "{error}");
+        }
+        for body in mutations(created.as_bytes(), 5000) {
+            match parse_created("h", &body) {
+                Ok(arn) => assert!(arn.starts_with("arn:") && arn.len() <= 2048),
+                Err(error) => assert!(error.to_string().len() < 1000),
+            }
+        }
         for (from, to, expected) in [
             (
                 "Enabled",

@@ -51,6 +51,8 @@ const DOMAINS: [(&str, bool, &str); 6] = [
 ];
 const VERSION: &str = "7.4";
 const ALGORITHM: &str = "RSA-OAEP-256";
+/// The bits of a new key (NIST SP 800-57 part 1, table 2: a strength of 128 bits).
+const SIZE: u32 = 3072;
 
 struct Key {
     server: Server,
@@ -64,24 +66,34 @@ struct Key {
 struct Operation {
     /// The name for texts.
     name: &'static str,
-    /// The end of the role's data action, and the permission of an access policy.
+    /// The end of the role's data action for a vault and for a Managed HSM, and the permission of an access policy.
     action: &'static str,
+    hsm_action: &'static str,
     permission: &'static str,
 }
 
 const GET: Operation = Operation {
     name: "get",
     action: "read",
+    hsm_action: "read/action",
     permission: "Get",
+};
+const CREATE: Operation = Operation {
+    name: "create",
+    action: "create/action",
+    hsm_action: "create",
+    permission: "Create",
 };
 const WRAP: Operation = Operation {
     name: "wrapkey",
     action: "wrap/action",
+    hsm_action: "wrap/action",
     permission: "Wrap Key",
 };
 const UNWRAP: Operation = Operation {
     name: "unwrapkey",
     action: "unwrap/action",
+    hsm_action: "unwrap/action",
     permission: "Unwrap Key",
 };
 
@@ -234,10 +246,9 @@ fn decoded(host: &str, operation: Operation, text: &str) -> Result<Vec<u8>, Erro
 
 impl KeyEncryptionKey for Key {
     fn prepare(&self, create: bool) -> Result<(), Error> {
-        match self.newest(&self.callers.caller()?) {
-            Err(Error::Refused(why)) if create => Err(Error::Refused(format!(
-                "{why}; --create-key makes no keys in this service"
-            ))),
+        let caller = self.callers.caller()?;
+        match self.newest(&caller) {
+            Err(Error::Missing(_)) if create => self.create(&caller),
             other => other.map(|_| ()),
         }
     }
@@ -263,6 +274,15 @@ impl Key {
         let path = format!("/keys/{}?api-version={VERSION}", self.name);
         let answer = self.call(caller, GET, "GET", &path, "")?;
         parse_key(self.server.host(), &self.name, &answer.body)
+    }
+
+    /// Makes the key: it wraps and unwraps, and cannot be exported.
+    fn create(&self, caller: &Caller) -> Result<(), Error> {
+        let kind = if self.is_hsm { "RSA-HSM" } else { "RSA" };
+        let wanted = json!({"kty": kind, "key_size": SIZE, "key_ops": ["wrapKey", "unwrapKey"]});
+        let path = format!("/keys/{}/create?api-version={VERSION}", self.name);
+        let answer = self.call(caller, CREATE, "POST", &path, &wanted.to_string())?;
+        parse_key(self.server.host(), &self.name, &answer.body).map(|_| ())
     }
 
     fn operate(
@@ -374,12 +394,21 @@ fn refusal(
             operation.name
         )),
         (403, _) => {
-            let kind = if is_hsm { "managedHsm" } else { "vaults" };
+            let (kind, action) = match is_hsm {
+                true => ("managedHsm", operation.hsm_action),
+                false => ("vaults", operation.action),
+            };
             refused(&format!(
-                "{origin} needs the data action Microsoft.KeyVault/{kind}/keys/{} on the key (docs/kms.md); in a vault with access policies, the permission {:?}",
-                operation.action, operation.permission
+                "{origin} needs the data action Microsoft.KeyVault/{kind}/keys/{action} on the key (docs/kms.md); in a vault with access policies, the permission {:?}",
+                operation.permission
             ))
         }
+        (404, _) if operation.name == GET.name => Error::Missing(format!(
+            "{text}; there is no such key: is it the right vault? --create-key makes a missing key"
+        )),
+        (409, "ObjectIsDeletedButRecoverable") => refused(
+            "a deleted key has this name: recover it (az keyvault key recover), or give another name",
+        ),
         (404, _) => refused(
             "there is no such key, or its version was deleted: is it the right vault? A deleted key can be recovered",
         ),
@@ -452,11 +481,39 @@ mod tests {
             ),
             (404, "KeyNotFound", "recovered"),
             (400, "BadParameter", "did not wrap this file"),
+            (409, "ObjectIsDeletedButRecoverable", "recover it"),
             (405, "", "text"),
         ] {
             let (may_pass, text) = of(status, code, UNWRAP);
             assert!(!may_pass && text.contains(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn a_vault_and_a_managed_hsm_have_actions_of_their_own() {
+        let of = |status, operation, is_hsm| {
+            refusal(status, "", "text".into(), operation, is_hsm, "ORIGIN")
+        };
+        for (operation, vault, hsm) in [
+            (GET, "vaults/keys/read ", "managedHsm/keys/read/action "),
+            (
+                CREATE,
+                "vaults/keys/create/action ",
+                "managedHsm/keys/create ",
+            ),
+            (
+                WRAP,
+                "vaults/keys/wrap/action ",
+                "managedHsm/keys/wrap/action ",
+            ),
+        ] {
+            for (is_hsm, expected) in [(false, vault), (true, hsm)] {
+                let said = of(403, operation, is_hsm).to_string();
+                assert!(said.contains(expected), "{said}");
+            }
+        }
+        let missing = of(404, GET, false);
+        assert!(matches!(&missing, Error::Missing(why) if why.contains("--create-key")));
     }
 
     #[test]

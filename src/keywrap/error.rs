@@ -18,6 +18,8 @@ pub enum Error {
     Busy(String),
     /// The service refuses.
     Refused(String),
+    /// The service has no such key.
+    Missing(String),
     /// A store has a file with this name already, and replaces none.
     Exists,
     /// The answer of the service is not usable.
@@ -40,7 +42,7 @@ impl fmt::Display for Error {
         match self {
             Error::Uri(why) => write!(f, "wrong URI: {why}"),
             Error::Credentials(why) | Error::Away(why) | Error::Busy(why) => f.write_str(why),
-            Error::Refused(why) | Error::Answer(why) => f.write_str(why),
+            Error::Refused(why) | Error::Missing(why) | Error::Answer(why) => f.write_str(why),
             Error::Exists => f.write_str("another file is there, and none is ever replaced: give another name"),
             Error::Format(why) => write!(f, "not a wrapped master secret: {why}"),
             Error::Sealed => f.write_str(

@@ -41,6 +41,9 @@ const SCOPE: &str = "https://www.googleapis.com/auth/cloudkms";
 /// Additional data of each encryption, so that what another program encrypted with the same key is not taken.
 const CONTEXT: &[u8] = b"firstlight master secret";
 
+/// The purpose of a key that encrypts symmetrically.
+const PURPOSE: &str = "ENCRYPT_DECRYPT";
+
 struct Key {
     server: Server,
     name: String,
@@ -168,8 +171,8 @@ pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
         )))
     };
     match (&*purpose, state.as_deref()) {
-        ("ENCRYPT_DECRYPT", Some("ENABLED")) => Ok(()),
-        ("ENCRYPT_DECRYPT", state) => refused(
+        (PURPOSE, Some("ENABLED")) => Ok(()),
+        (PURPOSE, state) => refused(
             "has no primary version that is enabled",
             state.unwrap_or_default(),
             "enable it, or make a version and the primary one of it",
@@ -229,9 +232,10 @@ impl KeyEncryptionKey for Key {
     fn prepare(&self, create: bool) -> Result<(), Error> {
         let checked = |answer: &Answer| check_key(self.server.host(), &self.name, &answer.body);
         match self.call("get", "", &checked) {
-            Err(Error::Refused(why)) if create => Err(Error::Refused(format!(
-                "{why}; --create-key makes no keys in this service"
-            ))),
+            Err(Error::Missing(_)) if create => {
+                let wanted = json!({"purpose": PURPOSE}).to_string();
+                self.call("create", &wanted, &checked)
+            }
             other => other,
         }
     }
@@ -277,8 +281,9 @@ impl Key {
             ("accept", "application/json"),
             ("authorization", &**caller.authorization),
         ];
-        let (method, path) = match body {
-            "" => ("GET", format!("/v1/{name}")),
+        let (method, path) = match (operation, name.rsplit_once('/')) {
+            ("get", _) => ("GET", format!("/v1/{name}")),
+            ("create", Some((keys, id))) => ("POST", format!("/v1/{keys}?cryptoKeyId={id}")),
             _ => ("POST", format!("/v1/{name}:{operation}")),
         };
         if !body.is_empty() {
@@ -329,13 +334,17 @@ fn refusal(status: u16, message: &str, text: String, operation: &str, origin: &s
         403 => {
             let permission = match operation {
                 "get" => "cryptoKeys.get",
+                "create" => "cryptoKeys.create",
                 "encrypt" => "cryptoKeyVersions.useToEncrypt",
                 _ => "cryptoKeyVersions.useToDecrypt",
             };
             refused(&format!(
-                "{origin} needs the permission cloudkms.{permission} on the key (docs/kms.md), or there is no such key"
+                "{origin} needs the permission cloudkms.{permission} on the key or on its key ring (docs/kms.md), or there is no such key"
             ))
         }
+        404 if operation == "get" => Error::Missing(format!(
+            "{text}; is it the right project, location and key ring? --create-key makes a missing key in a key ring that is there"
+        )),
         404 => refused("is it the right project, location and key ring?"),
         400 if message.contains("not enabled") || message.contains("DISABLED") => {
             refused("enable that version of the key, or restore it")
@@ -414,6 +423,10 @@ mod tests {
         for status in [408, 429, 500, 503] {
             assert_eq!(of(status, ""), (true, "text".into()));
         }
+        let created = refusal(403, "", "text".into(), "create", "ORIGIN").to_string();
+        assert!(created.contains("cloudkms.cryptoKeys.create"), "{created}");
+        let missing = refusal(404, "", "text".into(), "get", "ORIGIN");
+        assert!(matches!(&missing, Error::Missing(why) if why.contains("--create-key")));
         for (status, message, expected) in [
             (401, "", "token of ORIGIN"),
             (

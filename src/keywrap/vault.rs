@@ -125,7 +125,7 @@ impl KeyEncryptionKey for Transit {
                 self.answer(&self.send(&token, "GET", &path, &[])?, "GET", &path)?
             }
             404 => {
-                return Err(Error::Refused(format!(
+                return Err(Error::Missing(format!(
                     "{}: there is no key {path}; make it, or have it made by --create-key",
                     self.server.host()
                 )));

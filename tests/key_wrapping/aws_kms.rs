@@ -95,6 +95,26 @@ fn a_key_in_moto_gives_the_same_keys_with_the_permissions_of_the_docs() {
 }
 
 #[test]
+fn a_missing_key_is_made_with_its_alias_and_the_permissions_of_the_docs() {
+    let (moto, dir) = (Moto::get(), workspace());
+    let uri = moto.uri("alias/team/made&region=eu-central-1");
+    let creator = moto.env("creator");
+    let said = wrap(dir.path(), &creator, &uri, &[]).unwrap_err();
+    assert!(said.contains("--create-key makes a missing key"), "{said}");
+    wrap(dir.path(), &creator, &uri, &["--create-key"]).unwrap();
+    unwrap(dir.path(), &moto.env("operator")).unwrap();
+    // the key is there now, and is used
+    let (first, dir) = (dir, workspace());
+    wrap(dir.path(), &moto.env("operator"), &uri, &["--create-key"]).unwrap();
+    check_same_keys(first.path(), &moto.env("key-service"));
+    // the ARN of an alias
+    let dir = workspace();
+    let arn = "arn:aws:kms:eu-central-1:123456789012:alias/by-arn";
+    wrap(dir.path(), &creator, &moto.uri(arn), &["--create-key"]).unwrap();
+    check_same_keys(dir.path(), &moto.env("key-service"));
+}
+
+#[test]
 fn each_refusal_names_what_is_missing() {
     let (moto, dir) = (Moto::get(), workspace());
     let operator = moto.env("operator");
@@ -114,7 +134,13 @@ fn each_refusal_names_what_is_missing() {
         &operator,
         &missing,
         &["--create-key"],
-        "--create-key makes no keys",
+        "--create-key needs an alias",
+    );
+    refused(
+        &operator,
+        "alias/new&region=eu-central-1",
+        &["--create-key"],
+        "AWS_ACCESS_KEY_ID needs the permission kms:CreateKey to make the key",
     );
     refused(
         &operator,

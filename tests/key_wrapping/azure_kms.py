@@ -41,17 +41,18 @@ ROLES = {
     role: [
         action
         for service in ("kms", "blob")
+        if (service, role) != ("blob", "creator")
         for action in json.loads(pathlib.Path(FOLDER, f"azure-{service}-{role}.json").read_text())["DataActions"]
     ]
-    for role in ("operator", "key-service")
+    for role in ("operator", "key-service", "creator")
 }
 # the client IDs of the applications, and of the managed identities
 CALLERS = {role: {"clientId": f"client-{role}", "secret": secrets.token_urlsafe()} for role in ROLES}
 
 
-def make(name, enabled=True, operations=ALL):
+def make(name, enabled=True, operations=ALL, size=2048):
     version = secrets.token_hex(16)
-    key = {"private": rsa.generate_private_key(65537, 2048), "version": version, "enabled": enabled, "operations": operations}
+    key = {"private": rsa.generate_private_key(65537, size), "version": version, "enabled": enabled, "operations": operations}
     KEYS.setdefault(name, []).append(key)
 
 
@@ -182,6 +183,14 @@ class Vault(Handler):
         self.end_headers()
         self.wfile.write(content)
 
+    @staticmethod
+    def create(method, name, wanted):
+        assert method == "POST" and wanted["kty"] == "RSA"
+        if name == "deleted":
+            message = "Key deleted is currently in a deleted but recoverable state, and its name cannot be reused."
+            raise Fault(409, "Conflict", message, "ObjectIsDeletedButRecoverable")
+        make(name, operations=wanted.get("key_ops", ALL), size=wanted.get("key_size", 2048))
+
     def key(self, method, url, body):
         scheme, _, value = self.headers.get("Authorization", "").partition(" ")
         role, resource = TOKENS.get(value, (None, None))
@@ -192,9 +201,14 @@ class Vault(Handler):
         _, keys, name, *rest = url.path.split("/")
         assert keys == "keys"
         version, operation = (rest + ["", ""])[:2]
-        action = {"": "read", "wrapkey": "wrap/action", "unwrapkey": "unwrap/action"}[operation]
+        if version == "create":
+            version, operation = "", "create"
+        action = {"": "read", "create": "create/action", "wrapkey": "wrap/action", "unwrapkey": "unwrap/action"}[operation]
         if f"Microsoft.KeyVault/vaults/keys/{action}" not in ROLES[role]:
             raise Fault(403, "Forbidden", "Caller is not authorized to perform action on resource.", "ForbiddenByRbac")
+        if operation == "create":
+            self.create(method, name, json.loads(body))
+            method, operation = "GET", ""
         found = [key for key in KEYS.get(name, []) if version in ("", key["version"])]
         if not found:
             raise Fault(404, "KeyNotFound", f"A key with (name/id) {name}/{version} was not found in this key vault.")
@@ -268,6 +282,12 @@ def check_with_the_clients_of_azure():
     client = CryptographyClient(key.id, **more)
     given = client.wrap_key(KeyWrapAlgorithm.rsa_oaep_256, bytes(32))
     assert client.unwrap_key(KeyWrapAlgorithm.rsa_oaep_256, given.encrypted_key).key == bytes(32)
+    caller = CALLERS["creator"]
+    more["credential"] = ClientSecretCredential(
+        TENANT, caller["clientId"], caller["secret"], authority=base, disable_instance_discovery=True, connection_verify=CERTIFICATE
+    )
+    made = KeyClient(base, **more).create_rsa_key("made-by-azure", size=3072, key_operations=["wrapKey"])
+    assert made.properties.version == KEYS["made-by-azure"][0]["version"] and made.key_operations == ["wrapKey"]
 
 
 check_with_the_clients_of_azure()

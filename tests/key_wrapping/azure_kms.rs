@@ -92,6 +92,23 @@ fn a_key_of_the_vault_gives_the_same_keys_with_the_roles_of_the_docs() {
 }
 
 #[test]
+fn a_missing_key_is_made_with_the_role_of_the_docs() {
+    let (vault, dir) = (Vault::start(), workspace());
+    let uri = vault.uri("made");
+    let creator = vault.application("creator");
+    let said = wrap(dir.path(), &creator, &uri, &[]).unwrap_err();
+    assert!(said.contains("--create-key makes a missing key"), "{said}");
+    wrap(dir.path(), &creator, &uri, &["--create-key"]).unwrap();
+    let (first, _) = wrapped_key(dir.path());
+    check_same_keys(dir.path(), &vault.identity("key-service"));
+    // the key is there now, and is used
+    let operator = vault.application("operator");
+    let dir = workspace();
+    wrap(dir.path(), &operator, &uri, &["--create-key"]).unwrap();
+    assert_eq!(wrapped_key(dir.path()).0, first);
+}
+
+#[test]
 fn each_refusal_names_what_is_missing() {
     let (mut vault, dir) = (Vault::start(), workspace());
     wrap(
@@ -118,7 +135,13 @@ fn each_refusal_names_what_is_missing() {
         &operator,
         "missing",
         &["--create-key"],
-        "--create-key makes no keys",
+        "needs the data action Microsoft.KeyVault/vaults/keys/create/action",
+    );
+    refused(
+        &vault.application("creator"),
+        "deleted",
+        &["--create-key"],
+        "a deleted key has this name",
     );
     refused(
         &operator,

@@ -46,9 +46,10 @@ ROLES = {
     role: [
         permission
         for service in ("kms", "storage")
+        if (service, role) != ("storage", "creator")
         for permission in yaml.safe_load(pathlib.Path(FOLDER, f"gcp-{service}-{role}.yaml").read_text())["includedPermissions"]
     ]
-    for role in ("operator", "key-service")
+    for role in ("operator", "key-service", "creator")
 }
 ACCOUNTS = {}
 
@@ -106,7 +107,10 @@ class Api(Handler):
         if storage and "/storage/v1/b/" in url.path:
             return self.object(method, body)
         try:
-            self.answer(200, self.key(method, url.path.removeprefix("/v1/"), body))
+            path = url.path.removeprefix("/v1/")
+            if path.endswith("/cryptoKeys"):
+                return self.answer(200, self.create(method, path, parse_qs(url.query), body))
+            self.answer(200, self.key(method, path, body))
         except Fault as fault:
             self.answer(*fault.args)
 
@@ -145,6 +149,22 @@ class Api(Handler):
             return self.answer(*fault.args)
         status, _, content = storage.answer(method, self.path, self.headers, body)
         return self.answer(status, content.decode())
+
+    def create(self, method, ring, query, body):
+        role, permission = self.caller(KMS), "cloudkms.cryptoKeys.create"
+        assert method == "POST"
+        if permission not in ROLES[role]:
+            raise Fault(403, "PERMISSION_DENIED", f"Permission '{permission}' denied on resource '{ring}' (or it may not exist).")
+        (short,) = query["cryptoKeyId"]
+        name = f"{ring}/{short}"
+        if ring != RING:
+            raise Fault(404, "NOT_FOUND", f"KeyRing {ring} not found.")
+        if short in KEYS:
+            raise Fault(409, "ALREADY_EXISTS", f"CryptoKey {name} already exists.")
+        wanted = kms.CryptoKey.from_json(body, ignore_unknown_fields=False)
+        assert wanted == kms.CryptoKey(purpose=PURPOSE.ENCRYPT_DECRYPT)
+        KEYS[short] = [secrets.token_bytes(32)]
+        return self.described(name, short)
 
     def key(self, method, path, body):
         role = self.caller(KMS)
@@ -268,6 +288,11 @@ def check_with_the_client_of_google(info):
     assert given.verified_plaintext_crc32c and given.ciphertext_crc32c == crc32c(given.ciphertext)
     request = {"name": name, "ciphertext": given.ciphertext, "ciphertext_crc32c": given.ciphertext_crc32c}
     assert client.decrypt(request=request | aad).plaintext == bytes(32)
+    ROLES["operator"].append("cloudkms.cryptoKeys.create")
+    wanted = kms.CryptoKey(purpose=PURPOSE.ENCRYPT_DECRYPT)
+    made = client.create_crypto_key(request={"parent": RING.rpartition("/")[0], "crypto_key_id": "made-by-google", "crypto_key": wanted})
+    assert made.primary.state == ENABLED and "made-by-google" in KEYS
+    ROLES["operator"].remove("cloudkms.cryptoKeys.create")
 
 
 storage = Backend([os.environ["STORAGE"], "own"], "127.0.0.1:") if "STORAGE" in os.environ else None

@@ -79,6 +79,26 @@ fn a_key_of_the_service_gives_the_same_keys_with_the_roles_of_the_docs() {
 }
 
 #[test]
+fn a_missing_key_is_made_with_the_role_of_the_docs() {
+    let (service, dir) = (Service::start(), workspace());
+    let account = service.account("creator");
+    let creator = [(CREDENTIALS, &*account)];
+    let uri = service.uri("made");
+    let said = wrap(dir.path(), &creator, &uri, &[]).unwrap_err();
+    assert!(said.contains("--create-key makes a missing key"), "{said}");
+    let elsewhere = uri.replace("keyRings/ring", "keyRings/other");
+    let said = wrap(dir.path(), &creator, &elsewhere, &["--create-key"]).unwrap_err();
+    assert!(said.contains("KeyRing projects/own"), "{said}");
+    wrap(dir.path(), &creator, &uri, &["--create-key"]).unwrap();
+    check_same_keys(dir.path(), &[("GCE_METADATA_HOST", &*service.metadata)]);
+    // the key is there now, and is used
+    let (account, dir) = (service.account("operator"), workspace());
+    let operator = [(CREDENTIALS, &*account)];
+    wrap(dir.path(), &operator, &uri, &["--create-key"]).unwrap();
+    unwrap(dir.path(), &operator).unwrap();
+}
+
+#[test]
 fn each_refusal_names_what_is_missing() {
     let (service, dir) = (Service::start(), workspace());
     let account = service.account("operator");
@@ -93,7 +113,7 @@ fn each_refusal_names_what_is_missing() {
         &operator,
         "missing",
         &["--create-key"],
-        "--create-key makes no keys",
+        "operator@own.iam.gserviceaccount.com needs the permission cloudkms.cryptoKeys.create",
     );
     refused(
         &operator,

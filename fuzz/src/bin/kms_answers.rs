@@ -8,6 +8,7 @@ fuzz_target!(|input: &[u8]| {
     for error in [
         aws_kms::parse_encrypted("host", input).err(),
         aws_kms::parse_decrypted("host", input).err(),
+        aws_kms::parse_created("host", input).err(),
         aws_kms::check_key("host", "key", input).err(),
         azure_kms::parse_key("host", "key", input).err(),
         azure_kms::parse_wrapped("host", "key", input).err(),
