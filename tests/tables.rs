@@ -73,10 +73,13 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
                 let in_its_room = file.starts_with(&own) || *file == own.with_extension("rs");
                 // variants of one vendor share parts
                 let is_variant = folder != "cloud" && file.starts_with(src.join(folder));
-                // the URI of a key names the cloud that keeps it
+                // the URI of a key or of a store names the cloud that keeps it
                 let is_of_keys = *file == src.join("kms/uri.rs");
-                let of_keys = format!("keywrap/{}_kms.rs", module(name));
-                let is_of_keys = is_of_keys || *file == src.join(of_keys);
+                let is_of_keys = is_of_keys
+                    || ["_kms.rs", "_credentials.rs"]
+                        .iter()
+                        .any(|end| *file == src.join(format!("keywrap/{}{end}", module(name))))
+                    || *file == src.join(format!("keywrap/store/{}.rs", module(name)));
                 let is_table = *file == src.join(folder).join(table);
                 if in_its_room || is_variant || is_of_keys || is_table {
                     continue;
