@@ -18,6 +18,8 @@ mod stackit;
 mod state_disk;
 pub mod r#static;
 
+/// The code and the message of an error, in the XML that Azure's storage has in common with AWS.
+pub use aws::parse_error;
 pub use state_disk::StateDisk;
 pub use r#static::Machines;
 
