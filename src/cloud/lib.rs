@@ -18,7 +18,7 @@ mod stackit;
 mod state_disk;
 pub mod r#static;
 
-/// The code and the message of an error, in the XML that Azure's storage has in common with AWS.
+/// Reads the code and the message of an error. Azure's storage has them in the same XML as AWS.
 pub use aws::parse_error;
 pub use state_disk::StateDisk;
 pub use r#static::Machines;
