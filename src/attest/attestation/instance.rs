@@ -4,16 +4,21 @@
 //! {"measurements":{..},"cloud":{"roots":["azure-2023"],"projects":["project"],"zones":["europe-west3-b"],"instances":["42"]}}
 //! ```
 //!
-//! An absent or empty list demands nothing. `"sha384":{"4":"96 hex digits"}` has PCRs of another bank, which AWS signs. Without `roots`, those of the variant count; with `roots`, only the named ones (or
-//! certificates in PEM, the root first).
+//! An absent or empty list demands nothing. `"sha384":{"4":"96 hex digits"}` has PCRs of another bank, which AWS signs; a list of such
+//! objects accepts what one of them has, as machines of several images. Without `roots`, those of the variant count; with `roots`, only
+//! the named ones (or certificates in PEM, the root first).
 
 use std::collections::BTreeMap;
 
 use hardware::claims::Property;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Maximum number of entries of a list.
 const MAX_ENTRIES: usize = 10_000;
+
+/// PCRs of the SHA-384 bank.
+pub type Sha384 = BTreeMap<u32, String>;
 
 /// What a policy demands of the cloud's word on a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,9 +36,14 @@ pub struct Demands {
     /// The accepted instances, by the ID that the cloud gave them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<String>,
-    /// The PCRs of the SHA-384 bank that the cloud must have signed (AWS): 96 lower-case hexadecimal digits each.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub sha384: BTreeMap<u32, String>,
+    /// The PCRs of the SHA-384 bank of which the cloud must have signed one set (AWS): 96 lower-case hexadecimal digits each.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        serialize_with = "one_or_several",
+        deserialize_with = "from_one_or_several"
+    )]
+    pub sha384: Vec<Sha384>,
 }
 
 /// An instance by the names of its cloud. What the cloud does not sign is absent.
@@ -60,7 +70,12 @@ impl Demands {
                 ));
             }
         }
-        for (index, value) in &self.sha384 {
+        if self.sha384.len() > MAX_ENTRIES || self.sha384.iter().any(BTreeMap::is_empty) {
+            return Err(format!(
+                "sha384: expected at most {MAX_ENTRIES} sets of PCRs, and none that is empty"
+            ));
+        }
+        for (index, value) in self.sha384.iter().flatten() {
             let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
             if value.len() != 96 || !value.bytes().all(is_digit) {
                 return Err(format!(
@@ -86,6 +101,42 @@ impl Demands {
             instance.id.as_deref().as_slice(),
         )
     }
+}
+
+fn one_or_several<S: Serializer>(sets: &[Sha384], serializer: S) -> Result<S::Ok, S::Error> {
+    match sets {
+        [one] => one.serialize(serializer),
+        several => several.serialize(serializer),
+    }
+}
+
+fn from_one_or_several<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Sha384>, D::Error> {
+    // serde has the names of an untagged object as text
+    #[derive(Deserialize)]
+    #[serde(
+        untagged,
+        expecting = "sha384: expected an object of PCRs, or a list of such objects"
+    )]
+    enum Sets {
+        One(BTreeMap<String, String>),
+        Several(Vec<BTreeMap<String, String>>),
+    }
+    let sets = match Sets::deserialize(deserializer)? {
+        Sets::One(one) if one.is_empty() => vec![],
+        Sets::One(one) => vec![one],
+        Sets::Several(several) => several,
+    };
+    let pcr = |(name, value): (String, String)| match name.parse() {
+        Ok(pcr) => Ok((pcr, value)),
+        Err(_) => Err(D::Error::custom(format!(
+            "sha384: expected the number of a PCR, got {name:.80?}"
+        ))),
+    };
+    sets.into_iter()
+        .map(|set| set.into_iter().map(pcr).collect())
+        .collect()
 }
 
 fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), String> {
@@ -125,6 +176,40 @@ impl Instance {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pcrs_that_aws_signs_are_one_set_or_several() {
+        let value = "0a".repeat(48);
+        let one = format!(r#"{{"sha384":{{"4":"{value}"}}}}"#);
+        let several =
+            format!(r#"{{"sha384":[{{"4":"{value}"}},{{"4":"{value}","12":"{value}"}}]}}"#);
+        for (json, count) in [(&one, 1), (&several, 2)] {
+            let demands: Demands = serde_json::from_str(json).unwrap();
+            assert_eq!((demands.sha384.len(), demands.check()), (count, Ok(())));
+            assert_eq!(serde_json::to_string(&demands).unwrap(), *json);
+        }
+        for absent in ["{}", r#"{"sha384":{}}"#, r#"{"sha384":[]}"#] {
+            let demands: Demands = serde_json::from_str(absent).unwrap();
+            assert_eq!(demands, Demands::default());
+        }
+        for (json, why) in [
+            (r#"{"sha384":[{}]}"#, "none that is empty"),
+            (
+                r#"{"sha384":[{"4":"0A"}]}"#,
+                "PCR 4: expected 96 hex digits",
+            ),
+        ] {
+            let demands: Demands = serde_json::from_str(json).unwrap();
+            assert!(demands.check().unwrap_err().contains(why), "{json}");
+        }
+        let error = serde_json::from_str::<Demands>(r#"{"sha384":{"four":""}}"#).unwrap_err();
+        assert!(error.to_string().contains("number of a PCR"), "{error}");
+        let error = serde_json::from_str::<Demands>(r#"{"sha384":"4"}"#).unwrap_err();
+        assert!(
+            error.to_string().contains("or a list of such objects"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn an_instance_is_one_of_those_that_the_policy_names() {

@@ -551,6 +551,15 @@ impl Policy {
         self.checked()
     }
 
+    /// Returns the policy that accepts these SHA-384 PCRs, too, in what AWS signs.
+    pub fn and_sha384(mut self, pcrs: &BTreeMap<u32, Vec<u8>>) -> Result<Policy, PolicyError> {
+        let pcrs = pcrs.iter().map(|(pcr, value)| (*pcr, hex(value))).collect();
+        if !self.cloud.sha384.contains(&pcrs) {
+            self.cloud.sha384.push(pcrs);
+        }
+        self.checked()
+    }
+
     /// Returns the policy with this name for its first image.
     pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
         let Image {
