@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use attest::atls;
 use attest::attestation::{Measurement, Policy, qemu_vtpm, vtpm};
-use image::{Digest, Given, Image, Stage, Units};
+use image::{Bank, Given, Image, Loader, Platform, Stage, Units};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use rpc::grpc::{CallOptions, Status};
 use support::boot_image::{disk, kernel, run, systemd_boot, uki};
+use support::foreign::fetched;
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
 
@@ -23,7 +24,10 @@ const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1";
 const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
 const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 
-fn hex(digest: &Digest) -> String {
+/// What most of these tests compute.
+const PCRS: Platform = Platform::Tpm(Bank::Sha256);
+
+fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -54,7 +58,7 @@ fn stage(stage: Stage, units: Units) -> Given {
 fn values(image: &Image, given: &Given) -> BTreeMap<u32, String> {
     let registers = image::REGISTERS.into_iter().chain([5]);
     registers
-        .filter_map(|pcr| Some((pcr, hex(&image.value(pcr, given).ok()?))))
+        .filter_map(|pcr| Some((pcr, hex(&image.value(PCRS, pcr, given).ok()?))))
         .collect()
 }
 
@@ -97,7 +101,7 @@ fn systemd_measure_expects_the_same_pcr_11_in_each_phase() {
         (Stage::Booted, Units::None, ":"),
     ] {
         let expected = systemd_measure(folder.path(), phase);
-        let value = image.value(11, &stage(at, units)).unwrap();
+        let value = image.value(PCRS, 11, &stage(at, units)).unwrap();
         assert_eq!(hex(&value), expected, "{phase}");
     }
 }
@@ -128,7 +132,7 @@ fn check_digests(suite: &str, starts_in_firmware: bool) {
     let bytes = unified(suite, COMMAND_LINE);
     std::fs::write(&file, &bytes).unwrap();
     let image = Image::uki(&bytes).unwrap();
-    let cases = &image.registers(&stage(Stage::Initramfs, Units::None))[&4];
+    let cases = &image.registers(PCRS, &stage(Stage::Initramfs, Units::None))[&4];
     let digest = |what: &str| {
         let event = cases[0].events.iter().find(|event| event.what == what);
         event.map(|event| hex(&event.digest))
@@ -238,7 +242,7 @@ fn version(suite: &str) -> String {
 
 /// The registers whose value is not known.
 fn not_known(image: &Image, given: &Given) -> BTreeMap<u32, String> {
-    let registers = image.registers(given).into_iter();
+    let registers = image.registers(PCRS, given).into_iter();
     registers
         .filter_map(|(pcr, cases)| {
             let missing = cases.into_iter().find_map(|case| case.value.err());
@@ -403,6 +407,178 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
     assert_eq!(changed, [4, 9, 11]);
 }
 
+/// What AWS's own tool computes of an image: PCR 4 and 12, without Secure Boot.
+fn nitro_pcr_compute(image: &Path) -> [String; 2] {
+    let mut command = Command::new(fetched("nitro-pcr-compute.sh"));
+    let said = run(command.arg("--image").arg(image));
+    let computed: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let computed = &computed["Measurements"];
+    assert_eq!(computed["HashAlgorithm"], "SHA384");
+    ["PCR4", "PCR12"].map(|name| computed[name].as_str().unwrap().to_lowercase())
+}
+
+#[test]
+#[ignore = "builds a program of AWS: make test-images"]
+fn awss_tool_computes_the_same_sha_384_values_of_an_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.efi");
+    for suite in ["bookworm", "trixie", "sid"] {
+        std::fs::write(&path, unified(suite, COMMAND_LINE)).unwrap();
+        let given = ["--secure-boot", "off", "--units", "none"];
+        let variant = ["--attestation-variant", "aws-nitro-tpm"];
+        let output = firstlight(&[&[path.to_str().unwrap()], &given[..], &variant].concat());
+        let policy = String::from_utf8(output.stdout).unwrap();
+        let policy = Policy::from_json(&policy).unwrap_or_else(|error| panic!("{error}: {policy}"));
+        let [signed] = &policy.cloud().sha384[..] else {
+            panic!("{policy:?}")
+        };
+        let [pcr_4, pcr_12] = nitro_pcr_compute(&path);
+        assert_eq!((&signed[&4], &signed[&12]), (&pcr_4, &pcr_12), "{suite}");
+    }
+}
+
+/// A machine's stages differ, and what AWS signs has no stages.
+#[test]
+fn the_sha_384_values_of_a_policy_are_those_of_all_stages() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.efi");
+    std::fs::write(&path, unified("bookworm", COMMAND_LINE)).unwrap();
+    let measure = |more: &[&str]| {
+        let variant = ["--attestation-variant", "aws-nitro-tpm"];
+        let output = firstlight(&[&[path.to_str().unwrap()], &variant[..], more].concat());
+        let policy = String::from_utf8(output.stdout).unwrap();
+        let Ok(policy) = Policy::from_json(&policy) else {
+            return Err(String::from_utf8(output.stderr).unwrap());
+        };
+        Ok((
+            policy.images()[0].measurements().keys().copied().collect(),
+            policy.cloud().sha384[0].keys().copied().collect(),
+        ))
+    };
+    let off = ["--secure-boot", "off", "--units", "all"];
+    let (pcrs, signed): (Vec<u32>, Vec<u32>) = measure(&off).unwrap();
+    assert_eq!(pcrs, [4, 8, 9, 11, 12, 13, 15]);
+    assert_eq!(signed, [4, 8, 9, 12, 13]);
+    let (_, signed) = measure(&[&off[..], &["--stage", "booted"]].concat()).unwrap();
+    assert_eq!(signed, [4, 8, 9, 11, 12, 13]);
+    let error = measure(&[&off[..2], &["--pcrs", "11"]].concat()).unwrap_err();
+    assert!(error.contains("PCR 11"), "{error}");
+
+    // a policy of several images accepts what AWS signs for each
+    let policy = folder.path().join("policy.json");
+    let file = path.to_str().unwrap();
+    let variant = ["--attestation-variant", "aws-nitro-tpm"];
+    let first = firstlight(&[&[file], &variant[..], &off].concat());
+    std::fs::write(&policy, first.stdout).unwrap();
+    std::fs::write(&path, unified("bookworm", b"console=ttyS0 panic=-2")).unwrap();
+    let further = ["--add-to", policy.to_str().unwrap(), "--name", "second"];
+    let both = firstlight(&[&[file], &variant[..], &off, &further].concat());
+    let both = Policy::from_json(&String::from_utf8(both.stdout).unwrap()).unwrap();
+    assert_eq!((both.images().len(), both.cloud().sha384.len()), (2, 2));
+}
+
+/// The policy of a TDX machine has the firmware's MRTD, and what the firmware, the stub and the kernel measure of a disk.
+#[test]
+fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let [firmware, kernel, initrd, file] =
+        ["OVMF.fd", "vmlinuz", "initrd", "image.efi"].map(|name| folder.path().join(name));
+    std::fs::write(&firmware, tdx_firmware()).unwrap();
+    // the first kernel that measures on TDX machines is 6.9
+    let linux = of_version(&linux(), b"6.9.0");
+    std::fs::write(&kernel, &linux).unwrap();
+    std::fs::write(&initrd, b"an initrd").unwrap();
+    std::fs::write(&file, unified("trixie", COMMAND_LINE)).unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let [firmware, kernel, initrd, file] = [&firmware, &kernel, &initrd, &file].map(|it| text(it));
+    let of_firmware = ["--tdx-firmware", &firmware];
+    let direct = [
+        "--kernel",
+        &kernel,
+        "--initrd",
+        &initrd,
+        "--cmdline",
+        "quiet",
+    ];
+    let measure = |arguments: &[&[&str]]| {
+        let output = firstlight(&arguments.concat());
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr))
+    };
+    let (policy, said) = measure(&[&direct, &["--kernel-as-is"], &of_firmware]);
+    let values = policy_values(&policy);
+    assert_eq!(
+        values.keys().copied().collect::<Vec<_>>(),
+        [0, 2, 3, 4],
+        "{said}"
+    );
+    let (alone, _) = measure(&[&of_firmware]);
+    assert_eq!(policy_values(&alone)[&0], values[&0]);
+    assert_eq!(values[&4], [0; 48]);
+    let loader = Loader::AsIs;
+    let image = Image::direct_linux(&linux, Some(b"an initrd"), "quiet", loader).unwrap();
+    for register in [2, 3] {
+        let expected = image.value(Platform::Tdx, register, &Given::default());
+        assert_eq!(expected.as_ref(), Ok(&values[&register]));
+    }
+    // what QEMU changes in the kernel's header
+    let (changed, _) = measure(&[&direct, &["--memory", "2048"], &of_firmware]);
+    let changed = policy_values(&changed);
+    assert_ne!(changed[&2], values[&2]);
+    assert_eq!(changed[&3], values[&3]);
+
+    let (explained, _) = measure(&[&direct, &["--kernel-as-is", "--explain"], &of_firmware]);
+    for word in ["RTMR 1", "RTMR 2", "the kernel's command line"] {
+        assert!(explained.contains(word), "{explained}");
+    }
+    for (arguments, why) in [
+        (&[&[file.as_str()][..], &of_firmware][..], "partition table"),
+        (&[&direct, &of_firmware], "--kernel-as-is"),
+        (
+            &[&direct, &["--memory", "1", "--kernel-as-is"], &of_firmware],
+            "give one of the two",
+        ),
+        (&[&direct, &of_firmware, &["--units", "all"]], "--units"),
+        (&[&direct, &of_firmware, &["--tpm", "device:x"]], "--tpm"),
+        (
+            &[&[&file], &["--attestation-variant", "qemu-tdx"]],
+            "--tdx-firmware is missing",
+        ),
+        (&[&[&file], &["--kernel-as-is"]], "--kernel-as-is"),
+    ] {
+        let (policy, said) = measure(arguments);
+        assert!(policy.is_empty() && said.contains(why), "{why}: {said}");
+    }
+}
+
+/// Returns a kernel that says that it has another version.
+fn of_version(kernel: &[u8], version: &[u8]) -> Vec<u8> {
+    let mut kernel = kernel.to_vec();
+    let at = 0x200 + usize::from(u16::from_le_bytes([kernel[0x20e], kernel[0x20f]]));
+    kernel[at..at + version.len()].copy_from_slice(version);
+    kernel
+}
+
+/// Returns a firmware with metadata for TDX: a section of a page, which is measured.
+fn tdx_firmware() -> Vec<u8> {
+    let mut file: Vec<u8> = (0..8192u32).map(|at| at as u8).collect();
+    let mut metadata = b"TDVF".to_vec();
+    for number in [48u32, 1, 1, 0, 4096] {
+        metadata.extend(number.to_le_bytes());
+    }
+    for number in [0xff000u64, 4096] {
+        metadata.extend(number.to_le_bytes());
+    }
+    metadata.extend([0, 0, 0, 0, 1, 0, 0, 0]);
+    let guid = b"\x35\x65\x7a\xe4\x4a\x98\x98\x47\x86\x5e\x46\x85\xa7\xbf\x8e\xc2";
+    let footer = b"\xde\x82\xb5\x96\xb2\x1f\xf7\x45\xba\xea\xa3\x66\xc5\x5a\x08\x2d";
+    let from_end = metadata.len() as u32 + 22 + 18 + 32;
+    file.extend(metadata);
+    file.extend(from_end.to_le_bytes());
+    file.extend([&[22, 0][..], guid, &[40, 0], footer, &[0; 32]].concat());
+    file
+}
+
 /// The policy of the image with the usual command line.
 fn measure_again(folder: &tempfile::TempDir, given: &[&str]) -> String {
     let path = folder.path().join("usual.efi");
@@ -411,11 +587,11 @@ fn measure_again(folder: &tempfile::TempDir, given: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn policy_values(policy: &str) -> BTreeMap<u32, Digest> {
+fn policy_values(policy: &str) -> BTreeMap<u32, Vec<u8>> {
     let policy = attest::attestation::Policy::from_json(policy).unwrap();
     let measurements = policy.images()[0].measurements().iter();
     measurements
-        .map(|(pcr, value)| (*pcr, value.expected.as_slice().try_into().unwrap()))
+        .map(|(pcr, value)| (*pcr, value.expected.clone()))
         .collect()
 }
 
@@ -460,14 +636,14 @@ fn measure_boot(tpm: &mut Swtpm, log: &image::Log) -> Vec<u8> {
     let mut extended = Vec::new();
     for event in COMPARED.iter().flat_map(|pcr| log.events(*pcr)) {
         let (kind, _, data, _) = logged(&event.what);
-        for number in [event.pcr, kind, 1] {
+        for number in [event.register, kind, 1] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend([0x0b, 0]);
-        bytes.extend(event.digest);
+        bytes.extend(&event.digest);
         bytes.extend((data.len() as u32).to_le_bytes());
         bytes.extend(data);
-        extended.push(format!("{}:sha256={}", event.pcr, hex(&event.digest)));
+        extended.push(format!("{}:sha256={}", event.register, hex(&event.digest)));
     }
     let arguments: Vec<_> = extended.iter().map(String::as_str).collect();
     tpm.tool("tpm2_pcrextend", &arguments);
@@ -477,7 +653,13 @@ fn measure_boot(tpm: &mut Swtpm, log: &image::Log) -> Vec<u8> {
 /// An image of one of the forms that can be measured.
 fn image_of(form: &str, folder: &Path, linux: &[u8], initrd: &[u8], command_line: &str) -> Image {
     if form == "kernel, initrd and command line" {
-        return Image::direct_linux(linux, Some(initrd), command_line, Some(512 << 20)).unwrap();
+        return Image::direct_linux(
+            linux,
+            Some(initrd),
+            command_line,
+            Loader::Patched(512 << 20),
+        )
+        .unwrap();
     }
     let sections: [(&str, &[u8]); 4] = [
         (".osrel", OS_RELEASE),
@@ -503,7 +685,7 @@ fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
         secure_boot: Some(false),
         stage: Some(Stage::Initramfs),
     };
-    let boot = |image: &Image| image.log(&image.conditions(&conditions)[0]);
+    let boot = |image: &Image| image.log(PCRS, &image.conditions(&conditions)[0]);
     let (linux, initrd) = (linux(), b"an initrd".to_vec());
     let command_line = "console=ttyS0 roothash=0123456789abcdef";
     let changed = |bytes: &[u8], at: usize| {
@@ -551,7 +733,7 @@ fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
             command_line,
         ));
         let enforced = |pcr| Measurement {
-            expected: honest.value(pcr).unwrap().into(),
+            expected: honest.value(pcr).unwrap(),
             warn_only: false,
         };
         let policy = COMPARED.map(|pcr| (pcr, enforced(pcr))).into();

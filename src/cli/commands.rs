@@ -597,7 +597,11 @@ const MEASURE: Command = Command {
         Opt::value(
             "memory",
             Value::Text("MIB"),
-            "the memory of the machine in MiB, on which PCR 4 depends with --kernel",
+            "the memory of the machine in MiB, on which PCR 4 (TDX: RTMR 1) depends with --kernel",
+        ),
+        Opt::flag(
+            "kernel-as-is",
+            "QEMU hands the kernel over as it is in its file: QEMU 10 or newer with an OVMF of edk2-stable202505 or newer",
         ),
         Opt::value(
             "stage",
@@ -627,7 +631,8 @@ const MEASURE: Command = Command {
         Opt::value(
             "tdx-firmware",
             Value::File,
-            "the firmware (OVMF) of TDX machines: print a policy with its measurement (MRTD) alone",
+            "the firmware (OVMF) of TDX machines without a TPM: the policy has its measurement (MRTD), and RTMR 1 and 2 of the image; \
+             without an image, MRTD alone",
         ),
         Opt::value(
             "snp-firmware",

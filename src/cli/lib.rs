@@ -50,7 +50,7 @@ use base64::engine::general_purpose::STANDARD;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
-use attest::attestation::{KeyName, Variant};
+use attest::attestation::{KeyName, Variant, aws_nitro_tpm, qemu_tdx};
 use base::crypto::CLUSTER_ID_LEN;
 use base::logger;
 use base::program::{self, Failure};
@@ -406,9 +406,15 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     let is_image = given.has_operand() || given.has("kernel");
     let firmware = given.value("tdx-firmware").map(Into::into);
     let snp = launch_digest::options(given)?;
-    if firmware.is_some() && (is_image || tpm.is_some() || snp.is_some()) {
+    if firmware.is_some() && (tpm.is_some() || snp.is_some()) {
         return Err(Failure::Usage(
-            "--tdx-firmware: it is the only thing that is measured: give it without an image and --tpm".into(),
+            "--tdx-firmware: a TDX machine has neither a TPM nor SEV-SNP: give it without --tpm and --snp-firmware".into(),
+        ));
+    }
+    let variant = variant_of(given)?;
+    if is_image && firmware.is_none() && variant.oid == qemu_tdx::OID {
+        return Err(Failure::Usage(
+            "--attestation-variant qemu-tdx: without its firmware an image proves nothing there: --tdx-firmware is missing".into(),
         ));
     }
     if snp.is_some() && !is_image {
@@ -433,11 +439,15 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     };
     Ok(measure::Options {
         source: match (is_image, firmware) {
-            (true, _) => measure::Source::Image(measure_image::options(given)?),
+            (true, tdx_firmware) => measure::Source::Image {
+                image: measure_image::options(given)?,
+                tdx_firmware,
+                is_of_aws: variant.oid == aws_nitro_tpm::OID,
+            },
             (false, Some(path)) => measure::Source::TdxFirmware(path),
             (false, None) if snp.is_some() => measure::Source::SnpFirmware,
             (false, None) => measure::Source::Tpm {
-                variant: variant_of(given)?,
+                variant,
                 location: tpm,
                 trust_any_tpm: given.has("trust-any-tpm"),
             },

@@ -51,12 +51,19 @@ pub enum Source {
         /// Whether the policy accepts any TPM, and not only this machine's.
         trust_any_tpm: bool,
     },
-    /// The firmware of TDX machines.
+    /// The firmware of TDX machines, and no image.
     TdxFirmware(PathBuf),
     /// The launch digests of machines with SEV-SNP, and no image.
     SnpFirmware,
     /// An image that was not booted yet.
-    Image(measure_image::Options),
+    Image {
+        /// What boots, and how.
+        image: measure_image::Options,
+        /// The firmware, if the machines have TDX and no TPM.
+        tdx_firmware: Option<PathBuf>,
+        /// Whether AWS signs the registers of the machines.
+        is_of_aws: bool,
+    },
 }
 
 /// Runs the command.
@@ -105,7 +112,11 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             };
             say(with_launch_digests(policy, options.snp.as_ref(), None)?.to_json())
         }
-        Source::Image(source) => {
+        Source::Image {
+            image: source,
+            tdx_firmware,
+            is_of_aws,
+        } => {
             let image = measure_image::read(source)?;
             if source.explain {
                 let mut text = measure_image::explain(source, &image);
@@ -115,12 +126,30 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 }
                 return say_all(&text);
             }
-            let pcrs = pcrs.as_deref().unwrap_or(&OF_IMAGE);
-            let measured = measure_image::values(source, &image, pcrs)?;
+            let usual: &[u32] = match tdx_firmware {
+                Some(_) => &OF_TDX,
+                None => &OF_IMAGE,
+            };
+            let registers = pcrs.as_deref().unwrap_or(usual);
+            // the firmware is no part of the image
+            let of_image: Vec<u32> = match tdx_firmware {
+                Some(_) => registers.iter().copied().filter(|it| *it != MRTD).collect(),
+                None => registers.to_vec(),
+            };
+            let mut measured = measure_image::values(source, &image, &of_image)?;
+            if let Some(firmware) = tdx_firmware {
+                let mrtd = mrtd(firmware).map_err(Failure::failed)?;
+                measured.booted.insert(MRTD, mrtd.clone());
+                measured.initramfs.insert(MRTD, mrtd);
+            }
             let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
             let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
             let name = name.map_or_else(|| source.name(), str::to_owned);
-            let policy = with_image(present, Some(&name), &policy, None)?;
+            let mut policy = with_image(present, Some(&name), &policy, None)?;
+            if *is_of_aws {
+                let signed = measure_image::sha384(source, &image, &of_image)?;
+                policy = policy.and_sha384(&signed).map_err(Failure::failed)?;
+            }
             let handed_over = source.handed_over()?;
             say(with_launch_digests(policy, options.snp.as_ref(), handed_over.as_ref())?.to_json())
         }
@@ -173,19 +202,24 @@ fn of_tpm(
 
 /// Returns the policy of TDX machines with the firmware in this file: MRTD, and no cluster yet.
 fn of_firmware(path: &Path) -> Result<Policy, String> {
+    let values = BTreeMap::from([(MRTD, mrtd(path)?)]);
+    log::warn!(
+        "the policy has the firmware alone (MRTD): what boots is in RTMR 1 and 2; give an image, too, or run firstlight measure on a \
+         machine"
+    );
+    let (booted, initramfs) = (values.clone(), values);
+    policy(Measured { booted, initramfs }, &[MRTD])
+}
+
+/// Returns MRTD of the firmware in this file.
+fn mrtd(path: &Path) -> Result<Measurement, String> {
     let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mrtd = Firmware::parse(&bytes).and_then(|firmware| tdx::mrtd(&firmware));
     let mrtd = mrtd.map_err(|error| format!("{}: {error}", path.display()))?;
-    log::warn!(
-        "the policy has the firmware alone (MRTD): what boots is in RTMR 1 and 2, which firstlight measure reads on a running machine"
-    );
-    let mrtd = Measurement {
+    Ok(Measurement {
         expected: mrtd.into(),
         warn_only: false,
-    };
-    let values = BTreeMap::from([(MRTD, mrtd)]);
-    let (booted, initramfs) = (values.clone(), values);
-    policy(Measured { booted, initramfs }, &[MRTD])
+    })
 }
 
 /// Prints the policy, or the present policy with its image added.

@@ -8,20 +8,23 @@ use std::path::{Path, PathBuf};
 
 use super::state::hex;
 use super::usage::Given;
-use attest::attestation::Measurement;
 use attest::attestation::variant::Measured;
-use attest::tpm::CLUSTER_ID_PCR;
+use attest::attestation::{Measurement, Registers};
 use base::program::{self, Failure};
-use image::{Case, Image, Stage, Units};
+use image::{Bank, Case, Image, Loader, Platform, RTMR_1, Stage, Units};
 
 /// The registers that bind a policy to an image: at least one of them must be in it.
 const BINDING: [u32; 3] = [4, 9, 11];
+/// That of a TDX machine: without it, anything could run before the image and measure what the image would.
+const BINDING_OF_TDX: [u32; 1] = [RTMR_1];
 
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
     boots: Boots,
     given: image::Given,
+    /// Whose registers the policy has.
+    pub platform: Platform,
     /// Whether all values are printed, and no policy.
     pub explain: bool,
     /// Whether the operator named the registers, so that none may be left out.
@@ -33,12 +36,12 @@ pub struct Options {
 enum Boots {
     /// A raw disk image, or a unified kernel image.
     Image { path: PathBuf, uki: Option<String> },
-    /// What QEMU hands to OVMF. The memory is in MiB.
+    /// What QEMU hands to OVMF.
     Kernel {
         path: PathBuf,
         initrd: Option<PathBuf>,
         command_line: String,
-        memory: Option<u64>,
+        loader: Loader,
     },
 }
 
@@ -89,6 +92,7 @@ pub fn of_image(path: PathBuf, uki: Option<String>) -> Options {
     Options {
         boots: Boots::Image { path, uki },
         given: image::Given::default(),
+        platform: Platform::Tpm(Bank::Sha256),
         explain: false,
         are_registers_named: false,
     }
@@ -117,19 +121,29 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
                 path: kernel,
                 initrd: path("initrd"),
                 command_line: given.text("cmdline")?,
-                memory: match given.has("memory") {
-                    true => Some(given.parsed("memory", mebibytes)?),
-                    false => None,
-                },
+                loader: loader(given)?,
             }
         }
         (_, None) => {
-            useless(&["initrd", "cmdline", "memory"], "belongs to --kernel")?;
+            useless(
+                &["initrd", "cmdline", "memory", "kernel-as-is"],
+                "belongs to --kernel",
+            )?;
             Boots::Image {
                 path: given.operand()?.into(),
                 uki: given.value("uki").map(program::text).transpose()?,
             }
         }
+    };
+    let platform = match given.has("tdx-firmware") {
+        true => {
+            useless(
+                &["units", "stage"],
+                "is of PCRs: systemd's units do not measure into RTMRs, so all stages have the same",
+            )?;
+            Platform::Tdx
+        }
+        false => Platform::Tpm(Bank::Sha256),
     };
     let word = |name| given.has(name).then(|| given.text(name)).transpose();
     Ok(Options {
@@ -141,6 +155,7 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
             })?,
             units: one_of("units", word("units")?, &Units::ALL, Units::word)?,
         },
+        platform,
         explain: given.has("explain"),
         are_registers_named: given.has("pcrs"),
     })
@@ -164,6 +179,18 @@ fn one_of<T: Copy>(
     })
 }
 
+/// Returns which file of the kernel the firmware gets.
+fn loader(given: &Given) -> Result<Loader, Failure> {
+    match (given.has("memory"), given.has("kernel-as-is")) {
+        (true, true) => Err(Failure::Usage(
+            "--memory and --kernel-as-is: give one of the two: a kernel that QEMU does not change does not depend on the memory".into(),
+        )),
+        (true, false) => Ok(Loader::Patched(given.parsed("memory", mebibytes)? << 20)),
+        (false, true) => Ok(Loader::AsIs),
+        (false, false) => Ok(Loader::Unknown),
+    }
+}
+
 fn mebibytes(text: &str) -> Result<u64, &'static str> {
     let number = text.parse().ok().filter(|mib| (1..1 << 40).contains(mib));
     number.ok_or("expected a number of MiB")
@@ -181,7 +208,7 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
             path,
             initrd,
             command_line,
-            memory,
+            loader,
         } => {
             let kernel = read_file(path)?;
             let initrd = initrd.as_deref().map(read_file).transpose()?;
@@ -193,8 +220,7 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
                 }
                 Image::direct_uki(&kernel)
             } else {
-                let memory = memory.map(|mib| mib << 20);
-                Image::direct_linux(&kernel, initrd.as_deref(), command_line, memory)
+                Image::direct_linux(&kernel, initrd.as_deref(), command_line, *loader)
             }
         }
         Boots::Image { path, uki } => {
@@ -211,32 +237,39 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
     for warning in image.warnings() {
         log::warn!("{}: {warning}", path.display());
     }
+    if options.platform == Platform::Tdx && image.has_partition_table() {
+        log::warn!(
+            "{}: RTMR 1 has the partition table: the policy holds as long as the disk has the size and the partitions of this file",
+            path.display()
+        );
+    }
     Ok(image)
 }
 
 /// Returns the value of each of these registers that has only one at each stage of the boot, or at the stage that the operator named.
 /// Warns of the others, unless the operator named them; then they are an error.
-pub fn values(options: &Options, image: &Image, pcrs: &[u32]) -> Result<Measured, Failure> {
+pub fn values(options: &Options, image: &Image, registers: &[u32]) -> Result<Measured, Failure> {
     let (mut booted, mut initramfs) = (BTreeMap::new(), BTreeMap::new());
     let mut several = String::new();
-    // what a policy demands of PCR 15 is not the image's
-    for pcr in pcrs.iter().filter(|pcr| **pcr != CLUSTER_ID_PCR) {
+    let platform = options.platform;
+    // what a policy demands of the register of the cluster is not the image's
+    for register in registers.iter().filter(|it| !is_of_cluster(platform, **it)) {
         let at = |stage| {
             let stage = Some(options.given.stage.unwrap_or(stage));
             let given = image::Given {
                 stage,
                 ..options.given
             };
-            image.value(*pcr, &given).map(enforced)
+            image.value(platform, *register, &given)
         };
         match (at(Stage::Initramfs), at(Stage::Booted)) {
             (Ok(in_initramfs), Ok(when_booted)) => {
-                initramfs.insert(*pcr, in_initramfs);
-                booted.insert(*pcr, when_booted);
+                initramfs.insert(*register, enforced(in_initramfs));
+                booted.insert(*register, enforced(when_booted));
             }
             (Err(cases), _) | (_, Err(cases)) => {
-                let cases = image.value(*pcr, &options.given).err().unwrap_or(cases);
-                several.push_str(&register(*pcr, &cases, false));
+                let all = image.value(platform, *register, &options.given).err();
+                several += &lines(platform, *register, &all.unwrap_or(cases), false);
             }
         }
     }
@@ -249,12 +282,15 @@ pub fn values(options: &Options, image: &Image, pcrs: &[u32]) -> Result<Measured
         )));
     }
     // a register that nothing extends has the same value for every image
-    let binds = |pcr: &u32| {
-        booted
-            .get(pcr)
-            .is_some_and(|value| value.expected != [0; 32])
+    let binds = |register: &u32| {
+        let value = booted.get(register);
+        value.is_some_and(|value| value.expected.iter().any(|byte| *byte != 0))
     };
-    if !BINDING.iter().any(binds) {
+    let binding = match platform {
+        Platform::Tpm(_) => &BINDING[..],
+        Platform::Tdx => &BINDING_OF_TDX,
+    };
+    if !binding.iter().any(binds) {
         return Err(Failure::failed(format!(
             "no register that binds a policy to the image has one value ({choose}):\n{}",
             several.trim_end()
@@ -269,9 +305,37 @@ pub fn values(options: &Options, image: &Image, pcrs: &[u32]) -> Result<Measured
     Ok(Measured { booted, initramfs })
 }
 
-fn enforced(expected: image::Digest) -> Measurement {
+/// Returns the values of these PCRs in the SHA-384 bank that are the same at all stages of the boot: AWS's word has no stages.
+pub fn sha384(
+    options: &Options,
+    image: &Image,
+    pcrs: &[u32],
+) -> Result<BTreeMap<u32, Vec<u8>>, Failure> {
+    let platform = Platform::Tpm(Bank::Sha384);
+    let one = |pcr: &u32| Some((*pcr, image.value(platform, *pcr, &options.given).ok()?));
+    let of_image = pcrs.iter().filter(|it| !is_of_cluster(platform, **it));
+    let values: BTreeMap<u32, Vec<u8>> = of_image.filter_map(one).collect();
+    match BINDING.iter().any(|pcr| values.contains_key(pcr)) {
+        true => Ok(values),
+        false => Err(Failure::failed(
+            "aws-nitro-tpm: no register that binds a policy to the image has the same SHA-384 value at all stages of the boot: \
+             --secure-boot, --units and --stage choose among several values",
+        )),
+    }
+}
+
+/// Returns whether the ID of the cluster is in a register.
+fn is_of_cluster(platform: Platform, register: u32) -> bool {
+    let kind = match platform {
+        Platform::Tpm(_) => Registers::Pcrs,
+        Platform::Tdx => Registers::Rtmrs,
+    };
+    register == kind.of_cluster_id()
+}
+
+fn enforced(expected: Vec<u8>) -> Measurement {
     Measurement {
-        expected: expected.into(),
+        expected,
         warn_only: false,
     }
 }
@@ -279,15 +343,15 @@ fn enforced(expected: image::Digest) -> Measurement {
 /// Returns all values of each register with the events that give them.
 pub fn explain(options: &Options, image: &Image) -> String {
     let mut text = format!("{}: {}\n", options.path().display(), image.description());
-    for (pcr, cases) in image.registers(&options.given) {
-        text.push_str(&register(pcr, &cases, true));
+    for (register, cases) in image.registers(options.platform, &options.given) {
+        text += &lines(options.platform, register, &cases, true);
     }
     text
 }
 
 /// Returns the cases of a register as lines.
-fn register(pcr: u32, cases: &[Case], with_events: bool) -> String {
-    let mut text = format!("PCR {pcr}\n");
+fn lines(platform: Platform, register: u32, cases: &[Case], with_events: bool) -> String {
+    let mut text = format!("{}\n", platform.name(register));
     for case in cases {
         let when: Vec<&str> = case
             .stage

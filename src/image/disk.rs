@@ -2,7 +2,7 @@
 
 use std::io::{Read, Seek};
 
-use super::event_log::{Digest, sha256};
+use super::digest::Digest;
 use super::fat::Fat;
 use super::gpt::Gpt;
 use super::pe::Pe;
@@ -15,17 +15,30 @@ const IMAGES: &str = "EFI/Linux";
 const ENTRIES: &str = "loader/entries";
 /// The first version of systemd-boot that measures its configuration.
 const MEASURES_CONFIGURATION: u32 = 255;
+/// The first version that does so on TDX machines: its event has a tag, and such events did not reach their registers before (NEWS of
+/// systemd 261).
+const MEASURES_TAGGED_ON_TDX: u32 = 261;
 
 /// A disk image, reduced to what is measured.
 pub struct Disk {
     /// The event of the partition table.
     pub partition_table: Digest,
-    /// The boot manager before the image: its digest, and its configuration's if it measures that.
-    pub boot_manager: Option<(Digest, Option<Digest>)>,
+    /// The boot manager before the image.
+    pub boot_manager: Option<BootManager>,
     /// The path of the image.
     pub path: String,
     /// The image.
     pub uki: Uki,
+}
+
+/// systemd-boot.
+pub struct BootManager {
+    /// Its digest.
+    pub image: Digest,
+    /// The digest of its configuration, if it measures that.
+    pub configuration: Option<Digest>,
+    /// Whether it measures that on TDX machines, too.
+    pub measures_on_tdx: bool,
 }
 
 impl Disk {
@@ -36,14 +49,16 @@ impl Disk {
         let (start, _) = table.esp()?;
         let mut esp =
             Fat::open(disk, start).map_err(|error| format!("EFI system partition: {error}"))?;
-        let mut found =
-            find(&mut esp, chosen).map_err(|error| format!("EFI system partition: {error}"))?;
-        found.partition_table = table.event();
-        Ok(found)
+        find(&mut esp, chosen, table.event())
+            .map_err(|error| format!("EFI system partition: {error}"))
     }
 }
 
-fn find<D: Read + Seek>(esp: &mut Fat<D>, chosen: Option<&str>) -> Result<Disk, String> {
+fn find<D: Read + Seek>(
+    esp: &mut Fat<D>,
+    chosen: Option<&str>,
+    partition_table: Digest,
+) -> Result<Disk, String> {
     let mut default = None;
     for path in DEFAULT {
         if let Some(bytes) = esp.read(path)? {
@@ -56,17 +71,19 @@ fn find<D: Read + Seek>(esp: &mut Fat<D>, chosen: Option<&str>) -> Result<Disk, 
             let pe = Pe::parse(bytes).map_err(|error| format!("{path}: {error}"))?;
             match systemd_program(&pe) {
                 Some((name, version)) if name == "systemd-boot" => {
-                    let measures =
-                        major(&version).is_some_and(|major| major >= MEASURES_CONFIGURATION);
-                    let configuration = match measures {
+                    let measures = |since| major(&version).is_some_and(|major| major >= since);
+                    let configuration = match measures(MEASURES_CONFIGURATION) {
                         true => esp.read("loader/loader.conf")?,
                         false => None,
                     };
-                    let configuration = configuration.map(|text| sha256(&[&text]));
-                    let digest = pe
+                    let image = pe
                         .authenticode()
                         .map_err(|error| format!("{path}: {error}"))?;
-                    Some((digest, configuration))
+                    Some(BootManager {
+                        image,
+                        configuration: configuration.map(|text| Digest::of(&[&text])),
+                        measures_on_tdx: measures(MEASURES_TAGGED_ON_TDX),
+                    })
                 }
                 Some((name, _)) if name == "systemd-stub" => None,
                 _ if chosen.is_some() => None,
@@ -101,7 +118,7 @@ fn find<D: Read + Seek>(esp: &mut Fat<D>, chosen: Option<&str>) -> Result<Disk, 
     let uki =
         Uki::parse(&bytes, Some(&surroundings)).map_err(|error| format!("{path}: {error}"))?;
     Ok(Disk {
-        partition_table: [0; 32],
+        partition_table,
         boot_manager: manager,
         path,
         uki,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// A SHA-256 digest.
-pub type Digest = [u8; 32];
+use super::digest::Digest;
+use super::platform::Platform;
 
 /// The registers that tell of the image: boot loader and image; GRUB's commands; command line and initrd; sections of a unified
 /// kernel image; its parameters; its extensions; the cluster.
@@ -15,11 +15,11 @@ pub const PARTITION_TABLE: u32 = 5;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The register that is extended.
-    pub pcr: u32,
+    pub register: u32,
     /// What is measured, for a person.
     pub what: String,
     /// The digest with which the register is extended.
-    pub digest: Digest,
+    pub digest: Vec<u8>,
 }
 
 /// Why the value of a register cannot be known, and what to pin instead.
@@ -32,8 +32,9 @@ pub struct Missing {
 }
 
 /// What is measured in one boot.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Log {
+    platform: Platform,
     events: Vec<Event>,
     missing: BTreeMap<u32, Missing>,
 }
@@ -48,68 +49,69 @@ impl Missing {
 }
 
 impl Log {
-    /// Returns the events of a register, in order.
-    pub fn events(&self, pcr: u32) -> impl Iterator<Item = &Event> {
-        self.events.iter().filter(move |event| event.pcr == pcr)
-    }
-
-    /// Returns the value of a register after this boot, or why it cannot be known.
-    pub fn value(&self, pcr: u32) -> Result<Digest, Missing> {
-        match self.missing.get(&pcr) {
-            Some(missing) => Err(missing.clone()),
-            None if pcr != PARTITION_TABLE && !REGISTERS.contains(&pcr) => Err(Missing::new(
-                "it depends on the machine, and not only on the image",
-                "measure a booted machine (firstlight measure, there)",
-            )),
-            None => Ok(self
-                .events(pcr)
-                .fold([0; 32], |value, event| sha256(&[&value, &event.digest]))),
+    pub(crate) fn new(platform: Platform) -> Log {
+        Log {
+            platform,
+            events: Vec::new(),
+            missing: BTreeMap::new(),
         }
     }
 
+    /// Returns whether it is of a TDX machine.
+    pub(crate) fn is_tdx(&self) -> bool {
+        self.platform == Platform::Tdx
+    }
+
+    /// Returns the events of a register, in order.
+    pub fn events(&self, register: u32) -> impl Iterator<Item = &Event> {
+        self.events
+            .iter()
+            .filter(move |event| event.register == register)
+    }
+
+    /// Returns the value of a register after this boot, or why it cannot be known.
+    pub fn value(&self, register: u32) -> Result<Vec<u8>, Missing> {
+        match self.missing.get(&register) {
+            Some(missing) => Err(missing.clone()),
+            None if !self.platform.known().contains(&register) => {
+                Err(self.platform.beyond_the_image())
+            }
+            None => {
+                let bank = self.platform.bank();
+                let events = self.events(register);
+                Ok(events.fold(vec![0; bank.size()], |value, event| {
+                    bank.extended(&value, &event.digest)
+                }))
+            }
+        }
+    }
+
+    /// Extends the register that gets the events of this PCR.
     pub(crate) fn extend(&mut self, pcr: u32, what: impl Into<String>, digest: Digest) {
-        let what = what.into();
-        self.events.push(Event { pcr, what, digest });
+        if let Some(register) = self.platform.register_of(pcr) {
+            self.events.push(Event {
+                register,
+                what: what.into(),
+                digest: digest.in_bank(self.platform.bank()).to_vec(),
+            });
+        }
     }
 
     /// Extends a register with the digest of a word.
     pub(crate) fn word(&mut self, pcr: u32, word: &str) {
-        self.extend(pcr, format!("{word:?}"), sha256(&[word.as_bytes()]));
+        self.extend(pcr, format!("{word:?}"), Digest::of(&[word.as_bytes()]));
     }
 
-    /// Notes that a register cannot be known. The first reason counts.
+    /// Notes that the register with the events of this PCR cannot be known. The first reason counts.
     pub(crate) fn unknown(&mut self, pcr: u32, why: &str, instead: &str) {
         self.missing(pcr, Missing::new(why, instead));
     }
 
     pub(crate) fn missing(&mut self, pcr: u32, missing: Missing) {
-        self.missing.entry(pcr).or_insert(missing);
+        if let Some(register) = self.platform.register_of(pcr) {
+            self.missing.entry(register).or_insert(missing);
+        }
     }
-}
-
-/// SHA-256 over bytes that come in parts.
-pub struct Sha256(ring::digest::Context);
-
-impl Sha256 {
-    pub fn new() -> Sha256 {
-        Sha256(ring::digest::Context::new(&ring::digest::SHA256))
-    }
-
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    pub fn finish(self) -> Digest {
-        let mut digest = [0; 32];
-        digest.copy_from_slice(self.0.finish().as_ref());
-        digest
-    }
-}
-
-pub fn sha256(parts: &[&[u8]]) -> Digest {
-    let mut sha256 = Sha256::new();
-    parts.iter().for_each(|part| sha256.update(part));
-    sha256.finish()
 }
 
 /// Returns the text as UTF-16 with a zero at the end, as EFI programs get it.

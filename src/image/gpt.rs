@@ -4,7 +4,7 @@
 use std::io::{Read, Seek, SeekFrom};
 
 use super::bytes::{u32_at, u64_at};
-use super::event_log::{Digest, Sha256};
+use super::digest::{Digest, Hasher};
 
 /// Sector sizes of disks. An image has no field for it: the header is in the second sector.
 const SECTOR_SIZES: [u64; 2] = [512, 4096];
@@ -95,11 +95,11 @@ impl Gpt {
     /// Returns the digest of the event: the header's fields, the number of the used entries, the used entries. They name the
     /// disk's last sector, so that the digest changes when the disk grows.
     pub fn event(&self) -> Digest {
-        let mut sha256 = Sha256::new();
-        sha256.update(&self.header);
-        sha256.update(&(self.entries.len() as u64).to_le_bytes());
-        self.entries.iter().for_each(|entry| sha256.update(entry));
-        sha256.finish()
+        let mut hasher = Hasher::new();
+        hasher.update(&self.header);
+        hasher.update(&(self.entries.len() as u64).to_le_bytes());
+        self.entries.iter().for_each(|entry| hasher.update(entry));
+        hasher.finish()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The register values that a TPM will have after a machine boots an image, computed from the image alone: what the firmware (OVMF),
+//! The register values that a TPM or a TDX machine will have after a machine boots an image, computed from the image alone: what the firmware (OVMF),
 //! systemd-boot, systemd-stub, the kernel and systemd's units measure. `docs/measure.md` lists it.
 //!
 //! [`Image`] is what boots. It gives a [`Log`] for each of the [`Conditions`] of a boot, and for each register the [`Case`]s: which
@@ -7,6 +7,7 @@
 mod bytes;
 mod conditions;
 mod cpio;
+mod digest;
 mod disk;
 mod event_log;
 mod fat;
@@ -14,6 +15,7 @@ pub mod firmware;
 mod gpt;
 mod linux;
 mod pe;
+mod platform;
 pub mod snp;
 pub mod tdx;
 #[cfg(test)]
@@ -26,10 +28,14 @@ use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
 pub use conditions::{Conditions, Given, Stage, Units};
+pub use digest::Bank;
+use digest::Digest;
 use disk::Disk;
-pub use event_log::{Digest, Event, Log, Missing, REGISTERS};
-use event_log::{PARTITION_TABLE, sha256};
+use event_log::PARTITION_TABLE;
+pub use event_log::{Event, Log, Missing, REGISTERS};
 use linux::Linux;
+pub use linux::Loader;
+pub use platform::{Platform, RTMR_1, RTMR_2};
 use uki::Uki;
 
 /// What the firmware measures before it starts a boot option, and after one that failed (TCG PC Client Platform Firmware Profile
@@ -47,7 +53,7 @@ pub struct Image(Kind);
 
 enum Kind {
     /// From a disk.
-    Disk(Disk),
+    Disk(Box<Disk>),
     /// From a file of an EFI system partition of which nothing else is known.
     File(Uki),
     /// From QEMU.
@@ -55,11 +61,14 @@ enum Kind {
     DirectLinux(Linux),
 }
 
+/// The value of a register, or why it cannot be known.
+pub type Value = Result<Vec<u8>, Missing>;
+
 /// A value of a register, and when the register has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Case {
-    /// The value, or why it cannot be known.
-    pub value: Result<Digest, Missing>,
+    /// The value.
+    pub value: Value,
     /// The part of the boot; `None`: both.
     pub stage: Option<Stage>,
     /// The other conditions in words; empty: under all conditions.
@@ -72,7 +81,7 @@ impl Image {
     /// Reads a raw disk image with an EFI system partition. `chosen` is the path on it of the unified kernel image that boots; without
     /// it there must be only one.
     pub fn disk(disk: impl Read + Seek, chosen: Option<&str>) -> Result<Image, String> {
-        Disk::read(disk, chosen).map(|disk| Image(Kind::Disk(disk)))
+        Disk::read(disk, chosen).map(|disk| Image(Kind::Disk(Box::new(disk))))
     }
 
     /// Reads a unified kernel image that the firmware starts from an EFI system partition.
@@ -86,15 +95,14 @@ impl Image {
         Uki::parse(bytes, None).map(|uki| Image(Kind::DirectUki(uki)))
     }
 
-    /// Reads a kernel that QEMU hands to the firmware (`-kernel`, `-initrd`, `-append`). `memory` is the machine's memory in bytes;
-    /// without it PCR 4 is not known.
+    /// Reads a kernel that QEMU hands to the firmware (`-kernel`, `-initrd`, `-append`).
     pub fn direct_linux(
         kernel: &[u8],
         initrd: Option<&[u8]>,
         command_line: &str,
-        memory: Option<u64>,
+        loader: Loader,
     ) -> Result<Image, String> {
-        Linux::new(kernel, initrd, command_line, memory)
+        Linux::new(kernel, initrd, command_line, loader)
             .map(|linux| Image(Kind::DirectLinux(linux)))
     }
 
@@ -138,16 +146,22 @@ impl Image {
     }
 
     /// Returns what is measured in a boot under these conditions.
-    pub fn log(&self, conditions: &Conditions) -> Log {
-        let mut log = Log::default();
+    pub fn log(&self, platform: Platform, conditions: &Conditions) -> Log {
+        let mut log = Log::new(platform);
         let is_direct = matches!(self.0, Kind::DirectUki(_) | Kind::DirectLinux(_));
         // OVMF loads what QEMU hands to it before it calls the first boot option
         if is_direct {
             self.measure_image(&mut log);
         }
         log.word(4, CALLING);
-        for pcr in [4, PARTITION_TABLE] {
-            log.extend(pcr, "a separator", sha256(&[&[0; 4]]));
+        // it ends its own part of each PCR, and of RTMR 1 as a whole
+        let ended = if log.is_tdx() {
+            &[4][..]
+        } else {
+            &[4, PARTITION_TABLE]
+        };
+        for pcr in ended {
+            log.extend(*pcr, "a separator", Digest::of(&[&[0; 4]]));
         }
         if conditions.failed_option && !is_direct {
             log.word(4, RETURNING);
@@ -156,9 +170,10 @@ impl Image {
         match &self.0 {
             Kind::Disk(disk) => {
                 log.extend(PARTITION_TABLE, "the partition table", disk.partition_table);
-                if let Some((manager, configuration)) = disk.boot_manager {
-                    log.extend(4, "systemd-boot", manager);
-                    if let Some(digest) = configuration {
+                if let Some(manager) = &disk.boot_manager {
+                    log.extend(4, "systemd-boot", manager.image);
+                    let is_measured = manager.measures_on_tdx || !log.is_tdx();
+                    if let Some(digest) = manager.configuration.filter(|_| is_measured) {
                         log.extend(PARTITION_TABLE, "loader.conf", digest);
                     }
                 }
@@ -166,20 +181,26 @@ impl Image {
             Kind::File(_) => log.unknown(
                 PARTITION_TABLE,
                 "it has the partition table of the disk",
-                "leave it out: it changes when the disk grows",
+                "give the disk; a TPM has it in PCR 5 alone, which changes when the disk grows: leave it out",
             ),
             Kind::DirectUki(_) | Kind::DirectLinux(_) => {}
         }
         if !is_direct {
             self.measure_image(&mut log);
         }
+        match (&self.0, self.unified()) {
+            (Kind::DirectLinux(linux), _) => linux.measure(&mut log),
+            (_, Some(uki)) => uki.measure(conditions.secure_boot, &mut log),
+            (_, None) => {}
+        }
         for action in EXIT {
             log.word(PARTITION_TABLE, action);
         }
-        match (&self.0, self.unified()) {
-            (Kind::DirectLinux(linux), _) => linux.measure(&mut log),
-            (_, Some(uki)) => uki.measure(conditions, &mut log),
-            (_, None) => {}
+        // the booted system: systemd's units know a TPM only
+        if let (Some(systemd), false) = (self.unified().and_then(Uki::systemd), log.is_tdx()) {
+            conditions
+                .units
+                .measure(systemd, conditions.stage, &mut log);
         }
         log
     }
@@ -203,38 +224,54 @@ impl Image {
             .collect()
     }
 
-    /// Returns the values of each register under the given conditions: [`REGISTERS`] and PCR 5.
-    pub fn registers(&self, given: &Given) -> BTreeMap<u32, Vec<Case>> {
+    /// Returns the values of each register of which something is known, under the given conditions.
+    pub fn registers(&self, platform: Platform, given: &Given) -> BTreeMap<u32, Vec<Case>> {
         let conditions = self.conditions(given);
-        let logs: Vec<_> = conditions.iter().map(|it| (*it, self.log(it))).collect();
-        let registers = REGISTERS.into_iter().chain([PARTITION_TABLE]);
-        registers.map(|pcr| (pcr, cases(pcr, &logs))).collect()
+        let logs: Vec<_> = conditions
+            .iter()
+            .map(|it| (*it, self.log(platform, it)))
+            .collect();
+        let known = platform.known().into_iter();
+        known
+            .map(|register| (register, cases(register, &logs)))
+            .collect()
     }
 
     /// Returns the only value of a register under the given conditions, if the firmware's first boot option starts; the error has all
     /// cases.
-    pub fn value(&self, pcr: u32, given: &Given) -> Result<Digest, Vec<Case>> {
+    pub fn value(
+        &self,
+        platform: Platform,
+        register: u32,
+        given: &Given,
+    ) -> Result<Vec<u8>, Vec<Case>> {
         let conditions = self.conditions(given);
         let usual = conditions.iter().filter(|it| !it.failed_option);
-        let logs: Vec<_> = usual.map(|it| (*it, self.log(it))).collect();
-        let cases = cases(pcr, &logs);
-        let mut values = cases.iter().map(|case| case.value.clone().ok());
-        match values.next().flatten() {
-            Some(first) if values.all(|value| value == Some(first)) => Ok(first),
+        let logs: Vec<_> = usual.map(|it| (*it, self.log(platform, it))).collect();
+        let cases = cases(register, &logs);
+        match cases.first().map(|case| &case.value) {
+            Some(Ok(first)) if cases.iter().all(|case| case.value.as_ref() == Ok(first)) => {
+                Ok(first.clone())
+            }
             _ => Err(cases),
         }
+    }
+
+    /// Returns whether the registers of a TDX machine have the partition table of the disk, which changes when the disk grows.
+    pub fn has_partition_table(&self) -> bool {
+        matches!(self.0, Kind::Disk(_))
     }
 }
 
 /// Returns the values of a register in these boots, each with what distinguishes its boots from the others.
-fn cases(pcr: u32, logs: &[(Conditions, Log)]) -> Vec<Case> {
+fn cases(register: u32, logs: &[(Conditions, Log)]) -> Vec<Case> {
     let mut all: Vec<Case> = Vec::new();
     for stage in Stage::ALL {
         let logs: Vec<_> = logs.iter().filter(|(it, _)| it.stage == stage).collect();
         let among: Vec<Conditions> = logs.iter().map(|(it, _)| *it).collect();
-        let mut values: Vec<(Result<Digest, Missing>, Vec<Conditions>, &Log)> = Vec::new();
+        let mut values: Vec<(Value, Vec<Conditions>, &Log)> = Vec::new();
         for (conditions, log) in logs {
-            let value = log.value(pcr);
+            let value = log.value(register);
             match values.iter_mut().find(|(other, ..)| *other == value) {
                 Some((_, these, _)) => these.push(*conditions),
                 None => values.push((value, vec![*conditions], log)),
@@ -251,7 +288,7 @@ fn cases(pcr: u32, logs: &[(Conditions, Log)]) -> Vec<Case> {
                     value,
                     stage: Some(stage),
                     when,
-                    events: log.events(pcr).cloned().collect(),
+                    events: log.events(register).cloned().collect(),
                 }),
             }
         }

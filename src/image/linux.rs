@@ -1,7 +1,8 @@
 //! A kernel that QEMU hands to OVMF (`-kernel`, `-initrd`, `-append`), without systemd-stub.
 
 use super::bytes::u32_at;
-use super::event_log::{Digest, Log, Missing, sha256, utf16};
+use super::digest::Digest;
+use super::event_log::{Log, Missing, utf16};
 use super::pe::Pe;
 use base::boot;
 
@@ -18,25 +19,80 @@ const LARGE_MEMORY: u64 = 0xb000_0000;
 const LOW_MEMORY: u64 = 0x8000_0000;
 /// The end of the setup header.
 const SETUP_HEADER_END: usize = 0x230;
+/// Maximum length of a kernel's version.
+const MAX_VERSION: usize = 64;
 /// Where the setup header has its magic number.
 const MAGIC: usize = 0x202;
+
+/// Who loads the kernel, and with which file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loader {
+    /// QEMU 10 or newer with an OVMF of edk2-stable202505 or newer: the file as it is.
+    AsIs,
+    /// Older ones: the file with the fields that QEMU writes into its header, of which one depends on the machine's memory in bytes.
+    Patched(u64),
+    /// One of the two: nothing is known of the kernel.
+    Unknown,
+}
+
+/// The release of a kernel: the first two numbers of its version; `None` if it does not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Release(Option<(u32, u32)>);
+
+/// The first release whose EFI stub measures the command line and the initrd on TDX machines.
+const MEASURES_ON_TDX: (u32, u32) = (6, 9);
+
+impl Release {
+    /// Reads the release from the kernel's file (Linux boot protocol, kernel_version).
+    pub fn of(kernel: &[u8]) -> Release {
+        let read = || {
+            let at = 0x200 + usize::from(u16::from_le_bytes(*kernel.get(0x20e..)?.first_chunk()?));
+            let text = kernel.get(at..)?.split(|byte| *byte == 0).next()?;
+            let text = str::from_utf8(&text[..text.len().min(MAX_VERSION)]).ok()?;
+            let mut numbers = text.split(|c: char| !c.is_ascii_digit());
+            let mut number = || numbers.next()?.parse().ok();
+            Some((number()?, number()?))
+        };
+        let has_header = kernel
+            .get(MAGIC..)
+            .is_some_and(|rest| rest.starts_with(b"HdrS"));
+        Release(has_header.then(read).flatten())
+    }
+
+    /// Returns whether the kernel measures its command line and initrd, or why that is not known.
+    pub fn measures(self, on_tdx: bool) -> Result<(), Missing> {
+        let name = match self.0 {
+            _ if !on_tdx => return Ok(()),
+            Some(release) if release >= MEASURES_ON_TDX => return Ok(()),
+            Some((major, minor)) => format!("the kernel is Linux {major}.{minor}"),
+            None => "the kernel does not tell its version".to_owned(),
+        };
+        Err(Missing::new(
+            format!(
+                "{name}: Linux measures its command line and initrd on TDX machines from 6.9 on, or where a distribution added that"
+            ),
+            "take a newer kernel, or measure a booted machine",
+        ))
+    }
+}
 
 /// A kernel with its initrd and command line, reduced to what is measured.
 pub struct Linux {
     kernel: Result<Digest, Missing>,
     command_line: Digest,
     initrd: Option<Digest>,
+    release: Release,
     /// What an operator should know.
     pub warnings: Vec<String>,
 }
 
 impl Linux {
-    /// Reads the files. `memory` is the machine's memory in bytes.
+    /// Reads the files.
     pub fn new(
         kernel: &[u8],
         initrd: Option<&[u8]>,
         command_line: &str,
-        memory: Option<u64>,
+        loader: Loader,
     ) -> Result<Linux, String> {
         if !kernel
             .get(MAGIC..)
@@ -44,15 +100,16 @@ impl Linux {
         {
             return Err("not a Linux kernel for x86: it has no setup header".into());
         }
-        let image = match memory {
-            Some(memory) => {
+        let image = match loader {
+            Loader::AsIs => Ok(Pe::parse(kernel)?.authenticode()?),
+            Loader::Patched(memory) => {
                 let loaded = loaded(kernel, initrd.map_or(0, <[u8]>::len), memory)?;
                 Ok(Pe::parse(&loaded)?.authenticode()?)
             }
-            None => Err(Missing::new(
-                "QEMU writes the initrd's address into the kernel before the firmware measures it, and the address depends on \
-                 the machine's memory",
-                "give the machine's memory (--memory)",
+            Loader::Unknown => Err(Missing::new(
+                "QEMU before 10, or with an OVMF before edk2-stable202505, writes the initrd's address into the kernel before the \
+                 firmware measures it, and the address depends on the machine's memory",
+                "give the machine's memory (--memory), or --kernel-as-is with newer ones",
             )),
         };
         // OVMF names the initrd for the kernel
@@ -62,8 +119,9 @@ impl Linux {
         };
         Ok(Linux {
             kernel: image,
-            command_line: sha256(&[&utf16(&options)]),
-            initrd: initrd.map(|initrd| sha256(&[initrd])),
+            command_line: Digest::of(&[&utf16(&options)]),
+            initrd: initrd.map(|initrd| Digest::of(&[initrd])),
+            release: Release::of(kernel),
             warnings: boot::unverified_root(command_line)
                 .map(str::to_owned)
                 .into_iter()
@@ -81,6 +139,9 @@ impl Linux {
 
     /// Adds what the kernel measures.
     pub fn measure(&self, log: &mut Log) {
+        if let Some(missing) = self.release.measures(log.is_tdx()).err() {
+            log.missing(9, missing);
+        }
         log.extend(9, "the kernel's command line", self.command_line);
         if let Some(initrd) = self.initrd {
             log.extend(9, "the initramfs", initrd);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::bytes::{u16_at, u32_at};
-use super::event_log::{Digest, Sha256};
+use super::digest::{Digest, Hasher};
 
 /// Size in bytes of the COFF header, of an entry of the section table.
 const COFF_HEADER: usize = 20;
@@ -106,16 +106,16 @@ impl<'a> Pe<'a> {
             };
             self.bytes.get(range.clone()).ok_or_else(wrong)
         };
-        let mut sha256 = Sha256::new();
-        sha256.update(part(0..self.check_sum.start)?);
+        let mut hasher = Hasher::new();
+        hasher.update(part(0..self.check_sum.start)?);
         let (after, certificates_size) = match &self.certificates {
             Some((entry, size)) => {
-                sha256.update(part(self.check_sum.end..entry.start)?);
+                hasher.update(part(self.check_sum.end..entry.start)?);
                 (entry.end, *size)
             }
             None => (self.check_sum.end, 0),
         };
-        sha256.update(part(after..self.size_of_headers)?);
+        hasher.update(part(after..self.size_of_headers)?);
         let mut sections: Vec<_> = self.sections.iter().map(|section| section.raw).collect();
         sections.sort_unstable();
         let mut hashed = self.size_of_headers;
@@ -128,13 +128,13 @@ impl<'a> Pe<'a> {
                     self.bytes.len()
                 ));
             }
-            sha256.update(part(offset..offset.saturating_add(size))?);
+            hasher.update(part(offset..offset.saturating_add(size))?);
         }
         let end = self.bytes.len().saturating_sub(certificates_size);
         if hashed < end {
-            sha256.update(part(hashed..end)?);
+            hasher.update(part(hashed..end)?);
         }
-        Ok(sha256.finish())
+        Ok(hasher.finish())
     }
 }
 

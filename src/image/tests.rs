@@ -6,6 +6,9 @@ use super::testing::{disk, program, unified};
 use super::*;
 use crate::event_log::utf16;
 
+/// What most of these tests compute.
+const PCRS: Platform = Platform::Tpm(Bank::Sha256);
+
 fn given(stage: Stage, secure_boot: bool, units: Units) -> Given {
     Given {
         stage: Some(stage),
@@ -14,9 +17,13 @@ fn given(stage: Stage, secure_boot: bool, units: Units) -> Given {
     }
 }
 
+fn sha256(parts: &[&[u8]]) -> Vec<u8> {
+    Digest::of(parts).in_bank(Bank::Sha256).to_vec()
+}
+
 /// Returns what is measured into a register in a usual boot.
 fn measured(image: &Image, pcr: u32, given: &Given) -> Vec<String> {
-    let cases = &image.registers(given)[&pcr];
+    let cases = &image.registers(PCRS, given)[&pcr];
     cases[0]
         .events
         .iter()
@@ -88,12 +95,12 @@ fn the_first_profile_overrides_the_sections_before_it() {
 fn a_section_is_measured_as_it_is_in_memory() {
     let digest = |bytes: &[u8]| {
         let image = Image::uki(bytes).unwrap();
-        let log = image.registers(&given(Stage::Initramfs, false, Units::None));
+        let log = image.registers(PCRS, &given(Stage::Initramfs, false, Units::None));
         let event = log[&11][0]
             .events
             .iter()
             .find(|event| event.what == "section .initrd");
-        event.unwrap().digest
+        event.unwrap().digest.clone()
     };
     let mut bytes = unified("257", &[]);
     assert_eq!(digest(&bytes), sha256(&[b"initrd"]));
@@ -143,7 +150,7 @@ fn the_kernel_in_an_image_is_measured_by_old_stubs_without_secure_boot() {
 #[test]
 fn each_value_says_when_a_register_has_it() {
     let image = Image::uki(&unified("252.39", &[])).unwrap();
-    let registers = image.registers(&Given::default());
+    let registers = image.registers(PCRS, &Given::default());
     let when = |pcr: u32| -> Vec<(Option<Stage>, &str)> {
         let cases = registers[&pcr].iter();
         cases.map(|case| (case.stage, case.when.as_str())).collect()
@@ -169,10 +176,10 @@ fn each_value_says_when_a_register_has_it() {
         ]
     );
     assert_eq!(registers[&11][1].value, registers[&11][4].value);
-    assert_eq!(image.value(12, &Given::default()), Ok([0; 32]));
-    assert!(image.value(11, &Given::default()).is_err());
+    assert_eq!(image.value(PCRS, 12, &Given::default()), Ok(vec![0; 32]));
+    assert!(image.value(PCRS, 11, &Given::default()).is_err());
     // the firmware's own registers are not the image's
-    assert!(image.value(7, &Given::default()).is_err());
+    assert!(image.value(PCRS, 7, &Given::default()).is_err());
 }
 
 #[test]
@@ -197,7 +204,7 @@ fn newer_systemd_ends_the_firmwares_registers_with_a_separator() {
             stage: Some(stage),
             ..Given::default()
         };
-        [4, 9, 11, 12, 13, 15].map(|pcr| image.value(pcr, &given).unwrap())
+        [4, 9, 11, 12, 13, 15].map(|pcr| image.value(PCRS, pcr, &given).unwrap())
     });
     assert_eq!(values[0], values[1]);
 }
@@ -213,12 +220,12 @@ fn a_command_line_that_versions_change_differently_is_not_predicted_for_them() {
             (".linux", &kernel),
         ];
         let image = Image::uki(&program(&file)).unwrap();
-        let cases = &image.registers(&given(Stage::Initramfs, false, Units::None))[&9];
+        let cases = &image.registers(PCRS, &given(Stage::Initramfs, false, Units::None))[&9];
         cases[0]
             .value
             .clone()
             .ok()
-            .map(|_| cases[0].events[0].digest)
+            .map(|_| cases[0].events[0].digest.clone())
     };
     let handed_over = |text: &str| Some(sha256(&[&utf16(text)]));
     assert_eq!(command_line("252.39-1", b" a b\n"), handed_over(" a b"));
@@ -231,6 +238,115 @@ fn a_command_line_that_versions_change_differently_is_not_predicted_for_them() {
     assert_eq!(command_line("257", b"a\xff"), None);
 }
 
+/// Returns a kernel for QEMU's `-kernel` of this version.
+fn linux(version: &str) -> Vec<u8> {
+    let mut kernel = program(&[(".text", b"code")]);
+    let at = kernel.len();
+    kernel.extend([version.as_bytes(), b" (who@where) #1\0"].concat());
+    kernel[0x202..0x206].copy_from_slice(b"HdrS");
+    kernel[0x20e..0x210].copy_from_slice(&((at - 0x200) as u16).to_le_bytes());
+    kernel[0x22c..0x230].copy_from_slice(&0x7fff_ffffu32.to_le_bytes());
+    kernel
+}
+
+/// Returns the value of a register that has these events.
+fn replayed(bank: Bank, events: &[&[u8]]) -> Vec<u8> {
+    events.iter().fold(vec![0; bank.size()], |value, event| {
+        let digest = Digest::of(&[event]);
+        bank.extended(&value, digest.in_bank(bank))
+    })
+}
+
+/// The order is that of edk2's OvmfPkg/Tcg/TdTcg2Dxe and of the tool tdx-measure for machines of Ubuntu 25.04.
+#[test]
+fn a_tdx_machine_measures_a_kernel_of_qemu_into_two_registers() {
+    let kernel = linux("6.12.3-1-amd64");
+    let image = |loader| Image::direct_linux(&kernel, Some(b"initrd"), "quiet", loader).unwrap();
+    let value = |image: &Image, register| image.value(Platform::Tdx, register, &Given::default());
+    let programs = pe::Pe::parse(&kernel).unwrap().authenticode().unwrap();
+    let kernel_of = programs.in_bank(Bank::Sha384);
+    let first = Bank::Sha384.extended(&[0; 48], kernel_of);
+    let words: [&[u8]; 4] = [
+        b"Calling EFI Application from Boot Option",
+        &[0; 4],
+        b"Exit Boot Services Invocation",
+        b"Exit Boot Services Returned with Success",
+    ];
+    let rtmr_1 = words.iter().fold(first, |value, event| {
+        Bank::Sha384.extended(&value, Digest::of(&[event]).in_bank(Bank::Sha384))
+    });
+    let as_is = image(Loader::AsIs);
+    assert_eq!(value(&as_is, RTMR_1), Ok(rtmr_1.clone()));
+    let rtmr_2 = replayed(Bank::Sha384, &[&utf16("quiet initrd=initrd"), b"initrd"]);
+    assert_eq!(value(&as_is, RTMR_2), Ok(rtmr_2.clone()));
+    // what QEMU changes in the header is in RTMR 1 alone
+    let patched = image(Loader::Patched(1 << 30));
+    assert!(value(&patched, RTMR_1).is_ok_and(|value| value != rtmr_1));
+    assert_eq!(value(&patched, RTMR_2), Ok(rtmr_2));
+    let unknown = value(&image(Loader::Unknown), RTMR_1).unwrap_err();
+    let why = &unknown[0].value.as_ref().unwrap_err().instead;
+    assert!(
+        why.contains("--memory") && why.contains("--kernel-as-is"),
+        "{why}"
+    );
+    // MRTD is the firmware's, RTMR 0 the host's, RTMR 3 the cluster's
+    for register in [0, 1, 4] {
+        assert!(value(&as_is, register).is_err(), "{register}");
+    }
+}
+
+#[test]
+fn a_tdx_machine_measures_a_disk_into_two_registers() {
+    let kernel = linux("6.12");
+    let image = |stub: &str| {
+        let magic = format!("#### LoaderInfo: systemd-stub {stub} ####\0");
+        let file: [(&str, &[u8]); 4] = [
+            (".sdmagic", magic.as_bytes()),
+            (".cmdline", b"console=ttyS0"),
+            (".initrd", b"initrd"),
+            (".linux", &kernel),
+        ];
+        program(&file)
+    };
+    let names = |stub: &str, register| {
+        let image = Image::disk(Cursor::new(disk(&image(stub))), None).unwrap();
+        let cases = &image.registers(Platform::Tdx, &Given::default())[&register];
+        assert!(cases[0].value.is_ok() && cases[0].stage.is_none());
+        let names = cases[0].events.iter().map(|event| event.what.clone());
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let calling = "\"Calling EFI Application from Boot Option\", a separator, the partition table, the unified kernel image";
+    let exit = "\"Exit Boot Services Invocation\", \"Exit Boot Services Returned with Success\"";
+    assert_eq!(names("258", RTMR_1), format!("{calling}, {exit}"));
+    // an older stub has the firmware start the kernel
+    assert_eq!(
+        names("257", RTMR_1),
+        format!("{calling}, the kernel in the image, {exit}")
+    );
+    let sections = ".linux .cmdline .initrd".split(' ');
+    let sections = sections.map(|name| format!("the name {name}, section {name}, "));
+    let sections: String = sections.collect();
+    let of_kernel = "the kernel's command line, the initrd with what the stub adds";
+    assert_eq!(names("256", RTMR_2), sections + of_kernel);
+    // 256 is the first stub that measures for TDX
+    assert_eq!(names("255", RTMR_2), of_kernel);
+}
+
+#[test]
+fn what_a_tdx_machine_measures_is_not_known_of_an_old_kernel_or_an_unknown_disk() {
+    let missing = |image: Image, register| {
+        let cases = image.value(Platform::Tdx, register, &Given::default());
+        cases.unwrap_err()[0].value.clone().unwrap_err().why
+    };
+    let direct = |kernel: &[u8]| Image::direct_linux(kernel, None, "", Loader::AsIs).unwrap();
+    assert!(missing(direct(&linux("6.8.0-60-generic")), RTMR_2).contains("Linux 6.8"));
+    assert!(missing(direct(&linux("six")), RTMR_2).contains("its version"));
+    let file = Image::uki(&unified("257", &[])).unwrap();
+    assert!(missing(file, RTMR_1).contains("partition table"));
+    let file = Image::uki(&unified("257", &[])).unwrap();
+    assert!(missing(file, RTMR_2).contains("its version"));
+}
+
 #[test]
 fn other_files_are_refused_with_a_reason() {
     let refusal = |bytes: &[u8]| Image::uki(bytes).err().unwrap();
@@ -241,7 +357,7 @@ fn other_files_are_refused_with_a_reason() {
     assert!(refusal(&program(&stub)).contains(".linux"));
     let newer = Image::uki(&unified("299", &[])).unwrap();
     assert!(newer.warnings()[0].contains("newer than"));
-    assert!(Image::direct_linux(&program(&stub), None, "", None).is_err());
+    assert!(Image::direct_linux(&program(&stub), None, "", Loader::Unknown).is_err());
 }
 
 #[test]
@@ -250,11 +366,11 @@ fn a_disk_gives_the_values_of_its_image() {
     let on_disk = Image::disk(Cursor::new(disk(&image)), None).unwrap();
     let given = given(Stage::Booted, false, Units::All);
     for pcr in [4, 8, 9, 11, 12, 13] {
-        let expected = Image::uki(&image).unwrap().value(pcr, &given);
+        let expected = Image::uki(&image).unwrap().value(PCRS, pcr, &given);
         assert!(expected.is_ok(), "{pcr}");
-        assert_eq!(on_disk.value(pcr, &given), expected, "{pcr}");
+        assert_eq!(on_disk.value(PCRS, pcr, &given), expected, "{pcr}");
     }
-    assert!(on_disk.value(5, &given).is_ok());
+    assert!(on_disk.value(PCRS, 5, &given).is_ok());
 }
 
 #[test]
@@ -272,12 +388,19 @@ fn compute(bytes: &[u8]) {
     let images = [
         Image::uki(bytes),
         Image::direct_uki(bytes),
-        Image::direct_linux(bytes, Some(b"initrd"), "console=ttyS0", Some(1 << 29)),
+        Image::direct_linux(
+            bytes,
+            Some(b"initrd"),
+            "console=ttyS0",
+            Loader::Patched(1 << 29),
+        ),
         Image::disk(Cursor::new(bytes), None),
         Image::disk(Cursor::new(bytes), Some("EFI/BOOT/BOOTX64.EFI")),
     ];
     for image in images.into_iter().flatten() {
-        image.registers(&Given::default());
+        for platform in [PCRS, Platform::Tpm(Bank::Sha384), Platform::Tdx] {
+            image.registers(platform, &Given::default());
+        }
     }
 }
 

@@ -1,17 +1,19 @@
 //! Unified kernel images (UAPI group, "Unified Kernel Image"): what systemd-stub measures of one, by the stub's version. Facts are of
 //! systemd's sources (src/boot/stub.c, measure.c, cpio.c; src/fundamental/uki.c) and were compared with booted machines.
 
-use super::conditions::Conditions;
 use super::cpio;
-use super::event_log::{Digest, Log, Missing, sha256, utf16};
+use super::digest::Digest;
+use super::event_log::{Log, Missing, utf16};
+use super::linux::Release;
 use super::pe::{Pe, Section};
 use base::boot;
 
 /// The oldest version of systemd-stub whose rules are here, and the newest that was compared.
 const OLDEST: u32 = 252;
 const NEWEST: u32 = 262;
-/// The versions from which on the stub adds the operating system's description to the initrd, starts the kernel without the firmware,
+/// The versions from which on the stub measures on TDX machines, too, adds the operating system's description to the initrd, starts the kernel without the firmware,
 /// adds a secret of the machine to the initrd and a console to the command line, and leaves a read-only random seed alone.
+const MEASURES_ON_TDX: u32 = 256;
 const ADDS_OS_RELEASE: u32 = 257;
 const STARTS_KERNEL: u32 = 258;
 const ADDS_BOOT_SECRET: u32 = 261;
@@ -66,6 +68,8 @@ pub struct Uki {
     /// The initrd with what the stub adds to it; `Ok(None)` if there is nothing.
     initrd: Result<Option<Digest>, Missing>,
     has_command_line: bool,
+    /// The release of the kernel.
+    release: Release,
     sidecars: Vec<String>,
     /// Whether `systemd.tpm2_measured_os=0` turns the units off.
     is_measuring_off: bool,
@@ -144,6 +148,7 @@ impl Uki {
             }
             _ => None,
         };
+        let release = Release::of(&linux);
         drop(linux);
         let text = sections.read(".cmdline")?;
         let words = text
@@ -168,7 +173,7 @@ impl Uki {
                 format!("systemd-stub {version} adds the machine's console to a command line without console="),
                 "write console= into the command line, or pin PCR 11 with 12 and 13",
             )),
-            Some(text) => passed_on(text, &version).map(|text| sha256(&[&utf16(&text)])).ok_or_else(|| {
+            Some(text) => passed_on(text, &version).map(|text| Digest::of(&[&utf16(&text)])).ok_or_else(|| {
                 Missing::new(
                     format!("the command line has control characters or spaces that systemd-stub {version} may drop"),
                     "write the command line without them, or pin PCR 11 with 12 and 13",
@@ -196,7 +201,7 @@ impl Uki {
             match sections.read(name)? {
                 Some(_) if since > major => {}
                 Some(_) if FOR_HARDWARE.contains(&name) => for_hardware.push(name),
-                Some(data) => measured.push((name, sha256(&[&data]))),
+                Some(data) => measured.push((name, Digest::of(&[&data]))),
                 None => {}
             }
         }
@@ -210,6 +215,7 @@ impl Uki {
             command_line,
             initrd,
             has_command_line: text.is_some(),
+            release,
             sidecars: surroundings
                 .map(|it| it.sidecars.clone())
                 .unwrap_or_default(),
@@ -229,13 +235,43 @@ impl Uki {
         log.extend(4, "the unified kernel image", self.image);
     }
 
-    /// Adds what the stub, the kernel and systemd measure.
-    pub fn measure(&self, conditions: &Conditions, log: &mut Log) {
+    /// Adds what the stub and the kernel measure. `secure_boot`: whether the firmware checks signatures.
+    pub fn measure(&self, secure_boot: bool, log: &mut Log) {
+        if self.major >= MEASURES_ON_TDX || !log.is_tdx() {
+            self.measure_sections(log);
+        }
+        for (name, pcr) in self
+            .sidecars
+            .iter()
+            .flat_map(|name| [4, 9, 12, 13].map(|pcr| (name, pcr)))
+        {
+            let why = format!("the stub passes {name} on, which is not part of the image");
+            log.unknown(pcr, &why, "remove it, or put what it does into the image");
+        }
+        if let (Some(kernel), false) = (self.kernel, secure_boot) {
+            log.extend(4, "the kernel in the image", kernel);
+        }
+        if let Some(missing) = self.release.measures(log.is_tdx()).err() {
+            log.missing(9, missing);
+        }
+        match (&self.command_line, &self.initrd) {
+            (Ok(command_line), Ok(initrd)) => {
+                log.extend(9, "the kernel's command line", *command_line);
+                if let Some(initrd) = initrd {
+                    log.extend(9, "the initrd with what the stub adds", *initrd);
+                }
+            }
+            (Err(missing), _) | (_, Err(missing)) => log.missing(9, missing.clone()),
+        }
+    }
+
+    /// Adds what the stub measures.
+    fn measure_sections(&self, log: &mut Log) {
         for (name, digest) in &self.sections {
             log.extend(
                 11,
                 format!("the name {name}"),
-                sha256(&[name.as_bytes(), b"\0"]),
+                Digest::of(&[name.as_bytes(), b"\0"]),
             );
             log.extend(11, format!("section {name}"), *digest);
         }
@@ -251,29 +287,6 @@ impl Uki {
                 "the image has no command line: the stub measures the one that it is given",
                 "put the command line into the image (section .cmdline)",
             );
-        }
-        for (name, pcr) in self
-            .sidecars
-            .iter()
-            .flat_map(|name| [4, 9, 12, 13].map(|pcr| (name, pcr)))
-        {
-            let why = format!("the stub passes {name} on, which is not part of the image");
-            log.unknown(pcr, &why, "remove it, or put what it does into the image");
-        }
-        if let (Some(kernel), false) = (self.kernel, conditions.secure_boot) {
-            log.extend(4, "the kernel in the image", kernel);
-        }
-        match (&self.command_line, &self.initrd) {
-            (Ok(command_line), Ok(initrd)) => {
-                log.extend(9, "the kernel's command line", *command_line);
-                if let Some(initrd) = initrd {
-                    log.extend(9, "the initrd with what the stub adds", *initrd);
-                }
-            }
-            (Err(missing), _) | (_, Err(missing)) => log.missing(9, missing.clone()),
-        }
-        if let Some(systemd) = self.systemd() {
-            conditions.units.measure(systemd, conditions.stage, log);
         }
     }
 }
@@ -338,7 +351,7 @@ impl<'a> Sections<'a> {
             parts.iter_mut().for_each(cpio::pad);
         }
         let parts: Vec<_> = parts.iter().map(Vec::as_slice).collect();
-        Ok((!parts.is_empty()).then(|| sha256(&parts)))
+        Ok((!parts.is_empty()).then(|| Digest::of(&parts)))
     }
 }
 

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use attest::attestation::event_log::{self, EV_NO_ACTION};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use image::{Given, Image, Units};
+use image::{Bank, Conditions, Given, Image, Loader, Platform, RTMR_1, RTMR_2, Units};
 use machine::initramfs::{self, Overlay};
 use machine::vm::{Firmware, Machine, Source, kernel};
 use machine::{Context, Failure, Result};
@@ -18,6 +19,10 @@ use support::boot_image::{disk, run, signed, systemd_boot, uki};
 const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 quiet no_timer_check\n";
 pub const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
 pub const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
+/// TPM_ALG_ID of SHA-384, and types of events (TCG PC Client Platform Firmware Profile §10.4.1).
+const SHA384: u16 = 0x000c;
+const EV_SEPARATOR: u32 = 4;
+const EV_EVENT_TAG: u32 = 6;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Prints each register, and the firmware's event log in lines of base64.
 const SCRIPT: &str = "#!/bin/busybox sh\n\
@@ -68,7 +73,8 @@ fn boot_and_compare(machine: &mut Machine, image: &Image, registers: &[u32]) -> 
     let conditions = conditions
         .iter()
         .find(|it| it.failed_option == has_failed_option);
-    let log = image.log(conditions.ok_or_else(|| Failure("no such boot".to_owned()))?);
+    let conditions = conditions.ok_or_else(|| Failure("no such boot".to_owned()))?;
+    let log = image.log(Platform::Tpm(Bank::Sha256), conditions);
     let mut vm = machine.boot()?;
     vm.console.wait_for("END of case", PATIENCE)?;
     let lines = vm.console.lines();
@@ -97,8 +103,53 @@ fn boot_and_compare(machine: &mut Machine, image: &Image, registers: &[u32]) -> 
         .filter_map(|line| line.text.strip_prefix("LOG "))
         .map(str::trim)
         .collect();
-    let log = STANDARD.decode(log).context("read the event log")?;
-    std::fs::write(event_log(machine), log).context("keep the event log")
+    let logged = STANDARD.decode(log).context("read the event log")?;
+    compare_sha_384(image, conditions, &logged, registers)?;
+    std::fs::write(event_log(machine), logged).context("keep the event log")
+}
+
+/// The firmware's log has the digests of each bank. Those of SHA-384 are computed too, and in the order of the log they are the events of RTMR 1
+/// and 2 of a TDX machine, with two exceptions: OVMF has a separator for each PCR, and one for RTMR 1; systemd-boot before 261 measures
+/// its configuration into a TPM alone.
+fn compare_sha_384(
+    image: &Image,
+    conditions: &Conditions,
+    logged: &[u8],
+    registers: &[u32],
+) -> Result<()> {
+    let logged = event_log::parse(logged);
+    let digests = |pcrs: &[u32]| -> Vec<Vec<u8>> {
+        let of_tpm_alone = |event: &event_log::Event<'_>| {
+            let kinds = [EV_SEPARATOR, EV_EVENT_TAG];
+            pcrs.len() > 1 && event.pcr == 5 && kinds.contains(&event.kind)
+        };
+        let wanted = |event: &&event_log::Event<'_>| {
+            pcrs.contains(&event.pcr) && event.kind != EV_NO_ACTION && !of_tpm_alone(event)
+        };
+        let events = logged.events.iter().filter(|event| wanted(event));
+        let digests = events.filter_map(|event| logged.digest(event, SHA384));
+        digests.map(<[u8]>::to_vec).collect()
+    };
+    let predicted = |platform, register| -> Vec<Vec<u8>> {
+        let log = image.log(platform, conditions);
+        let events = log.events(register);
+        events.map(|event| event.digest.clone()).collect()
+    };
+    let compare = |name: &str, got: Vec<Vec<u8>>, expected: Vec<Vec<u8>>| match got == expected {
+        true => Ok(()),
+        false => Err(Failure(format!(
+            "{name}, SHA-384: expected {expected:02x?}, got {got:02x?}"
+        ))),
+    };
+    for pcr in registers {
+        let expected = predicted(Platform::Tpm(Bank::Sha384), *pcr);
+        compare(&format!("PCR {pcr}"), digests(&[*pcr]), expected)?;
+    }
+    if !image.description().contains("systemd-stub 252") {
+        let rtmr_2 = predicted(Platform::Tdx, RTMR_2);
+        compare("RTMR 2", digests(&[8, 9, 11, 12, 13]), rtmr_2)?;
+    }
+    compare("RTMR 1", digests(&[4, 5]), predicted(Platform::Tdx, RTMR_1))
 }
 
 /// Returns the file for the event log of the machine's last boot.
@@ -243,7 +294,7 @@ fn a_kernel_by_qemu_has_the_computed_registers_with_little_and_much_memory() -> 
         machine.memory = memory;
         let linux = std::fs::read(kernel()?).context("read the kernel")?;
         let initrd = std::fs::read(machine.initramfs()).context("read the initramfs")?;
-        let bytes = Some(u64::from(memory) << 20);
+        let bytes = Loader::Patched(u64::from(memory) << 20);
         let image = Image::direct_linux(&linux, Some(&initrd), &machine.command_line, bytes);
         let image = image.context("compute the registers")?;
         boot_and_compare(&mut machine, &image, &[4, 5, 8, 9, 11, 12, 13, 15])?;

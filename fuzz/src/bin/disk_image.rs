@@ -3,13 +3,16 @@
 
 use std::io::Cursor;
 
-use image::{Given, Image};
+use image::{Bank, Given, Image, Platform};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     for chosen in [None, Some("EFI/BOOT/BOOTX64.EFI")] {
         if let Ok(image) = Image::disk(Cursor::new(bytes), chosen) {
-            assert_eq!(image.registers(&Given::default()).len(), 8);
+            let given = Given::default();
+            let of_tpm = image.registers(Platform::Tpm(Bank::Sha256), &given);
+            assert_eq!(of_tpm.len(), 8);
+            assert_eq!(image.registers(Platform::Tdx, &given).len(), 2);
         }
     }
 });

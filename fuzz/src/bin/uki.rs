@@ -1,14 +1,19 @@
 //! Unified kernel images and kernels: the registers of any file are computed, or the file is refused.
 #![no_main]
 
-use image::{Given, Image};
+use image::{Bank, Given, Image, Loader, Platform};
 use libfuzzer_sys::fuzz_target;
+
+fn direct_linux(kernel: &[u8], loader: Loader) -> Result<Image, String> {
+    Image::direct_linux(kernel, Some(b"initrd"), "console=ttyS0", loader)
+}
 
 fuzz_target!(|bytes: &[u8]| {
     let images = [
         Image::uki(bytes),
         Image::direct_uki(bytes),
-        Image::direct_linux(bytes, Some(b"initrd"), "console=ttyS0", Some(1 << 29)),
+        direct_linux(bytes, Loader::Patched(1 << 29)),
+        direct_linux(bytes, Loader::AsIs),
     ];
     for image in images.into_iter().flatten() {
         // the description goes to a terminal
@@ -18,6 +23,9 @@ fuzz_target!(|bytes: &[u8]| {
                 .bytes()
                 .all(|byte| byte == b' ' || byte.is_ascii_graphic())
         );
-        assert_eq!(image.registers(&Given::default()).len(), 8);
+        let given = Given::default();
+        let of_tpm = image.registers(Platform::Tpm(Bank::Sha256), &given);
+        assert_eq!(of_tpm.len(), 8);
+        assert_eq!(image.registers(Platform::Tdx, &given).len(), 2);
     }
 });

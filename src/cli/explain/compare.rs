@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::evidence::{Entry, Register, Registers};
 use attest::attestation::{self, Policy, phases};
 use base::crypto::CLUSTER_ID_LEN;
-use image::{Case, Image};
+use image::{Bank, Case, Image, Platform};
 
 /// The PCR of the kernel's IMA, which has a log of its own.
 const IMA_PCR: u32 = 10;
@@ -170,7 +170,12 @@ impl Expected {
     /// Returns what a machine has that boots an image. Of several possible boots, it takes the one with the same value of a register,
     /// else the one with the most events in common.
     pub fn of_image(image: &Image, registers: &Registers) -> Expected {
-        let all = image.registers(&image::Given::default());
+        let platform = match (registers.is_tdx, registers.bank) {
+            (true, _) => Platform::Tdx,
+            (false, "SHA-384") => Platform::Tpm(Bank::Sha384),
+            (false, _) => Platform::Tpm(Bank::Sha256),
+        };
+        let all = image.registers(platform, &image::Given::default());
         let one = |(number, cases): (u32, Vec<Case>)| {
             let nothing = Register::default();
             let register = registers.by_number.get(&number).unwrap_or(&nothing);
@@ -189,7 +194,7 @@ impl Expected {
                         Err(missing) => format!("not known: {}", missing.why),
                         Ok(_) => case.when.clone(),
                     },
-                    value: case.value.ok().map(Vec::from),
+                    value: case.value.ok(),
                 });
             (number, expected)
         };
@@ -221,7 +226,7 @@ fn entries(case: &Case) -> Vec<Entry> {
     let entry = |event: &image::Event| Entry {
         kind: "predicted".into(),
         what: event.what.clone(),
-        digest: event.digest.to_vec(),
+        digest: event.digest.clone(),
     };
     case.events.iter().map(entry).collect()
 }

@@ -75,12 +75,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         against.push(other.name.clone());
     }
     if let Some(source) = &options.image {
-        if registers.is_tdx {
-            return Err(Failure::failed(format!(
-                "{}: it is of a TDX machine, and --against-image knows the PCRs of a TPM only",
-                evidence.name
-            )));
-        }
         expected = Expected::of_image(&measure_image::read(source)?, &registers);
         against.push(source.name());
     }

@@ -6,7 +6,7 @@
 
 use super::console::{Console, Show};
 use super::{Context, Failure, Result, dist, free_port, root, script};
-use image::{Given, Image, Log};
+use image::{Bank, Given, Image, Loader, Log, Platform};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -215,10 +215,15 @@ impl Machine {
         let kernel = std::fs::read(kernel_of(self.kernel)?).context("read the kernel")?;
         let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
         let memory = u64::from(self.memory) << 20;
-        let image =
-            Image::direct_linux(&kernel, Some(&initramfs), &self.command_line, Some(memory));
+        let image = Image::direct_linux(
+            &kernel,
+            Some(&initramfs),
+            &self.command_line,
+            Loader::Patched(memory),
+        );
         let image = image.context("compute the registers")?;
-        Ok(image.log(&image.conditions(&Given::default())[0]))
+        let usual = &image.conditions(&Given::default())[0];
+        Ok(image.log(Platform::Tpm(Bank::Sha256), usual))
     }
 
     /// The folder with the TPM's state, for swtpm while the machine is off.

@@ -1,0 +1,84 @@
+//! Whose registers are computed: those of a TPM, or those of a TDX machine.
+//!
+//! A TDX machine without a TPM has the same events in fewer registers (UEFI specification 2.10, §38.4.1):
+//!
+//! | PCR | register of a TDX machine | number in a policy |
+//! |---|---|---|
+//! | 0 | MRTD, which the TDX module measures before the machine starts | 0 |
+//! | 1, 7 | RTMR 0 | 1 |
+//! | 2 to 6 | RTMR 1 | 2 |
+//! | 8 to 15 | RTMR 2 | 3 |
+//!
+//! But not all who measure do so for TDX, too. The firmware is OVMF as edk2 publishes it (OvmfPkg/Tcg/TdTcg2Dxe), which measures one separator
+//! into RTMR 1. What the other programs do is beside them in this crate. systemd's units measure into a TPM alone.
+
+use super::digest::Bank;
+use super::event_log::{Missing, PARTITION_TABLE, REGISTERS};
+
+/// The numbers of RTMR 1 and 2 in a policy.
+pub const RTMR_1: u32 = 2;
+/// As [`RTMR_1`].
+pub const RTMR_2: u32 = 3;
+
+/// Whose registers are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Platform {
+    /// A machine with a TPM: the PCRs of this bank.
+    Tpm(Bank),
+    /// A TDX machine without a TPM: RTMR 1 and 2, by their numbers in a policy.
+    Tdx,
+}
+
+impl Platform {
+    /// Returns the bank whose digests extend the registers.
+    pub fn bank(self) -> Bank {
+        match self {
+            Platform::Tpm(bank) => bank,
+            Platform::Tdx => Bank::Sha384,
+        }
+    }
+
+    /// Returns the registers that tell of the image.
+    pub fn registers(self) -> &'static [u32] {
+        match self {
+            Platform::Tpm(_) => &REGISTERS,
+            Platform::Tdx => &[RTMR_1, RTMR_2],
+        }
+    }
+
+    /// Returns all registers of which something is known.
+    pub fn known(self) -> Vec<u32> {
+        let further = match self {
+            Platform::Tpm(_) => Some(PARTITION_TABLE),
+            Platform::Tdx => None,
+        };
+        let mut all: Vec<u32> = self.registers().to_vec();
+        all.extend(further);
+        all
+    }
+
+    /// Returns the name of a register.
+    pub fn name(self, register: u32) -> String {
+        match (self, register) {
+            (Platform::Tpm(_), pcr) => format!("PCR {pcr}"),
+            (Platform::Tdx, 0) => "MRTD".into(),
+            (Platform::Tdx, number) => format!("RTMR {}", number - 1),
+        }
+    }
+
+    /// Returns the register that gets the events of a PCR; `None` if this crate does not compute it.
+    pub(crate) fn register_of(self, pcr: u32) -> Option<u32> {
+        match (self, pcr) {
+            (Platform::Tpm(_), pcr) => Some(pcr),
+            (Platform::Tdx, 2..=6) => Some(RTMR_1),
+            (Platform::Tdx, 8..=15) => Some(RTMR_2),
+            (Platform::Tdx, _) => None,
+        }
+    }
+
+    /// Returns why a register cannot be known from an image.
+    pub(crate) fn beyond_the_image(self) -> Missing {
+        let why = "it depends on the machine, and not only on the image";
+        Missing::new(why, "measure a booted machine (firstlight measure, there)")
+    }
+}
