@@ -5,12 +5,6 @@ use std::collections::BTreeMap;
 use super::digest::Digest;
 use super::platform::Platform;
 
-/// The registers that tell of the image: boot loader and image; GRUB's commands; command line and initrd; sections of a unified
-/// kernel image; its parameters; its extensions; the cluster.
-pub const REGISTERS: [u32; 7] = [4, 8, 9, 11, 12, 13, 15];
-/// The register with the partition table, which is known only as long as the table is as in the image.
-pub const PARTITION_TABLE: u32 = 5;
-
 /// An entry of the event log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
@@ -73,9 +67,10 @@ impl Log {
     pub fn value(&self, register: u32) -> Result<Vec<u8>, Missing> {
         match self.missing.get(&register) {
             Some(missing) => Err(missing.clone()),
-            None if !self.platform.known().contains(&register) => {
-                Err(self.platform.beyond_the_image())
-            }
+            None if !self.platform.known().contains(&register) => Err(Missing::new(
+                "it depends on the machine, and not only on the image",
+                "measure a booted machine (firstlight measure, there)",
+            )),
             None => {
                 let bank = self.platform.bank();
                 let events = self.events(register);

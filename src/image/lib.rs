@@ -31,11 +31,11 @@ pub use conditions::{Conditions, Given, Stage, Units};
 pub use digest::Bank;
 use digest::Digest;
 use disk::Disk;
-use event_log::PARTITION_TABLE;
-pub use event_log::{Event, Log, Missing, REGISTERS};
+pub use event_log::{Event, Log, Missing};
 use linux::Linux;
 pub use linux::Loader;
-pub use platform::{Platform, RTMR_1, RTMR_2};
+use platform::PARTITION_TABLE;
+pub use platform::{Platform, REGISTERS, RTMR_1, RTMR_2};
 use uki::Uki;
 
 /// What the firmware measures before it starts a boot option, and after one that failed (TCG PC Client Platform Firmware Profile

@@ -13,7 +13,12 @@
 //! into RTMR 1. What the other programs do is beside them in this crate. systemd's units measure into a TPM alone.
 
 use super::digest::Bank;
-use super::event_log::{Missing, PARTITION_TABLE, REGISTERS};
+
+/// The PCRs that tell of the image: boot loader and image; GRUB's commands; command line and initrd; sections of a unified
+/// kernel image; its parameters; its extensions; the cluster.
+pub const REGISTERS: [u32; 7] = [4, 8, 9, 11, 12, 13, 15];
+/// The PCR with the partition table, which is known only as long as the table is as in the image.
+pub const PARTITION_TABLE: u32 = 5;
 
 /// The numbers of RTMR 1 and 2 in a policy.
 pub const RTMR_1: u32 = 2;
@@ -74,11 +79,5 @@ impl Platform {
             (Platform::Tdx, 8..=15) => Some(RTMR_2),
             (Platform::Tdx, _) => None,
         }
-    }
-
-    /// Returns why a register cannot be known from an image.
-    pub(crate) fn beyond_the_image(self) -> Missing {
-        let why = "it depends on the machine, and not only on the image";
-        Missing::new(why, "measure a booted machine (firstlight measure, there)")
     }
 }
