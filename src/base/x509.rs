@@ -1,8 +1,9 @@
-//! The fields of a certificate (RFC 5280 §4.1) that chain verification does not tell: subject, key, extensions. Nothing is verified.
+//! The fields of a certificate (RFC 5280 §4.1) that chain verification does not tell: validity, subject, key, extensions. Nothing is
+//! verified.
 
 use crate::der::{
     BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
-    SET, context,
+    SET, context, seconds,
 };
 
 /// commonName, 2.5.4.3: the content of the OID.
@@ -31,6 +32,7 @@ pub fn may_certify(der: &[u8]) -> bool {
 /// A certificate, borrowed from its DER.
 #[derive(Debug, Clone, Copy)]
 pub struct Certificate<'a> {
+    validity: &'a [u8],
     subject: &'a [u8],
     key: &'a [u8],
     extensions: &'a [u8],
@@ -47,7 +49,7 @@ impl<'a> Certificate<'a> {
         fields.expect(INTEGER)?; // serialNumber
         fields.expect(SEQUENCE)?; // signature
         fields.expect(SEQUENCE)?; // issuer
-        fields.expect(SEQUENCE)?; // validity
+        let validity = fields.expect(SEQUENCE)?;
         let (subject, key) = (fields.expect(SEQUENCE)?, fields.expect_whole(SEQUENCE)?);
         let mut extensions = &[][..];
         while !fields.is_empty() {
@@ -57,10 +59,19 @@ impl<'a> Certificate<'a> {
             }
         }
         Ok(Certificate {
+            validity,
             subject,
             key,
             extensions,
         })
+    }
+
+    /// Returns the first and the last second of its validity since 1970.
+    pub fn validity(&self) -> Result<(u64, u64), Malformed> {
+        let mut times = Reader::new(self.validity);
+        let (from, until) = (seconds(times.read()?)?, seconds(times.read()?)?);
+        times.end()?;
+        Ok((from, until))
     }
 
     /// Returns the SubjectPublicKeyInfo, DER.
@@ -106,9 +117,9 @@ impl<'a> Certificate<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::der::{PRINTABLE_STRING, element};
+    use crate::der::{PRINTABLE_STRING, element, time};
 
-    /// Returns a certificate with a common name and the key usage digitalSignature.
+    /// Returns a certificate of the first second of 1970 with a common name and the key usage digitalSignature.
     fn certificate() -> Vec<u8> {
         let oid = |content: &[u8]| element(OBJECT_IDENTIFIER, &[content]);
         let name = element(
@@ -129,7 +140,7 @@ mod tests {
             element(INTEGER, &[&[1]]),
             empty.clone(),
             empty.clone(),
-            empty.clone(),
+            element(SEQUENCE, &[&time(0), &time(1)]),
             element(SEQUENCE, &[&element(SET, &[&name])]),
             element(SEQUENCE, &[b"key"]),
             element(context(3), &[&element(SEQUENCE, &[&usage])]),
@@ -139,9 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn name_key_and_extensions_are_found() {
+    fn validity_name_key_and_extensions_are_found() {
         let der = certificate();
         let read = Certificate::parse(&der).unwrap();
+        assert_eq!(read.validity(), Ok((0, 1)));
         assert_eq!(read.common_name(), Some("leaf"));
         assert_eq!(read.key(), element(SEQUENCE, &[b"key"]));
         assert_eq!(read.key_usage(), Some(DIGITAL_SIGNATURE));

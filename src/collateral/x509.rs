@@ -1,10 +1,7 @@
 //! What the cache must know of certificates and revocation lists (RFC 5280): names and ends. The validator verifies them.
 
-use std::time::UNIX_EPOCH;
-
 use base::der::{
-    BIT_STRING, GENERALIZED_TIME, INTEGER, Malformed, OBJECT_IDENTIFIER, Reader, SEQUENCE, SET,
-    UTC_TIME, context,
+    BIT_STRING, INTEGER, Malformed, OBJECT_IDENTIFIER, Reader, SEQUENCE, SET, context, seconds,
 };
 
 /// commonName, 2.5.4.3.
@@ -44,7 +41,7 @@ impl Certificate {
         let issuer = common_name(tbs.expect(SEQUENCE)?)?;
         let mut validity = Reader::new(tbs.expect(SEQUENCE)?);
         validity.read()?;
-        let until = time(validity.read()?)?;
+        let until = seconds(validity.read()?)?;
         let subject = common_name(tbs.expect(SEQUENCE)?)?;
         Ok(Certificate {
             subject,
@@ -68,7 +65,7 @@ impl RevocationList {
         tbs.expect(SEQUENCE)?;
         let issuer = common_name(tbs.expect(SEQUENCE)?)?;
         tbs.read()?;
-        let until = time(tbs.read()?)?;
+        let until = seconds(tbs.read()?)?;
         Ok(RevocationList { issuer, until })
     }
 }
@@ -94,54 +91,5 @@ fn common_name(name: &[u8]) -> Result<String, Malformed> {
             let (_, text) = attribute.read()?;
             return String::from_utf8(text.to_vec()).map_err(|_| Malformed);
         }
-    }
-}
-
-/// Returns the seconds since 1970 of a UTCTime or GeneralizedTime in the only form that RFC 5280 §4.1.2.5 allows.
-fn time((tag, text): (u8, &[u8])) -> Result<u64, Malformed> {
-    let text = std::str::from_utf8(text).map_err(|_| Malformed)?;
-    let (year, rest) = match tag {
-        UTC_TIME => {
-            let (year, rest) = text.split_at_checked(2).ok_or(Malformed)?;
-            let century = if year < "50" { "20" } else { "19" };
-            (format!("{century}{year}"), rest)
-        }
-        GENERALIZED_TIME => {
-            let (year, rest) = text.split_at_checked(4).ok_or(Malformed)?;
-            (year.to_owned(), rest)
-        }
-        _ => return Err(Malformed),
-    };
-    let part = |from: usize| rest.get(from..from + 2).ok_or(Malformed);
-    let (month, day, hour) = (part(0)?, part(2)?, part(4)?);
-    let (minute, second, end) = (part(6)?, part(8)?, rest.get(10..).ok_or(Malformed)?);
-    let time = base::time::parse(&format!(
-        "{year}-{month}-{day}T{hour}:{minute}:{second}{end}"
-    ));
-    let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    since.map(|since| since.as_secs()).ok_or(Malformed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn both_forms_of_a_time_are_read_and_no_other() {
-        for seconds in [0, 951_782_400, 1_795_240_800, 2_524_607_999, 2_524_608_000] {
-            let der = base::der::time(seconds);
-            assert_eq!(time(Reader::new(&der).read().unwrap()), Ok(seconds));
-        }
-        for bad in [
-            &b""[..],
-            b"2611210600Z",
-            b"261121060000",
-            b"261121060000+0100",
-            b"261321060000Z",
-            b"2\xc3\xa4121060000Z",
-        ] {
-            assert_eq!(time((UTC_TIME, bad)), Err(Malformed));
-        }
-        assert_eq!(time((0x04, b"261121060000Z")), Err(Malformed));
     }
 }
