@@ -13,6 +13,7 @@ mod event_log;
 mod fat;
 pub mod firmware;
 mod gpt;
+pub mod launch_endorsement;
 mod linux;
 mod pe;
 mod platform;
