@@ -76,6 +76,8 @@ const MAX_KEYS: usize = 10_000;
 const MAX_ROOTS: usize = 64;
 /// Maximum size of a root in bytes: several certificates in PEM.
 const MAX_ROOT: usize = 16 << 10;
+/// The register of a TDX machine's firmware.
+const MRTD: u32 = 0;
 /// The value of the field `require`.
 const STRONG: &str = "strong";
 /// Maximum number of characters in the name of an image.
@@ -560,6 +562,46 @@ impl Policy {
         self.checked()
     }
 
+    /// Returns the policy that accepts each of its images with each of these values of MRTD, too: as further images with the same other
+    /// registers. An image that names no MRTD accepts these alone. For policies of TDX machines.
+    pub fn and_mrtds(mut self, mrtds: &[[u8; 48]]) -> Result<Policy, PolicyError> {
+        if mrtds.is_empty() {
+            return Ok(self);
+        }
+        let mut images: Vec<Image> = vec![];
+        for image in &self.images {
+            let own = image.measurements.get(&MRTD).filter(|own| !own.warn_only);
+            if own.is_some() {
+                images.push(image.clone());
+            }
+            for mrtd in mrtds {
+                let value = Measurement {
+                    expected: mrtd.into(),
+                    warn_only: false,
+                };
+                let (mut measurements, mut initramfs) =
+                    (image.measurements.clone(), image.initramfs.clone());
+                measurements.insert(MRTD, value);
+                initramfs.remove(&MRTD);
+                let is_same = |other: &Image| {
+                    other.measurements == measurements && other.initramfs == initramfs
+                };
+                if self.images.iter().chain(&images).any(is_same) {
+                    continue;
+                }
+                let is_only = own.is_none() && mrtds.len() == 1;
+                let name = match (is_only, &image.name[..]) {
+                    (true, name) => name.to_owned(),
+                    (false, "") => format!("MRTD {}", hex(&mrtd[..4])),
+                    (false, name) => format!("{name}, MRTD {}", hex(&mrtd[..4])),
+                };
+                images.push(Image::new(&name, measurements, initramfs).map_err(PolicyError)?);
+            }
+        }
+        self.images = images;
+        self.checked()
+    }
+
     /// Returns the policy with this name for its first image.
     pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
         let Image {
@@ -853,6 +895,63 @@ mod tests {
             Policy::from_json(&old_default()).unwrap().to_json(),
             old_default()
         );
+    }
+
+    #[test]
+    fn each_image_of_tdx_machines_is_accepted_with_each_mrtd() {
+        let registers = |values: &[(u32, u8)]| -> BTreeMap<u32, Measurement> {
+            let one = |(index, byte): &(u32, u8)| {
+                let expected = vec![*byte; 48];
+                let warn_only = false;
+                let value = Measurement {
+                    expected,
+                    warn_only,
+                };
+                (*index, value)
+            };
+            values.iter().map(one).collect()
+        };
+        let shown = |policy: &Policy| -> Vec<(String, Vec<(u32, u8)>)> {
+            let images = policy.images().iter().map(|image| {
+                let values = image.measurements().iter();
+                let values = values.map(|(index, value)| (*index, value.expected[0]));
+                (image.name().to_owned(), values.collect())
+            });
+            images.collect()
+        };
+        let of = |name: &str, values: &[(u32, u8)]| (name.to_owned(), values.to_vec());
+        let policy = Policy::new(registers(&[(0, 1), (2, 2)])).unwrap();
+        let policy = policy
+            .and_also("new", registers(&[(0, 3), (2, 4)]))
+            .unwrap();
+        let both = policy.clone().and_mrtds(&[[1; 48], [3; 48]]).unwrap();
+        let expected = [
+            of("", &[(0, 1), (2, 2)]),
+            of("MRTD 03030303", &[(0, 3), (2, 2)]),
+            of("new", &[(0, 3), (2, 4)]),
+            of("new, MRTD 01010101", &[(0, 1), (2, 4)]),
+        ];
+        assert_eq!(shown(&both), expected);
+        assert_eq!(both.clone().and_mrtds(&[[3; 48]]).unwrap(), both);
+        // an image that names no MRTD, or only warns, becomes one that demands it
+        let mut warned = registers(&[(0, 9), (2, 2)]);
+        warned.get_mut(&0).unwrap().warn_only = true;
+        for loose in [registers(&[(2, 2)]), warned] {
+            let policy = Policy::new(loose).unwrap();
+            let one = policy.clone().and_mrtds(&[[5; 48]]).unwrap();
+            assert_eq!(shown(&one), [of("", &[(0, 5), (2, 2)])]);
+            assert!(!one.images()[0].measurements()[&0].warn_only);
+            let two = policy.clone().and_mrtds(&[[5; 48], [6; 48]]).unwrap();
+            let expected = [
+                of("MRTD 05050505", &[(0, 5), (2, 2)]),
+                of("MRTD 06060606", &[(0, 6), (2, 2)]),
+            ];
+            assert_eq!(shown(&two), expected);
+            assert_eq!(policy.clone().and_mrtds(&[]).unwrap(), policy);
+        }
+        let many: Vec<_> = (0..=MAX_IMAGES as u8).map(|byte| [byte; 48]).collect();
+        let error = policy.and_mrtds(&many).unwrap_err().to_string();
+        assert!(error.contains("more than 16"), "{error}");
     }
 
     #[test]
