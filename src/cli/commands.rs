@@ -597,7 +597,8 @@ const MEASURE: Command = Command {
         Opt::value(
             "memory",
             Value::Text("MIB"),
-            "the memory of the machine in MiB, on which PCR 4 (TDX: RTMR 1) depends with --kernel",
+            "the memory of the machine in MiB, on which PCR 4 (TDX: RTMR 1) depends with --kernel, and MRTD of an endorsement for \
+             Google's older hypervisors",
         ),
         Opt::flag(
             "kernel-as-is",
@@ -640,9 +641,26 @@ const MEASURE: Command = Command {
             "the firmware (OVMF) of SEV-SNP machines: the policy also demands its launch digest; without an image, that alone",
         ),
         Opt::value(
+            "gce-endorsement",
+            Value::File,
+            "Google's launch endorsement (binarypb) of the firmware of its machines: the policy also demands what it \
+             measures, MEASUREMENT of SEV-SNP or MRTD of TDX; without an image, that alone",
+        ),
+        Opt::value(
+            "gce-root",
+            Value::File,
+            "the root that certifies who signs endorsements: GCE-cc-tcb-root_1.crt, which Google publishes",
+        ),
+        Opt::value(
+            "gce-firmware",
+            Value::File,
+            "a firmware, which must be the endorsed one",
+        ),
+        Opt::value(
             "vcpus",
             Value::Text("NUMBERS"),
-            "the number of processors of SEV-SNP machines; several, as 2,4,8, give a launch digest each",
+            "the number of processors of SEV-SNP machines; several, as 2,4,8, give a launch digest each; of an endorsement \
+             all count by default",
         ),
         Opt::value(
             "vcpu-type",
@@ -692,6 +710,8 @@ const MEASURE: Command = Command {
         "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
         "firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json",
         "firstlight measure image.raw --snp-firmware OVMF.fd --hypervisor ec2 --vcpus 2,4 > policy.json",
+        "firstlight measure --add-to policy.json --gce-endorsement endorsement.binarypb --gce-root GCE-cc-tcb-root_1.crt \
+         > policy-google.json",
     ],
     run: |given| measure::run(&super::measure_options(given)?),
 };

@@ -12,7 +12,7 @@ use image::snp::{Cpu, Hypervisor, Kernel, Launch, LaunchDigest};
 /// Maximum number of processors of a machine.
 const MAX_PROCESSORS: u32 = 4096;
 /// The options that say more about such machines.
-const FURTHER: [&str; 4] = ["vcpus", "vcpu-type", "hypervisor", "guest-features"];
+const FURTHER: [&str; 3] = ["vcpu-type", "hypervisor", "guest-features"];
 
 /// Machines with SEV-SNP that differ only in the number of their processors.
 #[derive(Debug)]
@@ -27,11 +27,16 @@ pub struct Machines {
 /// Returns the machines of the command line; `None` without `--snp-firmware`.
 pub fn options(given: &Given) -> Result<Option<Machines>, Failure> {
     let Some(firmware) = given.value("snp-firmware") else {
-        return match FURTHER.iter().find(|name| given.has(name)) {
-            Some(name) => Err(Failure::Usage(format!(
+        if let Some(name) = FURTHER.iter().find(|name| given.has(name)) {
+            return Err(Failure::Usage(format!(
                 "--{name} belongs to --snp-firmware"
-            ))),
-            None => Ok(None),
+            )));
+        }
+        return match given.has("vcpus") && !given.has("gce-endorsement") {
+            true => Err(Failure::Usage(
+                "--vcpus belongs to --snp-firmware or --gce-endorsement".into(),
+            )),
+            false => Ok(None),
         };
     };
     if !given.has("vcpus") {
@@ -76,7 +81,8 @@ fn cpu(text: &str) -> Result<Cpu, String> {
     })
 }
 
-fn processors(text: &str) -> Result<Vec<u32>, String> {
+/// Parses numbers of processors, separated by commas.
+pub fn processors(text: &str) -> Result<Vec<u32>, String> {
     let number = |text: &str| {
         let number = text.trim().parse().ok();
         number.filter(|count| (1..=MAX_PROCESSORS).contains(count))

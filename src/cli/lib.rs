@@ -20,6 +20,7 @@ mod init;
 mod keeping;
 mod kubeconfig;
 mod launch_digest;
+mod launch_endorsement;
 mod man;
 mod master_secret;
 mod measure;
@@ -405,6 +406,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     let name = given.value("name").map(program::text).transpose()?;
     let is_image = given.has_operand() || given.has("kernel");
     let firmware = given.value("tdx-firmware").map(Into::into);
+    let endorsement = launch_endorsement::options(given, is_image)?;
     let snp = launch_digest::options(given)?;
     if firmware.is_some() && (tpm.is_some() || snp.is_some()) {
         return Err(Failure::Usage(
@@ -445,7 +447,9 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
                 is_of_aws: variant.oid == aws_nitro_tpm::OID,
             },
             (false, Some(path)) => measure::Source::TdxFirmware(path),
-            (false, None) if snp.is_some() => measure::Source::SnpFirmware,
+            (false, None) if snp.is_some() || endorsement.is_some() => {
+                measure::Source::FirmwareAlone
+            }
             (false, None) => measure::Source::Tpm {
                 variant,
                 location: tpm,
@@ -456,6 +460,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         name,
         add_to,
         snp,
+        endorsement,
     })
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{connect, launch_digest, measure_image, say, say_all};
+use super::{connect, launch_digest, launch_endorsement, measure_image, say, say_all};
 use attest::attestation::variant::Measured;
 use attest::attestation::{self, KeyName, Measurement, Policy, Registers, Stage, Variant};
 use attest::tpm::Location;
@@ -37,6 +37,8 @@ pub struct Options {
     pub add_to: Option<PathBuf>,
     /// The machines with SEV-SNP whose launch digests the policy gets.
     pub snp: Option<launch_digest::Machines>,
+    /// What Google endorses, which the policy gets.
+    pub endorsement: Option<launch_endorsement::Options>,
 }
 
 /// What is measured.
@@ -53,8 +55,8 @@ pub enum Source {
     },
     /// The firmware of TDX machines, and no image.
     TdxFirmware(PathBuf),
-    /// The launch digests of machines with SEV-SNP, and no image.
-    SnpFirmware,
+    /// The launch digests of machines with SEV-SNP, or what Google endorses, and no image.
+    FirmwareAlone,
     /// An image that was not booted yet.
     Image {
         /// What boots, and how.
@@ -78,6 +80,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         (None, present) => present.as_ref().map(registers),
     };
     let name = options.name.as_deref();
+    let endorsement = options.endorsement.as_ref();
+    let endorsed = endorsement.map(|it| it.read()).transpose()?;
+    // the policy with what is demanded of the firmware
+    let with_firmware = |policy: Policy, kernel: Option<&measure_image::HandedOver>| {
+        let policy = with_launch_digests(policy, options.snp.as_ref(), kernel)?;
+        match &endorsed {
+            Some(endorsed) => endorsed.added_to(policy),
+            None => Ok(policy),
+        }
+    };
     match &options.source {
         Source::Tpm {
             variant,
@@ -89,28 +101,25 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             print(present, name, &policy, key)
         }
         Source::TdxFirmware(path) => {
-            let policy = of_firmware(path).map_err(Failure::failed)?;
+            let policy = mrtd(path).and_then(of_mrtd).map_err(Failure::failed)?;
             print(present, name, &policy, None)
         }
-        Source::SnpFirmware => {
-            let policy = match present {
-                Some(present) => present,
-                None => {
-                    log::warn!(
-                        "the policy has the launch digest alone (MEASUREMENT): what boots is in the registers of the TPM; give an image, or --add-to"
-                    );
-                    let nothing = || BTreeMap::new();
-                    let measured = Measured {
-                        booted: nothing(),
-                        initramfs: nothing(),
-                    };
-                    let policy = policy(measured, &[]).map_err(Failure::failed)?;
-                    policy
-                        .named(name.unwrap_or_default())
-                        .map_err(Failure::failed)?
-                }
+        Source::FirmwareAlone => {
+            let mrtd = match (&present, &endorsed) {
+                (None, Some(endorsed)) => endorsed.mrtd()?,
+                _ => None,
             };
-            say(with_launch_digests(policy, options.snp.as_ref(), None)?.to_json())
+            let policy = match (present, mrtd) {
+                (Some(present), _) => Ok(present),
+                (None, Some(mrtd)) => of_mrtd(enforced(mrtd)),
+                (None, None) => of_launch_digests(),
+            };
+            let policy = policy.map_err(Failure::failed)?;
+            let policy = match (&options.add_to, name) {
+                (None, Some(name)) => policy.named(name).map_err(Failure::failed)?,
+                _ => policy,
+            };
+            say(with_firmware(policy, None)?.to_json())
         }
         Source::Image {
             image: source,
@@ -123,6 +132,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 if let Some(machines) = &options.snp {
                     let digests = machines.digests(source.handed_over()?.as_ref())?;
                     text += &machines.explain(&digests);
+                }
+                if let Some(endorsed) = &endorsed {
+                    text += &endorsed.explain();
                 }
                 return say_all(&text);
             }
@@ -151,7 +163,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 policy = policy.and_sha384(&signed).map_err(Failure::failed)?;
             }
             let handed_over = source.handed_over()?;
-            say(with_launch_digests(policy, options.snp.as_ref(), handed_over.as_ref())?.to_json())
+            say(with_firmware(policy, handed_over.as_ref())?.to_json())
         }
     }
 }
@@ -200,13 +212,13 @@ fn of_tpm(
     Ok((policy, key))
 }
 
-/// Returns the policy of TDX machines with the firmware in this file: MRTD, and no cluster yet.
-fn of_firmware(path: &Path) -> Result<Policy, String> {
-    let values = BTreeMap::from([(MRTD, mrtd(path)?)]);
+/// Returns the policy of TDX machines whose firmware has this MRTD, and that belong to no cluster yet.
+fn of_mrtd(mrtd: Measurement) -> Result<Policy, String> {
     log::warn!(
         "the policy has the firmware alone (MRTD): what boots is in RTMR 1 and 2; give an image, too, or run firstlight measure on a \
          machine"
     );
+    let values = BTreeMap::from([(MRTD, mrtd)]);
     let (booted, initramfs) = (values.clone(), values);
     policy(Measured { booted, initramfs }, &[MRTD])
 }
@@ -216,10 +228,23 @@ fn mrtd(path: &Path) -> Result<Measurement, String> {
     let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mrtd = Firmware::parse(&bytes).and_then(|firmware| tdx::mrtd(&firmware));
     let mrtd = mrtd.map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(Measurement {
+    Ok(enforced(mrtd))
+}
+
+fn enforced(mrtd: [u8; 48]) -> Measurement {
+    Measurement {
         expected: mrtd.into(),
         warn_only: false,
-    })
+    }
+}
+
+/// Returns the policy of machines with a TPM that belong to no cluster yet.
+fn of_launch_digests() -> Result<Policy, String> {
+    log::warn!(
+        "the policy has the launch digest alone (MEASUREMENT): what boots is in the registers of the TPM; give an image, or --add-to"
+    );
+    let (booted, initramfs) = (BTreeMap::new(), BTreeMap::new());
+    policy(Measured { booted, initramfs }, &[])
 }
 
 /// Prints the policy, or the present policy with its image added.

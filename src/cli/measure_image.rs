@@ -191,7 +191,8 @@ fn loader(given: &Given) -> Result<Loader, Failure> {
     }
 }
 
-fn mebibytes(text: &str) -> Result<u64, &'static str> {
+/// Parses a number of MiB.
+pub fn mebibytes(text: &str) -> Result<u64, &'static str> {
     let number = text.parse().ok().filter(|mib| (1..1 << 40).contains(mib));
     number.ok_or("expected a number of MiB")
 }

@@ -152,10 +152,10 @@ pub struct Tdx {
 impl LaunchEndorsement {
     /// Reads the file of an endorsement.
     pub fn parse(file: &[u8]) -> Result<LaunchEndorsement, String> {
-        if file.len() > MAX_FILE {
-            return Err(format!("it has more than {MAX_FILE} bytes"));
-        }
         let wrong = |what| format!("it is not a launch endorsement of Google: {what}");
+        if file.len() > MAX_FILE {
+            return Err(wrong(format!("it has more than {MAX_FILE} bytes")));
+        }
         let outer = File::decode(file).map_err(|error| wrong(error.to_string()))?;
         let message =
             GoldenMessage::decode(&outer.golden[..]).map_err(|error| wrong(error.to_string()))?;
