@@ -710,8 +710,7 @@ const MEASURE: Command = Command {
         "firstlight measure --tpm swtpm:host=127.0.0.1,port=2321 --pcrs 4,9,15",
         "firstlight measure --add-to policy.json --name 'image 1.3' > policy-upgrade.json",
         "firstlight measure image.raw --snp-firmware OVMF.fd --hypervisor ec2 --vcpus 2,4 > policy.json",
-        "firstlight measure --add-to policy.json --gce-endorsement endorsement.binarypb --gce-root GCE-cc-tcb-root_1.crt \
-         > policy-google.json",
+        "firstlight measure --gce-endorsement google.binarypb --gce-root GCE-cc-tcb-root_1.crt --vcpus 4 > policy.json",
     ],
     run: |given| measure::run(&super::measure_options(given)?),
 };

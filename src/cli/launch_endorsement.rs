@@ -208,6 +208,7 @@ impl Endorsed<'_> {
                 let all: Vec<_> = self.tdx()?.measurements.iter().map(|one| one.1).collect();
                 for image in policy.images() {
                     if let Some(own) = image.measurements().get(&MRTD)
+                        && !own.warn_only
                         && !all.iter().any(|mrtd| own.expected == mrtd)
                     {
                         let own = hex(&own.expected);
