@@ -2,7 +2,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use base::der::{GENERALIZED_TIME, INTEGER, Reader, SEQUENCE, UTC_TIME};
+use base::der::{BIT_STRING, GENERALIZED_TIME, INTEGER, Reader, SEQUENCE, UTC_TIME};
 use webpki::{BorrowedCertRevocationList, CertRevocationList};
 
 /// Maximum size of a list in bytes.
@@ -14,11 +14,19 @@ pub(crate) struct List<'a> {
     pub issuer: &'a [u8],
     /// When it was issued, in seconds since 1970.
     pub issued: u64,
+    /// The last second of its validity since 1970.
+    pub until: u64,
+    /// What is signed, with tag and length.
+    pub signed: &'a [u8],
+    /// The algorithm of the signature, the content of the SEQUENCE.
+    pub algorithm: &'a [u8],
+    /// The signature.
+    pub signature: &'a [u8],
 }
 
 impl<'a> List<'a> {
-    /// Reads a list that is valid already, also for the library that looks certificates up in it. The library checks its end and its
-    /// signature. `name` is its name in messages.
+    /// Reads a list that is valid already, also for the library that looks certificates up in it. Its end and its signature are not
+    /// checked. `name` is its name in messages.
     pub fn read(
         der: &'a [u8],
         name: &str,
@@ -43,15 +51,26 @@ impl<'a> List<'a> {
 
     /// Reads the DER of a list of version 2.
     fn parse(der: &'a [u8]) -> Option<List<'a>> {
-        let whole = Reader::new(der).expect(SEQUENCE).ok()?;
-        let mut tbs = Reader::new(Reader::new(whole).expect(SEQUENCE).ok()?);
+        let mut whole = Reader::new(Reader::new(der).expect(SEQUENCE).ok()?);
+        let signed = whole.expect_whole(SEQUENCE).ok()?;
+        let algorithm = whole.expect(SEQUENCE).ok()?;
+        // no unused bits
+        let signature = whole.expect(BIT_STRING).ok()?.strip_prefix(&[0])?;
+        let mut tbs = Reader::new(Reader::new(signed).expect(SEQUENCE).ok()?);
         tbs.expect(INTEGER).ok()?;
         tbs.expect(SEQUENCE).ok()?; // the algorithm of the signature
         let issuer = tbs.expect(SEQUENCE).ok()?;
-        let (tag, time) = tbs.read().ok()?;
+        let mut time = || {
+            let (tag, time) = tbs.read().ok()?;
+            seconds(tag, time)
+        };
         Some(List {
             issuer,
-            issued: seconds(tag, time)?,
+            issued: time()?,
+            until: time()?,
+            signed,
+            algorithm,
+            signature,
         })
     }
 }

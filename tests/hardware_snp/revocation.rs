@@ -1,6 +1,7 @@
 //! AMD's list of revoked certificates, which the root of the tests signs here.
 
-use hardware::snp::chain::Chain;
+use base::der::{BOOLEAN, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, context};
+use hardware::snp::chain::{Chain, check_list};
 use hardware::snp::report::Signer;
 use rustls_pki_types::UnixTime;
 use support::mutation::mutations;
@@ -76,14 +77,51 @@ fn a_list_of_another_issuer_is_refused() {
     assert!(why.contains("is not of the root"), "{why}");
     // of the right name, but another key
     let why = refusal(&Hierarchy::get().list("other", &[], FROM, UNTIL));
-    assert!(why.contains("InvalidCrlSignature"), "{why}");
+    assert!(why.contains("is not signed by the root"), "{why}");
 }
 
 #[test]
 fn an_altered_list_is_refused() {
     let list = by_the_root(&["0A"]);
+    let ark = Hierarchy::get().certificate("ark");
+    let check = |list: &[u8]| check_list(list, &ark, UnixTime::now());
+    check(&list).unwrap();
     for altered in mutations(&list, 500).filter(|altered| *altered != list) {
         assert!(verify(&altered).is_err());
+        assert!(check(&altered).is_err());
     }
     assert!(verify(&[]).is_err());
+}
+
+/// The library would leave such a list out, and accept a revoked authority: nobody need sign what nobody looks at.
+#[test]
+fn a_list_that_says_that_it_is_for_other_certificates_counts_only_if_the_root_signed_it() {
+    let list = by_the_root(&["09"]);
+    // issuingDistributionPoint { a URI, onlyContainsUserCerts }, critical
+    let name = [0xa0, 5, 0xa0, 3, 0x86, 1, b'u'];
+    let scope = base::der::element(SEQUENCE, &[&name, &[0x81, 1, 0xff]]);
+    let oid = [OBJECT_IDENTIFIER, 3, 0x55, 0x1d, 0x1c, BOOLEAN, 1, 0xff];
+    let value = base::der::element(OCTET_STRING, &[&scope]);
+    let scope = base::der::element(SEQUENCE, &[&oid, &value]);
+    let mut whole = Reader::new(Reader::new(&list).expect(SEQUENCE).unwrap());
+    let mut tbs = Reader::new(whole.expect(SEQUENCE).unwrap());
+    let (mut parts, mut rest) = (vec![], vec![]);
+    while let Ok((tag, content)) = tbs.read() {
+        // the extensions come last
+        let content = match tag == context(0) {
+            true => {
+                let all = Reader::new(content).expect(SEQUENCE).unwrap();
+                base::der::element(SEQUENCE, &[all, &scope])
+            }
+            false => content.to_vec(),
+        };
+        parts.push(base::der::element(tag, &[&content]));
+    }
+    while let Ok((tag, content)) = whole.read() {
+        rest.extend(base::der::element(tag, &[content]));
+    }
+    let tbs = base::der::element(SEQUENCE, &[&parts.concat()]);
+    let forged = base::der::element(SEQUENCE, &[&tbs, &rest]);
+    let why = refusal(&forged);
+    assert!(why.contains("is not signed by the root"), "{why}");
 }

@@ -1,15 +1,15 @@
 //! The certificates from the key that signs reports up to AMD's root key (ARK).
 
+use std::time::{Duration, UNIX_EPOCH};
+
+use base::der::{BIT_STRING, Reader, SEQUENCE};
 use base::x509::may_certify;
 use rustls_pki_types::{
     AlgorithmIdentifier, CertificateDer, InvalidSignature, SignatureVerificationAlgorithm,
-    UnixTime, alg_id,
+    TrustAnchor, UnixTime, alg_id,
 };
 use webpki::ring::RSA_PSS_2048_8192_SHA384_LEGACY_KEY;
-use webpki::{
-    EndEntityCert, Error, ExpirationPolicy, KeyUsage, RevocationCheckDepth,
-    RevocationOptionsBuilder, UnknownStatusPolicy, VerifiedPath,
-};
+use webpki::{CertRevocationList, EndEntityCert, Error, KeyUsage, VerifiedPath};
 
 use super::certificate::Certificate;
 use super::report::Signer;
@@ -91,51 +91,83 @@ impl Chain<'_> {
             .map_err(|error| format!("the root cannot be read: {error}"))?;
         let leaf = EndEntityCert::try_from(&leaf)
             .map_err(|error| format!("the certificate cannot be read: {error}"))?;
-        let lists = self.revoked.map(|der| List::read(der, LIST, now.as_secs()));
-        let lists = lists.transpose()?;
-        if lists
-            .as_ref()
-            .is_some_and(|(head, _)| head.issuer != &anchor.subject[..])
-        {
-            return Err(format!("the {LIST} is not of the root"));
-        }
-        let lists: Vec<_> = lists.iter().map(|(_, list)| list).collect();
-        // the library looks up only what the root has issued
-        let revocation = RevocationOptionsBuilder::new(&lists).ok().map(|options| {
-            options
-                .with_depth(RevocationCheckDepth::Chain)
-                .with_status_policy(UnknownStatusPolicy::Allow)
-                .with_expiration_policy(ExpirationPolicy::Enforce)
-                .build()
-        });
+        let intermediate = CertificateDer::from(self.intermediate);
         leaf.verify_for_usage(
             ALGORITHMS,
-            &[anchor],
-            &[CertificateDer::from(self.intermediate)],
+            std::slice::from_ref(&anchor),
+            std::slice::from_ref(&intermediate),
             now,
             KeyUsage::client_auth(),
-            revocation,
+            None,
             Some(&authorities_certify),
         )
-        .map_err(|error| match error {
-            Error::CertRevoked => {
-                format!("the authority that issued it is revoked: the {LIST} names it")
-            }
-            Error::CrlExpired { .. } => format!("the {LIST} has expired: fetch it again"),
-            error => format!("it does not lead to the root: {error}"),
-        })?;
-        for list in lists {
-            match list.find_serial(leaf.serial()) {
-                Ok(None) => {}
-                Ok(Some(_)) => {
-                    let number = crate::hex(leaf.serial());
-                    return Err(format!("it is revoked: the {LIST} has its number {number}"));
-                }
-                Err(error) => return Err(format!("the {LIST} cannot be read: {error}")),
-            }
+        .map_err(|error| format!("it does not lead to the root: {error}"))?;
+        let Some(list) = self.revoked else {
+            return Ok(());
+        };
+        let list = read_list(list, &anchor, now)?;
+        let authority = EndEntityCert::try_from(&intermediate)
+            .map_err(|error| format!("the authority's certificate cannot be read: {error}"))?;
+        let has = |serial: &[u8]| match list.find_serial(serial) {
+            Ok(found) => Ok(found.is_some()),
+            Err(error) => Err(format!("the {LIST} cannot be read: {error}")),
+        };
+        if has(authority.serial())? {
+            return Err(format!(
+                "the authority that issued it is revoked: the {LIST} names it"
+            ));
+        }
+        if has(leaf.serial())? {
+            let number = crate::hex(leaf.serial());
+            return Err(format!("it is revoked: the {LIST} has its number {number}"));
         }
         Ok(())
     }
+}
+
+/// Checks that a list of revoked certificates is in force at this time, and that the root in this certificate signed it.
+pub fn check_list(der: &[u8], root: &[u8], now: UnixTime) -> Result<(), String> {
+    let root = CertificateDer::from(root);
+    let anchor = webpki::anchor_from_trusted_cert(&root)
+        .map_err(|error| format!("the root cannot be read: {error}"))?;
+    read_list(der, &anchor, now).map(drop)
+}
+
+/// Reads a list that is in force, and that the root signed. The library would leave out a list that says that it is for other kinds of
+/// certificates, without a look at its signature.
+fn read_list<'a>(
+    der: &'a [u8],
+    root: &TrustAnchor<'_>,
+    now: UnixTime,
+) -> Result<CertRevocationList<'a>, String> {
+    let (head, list) = List::read(der, LIST, now.as_secs())?;
+    if head.issuer != &root.subject[..] {
+        return Err(format!("the {LIST} is not of the root"));
+    }
+    if head.until < now.as_secs() {
+        let end = UNIX_EPOCH + Duration::from_secs(head.until);
+        let end = base::time::seconds(end);
+        return Err(format!("the {LIST} has expired at {end}"));
+    }
+    match is_signed_by(&head, &root.subject_public_key_info) {
+        Some(true) => Ok(list),
+        _ => Err(format!("the {LIST} is not signed by the root")),
+    }
+}
+
+/// Returns whether a key signed a list; `None` if the key cannot be read. `key` is the content of a SubjectPublicKeyInfo.
+fn is_signed_by(list: &List<'_>, key: &[u8]) -> Option<bool> {
+    let mut key = Reader::new(key);
+    let of_key = key.expect(SEQUENCE).ok()?;
+    let key = key.expect(BIT_STRING).ok()?.strip_prefix(&[0])?;
+    let verifies = |algorithm: &&dyn SignatureVerificationAlgorithm| {
+        algorithm.public_key_alg_id().as_ref() == of_key
+            && algorithm.signature_alg_id().as_ref() == list.algorithm
+            && algorithm
+                .verify_signature(key, list.signed, list.signature)
+                .is_ok()
+    };
+    Some(ALGORITHMS.iter().any(verifies))
 }
 
 fn authorities_certify(path: &VerifiedPath<'_>) -> Result<(), Error> {
