@@ -14,7 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use hardware::snp;
 use hardware::snp::certificate::Certificate;
 use hardware::snp::certificate_table::{CertificateTable, Kind};
-use hardware::snp::chain::{Chain, Fetched};
+use hardware::snp::chain::{Chain, Fetched, check_list};
 use hardware::snp::demands::{Demands, RevocationList};
 use hardware::snp::guest;
 use hardware::snp::report::{Report, Signer};
@@ -122,6 +122,42 @@ fn pem(certificate: &[u8]) -> Vec<u8> {
     pem
 }
 
+/// What the judgement of a report needs beside it.
+struct Needed {
+    /// The certificate of the chip's or the cloud's key that the machine sent.
+    sent: Option<Vec<u8>>,
+    product: Product,
+    signer: Signer,
+    /// What the sources have.
+    fetched: Result<Arc<Fetched>, String>,
+}
+
+impl Needed {
+    fn of(report: &Report, info: &InstanceInfo, sources: &dyn Sources) -> Result<Needed, String> {
+        let sent = info.report_signer.as_ref();
+        let sent = sent.map(|pem| only(&pem.0)).transpose()?;
+        let signer = report.signer()?;
+        let product = match (report.cpuid, &sent) {
+            (Some(cpuid), _) => {
+                Product::of(cpuid).ok_or_else(|| format!("no known product has {cpuid}"))?
+            }
+            (None, Some(leaf)) => Certificate::parse(leaf)?.product,
+            // later chips have later reports
+            (None, None) => Product::Milan,
+        };
+        let fetched = match &sent {
+            Some(_) => sources.snp_authority(product, signer),
+            None => sources.snp_certificates(report, product),
+        };
+        Ok(Needed {
+            sent,
+            product,
+            signer,
+            fetched,
+        })
+    }
+}
+
 /// A root that counts, with the certificates below it that machines need not send.
 struct Authority {
     /// The product; `None` for a root of the policy, which may be that of any product.
@@ -169,21 +205,12 @@ impl Hardware {
         report: &Report,
         info: &InstanceInfo,
     ) -> Result<PlatformClaims, String> {
-        let sent = info.report_signer.as_ref();
-        let sent = sent.map(|pem| only(&pem.0)).transpose()?;
-        let signer = report.signer()?;
-        let product = match (report.cpuid, &sent) {
-            (Some(cpuid), _) => {
-                Product::of(cpuid).ok_or_else(|| format!("no known product has {cpuid}"))?
-            }
-            (None, Some(leaf)) => Certificate::parse(leaf)?.product,
-            // later chips have later reports
-            (None, None) => Product::Milan,
-        };
-        let fetched = match &sent {
-            Some(_) => self.sources.snp_authority(product, signer),
-            None => self.sources.snp_certificates(report, product),
-        };
+        let Needed {
+            sent,
+            product,
+            signer,
+            fetched,
+        } = Needed::of(report, info, &*self.sources)?;
         let leaf = match (&sent, signer, &fetched) {
             (Some(sent), ..) => sent,
             (None, Signer::Vlek, _) => {
@@ -198,34 +225,34 @@ impl Hardware {
                 .ok_or("nobody has the certificate of the chip")?,
             (None, _, Err(why)) => return Err(why.clone()),
         };
-        let revoked = self.revoked(&fetched)?;
-        let fetched = fetched.as_ref().ok();
+        let list = match &fetched {
+            Ok(fetched) => fetched.revoked.as_deref().map_err(String::clone),
+            Err(why) => Err(why.clone()),
+        };
         let chain = info.cert_chain.as_ref().map(|chain| several(&chain.0));
         let mut between = chain.transpose()?.unwrap_or_default();
-        between.extend(fetched.map(|fetched| fetched.intermediate.clone()));
-        let claims = self.under_a_root(report, product, leaf, &between, revoked)?;
+        between.extend(fetched.iter().map(|fetched| fetched.intermediate.clone()));
+        let claims = self.under_a_root(report, product, leaf, &between, &list)?;
         self.policy
             .snp()
             .check_firmware_signer(&report.id_key_digest)?;
         Ok(claims)
     }
 
-    /// Returns AMD's list of revoked certificates; `None` if it cannot be had and the policy accepts that.
-    fn revoked<'a>(
-        &self,
-        fetched: &'a Result<Arc<Fetched>, String>,
-    ) -> Result<Option<&'a [u8]>, String> {
-        let why = match fetched.as_ref().map(|fetched| &fetched.revoked) {
-            Ok(Ok(list)) => return Ok(Some(list)),
-            Ok(Err(why)) | Err(why) => why,
-        };
-        if self.sources.fetches() && self.demands.revocation_list == RevocationList::Required {
-            return Err(format!(
+    /// Accepts a chip for which no list of revoked certificates counts, unless the list is demanded.
+    fn accept_without_list(&self, why: &str) -> Result<(), String> {
+        match (self.demands.revocation_list, self.sources.fetches()) {
+            (RevocationList::Required, false) => Err(format!(
+                "the list of AMD's revoked certificates is missing, and the policy says \"revocationList\":\"required\": {why}"
+            )),
+            (RevocationList::Required, true) | (RevocationList::Unsaid, true) => Err(format!(
                 "the list of AMD's revoked certificates is missing, and the policy does not say \"revocationList\":\"optional\": {why}"
-            ));
+            )),
+            (RevocationList::Optional, _) | (RevocationList::Unsaid, false) => {
+                log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
+                Ok(())
+            }
         }
-        log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
-        Ok(None)
     }
 
     /// Judges a report by the first root and certificate between that lead to the chip.
@@ -235,20 +262,30 @@ impl Hardware {
         product: Product,
         leaf: &[u8],
         between: &[Vec<u8>],
-        revoked: Option<&[u8]>,
+        list: &Result<&[u8], String>,
     ) -> Result<PlatformClaims, String> {
-        let mut why = None;
+        let (mut why, now) = (None, UnixTime::now());
         let counts = |one: &&Authority| one.product.is_none_or(|of| of == product);
         for authority in self.authorities.iter().filter(counts) {
+            // a list that is not the root's proves nothing, whoever brought it
+            let list = list.clone().and_then(|list| {
+                check_list(list, &authority.root, now)?;
+                Ok(list)
+            });
             for intermediate in authority.between.iter().chain(between) {
                 let chain = Chain {
                     leaf,
                     intermediate,
                     root: &authority.root,
-                    revoked,
+                    revoked: list.as_ref().ok().copied(),
                 };
-                match snp::verify(report, &chain, &self.demands, UnixTime::now()) {
-                    Ok(claims) => return Ok(claims),
+                match snp::verify(report, &chain, &self.demands, now) {
+                    Ok(claims) => {
+                        if let Err(why) = &list {
+                            self.accept_without_list(why)?;
+                        }
+                        return Ok(claims);
+                    }
                     // another certificate may be the right one; what is wrong under the right one says more
                     Err(error) if why.is_none() || !error.contains("UnknownIssuer") => {
                         why = Some(error);

@@ -60,17 +60,21 @@ pub struct Demands {
     /// The accepted digests of author keys; empty for every one.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
     pub author_keys: Vec<Digits<48>>,
-    /// What happens without AMD's list of revoked certificates: the caller, who has the list, decides by it.
+    /// What happens without AMD's list of revoked certificates: the caller, who may have the list, decides by it.
     #[serde(skip_serializing_if = "is_default")]
     pub revocation_list: RevocationList,
 }
 
-/// What happens if AMD's list of revoked certificates cannot be had. One that is there must always be right.
+/// What happens if AMD's list of revoked certificates cannot be had, or does not count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RevocationList {
-    /// The machine is refused by each program that can fetch the list.
+    /// The policy does not say it: as [`Required`](Self::Required) in a program that can fetch the list, else as
+    /// [`Optional`](Self::Optional).
     #[default]
+    #[serde(skip)]
+    Unsaid,
+    /// The machine is refused, also by a node, which has only the list that the machine brings.
     Required,
     /// The machine is accepted with a warning.
     Optional,
