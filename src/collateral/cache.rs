@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! get ─► valid ──────────────────────────────► returned at once; renewed in the background after a day
-//!    ─► absent or ended ─► somebody fetches it ─► wait for the result
+//!    ─► absent or ended, and the caller does not wait ─► an error; obtained in the background
+//!                       ─► somebody fetches it ─► wait for the result
 //!                       ─► it failed just now ─► the same failure
 //!                       ─► fetch it: store, then server, again after the pauses that the server demands
 //! ```
@@ -70,6 +71,8 @@ pub enum Patience {
     Full,
     /// Not at all after a fetch failed: it goes on in the background, and the caller goes on without the item.
     UntilFirstFailure,
+    /// Not at all: what is not in memory comes in the background, for a later caller.
+    None,
 }
 
 #[derive(Default)]
@@ -150,7 +153,7 @@ impl Cache {
                 if entry.is_due(now) && !slot.is_running && slot.pause().is_none() {
                     slot.is_running = true;
                     drop(state);
-                    self.renew(item, name);
+                    self.in_background(item, name, true);
                 }
                 return Ok(entry);
             }
@@ -163,9 +166,17 @@ impl Cache {
                 if !slot.is_running {
                     slot.is_running = true;
                     drop(state);
-                    self.renew(item, name);
+                    self.in_background(item, name, true);
                 }
                 return Err(why);
+            }
+            if patience == Patience::None {
+                if !slot.is_running {
+                    slot.is_running = true;
+                    drop(state);
+                    self.in_background(item, name, false);
+                }
+                return Err(format!("{item} is not at hand: it is being fetched"));
             }
             let is_running = std::mem::replace(&mut slot.is_running, true);
             let left = deadline.saturating_duration_since(Instant::now());
@@ -204,11 +215,11 @@ impl Cache {
         valid.map(|entry| now.saturating_sub(entry.fetched)).max()
     }
 
-    /// Fetches an item in the background. The caller has marked it as running.
-    fn renew(self: &Arc<Self>, item: &Item, name: String) {
+    /// Obtains an item in the background. The caller has marked it as running.
+    fn in_background(self: &Arc<Self>, item: &Item, name: String, is_renewal: bool) {
         let (cache, item) = (self.clone(), item.clone());
         let running = name.clone();
-        let work = move || cache.run(&item, &name, true, Instant::now() + RENEWAL);
+        let work = move || cache.run(&item, &name, is_renewal, Instant::now() + RENEWAL);
         if let Err(error) = thread::Builder::new().name("collateral".into()).spawn(work) {
             log::warn!("cannot start a thread: {error}");
             self.state().slot(&running).is_running = false;

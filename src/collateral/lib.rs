@@ -116,6 +116,8 @@ impl Default for Settings {
 pub struct Fetching {
     cache: Arc<Cache>,
     time: Duration,
+    /// Whether callers wait for servers.
+    waits: bool,
 }
 
 impl std::fmt::Debug for Fetching {
@@ -155,7 +157,17 @@ impl Fetching {
         Ok(Arc::new(Fetching {
             cache: Arc::new(cache),
             time: settings.time,
+            waits: true,
         }))
+    }
+
+    /// Returns sources that never wait: they have what is in the memory of these ones, and what is missing comes in the background.
+    pub fn at_hand(&self) -> Arc<dyn Sources> {
+        Arc::new(Fetching {
+            cache: self.cache.clone(),
+            time: self.time,
+            waits: false,
+        })
     }
 
     /// Returns what happened since the start.
@@ -184,6 +196,10 @@ impl Fetching {
         patience: Patience,
         deadline: Instant,
     ) -> Result<Arc<Entry>, String> {
+        let patience = match self.waits {
+            true => patience,
+            false => Patience::None,
+        };
         self.cache.get(item, patience, deadline)
     }
 }
@@ -210,10 +226,17 @@ impl Sources for Fetching {
         let signer = report.signer()?;
         let leaf = match signer {
             Signer::Vlek => None,
-            Signer::Vcek => Some(self.der(&vcek(report, product)?, Patience::Full, deadline)?),
+            Signer::Vcek => Some(self.der(&vcek(report, product)?, Patience::Full, deadline)),
         };
+        if let (true, Some(Err(why))) = (self.waits, &leaf) {
+            return Err(why.clone());
+        }
+        // for a caller that does not wait, all that is missing comes in the background at once
         let authority = self.authority(product, signer, deadline)?;
-        Ok(Arc::new(Fetched { leaf, ..authority }))
+        Ok(Arc::new(Fetched {
+            leaf: leaf.transpose()?,
+            ..authority
+        }))
     }
 
     fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
@@ -230,13 +253,16 @@ impl Fetching {
         signer: Signer,
         deadline: Instant,
     ) -> Result<Fetched, String> {
-        let intermediate = self.der(&Item::Authority(product, signer), Patience::Full, deadline)?;
+        let intermediate = self.der(&Item::Authority(product, signer), Patience::Full, deadline);
+        if let (true, Err(why)) = (self.waits, &intermediate) {
+            return Err(why.clone());
+        }
         // a policy may accept machines without the list: then a server that is away must not delay each validation
         let list = Item::Revoked(product, signer);
         let revoked = self.der(&list, Patience::UntilFirstFailure, deadline);
         Ok(Fetched {
             leaf: None,
-            intermediate,
+            intermediate: intermediate?,
             revoked,
         })
     }
