@@ -29,6 +29,9 @@ pub struct Demand {
     /// Only in the client's offer: the client sends a challenge, which the server awaits before it proves itself.
     #[prost(bool, tag = "2")]
     pub challenges: bool,
+    /// Whether the sender cannot fetch what the validation of a document needs beside it, and takes it in the proof.
+    #[prost(bool, tag = "3")]
+    pub collateral: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 #[prost(skip_debug)]
@@ -80,7 +83,28 @@ pub struct Proof {
     /// Only in the message that the client sends after the server's offer if its demand announced a challenge.
     #[prost(message, optional, tag = "2")]
     pub challenge: ::core::option::Option<Challenge>,
+    /// Only beside a document, if the receiver's demand asks for it and the sender has it.
+    #[prost(message, optional, tag = "3")]
+    pub collateral: ::core::option::Option<Collateral>,
     /// As in an offer.
     #[prost(uint32, tag = "15")]
     pub alert: u32,
+}
+/// What the validation of a document needs, and the document does not contain. The document does not cover it, because AMD or Intel signed
+/// it: whoever brings it can only leave it out, or choose an older one that is still valid.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct Collateral {
+    /// The certificate of the chip's key (VCEK), X.509, DER; empty if the document has it.
+    #[prost(bytes = "vec", tag = "1")]
+    pub amd_chip: ::prost::alloc::vec::Vec<u8>,
+    /// The certificate of the authority of this key (ASK or ASVK), X.509, DER.
+    #[prost(bytes = "vec", tag = "2")]
+    pub amd_authority: ::prost::alloc::vec::Vec<u8>,
+    /// AMD's list of revoked certificates for the chip's product, DER.
+    #[prost(bytes = "vec", tag = "3")]
+    pub amd_revoked: ::prost::alloc::vec::Vec<u8>,
+    /// Intel's collateral of the platform, JSON (docs/attestation.md).
+    #[prost(bytes = "vec", tag = "4")]
+    pub intel: ::prost::alloc::vec::Vec<u8>,
 }

@@ -139,6 +139,7 @@ fn a_client_refuses_what_is_no_exchange_by_its_name_with_little_memory() {
                 it.demand = Some(Demand {
                     banks: vec![11; 15_000],
                     challenges: false,
+                    collateral: false,
                 })
             }),
             many,

@@ -9,7 +9,7 @@
 //!   |        session = digest(exporter, certificate, both offers)
 //!   | Proof { challenge }, only if the demand announced it       |
 //!   | ---------------------------------------------------------> |
-//!   | Proof { document(server, session, C) }                     |
+//!   | Proof { document(server, session, C), collateral }         |
 //!   | <--------------------------------------------------------- |
 //!   |  validates it, before it proves itself or makes a call     |
 //!   | Proof { document(client, session, S) }                     |
@@ -20,6 +20,9 @@
 //!
 //! A challenge is a credential for the TPM of the peer. The document then also covers what the TPM decrypts, so only a TPM that has
 //! both the attestation key and a certified endorsement key can make it. The server's challenge is in its offer.
+//!
+//! A client that cannot fetch what the validation of a document needs beside it demands the collateral, too. AMD or Intel signed that, so
+//! the document does not cover it.
 //!
 //! An end that demands nothing gets a proof without a document. An alert in a message ends the exchange.
 //!
@@ -35,6 +38,7 @@ use zeroize::Zeroizing;
 
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
+use crate::attestation::carried;
 use crate::attestation::composite::Session as Bound;
 use crate::attestation::session::{self, Request};
 use crate::attestation::wire;
@@ -42,7 +46,7 @@ use crate::attestation::{
     Challenge, Evidence, Identified, Issuer, KeyName, Role, ValidateError, Validator,
 };
 use crate::tpm::Bank;
-use proto::attested::{Demand, Identity, Offer, Proof};
+use proto::attested::{Collateral, Demand, Identity, Offer, Proof};
 
 /// Label of the exporter (RFC 8446 §7.5). The context is empty.
 const EXPORTER: &[u8] = b"EXPORTER-firstlight-attested-1";
@@ -54,6 +58,10 @@ const MAX_OFFER: usize = 16 << 10;
 const MAX_PARTS: usize = 8;
 /// Maximum size of a proof in bytes, as of a certificate in the old form.
 const MAX_PROOF: usize = 64 << 10;
+/// Maximum size of a proof with collateral, for the end that demanded it.
+const MAX_PROOF_WITH_COLLATERAL: usize = MAX_PROOF + carried::MAX;
+/// Maximum size of what is given to TLS at once: the buffer of rustls has 64 KiB.
+const MAX_PART: usize = 16 << 10;
 /// Maximum size of a proof without a document.
 const MAX_EMPTY_PROOF: usize = 4 << 10;
 /// The bank that all policies compare.
@@ -169,6 +177,13 @@ impl End<'_> {
             .any(|validator| validator.challenges())
     }
 
+    /// Returns whether this end demands the collateral of the peer's document.
+    fn takes_collateral(&self) -> bool {
+        self.validators
+            .iter()
+            .any(|validator| validator.takes_collateral())
+    }
+
     /// Makes a challenge for the peer, if its validator demands a certified key.
     fn challenge(&self, peers: &Offer) -> Result<Option<Challenge>, Error> {
         let Some(identity) = &peers.identity else {
@@ -212,6 +227,7 @@ impl End<'_> {
         let demand = Demand {
             banks: BANKS.map(|bank| bank as u32).to_vec(),
             challenges: self.role == Role::Client && self.challenges(),
+            collateral: self.takes_collateral(),
         };
         Ok(Offer {
             nonce: base::crypto::random::<NONCE>().to_vec(),
@@ -263,7 +279,7 @@ impl End<'_> {
             .map(wire::read_credential)
             .transpose()
             .map_err(Error::Misbehaved)?;
-        let _turn = turn()?;
+        let turn = turn()?;
         let document = issuer
             .prove(&Request {
                 role: self.role,
@@ -276,8 +292,12 @@ impl End<'_> {
                 for_stranger: self.role != Role::Client,
             })
             .map_err(Error::Issuer)?;
+        drop(turn);
+        let collateral = demand.collateral.then(|| issuer.collateral(&document));
+        let fits = |collateral: &Collateral| collateral.encoded_len() < carried::MAX;
         Ok(Proof {
             document,
+            collateral: collateral.flatten().filter(fits),
             ..Proof::default()
         })
     }
@@ -292,7 +312,11 @@ impl End<'_> {
             pipe.receive_empty()?;
             return Ok(None);
         }
-        let (proof, _) = pipe.receive::<Proof>(MAX_PROOF)?;
+        let max = match self.takes_collateral() {
+            true => MAX_PROOF_WITH_COLLATERAL,
+            false => MAX_PROOF,
+        };
+        let (proof, _) = pipe.receive::<Proof>(max)?;
         self.validate(&proof, session)
             .map(Some)
             .map_err(Error::Refused)
@@ -322,6 +346,7 @@ impl End<'_> {
                 digest: &session.digest,
                 secret,
                 peer: &peer,
+                collateral: proof.collateral.as_ref(),
             }),
         })?;
         match session::role(&identified.user_data, &session.digest, secret) {
@@ -381,12 +406,13 @@ impl Pipe<'_, '_> {
     /// Sends a message; returns its bytes without the length.
     pub fn send(&mut self, message: &impl Message) -> Result<Vec<u8>, Error> {
         let bytes = message.encode_to_vec();
-        let mut writer = self.connection.writer();
         // our own messages are shorter than 4 GiB
-        writer.write_all(&(bytes.len() as u32).to_be_bytes())?;
-        writer.write_all(&bytes)?;
-        self.peer
-            .write_all(&handshake::take_output(self.connection)?)?;
+        let length = (bytes.len() as u32).to_be_bytes();
+        for part in [&length[..], &bytes].concat().chunks(MAX_PART) {
+            self.connection.writer().write_all(part)?;
+            self.peer
+                .write_all(&handshake::take_output(self.connection)?)?;
+        }
         Ok(bytes)
     }
 

@@ -29,6 +29,7 @@ use crate::attestation::{
 };
 use base::network::Network;
 use base::turns::{self, Turns};
+use proto::attested::Collateral;
 use rpc::grpc::{Accept, Transport};
 use rpc::half_open::PeersTurn;
 
@@ -446,5 +447,9 @@ impl Issuer for ForStrangers {
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         self.0.prove(request)
+    }
+
+    fn collateral(&self, document: &[u8]) -> Option<Collateral> {
+        self.0.collateral(document)
     }
 }

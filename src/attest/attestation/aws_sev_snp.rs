@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ring::digest::{SHA512, digest};
 
 use super::quote::Key;
-use super::snp::{Hardware, InstanceInfo, Kernel, Reporter};
+use super::snp::{self, Hardware, InstanceInfo, Kernel, Reporter};
 use super::sources::Sources;
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant};
@@ -27,6 +27,7 @@ pub const VARIANT: Variant = Variant {
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
+    collateral: Some(snp::collateral),
     measure: vtpm::measure,
     key_name,
 };

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::document::Base64;
 use super::hcl::{self, HardwareReport, HclReport, RuntimeData};
 use super::prepared::{self, Prepared, Source};
-use super::snp::{Azure, Hardware, InstanceInfo};
+use super::snp::{self, Azure, Hardware, InstanceInfo};
 use super::sources::Sources;
 use super::vtpm::{self, Endorser, Evidence};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant, printable};
@@ -33,6 +33,7 @@ pub const VARIANT: Variant = Variant {
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
+    collateral: Some(snp::collateral),
     measure: vtpm::measure,
     key_name: prepared::key_name,
 };

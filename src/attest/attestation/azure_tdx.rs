@@ -18,7 +18,7 @@ use hardware::tdx::quote::Quote;
 use hardware::tdx::{Collateral, Verifier};
 use serde::{Deserialize, Serialize};
 
-use super::document::Base64;
+use super::document::{Base64, Document};
 use super::hcl::{self, HardwareReport, HclReport, RuntimeData};
 use super::prepared::{self, Prepared, Source};
 use super::sources::Sources;
@@ -26,6 +26,7 @@ use super::td;
 use super::vtpm::{self, Endorser, Evidence};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
 use crate::tpm;
+use proto::attested::Collateral as Brought;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -45,6 +46,7 @@ pub const VARIANT: Variant = Variant {
             sources,
         )))
     },
+    collateral: Some(collateral),
     measure: vtpm::measure,
     key_name: prepared::key_name,
 };
@@ -136,6 +138,13 @@ impl Source for AzureTdxMachine {
     fn add_present(&self, info: &mut InstanceInfo) {
         info.collateral = td::collateral(Path::new(td::COLLATERAL));
     }
+}
+
+/// Returns what validators of a document need beside it, as these sources have it.
+fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
+    let document: Document = serde_json::from_slice(document).ok()?;
+    let info: InstanceInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;
+    td::collateral_of(&info.attestation_report.0, sources)
 }
 
 /// Judges by the quote of the hardware.

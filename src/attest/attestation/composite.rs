@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Challenge, Identified, Identity, KeyName, Oid, ValidateError, Validator};
 use crate::tpm::Endorsement;
+use proto::attested::Collateral;
 
 /// What a peer presents as proof in one connection.
 #[derive(Clone, Copy)]
@@ -27,6 +28,8 @@ pub struct Session<'a> {
     pub secret: &'a [u8],
     /// Who the peer says it is.
     pub peer: &'a Identity,
+    /// What the peer brought beside the document. The document does not cover it.
+    pub collateral: Option<&'a Collateral>,
 }
 
 impl Evidence<'_> {
@@ -57,6 +60,11 @@ pub trait Composite: Send + Sync {
     /// Judges a document by the other validators.
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         self.lead().judge(evidence)
+    }
+
+    /// As [`Validator::takes_collateral`].
+    fn takes_collateral(&self) -> bool {
+        false
     }
 
     /// As [`Validator::of_connection`].
@@ -118,6 +126,10 @@ impl<T: Composite> Validator for T {
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         Composite::judge(self, evidence)
+    }
+
+    fn takes_collateral(&self) -> bool {
+        Composite::takes_collateral(self)
     }
 
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {

@@ -37,6 +37,7 @@ pub const VARIANT: Variant = Variant {
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
+    collateral: None,
     measure: vtpm::measure,
     key_name,
 };

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use cloud::http::LINK_LOCAL;
 
 use super::gcp_sev_es::{self, Firmware, GoogleAuthority, GoogleMachine};
-use super::snp::{Hardware, InstanceInfo, Kernel, Reporter};
+use super::snp::{self, Hardware, InstanceInfo, Kernel, Reporter};
 use super::sources::Sources;
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
@@ -30,6 +30,7 @@ pub const VARIANT: Variant = Variant {
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
+    collateral: Some(snp::collateral),
     measure: vtpm::measure,
     key_name: gcp_sev_es::key_name,
 };

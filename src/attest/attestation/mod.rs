@@ -5,7 +5,7 @@
 //!
 //! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them; [`vtpm`] is what the variants with a TPM
 //! have in common;
-//! [`sources`] gets what evidence does not contain; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
+//! [`sources`] gets what evidence does not contain, and [`carried`] has what a peer brings of it; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
 //! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
 //! is the name of a key; `td` reads the registers of a machine without a TPM; `composite` has validators that are made of others;
 //! `document` is the JSON document; `quote` verifies what the TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine;
@@ -17,6 +17,7 @@ pub mod aws_sev_snp;
 pub mod azure_sev_snp;
 pub mod azure_tdx;
 pub mod azure_trustedlaunch;
+pub mod carried;
 pub mod composite;
 mod document;
 pub mod event_log;
@@ -60,6 +61,7 @@ pub use variant::Variant;
 use zeroize::Zeroizing;
 
 use base::crypto::CLUSTER_ID_LEN;
+use proto::attested::Collateral;
 
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
 
@@ -98,6 +100,10 @@ pub trait Issuer: Send + Sync {
             true => self.issue_for_stranger(&user_data, request.nonce),
             false => self.issue(&user_data, request.nonce),
         }
+    }
+    /// Returns what validators of a document of this machine need beside it, as far as it is at hand: it waits for no server.
+    fn collateral(&self, _document: &[u8]) -> Option<Collateral> {
+        None
     }
     /// Returns the name of this machine as validators report it ([`Identified::machine`]); `None` if the variant has no names.
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
@@ -151,6 +157,10 @@ pub trait Validator: Send + Sync {
             None => self.identify(evidence.document, evidence.nonce),
             Some(key) => self.identify_certified(evidence.document, evidence.nonce, key),
         }
+    }
+    /// Returns whether the peer shall bring the collateral of its document, because this program does not fetch it.
+    fn takes_collateral(&self) -> bool {
+        false
     }
     /// Returns the validator of one connection, if the policy of this one may change before the end of the handshake.
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {

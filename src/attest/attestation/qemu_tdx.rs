@@ -26,6 +26,7 @@ use super::{
     ValidateError, Variant, excerpt, hex, printable, sha256, td,
 };
 use crate::tpm::{self, Location};
+use proto::attested::Collateral as Brought;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -41,6 +42,7 @@ pub const VARIANT: Variant = Variant {
         ))
     },
     validator: |policy, sources| Ok(Arc::new(Validator::new(policy, sources.clone())?)),
+    collateral: Some(collateral),
     measure,
     key_name: no_key,
 };
@@ -150,6 +152,12 @@ impl super::Issuer for Issuer {
         document.event_log = Base64(self.event_log(room));
         encode(&document)
     }
+}
+
+/// Returns what validators of a document need beside it, as these sources have it.
+fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
+    let document: Document = serde_json::from_slice(document).ok()?;
+    td::collateral_of(&document.raw_quote.0, sources)
 }
 
 fn report_data(user_data: &[u8], nonce: &[u8]) -> [u8; 64] {

@@ -18,6 +18,7 @@ pub const VARIANT: Variant = Variant {
     location: tpm::Location::default_device,
     issuer: |location| Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(QemuVtpm))),
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy)))),
+    collateral: None,
     measure: vtpm::measure,
     key_name,
 };

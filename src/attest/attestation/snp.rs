@@ -23,10 +23,11 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use serde::{Deserialize, Serialize};
 
-use super::document::Base64;
+use super::document::{Base64, Document};
 use super::gcp_sev_es::Names;
 use super::sources::Sources;
 use super::{PlatformClaims, Policy, PolicyError};
+use proto::attested::Collateral;
 
 /// Maximum number of certificates that a machine sends beside that of its chip: ASK and ARK.
 const MAX_CHAIN: usize = 2;
@@ -156,6 +157,20 @@ impl Needed {
             fetched,
         })
     }
+}
+
+/// Returns what validators of a document need beside it, as these sources have it; nothing if they have not.
+pub fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> {
+    let document: Document = serde_json::from_slice(document).ok()?;
+    let info: InstanceInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;
+    let report = Report::parse(&info.attestation_report.0).ok()?;
+    let fetched = Needed::of(&report, &info, sources).ok()?.fetched.ok()?;
+    Some(Collateral {
+        amd_chip: fetched.leaf.clone().unwrap_or_default(),
+        amd_authority: fetched.intermediate.clone(),
+        amd_revoked: fetched.revoked.clone().unwrap_or_default(),
+        ..Collateral::default()
+    })
 }
 
 /// A root that counts, with the certificates below it that machines need not send.

@@ -6,10 +6,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base::crypto::CLUSTER_ID_LEN;
 use hardware::tdx::quote::Register;
-use hardware::tdx::{Collateral, guest};
+use hardware::tdx::{Collateral, Quote, guest};
 
+use super::sources::Sources;
 use super::{ClusterRegister, Registers};
 use crate::tpm::{Error, Location};
+use proto::attested::Collateral as Brought;
 
 /// The RTMR that a machine extends with the ID of its cluster: the only one that firmware, boot loaders and kernels leave alone (UEFI 2.11
 /// chapter 38). The old system named RTMR 2, into which boot loaders measure; its variant could not be selected, so no cluster has it.
@@ -25,6 +27,16 @@ pub(super) fn collateral(path: &Path) -> Option<Collateral> {
     collateral
         .map_err(|error| log::warn!("{}: {error}", path.display()))
         .ok()
+}
+
+/// Returns Intel's collateral of the platform of a quote, as a peer brings it, if these sources have it.
+pub(super) fn collateral_of(quote: &[u8], sources: &dyn Sources) -> Option<Brought> {
+    let quote = Quote::parse(quote).ok()?;
+    let collateral = sources.tdx_collateral(&quote).ok()?;
+    Some(Brought {
+        intel: serde_json::to_vec(&*collateral).ok()?,
+        ..Brought::default()
+    })
 }
 
 /// Returns the time in seconds since 1970.

@@ -11,6 +11,7 @@ use super::{
     azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, gcp_sev_snp, qemu_tdx, qemu_vtpm,
 };
 use crate::tpm;
+use proto::attested::Collateral;
 
 /// Returns what the document of a machine without a TPM says: for those who read documents from files.
 pub use super::qemu_tdx::said;
@@ -27,11 +28,17 @@ pub struct Variant {
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
     /// Creates the validator of a policy. An error names what the policy lacks for this variant.
     pub validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
+    /// Returns what validators of a document of this variant need beside it, as the sources have it; `None` if nothing is needed.
+    pub collateral: Option<FindCollateral>,
     /// Returns the registers of this machine, which is at this stage of its boot.
     pub measure: fn(&tpm::Location, Stage) -> Result<Measured, tpm::Error>,
     /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
     pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
 }
+
+/// Finds in the sources what validators of a document need beside it; `None` if the sources have nothing, or if it is no document of the
+/// variant. Nothing of the document is verified.
+pub type FindCollateral = fn(&[u8], &dyn Sources) -> Option<Collateral>;
 
 /// The validator of a policy that has all that the variant needs.
 pub type MadeValidator = Result<Arc<dyn Validator>, PolicyError>;

@@ -139,6 +139,8 @@ impl Presented {
             digest: &bound.digest,
             secret: &bound.secret,
             peer,
+            // whoever judges a file fetches it himself
+            collateral: None,
         });
         let identified = validator.judge(&evidence).map_err(refused)?;
         match self.role(&identified) {

@@ -551,6 +551,7 @@ fn an_offer_with_more_parts_than_a_tpm_has_is_refused_before_anything_is_proved(
             demand: Some(Demand {
                 banks,
                 challenges: false,
+                collateral: false,
             }),
             identity: Some(identity),
             ..Offer::default()

@@ -1,0 +1,76 @@
+//! Collateral that a peer brings beside its document, for a program that fetches none.
+//!
+//! AMD or Intel signed it, so who brings it is not trusted: he can leave it out, or bring an older one that is still valid.
+
+use std::sync::{Arc, OnceLock};
+
+use hardware::snp::chain::Fetched;
+use hardware::snp::report::{Report, Signer};
+use hardware::snp::tcb::Product;
+use hardware::tdx::{Collateral, Quote};
+use proto::attested;
+
+use super::printable;
+use super::sources::Sources;
+
+/// Maximum size in bytes of all that a peer brings: Intel's collateral of a platform has about 25 KiB.
+pub const MAX: usize = 128 << 10;
+/// Why there is no list of revoked certificates.
+const NO_LIST: &str = "the peer sent no list of AMD, and this program fetches none";
+/// Maximum length of an error of serde_json in a log line.
+const SHOWN_ERROR: usize = 160;
+
+/// The sources of the judgement of one peer: what the peer brought, and nothing else.
+#[derive(Default)]
+pub struct Carried(OnceLock<attested::Collateral>);
+
+impl Carried {
+    /// Takes what the peer brought. A connection has exactly one proof of a peer, so a second call has no effect.
+    pub fn take(&self, collateral: &attested::Collateral) {
+        let _ = self.0.set(collateral.clone());
+    }
+
+    /// Returns what the peer brought of AMD, with the certificate of this chip.
+    fn of_amd(&self, leaf: Option<Vec<u8>>) -> Result<Arc<Fetched>, String> {
+        let brought = self.0.get().filter(|it| !it.amd_authority.is_empty());
+        let brought = brought.ok_or(NO_LIST)?;
+        let list = &brought.amd_revoked;
+        Ok(Arc::new(Fetched {
+            leaf,
+            intermediate: brought.amd_authority.clone(),
+            revoked: match list.is_empty() {
+                true => Err(NO_LIST.into()),
+                false => Ok(list.clone()),
+            },
+        }))
+    }
+}
+
+impl Sources for Carried {
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+        let brought = self.0.get().filter(|it| !it.intel.is_empty());
+        let brought = brought.ok_or(
+            "the peer sent no collateral of its TDX platform, and this program fetches none: its join service may still fetch it, or \
+             cannot (its log says why)",
+        )?;
+        let read = serde_json::from_slice(&brought.intel);
+        read.map(Arc::new).map_err(|error| {
+            let error = printable(&error.to_string(), SHOWN_ERROR);
+            format!("the collateral that the peer sent cannot be read: {error}")
+        })
+    }
+
+    fn snp_certificates(&self, _report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+        let chip = self.0.get().map(|brought| &brought.amd_chip);
+        match chip.filter(|chip| !chip.is_empty()) {
+            Some(chip) => self.of_amd(Some(chip.clone())),
+            None => Err(format!(
+                "the peer, a {product}, sent no certificate of its chip, and this program fetches none"
+            )),
+        }
+    }
+
+    fn snp_authority(&self, _product: Product, _signer: Signer) -> Result<Arc<Fetched>, String> {
+        self.of_amd(None)
+    }
+}
