@@ -58,7 +58,7 @@ pub fn serve(evidence: Evidence) -> Result<(), String> {
 }
 
 /// Serves callers until none comes for `idle`.
-fn accept(listener: &UnixListener, evidence: &Arc<Evidence>, idle: Duration) -> io::Result<()> {
+pub fn accept(listener: &UnixListener, evidence: &Arc<Evidence>, idle: Duration) -> io::Result<()> {
     let (poller, mut ready) = (Poller::new()?, vec![]);
     listener.set_nonblocking(true)?;
     loop {

@@ -16,7 +16,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use attest::attestation::sources::offline;
+use attest::attestation::carried::Carried;
+use attest::attestation::sources::Sources;
 use attest::attestation::{
     ClusterRegister, Composite, Evidence, Identified, Measurement, Policy, Registers, Stage,
     ValidateError, Validator, Variant,
@@ -160,15 +161,17 @@ impl ServiceTrust {
     /// Returns the validator of one connection. The error may pass: the TPM does not answer.
     pub fn judge(&self) -> Result<Arc<Judge>, String> {
         let images = self.images()?;
-        let validator = |policy| {
-            (self.variant.validator)(policy, &offline()).map_err(|error| error.to_string())
-        };
-        let any = (self.stage == Stage::Initramfs)
-            .then(|| validator(images.clone().of_any_image()))
-            .transpose()?;
+        let carried = Arc::new(Carried::default());
+        let sources: Arc<dyn Sources> = carried.clone();
+        let validator =
+            |policy| (self.variant.validator)(policy, &sources).map_err(|error| error.to_string());
+        let any = validator(images.clone().of_any_image())?;
         Ok(Arc::new(Judge {
+            takes_collateral: self.variant.collateral.is_some(),
+            carried,
             images: validator(images)?,
             any,
+            believes_any: self.stage == Stage::Initramfs,
             pinned: self.settings.cluster,
             proof: OnceLock::new(),
         }))
@@ -232,9 +235,15 @@ fn of_image(mut registers: BTreeMap<u32, Measurement>) -> BTreeMap<u32, Measurem
 
 /// Judges the proof of one join service.
 pub struct Judge {
+    /// Whether the variant needs what the node does not fetch.
+    takes_collateral: bool,
+    /// What the service brought of it: the sources of the validators.
+    carried: Arc<Carried>,
     images: Arc<dyn Validator>,
-    /// Accepts a machine with any image: only for a rejoin.
-    any: Option<Arc<dyn Validator>>,
+    /// Accepts a machine with any image.
+    any: Arc<dyn Validator>,
+    /// Whether a machine with any image is believed: only for a rejoin.
+    believes_any: bool,
     pinned: Option<ClusterId>,
     proof: OnceLock<Proof>,
 }
@@ -246,17 +255,22 @@ impl Judge {
     }
 
     fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, String> {
-        let (identified, other_image) = match (evidence.judged_by(&*self.images), &self.any) {
-            (Ok(identified), _) => (identified, None),
-            (Err(why), Some(any)) => {
-                let identified = evidence.judged_by(&**any);
+        let session = evidence.session.as_ref();
+        if let Some(brought) = session.and_then(|session| session.collateral) {
+            self.carried.take(brought);
+        }
+        let (identified, other_image) = match evidence.judged_by(&*self.images) {
+            Ok(identified) => (identified, None),
+            Err(why) => {
+                // an error here has another reason than the image
+                let identified = evidence.judged_by(&*self.any);
                 let identified = identified.map_err(|error| error.to_string())?;
+                if !self.believes_any {
+                    return Err(format!(
+                        "{why}\nit is not {OWN_IMAGE}: if it is another image of the cluster, name it in the setting service-policy"
+                    ));
+                }
                 (identified, Some(why.to_string()))
-            }
-            (Err(why), None) => {
-                return Err(format!(
-                    "{why}\nit is not {OWN_IMAGE}: if it is another image of the cluster, name it in the setting service-policy"
-                ));
             }
         };
         let cluster = identified
@@ -292,6 +306,10 @@ impl Composite for Judge {
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         self.check(evidence)
             .map_err(|why| ValidateError(why.into()))
+    }
+
+    fn takes_collateral(&self) -> bool {
+        self.takes_collateral
     }
 }
 

@@ -11,10 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use attest::atls;
+use attest::attestation::sources::Sources;
 use attest::attestation::{
     Identity, IssueError, Issuer, Oid, Request, Role, Validator, Variant, wire,
 };
+use base::crypto::random;
+use collateral::Fetching;
 use prost::Message;
+use proto::attested::Collateral;
 use proto::evidence::{EvidenceRequest, EvidenceResponse};
 use rpc::grpc::{Accept, Transport};
 use rpc::half_open::PeersTurn;
@@ -32,22 +36,42 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 
 /// Proves this machine by the evidence of its host.
 pub struct RemoteIssuer {
-    oid: Oid,
+    variant: &'static Variant,
     socket: PathBuf,
     /// The keys, which do not change while the machine runs, and when the host told them.
     identity: Mutex<Option<(Identity, Instant)>>,
     /// Whether the last response of the host was evidence. If not, its identity is asked again before the next proof.
     works: AtomicBool,
+    /// What nodes need beside a document; they do not wait for servers. `None`: they get nothing.
+    sources: Option<Arc<dyn Sources>>,
 }
 
 impl RemoteIssuer {
     /// Makes an issuer of this variant's documents, which the host makes at this socket.
-    pub fn new(variant: &Variant, socket: PathBuf) -> RemoteIssuer {
+    pub fn new(variant: &'static Variant, socket: PathBuf) -> RemoteIssuer {
         RemoteIssuer {
-            oid: variant.oid,
+            variant,
             socket,
             identity: Mutex::default(),
             works: AtomicBool::new(false),
+            sources: None,
+        }
+    }
+
+    /// Also brings nodes the collateral of the documents, as far as these sources have it at hand.
+    pub fn with_collateral(mut self, fetching: &Fetching) -> RemoteIssuer {
+        self.sources = Some(fetching.at_hand());
+        self
+    }
+
+    /// Has the collateral of this machine fetched, so that the first node gets it: the host's document says what is needed.
+    fn prepare_collateral(&self) {
+        let (Some(_), Some(_)) = (&self.sources, self.variant.collateral) else {
+            return;
+        };
+        // a document that nobody gets; without one, the first node's has the same effect
+        if let Ok(document) = self.verification(&random::<32>()) {
+            let _ = self.collateral(&document);
         }
     }
 
@@ -91,7 +115,7 @@ impl RemoteIssuer {
             return Err(failed(&response.error));
         }
         match &response.identity {
-            Some(identity) if identity.variant == self.oid => Ok(response),
+            Some(identity) if identity.variant == self.variant.oid => Ok(response),
             Some(_) => Err(failed(&"it is of another attestation variant")),
             None => Err(failed(&"the response is not complete")),
         }
@@ -111,7 +135,7 @@ impl RemoteIssuer {
 
 impl Issuer for RemoteIssuer {
     fn oid(&self) -> Oid {
-        self.oid
+        self.variant.oid
     }
 
     /// Fails: the host makes no documents of the old form.
@@ -149,6 +173,11 @@ impl Issuer for RemoteIssuer {
             verification: false,
         })?;
         Ok(document)
+    }
+
+    fn collateral(&self, document: &[u8]) -> Option<Collateral> {
+        let find = self.variant.collateral?;
+        find(document, &**self.sources.as_ref()?)
     }
 }
 
@@ -214,6 +243,7 @@ impl Door {
         let is_news = refused.is_some() || issuer.known().is_none();
         match issuer.ask(&EvidenceRequest::default()) {
             Ok(_) => {
+                issuer.prepare_collateral();
                 if is_news {
                     log::info!(
                         "this service proves its machine to nodes, by the evidence of the host"

@@ -180,10 +180,13 @@ impl JoinService {
         let (registry, metrics) = (Registry::new(), config.metrics);
         policy.add_metrics(&registry);
         observed::collateral(&registry, config.collateral.as_ref());
-        let issuer = config
-            .evidence
-            .clone()
-            .map(|socket| RemoteIssuer::new(variant, socket));
+        let issuer = config.evidence.clone().map(|socket| {
+            let issuer = RemoteIssuer::new(variant, socket);
+            match &config.collateral {
+                Some(fetching) => issuer.with_collateral(fetching),
+                None => issuer,
+            }
+        });
         let tls = Arc::new(Door::new(&policy, issuer, config.require_strong));
         // the log says at the start whether the host gives evidence
         tls.can_prove();

@@ -85,7 +85,7 @@ pub fn serve_http(address: SocketAddr, verification: Arc<Verification>) -> io::R
 
 impl Verification {
     /// Makes documents of this variant by the evidence of the host at this socket.
-    pub fn new(variant: &Variant, socket: PathBuf) -> Verification {
+    pub fn new(variant: &'static Variant, socket: PathBuf) -> Verification {
         Verification {
             issuer: RemoteIssuer::new(variant, socket),
             turns: Turns::new(1, WAITING),
