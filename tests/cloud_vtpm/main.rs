@@ -6,7 +6,11 @@ mod aws_nitro_tpm;
 mod azure_sev_snp;
 mod azure_tdx;
 mod azure_trustedlaunch;
+mod carried;
 mod cloud_tpm;
+#[allow(dead_code)] // the tests of what is fetched use all of it
+#[path = "../collateral/server.rs"]
+mod collateral_server;
 #[path = "../hardware_snp/forged.rs"]
 mod forged_snp;
 #[allow(dead_code)] // the tests of the hardware use all of it

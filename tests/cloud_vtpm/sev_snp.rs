@@ -25,19 +25,19 @@ const VCEK: u128 = 0x63da758d_e664_4564_adc5_f4b93be8accd;
 const VLEK: u128 = 0xa8074bc2_a25a_483e_aae6_39c045a0b8a1;
 const ASK: u128 = 0x4ab7b379_bbac_4fe4_a02f_05aef327c782;
 
-fn pem(name: &str) -> String {
+pub fn pem(name: &str) -> String {
     let text = STANDARD.encode(Hierarchy::get().certificate(name));
     format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
 }
 
 /// Signs a report after a change, and has a table with these entries.
-struct Chip {
+pub struct Chip {
     change: fn(&mut [u8]),
     table: Vec<(u128, &'static str)>,
 }
 
 impl Chip {
-    fn new(change: fn(&mut [u8])) -> Arc<Chip> {
+    pub fn new(change: fn(&mut [u8])) -> Arc<Chip> {
         let table = vec![(VCEK, "vcek"), (ASK, "ask")];
         Arc::new(Chip { change, table })
     }
@@ -62,7 +62,7 @@ impl Reporter for Chip {
     }
 }
 
-fn aws(cloud: &CloudTpm, chip: Arc<Chip>) -> Arc<dyn Issuer> {
+pub fn aws(cloud: &CloudTpm, chip: Arc<Chip>) -> Arc<dyn Issuer> {
     let machine = Arc::new(AwsSnpMachine::new(chip));
     Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
 }
@@ -75,11 +75,11 @@ fn google(machine: &gcp_sev_es::Machine, chip: Arc<Chip>) -> Arc<dyn Issuer> {
 }
 
 /// The root of the tests, as a policy of the old system names one.
-fn ours() -> Value {
+pub fn ours() -> Value {
     json!({"bootloaderVersion": 4, "teeVersion": 1, "snpVersion": 24, "microcodeVersion": 219, "amdRootKey": pem("ark"), "amdSigningKey": ""})
 }
 
-fn with(mut policy: Value, further: &Value) -> Value {
+pub fn with(mut policy: Value, further: &Value) -> Value {
     for (name, value) in further.as_object().unwrap() {
         policy[name] = value.clone();
     }

@@ -54,6 +54,8 @@ pub struct Parts {
     pub other_attestation_key: bool,
     pub other_pck: bool,
     pub other_signer: bool,
+    /// The keys in PEM, in the order in which they are needed; without them each quote has a hierarchy of its own.
+    pub keys: Vec<String>,
 }
 
 impl Default for Parts {
@@ -83,6 +85,7 @@ impl Default for Parts {
             other_attestation_key: false,
             other_pck: false,
             other_signer: false,
+            keys: vec![],
         }
     }
 }
@@ -213,6 +216,12 @@ fn replaced(text: String, changes: &[(&str, &str)]) -> String {
 }
 
 impl Parts {
+    /// Makes all quotes and all collateral those of one hierarchy.
+    pub fn keep_keys(&mut self) {
+        let pem = |_| KeyPair::generate().unwrap().serialize_pem();
+        self.keys = (0..5).map(pem).collect();
+    }
+
     /// Makes the body one of version 5: of TDX 1.5 (type 3) or "TDX 1.5 extended" (type 4), whose module has these versions now.
     pub fn version_5(&mut self, kind: u8, svn2: [u8; 16]) {
         self.header[0] = 5;
@@ -225,7 +234,11 @@ impl Parts {
 
     /// Signs the parts, with REPORTDATA in the body if it has none.
     pub fn sign(&self, report_data: &[u8; 64]) -> Signed {
-        let key = || KeyPair::generate().unwrap();
+        let mut keys = self.keys.iter();
+        let mut key = || match keys.next() {
+            Some(pem) => KeyPair::from_pem(pem).unwrap(),
+            None => KeyPair::generate().unwrap(),
+        };
         let root = CertifiedIssuer::self_signed(self.root.clone(), key()).unwrap();
         let authority = CertifiedIssuer::signed_by(self.authority.clone(), key(), &root).unwrap();
         let (signer_key, pck_key, attestation_key) = (key(), key(), fixed(&key()));

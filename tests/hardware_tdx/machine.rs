@@ -55,7 +55,7 @@ fn judged(change: fn(&mut Parts), policy: &str, nonce: &[u8]) -> Result<Identifi
 }
 
 /// Returns a policy with the registers of the test machine.
-fn policy(change: &str) -> String {
+pub fn policy(change: &str) -> String {
     let entries: Vec<_> = [(0, "a0"), (1, "b0"), (2, "b1"), (3, "b2"), (4, "00")]
         .map(|(index, byte)| format!("\"{index}\":\"{}\"", byte.repeat(48)))
         .into();
@@ -228,7 +228,7 @@ fn a_policy_of_a_tpm_is_none_of_a_tdx_machine() {
 }
 
 /// Returns a folder as the kernel shows it, with these RTMRs and with MRTD.
-fn kernels_folder(rtmr: [u8; 4]) -> tempfile::TempDir {
+pub fn kernels_folder(rtmr: [u8; 4]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, byte| fs::write(folder.path().join(name), [byte; 48]).unwrap();
     write("mrtd:sha384", 0xa0);

@@ -1,5 +1,6 @@
 //! Quotes of TDX machines: genuine ones, and those of a hierarchy of our own in which one thing is wrong.
 
+mod carried;
 mod forged;
 mod genuine;
 mod hostile;

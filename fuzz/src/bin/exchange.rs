@@ -98,6 +98,10 @@ mod atls {
         fn challenges(&self) -> bool {
             true
         }
+
+        fn takes_collateral(&self) -> bool {
+            true
+        }
     }
 
     static KEY: LazyLock<Arc<CertifiedKey>> =

@@ -1,0 +1,398 @@
+//! A node and a join service whose machine is one of AWS: the service brings AMD's list of revoked certificates, which the node does not
+//! fetch. The node's demand, the service, its cache and the host's evidence are the genuine ones; AMD's servers are of the tests.
+
+use std::cell::RefCell;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use attest::atls;
+use attest::attestation::{IssueError, Issuer, Oid, Request, Role, Stage, aws_sev_snp};
+use attest::tpm::Tpm;
+use bootstrapper::evidence::{self, Evidence};
+use collateral::{Fetching, Settings};
+use kubernetes::services::migration::Migration;
+use node::service_trust::{self, ServiceTrust};
+use proto::attested::Collateral;
+use rpc::grpc::Transport;
+use serde_json::{Value, json};
+use services::join_service::evidence::RemoteIssuer;
+use services::join_service::keys::Auth;
+use services::join_service::{Config, JoinService};
+
+use crate::cloud_tpm::CloudTpm;
+use crate::collateral_server::{Answer, Server};
+use crate::forged_snp::Hierarchy;
+use crate::sev_snp::{Chip, aws, ours, pem, with};
+
+/// The cluster of the service.
+const CLUSTER: [u8; 32] = [7; 32];
+/// What a node says without a list that counts.
+const NOT_KNOWN: &str = "whether AMD has revoked the chip's certificates is not known";
+
+thread_local! {
+    static LOGGED: RefCell<Vec<String>> = const { RefCell::new(vec![]) };
+}
+
+/// Keeps what each thread logs.
+struct Kept;
+
+impl log::Log for Kept {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        LOGGED.with_borrow_mut(|all| all.push(record.args().to_string()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// Returns what work in this thread logs, besides its result.
+fn logged<T>(work: impl FnOnce() -> T) -> (T, String) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        log::set_logger(&Kept).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+    });
+    LOGGED.take();
+    let result = work();
+    (result, LOGGED.take().join("\n"))
+}
+
+/// Returns a list of these serial numbers that is in force.
+fn list(serials: &[&str]) -> Vec<u8> {
+    Hierarchy::get().list("ark", serials, "20250101000000Z", "20490101000000Z")
+}
+
+/// A node, and the machine of a join service with the evidence of its host.
+struct Meeting {
+    node: CloudTpm,
+    machine: CloudTpm,
+    dir: tempfile::TempDir,
+}
+
+impl Meeting {
+    fn new() -> Meeting {
+        let meeting = Meeting {
+            node: CloudTpm::start(),
+            machine: CloudTpm::start(),
+            dir: tempfile::tempdir().unwrap(),
+        };
+        let tpm = meeting.machine.location();
+        Tpm::open(&tpm)
+            .unwrap()
+            .measure_cluster_id(&CLUSTER)
+            .unwrap();
+        meeting
+    }
+
+    /// Returns the socket at which the host gives evidence from now on.
+    fn evidence(&self) -> PathBuf {
+        let socket = self.dir.path().join("evidence");
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let host = Arc::new(Evidence {
+            issuer: aws(&self.machine, Chip::new(|_| ())),
+            tpm: self.machine.location(),
+        });
+        // it ends with the process
+        thread::spawn(move || evidence::accept(&listener, &host, Duration::from_secs(600)));
+        socket
+    }
+
+    /// Starts the join service, which fetches from this server of AMD's, or nothing.
+    fn service(&self, amd: Option<&Server>) -> (JoinService, Option<Arc<Fetching>>) {
+        let socket = self.evidence();
+        let nodes = with(
+            ours(),
+            &json!({"measurements": {"15": "00".repeat(32)}, "snp": {"revocationList": "optional"}}),
+        );
+        std::fs::write(self.dir.path().join("attestationConfig"), nodes.to_string()).unwrap();
+        let collateral = amd.map(|server| Fetching::new(settings(server)).unwrap());
+        let service = JoinService::start(Config {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            key_service: "127.0.0.1:1".into(),
+            key_auth: Auth::None,
+            config_dir: self.dir.path().into(),
+            health: None,
+            variant: &aws_sev_snp::VARIANT,
+            evidence: Some(socket),
+            verification: None,
+            verification_http: None,
+            require_strong: false,
+            metrics: None,
+            kubernetes: None,
+            metadata: None,
+            pki_dir: self.dir.path().into(),
+            migration: Migration::default(),
+            collateral: collateral.clone(),
+        });
+        (service.unwrap(), collateral)
+    }
+
+    /// Connects the node, whose setting service-policy has these members. Returns why it refuses the service, and what it logs.
+    fn join(&self, further: &Value, socket: TcpStream) -> (Result<Transport, String>, String) {
+        let policy = with(ours(), &json!({"measurements": {"4": "00".repeat(32)}}));
+        let file = self.dir.path().join("service-policy");
+        std::fs::write(&file, with(policy, further).to_string()).unwrap();
+        let settings = service_trust::Settings {
+            policy: Some(service_trust::read_policy(&file).unwrap()),
+            ..service_trust::Settings::default()
+        };
+        let (variant, tpm) = (&aws_sev_snp::VARIANT, self.node.location());
+        let trust = ServiceTrust::new(settings, variant, tpm, Stage::Booted);
+        let client = atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), vec![])
+            .verify_strong(vec![trust.judge().unwrap()])
+            .to_join_service()
+            .require_strong();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let (connected, logged) = logged(|| client.connect(socket, deadline));
+        (connected.map_err(|error| error.to_string()), logged)
+    }
+
+    /// As [`Meeting::join`], to a server that demands nothing of the node.
+    fn join_issuer(
+        &self,
+        further: &Value,
+        issuer: Arc<dyn Issuer>,
+    ) -> (Result<(), String>, String) {
+        let server = atls::Server::new(None, vec![]).attest_strong(issuer);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let served = thread::spawn(move || server.handshake(far, deadline).map(drop));
+        let (joined, logged) = self.join(further, socket);
+        let _ = served.join().unwrap();
+        (joined.map(drop), logged)
+    }
+
+    fn join_service(&self, further: &Value, service: &JoinService) -> (Result<(), String>, String) {
+        let socket = TcpStream::connect(service.local_addr()).unwrap();
+        let (connected, logged) = self.join(further, socket);
+        (connected.map(drop), logged)
+    }
+}
+
+/// Answers as AMD's service, with this list.
+fn amd(list: Vec<u8>) -> Server {
+    amd_that(list, || ())
+}
+
+/// As [`amd`], but does this before each answer.
+fn amd_that(list: Vec<u8>, before: impl Fn() + Send + Sync + 'static) -> Server {
+    Server::start(move |target| {
+        before();
+        match target {
+            "/vcek/v1/Milan/cert_chain" => {
+                Answer::ok("application/x-pem-file", pem("ask") + &pem("ark"))
+            }
+            "/vcek/v1/Milan/crl" => Answer::ok("application/octet-stream", list.clone()),
+            _ => Answer::status("404 Not Found"),
+        }
+    })
+}
+
+fn settings(amd: &Server) -> Settings {
+    Settings {
+        kds: Some(amd.url()),
+        pcs: None,
+        ca: Some(amd.ca()),
+        ..Settings::default()
+    }
+}
+
+/// Waits until the service has fetched what its own machine needs: no node has asked it yet.
+fn wait_until_prepared(fetching: &Fetching) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while fetching.statistics().fetched < 2 {
+        assert!(Instant::now() < limit, "{fetching:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_node_judges_a_join_service_by_the_list_that_the_service_brings() {
+    let meeting = Meeting::new();
+    let required = json!({"snp": {"revocationList": "required"}});
+    let optional = json!({"snp": {"revocationList": "optional"}});
+    let server = amd(list(&["0A"]));
+    let (service, fetching) = meeting.service(Some(&server));
+    wait_until_prepared(&fetching.unwrap());
+    for policy in [&json!({}), &required, &optional] {
+        let (joined, logged) = meeting.join_service(policy, &service);
+        joined.unwrap();
+        assert_eq!(logged, "", "{policy}");
+    }
+    service.stop(Duration::ZERO);
+
+    // the serial numbers of the authority and of the chip
+    for (serial, why) in [
+        ("09", "the authority that issued it is revoked"),
+        ("08", "it is revoked: the list"),
+    ] {
+        let server = amd(list(&[serial]));
+        let (service, fetching) = meeting.service(Some(&server));
+        wait_until_prepared(&fetching.unwrap());
+        for policy in [&json!({}), &required, &optional] {
+            let (refused, _) = meeting.join_service(policy, &service);
+            let refused = refused.unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+            assert!(
+                !refused.contains("service-policy"),
+                "the image is right: {refused}"
+            );
+        }
+        service.stop(Duration::ZERO);
+    }
+
+    // as an old service, which knows of no collateral
+    let (service, _) = meeting.service(None);
+    for policy in [&json!({}), &optional] {
+        let (joined, logged) = meeting.join_service(policy, &service);
+        joined.unwrap();
+        assert!(logged.contains(NOT_KNOWN), "{logged}");
+        assert!(logged.contains("the peer sent no list of AMD"), "{logged}");
+    }
+    let (refused, _) = meeting.join_service(&required, &service);
+    let refused = refused.unwrap_err();
+    assert!(
+        refused.contains(r#"the policy says "revocationList":"required""#),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_join_service_that_has_no_list_yet_does_not_wait_for_it() {
+    let meeting = Meeting::new();
+    let answers = Arc::new(AtomicBool::new(false));
+    let (may_answer, genuine) = (answers.clone(), list(&[]));
+    let server = amd_that(genuine, move || {
+        while !may_answer.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let fetching = Fetching::new(Settings {
+        // longer than a node waits
+        time: Duration::from_secs(600),
+        ..settings(&server)
+    })
+    .unwrap();
+    let issuer = RemoteIssuer::new(&aws_sev_snp::VARIANT, meeting.evidence());
+    let issuer = Arc::new(issuer.with_collateral(&fetching));
+    let (joined, logged) = meeting.join_issuer(&json!({}), issuer.clone());
+    joined.unwrap();
+    assert!(logged.contains(NOT_KNOWN), "{logged}");
+    answers.store(true, Ordering::Relaxed);
+    wait_until_prepared(&fetching);
+    let (joined, logged) = meeting.join_issuer(&json!({}), issuer);
+    joined.unwrap();
+    assert_eq!(logged, "");
+}
+
+/// Proves a machine in the role of a join service, with this collateral.
+struct Bringing {
+    issuer: Arc<dyn Issuer>,
+    collateral: Collateral,
+}
+
+impl Issuer for Bringing {
+    fn oid(&self) -> Oid {
+        self.issuer.oid()
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.issuer.issue(user_data, nonce)
+    }
+
+    fn identity(&self) -> Result<attest::attestation::Identity, IssueError> {
+        self.issuer.identity()
+    }
+
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        self.issuer.prove(&Request {
+            role: Role::JoinService,
+            ..*request
+        })
+    }
+
+    fn collateral(&self, _: &[u8]) -> Option<Collateral> {
+        Some(self.collateral.clone())
+    }
+}
+
+#[test]
+fn a_list_that_is_not_amd_s_of_today_does_not_count_and_is_named() {
+    let meeting = Meeting::new();
+    let hierarchy = Hierarchy::get();
+    let (from, until) = ("20250101000000Z", "20490101000000Z");
+    let join = |policy: &Value, collateral: Collateral| {
+        let issuer = aws(&meeting.machine, Chip::new(|_| ()));
+        let server = atls::Server::new(None, vec![])
+            .attest_strong(Arc::new(Bringing { issuer, collateral }));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let served = thread::spawn(move || server.handshake(far, deadline).map(drop));
+        let (joined, logged) = meeting.join(policy, socket);
+        let _ = served.join().unwrap();
+        (joined.map(drop), logged)
+    };
+    let of = |list: Vec<u8>| Collateral {
+        amd_authority: hierarchy.certificate("ask").to_vec(),
+        amd_revoked: list,
+        ..Collateral::default()
+    };
+    join(&json!({}), of(list(&["0A"]))).0.unwrap();
+    let genuine = list(&["0A"]);
+    let mut altered = genuine.clone();
+    let last = altered.len() - 1;
+    altered[last] ^= 1;
+    for (list, why) in [
+        (
+            hierarchy.list("ark", &[], "20240101000000Z", "20240201000000Z"),
+            "has expired at 2024-02-01T00:00:00Z",
+        ),
+        (
+            hierarchy.list("ark", &[], "20480101000000Z", until),
+            "is not valid yet",
+        ),
+        (
+            hierarchy.list("other", &[], from, until),
+            "is not signed by the root",
+        ),
+        (
+            hierarchy.list("ark-genoa", &[], from, until),
+            "is not of the root",
+        ),
+        (
+            hierarchy.list("ask", &[], from, until),
+            "is not of the root",
+        ),
+        (altered, "is not signed by the root"),
+        (genuine[..100].to_vec(), "cannot be read"),
+        (vec![0x30; 120 << 10], "cannot be read"),
+        (vec![], "the peer sent no list of AMD"),
+    ] {
+        let (joined, logged) = join(&json!({}), of(list.clone()));
+        joined.unwrap();
+        assert!(
+            logged.contains(NOT_KNOWN) && logged.contains(why),
+            "{logged}, expected {why}"
+        );
+        let required = json!({"snp": {"revocationList": "required"}});
+        let (refused, _) = join(&required, of(list));
+        let refused = refused.unwrap_err();
+        assert!(
+            refused.contains("revoked certificates is missing") && refused.contains(why),
+            "{refused}, expected {why}"
+        );
+    }
+}

@@ -1,0 +1,277 @@
+//! A node and a join service whose machine is one of TDX: the service brings Intel's collateral, which the node does not fetch, and no file of
+//! the host has. The node's demand, the service's cache and the host's evidence are the genuine ones.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use attest::atls;
+use attest::attestation::carried::Carried;
+use attest::attestation::sources::Sources;
+use attest::attestation::{IssueError, Issuer, Oid, Registers, Request, Stage, Variant, qemu_tdx};
+use attest::tpm::Location;
+use bootstrapper::evidence::{self, Evidence};
+use collateral::{Fetching, Kept, Settings};
+use hardware::snp::report::Signer;
+use hardware::snp::tcb::Product;
+use node::service_trust::{self, ServiceTrust};
+use prost::Message;
+use proto::attested;
+use rcgen::date_time_ymd;
+use services::join_service::evidence::RemoteIssuer;
+use support::mutation::mutations;
+
+use super::forged::{PCK, Parts, revoked};
+use super::machine::kernels_folder;
+use super::*;
+
+/// The cluster of the service.
+const CLUSTER: [u8; 32] = [7; 32];
+
+/// A member of the cluster, whose quotes one hierarchy signs.
+static MEMBER: LazyLock<Parts> = LazyLock::new(|| {
+    let mut parts = Parts::default();
+    parts.keep_keys();
+    parts.body[472..520].copy_from_slice(Registers::Rtmrs.after(&CLUSTER).as_ref());
+    parts
+});
+
+/// The variant under the root of the hierarchy, at a time at which its collateral is valid.
+static VARIANT: Variant = Variant {
+    validator: |policy, sources| {
+        let verifier = MEMBER.sign(&[0; 64]).verifier();
+        let validator =
+            qemu_tdx::Validator::under(verifier, || JULY_2025, policy, sources.clone())?;
+        Ok(Arc::new(validator))
+    },
+    ..qemu_tdx::VARIANT
+};
+
+/// Makes the quotes of the member.
+struct Quoter;
+
+impl qemu_tdx::Quoter for Quoter {
+    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
+        Ok(MEMBER.sign(report_data).quote)
+    }
+}
+
+/// Returns Intel's collateral of the member, after a change of what Intel signs.
+fn collateral_with(change: impl FnOnce(&mut Parts)) -> Collateral {
+    let mut parts = MEMBER.clone();
+    change(&mut parts);
+    parts.sign(&[0; 64]).collateral
+}
+
+/// The folders of a node and of the machine of a join service, as the kernel shows their registers.
+struct Meeting {
+    node: tempfile::TempDir,
+    member: tempfile::TempDir,
+    dir: tempfile::TempDir,
+}
+
+fn location(folder: &tempfile::TempDir) -> Location {
+    format!("tdx:{}", folder.path().display()).parse().unwrap()
+}
+
+impl Meeting {
+    fn new() -> Meeting {
+        Meeting {
+            node: kernels_folder([0xb0, 0xb1, 0xb2, 0]),
+            member: kernels_folder([0xb0, 0xb1, 0xb2, 1]),
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// Returns what the join service in a pod has, of a host that has this file of collateral or none.
+    fn issuer(&self, file: Option<PathBuf>) -> RemoteIssuer {
+        let socket = self.dir.path().join("evidence");
+        let _ = fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let host = Arc::new(Evidence {
+            issuer: Arc::new(qemu_tdx::Issuer::new(Arc::new(Quoter), file, None)),
+            tpm: location(&self.member),
+        });
+        // it ends with the process
+        thread::spawn(move || evidence::accept(&listener, &host, Duration::from_secs(600)));
+        RemoteIssuer::new(&VARIANT, socket)
+    }
+
+    /// Connects the node to a service; returns why it refuses it.
+    fn join(&self, issuer: Arc<dyn Issuer>) -> Result<(), String> {
+        let trust = ServiceTrust::new(
+            service_trust::Settings::default(),
+            &VARIANT,
+            location(&self.node),
+            Stage::Booted,
+        );
+        let client = atls::Client::new(None, vec![])
+            .verify_strong(vec![trust.judge().unwrap()])
+            .to_join_service();
+        let server = atls::Server::new(None, vec![]).attest_strong(issuer);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let served = thread::spawn(move || server.handshake(far, deadline).map(drop));
+        let joined = client.connect(socket, deadline).map(drop);
+        let _ = served.join().unwrap();
+        joined.map_err(|error| error.to_string())
+    }
+}
+
+#[test]
+fn a_service_whose_host_has_no_file_is_accepted_with_what_the_service_brings() {
+    let meeting = Meeting::new();
+    let file = meeting.dir.path().join("kept.json");
+    let kept = serde_json::to_vec(&collateral_with(|_| ())).unwrap();
+    fs::write(&file, kept).unwrap();
+    let fetching = Fetching::new(Settings {
+        kds: None,
+        pcs: None,
+        kept: Kept::File(file),
+        clock: || JULY_2025,
+        ..Settings::default()
+    });
+    let issuer = Arc::new(meeting.issuer(None).with_collateral(&fetching.unwrap()));
+    // the service looks for it in the background, and the node asks again
+    let why = meeting.join(issuer.clone()).unwrap_err();
+    assert!(why.contains("the peer sent no collateral"), "{why}");
+    let limit = Instant::now() + Duration::from_secs(60);
+    while let Err(why) = meeting.join(issuer.clone()) {
+        assert!(Instant::now() < limit, "{why}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn the_file_of_the_host_is_used_if_the_service_brings_nothing() {
+    let meeting = Meeting::new();
+    let why = meeting.join(Arc::new(meeting.issuer(None))).unwrap_err();
+    assert!(why.contains("the peer sent no collateral"), "{why}");
+    let file = meeting.dir.path().join("tdx-collateral.json");
+    fs::write(&file, serde_json::to_vec(&collateral_with(|_| ())).unwrap()).unwrap();
+    let issuer = meeting.issuer(Some(file));
+    meeting.join(Arc::new(issuer)).unwrap();
+}
+
+/// Brings this collateral in place of the service's own.
+struct Bringing {
+    issuer: RemoteIssuer,
+    intel: Vec<u8>,
+}
+
+impl Issuer for Bringing {
+    fn oid(&self) -> Oid {
+        self.issuer.oid()
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.issuer.issue(user_data, nonce)
+    }
+
+    fn identity(&self) -> Result<attest::attestation::Identity, IssueError> {
+        self.issuer.identity()
+    }
+
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        self.issuer.prove(request)
+    }
+
+    fn collateral(&self, _: &[u8]) -> Option<attested::Collateral> {
+        Some(attested::Collateral {
+            intel: self.intel.clone(),
+            ..attested::Collateral::default()
+        })
+    }
+}
+
+#[test]
+fn collateral_that_is_wrong_in_one_thing_is_refused_by_its_name() {
+    let meeting = Meeting::new();
+    let join = |intel: Vec<u8>| {
+        let issuer = meeting.issuer(None);
+        meeting.join(Arc::new(Bringing { issuer, intel }))
+    };
+    let json = |collateral: Collateral| serde_json::to_vec(&collateral).unwrap();
+    let with = |change: fn(&mut Parts)| json(collateral_with(change));
+    join(with(|_| ())).unwrap();
+    // more than a buffer of TLS has, and more than a proof may have
+    let padded = |len: usize| [with(|_| ()), vec![b' '; len]].concat();
+    join(padded(100 << 10)).unwrap();
+    for (intel, why) in [
+        (
+            with(|it| it.pck_list.revoked_certs = vec![revoked(PCK)]),
+            "it, or its authority, is revoked",
+        ),
+        (
+            with(|it| it.pck_list.next_update = date_time_ymd(2025, 6, 30)),
+            "a list of revoked certificates (CRL) has expired",
+        ),
+        (with(|it| it.status = "Revoked"), "is Revoked"),
+        (
+            with(|it| it.other_signer = true),
+            "is not signed by its signer",
+        ),
+        (
+            with(|it| it.info = vec![("ABABABABABAB", "ABABABABABAC")]),
+            "ABABABABABAC",
+        ),
+        (
+            json(Parts::default().sign(&[0; 64]).collateral),
+            "the TCB information signer's certificate: InvalidSignature",
+        ),
+        (
+            b"{}".to_vec(),
+            "the collateral that the peer sent cannot be read",
+        ),
+        (padded(130 << 10), "the peer sent no collateral"),
+    ] {
+        let refused = join(intel).unwrap_err();
+        assert!(refused.contains(why), "{refused}, expected {why}");
+    }
+}
+
+#[test]
+fn an_altered_message_of_collateral_changes_nothing_that_intel_signed() {
+    let genuine = collateral_with(|_| ());
+    let signed = MEMBER.sign(&[0; 64]);
+    let verifier = signed.verifier();
+    let message = attested::Collateral {
+        amd_authority: vec![0x30; 40],
+        amd_revoked: vec![0x30; 40],
+        intel: serde_json::to_vec(&genuine).unwrap(),
+        ..attested::Collateral::default()
+    };
+    let mut read = 0;
+    for altered in mutations(&message.encode_to_vec(), 2000) {
+        let Ok(message) = attested::Collateral::decode(&altered[..]) else {
+            continue;
+        };
+        let carried = Carried::default();
+        carried.take(&message);
+        let quote = || Quote::parse(&signed.quote).unwrap();
+        let authority = carried.snp_authority(Product::Milan, Signer::Vcek);
+        assert_eq!(authority.is_ok(), !message.amd_authority.is_empty());
+        let collateral = match carried.tdx_collateral(&quote()) {
+            Ok(collateral) => collateral,
+            Err(why) => {
+                assert!(why.len() < 300, "{why}");
+                continue;
+            }
+        };
+        read += 1;
+        if verifier.verify(quote(), &collateral, JULY_2025).is_ok() {
+            let of = |it: &Collateral| {
+                let lists = [&it.root_ca_crl, &it.pck_crl].map(|list| list.0.clone());
+                (it.tcb_info.clone(), it.qe_identity.clone(), lists)
+            };
+            assert_eq!(of(&collateral), of(&genuine));
+        }
+    }
+    assert!(read > 100, "{read}");
+}
