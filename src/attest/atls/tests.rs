@@ -2,6 +2,7 @@
 
 mod alterations;
 mod attacks;
+mod collateral;
 mod second_hello;
 
 use std::io::{self, Read, Write};

@@ -469,7 +469,7 @@ fn changed<M: Message + Default>(message: &[u8], change: fn(&mut M)) -> Vec<u8> 
 
 #[test]
 fn no_field_of_an_offer_can_be_left_out_or_changed() {
-    let changes: [Change<Offer>; 21] = [
+    let changes: [Change<Offer>; 22] = [
         ("no nonce", |it| it.nonce.clear()),
         ("a short nonce", |it| it.nonce.truncate(31)),
         ("a long nonce", |it| it.nonce.push(0)),
@@ -484,6 +484,7 @@ fn no_field_of_an_offer_can_be_left_out_or_changed() {
         ("SHA-1", |it| demand(it).banks = vec![4]),
         ("one bank more", |it| demand(it).banks.push(12)),
         ("no announcement", |it| demand(it).challenges ^= true),
+        ("collateral", |it| demand(it).collateral ^= true),
         ("no identity", |it| it.identity = None),
         ("no variant", |it| identity(it).variant.clear()),
         ("another key", |it| {

@@ -593,3 +593,30 @@ fn messages_that_are_too_long_empty_or_out_of_order_end_the_exchange() {
         assert!(matches!(error, Error::Misbehaved(_)), "{error}");
     }
 }
+
+/// A client that demands collateral takes a longer proof than another one, up to a limit.
+#[test]
+fn a_proof_has_a_limit_with_and_without_collateral() {
+    use super::collateral::Taking;
+    for (takes, limit) in [(false, 64 << 10), (true, 192 << 10)] {
+        let client = Client::new(None, vec![Taking::new(takes)]);
+        let (victim, ()) = attack(client, move |socket| {
+            let bare = certificate::issue(None, &[]).unwrap();
+            let mut victim = Taken::server(socket, bare, proto::attested::ALPN);
+            let offer: Offer = victim.receive().unwrap();
+            assert_eq!(offer.demand.as_ref().unwrap().collateral, takes);
+            victim.send(&offer).unwrap();
+            let length = (limit as u32 + 1).to_be_bytes();
+            let sent = victim.pipe(|pipe| {
+                pipe.connection.writer().write_all(&length)?;
+                let records = handshake::take_output(pipe.connection)?;
+                Ok(pipe.peer.write_all(&records)?)
+            });
+            sent.unwrap();
+            assert!(victim.receive::<Proof>().is_err());
+        });
+        let error = victim.err().unwrap().to_string();
+        let expected = format!("has {} bytes, expected at most {limit}", limit + 1);
+        assert!(error.contains(&expected), "{error}");
+    }
+}

@@ -1,0 +1,88 @@
+//! What a server brings beside its document, and to whom.
+
+use std::sync::{Arc, Mutex};
+
+use super::dummy::{Dummy, OID};
+use super::*;
+use crate::attestation::carried;
+use crate::attestation::{Evidence, Identified};
+use proto::attested::Collateral;
+
+/// Accepts what [`Dummy`] accepts, and keeps what came beside it.
+pub struct Taking {
+    takes: bool,
+    got: Mutex<Vec<Option<Collateral>>>,
+}
+
+impl Taking {
+    /// Makes a validator that demands collateral, or not.
+    pub fn new(takes: bool) -> Arc<Taking> {
+        let got = Mutex::default();
+        Arc::new(Taking { takes, got })
+    }
+}
+
+impl Validator for Taking {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        Dummy(OID).validate(document, nonce)
+    }
+
+    fn takes_collateral(&self) -> bool {
+        self.takes
+    }
+
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        let session = evidence.session.as_ref();
+        let got = session.and_then(|session| session.collateral.cloned());
+        self.got.lock().unwrap().push(got);
+        evidence.judged_by(self)
+    }
+}
+
+/// Brings this collateral.
+struct Bringing(Collateral);
+
+impl Issuer for Bringing {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        Dummy(OID).issue(user_data, nonce)
+    }
+
+    fn collateral(&self, document: &[u8]) -> Option<Collateral> {
+        assert!(document.starts_with(b"{"), "of the document that is sent");
+        Some(self.0.clone())
+    }
+}
+
+#[test]
+fn collateral_goes_to_the_client_that_demands_it_as_long_as_it_is_not_too_long() {
+    for (len, takes, comes) in [
+        (1, true, true),
+        (1, false, false),
+        // a document and this do not fit the buffer of TLS
+        (carried::MAX - 16, true, true),
+        (carried::MAX, true, false),
+    ] {
+        let collateral = Collateral {
+            intel: vec![7; len],
+            ..Collateral::default()
+        };
+        let taking = Taking::new(takes);
+        let bringing = Some(Arc::new(Bringing(collateral.clone())) as Arc<dyn Issuer>);
+        let (client, server) = meet(
+            Client::new(None, vec![taking.clone()]),
+            Server::new(bringing, vec![]),
+        );
+        greet(&mut client.unwrap(), &mut server.unwrap()).unwrap();
+        let got = taking.got.lock().unwrap();
+        assert_eq!(got.len(), 1);
+        assert!(got[0] == comes.then_some(collateral), "{len} bytes");
+    }
+}
