@@ -262,10 +262,8 @@ fn a_node_judges_a_join_service_by_the_list_that_the_service_brings() {
     }
     let (refused, _) = meeting.join_service(&required, &service);
     let refused = refused.unwrap_err();
-    assert!(
-        refused.contains(r#"the policy says "revocationList":"required""#),
-        "{refused}"
-    );
+    let why = "the list of AMD's revoked certificates is missing, and the policy does not accept";
+    assert!(refused.contains(why), "{refused}");
 }
 
 #[test]

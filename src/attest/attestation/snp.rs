@@ -256,18 +256,18 @@ impl Hardware {
 
     /// Accepts a chip for which no list of revoked certificates counts, unless the list is demanded.
     fn accept_without_list(&self, why: &str) -> Result<(), String> {
-        match (self.demands.revocation_list, self.sources.fetches()) {
-            (RevocationList::Required, false) => Err(format!(
-                "the list of AMD's revoked certificates is missing, and the policy says \"revocationList\":\"required\": {why}"
-            )),
-            (RevocationList::Required, true) | (RevocationList::Unsaid, true) => Err(format!(
-                "the list of AMD's revoked certificates is missing, and the policy does not say \"revocationList\":\"optional\": {why}"
-            )),
-            (RevocationList::Optional, _) | (RevocationList::Unsaid, false) => {
-                log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
-                Ok(())
-            }
+        let is_demanded = match self.demands.revocation_list {
+            RevocationList::Required => true,
+            RevocationList::Unsaid => self.sources.fetches(),
+            RevocationList::Optional => false,
+        };
+        if is_demanded {
+            return Err(format!(
+                "the list of AMD's revoked certificates is missing, and the policy does not accept that (\"revocationList\":\"optional\" would): {why}"
+            ));
         }
+        log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
+        Ok(())
     }
 
     /// Judges a report by the first root and certificate between that lead to the chip.
