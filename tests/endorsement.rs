@@ -369,7 +369,7 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
     assert!(both.identify(&document, NONCE).is_ok());
 
     // a program that does not verify certificates
-    let plain = (qemu().validator)(certified, &offline()).unwrap();
+    let plain = qemu().validator_for(certified, &offline()).unwrap();
     let Err(error) = plain.challenge(&key, &found) else {
         panic!("the policy was ignored")
     };

@@ -66,7 +66,7 @@ fn of_evidence(bytes: &[u8]) -> Result<String, String> {
     });
     let any = Policy::new(BTreeMap::new()).map_err(|error| error.to_string())?;
     let sources: Arc<dyn Sources> = noting.clone();
-    let validator = (variant.validator)(any.believing_any(), &sources);
+    let validator = variant.validator_for(any.believing_any(), &sources);
     let validator = validator.map_err(|error| error.to_string())?;
     presented.identified_by(&*validator);
     let noted = noting.noted.lock().unwrap_or_else(PoisonError::into_inner);

@@ -51,7 +51,7 @@ use base64::engine::general_purpose::STANDARD;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
-use attest::attestation::{KeyName, Variant, aws_nitro_tpm, qemu_tdx};
+use attest::attestation::{KeyName, Registers, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::logger;
 use base::program::{self, Failure};
@@ -414,10 +414,11 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
         ));
     }
     let variant = variant_of(given)?;
-    if is_image && firmware.is_none() && variant.oid == qemu_tdx::OID {
-        return Err(Failure::Usage(
-            "--attestation-variant qemu-tdx: without its firmware an image proves nothing there: --tdx-firmware is missing".into(),
-        ));
+    if is_image && firmware.is_none() && variant.registers == Registers::Rtmrs {
+        return Err(Failure::Usage(format!(
+            "--attestation-variant {}: without its firmware an image proves nothing there: --tdx-firmware is missing",
+            variant.name
+        )));
     }
     if snp.is_some() && !is_image {
         let of_machine = [
@@ -444,7 +445,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
             (true, tdx_firmware) => measure::Source::Image {
                 image: measure_image::options(given)?,
                 tdx_firmware,
-                is_of_aws: variant.oid == aws_nitro_tpm::OID,
+                signs_sha384: variant.judges("cloud.sha384"),
             },
             (false, Some(path)) => measure::Source::TdxFirmware(path),
             (false, None) if snp.is_some() || endorsement.is_some() => {

@@ -63,8 +63,8 @@ pub enum Source {
         image: measure_image::Options,
         /// The firmware, if the machines have TDX and no TPM.
         tdx_firmware: Option<PathBuf>,
-        /// Whether AWS signs the registers of the machines.
-        is_of_aws: bool,
+        /// Whether a cloud signs the SHA-384 registers of the machines.
+        signs_sha384: bool,
     },
 }
 
@@ -124,7 +124,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Source::Image {
             image: source,
             tdx_firmware,
-            is_of_aws,
+            signs_sha384,
         } => {
             let image = measure_image::read(source)?;
             if source.explain {
@@ -158,7 +158,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
             let name = name.map_or_else(|| source.name(), str::to_owned);
             let mut policy = with_image(present, Some(&name), &policy, None)?;
-            if *is_of_aws {
+            if *signs_sha384 {
                 let signed = measure_image::sha384(source, &image, &of_image)?;
                 policy = policy.and_sha384(&signed).map_err(Failure::failed)?;
             }

@@ -319,7 +319,7 @@ pub fn sha384(
     match BINDING.iter().any(|pcr| values.contains_key(pcr)) {
         true => Ok(values),
         false => Err(Failure::failed(
-            "aws-nitro-tpm: no register that binds a policy to the image has the same SHA-384 value at all stages of the boot: \
+            "no register that binds a policy to the image has the same SHA-384 value at all stages of the boot: \
              --secure-boot, --units and --stage choose among several values",
         )),
     }

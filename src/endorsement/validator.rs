@@ -31,7 +31,9 @@ pub fn validator(
     sources: &Arc<dyn Sources>,
 ) -> Result<Arc<dyn Validator>, String> {
     let demands = policy.clone();
-    let judge = (variant.validator)(policy, sources).map_err(|error| error.to_string())?;
+    let judge = variant
+        .validator_for(policy, sources)
+        .map_err(|error| error.to_string())?;
     certifying(judge, &demands)
 }
 

@@ -163,8 +163,11 @@ impl ServiceTrust {
         let images = self.images()?;
         let carried = Arc::new(Carried::default());
         let sources: Arc<dyn Sources> = carried.clone();
-        let validator =
-            |policy| (self.variant.validator)(policy, &sources).map_err(|error| error.to_string());
+        let validator = |policy| {
+            self.variant
+                .validator_for(policy, &sources)
+                .map_err(|error| error.to_string())
+        };
         let any = validator(images.clone().of_any_image())?;
         Ok(Arc::new(Judge {
             takes_collateral: self.variant.collateral.is_some(),

@@ -42,12 +42,11 @@ pub fn any_tpm<V: Validator + 'static>(registry: &Registry, validator: &Arc<V>) 
     if validator.believes_any_tpm() {
         log::warn!(
             "the attestation policy contains no attestation keys: any TPM is accepted, and so is a program that only simulates \
-             one; list the keys of the machines' TPMs in attestationKeys"
+             one; list the keys of the machines' TPMs in attestationKeys, or demand what makes the platform endorse them"
         );
     }
     let validator = Arc::downgrade(validator);
-    let help =
-        "1 while the attestation policy contains no attestation keys, so that any TPM is accepted.";
+    let help = "1 while the attestation policy contains no attestation keys, and the platform endorses none, so that any TPM is accepted.";
     registry.gauge_of("firstlight_attestation_any_tpm", help, &[], move || {
         validator
             .upgrade()

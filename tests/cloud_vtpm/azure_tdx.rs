@@ -40,7 +40,7 @@ fn of_tdx(report: &mut [u8]) {
 }
 
 /// A machine, with the parts of its quote.
-struct Machine {
+pub struct Machine {
     cloud: CloudTpm,
     host: Host,
     signed: Signed,
@@ -74,15 +74,15 @@ impl Machine {
     }
 
     fn validator(&self, further: &Value) -> Arc<dyn Validator> {
+        self.judge(policy(further))
+    }
+
+    /// Returns the validator of a policy under Intel's root of the tests.
+    pub fn judge(&self, policy: Policy) -> Arc<dyn Validator> {
         let sources: Arc<dyn Sources> =
             Arc::new(Collected(Arc::new(self.signed.collateral.clone())));
-        let policy = Arc::new(policy(further));
-        Arc::new(validator(
-            self.signed.verifier(),
-            || JULY_2025,
-            policy,
-            &sources,
-        ))
+        let (verifier, clock) = (self.signed.verifier(), || JULY_2025);
+        Arc::new(validator(verifier, clock, Arc::new(policy), &sources))
     }
 
     fn refusal(&self, further: &Value) -> String {
@@ -100,10 +100,16 @@ fn policy(further: &Value) -> Policy {
     Policy::from_json(&policy.to_string()).unwrap()
 }
 
-/// Returns a correct document with its validator.
-pub fn sample() -> Sample {
+/// Returns a correct machine with its document.
+pub fn machine() -> (Machine, Vec<u8>) {
     let machine = Machine::start(&Parts::default(), |_| ());
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    (machine, document)
+}
+
+/// Returns a correct document with its validator.
+pub fn sample() -> Sample {
+    let (machine, document) = machine();
     (document, machine.validator(&json!({})))
 }
 

@@ -11,6 +11,7 @@ mod cloud_tpm;
 #[allow(dead_code)] // the tests of what is fetched use all of it
 #[path = "../collateral/server.rs"]
 mod collateral_server;
+mod endorsed_keys;
 #[path = "../hardware_snp/forged.rs"]
 mod forged_snp;
 #[allow(dead_code)] // the tests of the hardware use all of it

@@ -21,7 +21,7 @@ pub fn validator(variant: &Variant, further: &serde_json::Value) -> Arc<dyn Vali
     }
     let policy = Policy::from_json(&policy.to_string()).unwrap();
     assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
-    (variant.validator)(policy, &offline()).unwrap()
+    variant.validator_for(policy, &offline()).unwrap()
 }
 
 /// Proves a machine to a caller, in the strong form and in the old form. Returns why it is refused.

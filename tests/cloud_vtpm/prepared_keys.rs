@@ -59,6 +59,10 @@ impl Endorser for Azure {
         &[]
     }
 
+    fn endorses_keys(&self) -> bool {
+        false
+    }
+
     /// Believes the report of the hardware: its signature is not what these tests are about.
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
         let report = HclReport::parse(evidence.instance_info)?;
@@ -75,6 +79,10 @@ impl Endorser for Azure {
 impl Endorser for Prepared {
     fn oid(&self) -> Oid {
         &[]
+    }
+
+    fn endorses_keys(&self) -> bool {
+        false
     }
 
     fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {

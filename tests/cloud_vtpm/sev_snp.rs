@@ -100,12 +100,18 @@ pub fn sample_of_aws() -> Sample {
 
 /// Returns a correct document of Google with its validator.
 pub fn sample_of_google() -> Sample {
+    let (document, policy) = document_of_google();
+    (document, validator(&gcp_sev_snp::VARIANT, &policy))
+}
+
+/// Returns a correct document of Google with the members of a policy that accepts it.
+pub fn document_of_google() -> (Vec<u8>, Value) {
     let authority = Authority::new();
     let machine = gcp_sev_es::Machine::start(&events("1", 4));
     machine.certify(&authority, &good());
     let policy = with(ours(), &json!({"cloud": {"roots": [authority.root_pem()]}}));
     let document = google(&machine, Chip::new(|_| ())).issue(USER_DATA, NONCE);
-    (document.unwrap(), validator(&gcp_sev_snp::VARIANT, &policy))
+    (document.unwrap(), policy)
 }
 
 #[test]

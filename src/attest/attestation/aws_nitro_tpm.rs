@@ -16,11 +16,13 @@ use rustls::pki_types::UnixTime;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::Registers;
 use super::ak_certificate::Root;
 use super::document::Base64;
 use super::instance::{Demands, Instance, Sha384};
 use super::nitro_document::NitroDocument;
 use super::quote::Key;
+use super::variant::{CLOUD, KEYS, SHA384};
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{
     IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, hex, printable,
@@ -31,6 +33,8 @@ use crate::tpm::{self, Bank, KeySource, Tpm};
 pub const VARIANT: Variant = Variant {
     name: "aws-nitro-tpm",
     oid: OID,
+    registers: Registers::Pcrs,
+    judges: &[KEYS, CLOUD, SHA384],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = AwsMachine::new(LINK_LOCAL, None);
@@ -171,7 +175,7 @@ impl Endorser for AwsHypervisor {
         OID
     }
 
-    fn demands_endorsement(&self) -> bool {
+    fn endorses_keys(&self) -> bool {
         !self.demands.sha384.is_empty()
     }
 

@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use ring::digest::{SHA512, digest};
 
+use super::Registers;
 use super::quote::Key;
 use super::snp::{self, Hardware, InstanceInfo, Kernel, Reporter};
 use super::sources::Sources;
+use super::variant::{KEYS, SNP};
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant};
 use crate::tpm::{self, KeySource, Tpm};
@@ -21,6 +23,8 @@ use crate::tpm::{self, KeySource, Tpm};
 pub const VARIANT: Variant = Variant {
     name: "aws-sev-snp",
     oid: OID,
+    registers: Registers::Pcrs,
+    judges: &[KEYS, SNP],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = AwsSnpMachine::new(Arc::new(Kernel));
@@ -92,6 +96,11 @@ struct AwsChip(Hardware);
 impl Endorser for AwsChip {
     fn oid(&self) -> Oid {
         OID
+    }
+
+    // the guest chooses REPORT_DATA: whoever has a machine of AWS can have any key in it
+    fn endorses_keys(&self) -> bool {
+        false
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {

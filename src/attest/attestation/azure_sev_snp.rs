@@ -14,11 +14,13 @@ use cloud::http::{Http, LINK_LOCAL, MAX_BODY};
 use hardware::snp::report::{Report, Signer};
 use serde::Deserialize;
 
+use super::Registers;
 use super::document::Base64;
 use super::hcl::{self, HardwareReport, HclReport, RuntimeData};
 use super::prepared::{self, Prepared, Source};
 use super::snp::{self, Azure, Hardware, InstanceInfo};
 use super::sources::Sources;
+use super::variant::{KEYS, SNP};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant, printable};
 use crate::tpm;
@@ -27,6 +29,8 @@ use crate::tpm;
 pub const VARIANT: Variant = Variant {
     name: "azure-sev-snp",
     oid: OID,
+    registers: Registers::Pcrs,
+    judges: &[KEYS, SNP],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = Prepared::new(AzureSnpMachine::new(LINK_LOCAL));
@@ -129,6 +133,11 @@ struct AzureChip(Hardware);
 impl Endorser for AzureChip {
     fn oid(&self) -> Oid {
         OID
+    }
+
+    // only the paravisor of Azure puts its own key into the runtime data
+    fn endorses_keys(&self) -> bool {
+        self.0.pins_firmware()
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {

@@ -18,11 +18,13 @@ use hardware::tdx::quote::Quote;
 use hardware::tdx::{Collateral, Verifier};
 use serde::{Deserialize, Serialize};
 
+use super::Registers;
 use super::document::{Base64, Document};
 use super::hcl::{self, HardwareReport, HclReport, RuntimeData};
 use super::prepared::{self, Prepared, Source};
 use super::sources::Sources;
 use super::td;
+use super::variant::{KEYS, TDX, TDX_OF_AZURE};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
 use crate::tpm;
@@ -32,6 +34,8 @@ use proto::attested::Collateral as Brought;
 pub const VARIANT: Variant = Variant {
     name: "azure-tdx",
     oid: OID,
+    registers: Registers::Pcrs,
+    judges: &[KEYS, TDX, TDX_OF_AZURE],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = Prepared::new(AzureTdxMachine::new(LINK_LOCAL));
@@ -158,6 +162,11 @@ struct TdxHardware {
 impl Endorser for TdxHardware {
     fn oid(&self) -> Oid {
         OID
+    }
+
+    // only the paravisor of Azure puts its own key into the runtime data
+    fn endorses_keys(&self) -> bool {
+        self.policy.tdx().pins_firmware()
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {

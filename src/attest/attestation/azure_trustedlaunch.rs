@@ -18,10 +18,12 @@ use rustls::pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 use webpki::KeyUsage;
 
+use super::Registers;
 use super::ak_certificate::{self, Root};
 use super::document::Base64;
 use super::instance::{Demands, Instance};
 use super::prepared::{self, Prepared, Source};
+use super::variant::{CLOUD, KEYS};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
 use crate::tpm::{self, Tpm};
@@ -30,6 +32,8 @@ use crate::tpm::{self, Tpm};
 pub const VARIANT: Variant = Variant {
     name: "azure-trustedlaunch",
     oid: OID,
+    registers: Registers::Pcrs,
+    judges: &[KEYS, CLOUD],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = Prepared::new(AzureMachine);
@@ -183,6 +187,11 @@ struct AzureAuthority {
 impl Endorser for AzureAuthority {
     fn oid(&self) -> Oid {
         OID
+    }
+
+    // Azure certified the key as that of a TPM of its own
+    fn endorses_keys(&self) -> bool {
+        true
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {

@@ -18,9 +18,11 @@ use rustls::pki_types::UnixTime;
 use serde::{Deserialize, Serialize};
 use webpki::KeyUsage;
 
+use super::Registers;
 use super::ak_certificate::{self, Root};
 use super::event_log::{self, Event};
 use super::instance::{Demands, Instance};
+use super::variant::{CLOUD, KEYS};
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{
     IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, printable, sha256,
@@ -31,6 +33,8 @@ use crate::tpm::{self, KeySource, Tpm};
 pub const VARIANT: Variant = Variant {
     name: "gcp-sev-es",
     oid: OID,
+    registers: Registers::Pcrs,
+    judges: &[KEYS, CLOUD],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = GoogleMachine::new(LINK_LOCAL);
@@ -212,6 +216,11 @@ impl GoogleAuthority {
 impl Endorser for GoogleAuthority {
     fn oid(&self) -> Oid {
         OID
+    }
+
+    // Google certified the key as that of a TPM of its own
+    fn endorses_keys(&self) -> bool {
+        true
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {

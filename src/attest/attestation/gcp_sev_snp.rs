@@ -13,9 +13,11 @@ use std::sync::Arc;
 
 use cloud::http::LINK_LOCAL;
 
+use super::Registers;
 use super::gcp_sev_es::{self, Firmware, GoogleAuthority, GoogleMachine};
 use super::snp::{self, Hardware, InstanceInfo, Kernel, Reporter};
 use super::sources::Sources;
+use super::variant::{CLOUD, KEYS, SNP};
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
 use crate::tpm::{self, KeySource, Tpm};
@@ -24,6 +26,8 @@ use crate::tpm::{self, KeySource, Tpm};
 pub const VARIANT: Variant = Variant {
     name: "gcp-sev-snp",
     oid: OID,
+    registers: Registers::Pcrs,
+    judges: &[KEYS, SNP, CLOUD],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = GoogleSnpMachine::new(LINK_LOCAL, Arc::new(Kernel));
@@ -110,6 +114,11 @@ struct GoogleChip {
 impl Endorser for GoogleChip {
     fn oid(&self) -> Oid {
         OID
+    }
+
+    // Google certified the key as that of a TPM of its own
+    fn endorses_keys(&self) -> bool {
+        true
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {

@@ -53,7 +53,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use hardware::json::Digits;
+use hardware::json::{Digits, is_default};
 use hardware::tdx::Demands;
 use serde::Deserialize;
 
@@ -76,6 +76,10 @@ const MAX_KEYS: usize = 10_000;
 const MAX_ROOTS: usize = 64;
 /// Maximum size of a root in bytes: several certificates in PEM.
 const MAX_ROOT: usize = 16 << 10;
+/// The members of the old system, by the first and the last of them.
+pub(super) const OLD_TDX: &str = "qeSVN to intelRootKey";
+/// As before.
+pub(super) const OLD_SNP: &str = "bootloaderVersion to amdSigningKey";
 /// The register of a TDX machine's firmware.
 const MRTD: u32 = 0;
 /// The value of the field `require`.
@@ -701,6 +705,30 @@ impl Policy {
     /// Returns whether the attestation key with this name is accepted without a certificate.
     pub fn believes(&self, key: &KeyName) -> bool {
         self.keys.contains(key) || self.believes_any_key()
+    }
+
+    /// Returns what the policy demands beside registers, by the names of its members. A variant judges some of them.
+    pub(super) fn demanded(&self) -> Vec<&'static str> {
+        let cloud = &self.cloud;
+        let of_report = old_snp::Demands {
+            snp: Default::default(),
+            ..self.snp.clone()
+        };
+        let all = [
+            ("attestationKeys", !self.keys.is_empty()),
+            ("endorsementRoots", !self.roots.is_empty()),
+            ("cloud.roots", !cloud.roots.is_empty()),
+            ("cloud.projects", !cloud.projects.is_empty()),
+            ("cloud.zones", !cloud.zones.is_empty()),
+            ("cloud.instances", !cloud.instances.is_empty()),
+            ("cloud.sha384", !cloud.sha384.is_empty()),
+            ("tdx", !is_default(&self.tdx)),
+            (OLD_TDX, !is_default(&self.azure_tdx)),
+            ("snp", !is_default(&self.snp.snp)),
+            (OLD_SNP, !is_default(&of_report)),
+        ];
+        let demanded = all.into_iter().filter(|(_, is_demanded)| *is_demanded);
+        demanded.map(|(name, _)| name).collect()
     }
 
     /// Returns whether every attestation key is accepted.

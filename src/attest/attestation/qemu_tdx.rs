@@ -21,6 +21,7 @@ use super::document::{Base64, MAX_DOCUMENT};
 use super::policy::PolicyError;
 use super::sources::Sources;
 use super::variant::Measured;
+use super::variant::TDX;
 use super::{
     ClusterRegister, Identified, IssueError, KeyName, Measurement, Oid, Policy, Registers, Stage,
     ValidateError, Variant, excerpt, hex, printable, sha256, td,
@@ -32,6 +33,8 @@ use proto::attested::Collateral as Brought;
 pub const VARIANT: Variant = Variant {
     name: "qemu-tdx",
     oid: OID,
+    registers: Registers::Rtmrs,
+    judges: &[TDX],
     location: default_location,
     issuer: |_| {
         let (collateral, event_log) = (td::COLLATERAL.into(), EVENT_LOG.into());
@@ -266,6 +269,10 @@ impl super::Validator for Validator {
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
         self.check(document, nonce)
             .map_err(|why| ValidateError(why.into()))
+    }
+
+    fn requires_strong(&self) -> bool {
+        self.policy.requires_strong()
     }
 }
 

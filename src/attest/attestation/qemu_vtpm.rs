@@ -7,6 +7,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::Registers;
+use super::variant::KEYS;
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{KeyName, Oid, PlatformClaims, Policy, Variant};
 use crate::tpm::{self, KeySource};
@@ -15,6 +17,8 @@ use crate::tpm::{self, KeySource};
 pub const VARIANT: Variant = Variant {
     name: "qemu-vtpm",
     oid: OID,
+    registers: Registers::Pcrs,
+    judges: &[KEYS],
     location: tpm::Location::default_device,
     issuer: |location| Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(QemuVtpm))),
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy)))),
@@ -53,7 +57,7 @@ impl Endorser for QemuVtpm {
         OID
     }
 
-    fn demands_endorsement(&self) -> bool {
+    fn endorses_keys(&self) -> bool {
         false
     }
 

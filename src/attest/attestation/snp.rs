@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::document::{Base64, Document};
 use super::gcp_sev_es::Names;
+use super::old_snp::Enforcement;
 use super::sources::Sources;
 use super::{PlatformClaims, Policy, PolicyError};
 use proto::attested::Collateral;
@@ -199,6 +200,15 @@ impl Hardware {
             policy: policy.clone(),
             sources: sources.clone(),
         })
+    }
+
+    /// Returns whether the policy accepts only firmware that it knows, or chips of which it names each.
+    pub fn pins_firmware(&self) -> bool {
+        let signer = self.policy.snp().firmware_signer_config.as_ref();
+        let names_signers = signer.is_some_and(|it| {
+            !it.accepted_key_digests.is_empty() && it.enforcement_policy != Enforcement::WarnOnly
+        });
+        names_signers || self.demands.pins_firmware()
     }
 
     /// Returns what the report of a machine proves, if it is over these bytes.

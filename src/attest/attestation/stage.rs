@@ -16,9 +16,9 @@ pub fn validator_at_any_stage(
     sources: &Arc<dyn Sources>,
 ) -> Result<Arc<dyn Validator>, PolicyError> {
     if !policy.knows_stages() {
-        return (variant.validator)(policy, sources);
+        return variant.validator_for(policy, sources);
     }
-    let at = |stage| (variant.validator)(policy.clone().at(stage), sources);
+    let at = |stage| variant.validator_for(policy.clone().at(stage), sources);
     Ok(Arc::new(AtAnyStage {
         initramfs: at(Stage::Initramfs)?,
         booted: at(Stage::Booted)?,

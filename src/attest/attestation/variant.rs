@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::policy::PolicyError;
+use super::policy::{OLD_SNP, OLD_TDX, PolicyError};
 use super::sources::Sources;
 use super::{
-    Issuer, KeyName, Measurement, Oid, Policy, Stage, Validator, aws_nitro_tpm, aws_sev_snp,
-    azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, gcp_sev_snp, qemu_tdx, qemu_vtpm,
+    Issuer, KeyName, Measurement, Oid, Policy, Registers, Stage, Validator, aws_nitro_tpm,
+    aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, gcp_sev_snp, qemu_tdx,
+    qemu_vtpm,
 };
 use crate::tpm;
 use proto::attested::Collateral;
@@ -22,11 +23,16 @@ pub struct Variant {
     pub name: &'static str,
     /// The OID of the certificate extension that contains a document of this variant.
     pub oid: Oid,
+    /// The kind of its machines' registers.
+    pub registers: Registers,
+    /// What its validator judges beside the registers, by the names of a policy's members. A policy that demands more is refused: it
+    /// would demand nothing.
+    pub judges: &'static [&'static [&'static str]],
     /// Returns where this machine's registers are, if nobody says it: its TPM.
     pub location: fn() -> Result<tpm::Location, tpm::Error>,
     /// Creates the issuer of this machine, whose TPM is at this location.
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
-    /// Creates the validator of a policy. An error names what the policy lacks for this variant.
+    /// Creates the validator of a policy, for [`Variant::validator_for`]. An error names what the policy lacks for this variant.
     pub validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
     /// Returns what validators of a document of this variant need beside it, as the sources have it; `None` if nothing is needed.
     pub collateral: Option<FindCollateral>,
@@ -51,6 +57,24 @@ pub struct Measured {
     /// The values in the initramfs of the same boot.
     pub initramfs: BTreeMap<u32, Measurement>,
 }
+
+/// What every variant with a TPM judges.
+pub const KEYS: &[&str] = &["attestationKeys", "endorsementRoots"];
+/// What a cloud's certificate or document says of a machine.
+pub const CLOUD: &[&str] = &[
+    "cloud.roots",
+    "cloud.projects",
+    "cloud.zones",
+    "cloud.instances",
+];
+/// The registers that AWS signs.
+pub const SHA384: &[&str] = &["cloud.sha384"];
+/// What is demanded of SEV-SNP machines.
+pub const SNP: &[&str] = &["snp", OLD_SNP];
+/// What is demanded of TDX machines, here and in the old system.
+pub const TDX: &[&str] = &["tdx"];
+/// As before.
+pub const TDX_OF_AZURE: &[&str] = &[OLD_TDX];
 
 /// All variants. To add one:
 ///
@@ -83,6 +107,26 @@ pub const DEFAULT: &str = qemu_vtpm::VARIANT.name;
 pub struct UnknownVariant(String);
 
 impl Variant {
+    /// Creates the validator of a policy. An error names what the policy lacks, or what it demands and no machine of this variant proves.
+    pub fn validator_for(&self, policy: Policy, sources: &Arc<dyn Sources>) -> MadeValidator {
+        let demanded = policy.demanded();
+        match demanded.into_iter().find(|member| !self.judges(member)) {
+            None => (self.validator)(policy, sources),
+            Some(member) => Err(PolicyError(format!(
+                "{member}: machines with the attestation variant {} prove nothing of it, so nothing would be demanded: remove it",
+                self.name
+            ))),
+        }
+    }
+
+    /// Returns whether the validator judges what this member of a policy demands.
+    pub fn judges(&self, member: &str) -> bool {
+        self.judges
+            .iter()
+            .flat_map(|group| *group)
+            .any(|it| *it == member)
+    }
+
     /// Returns the variant with this name.
     pub fn named(name: &str) -> Result<&'static Variant, UnknownVariant> {
         ALL.iter()
@@ -124,6 +168,58 @@ mod tests {
             error.contains("\"home\"") && error.ends_with(&NAMES.join(", ")),
             "{error}"
         );
+    }
+
+    /// Each member of a policy that demands something, with the variants that judge it: a validator that ignores a demand admits whom the
+    /// policy would refuse.
+    #[test]
+    fn a_policy_that_demands_what_a_variant_does_not_judge_is_refused() {
+        let key = KeyName::of(b"key");
+        let members = [
+            ("attestationKeys", format!(r#""attestationKeys":["{key}"]"#)),
+            ("endorsementRoots", r#""endorsementRoots":["root"]"#.into()),
+            ("cloud.roots", r#""cloud":{"roots":["root"]}"#.into()),
+            ("cloud.projects", r#""cloud":{"projects":["p"]}"#.into()),
+            ("cloud.zones", r#""cloud":{"zones":["z"]}"#.into()),
+            ("cloud.instances", r#""cloud":{"instances":["i"]}"#.into()),
+            (
+                "cloud.sha384",
+                format!(r#""cloud":{{"sha384":{{"4":"{}"}}}}"#, "0".repeat(96)),
+            ),
+            ("tdx", r#""tdx":{"minimumEvaluation":21}"#.into()),
+            (OLD_TDX, r#""qeSVN":1"#.into()),
+            ("snp", r#""snp":{"minimumGuestSvn":1}"#.into()),
+            (OLD_SNP, r#""snpVersion":1"#.into()),
+        ];
+        for variant in ALL {
+            let zeros = "00".repeat(if variant.registers == Registers::Pcrs {
+                32
+            } else {
+                48
+            });
+            let policy = |member: &str| {
+                let json = format!(
+                    r#"{{"measurements":{{"3":{{"expected":"{zeros}","warnOnly":false}}}},{member}}}"#
+                );
+                Policy::from_json(&json).unwrap()
+            };
+            for (name, member) in &members {
+                let policy = policy(member);
+                assert_eq!(policy.demanded(), [*name]);
+                let made = variant.validator_for(policy, &offline());
+                let refusal = made.err().map(|error| error.to_string());
+                let is_ignored = refusal
+                    .as_ref()
+                    .is_some_and(|error| error.contains("prove nothing of it"));
+                assert_eq!(
+                    is_ignored,
+                    !variant.judges(name),
+                    "{variant:?}: {name}: {refusal:?}"
+                );
+            }
+            let made = variant.validator_for(policy(r#""require":"strong""#), &offline());
+            assert!(made.unwrap().requires_strong(), "{variant:?}");
+        }
     }
 
     /// A certificate names the variant by the OID only.

@@ -72,10 +72,9 @@ pub trait Machine: Send + Sync {
 pub trait Endorser: Send + Sync {
     /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
-    /// Returns whether [`Endorser::endorse`] refuses evidence in which nothing endorses the attestation key.
-    fn demands_endorsement(&self) -> bool {
-        true
-    }
+    /// Returns whether evidence that [`Endorser::endorse`] accepts proves that the attestation key is in the TPM that measured the machine.
+    /// If not, whoever has such a platform can have a key of his own endorsed, and claim any register.
+    fn endorses_keys(&self) -> bool;
     /// Returns what the evidence proves about the platform of the machine; `None` if nothing endorses the attestation key. The
     /// quote, its nonce and the registers are already verified. An error says why the evidence is refused.
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String>;
@@ -372,7 +371,7 @@ impl Validator {
             document: &document,
             nonce,
         })?;
-        let endorsed = platform.is_some() && self.endorser.demands_endorsement();
+        let endorsed = platform.is_some() && self.endorser.endorses_keys();
         self.check_key(&key, certified, endorsed)?;
         Ok(Identified {
             user_data: document.user_data.0,
@@ -472,7 +471,7 @@ impl super::Validator for Validator {
     }
 
     fn believes_any_tpm(&self) -> bool {
-        self.policy.believes_any_key() && !self.endorser.demands_endorsement()
+        self.policy.believes_any_key() && !self.endorser.endorses_keys()
     }
 }
 

@@ -73,7 +73,8 @@ impl Recorder {
         });
         let demanded: BTreeMap<_, _> = demanded.collect();
         let policy = Policy::new(demanded).map_err(|error| error.to_string())?;
-        (self.variant.validator)(policy.believing_any(), &sources())
+        self.variant
+            .validator_for(policy.believing_any(), &sources())
             .map_err(|error| error.to_string())
     }
 }

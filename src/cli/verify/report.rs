@@ -78,7 +78,7 @@ impl<'a> Report<'a> {
         };
         let genuine = presented.and_then(|presented| {
             let any = demand.policy.clone().of_any_image().believing_any();
-            let validator = (demand.variant.validator)(any, &sources());
+            let validator = demand.variant.validator_for(any, &sources());
             presented.identified_by(&*validator.ok()?)
         });
         let key = genuine.as_ref().and_then(|it| it.machine.as_deref());

@@ -129,6 +129,13 @@ impl Floor {
 }
 
 impl Demands {
+    /// Returns whether only firmware is accepted that the policy knows by itself or by its signer, or chips of which it names each.
+    pub fn pins_firmware(&self) -> bool {
+        let signers = self.id_keys.iter().chain(&self.author_keys);
+        let known = signers.chain(&self.launch_measurements).next().is_some();
+        known || !self.chips.is_empty()
+    }
+
     /// Returns the minimum that applies to the chip, or the first demand that is not met.
     pub fn check(
         &self,

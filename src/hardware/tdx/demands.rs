@@ -29,6 +29,9 @@ pub struct Demands {
     /// The processor features of the TD (XFAM); absent: each that is not refused always.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "features")]
     pub xfam: Option<Number>,
+    /// The accepted measurements of firmware (MRTD); empty: each.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    pub mr_td: Vec<Digits<REGISTER_LEN>>,
     /// The accepted measurements of TDX modules; empty: each that Intel signed.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
     pub mr_seam: Vec<Digits<REGISTER_LEN>>,
@@ -54,6 +57,7 @@ impl Default for Demands {
             maximum_collateral_days: MAXIMUM_COLLATERAL_DAYS,
             td_attributes: Number(Attributes::USUAL.0),
             xfam: None,
+            mr_td: vec![],
             mr_seam: vec![],
             mr_config_id: None,
             mr_owner: None,
@@ -88,6 +92,11 @@ impl Demands {
             self.attributes(body),
             self.features(body),
             one_of(
+                "the measurement of the firmware (MRTD)",
+                &self.mr_td,
+                &[&body.mr_td],
+            ),
+            one_of(
                 "the measurement of the TDX module (MRSEAM)",
                 &self.mr_seam,
                 &[&body.mr_seam],
@@ -113,6 +122,11 @@ impl Demands {
             true => Ok(self.claims(verified)),
             false => Err(wrong.join("\n")),
         }
+    }
+
+    /// Returns whether only firmware is accepted that the policy knows, or platforms of which it names each.
+    pub fn pins_firmware(&self) -> bool {
+        !self.mr_td.is_empty() || !self.platforms.is_empty()
     }
 
     fn status(&self, verified: &Verified<'_>) -> Option<String> {
