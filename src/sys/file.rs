@@ -1,10 +1,13 @@
 //! Atomic replacement of files: a reader sees the old content or the new one, even after a power
-//! failure.
+//! failure. Locks between programs.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+
+use super::check;
 
 /// Replaces the file at `path` durably with this content and mode (fsync(2)). Its directory must
 /// exist; the old file need not.
@@ -40,6 +43,16 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
+/// Locks a file or device for this descriptor, until its last copy is closed (flock(2)). `false` if another descriptor has the lock.
+pub fn try_lock(file: &File) -> io::Result<bool> {
+    // SAFETY: flock(2) takes only integers, and the descriptor is open.
+    let locked = check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) });
+    match locked {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        result => result.map(|_| true),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +71,15 @@ mod tests {
             );
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn one_descriptor_has_the_lock_of_a_file_until_it_is_closed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let [first, second] = [(); 2].map(|()| File::open(file.path()).unwrap());
+        assert!(try_lock(&first).unwrap());
+        assert!(!try_lock(&second).unwrap());
+        drop(first);
+        assert!(try_lock(&second).unwrap());
     }
 }
