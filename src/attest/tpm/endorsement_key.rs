@@ -109,7 +109,7 @@ impl Tpm {
         let activated = self.run("ActivateCredential", |context| {
             activate(context, key, kind, credential)
         });
-        attestation_key::used(&mut self.context, &public);
+        attestation_key::used(self.context()?, &public);
         activated.map_err(|error| match error {
             Error::Command(_, _, tss_esapi::Error::Tss2Error(code)) if refuses(code.kind()) => {
                 Error::Credential

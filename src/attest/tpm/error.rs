@@ -19,6 +19,10 @@ pub enum Error {
     Open(Location, String),
     /// A command failed: the location, the command, and the response of the TPM.
     Command(Location, &'static str, tss_esapi::Error),
+    /// The TPM does not answer requests for documents of AWS's hypervisor: the location, the command, and the response of the TPM.
+    NoDocuments(Location, &'static str, tss_esapi::Error),
+    /// A command that was sent without tpm2-tss failed on its way: the location, the command, a clause.
+    Transport(Location, &'static str, String),
     /// The registers of a TDX machine cannot be read or extended: a sentence.
     Registers(String),
     /// The bank is not allocated.
@@ -62,6 +66,14 @@ impl fmt::Display for Error {
                     ),
                     None => in_words(*error),
                 };
+                write!(f, "the TPM at {location} failed: {what}: {why}")
+            }
+            Error::NoDocuments(location, what, error) => write!(
+                f,
+                "the TPM at {location} is no NitroTPM, or it makes no attestation documents: {what}: {}",
+                in_words(*error)
+            ),
+            Error::Transport(location, what, why) => {
                 write!(f, "the TPM at {location} failed: {what}: {why}")
             }
             Error::Registers(why) => f.write_str(why),

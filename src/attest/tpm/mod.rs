@@ -6,13 +6,17 @@
 mod attestation_key;
 mod endorsement_key;
 mod error;
+mod nsm;
 mod nv;
+mod raw;
 mod turn;
 mod watch;
 
 pub use attestation_key::KeySource;
 pub use endorsement_key::{Credential, Endorsement, EndorsementKind};
 pub use error::Error;
+pub use nsm::MESSAGE_SIZE;
+pub use raw::parse_response;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -186,7 +190,8 @@ pub struct Quote {
 
 /// An open TPM.
 pub struct Tpm {
-    context: Context,
+    /// `None` while bytes go to the TPM without tpm2-tss, and after that until the next command.
+    context: Option<Context>,
     location: Location,
     _turn: Turn,
 }
@@ -203,23 +208,19 @@ impl Tpm {
     }
 
     fn open_in_turn(location: &Location, turn: Turn) -> Result<Tpm, Error> {
-        if let Location::Device(path) = location {
-            // tpm2-tss has one error code for every failure of a device; the kernel distinguishes missing, forbidden and busy
-            open_when_free(|| fs::File::options().read(true).write(true).open(path))
-                .map_err(|error| Error::Open(location.clone(), error::of_device(&error)))?;
-        }
-        if let Location::Tdx(_) = location {
-            let why = "a TDX machine of this variant has no TPM";
-            return Err(Error::Open(location.clone(), why.into()));
-        }
-        let context = TctiNameConf::from_str(&location.to_string())
-            .and_then(Context::new)
-            .map_err(|error| Error::Open(location.clone(), error::in_words(error)))?;
         Ok(Tpm {
-            context,
+            context: Some(open_context(location)?),
             location: location.clone(),
             _turn: turn,
         })
+    }
+
+    /// Returns the context; opens it again if it was closed.
+    fn context(&mut self) -> Result<&mut Context, Error> {
+        match &mut self.context {
+            Some(context) => Ok(context),
+            closed => Ok(closed.insert(open_context(&self.location)?)),
+        }
     }
 
     /// Returns the values of all PCRs of a bank. [`Error::NoBank`] if the bank is not allocated.
@@ -312,7 +313,7 @@ impl Tpm {
                 .map(|(bank, slots)| self.quote(key, nonce, bank, &slots))
                 .collect::<Result<Vec<_>, _>>()
         });
-        attestation_key::used(&mut self.context, &public);
+        attestation_key::used(self.context()?, &public);
         let quotes = quotes?;
         let public = public
             .marshall()
@@ -397,7 +398,7 @@ impl Tpm {
     ) -> Result<T, Error> {
         let _watch = watch::begin(&self.location, what);
         for pause in PAUSES {
-            match commands(&mut self.context) {
+            match commands(self.context()?) {
                 Err(error) if error::is_busy(error) => {
                     log::debug!("the TPM is busy: {what} is repeated in {pause:?}");
                     thread::sleep(pause);
@@ -405,13 +406,32 @@ impl Tpm {
                 result => return result.map_err(self.failed(what)),
             }
         }
-        commands(&mut self.context).map_err(self.failed(what))
+        commands(self.context()?).map_err(self.failed(what))
     }
 
     fn failed(&self, what: &'static str) -> impl Fn(tss_esapi::Error) -> Error + use<> {
         let location = self.location.clone();
         move |error| Error::Command(location.clone(), what, error)
     }
+}
+
+fn open_context(location: &Location) -> Result<Context, Error> {
+    if let Location::Device(path) = location {
+        // tpm2-tss has one error code for every failure of a device; the kernel distinguishes missing, forbidden and busy
+        open_device(location, path)?;
+    }
+    if let Location::Tdx(_) = location {
+        let why = "a TDX machine of this variant has no TPM";
+        return Err(Error::Open(location.clone(), why.into()));
+    }
+    TctiNameConf::from_str(&location.to_string())
+        .and_then(Context::new)
+        .map_err(|error| Error::Open(location.clone(), error::in_words(error)))
+}
+
+fn open_device(location: &Location, path: &Path) -> Result<fs::File, Error> {
+    open_when_free(|| fs::File::options().read(true).write(true).open(path))
+        .map_err(|error| Error::Open(location.clone(), error::of_device(&error)))
 }
 
 /// Opens a device that serves one program at a time. While another has it open, tries again, in all for three seconds.

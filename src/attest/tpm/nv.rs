@@ -35,7 +35,7 @@ impl Tpm {
 }
 
 /// Returns whether the TPM has an index. Reading it directly would log an error if it does not exist.
-fn exists(context: &mut Context, index: u32) -> Result<bool> {
+pub fn exists(context: &mut Context, index: u32) -> Result<bool> {
     let handle = TpmHandle::NvIndex(NvIndexTpmHandle::new(index)?);
     let (CapabilityData::Handles(handles), _) =
         context.get_capability(CapabilityType::Handles, index, 1)?
