@@ -1,11 +1,12 @@
-//! `aws-nitro-tpm`: the identity of the instance, and attestation documents. A TPM of the tests cannot make the documents, so an authority of the tests signs
-//! them with the values of the TPM.
+//! `aws-nitro-tpm`: the identity of the instance, and attestation documents. An authority of the tests signs them in the place of AWS's
+//! hypervisor; how a machine asks for them is in `nitro_machine`.
 
 use std::sync::Arc;
 
 use attest::attestation::aws_nitro_tpm::{AwsMachine, Documents, VARIANT};
 use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use attest::attestation::{Issuer, vtpm};
+use attest::tpm::Tpm;
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair};
@@ -19,15 +20,15 @@ use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
 use crate::meeting::{Sample, prove, validator};
 
-const INSTANCE: &str = "i-0123456789abcdef0";
+pub const INSTANCE: &str = "i-0123456789abcdef0";
 
 /// Types of CBOR (RFC 8949 §3.1).
-const BYTES: u8 = 2;
-const TEXT: u8 = 3;
+pub const BYTES: u8 = 2;
+pub const TEXT: u8 = 3;
 const ARRAY: u8 = 4;
-const MAP: u8 = 5;
+pub const MAP: u8 = 5;
 
-fn head(kind: u8, count: usize) -> Vec<u8> {
+pub fn head(kind: u8, count: usize) -> Vec<u8> {
     match count {
         0..24 => vec![kind << 5 | count as u8],
         24..0x100 => vec![kind << 5 | 24, count as u8],
@@ -35,23 +36,23 @@ fn head(kind: u8, count: usize) -> Vec<u8> {
     }
 }
 
-fn bytes(content: &[u8]) -> Vec<u8> {
+pub fn bytes(content: &[u8]) -> Vec<u8> {
     [head(BYTES, content.len()), content.to_vec()].concat()
 }
 
-fn text(content: &str) -> Vec<u8> {
+pub fn text(content: &str) -> Vec<u8> {
     [head(TEXT, content.len()), content.into()].concat()
 }
 
 /// What the hypervisor of the tests signs: the fields in order, with encoded values.
 #[derive(Clone)]
-struct Draft {
+pub struct Draft {
     fields: Vec<(&'static str, Vec<u8>)>,
     protected: Vec<u8>,
 }
 
 impl Draft {
-    fn set(&mut self, name: &str, value: Vec<u8>) {
+    pub fn set(&mut self, name: &str, value: Vec<u8>) {
         let field = self.fields.iter_mut().find(|(known, _)| *known == name);
         field.unwrap().1 = value;
     }
@@ -81,7 +82,7 @@ impl Draft {
 }
 
 /// The hypervisor of the tests.
-struct Hypervisor {
+pub struct Hypervisor {
     key: EcdsaKeyPair,
     certificate: Vec<u8>,
     root: Vec<u8>,
@@ -89,7 +90,7 @@ struct Hypervisor {
 }
 
 impl Hypervisor {
-    fn new(
+    pub fn new(
         authority: &Authority,
         certified: &CertificateParams,
         alter: fn(&mut Draft),
@@ -110,11 +111,11 @@ impl Hypervisor {
     }
 
     /// PCRs 0 to 15 of a TPM that was just started are zero.
-    fn draft(&self, nonce: &[u8], public_key: &[u8]) -> Draft {
+    pub fn draft(&self, nonce: &[u8], public_key: &[u8]) -> Draft {
         let pcrs: Vec<_> = (0..16)
             .map(|index| [head(0, index), bytes(&[0; 48])].concat())
             .collect();
-        let mut draft = Draft {
+        Draft {
             fields: vec![
                 (
                     "module_id",
@@ -130,25 +131,33 @@ impl Hypervisor {
                 ("nonce", bytes(nonce)),
             ],
             protected: vec![0xa1, 1, 0x38, 0x22],
-        };
+        }
+    }
+
+    /// Signs a document, with the fault that the test wants.
+    pub fn sign(&self, mut draft: Draft) -> Vec<u8> {
         (self.alter)(&mut draft);
-        draft
+        draft.signed(&draft.payload(), &self.key)
     }
 }
 
 impl Documents for Hypervisor {
-    fn document(&self, nonce: &[u8], public_key: &[u8]) -> Result<Vec<u8>, String> {
-        let draft = self.draft(nonce, public_key);
-        Ok(draft.signed(&draft.payload(), &self.key))
+    fn document(
+        &self,
+        _tpm: &mut Tpm,
+        nonce: &[u8],
+        public_key: &[u8],
+    ) -> Result<Option<Vec<u8>>, String> {
+        Ok(Some(self.sign(self.draft(nonce, public_key))))
     }
 }
 
-fn good() -> CertificateParams {
+pub fn good() -> CertificateParams {
     of_attestation_key("i-0123456789abcdef0.eu-central-1.aws.nitrotpm", None)
 }
 
 /// The metadata service of EC2.
-fn host() -> Host {
+pub fn host() -> Host {
     let host = Host::start();
     let identity = json!({"accountId": "123456789012", "imageId": "ami-1", "instanceId": INSTANCE, "region": "eu-central-1", "kernelId": null});
     host.set("PUT /latest/api/token", b"the token");
@@ -166,7 +175,7 @@ fn issuer(cloud: &CloudTpm, host: &Host, documents: Option<Hypervisor>) -> Arc<d
 }
 
 /// Returns demands of the root of the tests and of a value of PCR 4.
-fn demands(authority: &Authority, digit: &str) -> Value {
+pub fn demands(authority: &Authority, digit: &str) -> Value {
     json!({"cloud": {"roots": [authority.root_pem()], "sha384": {"4": digit.repeat(96)}}})
 }
 

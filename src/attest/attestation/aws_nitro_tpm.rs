@@ -9,6 +9,7 @@
 //! The document alone proves that some machine of EC2 made it: whoever has one can have any key signed. But a machine whose SHA-384 PCRs are
 //! those of a known image names its own key only. So the key is endorsed if the policy has these values (`cloud.sha384`).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cloud::http::{Http, LINK_LOCAL, MAX_BODY};
@@ -21,6 +22,7 @@ use super::ak_certificate::Root;
 use super::document::Base64;
 use super::instance::{Demands, Instance, Sha384};
 use super::nitro_document::NitroDocument;
+use super::nsm;
 use super::quote::Key;
 use super::variant::{CLOUD, KEYS, SHA384};
 use super::vtpm::{self, Endorser, Evidence, Machine};
@@ -37,7 +39,7 @@ pub const VARIANT: Variant = Variant {
     judges: &[KEYS, CLOUD, SHA384],
     location: tpm::Location::default_device,
     issuer: |location| {
-        let machine = AwsMachine::new(LINK_LOCAL, None);
+        let machine = AwsMachine::new(LINK_LOCAL, Some(Arc::new(NitroTpm::default())));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
@@ -71,8 +73,45 @@ struct InstanceInfo {
 
 /// Makes attestation documents of the NitroTPM of this machine.
 pub trait Documents: Send + Sync {
-    /// Returns a document with this nonce and this public key.
-    fn document(&self, nonce: &[u8], public_key: &[u8]) -> Result<Vec<u8>, String>;
+    /// Returns a document with this nonce and this public key; `None` if this TPM never makes documents, and the log has said so.
+    fn document(
+        &self,
+        tpm: &mut Tpm,
+        nonce: &[u8],
+        public_key: &[u8],
+    ) -> Result<Option<Vec<u8>>, String>;
+}
+
+/// The NitroTPM: AWS's hypervisor makes the document. A TPM that does not know the command is asked once.
+#[derive(Default)]
+pub struct NitroTpm {
+    makes_none: AtomicBool,
+}
+
+impl Documents for NitroTpm {
+    fn document(
+        &self,
+        tpm: &mut Tpm,
+        nonce: &[u8],
+        public_key: &[u8],
+    ) -> Result<Option<Vec<u8>>, String> {
+        if self.makes_none.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let request = nsm::attestation_request(nonce, public_key)?;
+        let answer = tpm.nsm_request(&request).map_err(|error| {
+            let makes_none = matches!(error, tpm::Error::NoDocuments(..));
+            self.makes_none.store(makes_none, Ordering::Relaxed);
+            error.to_string()
+        })?;
+        match nsm::Answer::parse(&answer) {
+            Ok(nsm::Answer::Document(document)) => Ok(Some(document.into())),
+            Ok(nsm::Answer::Error(name)) => Err(format!("AWS's hypervisor refused: {name}")),
+            Err(why) => Err(format!(
+                "the answer of AWS's hypervisor cannot be read: {why}"
+            )),
+        }
+    }
 }
 
 /// A machine of EC2.
@@ -151,12 +190,16 @@ impl Machine for AwsMachine {
             let key = tpm.attestation_key(self.key_source());
             let key = key.map_err(|error| IssueError(error.to_string()))?;
             let key = Key::parse(&key).map_err(|error| IssueError(error.into()))?;
-            let document = documents
-                .document(extra_data, &key.spki())
-                .map_err(IssueError)?;
-            let document = serde_json::to_value(Base64(document));
-            let document = document.map_err(|error| IssueError(error.to_string()))?;
-            info.insert(DOCUMENT.into(), document);
+            match documents.document(tpm, extra_data, &key.spki()) {
+                Ok(Some(document)) => {
+                    let document = serde_json::to_value(Base64(document));
+                    let document = document.map_err(|error| IssueError(error.to_string()))?;
+                    info.insert(DOCUMENT.into(), document);
+                }
+                Ok(None) => {}
+                // a peer whose policy demands none accepts the machine
+                Err(why) => log::warn!("no attestation document of the NitroTPM is sent: {why}"),
+            }
         }
         serde_json::to_vec(&info)
             .map(Some)

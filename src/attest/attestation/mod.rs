@@ -28,6 +28,7 @@ pub mod hcl;
 pub mod instance;
 mod key_name;
 pub mod nitro_document;
+pub mod nsm;
 pub mod old_snp;
 pub mod old_tdx;
 pub mod phases;

@@ -1,0 +1,151 @@
+//! What a machine and AWS's hypervisor say to each other about attestation documents, in CBOR (the crate aws-nitro-enclaves-nsm-api 0.5):
+//!
+//! ```text
+//! request = { "Attestation": { "user_data": null, "nonce": bytes, "public_key": bytes } }, each of at most 1024 bytes
+//! answer  = { "Attestation": { "document": bytes } } or { "Error": name }, and then bytes without a meaning, which may be those of the request
+//! ```
+
+use minicbor::{Decoder, Encoder};
+
+/// Maximum length of nonce and key in bytes.
+const MAX_GIVEN: usize = 1024;
+/// What the heads and names of a request need, in bytes.
+const AROUND: usize = 64;
+/// Maximum length of the name of an error in bytes: the longest known one has 16.
+const MAX_NAME: usize = 40;
+
+/// An answer, borrowed from its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// The document.
+    Document(&'a [u8]),
+    /// The name of an error.
+    Error(&'a str),
+}
+
+/// Encodes the request for a document with this nonce and this key.
+pub fn attestation_request(nonce: &[u8], public_key: &[u8]) -> Result<Vec<u8>, String> {
+    if let Some(len) = [nonce.len(), public_key.len()]
+        .into_iter()
+        .find(|len| *len > MAX_GIVEN)
+    {
+        return Err(format!(
+            "a document can have at most {MAX_GIVEN} bytes of nonce or key, got {len}"
+        ));
+    }
+    let mut bytes = vec![0; nonce.len() + public_key.len() + AROUND];
+    let room = bytes.len();
+    let mut writer = Encoder::new(&mut bytes[..]);
+    let written = (|| {
+        writer.map(1)?.str("Attestation")?.map(3)?;
+        writer.str("user_data")?.null()?;
+        writer.str("nonce")?.bytes(nonce)?;
+        writer.str("public_key")?.bytes(public_key)?;
+        Ok::<_, minicbor::encode::Error<_>>(writer.writer().len())
+    })();
+    let left = written.map_err(|_| "the request is too long")?;
+    bytes.truncate(room - left);
+    Ok(bytes)
+}
+
+impl<'a> Answer<'a> {
+    /// Reads the answer at the beginning of these bytes.
+    pub fn parse(bytes: &'a [u8]) -> Result<Answer<'a>, String> {
+        read(bytes).map_err(|error| format!("it is not CBOR of the expected form: {error}"))?
+    }
+}
+
+/// The outer error: this is not CBOR, or not of the expected type. The inner one: it has another meaning.
+type Read<'a> = Result<Result<Answer<'a>, String>, minicbor::decode::Error>;
+
+fn read(bytes: &[u8]) -> Read<'_> {
+    let mut reader = Decoder::new(bytes);
+    if reader.map()? != Some(1) {
+        return Ok(Err("expected one answer".into()));
+    }
+    let kind = reader.str()?;
+    Ok(match kind {
+        "Attestation" => {
+            if reader.map()? != Some(1) || reader.str()? != "document" {
+                return Ok(Err("expected a document and nothing else".into()));
+            }
+            Ok(Answer::Document(reader.bytes()?))
+        }
+        "Error" => match reader.str()? {
+            name if name.len() <= MAX_NAME
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric()) =>
+            {
+                Ok(Answer::Error(name))
+            }
+            name => Err(format!("the error {name:.40?} has no name")),
+        },
+        _ => Err(format!("expected Attestation or Error, got {kind:.40?}")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use support::mutation::mutations;
+
+    use super::*;
+
+    const DOCUMENT: &[u8] = b"\xa1\x6bAttestation\xa1\x68document\x43abc";
+
+    /// The bytes are those of RFC 8949 for this value.
+    #[test]
+    fn a_request_has_the_fields_in_the_order_of_aws() {
+        let request = attestation_request(&[1, 2], &[3; 24]).unwrap();
+        let expected =
+            b"\xa1\x6bAttestation\xa3\x69user_data\xf6\x65nonce\x42\x01\x02\x6apublic_key\x58\x18";
+        assert_eq!(request, [&expected[..], &[3; 24]].concat());
+        let longest = attestation_request(&[1; 1024], &[2; 1024]).unwrap();
+        assert!(longest.len() > 2048 && longest.ends_with(&[2; 1024]));
+        attestation_request(&[1; 1025], &[]).unwrap_err();
+        attestation_request(&[], &[1; 1025]).unwrap_err();
+    }
+
+    #[test]
+    fn an_answer_ends_where_it_says() {
+        let in_an_index = [DOCUMENT, &[0xff; 100]].concat();
+        assert_eq!(Answer::parse(DOCUMENT), Ok(Answer::Document(b"abc")));
+        assert_eq!(Answer::parse(&in_an_index), Ok(Answer::Document(b"abc")));
+        let error = b"\xa1\x65Error\x6fInvalidArgument\xff";
+        assert_eq!(Answer::parse(error), Ok(Answer::Error("InvalidArgument")));
+    }
+
+    #[test]
+    fn other_answers_are_refused_by_name_without_a_panic() {
+        let request = attestation_request(&[1; 32], &[2; 294]).unwrap();
+        let too_long =
+            b"\xa1\x6bAttestation\xa1\x68document\x5b\xff\xff\xff\xff\xff\xff\xff\xffabc";
+        for (bytes, why) in [
+            (&[][..], "not CBOR"),
+            (&[0xff; 100], "not CBOR"),
+            (&[0; 100], "not CBOR"),
+            (&[0x81; 8192], "not CBOR"),
+            (b"\xa2\x65Error\x61x\x65Error\x61x", "expected one answer"),
+            (b"\xbf\x65Error\x61x\xff", "expected one answer"),
+            (b"\xa1\x69DescribeX\xa0", "got \"DescribeX\""),
+            (b"\xa1\x65Error\x63a\nb", "has no name"),
+            (b"\xa1\x65Error\x01", "not CBOR"),
+            (
+                b"\xa1\x6bAttestation\xa1\x65other\x43abc",
+                "expected a document",
+            ),
+            (
+                b"\xa1\x6bAttestation\xa1\x68document\x83\x01\x02\x03",
+                "not CBOR",
+            ),
+            (&DOCUMENT[..DOCUMENT.len() - 1], "not CBOR"),
+            (too_long, "not CBOR"),
+            // a hypervisor that did not answer has left the request
+            (&request, "expected a document"),
+        ] {
+            let error = Answer::parse(bytes).unwrap_err();
+            assert!(error.contains(why), "{bytes:02x?}: {error}, expected {why}");
+        }
+        for altered in mutations(DOCUMENT, 5_000) {
+            let _ = Answer::parse(&altered);
+        }
+    }
+}
