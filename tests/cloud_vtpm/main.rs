@@ -20,6 +20,8 @@ mod forged_tdx;
 mod gcp_sev_es;
 mod host;
 mod meeting;
+mod nitro_machine;
+mod nitro_tpm;
 mod prepared_keys;
 mod sev_snp;
 
