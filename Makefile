@@ -34,7 +34,7 @@ boot: setup build ## run the tests that boot VMs; each console is kept in target
 test-images: setup build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with what goes wrong; unified kernel images with each systemd-stub; the image of mkosi (needs root)
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test measure -- --ignored
-	cargo test --locked --test hardware_tdx --test hardware_snp -- --ignored --nocapture
+	cargo test --locked --test hardware_tdx --test hardware_snp --test cloud_vtpm -- --ignored --nocapture
 
 image: build ## make a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)
 	@tools/image.sh
