@@ -7,8 +7,10 @@
 //! | role, cluster, hash of the init secret | the tags `constellation-role`, `constellation-uid`, `constellation-init-secret-hash` of the instance, which its metadata must have (`InstanceMetadataTags`) |
 //! | peers | EC2 `DescribeInstances`: the running instances with the cluster's `constellation-uid` |
 //! | load balancer | the only one with the cluster's `constellation-uid` (`tag:GetResources`); its DNS name (`DescribeLoadBalancers`) |
+//! | account and zone of an instance, for a verifier | EC2 `DescribeInstances` of this one |
 //!
-//! Requests to the APIs are signed with the credentials of the instance's role.
+//! Requests to the APIs are signed with the credentials of the instance's role, or for a verifier as [`aws_caller`](super::aws_caller)
+//! says.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,6 +23,7 @@ use serde_json::json;
 use sys::nvme;
 use zeroize::Zeroizing;
 
+use super::aws_caller::{self, Signer, Unsigned, Variables, is_region};
 use super::guard::{Guarded, Range};
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::place::Place;
@@ -50,6 +53,8 @@ const EARLY: Duration = Duration::from_secs(300);
 const MAX_PAGE: u64 = 24 << 20;
 /// Maximum number of nodes of a page's XML: a described instance has about 250.
 const MAX_NODES: u32 = 2_000_000;
+/// Maximum size in bytes of one described instance: fifteen network interfaces with fifty addresses each have less.
+const MAX_INSTANCE: u64 = 1 << 20;
 /// Maximum length of what is an entry of an error in XML or JSON.
 const MAX_SHOWN: usize = 300;
 /// Deviation of the clock that a request is repeated for. The APIs accept five minutes.
@@ -63,6 +68,9 @@ pub struct Client {
     credentials: Mutex<Option<Arc<Credentials>>>,
     identity: OnceLock<Identity>,
     apis: OnceLock<Apis>,
+    /// The variables that go before the instance's role and region; a node has none.
+    variables: Option<Variables>,
+    region: OnceLock<String>,
     /// How many seconds the clock of the APIs is ahead of this machine's.
     skew: Mutex<i64>,
 }
@@ -97,6 +105,57 @@ pub struct Credentials {
     token: Zeroizing<String>,
     /// When they end, by the clock of AWS.
     expiration: String,
+    /// The name of the role.
+    #[serde(skip)]
+    role: String,
+}
+
+/// What EC2 says of an instance of the caller's account, or of one that is shared with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// The account that owns the instance: 12 digits.
+    pub account: String,
+    /// The zone, e.g. `eu-central-1a`.
+    pub zone: String,
+    /// The image from which it was started.
+    pub image: String,
+    /// The state, e.g. `running`.
+    pub state: String,
+}
+
+/// Why EC2 says nothing of an instance. The texts are clauses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Undescribed {
+    /// The reason is this instance.
+    Instance(String),
+    /// EC2 does not answer, or has too much to do. Another request may succeed.
+    Away(String),
+    /// The reason is who asks: credentials, permissions, settings.
+    Caller(String),
+}
+
+/// Why a call failed.
+struct Failed {
+    /// The API's code; empty without one.
+    code: String,
+    /// Whether the same request may soon succeed.
+    is_later: bool,
+    error: Error,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        let is_later = match &error {
+            Error::Unreachable { .. } => true,
+            Error::Status { status, .. } => *status == 429 || *status >= 500,
+            _ => false,
+        };
+        Failed {
+            code: String::new(),
+            is_later,
+            error,
+        }
+    }
 }
 
 /// A request to an API.
@@ -122,8 +181,75 @@ impl Client {
             credentials: Mutex::default(),
             identity: OnceLock::new(),
             apis: OnceLock::new(),
+            variables: None,
+            region: OnceLock::new(),
             skew: Mutex::new(0),
         })
+    }
+
+    /// Makes a client for who is not a node: variables may have the credentials, the region, and the addresses that `place` does not
+    /// have. Sends no request.
+    pub fn of_caller(place: Option<&str>, variables: Variables) -> Result<Client, Error> {
+        let imds = variables(aws_caller::IMDS).filter(|url| !url.is_empty());
+        let place = place.or(imds.as_deref());
+        Ok(Client {
+            variables: Some(variables),
+            ..Client::new(place)?
+        })
+    }
+
+    /// Returns who signs now.
+    pub fn signer(&self) -> Result<Signer, Unsigned> {
+        let absent = |error: Error| Unsigned::Absent(error.to_string());
+        match self.variables {
+            None => self.credentials().map(Signer::Role).map_err(absent),
+            Some(variables) => Signer::find(variables, || self.credentials()),
+        }
+    }
+
+    /// Returns the region whose APIs are asked.
+    fn region(&self) -> Result<&str, Error> {
+        if let Some(region) = self.region.get() {
+            return Ok(region);
+        }
+        let named = self.variables.map_or(Ok(None), aws_caller::region);
+        let region = match named.map_err(Error::Refused)? {
+            Some(region) => region,
+            None => self.identity()?.region.clone(),
+        };
+        Ok(self.region.get_or_init(|| region))
+    }
+
+    /// Returns what EC2 says of an instance. It answers for those of the caller's account alone, and for those that are shared with it.
+    pub fn describe(&self, id: &str) -> Result<Described, Undescribed> {
+        // without credentials the region does not matter
+        let unsigned = |why: Unsigned| Undescribed::Caller(why.to_string());
+        self.signer().map(drop).map_err(unsigned)?;
+        let named = self.variables.map_or(Ok(None), aws_caller::region);
+        named.map_err(Undescribed::Caller)?;
+        let region = self.region().map_err(|error| {
+            Undescribed::Caller(format!(
+                "the region is not known: AWS_REGION is not set, and the instance does not say it: {}",
+                clause(&error)
+            ))
+        })?;
+        let ec2 = match self.apis() {
+            Ok(apis) => &apis.ec2,
+            Err(error) => return Err(Undescribed::Caller(clause(&error))),
+        };
+        let parameters = form(&[
+            ("Action", "DescribeInstances"),
+            ("Version", "2016-11-15"),
+            ("InstanceId.1", id),
+        ]);
+        let call = Call {
+            limit: MAX_INSTANCE,
+            ..query("ec2", "ec2:DescribeInstances", &parameters)
+        };
+        let answer = self.try_call(ec2, &call);
+        let answer = answer.map_err(|failed| undescribed(failed, id, region))?;
+        parse_described(&format!("POST {}", ec2.url("")), id, &answer)
+            .map_err(|error| Undescribed::Instance(clause(&error)))
     }
 
     /// Returns what the metadata service has at a path below `/latest`. A token that is no longer valid is renewed once.
@@ -239,7 +365,8 @@ impl Client {
         let role = name(&self.imds_request(PATH), "the name of a role", &role)?;
         let path = format!("{PATH}{role}");
         let answer = Zeroizing::new(self.imds(&path).map_err(no_role)?);
-        let new = Arc::new(parse_credentials(&self.imds_request(&path), &answer)?);
+        let new = parse_credentials(&self.imds_request(&path), &answer)?;
+        let new = Arc::new(Credentials { role, ..new });
         *known = Some(new.clone());
         Ok(new)
     }
@@ -260,9 +387,12 @@ impl Client {
         if let Some(apis) = self.apis.get() {
             return Ok(apis);
         }
-        let region = &self.identity()?.region;
+        let region = self.region()?;
         let domain = domain(region);
-        let api = |name: &str, host: &str| match self.place.api(name) {
+        let named = self.variables.and_then(|get| get(aws_caller::EC2));
+        let named = named.filter(|url| !url.is_empty());
+        let of_variables = |name: &str| named.as_deref().filter(|_| name == "ec2");
+        let api = |name: &str, host: &str| match self.place.api(name).or(of_variables(name)) {
             Some(url) => Http::api(url),
             None => Http::api(&format!("https://{host}.{region}.{domain}")),
         };
@@ -277,12 +407,19 @@ impl Client {
     /// Returns the answer of an API. A request that fails because of this machine's clock is repeated with the API's clock, and one that
     /// fails because of its credentials with new ones, each once.
     fn call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Error> {
+        self.try_call(api, call).map_err(|failed| failed.error)
+    }
+
+    fn try_call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Failed> {
         let (mut is_clock_set, mut is_renewed) = (false, false);
         loop {
-            let credentials = self.credentials()?;
-            let answer = self.send(api, call, &credentials)?;
+            let signer = match self.variables {
+                None => Signer::Role(self.credentials()?),
+                Some(_) => (self.signer()).map_err(|why| Error::Refused(why.to_string()))?,
+            };
+            let answer = self.send(api, call, &signer)?;
             if answer.status == 200 {
-                return answer.content();
+                return Ok(answer.content()?);
             }
             let (code, message) = parse_error(&answer.body);
             let is_refused = matches!(answer.status, 400 | 401 | 403);
@@ -295,17 +432,26 @@ impl Client {
                     *locked(&self.skew) += skew;
                     is_clock_set = true;
                 }
-                _ if is_refused && is_of_credentials(&code) && !is_renewed => {
+                _ if is_refused
+                    && is_of_credentials(&code)
+                    && !is_renewed
+                    && matches!(signer, Signer::Role(_)) =>
+                {
                     *locked(&self.credentials) = None;
                     is_renewed = true;
                 }
-                _ if code.is_empty() => return Err(answer.error()),
+                _ if code.is_empty() => return Err(answer.error().into()),
                 _ => {
                     let why = format!("status {}: {code}: {message}", answer.status);
-                    return Err(Error::Denied {
-                        request: answer.request,
-                        why,
-                        next: advice(&code, call.permission),
+                    let next = advice(&code, &signer.named_origin(), call.permission);
+                    return Err(Failed {
+                        is_later: answer.status >= 500 || is_throttling(&code),
+                        code,
+                        error: Error::Denied {
+                            request: answer.request,
+                            why,
+                            next,
+                        },
                     });
                 }
             }
@@ -316,15 +462,15 @@ impl Client {
         &self,
         api: &Http,
         call: &Call<'_>,
-        credentials: &Credentials,
+        signer: &Signer,
     ) -> Result<super::http::Answer, Error> {
         let date = sigv4::date(self.now());
         let mut fields = vec![
             ("content-type", call.content_type),
             ("host", api.host()),
             ("x-amz-date", &*date),
-            ("x-amz-security-token", credentials.token()),
         ];
+        fields.extend(signer.token().map(|token| ("x-amz-security-token", token)));
         fields.extend(call.target.map(|target| ("x-amz-target", target)));
         let request = sigv4::Request {
             method: "POST",
@@ -332,9 +478,9 @@ impl Client {
             fields: &fields,
             body: call.body.as_bytes(),
         };
-        let region = &self.identity()?.region;
+        let region = self.region()?;
         let authorization =
-            sigv4::authorization(&credentials.key(), region, call.service, &date, &request);
+            sigv4::authorization(&signer.key(), region, call.service, &date, &request);
         fields.retain(|(name, _)| *name != "host");
         fields.push(("authorization", &authorization));
         api.send("POST", "", &fields, call.body.as_bytes(), call.limit)
@@ -459,6 +605,11 @@ impl Credentials {
         &self.token
     }
 
+    /// Returns the name of the role.
+    pub fn role(&self) -> &str {
+        &self.role
+    }
+
     /// Returns whether they are still valid for some time.
     fn last(&self, now: SystemTime) -> bool {
         time::parse(&self.expiration).is_some_and(|end| now + EARLY < end)
@@ -529,18 +680,44 @@ pub fn is_of_credentials(code: &str) -> bool {
     )
 }
 
+/// Returns whether an error's code says that there were too many requests ("Error codes for the Amazon EC2 API").
+fn is_throttling(code: &str) -> bool {
+    matches!(
+        code,
+        "RequestLimitExceeded" | "Throttling" | "ThrottlingException"
+    )
+}
+
 /// Says what an operator can do about an error.
-fn advice(code: &str, permission: &str) -> String {
+fn advice(code: &str, origin: &str, permission: &str) -> String {
     match code {
         "UnauthorizedOperation" | "AccessDenied" | "AccessDeniedException" => {
-            format!("the instance's role needs the permission {permission} (docs/clouds.md)")
+            format!("{origin} needs the permission {permission} (docs/clouds.md)")
         }
-        "RequestLimitExceeded" | "Throttling" | "ThrottlingException" => {
-            "it is asked again later".into()
-        }
+        _ if is_throttling(code) => "it is asked again later".into(),
         "OptInRequired" | "InvalidRegion" => "the account does not use this region".into(),
         _ => "the error is of the API".into(),
     }
+}
+
+/// Returns why an instance is not described.
+fn undescribed(failed: Failed, id: &str, region: &str) -> Undescribed {
+    match failed.code.as_str() {
+        "InvalidInstanceID.NotFound" => Undescribed::Instance(format!(
+            "EC2 in {region} knows no instance {id} of the account that asks: the machine is another customer's, or in another region"
+        )),
+        "InvalidInstanceID.Malformed" => Undescribed::Instance(format!(
+            "EC2 says that {id:.80?} is not the ID of an instance"
+        )),
+        _ if failed.is_later => Undescribed::Away(clause(&failed.error)),
+        _ => Undescribed::Caller(clause(&failed.error)),
+    }
+}
+
+/// Returns an error as a part of a sentence that is not about the metadata of this machine.
+fn clause(error: &Error) -> String {
+    let text = error.to_string();
+    text.strip_prefix("metadata: ").unwrap_or(&text).to_owned()
 }
 
 /// Returns by how many seconds `to` is later.
@@ -587,19 +764,13 @@ pub fn parse_identity(request: &str, body: &[u8]) -> Result<Identity, Error> {
         let error = excerpt(error.to_string().as_bytes());
         got(format!("{:?} ({error})", excerpt(body)))
     })?;
-    // the region is a part of the names of hosts, to which credentials go
-    let is_label = |text: &str| {
-        (1..=40).contains(&text.len())
-            && text
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-    };
+    // the region is a part of the names of hosts, to which credentials go; the others have the same form
     for (what, text) in [
         ("instanceId", &identity.instance_id),
         ("region", &identity.region),
         ("availabilityZone", &identity.availability_zone),
     ] {
-        if !is_label(text) {
+        if !is_region(text) {
             let text = excerpt(text.as_bytes());
             return Err(got(format!("one with {what} {text:?}")));
         }
@@ -657,6 +828,69 @@ pub fn parse_instances(
     });
     let next = child(root, "nextToken").and_then(|next| next.text());
     Ok((described.collect(), next.map(str::to_owned)))
+}
+
+/// Parses the answer of `DescribeInstances` to the question for this one.
+pub fn parse_described(request: &str, id: &str, body: &[u8]) -> Result<Described, Error> {
+    let nonsense = |got: String| Error::Nonsense {
+        request: request.to_owned(),
+        expected: "the described instance",
+        got,
+    };
+    let document = document(body).map_err(nonsense)?;
+    let root = document.root_element();
+    let mut reservations = child(root, "reservationSet")
+        .filter(|_| root.has_tag_name("DescribeInstancesResponse"))
+        .into_iter()
+        .flat_map(|set| children(set, "item"));
+    // an instance has one reservation, and who asks for one gets no other of it
+    let reservation = match (reservations.next(), reservations.next()) {
+        (Some(one), None) => one,
+        _ => return Err(nonsense(format!("{:?}", excerpt(body)))),
+    };
+    let mut instances = child(reservation, "instancesSet")
+        .into_iter()
+        .flat_map(|set| children(set, "item"));
+    let instance = match (instances.next(), instances.next()) {
+        (Some(one), None) => one,
+        _ => return Err(nonsense("a reservation with none or several".into())),
+    };
+    let text = |node, path: &[&str]| {
+        let found = path.iter().try_fold(node, |node, name| child(node, name));
+        let text = found.and_then(|node: Node<'_, '_>| node.text());
+        text.unwrap_or_default().to_owned()
+    };
+    let got = text(instance, &["instanceId"]);
+    if got != id {
+        let got = excerpt(got.as_bytes());
+        return Err(nonsense(format!("that of another instance: {got:?}")));
+    }
+    let described = Described {
+        account: text(reservation, &["ownerId"]),
+        zone: text(instance, &["placement", "availabilityZone"]),
+        image: text(instance, &["imageId"]),
+        state: text(instance, &["instanceState", "name"]),
+    };
+    if !is_account(&described.account) {
+        let account = excerpt(described.account.as_bytes());
+        return Err(nonsense(format!("one with the account {account:?}")));
+    }
+    for (what, text) in [
+        ("zone", &described.zone),
+        ("image", &described.image),
+        ("state", &described.state),
+    ] {
+        if !is_name(text) {
+            let text = excerpt(text.as_bytes());
+            return Err(nonsense(format!("one with the {what} {text:?}")));
+        }
+    }
+    Ok(described)
+}
+
+/// Returns whether text is the ID of an account.
+pub fn is_account(text: &str) -> bool {
+    text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Returns a described instance; `None` if it is not running. The error says what is wrong.
@@ -921,6 +1155,62 @@ mod tests {
     fn a_page_with_an_element_in_itself_200_000_times_ends() {
         let deep = "<item>".repeat(200_000) + &"</item>".repeat(200_000);
         let _ = parse_instances("POST x", page(&deep, "").as_bytes());
+    }
+
+    #[test]
+    fn one_described_instance_is_read() {
+        let one = item("i-01", "running", &ipv4("10.0.0.1"), &tag("Name", "x"));
+        let read = |xml: &str| parse_described("POST x", "i-01", xml.as_bytes());
+        assert_eq!(
+            read(&page(&one, "")).unwrap(),
+            Described {
+                account: "123456789012".into(),
+                zone: "eu-west-1c".into(),
+                image: "ami-bff32ccc".into(),
+                state: "running".into(),
+            }
+        );
+        let in_one = one.replace("</item></instancesSet>", "</item><item/></instancesSet>");
+        for (xml, why) in [
+            (page("", ""), "the described instance"),
+            (page(&one.repeat(2), ""), "the described instance"),
+            (page(&in_one, ""), "none or several"),
+            (page("<item/>", ""), "none or several"),
+            (
+                page(&one.replace("i-01", "i-02"), ""),
+                "another instance: \"i-02\"",
+            ),
+            (
+                page(&one.replace("123456789012", "12345"), ""),
+                "account \"12345\"",
+            ),
+            (page(&one.replace("eu-west-1c", ""), ""), "zone \"\""),
+            (
+                page(&one, "").replace("Describe", "Run"),
+                "the described instance",
+            ),
+            ("<a>".into(), "the described instance"),
+        ] {
+            let error = read(&xml).unwrap_err().to_string();
+            assert!(
+                error.contains(why) && error.len() < 1000,
+                "{error}, expected {why}"
+            );
+        }
+        let (mut good, mut bad) = (0, 0);
+        for body in mutations(page(&one, "").as_bytes(), 10_000) {
+            match parse_described("POST x", "i-01", &body) {
+                Ok(described) => {
+                    good += 1;
+                    assert!(is_account(&described.account) && is_name(&described.zone));
+                }
+                Err(error) => {
+                    bad += 1;
+                    assert!(error.to_string().len() < 4096);
+                }
+            }
+        }
+        assert!(good > 100 && bad > 100, "{good} good, {bad} bad");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
 pub mod aws;
+pub mod aws_caller;
 pub mod azure;
 mod bearer;
 pub mod gcp;

@@ -12,6 +12,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cloud::aws;
+use cloud::aws_caller::Signer;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -19,7 +20,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::Secret;
 
-use super::aws_credentials::{Callers, Signer, check_region};
+use super::aws_credentials::{Callers, check_region, send};
 use super::error::{Error, said};
 use super::https::{Answer, Server};
 use super::patience::patiently;
@@ -269,8 +270,8 @@ impl Key {
                 ("x-amz-target", &*target),
             ];
             let place = ("kms", &*self.region);
-            let answer =
-                signer.send(&self.server, place, ("POST", "/"), &fields, body.as_bytes())?;
+            let (server, post) = (&self.server, ("POST", "/"));
+            let answer = send(&signer, server, place, post, &fields, body.as_bytes())?;
             match answer.status {
                 200 => Ok(answer),
                 _ => Err(self.refusal(&signer, operation, &answer)),

@@ -1,23 +1,13 @@
 //! Credentials in the environment, as the services' own programs have them.
 
-use std::env;
-
+use cloud::aws_caller;
 use zeroize::Zeroizing;
 
 use super::error::Error;
 
 /// Returns the value of a variable; an empty one is as none.
 pub fn variable(name: &str) -> Result<Option<Zeroizing<String>>, Error> {
-    let value = env::var(name).ok().filter(|value| !value.is_empty());
-    let Some(value) = value.map(Zeroizing::new) else {
-        return Ok(None);
-    };
-    match is_word(&value) {
-        true => Ok(Some(value)),
-        false => Err(Error::Credentials(format!(
-            "{name} has a character that no such value has"
-        ))),
-    }
+    aws_caller::variable(aws_caller::environment, name).map_err(Error::Credentials)
 }
 
 /// Returns whether text can be a credential and a part of a header field.

@@ -6,9 +6,10 @@
 //!
 //! API: Amazon S3 API Reference, `GetObject`, and `PutObject` with the condition `If-None-Match: *`.
 
+use cloud::aws_caller::Signer;
 use cloud::{aws, sigv4};
 
-use super::super::aws_credentials::{Callers, Signer, check_region};
+use super::super::aws_credentials::{Callers, check_region, send};
 use super::super::error::{Error, said};
 use super::super::https::{Answer, Fields, Server};
 use super::super::patience::patiently;
@@ -83,7 +84,8 @@ impl Object {
         let fields = [fields, &[("x-amz-content-sha256", &*hash)]].concat();
         let place = ("s3", &*self.region);
         patiently(|| {
-            let answer = signer.send(&self.server, place, (method, &path), &fields, body);
+            let to = (method, &*path);
+            let answer = send(&signer, &self.server, place, to, &fields, body);
             let answer = answer.map_err(|error| match error {
                 Error::Answer(why) => Error::Answer(format!(
                     "{why}; the bucket is in another region than {}, or the endpoint is not that of S3",

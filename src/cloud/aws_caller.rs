@@ -1,0 +1,195 @@
+//! Who signs requests to AWS for the services and the operator's command: whom the variables `AWS_ACCESS_KEY_ID`,
+//! `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN` name, or the instance's role (IMDSv2). A node has the role alone.
+
+use std::fmt;
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use super::aws::Credentials;
+use super::{Error, sigv4};
+
+/// The variables that have credentials, as in AWS' own programs ("AWS SDKs and Tools Reference Guide").
+const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
+const SECRET_KEY: &str = "AWS_SECRET_ACCESS_KEY";
+const SESSION_TOKEN: &str = "AWS_SESSION_TOKEN";
+/// Those that have a region; the first one that is set counts.
+const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
+/// The one that has the address of the instance's metadata service.
+pub const IMDS: &str = "AWS_EC2_METADATA_SERVICE_ENDPOINT";
+/// The one that has the address of EC2.
+pub const EC2: &str = "AWS_ENDPOINT_URL_EC2";
+
+/// Returns the value of a variable of the environment.
+pub type Variables = fn(&str) -> Option<String>;
+
+/// Returns the value of a variable of this program's environment.
+pub fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// Who signs.
+pub enum Signer {
+    /// Who has set the variables.
+    Variables {
+        /// The ID of the access key.
+        id: String,
+        /// The secret access key.
+        secret: Zeroizing<String>,
+        /// The token of a session.
+        token: Option<Zeroizing<String>>,
+    },
+    /// The instance's role.
+    Role(Arc<Credentials>),
+}
+
+/// Why nobody signs. No text contains a credential.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unsigned {
+    /// The variables are wrong.
+    Wrong(String),
+    /// The variables are not set, and the instance gives nothing.
+    Absent(String),
+}
+
+impl fmt::Display for Unsigned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Unsigned::Wrong(why) | Unsigned::Absent(why)) = self;
+        f.write_str(why)
+    }
+}
+
+impl Signer {
+    /// Returns the one that the variables name, else that of the instance.
+    pub fn find(
+        variables: Variables,
+        role: impl FnOnce() -> Result<Arc<Credentials>, Error>,
+    ) -> Result<Signer, Unsigned> {
+        let value = |name| variable(variables, name).map_err(Unsigned::Wrong);
+        match (value(KEY_ID)?, value(SECRET_KEY)?) {
+            (Some(id), Some(secret)) => Ok(Signer::Variables {
+                id: id.to_string(),
+                secret,
+                token: value(SESSION_TOKEN)?,
+            }),
+            (None, None) => role().map(Signer::Role).map_err(|error| {
+                Unsigned::Absent(format!(
+                    "there are no credentials: {KEY_ID} and {SECRET_KEY} are not set, and the instance gives none: {error}"
+                ))
+            }),
+            _ => Err(Unsigned::Wrong(format!(
+                "only one of {KEY_ID} and {SECRET_KEY} is set: set both"
+            ))),
+        }
+    }
+
+    /// Returns the key that signs.
+    pub fn key(&self) -> sigv4::Key<'_> {
+        match self {
+            Signer::Variables { id, secret, .. } => sigv4::Key { id, secret },
+            Signer::Role(credentials) => credentials.key(),
+        }
+    }
+
+    /// Returns the value of the field `x-amz-security-token`, if there is one.
+    pub fn token(&self) -> Option<&str> {
+        match self {
+            Signer::Variables { token, .. } => token.as_deref().map(String::as_str),
+            Signer::Role(credentials) => Some(credentials.token()),
+        }
+    }
+
+    /// Says where the credentials are from.
+    pub fn origin(&self) -> &'static str {
+        match self {
+            Signer::Variables { .. } => KEY_ID,
+            Signer::Role(_) => "the instance's role",
+        }
+    }
+
+    /// Says where the credentials are from, with the name of the role.
+    pub fn named_origin(&self) -> String {
+        match self {
+            Signer::Variables { .. } => format!("the identity of {KEY_ID}"),
+            Signer::Role(credentials) => format!("the instance's role {}", credentials.role()),
+        }
+    }
+}
+
+/// Returns the region that the variables name.
+pub fn region(variables: Variables) -> Result<Option<String>, String> {
+    for name in REGIONS {
+        match variables(name).filter(|region| !region.is_empty()) {
+            Some(region) if is_region(&region) => return Ok(Some(region)),
+            Some(region) => {
+                return Err(format!("{name}: {region:.80?} is not the name of a region"));
+            }
+            None => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Returns whether text can be the name of a region. It becomes a part of a server's name, to which a signature goes.
+pub fn is_region(text: &str) -> bool {
+    let is_label = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    (1..=40).contains(&text.len()) && text.bytes().all(is_label)
+}
+
+/// Returns the value of a variable with a credential; an empty one is as none.
+pub fn variable(variables: Variables, name: &str) -> Result<Option<Zeroizing<String>>, String> {
+    let value = variables(name).filter(|value| !value.is_empty());
+    match value.map(Zeroizing::new) {
+        Some(value) if !value.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Err(format!("{name} has a character that no such value has"))
+        }
+        value => Ok(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nobody() -> Result<Arc<Credentials>, Error> {
+        Err(Error::Refused("no role".into()))
+    }
+
+    #[test]
+    fn both_variables_sign_and_one_alone_is_an_error() {
+        let set: Variables = |name| match name {
+            KEY_ID => Some("AKID".into()),
+            SECRET_KEY => Some("secret".into()),
+            SESSION_TOKEN => Some(String::new()),
+            _ => None,
+        };
+        let signer = Signer::find(set, nobody).unwrap();
+        assert_eq!((signer.key().id, signer.key().secret), ("AKID", "secret"));
+        assert_eq!((signer.token(), signer.origin()), (None, KEY_ID));
+        for (variables, why) in [
+            ((|_| None) as Variables, "no role"),
+            (|name| (name == KEY_ID).then(|| "a".into()), "only one of"),
+            (
+                |name| (name == SECRET_KEY).then(|| "se\ncret".into()),
+                "AWS_SECRET_ACCESS_KEY has a character",
+            ),
+        ] {
+            let error = Signer::find(variables, nobody).err().unwrap().to_string();
+            assert!(error.contains(why) && !error.contains("cret\""), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_first_region_counts_and_is_a_part_of_a_name() {
+        let both: Variables = |name| match name {
+            "AWS_REGION" => Some("eu-west-1".into()),
+            _ => Some("us-east-1".into()),
+        };
+        assert_eq!(region(both), Ok(Some("eu-west-1".into())));
+        let second: Variables = |name| (name == "AWS_DEFAULT_REGION").then(|| "us-east-1".into());
+        assert_eq!(region(second), Ok(Some("us-east-1".into())));
+        assert_eq!(region(|_| None), Ok(None));
+        let error = region(|_| Some("evil.example/".into())).unwrap_err();
+        assert!(error.starts_with("AWS_REGION: \"evil"), "{error}");
+    }
+}
