@@ -8,6 +8,9 @@
 //!
 //! The document alone proves that some machine of EC2 made it: whoever has one can have any key signed. But a machine whose SHA-384 PCRs are
 //! those of a known image names its own key only. So the key is endorsed if the policy has these values (`cloud.sha384`).
+//!
+//! The document has the ID of the instance. If the policy names accounts or zones (`cloud.accounts`, `cloud.zones`), EC2 says those of this
+//! instance to a validator that has credentials of the account.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +27,8 @@ use super::instance::{Demands, Instance, Sha384};
 use super::nitro_document::NitroDocument;
 use super::nsm;
 use super::quote::Key;
-use super::variant::{CLOUD, KEYS, SHA384};
+use super::sources::Sources;
+use super::variant::{CLOUD, KEYS, OF_AWS};
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{
     IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, hex, printable,
@@ -36,13 +40,13 @@ pub const VARIANT: Variant = Variant {
     name: "aws-nitro-tpm",
     oid: OID,
     registers: Registers::Pcrs,
-    judges: &[KEYS, CLOUD, SHA384],
+    judges: &[KEYS, CLOUD, OF_AWS],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = AwsMachine::new(LINK_LOCAL, Some(Arc::new(NitroTpm::default())));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
-    validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
+    validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: None,
     measure: vtpm::measure,
     key_name,
@@ -123,10 +127,20 @@ pub struct AwsMachine {
 }
 
 /// Makes a validator that accepts documents that meet `policy`.
-pub fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
+pub fn validator(
+    policy: Arc<Policy>,
+    sources: &Arc<dyn Sources>,
+) -> Result<vtpm::Validator, PolicyError> {
+    let demands = policy.cloud();
     let endorser = AwsHypervisor {
-        roots: Root::demanded(policy.cloud(), ROOTS)?,
-        demands: policy.cloud().clone(),
+        roots: Root::demanded(demands, ROOTS)?,
+        signed: Demands {
+            accounts: vec![],
+            zones: vec![],
+            ..demands.clone()
+        },
+        demands: demands.clone(),
+        sources: sources.clone(),
     };
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
@@ -207,10 +221,13 @@ impl Machine for AwsMachine {
     }
 }
 
-/// Judges by what AWS's hypervisor signs.
+/// Judges by what AWS's hypervisor signs, and by what EC2 says of the instance.
 struct AwsHypervisor {
     roots: Vec<Root>,
     demands: Demands,
+    /// Those that what the hypervisor signs must meet: all but what EC2 alone knows.
+    signed: Demands,
+    sources: Arc<dyn Sources>,
 }
 
 impl Endorser for AwsHypervisor {
@@ -235,6 +252,19 @@ impl Endorser for AwsHypervisor {
                     .into(),
             ),
         }
+    }
+
+    fn confirm(&self, platform: PlatformClaims) -> Result<PlatformClaims, String> {
+        let id = match &platform.chip {
+            Some(id) if self.signed != self.demands => id,
+            _ => return Ok(platform),
+        };
+        let instance = self.sources.ec2_instance(id)?;
+        self.demands.judge(&instance)?;
+        Ok(PlatformClaims {
+            properties: instance.properties(),
+            ..platform
+        })
     }
 }
 
@@ -264,7 +294,7 @@ impl AwsHypervisor {
             id: Some(instance_id.into()),
             ..Instance::default()
         };
-        self.demands.judge(&instance)?;
+        self.signed.judge(&instance)?;
         check_quoted(&document, evidence)?;
         check_signed(&document, &self.demands.sha384)?;
         Ok(PlatformClaims {

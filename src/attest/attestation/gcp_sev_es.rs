@@ -290,6 +290,7 @@ fn read_instance(extension: &[u8]) -> Result<(Instance, bool), der::Malformed> {
         project: Some((project, project_number)),
         zone: Some(zone),
         name: Some(name),
+        ..Instance::default()
     };
     Ok((instance, is_production))
 }

@@ -2,6 +2,7 @@
 //!
 //! ```json
 //! {"measurements":{..},"cloud":{"roots":["azure-2023"],"projects":["project"],"zones":["europe-west3-b"],"instances":["42"]}}
+//! {"measurements":{..},"cloud":{"accounts":["123456789012"],"sha384":{"4":"96 hex digits"}}}
 //! ```
 //!
 //! An absent or empty list demands nothing. `"sha384":{"4":"96 hex digits"}` has PCRs of another bank, which AWS signs; a list of such
@@ -30,6 +31,9 @@ pub struct Demands {
     /// The accepted projects of Google Compute Engine, by name or number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub projects: Vec<String>,
+    /// The accepted accounts of Amazon Web Services: 12 digits each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accounts: Vec<String>,
     /// The accepted zones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<String>,
@@ -46,29 +50,45 @@ pub struct Demands {
     pub sha384: Vec<Sha384>,
 }
 
-/// An instance by the names of its cloud. What the cloud does not sign is absent.
+/// An instance by the names of its cloud. What the cloud neither signs nor says when asked is absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Instance {
     /// The ID, which no other instance gets.
     pub id: Option<String>,
     /// The name and the number of the project.
     pub project: Option<(String, String)>,
+    /// The account that owns it.
+    pub account: Option<String>,
     /// The zone.
     pub zone: Option<String>,
     /// The name.
     pub name: Option<String>,
+    /// The image from which the cloud started it.
+    pub image: Option<String>,
 }
 
 impl Demands {
     /// Says as a clause what is wrong with the lists.
     pub fn check(&self) -> Result<(), String> {
-        for list in [&self.roots, &self.projects, &self.zones, &self.instances] {
+        let lists = [
+            &self.roots,
+            &self.projects,
+            &self.accounts,
+            &self.zones,
+            &self.instances,
+        ];
+        for list in lists {
             if list.len() > MAX_ENTRIES {
                 let count = list.len();
                 return Err(format!(
                     "a list has {count} entries, more than {MAX_ENTRIES}"
                 ));
             }
+        }
+        let is_account =
+            |text: &&String| text.len() == 12 && text.bytes().all(|b| b.is_ascii_digit());
+        if let Some(other) = self.accounts.iter().find(|one| !is_account(one)) {
+            return Err(format!("accounts: expected 12 digits, got {other:.80?}"));
         }
         if self.sha384.len() > MAX_ENTRIES || self.sha384.iter().any(BTreeMap::is_empty) {
             return Err(format!(
@@ -94,6 +114,8 @@ impl Demands {
             .flat_map(|(name, number)| [name.as_str(), number])
             .collect();
         listed("project", &self.projects, &projects)?;
+        let account = instance.account.as_deref();
+        listed("account", &self.accounts, account.as_slice())?;
         listed("zone", &self.zones, instance.zone.as_deref().as_slice())?;
         listed(
             "instance",
@@ -161,8 +183,10 @@ impl Instance {
         [
             ("project", project.map(|(name, _)| name)),
             ("project number", number),
+            ("account", self.account.as_ref()),
             ("zone", self.zone.as_ref()),
             ("instance name", self.name.as_ref()),
+            ("image", self.image.as_ref()),
         ]
         .into_iter()
         .filter_map(|(name, value)| {
@@ -216,8 +240,9 @@ mod tests {
         let named = Instance {
             id: Some("42".into()),
             project: Some(("p".into(), "7".into())),
+            account: Some("123456789012".into()),
             zone: Some("z".into()),
-            name: None,
+            ..Instance::default()
         };
         let judge = |json: &str, instance: &Instance| {
             serde_json::from_str::<Demands>(json)
@@ -228,12 +253,17 @@ mod tests {
             "{}",
             r#"{"projects":["p"]}"#,
             r#"{"projects":["q","7"],"zones":["z"],"instances":["42"]}"#,
+            r#"{"accounts":["210987654321","123456789012"]}"#,
         ] {
             assert_eq!(judge(json, &named), Ok(()), "{json}");
         }
         for (json, why) in [
             (r#"{"projects":["q"]}"#, "project of the machine is \"p\""),
             (r#"{"zones":["y"]}"#, "zone of the machine is \"z\""),
+            (
+                r#"{"accounts":["210987654321"]}"#,
+                "account of the machine is \"123456789012\"",
+            ),
             (
                 r#"{"instances":["4"]}"#,
                 "instance of the machine is \"42\"",
@@ -242,6 +272,12 @@ mod tests {
             assert!(judge(json, &named).unwrap_err().contains(why), "{json}");
             let error = judge(json, &Instance::default()).unwrap_err();
             assert!(error.contains("signed none"), "{error}");
+        }
+        for other in ["", "12345678901", "123456789012 ", "12345678901a"] {
+            let demands = format!(r#"{{"accounts":["{other}"]}}"#);
+            let demands: Demands = serde_json::from_str(&demands).unwrap();
+            let error = demands.check().unwrap_err();
+            assert!(error.contains("expected 12 digits"), "{error}");
         }
         // a later version's demand is not ignored
         assert!(serde_json::from_str::<Demands>(r#"{"project":["p"]}"#).is_err());

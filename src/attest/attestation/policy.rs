@@ -721,6 +721,7 @@ impl Policy {
             ("cloud.projects", !cloud.projects.is_empty()),
             ("cloud.zones", !cloud.zones.is_empty()),
             ("cloud.instances", !cloud.instances.is_empty()),
+            ("cloud.accounts", !cloud.accounts.is_empty()),
             ("cloud.sha384", !cloud.sha384.is_empty()),
             ("tdx", !is_default(&self.tdx)),
             (OLD_TDX, !is_default(&self.azure_tdx)),

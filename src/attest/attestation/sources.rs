@@ -7,6 +7,8 @@ use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
 
+use super::instance::Instance;
+
 /// Gets what evidence does not contain. Each method answers from a cache where it can, and never blocks longer than its deadline.
 /// A program without access to the network uses [`offline`].
 pub trait Sources: Send + Sync {
@@ -39,6 +41,16 @@ pub trait Sources: Send + Sync {
         Err(format!(
             "this program fetches no revocation list of AMD for {product}"
         ))
+    }
+
+    /// Returns what EC2 says of an instance of Amazon Web Services: its account and its zone. The caller has verified that the instance
+    /// has this ID, and all else: whoever made up an ID must not cause a request.
+    fn ec2_instance(&self, _id: &str) -> Result<Arc<Instance>, String> {
+        Err(
+            "this program does not ask EC2, so it cannot judge a machine of AWS by a policy with accounts or zones: only the services and \
+             firstlight can"
+                .into(),
+        )
     }
 }
 

@@ -67,8 +67,8 @@ pub const CLOUD: &[&str] = &[
     "cloud.zones",
     "cloud.instances",
 ];
-/// The registers that AWS signs.
-pub const SHA384: &[&str] = &["cloud.sha384"];
+/// The registers that AWS signs, and what EC2 says of the instance.
+pub const OF_AWS: &[&str] = &["cloud.sha384", "cloud.accounts"];
 /// What is demanded of SEV-SNP machines.
 pub const SNP: &[&str] = &["snp", OLD_SNP];
 /// What is demanded of TDX machines, here and in the old system.
@@ -182,6 +182,7 @@ mod tests {
             ("cloud.projects", r#""cloud":{"projects":["p"]}"#.into()),
             ("cloud.zones", r#""cloud":{"zones":["z"]}"#.into()),
             ("cloud.instances", r#""cloud":{"instances":["i"]}"#.into()),
+            ("cloud.accounts", r#""cloud":{"accounts":["123456789012"]}"#.into()),
             (
                 "cloud.sha384",
                 format!(r#""cloud":{{"sha384":{{"4":"{}"}}}}"#, "0".repeat(96)),

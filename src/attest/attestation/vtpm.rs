@@ -78,6 +78,11 @@ pub trait Endorser: Send + Sync {
     /// Returns what the evidence proves about the platform of the machine; `None` if nothing endorses the attestation key. The
     /// quote, its nonce and the registers are already verified. An error says why the evidence is refused.
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String>;
+    /// Asks the cloud for what the evidence does not prove, and adds it to the claims. It comes last: only a machine that is accepted
+    /// by all else causes a request.
+    fn confirm(&self, platform: PlatformClaims) -> Result<PlatformClaims, String> {
+        Ok(platform)
+    }
 }
 
 /// A document whose quote is verified.
@@ -373,6 +378,8 @@ impl Validator {
         })?;
         let endorsed = platform.is_some() && self.endorser.endorses_keys();
         self.check_key(&key, certified, endorsed)?;
+        let platform = platform.map(|platform| self.endorser.confirm(platform));
+        let platform = platform.transpose()?;
         Ok(Identified {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),
