@@ -1,16 +1,19 @@
-//! What validators fetch: certificates of AMD's chips, and Intel's collateral of TDX platforms. Only services and the operator's
-//! command link this crate; a node judges what evidence contains.
+//! What validators fetch: certificates of AMD's chips, Intel's collateral of TDX platforms, and the word of EC2 on instances. Only services
+//! and the operator's command link this crate; a node judges what evidence contains.
 //!
 //! ```text
 //! validator ─► Fetching ─► cache ─► store: directory, file or ConfigMap
-//!                               └─► kds, pcs ─► https ─► AMD, Intel, or servers of the operator
+//!                     │         └─► kds, pcs ─► https ─► AMD, Intel, or servers of the operator
+//!                     └──► ec2 ─► EC2, with credentials of the operator or of the service's machine
 //! ```
 //!
-//! Nothing that comes from a server or a store is believed: it must be what was asked for, so that no answer replaces another, and
+//! Nothing that comes from AMD, Intel or a store is believed: it must be what was asked for, so that no answer replaces another, and
 //! the validator verifies its signatures each time. A hostile server or store can only make a validation fail.
+//! EC2 is believed, as AWS is for machines with a NitroTPM: its certificate leads to an authority of this machine.
 
 mod cache;
 mod config_map;
+mod ec2;
 mod flags;
 mod https;
 mod item;
@@ -24,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use attest::attestation::instance::Instance;
 use attest::attestation::sources::Sources;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
@@ -34,12 +38,14 @@ use kubernetes::client::Client;
 use ureq::tls::RootCerts;
 
 use cache::{Cache, Entry, Origin, Patience};
+use ec2::Ec2;
 use https::Failure;
 use item::{Authority, Content, Item};
 use kds::Kds;
 use pcs::Pcs;
 use store::{CollateralFile, Directory, Nowhere, Store};
 
+pub use ec2::Caller;
 pub use flags::{Flags, HELP};
 pub use kds::AMD;
 pub use pcs::{INTEL, Update};
@@ -75,6 +81,8 @@ pub struct Settings {
     pub ca: Option<PathBuf>,
     /// Where what was fetched outlives the program.
     pub kept: Kept,
+    /// Who asks EC2 about machines of Amazon Web Services; `None` if nobody does.
+    pub ec2: Option<Caller>,
     /// Time limit of one validation for all that it fetches.
     pub time: Duration,
     /// Returns the time in seconds since 1970.
@@ -103,6 +111,7 @@ impl Default for Settings {
             update: Update::default(),
             ca: None,
             kept: Kept::Nowhere,
+            ec2: Some(Caller::default()),
             time: TIME,
             clock: || {
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -115,6 +124,7 @@ impl Default for Settings {
 /// The sources of a program that may use the network.
 pub struct Fetching {
     cache: Arc<Cache>,
+    ec2: Option<Arc<Ec2>>,
     time: Duration,
     /// Whether callers wait for servers.
     waits: bool,
@@ -156,6 +166,7 @@ impl Fetching {
         let cache = Cache::new(Box::new(servers), store, settings.clock);
         Ok(Arc::new(Fetching {
             cache: Arc::new(cache),
+            ec2: settings.ec2.as_ref().map(Ec2::new),
             time: settings.time,
             waits: true,
         }))
@@ -242,6 +253,13 @@ impl Sources for Fetching {
     fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
         let deadline = Instant::now() + self.time;
         Ok(Arc::new(self.authority(product, signer, deadline)?))
+    }
+
+    fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, String> {
+        let ec2 = self.ec2.as_ref().ok_or(
+            "the policy demands accounts or zones of AWS, which only EC2 knows, and nothing is asked (offline)",
+        )?;
+        ec2.instance(id, Instant::now() + self.time)
     }
 }
 

@@ -169,10 +169,14 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         .transpose()
         .map_err(Failure::failed)?;
     let kubernetes = kubernetes(kubeconfig.as_deref())?;
-    let collateral = collateral.finish(|| {
+    let mut collateral = collateral.finish(|| {
         let config = self::kubernetes(kubeconfig.as_deref()).ok()??;
         Some(client::Client::new(config, &Stop::new()))
     })?;
+    // the places of AWS are the same for what the service asks about itself and about others
+    if let (Some(ec2), "aws") = (&mut collateral.ec2, &*cloud.to_ascii_lowercase()) {
+        ec2.place = url.map(str::to_owned);
+    }
     let collateral = Fetching::new(collateral).map_err(Failure::failed)?;
     let (key_service, key_auth) = keys.finish(variant, &config_dir, Some(&collateral))?;
     let config = Config {

@@ -1,0 +1,265 @@
+//! What EC2 says of machines of Amazon Web Services: the account that owns an instance, and its zone.
+//!
+//! ```text
+//! instance ─► known ───────────────────────────► returned at once: an instance never changes its account or its zone
+//!          ─► EC2 refused it just now ─────────► the same refusal
+//!          ─► EC2 is asked about it already ───► wait for the result, until the deadline
+//!          ─► EC2 is away or wants a pause ────► wait until its end, or fail at once if the deadline is before
+//!          ─► ask, in a thread of its own: a caller waits no longer than until its deadline, and the answer counts for the next one
+//! ```
+//!
+//! Nothing of this outlives the program: a store that others can write must not say to whom a machine belongs.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use attest::attestation::instance::Instance;
+use base::backoff::Backoff;
+use cloud::aws::{Client, Undescribed};
+use cloud::aws_caller::{self, Variables};
+
+/// Maximum number of instances in memory: more than a cluster has nodes. For a further one, one that is not known goes, then the one that
+/// was not used for the longest time.
+const MAX_INSTANCES: usize = 16_384;
+/// Maximum number of requests at once, and thus of threads.
+const MAX_AT_ONCE: usize = 8;
+/// Maximum number of callers that wait for EC2; a further one fails at once. Each is a thread of a service.
+const MAX_WAITING: usize = 256;
+/// Pause after EC2 did not know an instance, or said that it does not run: it may learn of a new one within seconds ("Eventual
+/// consistency in the Amazon EC2 API").
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+/// Pause after whoever asks lacked credentials or a permission. A changed policy of a role counts within seconds.
+const CALLER_PAUSE: Duration = Duration::from_secs(10);
+/// The first and the longest pause after EC2 did not answer, or had too many requests. EC2 gives a caller more each second ("Request
+/// throttling for the Amazon EC2 API"), so a minute is enough.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// How EC2 is reached, and who asks.
+#[derive(Clone)]
+pub struct Caller {
+    /// The places of the services, as `--metadata` names them: `[URL][,ec2=URL]`.
+    pub place: Option<String>,
+    /// The variables that may have the credentials, the region and the places.
+    pub variables: Variables,
+}
+
+impl Default for Caller {
+    /// The usual places, and the variables of this program.
+    fn default() -> Caller {
+        Caller {
+            place: None,
+            variables: aws_caller::environment,
+        }
+    }
+}
+
+/// What EC2 said, and who asks it.
+pub struct Ec2 {
+    /// The error names the place or the variable that is wrong. It matters to those alone who ask.
+    client: Result<Client, String>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    slots: HashMap<String, Slot>,
+    /// Until when nothing is asked, and why.
+    pause: Option<(Instant, String)>,
+    backoff: Backoff,
+    running: usize,
+    waiting: usize,
+    uses: u64,
+}
+
+#[derive(Default)]
+struct Slot {
+    known: Option<Arc<Instance>>,
+    /// Why EC2 refused it, and until when it is not asked again.
+    refusal: Option<(Instant, String)>,
+    is_running: bool,
+    last_use: u64,
+}
+
+impl Ec2 {
+    /// Sends no request.
+    pub fn new(caller: &Caller) -> Arc<Ec2> {
+        let client = Client::of_caller(caller.place.as_deref(), caller.variables);
+        Arc::new(Ec2 {
+            client: client.map_err(|error| error.to_string()),
+            state: Mutex::new(State {
+                slots: HashMap::new(),
+                pause: None,
+                backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
+                running: 0,
+                waiting: 0,
+                uses: 0,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Returns what EC2 says of an instance that runs.
+    pub fn instance(
+        self: &Arc<Self>,
+        id: &str,
+        deadline: Instant,
+    ) -> Result<Arc<Instance>, String> {
+        let mut state = self.state();
+        loop {
+            let now = Instant::now();
+            // only what is asked about has a place
+            let mut is_asked = false;
+            if state.slots.contains_key(id) {
+                let slot = state.slot(id);
+                if let Some(known) = &slot.known {
+                    return Ok(known.clone());
+                }
+                if let Some((_, why)) = slot.refusal.as_ref().filter(|(until, _)| *until > now) {
+                    return Err(why.clone());
+                }
+                is_asked = slot.is_running;
+            }
+            let pause = state.pause.clone().filter(|(until, _)| *until > now);
+            let until = match &pause {
+                Some((until, why)) if *until >= deadline => {
+                    let seconds = (*until - now).as_secs() + 1;
+                    return Err(format!("{why}; EC2 is asked again in {seconds} s"));
+                }
+                Some((until, _)) => *until,
+                None => deadline,
+            };
+            if !is_asked && pause.is_none() && state.running < MAX_AT_ONCE {
+                self.ask(&mut state, id)?;
+            }
+            let left = until.saturating_duration_since(now);
+            if left.is_zero() {
+                return Err(format!("EC2 has not yet said whose instance {id} is"));
+            }
+            if state.waiting >= MAX_WAITING {
+                let waiting = state.waiting;
+                return Err(format!("{waiting} validations wait for EC2 already"));
+            }
+            state.waiting += 1;
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.waiting -= 1;
+        }
+    }
+
+    /// Starts the thread that asks about an instance.
+    fn ask(self: &Arc<Self>, state: &mut State, id: &str) -> Result<(), String> {
+        let (ec2, own) = (self.clone(), id.to_owned());
+        let work = move || {
+            // a panic must not leave the instance as asked for ever
+            let _running = Running {
+                ec2: &ec2,
+                id: &own,
+            };
+            let asked = ec2.request(&own);
+            ec2.state().take(&own, asked);
+        };
+        let spawned = thread::Builder::new().name("ec2".into()).spawn(work);
+        spawned.map_err(|error| format!("cannot start a thread that asks EC2: {error}"))?;
+        state.slot(id).is_running = true;
+        state.running += 1;
+        Ok(())
+    }
+
+    fn request(&self, id: &str) -> Result<Instance, Undescribed> {
+        let client = self.client.as_ref();
+        let client = client.map_err(|why| Undescribed::Caller(why.clone()))?;
+        let described = client.describe(id)?;
+        match described.state.as_str() {
+            "pending" | "running" => Ok(Instance {
+                id: Some(id.into()),
+                account: Some(described.account),
+                zone: Some(described.zone),
+                image: Some(described.image),
+                ..Instance::default()
+            }),
+            other => Err(Undescribed::Instance(format!(
+                "EC2 says that the instance {id} is {other}, and not running"
+            ))),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Returns the place of an instance, which is now the one used last.
+    fn slot(&mut self, id: &str) -> &mut Slot {
+        self.uses += 1;
+        let slot = self.slots.entry(id.to_owned()).or_default();
+        slot.last_use = self.uses;
+        slot
+    }
+
+    /// Keeps what a request brought.
+    fn take(&mut self, id: &str, asked: Result<Instance, Undescribed>) {
+        let now = Instant::now();
+        // the requests that ran when a pause began neither end it nor make it longer
+        let is_paused = self.pause.as_ref().is_some_and(|(until, _)| *until > now);
+        let failed = match asked {
+            Ok(instance) => {
+                let slot = self.slot(id);
+                (slot.known, slot.refusal) = (Some(Arc::new(instance)), None);
+                None
+            }
+            Err(Undescribed::Instance(why)) => {
+                self.slot(id).refusal = Some((now + REFUSED_PAUSE, why));
+                None
+            }
+            Err(Undescribed::Away(why)) => Some((None, why)),
+            Err(Undescribed::Caller(why)) => Some((Some(CALLER_PAUSE), why)),
+        };
+        match failed {
+            _ if is_paused => {}
+            None => {
+                self.pause = None;
+                self.backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+            }
+            Some((pause, why)) => {
+                let pause = pause.unwrap_or_else(|| self.backoff.pause());
+                let why = format!("EC2 cannot be asked about {id}: {why}");
+                self.pause = Some((now + pause, why));
+            }
+        }
+        self.shrink();
+    }
+
+    /// Removes places beyond [`MAX_INSTANCES`].
+    fn shrink(&mut self) {
+        while self.slots.len() > MAX_INSTANCES {
+            let idle = self.slots.iter().filter(|(_, slot)| !slot.is_running);
+            let first = idle.min_by_key(|(_, slot)| (slot.known.is_some(), slot.last_use));
+            let Some(id) = first.map(|(id, _)| id.clone()) else {
+                return;
+            };
+            self.slots.remove(&id);
+        }
+    }
+}
+
+/// Marks an instance as not asked about when it is dropped, and wakes those who wait.
+struct Running<'a> {
+    ec2: &'a Ec2,
+    id: &'a str,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut state = self.ec2.state();
+        state.running -= 1;
+        if let Some(slot) = state.slots.get_mut(self.id) {
+            slot.is_running = false;
+        }
+        drop(state);
+        self.ec2.changed.notify_all();
+    }
+}
