@@ -5,6 +5,7 @@
 //!          ─► EC2 refused it just now ─────────► the same refusal
 //!          ─► EC2 is asked about it already ───► wait for the result, until the deadline
 //!          ─► EC2 is away or wants a pause ────► wait until its end, or fail at once if the deadline is before
+//!          ─► nobody could ask it just now ────► fail at once: no credentials, or no permission
 //!          ─► ask, in a thread of its own: a caller waits no longer than until its deadline, and the answer counts for the next one
 //! ```
 //!
@@ -66,12 +67,20 @@ pub struct Ec2 {
 
 struct State {
     slots: HashMap<String, Slot>,
-    /// Until when nothing is asked, and why.
-    pause: Option<(Instant, String)>,
+    pause: Option<Pause>,
     backoff: Backoff,
     running: usize,
     waiting: usize,
     uses: u64,
+}
+
+/// Why nothing is asked.
+#[derive(Clone)]
+struct Pause {
+    until: Instant,
+    why: String,
+    /// Whether the next request may succeed without anybody's help.
+    may_pass: bool,
 }
 
 #[derive(Default)]
@@ -122,13 +131,14 @@ impl Ec2 {
                 }
                 is_asked = slot.is_running;
             }
-            let pause = state.pause.clone().filter(|(until, _)| *until > now);
+            let pause = state.pause.clone().filter(|pause| pause.until > now);
             let until = match &pause {
-                Some((until, why)) if *until >= deadline => {
-                    let seconds = (*until - now).as_secs() + 1;
+                Some(pause) if !pause.may_pass || pause.until >= deadline => {
+                    let seconds = (pause.until - now).as_secs() + 1;
+                    let why = &pause.why;
                     return Err(format!("{why}; EC2 is asked again in {seconds} s"));
                 }
-                Some((until, _)) => *until,
+                Some(pause) => pause.until,
                 None => deadline,
             };
             if !is_asked && pause.is_none() && state.running < MAX_AT_ONCE {
@@ -159,7 +169,10 @@ impl Ec2 {
                 id: &own,
             };
             let asked = ec2.request(&own);
-            ec2.state().take(&own, asked);
+            let failed = ec2.state().take(&own, asked);
+            if let Some(why) = failed {
+                log::warn!("EC2 cannot be asked about {own}: {why}");
+            }
         };
         let spawned = thread::Builder::new().name("ec2".into()).spawn(work);
         spawned.map_err(|error| format!("cannot start a thread that asks EC2: {error}"))?;
@@ -200,11 +213,11 @@ impl State {
         slot
     }
 
-    /// Keeps what a request brought.
-    fn take(&mut self, id: &str, asked: Result<Instance, Undescribed>) {
+    /// Keeps what a request brought. Returns why a pause begins.
+    fn take(&mut self, id: &str, asked: Result<Instance, Undescribed>) -> Option<String> {
         let now = Instant::now();
         // the requests that ran when a pause began neither end it nor make it longer
-        let is_paused = self.pause.as_ref().is_some_and(|(until, _)| *until > now);
+        let is_paused = self.pause.as_ref().is_some_and(|pause| pause.until > now);
         let failed = match asked {
             Ok(instance) => {
                 let slot = self.slot(id);
@@ -215,22 +228,30 @@ impl State {
                 self.slot(id).refusal = Some((now + REFUSED_PAUSE, why));
                 None
             }
-            Err(Undescribed::Away(why)) => Some((None, why)),
-            Err(Undescribed::Caller(why)) => Some((Some(CALLER_PAUSE), why)),
+            Err(Undescribed::Away(why)) => Some((true, why)),
+            Err(Undescribed::Caller(why)) => Some((false, why)),
         };
+        self.shrink();
         match failed {
-            _ if is_paused => {}
+            _ if is_paused => None,
             None => {
                 self.pause = None;
                 self.backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+                None
             }
-            Some((pause, why)) => {
-                let pause = pause.unwrap_or_else(|| self.backoff.pause());
-                let why = format!("EC2 cannot be asked about {id}: {why}");
-                self.pause = Some((now + pause, why));
+            Some((may_pass, why)) => {
+                let pause = match may_pass {
+                    true => self.backoff.pause(),
+                    false => CALLER_PAUSE,
+                };
+                self.pause = Some(Pause {
+                    until: now + pause,
+                    why: format!("EC2 cannot be asked about {id}: {why}"),
+                    may_pass,
+                });
+                Some(why)
             }
         }
-        self.shrink();
     }
 
     /// Removes places beyond [`MAX_INSTANCES`].

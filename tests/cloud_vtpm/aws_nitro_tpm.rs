@@ -2,11 +2,15 @@
 //! hypervisor; how a machine asks for them is in `nitro_machine`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use attest::attestation::aws_nitro_tpm::{AwsMachine, Documents, VARIANT};
 use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
+use attest::attestation::sources::Sources;
 use attest::attestation::{Issuer, vtpm};
 use attest::tpm::Tpm;
+use collateral::{Caller, Fetching, Settings};
+use common::cloud_server::{self, Answer};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair};
@@ -18,7 +22,7 @@ use support::mutation::mutations;
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{Sample, prove, validator};
+use crate::meeting::{Sample, prove, validator, validator_with};
 
 pub const INSTANCE: &str = "i-0123456789abcdef0";
 
@@ -248,6 +252,153 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
         error.to_string().contains("its attestation key is"),
         "{error}"
     );
+}
+
+/// Starts EC2, which says that the instance of the tests has this owner. Returns the sources of a verifier that asks it, and the number of
+/// its requests.
+fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = requests.clone();
+    let api = cloud_server::start(move |request| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(request.form("Action").as_deref(), Some("DescribeInstances"));
+        assert_eq!(request.form("InstanceId.1").as_deref(), Some(INSTANCE));
+        let signed = request.field("authorization").unwrap();
+        assert!(
+            signed.contains("/eu-central-1/ec2/aws4_request"),
+            "{signed}"
+        );
+        let body = format!(
+            "<DescribeInstancesResponse xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\"><reservationSet><item><ownerId>{owner}</ownerId>\
+             <instancesSet><item><instanceId>{INSTANCE}</instanceId><imageId>ami-1</imageId><instanceState><name>running</name>\
+             </instanceState><placement><availabilityZone>eu-central-1b</availabilityZone></placement></item></instancesSet></item>\
+             </reservationSet></DescribeInstancesResponse>"
+        );
+        Answer::new(200, "text/xml;charset=UTF-8", body)
+    });
+    let sources = Fetching::new(Settings {
+        kds: None,
+        pcs: None,
+        ec2: Some(Caller {
+            place: Some(format!("http://127.0.0.1:1,ec2={api}")),
+            variables: |name| match name {
+                "AWS_ACCESS_KEY_ID" => Some("AKID".into()),
+                "AWS_SECRET_ACCESS_KEY" => Some("secret".into()),
+                "AWS_REGION" => Some("eu-central-1".into()),
+                _ => None,
+            },
+        }),
+        ..Settings::default()
+    });
+    (sources.unwrap(), requests)
+}
+
+/// Adds a list to the demands of the cloud.
+fn with_list(mut demands: Value, name: &str, entry: &str) -> Value {
+    demands["cloud"][name] = json!([entry]);
+    demands
+}
+
+#[test]
+fn a_machine_is_of_the_account_and_the_zone_that_ec2_says() {
+    let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
+    let hypervisor = Hypervisor::new(&authority, &good(), |_| ());
+    let issuer = issuer(&cloud, &host, Some(hypervisor));
+    let demands = demands(&authority, "0");
+    let own = with_list(demands.clone(), "accounts", "123456789012");
+    let own = with_list(own, "zones", "eu-central-1b");
+
+    let (sources, requests) = ec2("123456789012");
+    let judge = validator_with(&VARIANT, &own, &sources);
+    prove(issuer.clone(), judge.clone()).unwrap();
+    // three connections, one request
+    assert_eq!(requests.load(Ordering::SeqCst), 1);
+    let document = issuer.issue(USER_DATA, NONCE).unwrap();
+    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let shown: Vec<_> = (claims.properties.iter())
+        .map(|property| (property.name, &*property.value))
+        .collect();
+    let expected = [
+        ("account", "123456789012"),
+        ("zone", "eu-central-1b"),
+        ("image", "ami-1"),
+    ];
+    assert_eq!(shown, expected);
+
+    let refusal = |policy: &Value, sources: &Arc<dyn Sources>| {
+        prove(issuer.clone(), validator_with(&VARIANT, policy, sources)).unwrap_err()
+    };
+    // a machine that its owner shares with the verifier's account
+    let (shared, _) = ec2("210987654321");
+    let error = refusal(&own, &shared);
+    assert!(
+        error.contains("account of the machine is \"210987654321\""),
+        "{error}"
+    );
+    let elsewhere = with_list(demands.clone(), "zones", "eu-central-1a");
+    let error = refusal(&elsewhere, &sources);
+    assert!(
+        error.contains("zone of the machine is \"eu-central-1b\""),
+        "{error}"
+    );
+    // a node has such a policy of services
+    let error = prove(issuer.clone(), validator(&VARIANT, &own)).unwrap_err();
+    assert!(error.contains("this program does not ask EC2"), "{error}");
+}
+
+#[test]
+fn only_a_machine_that_is_accepted_by_all_else_causes_a_request() {
+    let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
+    let (sources, requests) = ec2("123456789012");
+    let refusal = |documents: Option<Hypervisor>, policy: &Value| {
+        let document = issuer(&cloud, &host, documents).issue(USER_DATA, NONCE);
+        let judge = validator_with(&VARIANT, policy, &sources);
+        let error = judge.identify(&document.unwrap(), NONCE).unwrap_err();
+        assert_eq!(requests.load(Ordering::SeqCst), 0, "{error}");
+        error.to_string()
+    };
+    let hypervisor = |authority| Some(Hypervisor::new(authority, &good(), |_| ()));
+    let own = |demands| with_list(demands, "accounts", "123456789012");
+    let other_authority = Authority::new();
+    let strange_key = json!([format!("000b{}", "12".repeat(32))]);
+    let mut of_key = own(json!({"cloud": {"roots": [authority.root_pem()]}}));
+    of_key["attestationKeys"] = strange_key;
+    for (documents, policy, why) in [
+        (
+            None,
+            own(demands(&authority, "0")),
+            "sent no attestation document",
+        ),
+        (
+            None,
+            own(json!({"cloud": {}})),
+            "sent no attestation document",
+        ),
+        (
+            hypervisor(&other_authority),
+            own(demands(&authority, "0")),
+            "a signature is wrong",
+        ),
+        (
+            hypervisor(&authority),
+            own(demands(&authority, "1")),
+            "SHA-384 PCR 4",
+        ),
+        (
+            hypervisor(&authority),
+            with_list(own(demands(&authority, "0")), "instances", "i-1"),
+            "instance of the machine is",
+        ),
+        (hypervisor(&authority), of_key, "its attestation key is"),
+    ] {
+        let error = refusal(documents, &policy);
+        assert!(error.contains(why), "{error}, expected {why}");
+    }
+    // no policy without accounts and zones makes anybody ask
+    let document = issuer(&cloud, &host, hypervisor(&authority)).issue(USER_DATA, NONCE);
+    let judge = validator_with(&VARIANT, &demands(&authority, "0"), &sources);
+    judge.identify(&document.unwrap(), NONCE).unwrap();
+    assert_eq!(requests.load(Ordering::SeqCst), 0);
 }
 
 #[test]

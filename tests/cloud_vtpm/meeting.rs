@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::sources::offline;
+use attest::attestation::sources::{Sources, offline};
 use attest::attestation::{Issuer, Policy, Validator, Variant};
 
 /// A document for the nonce of the tests, and what judges it.
@@ -14,6 +14,15 @@ pub type Sample = (Vec<u8>, Arc<dyn Validator>);
 
 /// Returns the validator of a variant for a policy whose PCR 15 is zero, with these further members of its JSON.
 pub fn validator(variant: &Variant, further: &serde_json::Value) -> Arc<dyn Validator> {
+    validator_with(variant, further, &offline())
+}
+
+/// Returns the same with these sources.
+pub fn validator_with(
+    variant: &Variant,
+    further: &serde_json::Value,
+    sources: &Arc<dyn Sources>,
+) -> Arc<dyn Validator> {
     let zero = serde_json::json!({"15": {"expected": "00".repeat(32)}});
     let mut policy = serde_json::json!({"measurements": zero});
     for (name, value) in further.as_object().unwrap() {
@@ -21,7 +30,7 @@ pub fn validator(variant: &Variant, further: &serde_json::Value) -> Arc<dyn Vali
     }
     let policy = Policy::from_json(&policy.to_string()).unwrap();
     assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
-    variant.validator_for(policy, &offline()).unwrap()
+    variant.validator_for(policy, sources).unwrap()
 }
 
 /// Proves a machine to a caller, in the strong form and in the old form. Returns why it is refused.

@@ -62,6 +62,20 @@ machines = [run(0, "control-plane"), run(1, "worker"), run(2, "worker")]
 run(3, "worker", uid="another")
 deleted = run(4, "worker")
 ec2.terminate_instances(InstanceIds=[deleted["instanceId"]])
+stopped = run(5, "worker", uid="another")
+ec2.stop_instances(InstanceIds=[stopped["instanceId"]])
+# another customer's machine, of the same image
+other = sts.assume_role(RoleArn="arn:aws:iam::210987654321:role/other", RoleSessionName="test")["Credentials"]
+other = boto3.client(
+    "ec2",
+    region_name=REGION,
+    endpoint_url=url,
+    aws_access_key_id=other["AccessKeyId"],
+    aws_secret_access_key=other["SecretAccessKey"],
+    aws_session_token=other["SessionToken"],
+)
+foreign = other.run_instances(ImageId=image, MinCount=1, MaxCount=1)
+assert foreign["OwnerId"] == "210987654321", foreign["OwnerId"]
 for name, uid in (("other", "another"), ("cluster", UID)):
     balancer = elb.create_load_balancer(Name=name, Subnets=subnets, Type="network", Tags=tags(uid))["LoadBalancers"][0]
 
@@ -83,6 +97,16 @@ for role in ("control-plane", "worker"):
         "Expiration": given["Expiration"].strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 settings.INITIAL_NO_AUTH_ACTION_COUNT = 0
-print(json.dumps({"url": url, "machines": machines, "balancer": balancer["DNSName"], "credentials": credentials}), flush=True)
+found = {
+    "url": url,
+    "image": image,
+    "machines": machines,
+    "stopped": stopped["instanceId"],
+    "deleted": deleted["instanceId"],
+    "foreign": foreign["Instances"][0]["InstanceId"],
+    "balancer": balancer["DNSName"],
+    "credentials": credentials,
+}
+print(json.dumps(found), flush=True)
 sys.stdin.read()
 server.stop()

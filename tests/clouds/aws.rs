@@ -74,7 +74,7 @@ impl Imds {
         all.push((path.to_owned(), content.to_owned()));
     }
 
-    fn remove(&self, path: &str) {
+    pub fn remove(&self, path: &str) {
         self.content
             .lock()
             .unwrap()
@@ -114,8 +114,8 @@ impl Imds {
 }
 
 /// moto with a cluster in it.
-struct Moto {
-    cluster: Value,
+pub struct Moto {
+    pub cluster: Value,
     _process: Child,
     /// Its end ends moto.
     _input: ChildStdin,
@@ -123,7 +123,7 @@ struct Moto {
 
 impl Moto {
     /// Returns the one of all tests. It ends with its standard input, and thus with this process.
-    fn get() -> &'static Moto {
+    pub fn get() -> &'static Moto {
         static MOTO: LazyLock<Moto> = LazyLock::new(Moto::start);
         &MOTO
     }
@@ -152,15 +152,21 @@ impl Moto {
 
     /// Returns the client of this machine, and its metadata service.
     fn machine(&self, number: usize) -> (Arc<dyn Metadata>, Arc<Imds>) {
+        let (place, imds) = self.place(number);
+        (client("aws", &place), imds)
+    }
+
+    /// Returns the place of the services for this machine, and its metadata service.
+    pub fn place(&self, number: usize) -> (String, Arc<Imds>) {
         let machine = &self.cluster["machines"][number];
         let role = machine["role"].as_str().unwrap();
         let (imds, url) = Imds::start(machine, &self.cluster["credentials"][role]);
         let moto = self.cluster["url"].as_str().unwrap();
-        (client("aws", &place(&url, moto)), imds)
+        (place(&url, moto), imds)
     }
 }
 
-fn place(imds: &str, api: &str) -> String {
+pub fn place(imds: &str, api: &str) -> String {
     format!("{imds},ec2={api},elb={api},tagging={api}")
 }
 
@@ -290,11 +296,11 @@ fn page(from: usize, count: usize, next: Option<&str>) -> Answer {
     )
 }
 
-fn xml(status: u16, body: impl Into<String>) -> Answer {
+pub fn xml(status: u16, body: impl Into<String>) -> Answer {
     Answer::new(status, "text/xml;charset=UTF-8", body)
 }
 
-fn refusal(status: u16, code: &str) -> Answer {
+pub fn refusal(status: u16, code: &str) -> Answer {
     let error = format!("<Error><Code>{code}</Code><Message>No.</Message></Error>");
     let body = format!("<Response><Errors>{error}</Errors><RequestID>r</RequestID></Response>");
     xml(status, body)

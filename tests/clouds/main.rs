@@ -3,6 +3,7 @@
 
 mod aws;
 mod azure;
+mod ec2;
 mod gcp;
 mod openstack;
 mod tls;

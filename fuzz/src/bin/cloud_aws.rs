@@ -2,7 +2,8 @@
 #![no_main]
 
 use cloud::aws::{
-    parse_arn, parse_credentials, parse_dns_name, parse_error, parse_identity, parse_instances,
+    is_account, parse_arn, parse_credentials, parse_described, parse_dns_name, parse_error,
+    parse_identity, parse_instances,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -10,7 +11,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((kind, body)) = input.split_first() else {
         return;
     };
-    let error = match kind % 6 {
+    let error = match kind % 7 {
         0 => parse_instances("POST x", body)
             .inspect(|(machines, _)| assert!(machines.iter().all(|one| one.vpc_ip.is_some())))
             .err(),
@@ -22,6 +23,9 @@ fuzz_target!(|input: &[u8]| {
         3 => parse_arn("POST x", body).err(),
         4 => parse_dns_name("POST x", body)
             .inspect(|name| assert!(name.len() <= 253))
+            .err(),
+        5 => parse_described("POST x", "i-01", body)
+            .inspect(|described| assert!(is_account(&described.account)))
             .err(),
         _ => {
             let (code, message) = parse_error(body);
