@@ -7,7 +7,6 @@
 //! | role, cluster, hash of the init secret | the tags `constellation-role`, `constellation-uid`, `constellation-init-secret-hash` of the instance, which its metadata must have (`InstanceMetadataTags`) |
 //! | peers | EC2 `DescribeInstances`: the running instances with the cluster's `constellation-uid` |
 //! | load balancer | the only one with the cluster's `constellation-uid` (`tag:GetResources`); its DNS name (`DescribeLoadBalancers`) |
-//! | account and zone of an instance, for a verifier | EC2 `DescribeInstances` of this one |
 //!
 //! Requests to the APIs are signed with the credentials of the instance's role, or for a verifier as [`aws_caller`](super::aws_caller)
 //! says.
@@ -53,8 +52,6 @@ const EARLY: Duration = Duration::from_secs(300);
 const MAX_PAGE: u64 = 24 << 20;
 /// Maximum number of nodes of a page's XML: a described instance has about 250.
 const MAX_NODES: u32 = 2_000_000;
-/// Maximum size in bytes of one described instance: fifteen network interfaces with fifty addresses each have less.
-const MAX_INSTANCE: u64 = 1 << 20;
 /// Maximum length of what is an entry of an error in XML or JSON.
 const MAX_SHOWN: usize = 300;
 /// Deviation of the clock that a request is repeated for. The APIs accept five minutes.
@@ -110,37 +107,14 @@ pub struct Credentials {
     role: String,
 }
 
-/// What EC2 says of an instance of the caller's account, or of one that is shared with it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Described {
-    /// The account that owns the instance: 12 digits.
-    pub account: String,
-    /// The zone, e.g. `eu-central-1a`.
-    pub zone: String,
-    /// The image from which it was started.
-    pub image: String,
-    /// The state, e.g. `running`.
-    pub state: String,
-}
-
-/// Why EC2 says nothing of an instance. The texts are clauses.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Undescribed {
-    /// The reason is this instance.
-    Instance(String),
-    /// EC2 does not answer, or has too much to do. Another request may succeed.
-    Away(String),
-    /// The reason is who asks: credentials, permissions, settings.
-    Caller(String),
-}
-
 /// Why a call failed.
-struct Failed {
+pub struct Failed {
     /// The API's code; empty without one.
-    code: String,
+    pub code: String,
     /// Whether the same request may soon succeed.
-    is_later: bool,
-    error: Error,
+    pub is_later: bool,
+    /// The error, which names the code, too.
+    pub error: Error,
 }
 
 impl From<Error> for Failed {
@@ -208,7 +182,7 @@ impl Client {
     }
 
     /// Returns the region whose APIs are asked.
-    fn region(&self) -> Result<&str, Error> {
+    pub fn region(&self) -> Result<&str, Error> {
         if let Some(region) = self.region.get() {
             return Ok(region);
         }
@@ -218,38 +192,6 @@ impl Client {
             None => self.identity()?.region.clone(),
         };
         Ok(self.region.get_or_init(|| region))
-    }
-
-    /// Returns what EC2 says of an instance. It answers for those of the caller's account alone, and for those that are shared with it.
-    pub fn describe(&self, id: &str) -> Result<Described, Undescribed> {
-        // without credentials the region does not matter
-        let unsigned = |why: Unsigned| Undescribed::Caller(why.to_string());
-        self.signer().map(drop).map_err(unsigned)?;
-        let named = self.variables.map_or(Ok(None), aws_caller::region);
-        named.map_err(Undescribed::Caller)?;
-        let region = self.region().map_err(|error| {
-            Undescribed::Caller(format!(
-                "the region is not known: AWS_REGION is not set, and the instance does not say it: {}",
-                clause(&error)
-            ))
-        })?;
-        let ec2 = match self.apis() {
-            Ok(apis) => &apis.ec2,
-            Err(error) => return Err(Undescribed::Caller(clause(&error))),
-        };
-        let parameters = form(&[
-            ("Action", "DescribeInstances"),
-            ("Version", "2016-11-15"),
-            ("InstanceId.1", id),
-        ]);
-        let call = Call {
-            limit: MAX_INSTANCE,
-            ..query("ec2", "ec2:DescribeInstances", &parameters)
-        };
-        let answer = self.try_call(ec2, &call);
-        let answer = answer.map_err(|failed| undescribed(failed, id, region))?;
-        parse_described(&format!("POST {}", ec2.url("")), id, &answer)
-            .map_err(|error| Undescribed::Instance(clause(&error)))
     }
 
     /// Returns what the metadata service has at a path below `/latest`. A token that is no longer valid is renewed once.
@@ -493,8 +435,6 @@ impl Client {
         mark: Option<&str>,
     ) -> Result<(Vec<Instance>, Option<String>), Error> {
         let mut parameters = vec![
-            ("Action", "DescribeInstances"),
-            ("Version", "2016-11-15"),
             ("Filter.1.Name", "tag:constellation-uid"),
             ("Filter.1.Value.1", uid),
             ("Filter.2.Name", "instance-state-name"),
@@ -502,13 +442,27 @@ impl Client {
             ("MaxResults", "1000"),
         ];
         parameters.extend(mark.map(|mark| ("NextToken", mark)));
+        let (request, page) = self
+            .describe_instances(&parameters, MAX_PAGE)
+            .map_err(|failed| failed.error)?;
+        parse_instances(&request, &page)
+    }
+
+    /// Returns the answer to `DescribeInstances` with these further parameters, behind the request, which an error about it names.
+    pub fn describe_instances(
+        &self,
+        parameters: &[(&str, &str)],
+        limit: u64,
+    ) -> Result<(String, Vec<u8>), Failed> {
         let ec2 = &self.apis()?.ec2;
-        let parameters = form(&parameters);
+        let operation = [("Action", "DescribeInstances"), ("Version", "2016-11-15")];
+        let parameters = form(&[&operation, parameters].concat());
         let call = Call {
-            limit: MAX_PAGE,
+            limit,
             ..query("ec2", "ec2:DescribeInstances", &parameters)
         };
-        parse_instances(&format!("POST {}", ec2.url("")), &self.call(ec2, &call)?)
+        let answer = self.try_call(ec2, &call)?;
+        Ok((format!("POST {}", ec2.url("")), answer))
     }
 }
 
@@ -700,26 +654,6 @@ fn advice(code: &str, origin: &str, permission: &str) -> String {
     }
 }
 
-/// Returns why an instance is not described.
-fn undescribed(failed: Failed, id: &str, region: &str) -> Undescribed {
-    match failed.code.as_str() {
-        "InvalidInstanceID.NotFound" => Undescribed::Instance(format!(
-            "EC2 in {region} knows no instance {id} of the account that asks: the machine is another customer's, or in another region"
-        )),
-        "InvalidInstanceID.Malformed" => Undescribed::Instance(format!(
-            "EC2 says that {id:.80?} is not the ID of an instance"
-        )),
-        _ if failed.is_later => Undescribed::Away(clause(&failed.error)),
-        _ => Undescribed::Caller(clause(&failed.error)),
-    }
-}
-
-/// Returns an error as a part of a sentence that is not about the metadata of this machine.
-fn clause(error: &Error) -> String {
-    let text = error.to_string();
-    text.strip_prefix("metadata: ").unwrap_or(&text).to_owned()
-}
-
 /// Returns by how many seconds `to` is later.
 fn seconds_between(from: SystemTime, to: SystemTime) -> i64 {
     let seconds = |duration: Duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
@@ -748,7 +682,8 @@ fn name(request: &str, expected: &'static str, body: &[u8]) -> Result<String, Er
     }
 }
 
-fn is_name(text: &str) -> bool {
+/// Returns whether text is a name of letters, digits and `-._:=+@,`.
+pub fn is_name(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:=+@,".contains(&byte);
     (1..=128).contains(&text.len()) && text.bytes().all(is_allowed) && !text.starts_with('.')
 }
@@ -828,69 +763,6 @@ pub fn parse_instances(
     });
     let next = child(root, "nextToken").and_then(|next| next.text());
     Ok((described.collect(), next.map(str::to_owned)))
-}
-
-/// Parses the answer of `DescribeInstances` to the question for this one.
-pub fn parse_described(request: &str, id: &str, body: &[u8]) -> Result<Described, Error> {
-    let nonsense = |got: String| Error::Nonsense {
-        request: request.to_owned(),
-        expected: "the described instance",
-        got,
-    };
-    let document = document(body).map_err(nonsense)?;
-    let root = document.root_element();
-    let mut reservations = child(root, "reservationSet")
-        .filter(|_| root.has_tag_name("DescribeInstancesResponse"))
-        .into_iter()
-        .flat_map(|set| children(set, "item"));
-    // an instance has one reservation, and who asks for one gets no other of it
-    let reservation = match (reservations.next(), reservations.next()) {
-        (Some(one), None) => one,
-        _ => return Err(nonsense(format!("{:?}", excerpt(body)))),
-    };
-    let mut instances = child(reservation, "instancesSet")
-        .into_iter()
-        .flat_map(|set| children(set, "item"));
-    let instance = match (instances.next(), instances.next()) {
-        (Some(one), None) => one,
-        _ => return Err(nonsense("a reservation with none or several".into())),
-    };
-    let text = |node, path: &[&str]| {
-        let found = path.iter().try_fold(node, |node, name| child(node, name));
-        let text = found.and_then(|node: Node<'_, '_>| node.text());
-        text.unwrap_or_default().to_owned()
-    };
-    let got = text(instance, &["instanceId"]);
-    if got != id {
-        let got = excerpt(got.as_bytes());
-        return Err(nonsense(format!("that of another instance: {got:?}")));
-    }
-    let described = Described {
-        account: text(reservation, &["ownerId"]),
-        zone: text(instance, &["placement", "availabilityZone"]),
-        image: text(instance, &["imageId"]),
-        state: text(instance, &["instanceState", "name"]),
-    };
-    if !is_account(&described.account) {
-        let account = excerpt(described.account.as_bytes());
-        return Err(nonsense(format!("one with the account {account:?}")));
-    }
-    for (what, text) in [
-        ("zone", &described.zone),
-        ("image", &described.image),
-        ("state", &described.state),
-    ] {
-        if !is_name(text) {
-            let text = excerpt(text.as_bytes());
-            return Err(nonsense(format!("one with the {what} {text:?}")));
-        }
-    }
-    Ok(described)
-}
-
-/// Returns whether text is the ID of an account.
-pub fn is_account(text: &str) -> bool {
-    text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Returns a described instance; `None` if it is not running. The error says what is wrong.
@@ -1010,7 +882,7 @@ pub fn parse_error(body: &[u8]) -> (String, String) {
 }
 
 /// Parses XML. The error is a clause.
-fn document(body: &[u8]) -> Result<Document<'_>, String> {
+pub fn document(body: &[u8]) -> Result<Document<'_>, String> {
     let fault = |error: String| format!("{:?} ({})", excerpt(body), excerpt(error.as_bytes()));
     let text = std::str::from_utf8(body).map_err(|error| fault(error.to_string()))?;
     let options = ParsingOptions {
@@ -1021,11 +893,13 @@ fn document(body: &[u8]) -> Result<Document<'_>, String> {
     Document::parse_with_options(text, options).map_err(|error| fault(error.to_string()))
 }
 
-fn child<'a, 'b>(node: Node<'a, 'b>, name: &str) -> Option<Node<'a, 'b>> {
+/// Returns the first element in a node with this name.
+pub fn child<'a, 'b>(node: Node<'a, 'b>, name: &str) -> Option<Node<'a, 'b>> {
     node.children().find(|child| child.has_tag_name(name))
 }
 
-fn children<'a, 'b>(node: Node<'a, 'b>, name: &str) -> impl Iterator<Item = Node<'a, 'b>> {
+/// Returns the elements in a node with this name.
+pub fn children<'a, 'b>(node: Node<'a, 'b>, name: &str) -> impl Iterator<Item = Node<'a, 'b>> {
     node.children()
         .filter(move |child| child.has_tag_name(name))
 }
@@ -1155,62 +1029,6 @@ mod tests {
     fn a_page_with_an_element_in_itself_200_000_times_ends() {
         let deep = "<item>".repeat(200_000) + &"</item>".repeat(200_000);
         let _ = parse_instances("POST x", page(&deep, "").as_bytes());
-    }
-
-    #[test]
-    fn one_described_instance_is_read() {
-        let one = item("i-01", "running", &ipv4("10.0.0.1"), &tag("Name", "x"));
-        let read = |xml: &str| parse_described("POST x", "i-01", xml.as_bytes());
-        assert_eq!(
-            read(&page(&one, "")).unwrap(),
-            Described {
-                account: "123456789012".into(),
-                zone: "eu-west-1c".into(),
-                image: "ami-bff32ccc".into(),
-                state: "running".into(),
-            }
-        );
-        let in_one = one.replace("</item></instancesSet>", "</item><item/></instancesSet>");
-        for (xml, why) in [
-            (page("", ""), "the described instance"),
-            (page(&one.repeat(2), ""), "the described instance"),
-            (page(&in_one, ""), "none or several"),
-            (page("<item/>", ""), "none or several"),
-            (
-                page(&one.replace("i-01", "i-02"), ""),
-                "another instance: \"i-02\"",
-            ),
-            (
-                page(&one.replace("123456789012", "12345"), ""),
-                "account \"12345\"",
-            ),
-            (page(&one.replace("eu-west-1c", ""), ""), "zone \"\""),
-            (
-                page(&one, "").replace("Describe", "Run"),
-                "the described instance",
-            ),
-            ("<a>".into(), "the described instance"),
-        ] {
-            let error = read(&xml).unwrap_err().to_string();
-            assert!(
-                error.contains(why) && error.len() < 1000,
-                "{error}, expected {why}"
-            );
-        }
-        let (mut good, mut bad) = (0, 0);
-        for body in mutations(page(&one, "").as_bytes(), 10_000) {
-            match parse_described("POST x", "i-01", &body) {
-                Ok(described) => {
-                    good += 1;
-                    assert!(is_account(&described.account) && is_name(&described.zone));
-                }
-                Err(error) => {
-                    bad += 1;
-                    assert!(error.to_string().len() < 4096);
-                }
-            }
-        }
-        assert!(good > 100 && bad > 100, "{good} good, {bad} bad");
     }
 
     #[test]

@@ -18,8 +18,10 @@ use std::time::{Duration, Instant};
 
 use attest::attestation::instance::Instance;
 use base::backoff::Backoff;
-use cloud::aws::{Client, Undescribed};
+use cloud::aws::Client;
 use cloud::aws_caller::{self, Variables};
+
+use crate::describe::{Undescribed, describe};
 
 /// Maximum number of instances in memory: more than a cluster has nodes. For a further one, one that is not known goes, then the one that
 /// was not used for the longest time.
@@ -184,7 +186,7 @@ impl Ec2 {
     fn request(&self, id: &str) -> Result<Instance, Undescribed> {
         let client = self.client.as_ref();
         let client = client.map_err(|why| Undescribed::Caller(why.clone()))?;
-        let described = client.describe(id)?;
+        let described = describe(client, id)?;
         match described.state.as_str() {
             "pending" | "running" => Ok(Instance {
                 id: Some(id.into()),

@@ -13,6 +13,7 @@
 
 mod cache;
 mod config_map;
+mod describe;
 mod ec2;
 mod flags;
 mod https;
@@ -53,6 +54,7 @@ pub use pcs::{INTEL, Update};
 /// What the fuzz targets and mutation tests give hostile bytes.
 pub mod parsers {
     pub use crate::config_map::stored as config_map;
+    pub use crate::describe::parse_described;
     pub use crate::https::retry_after;
     pub use crate::item::{Authority, Item};
     pub use crate::kds::authority;
@@ -176,6 +178,8 @@ impl Fetching {
     pub fn at_hand(&self) -> Arc<dyn Sources> {
         Arc::new(Fetching {
             cache: self.cache.clone(),
+            // a machine brings no word of EC2
+            ec2: None,
             time: self.time,
             waits: false,
         })

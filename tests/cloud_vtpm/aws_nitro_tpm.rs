@@ -1,9 +1,14 @@
 //! `aws-nitro-tpm`: the identity of the instance, and attestation documents. An authority of the tests signs them in the place of AWS's
 //! hypervisor; how a machine asks for them is in `nitro_machine`.
 
+use std::net::TcpListener;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use attest::atls;
 use attest::attestation::aws_nitro_tpm::{AwsMachine, Documents, VARIANT};
 use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use attest::attestation::sources::Sources;
@@ -254,9 +259,8 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
     );
 }
 
-/// Starts EC2, which says that the instance of the tests has this owner. Returns the sources of a verifier that asks it, and the number of
-/// its requests.
-fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
+/// Starts EC2, which says that the instance of the tests has this owner. Returns its URL and the number of its requests.
+fn api(owner: &'static str) -> (String, Arc<AtomicUsize>) {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = requests.clone();
     let api = cloud_server::start(move |request| {
@@ -276,6 +280,12 @@ fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
         );
         Answer::new(200, "text/xml;charset=UTF-8", body)
     });
+    (api, requests)
+}
+
+/// Starts EC2. Returns the sources of a verifier that asks it, and the number of its requests.
+fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
+    let (api, requests) = api(owner);
     let sources = Fetching::new(Settings {
         kds: None,
         pcs: None,
@@ -344,6 +354,79 @@ fn a_machine_is_of_the_account_and_the_zone_that_ec2_says() {
     // a node has such a policy of services
     let error = prove(issuer.clone(), validator(&VARIANT, &own)).unwrap_err();
     assert!(error.contains("this program does not ask EC2"), "{error}");
+}
+
+#[test]
+fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
+    let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
+    let hypervisor = Hypervisor::new(&authority, &good(), |_| ());
+    let issuer = issuer(&cloud, &host, Some(hypervisor));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        for machine in listener.incoming().flatten() {
+            let soon = Instant::now() + Duration::from_secs(60);
+            let _ = atls::Server::new(Some(issuer.clone()), vec![]).handshake(machine, soon);
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let policy = folder.path().join("policy.json");
+    let mut own = with_list(demands(&authority, "0"), "accounts", "123456789012");
+    own["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
+    std::fs::write(&policy, own.to_string()).unwrap();
+    let verify = |owner, variables: &[(&str, &str)], more: &[&str]| {
+        let (api, requests) = api(owner);
+        let output = Command::new(support::program::built("firstlight"))
+            .args([
+                "verify",
+                &address,
+                "--fresh",
+                "--attestation-variant",
+                VARIANT.name,
+            ])
+            .arg("--policy")
+            .arg(&policy)
+            .args(more)
+            .env("AWS_ENDPOINT_URL_EC2", api)
+            .env("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
+            .env("AWS_REGION", "eu-central-1")
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (
+            output.status.code().unwrap(),
+            text,
+            requests.load(Ordering::SeqCst),
+        )
+    };
+    let key = [
+        ("AWS_ACCESS_KEY_ID", "AKID"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+    ];
+    let (code, said, requests) = verify("123456789012", &key, &[]);
+    assert_eq!((code, requests), (0, 1), "{said}");
+    for (owner, variables, more, why) in [
+        (
+            "210987654321",
+            &key[..],
+            &[][..],
+            "account of the machine is \"210987654321\"",
+        ),
+        ("123456789012", &[], &[], "there are no credentials"),
+        (
+            "123456789012",
+            &key,
+            &["--offline"],
+            "nothing is asked (offline)",
+        ),
+    ] {
+        let (code, said, _) = verify(owner, variables, more);
+        assert!(
+            code == 3 && said.contains(why),
+            "{code}, expected {why}:\n{said}"
+        );
+    }
 }
 
 #[test]

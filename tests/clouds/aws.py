@@ -1,7 +1,7 @@
 """Serves the APIs of AWS with moto, with a cluster in it: aws.py FOLDER. The folder has the policies of the instances' roles.
 
 Prints one line of JSON that describes the cluster, and ends with its standard input. Then each request must have the signature of
-one of the two roles, whose policies moto applies.
+one of the three roles, whose policies moto applies.
 """
 
 import json
@@ -80,7 +80,7 @@ for name, uid in (("other", "another"), ("cluster", UID)):
     balancer = elb.create_load_balancer(Name=name, Subnets=subnets, Type="network", Tags=tags(uid))["LoadBalancers"][0]
 
 credentials = {}
-for role in ("control-plane", "worker"):
+for role in ("control-plane", "worker", "verifier"):
     policy = json.loads(pathlib.Path(sys.argv[1], f"aws-{role}.json").read_text())
     for statement in policy["Statement"]:
         # moto takes the first part of an action from the name of the service in the signature, which differs for tags alone

@@ -96,7 +96,7 @@ fn ec2_says_account_zone_and_image_of_a_machine_in_moto() {
 fn an_operator_asks_with_the_variables_of_aws() {
     fn variables(name: &str) -> Option<String> {
         let cluster = &Moto::get().cluster;
-        let credentials = &cluster["credentials"]["control-plane"];
+        let credentials = &cluster["credentials"]["verifier"];
         let value = match name {
             "AWS_ACCESS_KEY_ID" => &credentials["AccessKeyId"],
             "AWS_SECRET_ACCESS_KEY" => &credentials["SecretAccessKey"],
@@ -119,7 +119,7 @@ fn an_operator_asks_with_the_variables_of_aws() {
                 "AWS_DEFAULT_REGION" => None,
                 _ => variables(name),
             }) as fn(&str) -> Option<String>,
-            "the region is not known: AWS_REGION is not set",
+            "the region is not known, set AWS_REGION",
         ),
         (
             |name| match name {
@@ -192,10 +192,13 @@ fn a_machine_that_is_not_of_the_account_or_does_not_run_is_refused_by_name() {
         ),
         (
             described(OTHER_ID, "123456789012", "running"),
-            "that of another instance",
+            "got \"i-0123456789abcdef1\"",
         ),
         (described(ID, "me", "running"), "with the account \"me\""),
-        (xml(200, "<html/>"), "expected the described instance"),
+        (
+            xml(200, "<html/>"),
+            "expected the instance i-0123456789abcdef0",
+        ),
     ] {
         let sources = with_ec2(LONG, move |_| answer.clone());
         let error = refused(&sources, ID);

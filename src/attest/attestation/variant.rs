@@ -182,7 +182,10 @@ mod tests {
             ("cloud.projects", r#""cloud":{"projects":["p"]}"#.into()),
             ("cloud.zones", r#""cloud":{"zones":["z"]}"#.into()),
             ("cloud.instances", r#""cloud":{"instances":["i"]}"#.into()),
-            ("cloud.accounts", r#""cloud":{"accounts":["123456789012"]}"#.into()),
+            (
+                "cloud.accounts",
+                r#""cloud":{"accounts":["123456789012"]}"#.into(),
+            ),
             (
                 "cloud.sha384",
                 format!(r#""cloud":{{"sha384":{{"4":"{}"}}}}"#, "0".repeat(96)),
