@@ -273,5 +273,5 @@ fn an_altered_message_of_collateral_changes_nothing_that_intel_signed() {
             assert_eq!(of(&collateral), of(&genuine));
         }
     }
-    assert!(read > 100, "{read}");
+    assert!(read > 20, "{read}");
 }
