@@ -309,7 +309,7 @@ fn a_machine_asks_its_device_without_the_resource_manager_if_that_refuses() {
     }
 }
 
-/// Two programs, such as bootstrapper and join service, ask at once: the emulation has room for one index.
+/// The emulation has room for one index.
 #[test]
 fn programs_on_one_machine_take_turns() {
     let setting = Setting::new();
