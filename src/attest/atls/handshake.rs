@@ -204,6 +204,9 @@ pub fn finish(
     let claims = Claims {
         form,
         stage: identified.as_ref().and_then(|identified| identified.stage),
+        platform: identified
+            .as_ref()
+            .and_then(|identified| identified.platform.clone()),
     };
     Ok(Transport {
         identity: identified.and_then(|identified| identified.machine),

@@ -176,11 +176,12 @@ fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), String> {
 }
 
 impl Instance {
-    /// Returns what is shown of the instance beside its ID.
+    /// Returns what is shown of the instance.
     pub fn properties(&self) -> Vec<Property> {
         let project = self.project.as_ref();
         let number = project.map(|(_, number)| number);
         [
+            ("instance", self.id.as_ref()),
             ("project", project.map(|(name, _)| name)),
             ("project number", number),
             ("account", self.account.as_ref()),

@@ -125,6 +125,7 @@ pub trait Validator: Send + Sync {
             machine: None,
             stage: None,
             platform: None,
+            is_endorsed: false,
             cluster: None,
         })
     }
@@ -200,17 +201,21 @@ pub struct Identified {
     pub stage: Option<Stage>,
     /// What the evidence proves about the platform; `None` if it contains nothing that a platform signed.
     pub platform: Option<Arc<PlatformClaims>>,
+    /// Whether a platform endorses the key that signed the registers, so that it needs no mention in the policy.
+    pub is_endorsed: bool,
     /// The register of the cluster ID; `None` if it was not proved.
     pub cluster: Option<ClusterRegister>,
 }
 
 /// What is known about a connection beside the name of the peer. Attested TLS gives it to the handlers of the peer's calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
     /// The form of attested TLS.
     pub form: Form,
     /// As [`Identified::stage`].
     pub stage: Option<Stage>,
+    /// As [`Identified::platform`].
+    pub platform: Option<Arc<PlatformClaims>>,
 }
 
 /// The two forms of attested TLS.

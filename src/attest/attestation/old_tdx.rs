@@ -6,6 +6,8 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use hardware::PlatformClaims;
+use hardware::claims::{Property, TcbPart};
 use hardware::tdx::quote::Quote;
 use serde::{Deserialize, Serialize};
 
@@ -67,16 +69,41 @@ impl Demands {
         }
     }
 
-    /// Checks a quote. An error names the demand that it does not meet.
-    pub fn check(&self, quote: &Quote<'_>) -> Result<(), String> {
+    /// Returns the versions of the host's enclaves.
+    fn enclaves(&self, quote: &Quote<'_>) -> [TcbPart; 2] {
         // the header: version, types, QE SVN at 8, PCE SVN at 10, vendor of the quoting enclave at 12
         let number = |at: usize| {
             Some(u16::from_le_bytes(
                 quote.signed.get(at..at + 2)?.try_into().ok()?,
             ))
         };
-        for (name, minimum, at) in [("qeSVN", self.qe_svn, 8), ("pceSVN", self.pce_svn, 10)] {
-            let (minimum, got) = (minimum.unwrap_or(0), number(at).unwrap_or(0));
+        [("qeSVN", self.qe_svn, 8), ("pceSVN", self.pce_svn, 10)].map(|(name, minimum, at)| {
+            TcbPart {
+                name,
+                got: number(at).unwrap_or(0).into(),
+                minimum: minimum.unwrap_or(0).into(),
+            }
+        })
+    }
+
+    /// Adds to the claims of a machine what these demands compare in its quote.
+    pub fn show(&self, quote: &Quote<'_>, claims: &mut PlatformClaims) {
+        claims.tcb.extend(self.enclaves(quote));
+        if let Some(minimum) = &self.tee_tcb_svn {
+            claims.properties.push(Property {
+                name: "minimum of TEE_TCB_SVN",
+                value: minimum.to_ascii_lowercase(),
+            });
+        }
+        claims.properties.push(Property {
+            name: "QE vendor",
+            value: hex(quote.signed.get(12..28).unwrap_or_default()),
+        });
+    }
+
+    /// Checks a quote. An error names the demand that it does not meet.
+    pub fn check(&self, quote: &Quote<'_>) -> Result<(), String> {
+        for TcbPart { name, got, minimum } in self.enclaves(quote) {
             if got < minimum {
                 return Err(format!("{name} is {got}, below the minimum {minimum}"));
             }

@@ -250,7 +250,8 @@ impl Validator {
             user_data: document.user_data.0,
             machine: None,
             stage: None,
-            platform: Some(Arc::new(platform)),
+            platform: Some(Arc::new(platform.printable())),
+            is_endorsed: true,
             cluster: ClusterRegister::new(&body.rtmr[3]),
         })
     }

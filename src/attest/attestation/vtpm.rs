@@ -384,7 +384,8 @@ impl Validator {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),
             stage: None,
-            platform: platform.map(Arc::new),
+            platform: platform.map(|claims| Arc::new(claims.printable())),
+            is_endorsed: endorsed,
             cluster: values
                 .get(&CLUSTER_ID_PCR)
                 .and_then(|value| ClusterRegister::new(value)),

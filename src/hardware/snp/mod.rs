@@ -95,15 +95,26 @@ fn claims(
     };
     let mut properties = vec![
         ("MEASUREMENT", crate::hex(&report.measurement)),
-        ("POLICY", format!("{:#x}", report.policy.0)),
-        ("PLATFORM_INFO", format!("{:#x}", report.platform_info)),
+        ("POLICY", report.policy.to_string()),
+        ("PLATFORM_INFO", report.platform_info()),
         ("VMPL", report.vmpl.to_string()),
         ("GUEST_SVN", report.guest_svn.to_string()),
+        ("FAMILY_ID", crate::hex(&report.family_id)),
+        ("IMAGE_ID", crate::hex(&report.image_id)),
         ("HOST_DATA", crate::hex(&report.host_data)),
         ("ID_KEY_DIGEST", crate::hex(&report.id_key_digest)),
         ("AUTHOR_KEY_DIGEST", crate::hex(&report.author_key_digest)),
+        ("CURRENT_TCB", tcbs.current.to_string()),
+        ("COMMITTED_TCB", tcbs.committed.to_string()),
+        ("LAUNCH_TCB", tcbs.launch.to_string()),
         ("firmware", report.current_firmware.to_string()),
+        ("committed firmware", report.committed_firmware.to_string()),
+        ("report version", report.version.to_string()),
     ];
+    if let Some(mitigations) = report.mitigations {
+        properties.push(("LAUNCH_MIT_VECTOR", format!("{:#x}", mitigations.launch)));
+        properties.push(("CURRENT_MIT_VECTOR", format!("{:#x}", mitigations.current)));
+    }
     if let Some(csp) = &certificate.csp {
         properties.push(("CSP_ID", csp.clone()));
     }

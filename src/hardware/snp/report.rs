@@ -13,6 +13,29 @@ const ECDSA_P384_SHA384: u32 = 1;
 /// The VMPL of a report that the host requested, which binds no data of the guest.
 const HOST: u32 = u32::MAX;
 
+/// The names of the bits of the guest policy (56860 §4.3); bit 17 is always 1.
+const POLICY_BITS: [(u32, &str); 9] = [
+    (16, "SMT"),
+    (18, "MIGRATE_MA"),
+    (19, "DEBUG"),
+    (20, "SINGLE_SOCKET"),
+    (21, "CXL_ALLOW"),
+    (22, "MEM_AES_256_XTS"),
+    (23, "RAPL_DIS"),
+    (24, "CIPHERTEXT_HIDING"),
+    (25, "PAGE_SWAP_DISABLE"),
+];
+/// The names of the bits of the platform info (56860 §7.3).
+const PLATFORM_BITS: [(u32, &str); 7] = [
+    (0, "SMT_EN"),
+    (1, "TSME_EN"),
+    (2, "ECC_EN"),
+    (3, "RAPL_DIS"),
+    (4, "CIPHERTEXT_HIDING_DRAM_EN"),
+    (5, "ALIAS_CHECK_COMPLETE"),
+    (7, "TIO_EN"),
+];
+
 /// A report that is well-formed. Nothing says yet who signed it.
 #[derive(Clone)]
 pub struct Report {
@@ -182,6 +205,11 @@ impl Report {
         self.signer_info & 1 != 0
     }
 
+    /// Returns the properties of the platform for a person: the value, and the names of the bits that are set.
+    pub fn platform_info(&self) -> String {
+        with_names(self.platform_info, &PLATFORM_BITS)
+    }
+
     /// Returns the TCB versions in the layout of the product.
     pub fn tcbs(&self, product: Product) -> Result<Tcbs, String> {
         let tcb = |name, offset| {
@@ -273,6 +301,25 @@ impl Firmware {
             minor,
             build,
         }
+    }
+}
+
+impl fmt::Display for Policy {
+    /// Writes the value, the minimum version of the ABI, and the names of the bits that are set.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.abi();
+        let bits = with_names(self.0, &POLICY_BITS);
+        write!(f, "{bits}, ABI {major}.{minor}")
+    }
+}
+
+/// Returns a value and the names of those of its bits that are set.
+fn with_names(value: u64, names: &[(u32, &str)]) -> String {
+    let set = names.iter().filter(|(bit, _)| value >> bit & 1 == 1);
+    let set: Vec<_> = set.map(|(_, name)| *name).collect();
+    match set.is_empty() {
+        true => format!("{value:#x}"),
+        false => format!("{value:#x} ({})", set.join(", ")),
     }
 }
 

@@ -75,6 +75,7 @@ pub struct Verified<'q> {
     advisories: Vec<String>,
     evaluation: u32,
     platform: Platform,
+    collateral_issued: u64,
     collateral_age: Duration,
 }
 
@@ -102,6 +103,11 @@ impl<'q> Verified<'q> {
     /// Returns the platform.
     pub fn platform(&self) -> &Platform {
         &self.platform
+    }
+
+    /// Returns when the oldest part of the collateral was issued, in seconds since 1970, as [`Verified::collateral_age`].
+    pub fn collateral_issued(&self) -> u64 {
+        self.collateral_issued
     }
 
     /// Returns the age of the oldest part of the collateral, apart from the list of revoked authorities: Intel issues that once a year.
@@ -171,6 +177,7 @@ impl<'a> Verifier<'a> {
             identity.check_dates(now)?,
             lists.pck.issued,
         ];
+        let collateral_issued = issued.into_iter().min().unwrap_or(now);
         let (key, platform) = chain.pck(quote.pck_chain)?;
         check_signatures(&quote, &key)?;
 
@@ -205,7 +212,8 @@ impl<'a> Verifier<'a> {
             advisories,
             evaluation: info.evaluation.min(identity.evaluation),
             platform,
-            collateral_age: Duration::from_secs(now - issued.into_iter().min().unwrap_or(now)),
+            collateral_issued,
+            collateral_age: Duration::from_secs(now - collateral_issued),
         })
     }
 }

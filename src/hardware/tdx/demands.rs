@@ -1,6 +1,6 @@
 //! What a policy demands of a TDX machine beside its registers.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -191,60 +191,44 @@ impl Demands {
 
     fn claims(&self, verified: &Verified<'_>) -> PlatformClaims {
         let (body, platform) = (&verified.quote().body, verified.platform());
-        let svn = |name, got: u64| TcbPart {
-            name,
-            got,
-            minimum: 0,
-        };
+        let issued = UNIX_EPOCH + Duration::from_secs(verified.collateral_issued());
+        let [rtmr_0, rtmr_1, rtmr_2, rtmr_3] = body.rtmr.map(|it| hex(&it));
         let mut properties = vec![
-            Property {
-                name: "TCB status",
-                value: verified.status().to_string(),
-            },
-            Property {
-                name: "FMSPC",
-                value: hex(&platform.fmspc),
-            },
-            Property {
-                name: "TDATTRIBUTES",
-                value: body.td_attributes.to_string(),
-            },
-            Property {
-                name: "XFAM",
-                value: format!("{:#018x}", body.xfam),
-            },
-            Property {
-                name: "MRSEAM",
-                value: hex(&body.mr_seam),
-            },
-            Property {
-                name: "MRCONFIGID",
-                value: hex(&body.mr_config_id),
-            },
-            Property {
-                name: "TEE_TCB_SVN",
-                value: hex(&body.tee_tcb_svn),
-            },
+            ("TCB status", verified.status().to_string()),
+            ("collateral issued", base::time::seconds(issued)),
+            ("FMSPC", hex(&platform.fmspc)),
+            ("PPID", hex(&platform.ppid)),
+            ("CPUSVN", hex(&platform.cpu_svn)),
+            ("PCESVN", platform.pce_svn.to_string()),
+            ("TEE_TCB_SVN", hex(&body.tee_tcb_svn)),
+            ("TDATTRIBUTES", body.td_attributes.to_string()),
+            ("XFAM", format!("{:#018x}", body.xfam)),
+            ("MRTD", hex(&body.mr_td)),
+            ("RTMR 0", rtmr_0),
+            ("RTMR 1", rtmr_1),
+            ("RTMR 2", rtmr_2),
+            ("RTMR 3", rtmr_3),
+            ("MRSEAM", hex(&body.mr_seam)),
+            ("MRCONFIGID", hex(&body.mr_config_id)),
+            ("MROWNER", hex(&body.mr_owner)),
+            ("MROWNERCONFIG", hex(&body.mr_owner_config)),
         ];
         if !verified.advisories().is_empty() {
-            properties.push(Property {
-                name: "advisories",
-                value: verified.advisories().join(", "),
-            });
+            properties.push(("advisories", verified.advisories().join(", ")));
         }
         PlatformClaims {
             technology: "Intel TDX".into(),
             signed_by: "Intel SGX Root CA, PCK, quoting enclave".into(),
             chip: Some(hex(platform.instance.as_ref().unwrap_or(&platform.ppid))),
-            tcb: vec![
-                TcbPart {
-                    name: "evaluation",
-                    got: verified.evaluation().into(),
-                    minimum: self.minimum_evaluation.into(),
-                },
-                svn("pceSVN", platform.pce_svn.into()),
-            ],
-            properties,
+            tcb: vec![TcbPart {
+                name: "evaluation",
+                got: verified.evaluation().into(),
+                minimum: self.minimum_evaluation.into(),
+            }],
+            properties: properties
+                .into_iter()
+                .map(|(name, value)| Property { name, value })
+                .collect(),
             bound: vec![],
         }
     }
