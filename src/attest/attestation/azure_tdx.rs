@@ -186,9 +186,7 @@ impl Endorser for TdxHardware {
         let verified = self.verifier.verify(quote, collateral, (self.clock)())?;
         self.policy.azure_tdx().check(verified.quote())?;
         let mut claims = self.policy.tdx().judge(&verified)?;
-        self.policy
-            .azure_tdx()
-            .show(verified.quote(), &mut claims);
+        self.policy.azure_tdx().show(verified.quote(), &mut claims);
         claims.properties.extend(data.properties());
         claims.bound = vec!["attestation key: runtime data in REPORTDATA".into()];
         Ok(Some(claims))

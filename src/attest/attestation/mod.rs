@@ -51,7 +51,7 @@ pub mod wire;
 use std::sync::Arc;
 
 pub use composite::{Composite, Evidence};
-pub use hardware::PlatformClaims;
+pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use key_name::KeyName;
 pub use policy::{Image, Measurement, Policy, PolicyError};
 pub use registers::{ClusterRegister, Registers};

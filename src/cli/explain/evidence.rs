@@ -196,9 +196,13 @@ impl Evidence {
         self.systemd.extend(systemd_log::parse(log));
     }
 
-    /// Returns the quoted values of the SHA-256 bank.
+    /// Returns the quoted values of the SHA-256 bank; those of a TDX machine without a TPM are SHA-384.
     pub fn quoted(&self) -> Option<&BTreeMap<u32, Vec<u8>>> {
-        self.quoted.get(&SHA256)
+        let bank = match self.is_tdx {
+            true => SHA384,
+            false => SHA256,
+        };
+        self.quoted.get(&bank)
     }
 
     /// Returns the registers of the best bank that this evidence and the other one have.

@@ -3,9 +3,9 @@
 //! [`demand`] is what the machine must prove, [`ask`] gets the evidence of a server, [`presented`] judges it, now or from a file, and [`report`] shows the result.
 
 mod ask;
-mod demand;
+pub mod demand;
 pub mod presented;
-mod report;
+pub mod report;
 
 use std::path::PathBuf;
 use std::time::Duration;

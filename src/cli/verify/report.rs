@@ -1,6 +1,7 @@
 //! The result of `firstlight verify`: a table for people, and JSON for programs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -9,7 +10,9 @@ use super::super::sources::sources;
 use super::super::state::hex;
 use super::demand::{Demand, Source};
 use super::presented::Presented;
-use attest::attestation::{Identified, Image, KeyName, Policy, Registers, Stage};
+use attest::attestation::{
+    Identified, Image, KeyName, PlatformClaims, Policy, Property, Registers, Stage, TcbPart,
+};
 use attest::tpm::CLUSTER_ID_PCR;
 
 /// What the command says.
@@ -21,8 +24,12 @@ pub struct Report<'a> {
     form: Option<&'static str>,
     role: Option<&'static str>,
     key: Option<KeyName>,
-    /// Whether the TPM has signed the registers.
+    /// Whether the TPM or the hardware has signed the registers.
     is_genuine: bool,
+    /// Whether a platform endorses the key that signed them.
+    is_endorsed: bool,
+    /// What is proved of the platform.
+    platform: Option<Arc<PlatformClaims>>,
     stage: Option<Stage>,
     image: Option<String>,
     registers: Vec<Register>,
@@ -71,16 +78,17 @@ impl<'a> Report<'a> {
         presented: Option<&Presented>,
         verdict: Result<Result<Identified, String>, String>,
     ) -> Report<'a> {
-        let verdict = match verdict {
-            Ok(Ok(_)) => Verdict::Proven,
-            Ok(Err(why)) => Verdict::Refused(why),
-            Err(why) => Verdict::Unreachable(why),
-        };
-        let genuine = presented.and_then(|presented| {
+        // what a refused machine proves all the same: its signatures, and what the policy demands of the platform
+        let genuine = || {
             let any = demand.policy.clone().of_any_image().believing_any();
             let validator = demand.variant.validator_for(any, &sources());
-            presented.identified_by(&*validator.ok()?)
-        });
+            presented?.identified_by(&*validator.ok()?)
+        };
+        let (verdict, genuine) = match verdict {
+            Ok(Ok(identified)) => (Verdict::Proven, Some(identified)),
+            Ok(Err(why)) => (Verdict::Refused(why), genuine()),
+            Err(why) => (Verdict::Unreachable(why), genuine()),
+        };
         let key = genuine.as_ref().and_then(|it| it.machine.as_deref());
         let mut report = Report {
             source,
@@ -92,6 +100,8 @@ impl<'a> Report<'a> {
                 .map(|role| role.name()),
             key: key.and_then(|name| name.parse().ok()),
             is_genuine: genuine.is_some(),
+            is_endorsed: genuine.as_ref().is_some_and(|it| it.is_endorsed),
+            platform: genuine.as_ref().and_then(|it| it.platform.clone()),
             stage: None,
             image: None,
             registers: vec![],
@@ -140,14 +150,18 @@ impl<'a> Report<'a> {
             .collect();
     }
 
-    /// Returns why the policy believes the attestation key.
+    /// Returns why the policy believes the key that signed the registers.
     fn belief(&self) -> Option<&'static str> {
         let policy = &self.demand.policy;
-        let key = self.key.as_ref()?;
-        match &self.verdict {
+        let names_none = policy.keys().is_empty() && policy.endorsement_roots().is_empty();
+        match (&self.key, &self.verdict) {
+            (Some(key), _) if policy.keys().contains(key) => Some("named"),
+            // without a TPM the platform signs the registers itself, and there is no key that the policy could name
+            (None, Verdict::Proven) if self.is_endorsed => Some("endorsed"),
+            _ if self.is_endorsed && names_none => Some("endorsed"),
+            (None, _) => None,
             _ if policy.believes_any_key() => Some("any key"),
-            _ if policy.keys().contains(key) => Some("named"),
-            Verdict::Proven => Some("certified"),
+            (_, Verdict::Proven) => Some("certified"),
             _ => None,
         }
     }
@@ -183,7 +197,8 @@ impl<'a> Report<'a> {
             Verdict::Proven => "none",
             _ => "not proven",
         };
-        let facts = [
+        let platform = self.platform.as_deref();
+        let mut facts = vec![
             ("source", Some(self.source.to_string()), ""),
             ("verdict", Some(self.verdict.name().into()), ""),
             ("form", self.form.map(String::from), "unknown"),
@@ -194,6 +209,12 @@ impl<'a> Report<'a> {
             ("key", self.key.map(|key| key.to_string()), "none"),
             ("believed", self.belief().map(String::from), "no"),
         ];
+        if let Some(platform) = platform {
+            let chip = platform.chip.clone();
+            facts.push(("platform", Some(platform.technology.clone()), ""));
+            facts.push(("signed by", Some(platform.signed_by.clone()), ""));
+            facts.push(("chip", chip, "not named"));
+        }
         let shown = match self.is_genuine {
             true => facts.len(),
             false => 2,
@@ -203,6 +224,7 @@ impl<'a> Report<'a> {
             let value = value.as_deref().unwrap_or(otherwise);
             text += &format!("{:<10} {value}\n", format!("{name}:"));
         }
+        text += &platform.map(of_platform).unwrap_or_default();
         if !self.registers.is_empty() {
             text += "\n";
         }
@@ -248,10 +270,34 @@ impl<'a> Report<'a> {
             "cluster": self.cluster(),
             "key": self.key.map(|key| key.to_string()),
             "believed": self.belief(),
+            "platform": self.platform.as_deref(),
             "registers": registers.collect::<Vec<Value>>(),
         });
         format!("{report:#}\n")
     }
+}
+
+/// Returns the lines of a platform: what is bound to what, the versions against the minimums, the other properties.
+fn of_platform(claims: &PlatformClaims) -> String {
+    let bound = claims.bound.iter().map(|it| ("bound".into(), it.clone()));
+    let version = |part: &TcbPart| {
+        let TcbPart { name, got, minimum } = part;
+        (
+            format!("TCB {name}"),
+            format!("{got}, at least {minimum} is demanded"),
+        )
+    };
+    let property = |it: &Property| (it.name.to_owned(), it.value.clone());
+    let lines: Vec<(String, String)> = bound
+        .chain(claims.tcb.iter().map(version))
+        .chain(claims.properties.iter().map(property))
+        .collect();
+    let width = lines.iter().map(|(name, _)| name.len()).max();
+    let width = width.unwrap_or_default();
+    let lines = lines
+        .iter()
+        .map(|(name, value)| format!("{name:width$}  {value}\n"));
+    format!("\n{}", lines.collect::<String>())
 }
 
 impl Register {

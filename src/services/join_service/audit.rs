@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! audit {"request":"join","decision":"refused","reason":"role","peer":"10.0.0.7:4711","node":"worker-1","role":"control-plane",
-//!        "disk":"0f5b..","machine":"a1b2..","form":"strong","why":".."}
+//!        "disk":"0f5b..","machine":"a1b2..","form":"strong","platform":{"technology":"AMD SEV-SNP (Milan)",..},"why":".."}
 //! ```
 //!
 //! The log line is always written. Events are for users of kubectl: they are dropped when too many
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 
 use super::refusal::Refusal;
+use attest::attestation::PlatformClaims;
 use base::crypto::random;
 use base::time;
 use kubernetes::client::{self, Client, EVENTS};
@@ -52,6 +53,8 @@ pub struct Subject<'a> {
     pub machine: Option<&'a str>,
     /// The form of attested TLS: `old` or `strong`; empty without attested TLS.
     pub form: &'static str,
+    /// What the caller proved of its platform.
+    pub platform: Option<&'a PlatformClaims>,
     /// When the request arrived.
     pub since: Instant,
 }
@@ -200,11 +203,7 @@ impl Audit {
         self.seconds
             .with([subject.request, decision])
             .observe(subject.since.elapsed());
-        let line = json!({
-            "request": subject.request, "decision": decision, "reason": reason, "peer": subject.peer,
-            "node": subject.node, "role": subject.role, "disk": subject.disk, "machine": subject.machine, "form": subject.form,
-            "why": why,
-        });
+        let line = line(subject, decision, reason, why);
         match decision {
             GIVEN => log::info!("audit {line}"),
             _ => log::warn!("audit {line}"),
@@ -227,6 +226,15 @@ impl Audit {
             let _ = events.try_send(event());
         }
     }
+}
+
+/// Builds the record of a decision.
+fn line(subject: &Subject, decision: &str, reason: &str, why: &str) -> Value {
+    json!({
+        "request": subject.request, "decision": decision, "reason": reason, "peer": subject.peer,
+        "node": subject.node, "role": subject.role, "disk": subject.disk, "machine": subject.machine, "form": subject.form,
+        "platform": subject.platform, "why": why,
+    })
 }
 
 /// Builds an Event of events.k8s.io/v1.
@@ -285,5 +293,54 @@ impl Drop for EventSender {
             // A panic of the thread is already in the log.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use attest::attestation::{Property, TcbPart};
+
+    #[test]
+    fn the_record_of_a_decision_has_what_was_proved_of_the_platform() {
+        let claims = PlatformClaims {
+            technology: "AMD SEV-SNP (Milan)".into(),
+            signed_by: "ARK-Milan, SEV-Milan, SEV-VCEK".into(),
+            chip: Some("c5".repeat(64)),
+            tcb: vec![TcbPart {
+                name: "snp",
+                got: 27,
+                minimum: 24,
+            }],
+            properties: vec![Property {
+                name: "VMPL",
+                value: "0".into(),
+            }],
+            bound: vec!["attestation key: SHA-512 in REPORT_DATA".into()],
+        };
+        let subject = |platform| Subject {
+            request: "join",
+            peer: "10.0.0.7:4711",
+            node: "worker-1",
+            role: "worker",
+            disk: "",
+            machine: Some("a1b2"),
+            form: "strong",
+            platform,
+            since: Instant::now(),
+        };
+        let expected = json!({
+            "technology": "AMD SEV-SNP (Milan)", "signedBy": "ARK-Milan, SEV-Milan, SEV-VCEK", "chip": "c5".repeat(64),
+            "tcb": [{"name": "snp", "got": 27, "minimum": 24}], "properties": [{"name": "VMPL", "value": "0"}],
+            "bound": ["attestation key: SHA-512 in REPORT_DATA"],
+        });
+        for decision in [GIVEN, "refused"] {
+            let record = line(&subject(Some(&claims)), decision, "reason", "why");
+            assert_eq!(record["platform"], expected);
+            assert_eq!(record["machine"], "a1b2");
+        }
+        let record = line(&subject(None), GIVEN, GIVEN, "");
+        assert!(record["platform"].is_null());
+        assert!(!record.to_string().contains('\n'));
     }
 }

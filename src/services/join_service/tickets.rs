@@ -173,6 +173,9 @@ impl Tickets {
                 .unwrap_or_default(),
             machine: call.identity().map(|machine| &**machine),
             form: form(call),
+            platform: call
+                .claims::<Claims>()
+                .and_then(|it| it.platform.as_deref()),
             since,
         };
         let made = match &asked {
@@ -207,6 +210,9 @@ impl Tickets {
             disk: disk.as_ref().map(Uuid::as_str).unwrap_or_default(),
             machine: call.identity().map(|machine| &**machine),
             form: form(call),
+            platform: call
+                .claims::<Claims>()
+                .and_then(|it| it.platform.as_deref()),
             since,
         };
         let made = match &disk {

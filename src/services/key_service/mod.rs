@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 use crate::observed;
 use attest::atls;
 use attest::attestation::sources::Sources;
-use attest::attestation::{self, ClusterRegister, IssueError, Variant};
+use attest::attestation::{self, Claims, ClusterRegister, IssueError, Variant};
 use attest::tpm;
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
@@ -483,7 +483,12 @@ impl Handler {
         self.requests.with([class, outcome(&result)]).inc();
         let (id, length, peer) = (&request.data_key_id, request.length, peer(call.peer()));
         // An invalid id may be long, but at most `MAX_REQUEST` bytes.
-        let line = format!("peer={peer} caller={caller} class={class} id={id:?} length={length}");
+        let mut line =
+            format!("peer={peer} caller={caller} class={class} id={id:?} length={length}");
+        let claims = call.claims::<Claims>();
+        if let Some(platform) = claims.and_then(|claims| claims.platform.as_ref()) {
+            line += &format!(" platform={:?}", platform.to_string());
+        }
         match &result {
             Ok(_) => log::info!("audit result=given {line}"),
             Err(status) => log::warn!("audit result=refused {line}: {status}"),
