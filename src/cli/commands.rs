@@ -311,8 +311,8 @@ const VERIFY: Command = Command {
     about: &[
         "Connects over attested TLS, in the strong form if the peer knows it, and checks the policy and the cluster's ID \
          (PCR 15). It prints what was proven: the form, the role, the stage of the boot, the image, the cluster, the attestation \
-         key, and why the policy believes the key; then each register. A join service (port 30090) proves itself in the strong \
-         form only.",
+         key, and why the policy believes the key; what the hardware or the cloud signed about the platform; then each register. \
+         A join service (port 30090) proves itself in the strong form only.",
         "With --save the evidence is kept, also that of a machine that is refused: `firstlight verify --evidence` judges it again, \
          by the same policy or another one, and `firstlight explain` shows the events behind its registers. A file does not prove \
          when it was written, so keep it as you keep a log.",

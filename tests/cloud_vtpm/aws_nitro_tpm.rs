@@ -27,7 +27,7 @@ use support::mutation::mutations;
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{Sample, prove, validator, validator_with};
+use crate::meeting::{Correct, prove, validator, validator_with};
 
 pub const INSTANCE: &str = "i-0123456789abcdef0";
 
@@ -188,13 +188,12 @@ pub fn demands(authority: &Authority, digit: &str) -> Value {
     json!({"cloud": {"roots": [authority.root_pem()], "sha384": {"4": digit.repeat(96)}}})
 }
 
-/// Returns a correct document with its validator.
-pub fn sample() -> Sample {
+/// Returns a correct machine.
+pub fn correct() -> Correct {
     let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
     let hypervisor = Hypervisor::new(&authority, &good(), |_| ());
     let issuer = issuer(&cloud, &host, Some(hypervisor));
-    let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    (document, validator(&VARIANT, &demands(&authority, "0")))
+    Correct::new(&VARIANT, issuer, demands(&authority, "0"), (cloud, host))
 }
 
 #[test]

@@ -15,7 +15,7 @@ use support::foreign::rust_crate;
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_snp::{CHIP, Hierarchy, correct_report};
 use crate::host::Host;
-use crate::meeting::{Sample, prove};
+use crate::meeting::{Correct, prove};
 
 /// REPORT_DATA in the report of the paravisor.
 const REPORT_DATA: std::ops::Range<usize> = 32 + 0x50..32 + 0x90;
@@ -93,11 +93,11 @@ fn judge(further: &Value, sources: &Arc<dyn Sources>) -> Result<Arc<dyn Validato
     made.map_err(|error| error.to_string())
 }
 
-/// Returns a correct document with its validator.
-pub fn sample() -> Sample {
+/// Returns a correct machine.
+pub fn correct() -> Correct {
     let machine = Machine::start(|_| (), |_| ());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    (document, judge(&json!({}), &offline()).unwrap())
+    let policy = json!({"amdRootKey": pem("ark")});
+    Correct::new(&VARIANT, machine.issuer(), policy, machine)
 }
 
 #[test]

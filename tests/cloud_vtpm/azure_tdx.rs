@@ -9,6 +9,10 @@ use attest::attestation::sources::Sources;
 use attest::attestation::{Issuer, Policy, Validator, hcl, vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use cli::verify::Source;
+use cli::verify::demand::Demand;
+use cli::verify::presented::Presented;
+use cli::verify::report::Report;
 use hardware::tdx::Collateral;
 use hardware::tdx::quote::Quote;
 use serde_json::{Value, json};
@@ -17,6 +21,7 @@ use support::mutation::mutations;
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_tdx::{Parts, Signed};
 use crate::host::Host;
+use crate::json::assert_documented;
 use crate::meeting::{Sample, prove};
 
 /// A time at which the collateral of the tests is valid.
@@ -111,6 +116,25 @@ pub fn machine() -> (Machine, Vec<u8>) {
 pub fn sample() -> Sample {
     let (machine, document) = machine();
     (document, machine.validator(&json!({})))
+}
+
+/// Returns the platform that `firstlight verify` reports of a correct machine.
+pub fn shown() -> Value {
+    let machine = Machine::start(&Parts::default(), |_| ());
+    let document = machine.issuer().issue(proto::verify::USER_DATA, NONCE);
+    let presented = Presented::plain(document.unwrap(), NONCE.to_vec());
+    let verdict = presented.judged_by(&*machine.validator(&json!({})));
+    let demand = Demand {
+        variant: &VARIANT,
+        policy: policy(&json!({})),
+        cluster: None,
+    };
+    let source = Source::File("evidence.json".into());
+    let report = Report::new(&source, &demand, Some(&presented), Ok(verdict));
+    let report = assert_documented("verify", &report.json());
+    assert_eq!(report["verdict"], "proven", "{report:#}");
+    assert_eq!(report["believed"], "endorsed");
+    report["platform"].clone()
 }
 
 #[test]

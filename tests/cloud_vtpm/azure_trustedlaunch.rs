@@ -12,7 +12,7 @@ use support::mutation::mutations;
 use crate::authority::{Authority, PublicKey, of_attestation_key, published_at};
 use crate::cloud_tpm::{ATTRIBUTES_OF_AZURE, AZURE, CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{Sample, prove, validator};
+use crate::meeting::{Correct, prove, validator};
 
 const NAME: &str = "0123456789ab.TrustedVM.Azure.windows.net";
 /// tcg-kp-AIKCertificate.
@@ -50,12 +50,12 @@ fn roots(authority: &Authority) -> Value {
     json!({"cloud": {"roots": [authority.root_pem()]}})
 }
 
-/// Returns a correct document with its validator.
-pub fn sample() -> Sample {
+/// Returns a correct machine.
+pub fn correct() -> Correct {
     let (host, authority) = (Host::start(), Authority::new());
     let cloud = machine(&host, &authority);
-    let document = issuer(&cloud).issue(USER_DATA, NONCE).unwrap();
-    (document, validator(&VARIANT, &roots(&authority)))
+    let issuer = issuer(&cloud);
+    Correct::new(&VARIANT, issuer, roots(&authority), (cloud, host))
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn of_variant(variant: &'static Variant) -> impl Fn(Policy) -> Arc<dyn Validator
 
 #[test]
 fn no_report_of_a_machine_of_aws_endorses_a_key() {
-    let (document, _) = crate::sev_snp::sample_of_aws();
+    let (document, _) = crate::sev_snp::correct_of_aws().sample();
     let said = said(&document);
     for further in [
         json!({}),
@@ -95,7 +95,7 @@ fn no_report_of_a_machine_of_aws_endorses_a_key() {
 
 #[test]
 fn a_report_of_azure_endorses_a_key_if_the_policy_knows_the_firmware_or_the_chip() {
-    let (document, _) = crate::azure_sev_snp::sample();
+    let (document, _) = crate::azure_sev_snp::correct().sample();
     let said = said(&document);
     let signer = |enforcement: &str| json!({"firmwareSignerConfig": {"acceptedKeyDigests": [said.id_key], "enforcementPolicy": enforcement}});
     for (further, expected) in [
@@ -152,8 +152,9 @@ fn a_quote_of_azure_endorses_a_key_if_the_policy_knows_the_firmware() {
 
 #[test]
 fn google_endorses_the_keys_of_its_machines() {
-    let (document, accepted) = crate::sev_snp::document_of_google();
-    let policy = policy(accepted);
+    let correct = crate::sev_snp::correct_of_google();
+    let (document, _) = correct.sample();
+    let policy = policy(correct.policy.clone());
     let belief = belief(&document, of_variant(&gcp_sev_snp::VARIANT), &policy);
     assert_eq!(belief, Belief::Endorsed);
 }

@@ -23,7 +23,7 @@ use support::foreign::go_module;
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{ATTRIBUTES_OF_GCE, CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{Sample, prove, validator};
+use crate::meeting::{Correct, prove, validator};
 
 const KEY: KeySource = KeySource::Template(0x01c1_0001);
 
@@ -149,12 +149,12 @@ fn roots(authority: &Authority) -> Value {
     json!({"cloud": {"roots": [authority.root_pem()]}})
 }
 
-/// Returns a correct document with its validator.
-pub fn sample() -> Sample {
+/// Returns a correct machine.
+pub fn correct() -> Correct {
     let (authority, machine) = (Authority::new(), Machine::start(&events("1", 1)));
     machine.certify(&authority, &good());
-    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
-    (document, validator(&VARIANT, &roots(&authority)))
+    let issuer = machine.issuer();
+    Correct::new(&VARIANT, issuer, roots(&authority), machine)
 }
 
 #[test]

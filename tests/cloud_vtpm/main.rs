@@ -19,24 +19,27 @@ mod forged_snp;
 mod forged_tdx;
 mod gcp_sev_es;
 mod host;
+#[path = "../node/json.rs"]
+mod json;
 mod meeting;
 mod nitro_machine;
 mod nitro_tpm;
 mod prepared_keys;
 mod sev_snp;
+mod shown;
 
 #[test]
 fn each_variant_of_a_cloud_accepts_its_correct_document() {
-    for sample in [
-        azure_trustedlaunch::sample,
-        azure_sev_snp::sample,
-        azure_tdx::sample,
-        gcp_sev_es::sample,
-        sev_snp::sample_of_google,
-        sev_snp::sample_of_aws,
-        aws_nitro_tpm::sample,
-    ] {
-        let (document, judge) = sample();
+    let machines = [
+        azure_trustedlaunch::correct,
+        azure_sev_snp::correct,
+        gcp_sev_es::correct,
+        sev_snp::correct_of_google,
+        sev_snp::correct_of_aws,
+        aws_nitro_tpm::correct,
+    ];
+    let samples = machines.map(|machine| machine().sample());
+    for (document, judge) in samples.into_iter().chain([azure_tdx::sample()]) {
         judge.identify(&document, cloud_tpm::NONCE).unwrap();
     }
 }

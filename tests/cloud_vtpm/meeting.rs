@@ -1,5 +1,6 @@
 //! Two ends of attested TLS.
 
+use std::any::Any;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
@@ -8,9 +9,44 @@ use std::time::{Duration, Instant};
 use attest::atls;
 use attest::attestation::sources::{Sources, offline};
 use attest::attestation::{Issuer, Policy, Validator, Variant};
+use serde_json::Value;
+
+use crate::cloud_tpm::{NONCE, USER_DATA};
 
 /// A document for the nonce of the tests, and what judges it.
 pub type Sample = (Vec<u8>, Arc<dyn Validator>);
+
+/// A correct machine.
+pub struct Correct {
+    pub variant: &'static Variant,
+    pub issuer: Arc<dyn Issuer>,
+    /// What a policy has beside the registers.
+    pub policy: Value,
+    /// The TPM and the services of its host.
+    _parts: Box<dyn Any>,
+}
+
+impl Correct {
+    pub fn new(
+        variant: &'static Variant,
+        issuer: Arc<dyn Issuer>,
+        policy: Value,
+        parts: impl Any,
+    ) -> Correct {
+        Correct {
+            variant,
+            issuer,
+            policy,
+            _parts: Box::new(parts),
+        }
+    }
+
+    /// Returns a document of the machine with its validator.
+    pub fn sample(&self) -> Sample {
+        let document = self.issuer.issue(USER_DATA, NONCE).unwrap();
+        (document, validator(self.variant, &self.policy))
+    }
+}
 
 /// Returns the validator of a variant for a policy whose PCR 15 is zero, with these further members of its JSON.
 pub fn validator(variant: &Variant, further: &serde_json::Value) -> Arc<dyn Validator> {

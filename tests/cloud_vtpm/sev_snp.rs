@@ -18,7 +18,7 @@ use crate::authority::Authority;
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::forged_snp::{CLOUD, Hierarchy, correct_report, sign_by_the_cloud};
 use crate::gcp_sev_es::{self, events, good};
-use crate::meeting::{Sample, prove, validator};
+use crate::meeting::{Correct, prove, validator};
 
 /// GUIDs of the certificate table: VCEK, VLEK, ASK.
 const VCEK: u128 = 0x63da758d_e664_4564_adc5_f4b93be8accd;
@@ -91,27 +91,21 @@ fn refusal(variant: &Variant, policy: &Value, document: &[u8]) -> String {
     refused.unwrap_err().to_string()
 }
 
-/// Returns a correct document of AWS with its validator.
-pub fn sample_of_aws() -> Sample {
+/// Returns a correct machine of AWS.
+pub fn correct_of_aws() -> Correct {
     let cloud = CloudTpm::start();
-    let document = aws(&cloud, Chip::new(|_| ())).issue(USER_DATA, NONCE);
-    (document.unwrap(), validator(&aws_sev_snp::VARIANT, &ours()))
+    let issuer = aws(&cloud, Chip::new(|_| ()));
+    Correct::new(&aws_sev_snp::VARIANT, issuer, ours(), cloud)
 }
 
-/// Returns a correct document of Google with its validator.
-pub fn sample_of_google() -> Sample {
-    let (document, policy) = document_of_google();
-    (document, validator(&gcp_sev_snp::VARIANT, &policy))
-}
-
-/// Returns a correct document of Google with the members of a policy that accepts it.
-pub fn document_of_google() -> (Vec<u8>, Value) {
+/// Returns a correct machine of Google.
+pub fn correct_of_google() -> Correct {
     let authority = Authority::new();
     let machine = gcp_sev_es::Machine::start(&events("1", 4));
     machine.certify(&authority, &good());
     let policy = with(ours(), &json!({"cloud": {"roots": [authority.root_pem()]}}));
-    let document = google(&machine, Chip::new(|_| ())).issue(USER_DATA, NONCE);
-    (document.unwrap(), policy)
+    let issuer = google(&machine, Chip::new(|_| ()));
+    Correct::new(&gcp_sev_snp::VARIANT, issuer, policy, machine)
 }
 
 #[test]

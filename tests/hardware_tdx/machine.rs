@@ -11,10 +11,15 @@ use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qe
 use attest::tpm::Location;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use cli::verify::Source;
+use cli::verify::demand::Demand;
+use cli::verify::presented::Presented;
+use cli::verify::report::Report;
 use serde_json::Value;
 use support::foreign::go_module;
 
 use super::forged::{Parts, Signed};
+use super::json::assert_documented;
 use super::*;
 
 /// A machine of these parts, whose collateral is in the file. It keeps the quote that it made last.
@@ -35,8 +40,12 @@ impl qemu_tdx::Quoter for Machine {
     }
 }
 
-/// Returns what a policy says of the machine with this change.
-fn judged(change: fn(&mut Parts), policy: &str, nonce: &[u8]) -> Result<Identified, String> {
+/// Returns a document of the machine with this change, for these user data, and what judges it.
+fn issued(
+    change: fn(&mut Parts),
+    policy: &str,
+    user_data: &[u8],
+) -> (Vec<u8>, qemu_tdx::Validator) {
     let mut parts = Parts::default();
     change(&mut parts);
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -46,10 +55,16 @@ fn judged(change: fn(&mut Parts), policy: &str, nonce: &[u8]) -> Result<Identifi
         last: Mutex::new(None),
     });
     let issuer = qemu_tdx::Issuer::new(machine.clone(), Some(file.path().into()), None);
-    let document = issuer.issue(b"key", b"nonce").unwrap();
+    let document = issuer.issue(user_data, b"nonce").unwrap();
     let verifier = machine.last.lock().unwrap().as_ref().unwrap().verifier();
     let policy = Policy::from_json(policy).unwrap();
-    let validator = qemu_tdx::Validator::under(verifier, || JULY_2025, policy, offline()).unwrap();
+    let validator = qemu_tdx::Validator::under(verifier, || JULY_2025, policy, offline());
+    (document, validator.unwrap())
+}
+
+/// Returns what a policy says of the machine with this change.
+fn judged(change: fn(&mut Parts), policy: &str, nonce: &[u8]) -> Result<Identified, String> {
+    let (document, validator) = issued(change, policy, b"key");
     let identified = validator.identify(&document, nonce);
     identified.map_err(|error| error.to_string())
 }
@@ -73,6 +88,42 @@ fn a_machine_that_meets_the_policy_is_identified() {
         platform.bound,
         ["key and nonce of the connection: REPORTDATA"]
     );
+}
+
+#[test]
+fn firstlight_verify_shows_the_registers_and_the_platform() {
+    let policy = policy("");
+    let (document, validator) = issued(|_| {}, &policy, proto::verify::USER_DATA);
+    let presented = Presented::plain(document, b"nonce".to_vec());
+    let demand = Demand {
+        variant: &qemu_tdx::VARIANT,
+        policy: Policy::from_json(&policy).unwrap(),
+        cluster: None,
+    };
+    let source = Source::File("evidence.json".into());
+    let verdict = Ok(presented.judged_by(&validator));
+    let report = Report::new(&source, &demand, Some(&presented), verdict);
+    let text = report.text();
+    for line in [
+        "verdict:   proven".into(),
+        "key:       none".into(),
+        "believed:  endorsed".into(),
+        "platform:  Intel TDX".into(),
+        "signed by: Intel SGX Root CA, PCK, quoting enclave".into(),
+        format!("chip:      {}", "dd".repeat(16)),
+        "bound              key and nonce of the connection: REPORTDATA".into(),
+        "TCB evaluation     20, at least 20 is demanded".into(),
+        "TCB status         UpToDate".into(),
+        "collateral issued  2025-06-20T00:00:00Z".into(),
+        format!("MRTD               {}", "a0".repeat(48)),
+        format!("RTMR 0             {}", "b0".repeat(48)),
+        "MRTD    as expected  a0a0a0a0..  virtual firmware".into(),
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line}: {text}");
+    }
+    let report = assert_documented("verify", &report.json());
+    assert_eq!(report["registers"].as_array().unwrap().len(), 5);
+    assert_eq!(report["platform"]["chip"], "dd".repeat(16));
 }
 
 #[test]

@@ -4,6 +4,8 @@ mod carried;
 mod forged;
 mod genuine;
 mod hostile;
+#[path = "../node/json.rs"]
+mod json;
 mod machine;
 
 use hardware::tdx::quote::Quote;
