@@ -332,6 +332,87 @@ fn a_host_that_does_not_encrypt_the_memory_is_refused_by_name() {
     }
 }
 
+/// Returns the value of PCR 0 after these events: those of type 3 extend nothing.
+fn pcr_0(events: &[(u32, Vec<u8>)]) -> Vec<u8> {
+    let extended = events.iter().filter(|(kind, _)| *kind != 3);
+    extended.fold(vec![0; 32], |value, (_, data)| {
+        sha256(&[&value, &sha256(&[data])])
+    })
+}
+
+/// The types of events are not measured, so a machine that nothing encrypts can write what it likes in their place.
+#[test]
+fn a_log_with_other_types_does_not_change_what_google_measured() {
+    const EV_IPL: u32 = 0xd;
+    let genuine = events("1", 0);
+    // software extends PCR 0 as if the host encrypted the memory
+    let pretended = events("1", 4)[1].clone();
+    let all = [&genuine[..], std::slice::from_ref(&pretended)].concat();
+    let typed = |kinds: &[u32]| {
+        let events = kinds.iter().zip(&all);
+        let events = events.map(|(kind, (_, data))| (*kind, data.clone()));
+        events.collect::<Vec<_>>()
+    };
+    let value = pcr_0(&all);
+    let judge = |kinds: &[u32]| Firmware::measured(&log_of(&typed(kinds)), &value);
+    for kinds in [
+        [8, 0x11, 4, 0x11],
+        [8, EV_IPL, 4, 0x11],
+        [EV_IPL, EV_IPL, 4, 0x11],
+        [0x11, 8, 4, 4],
+    ] {
+        assert_eq!(judge(&kinds).unwrap().technology, 0, "{kinds:?}");
+    }
+    let expected = "expected 4 (EV_SEPARATOR) with the digest of a separator, got type";
+    for kinds in [
+        [8, EV_IPL, EV_IPL, 0x11],
+        [8, 0x11, 0x11, 0x11],
+        [8, 4, 4, 0x11],
+        [4, 0x11, EV_IPL, 0x11],
+    ] {
+        let error = judge(&kinds).unwrap_err();
+        assert!(error.contains(expected), "{kinds:?}: {error}");
+    }
+
+    // an event that extends nothing says nothing, and ends nothing
+    let silent = |kind: usize, events: &[(u32, Vec<u8>)]| (3, events[kind].1.clone());
+    let mut added = genuine.clone();
+    added.insert(1, silent(1, &events("1", 4)));
+    added.insert(0, silent(2, &genuine));
+    let firmware = Firmware::measured(&log_of(&added), &pcr_0(&added)).unwrap();
+    assert_eq!((firmware.version, firmware.technology), (1, 0));
+
+    // each separator of the specification ends the firmware's part, and nothing else does
+    for (separator, ends) in [
+        ([0; 4], true),
+        ([0xff; 4], true),
+        ([1, 0, 0, 0], true),
+        ([2, 0, 0, 0], false),
+    ] {
+        for kind in [4, EV_IPL] {
+            let mut events = all.clone();
+            events[2] = (kind, separator.to_vec());
+            let firmware = Firmware::measured(&log_of(&events), &pcr_0(&events));
+            let is_accepted = firmware.as_ref().is_ok_and(|it| it.technology == 0);
+            assert_eq!(
+                is_accepted,
+                ends && kind == 4,
+                "{separator:?}: {firmware:?}"
+            );
+            assert!(is_accepted || firmware.is_err());
+        }
+    }
+    let error = Firmware::measured(&log_of(&all[..2]), &pcr_0(&all[..2])).unwrap_err();
+    assert!(error.contains("no separator"), "{error}");
+
+    // the data of an event counts only with its digest, which is what was measured
+    let mut log = log_of(&genuine);
+    let at = log.windows(16).position(|it| it == b"GCE NonHostInfo\0");
+    log[at.unwrap() + 16] = 4;
+    let error = Firmware::measured(&log, &pcr_0(&genuine)).unwrap_err();
+    assert!(error.contains("does not say"), "{error}");
+}
+
 #[test]
 fn a_machine_without_metadata_says_so() {
     let cloud = CloudTpm::gce();

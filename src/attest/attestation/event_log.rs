@@ -151,6 +151,15 @@ fn compare(pcr: u32, value: &[u8], expected: &[u8]) -> Option<String> {
     ))
 }
 
+/// Returns the locality with which PCR 0 starts if an event says it (TCG_EfiStartupLocalityEvent). It counts only before the first extension of PCR 0.
+pub fn startup_locality(event: &Event<'_>) -> Option<u8> {
+    let is_of_start = event.kind == EV_NO_ACTION && event.pcr == 0;
+    match event.data.strip_prefix(STARTUP_LOCALITY) {
+        Some([locality]) if is_of_start => Some(*locality),
+        _ => None,
+    }
+}
+
 /// Returns the value that a PCR of this boot had in the initramfs; `None` if the log and the words of systemd do not explain its
 /// present value.
 pub fn value_in_initramfs(log: &[u8], pcr: u32, value: &[u8]) -> Option<[u8; 32]> {
@@ -237,14 +246,14 @@ fn replay(pcr: u32, events: &[Event]) -> Option<[u8; 32]> {
     } else {
         [0; 32]
     };
+    let mut is_extended = false;
     for event in events {
-        if event.kind == EV_NO_ACTION {
-            if let Some([locality]) = event.data.strip_prefix(STARTUP_LOCALITY) {
-                value[31] = *locality;
-            }
-            continue;
+        if event.kind != EV_NO_ACTION {
+            value = sha256(&[&value, event.sha256?]);
+            is_extended = true;
+        } else if let Some(locality) = startup_locality(event).filter(|_| !is_extended) {
+            value[31] = locality;
         }
-        value = sha256(&[&value, event.sha256?]);
     }
     Some(value)
 }
@@ -435,7 +444,20 @@ mod tests {
             digests: &[],
             data: b"StartupLocality\0\x03",
         };
-        assert_eq!(replay(0, &[locality]).unwrap()[31], 3);
+        assert_eq!(replay(0, std::slice::from_ref(&locality)).unwrap()[31], 3);
+        // nothing else starts with a locality, and it never changes later
+        let elsewhere = Event {
+            pcr: 9,
+            ..locality.clone()
+        };
+        assert_eq!(replay(9, &[elsewhere]), Some([0; 32]));
+        let extension = Event {
+            kind: 0xd,
+            sha256: Some(&[7; 32]),
+            ..locality.clone()
+        };
+        let extended = sha256(&[&[0; 32], &[7; 32]]);
+        assert_eq!(replay(0, &[extension, locality]), Some(extended));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use webpki::KeyUsage;
 
 use super::Registers;
 use super::ak_certificate::{self, Root};
-use super::event_log::{self, Event};
+use super::event_log::{self, EV_NO_ACTION, Event};
 use super::instance::{Demands, Instance};
 use super::variant::{CLOUD, KEYS};
 use super::vtpm::{self, Endorser, Evidence, Machine};
@@ -62,10 +62,10 @@ const ENDORSEMENT_KEY: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x01];
 const INSTANCE: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0xd6, 0x79, 0x02, 0x01, 0x15];
 /// Google's roots, with the authorities below them.
 pub const ROOTS: &[&roots::Root] = &[&roots::GOOGLE_2018, &roots::GOOGLE_2022];
-/// Types of events (PC Client Platform Firmware Profile, §10.4.1).
+/// The type of the event that ends the firmware's part of a PCR, and its data, of which the last says that the firmware failed (PC Client
+/// Platform Firmware Profile, §10.4.1).
 const EV_SEPARATOR: u32 = 0x4;
-const EV_S_CRTM_VERSION: u32 = 0x8;
-const EV_NONHOST_INFO: u32 = 0x11;
+const SEPARATORS: [[u8; 4]; 3] = [[0; 4], [0xff; 4], [1, 0, 0, 0]];
 /// How Google's firmware names itself, before its version in decimal, and its event about the host.
 const FIRMWARE: &str = "GCE Virtual Firmware v";
 const NONHOST_INFO: &[u8] = b"GCE NonHostInfo\0";
@@ -339,20 +339,21 @@ pub struct Firmware {
 
 impl Firmware {
     /// Returns what the events before the separator say, if a replay of the log gives this value of PCR 0.
+    ///
+    /// The types of the events are not measured, so each event is known by its data, which must have the digest of the event.
     pub fn measured(log: &[u8], pcr_0: &[u8]) -> Result<Firmware, String> {
         let events = event_log::replayed(log, 0, pcr_0).ok_or(
             "the event log does not explain PCR 0, which says with what the host encrypts the memory",
         )?;
-        let own = || events.iter().take_while(|event| event.kind != EV_SEPARATOR);
-        let only = |kind| {
-            let mut of_kind = own().filter(|event| event.kind == kind);
-            of_kind.next().filter(|_| of_kind.next().is_none())
+        let own = before_separator(&events)?;
+        let only = |start: &[u8]| {
+            let mut found = own.iter().filter_map(|data| data.strip_prefix(start));
+            found.next().filter(|_| found.next().is_none())
         };
-        let version = only(EV_S_CRTM_VERSION).and_then(version);
-        let version = version.ok_or("PCR 0 is not that of Google's firmware")?;
-        let technology = only(EV_NONHOST_INFO).and_then(technology);
+        let version = only(&utf_16(FIRMWARE)).and_then(version);
+        let technology = only(NONHOST_INFO).and_then(technology);
         Ok(Firmware {
-            version,
+            version: version.ok_or("PCR 0 is not that of Google's firmware")?,
             technology: technology
                 .ok_or("PCR 0 does not say with what the host encrypts the memory")?,
         })
@@ -394,27 +395,49 @@ impl Firmware {
     }
 }
 
-/// Reads `GCE Virtual Firmware v1` in UTF-16 with a zero.
-fn version(event: &Event<'_>) -> Option<u32> {
-    let (units, []) = measured(event)?.as_chunks::<2>() else {
+/// Returns the data of the events of PCR 0 before the separator, as far as it has the digests of its events. Software extends PCR 0 after
+/// the separator only, and could give the separator another type in the log.
+fn before_separator<'a>(events: &[Event<'a>]) -> Result<Vec<&'a [u8]>, String> {
+    let separators = SEPARATORS.map(|data| sha256(&[&data]));
+    let mut own = vec![];
+    for event in events.iter().filter(|event| event.kind != EV_NO_ACTION) {
+        let is_separator = event.sha256.is_some_and(|it| separators.contains(it));
+        match (is_separator, event.kind == EV_SEPARATOR) {
+            (true, true) => return Ok(own),
+            (false, false) => {}
+            _ => {
+                return Err(format!(
+                    "the event log gives an event of PCR 0 another type than its digest: expected {EV_SEPARATOR} (EV_SEPARATOR) with \
+                     the digest of a separator, got type {}",
+                    event.kind
+                ));
+            }
+        }
+        if event.sha256 == Some(&sha256(&[event.data])) {
+            own.push(event.data);
+        }
+    }
+    Err("PCR 0 has no separator, so nobody knows where the firmware's part of it ends".into())
+}
+
+fn utf_16(text: &str) -> Vec<u8> {
+    text.encode_utf16().flat_map(u16::to_le_bytes).collect()
+}
+
+/// Reads the version behind [`FIRMWARE`]: digits in UTF-16 with a zero.
+fn version(rest: &[u8]) -> Option<u32> {
+    let (units, []) = rest.as_chunks::<2>() else {
         return None;
     };
     let units: Vec<u16> = units.iter().map(|unit| u16::from_le_bytes(*unit)).collect();
-    let text = String::from_utf16(units.strip_suffix(&[0])?).ok()?;
-    let version = text.strip_prefix(FIRMWARE)?;
+    let version = String::from_utf16(units.strip_suffix(&[0])?).ok()?;
     version
         .parse()
         .ok()
         .filter(|number: &u32| number.to_string() == version)
 }
 
-/// Reads the technology, behind which 15 bytes are reserved.
-fn technology(event: &Event<'_>) -> Option<u8> {
-    let rest = measured(event)?.strip_prefix(NONHOST_INFO)?;
+/// Reads the technology behind [`NONHOST_INFO`]; 15 bytes behind it are reserved.
+fn technology(rest: &[u8]) -> Option<u8> {
     rest.first().copied().filter(|_| rest.len() == 16)
-}
-
-/// Returns the data of an event whose digest is that of its data.
-fn measured<'a>(event: &Event<'a>) -> Option<&'a [u8]> {
-    (event.sha256 == Some(&sha256(&[event.data]))).then_some(event.data)
 }

@@ -92,6 +92,14 @@ impl Register {
         }
     }
 
+    /// Sets the locality with which the register starts, unless it has been extended already.
+    fn start_at(&mut self, locality: u8) {
+        let last = self.replayed.as_mut().and_then(|it| it.last_mut());
+        if let Some(last) = last.filter(|_| self.events.is_empty()) {
+            *last = locality;
+        }
+    }
+
     fn extend(&mut self, entry: Entry) {
         let algorithm = match entry.digest.len() {
             20 => &ring::digest::SHA1_FOR_LEGACY_USE_ONLY,
@@ -240,11 +248,10 @@ impl Evidence {
         let len = len.map_or(32, |(_, len)| *len);
         for event in &log.events {
             if event.kind == EV_NO_ACTION {
-                if let Some([locality]) = event.data.strip_prefix(b"StartupLocality\0") {
+                if let Some(locality) = event_log::startup_locality(event) {
                     let register = by_number.entry(event.pcr);
                     let register = register.or_insert_with(|| new(event.pcr, len));
-                    let last = register.replayed.as_mut().and_then(|it| it.last_mut());
-                    last.into_iter().for_each(|last| *last = *locality);
+                    register.start_at(locality);
                 }
                 continue;
             }
