@@ -14,6 +14,7 @@ pub mod stop;
 pub mod sync;
 pub mod sysfs;
 pub mod table;
+pub mod text;
 pub mod time;
 pub mod timeline;
 pub mod turns;

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
+use base::text;
 use hardware::snp::certificate::Certificate as ChipCertificate;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
@@ -121,8 +122,9 @@ impl Item {
                 let (name, root) = (self.authority_name(*product, *signer), root(*product));
                 if (&found.subject, &found.issuer) != (&name, &root) {
                     return Err(format!(
-                        "it is the certificate of {:.40?} by {:.40?}, expected {name} by {root}",
-                        found.subject, found.issuer
+                        "it is the certificate of {} by {}, expected {name} by {root}",
+                        text::quoted(&found.subject, 40),
+                        text::quoted(&found.issuer, 40)
                     ));
                 }
                 Ok((Content::Der(bytes.into()), found.until))
@@ -132,8 +134,8 @@ impl Item {
                 let root = root(*product);
                 if found.issuer != root {
                     return Err(format!(
-                        "it is a list of {:.40?}, expected {root}",
-                        found.issuer
+                        "it is a list of {}, expected {root}",
+                        text::quoted(&found.issuer, 40)
                     ));
                 }
                 Ok((Content::Der(bytes.into()), found.until))
@@ -141,7 +143,7 @@ impl Item {
             Item::Tdx { fmspc, .. } => {
                 let bytes = limited(bytes, MAX_COLLATERAL)?;
                 let collateral: Collateral =
-                    serde_json::from_slice(bytes).map_err(|error| format!("{error:.160}"))?;
+                    serde_json::from_slice(bytes).map_err(text::of_error)?;
                 let until = read_collateral(&collateral, fmspc)?;
                 Ok((Content::Tdx(Arc::new(collateral)), until))
             }
@@ -212,7 +214,10 @@ impl Authority {
         match issuer.as_str() {
             "Intel SGX PCK Platform CA" => Ok(Authority::Platform),
             "Intel SGX PCK Processor CA" => Ok(Authority::Processor),
-            other => Err(format!("the PCK certificate is issued by {other:.60?}")),
+            other => Err(format!(
+                "the PCK certificate is issued by {}",
+                text::quoted(other, 60)
+            )),
         }
     }
 }
@@ -230,8 +235,8 @@ struct Head {
 /// Checks that collateral is whole and of this kind of platform. Returns the end of its first part.
 fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, String> {
     let head = |name: &str, text: &str| -> Result<(Head, u64), String> {
-        let head: Head =
-            serde_json::from_str(text).map_err(|error| format!("the {name}: {error:.160}"))?;
+        let head: Head = serde_json::from_str(text)
+            .map_err(|error| format!("the {name}: {}", text::of_error(error)))?;
         let end = base::time::parse(&head.next_update)
             .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
             .ok_or_else(|| format!("the {name} has no end"))?;
@@ -241,16 +246,16 @@ fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Stri
     let (identity, identity_until) = head("QE identity", &collateral.qe_identity)?;
     if info.id != "TDX" || !info.fmspc.eq_ignore_ascii_case(&hex(fmspc)) {
         return Err(format!(
-            "the TCB information is of {:.20?} platforms with FMSPC {:.20}, expected \"TDX\" and {}",
-            info.id,
+            "the TCB information is of {} platforms with FMSPC {:.20}, expected \"TDX\" and {}",
+            text::quoted(&info.id, 20),
             info.fmspc,
             hex(fmspc)
         ));
     }
     if identity.id != "TD_QE" {
         return Err(format!(
-            "the identity is of {:.20?}, expected \"TD_QE\"",
-            identity.id
+            "the identity is of {}, expected \"TD_QE\"",
+            text::quoted(&identity.id, 20)
         ));
     }
     for (name, chain) in [
@@ -276,7 +281,8 @@ pub fn check_chain(pem: &[u8]) -> Result<(), String> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(limited(pem, MAX_CHAIN)?)
         .take(5)
         .collect();
-    let certificates = certificates.map_err(|error| format!("it is not PEM: {error}"))?;
+    let certificates =
+        certificates.map_err(|error| format!("it is not PEM: {}", text::of_error(error)))?;
     if !(2..=4).contains(&certificates.len()) {
         let count = certificates.len();
         return Err(format!("it has {count} certificates, expected 2 to 4"));

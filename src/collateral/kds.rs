@@ -11,6 +11,7 @@
 
 use std::time::Instant;
 
+use base::text;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
 use rustls_pki_types::CertificateDer;
@@ -113,7 +114,7 @@ fn folder(signer: Signer) -> &'static str {
 /// Returns the DER of the first certificate of a chain, which the root must follow. The root itself is not used: the program has it.
 pub fn authority(pem: &[u8]) -> Result<Vec<u8>, String> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).take(3).collect();
-    match &certificates.map_err(|error| format!("it is not PEM: {error}"))?[..] {
+    match &certificates.map_err(|error| format!("it is not PEM: {}", text::of_error(error)))?[..] {
         [authority, _root] => Ok(authority.to_vec()),
         others => Err(format!(
             "it has {} certificates, expected the authority and the root",

@@ -5,6 +5,7 @@ use webpki::{EndEntityCert, ring as algorithms};
 
 use attest::tpm::{Endorsement, EndorsementKind};
 use base::der::{BIT_STRING, BOOLEAN, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, context};
+use base::text;
 use base::x509::may_certify;
 
 use crate::credential::EndorsementKey;
@@ -55,7 +56,7 @@ pub fn verify<'a>(
     }
     let certificate = CertificateDer::from(endorsement.certificate.as_slice());
     let certificate = EndEntityCert::try_from(&certificate)
-        .map_err(|error| format!("it cannot be read: {error}"))?;
+        .map_err(|error| format!("it cannot be read: {}", text::of_error(error)))?;
     let root = find_root(&certificate, &endorsement.chain, roots, time)?;
     check_usage(endorsement)?;
     let info = certificate.subject_public_key_info();
@@ -120,7 +121,7 @@ fn in_words(error: &webpki::Error) -> String {
         InvalidSignatureForPublicKey => {
             "a signature is wrong: the certificate is altered, or from another authority with the same name".into()
         }
-        error => error.to_string(),
+        error => text::of_error(error),
     }
 }
 

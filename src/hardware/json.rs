@@ -44,7 +44,8 @@ impl<'de, const N: usize> Deserialize<'de> for Digits<N> {
         bytes.map(Digits).ok_or_else(|| {
             let digits = 2 * N;
             D::Error::custom(format!(
-                "{text:.100?}: expected {digits} hexadecimal digits"
+                "{}: expected {digits} hexadecimal digits",
+                base::text::quoted(&text, 100)
             ))
         })
     }

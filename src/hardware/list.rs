@@ -3,6 +3,7 @@
 use std::time::UNIX_EPOCH;
 
 use base::der::{BIT_STRING, GENERALIZED_TIME, INTEGER, Reader, SEQUENCE, UTC_TIME};
+use base::text;
 use webpki::{BorrowedCertRevocationList, CertRevocationList};
 
 /// Maximum size of a list in bytes.
@@ -39,7 +40,8 @@ impl<'a> List<'a> {
             ));
         }
         let list = BorrowedCertRevocationList::from_der(der);
-        let list = list.map_err(|error| format!("the {name} cannot be read: {error}"))?;
+        let list =
+            list.map_err(|error| format!("the {name} cannot be read: {}", text::of_error(error)))?;
         let head = List::parse(der).ok_or_else(|| format!("the {name} cannot be read"))?;
         match head.issued <= now {
             true => Ok((head, CertRevocationList::Borrowed(list))),

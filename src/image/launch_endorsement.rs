@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base::text;
 use base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
 use prost::Message;
 use ring::digest::{SHA256, SHA384, digest};
@@ -176,9 +177,9 @@ impl LaunchEndorsement {
             Certificate::parse(&self.certificate).map_err(|_| wrong("cannot be read".into()))?;
         let leaf = CertificateDer::from(&self.certificate[..]);
         let leaf = EndEntityCert::try_from(&leaf)
-            .map_err(|error| wrong(format!("is refused: {error}")))?;
+            .map_err(|error| wrong(format!("is refused: {}", text::of_error(error))))?;
         let anchor = webpki::anchor_from_trusted_cert(&root.0)
-            .map_err(|error| format!("the root cannot be read: {error}"))?;
+            .map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
         leaf.verify_for_usage(
             &[SIGNATURE],
             &[anchor],
@@ -411,7 +412,7 @@ fn in_words(error: &Error) -> String {
         Error::RequiredEkuNotFoundContext(_) => {
             "is for another use than signatures of code (extended key usage)".into()
         }
-        error => format!("is refused: {error}"),
+        error => format!("is refused: {}", text::of_error(error)),
     }
 }
 

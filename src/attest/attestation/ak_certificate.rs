@@ -4,6 +4,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage, ring as algorithms};
 
+use base::text;
 use base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
 
 use super::hex;
@@ -70,7 +71,10 @@ impl Root {
             let root = named.ok_or_else(|| {
                 let names: Vec<_> = known.iter().map(|root| root.name).collect();
                 let names = names.join(", ");
-                format!("{entry:.80?} is neither a certificate in PEM nor one of {names}")
+                format!(
+                    "{} is neither a certificate in PEM nor one of {names}",
+                    text::quoted(entry, 80)
+                )
             })?;
             Root::known(root)
         };
@@ -124,7 +128,8 @@ pub fn root_of<'a>(
         ));
     }
     let leaf = CertificateDer::from(certificate);
-    let leaf = EndEntityCert::try_from(&leaf).map_err(|error| format!("is refused: {error}"))?;
+    let leaf = EndEntityCert::try_from(&leaf)
+        .map_err(|error| format!("is refused: {}", text::of_error(error)))?;
     let mut why = None;
     for root in roots {
         let chain = chain.iter().map(|one| CertificateDer::from(one.as_slice()));
@@ -177,6 +182,6 @@ fn in_words(error: &webpki::Error) -> String {
         InvalidSignatureForPublicKey => {
             "a signature is wrong: the certificate is altered, or from another authority with the same name".into()
         }
-        error => error.to_string(),
+        error => text::of_error(error),
     }
 }

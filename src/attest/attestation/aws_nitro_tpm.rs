@@ -15,6 +15,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use base::text;
 use cloud::http::{Http, LINK_LOCAL, MAX_BODY};
 use rustls::pki_types::UnixTime;
 use serde::Deserialize;
@@ -286,8 +287,9 @@ impl AwsHypervisor {
         let module = document.module.split_once("-tpm").map(|(id, _)| id);
         if module != Some(instance_id) {
             return Err(format!(
-                "it is of {:.80}, and the machine says that it is {instance_id:.80?}",
-                document.module
+                "it is of {:.80}, and the machine says that it is {}",
+                document.module,
+                text::quoted(instance_id, 80)
             ));
         }
         let instance = Instance {

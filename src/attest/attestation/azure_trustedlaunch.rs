@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use base::der;
+use base::text;
 use base::x509::Certificate;
 use cloud::http::{Http, MAX_BODY};
 use rustls::pki_types::UnixTime;
@@ -210,7 +211,8 @@ impl Endorser for AzureAuthority {
         let id = NAMES.iter().find_map(|end| name.strip_suffix(end));
         let id = id.ok_or_else(|| {
             format!(
-                "the certificate of the attestation key is of {name:.80?}, expected *{}",
+                "the certificate of the attestation key is of {}, expected *{}",
+                text::quoted(&name, 80),
                 NAMES.join(" or *")
             )
         })?;

@@ -12,6 +12,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::der::{self, context};
+use base::text::quoted;
 use base::x509::Certificate;
 use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY};
 use rustls::pki_types::UnixTime;
@@ -120,8 +121,9 @@ impl GoogleMachine {
         match text.is_empty() || printable(text, MAX_NAME) != text {
             false => Ok(text.to_owned()),
             true => Err(IssueError(format!(
-                "metadata: GET {}: expected a name, got {text:.80?}",
-                self.metadata.url(&path)
+                "metadata: GET {}: expected a name, got {}",
+                self.metadata.url(&path),
+                quoted(text, 80)
             ))),
         }
     }

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 
+use base::text;
 use hardware::claims::Property;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -167,7 +168,10 @@ fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), String> {
     }
     Err(match got.first() {
         Some(got) => {
-            format!("the {what} of the machine is {got:.80?}, which the policy does not name")
+            format!(
+                "the {what} of the machine is {}, which the policy does not name",
+                text::quoted(got, 80)
+            )
         }
         None => format!(
             "the policy names the accepted {what}s, and the cloud signed none for the machine"

@@ -62,6 +62,7 @@ pub use variant::Variant;
 use zeroize::Zeroizing;
 
 use base::crypto::CLUSTER_ID_LEN;
+use base::text::printable;
 use proto::attested::Collateral;
 
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
@@ -315,38 +316,5 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(value)
 }
 
-/// Returns at most `max` characters of a peer's `text`, without control characters that could affect a terminal.
-fn printable(text: &str, max: usize) -> String {
-    let plain = |c: char| {
-        if c == ' ' || c.is_ascii_graphic() {
-            c
-        } else {
-            '?'
-        }
-    };
-    let end = if text.chars().nth(max).is_some() {
-        ".."
-    } else {
-        ""
-    };
-    text.chars()
-        .take(max)
-        .map(plain)
-        .chain(end.chars())
-        .collect()
-}
-
 impl std::error::Error for IssueError {}
 impl std::error::Error for ValidateError {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_of_a_peer_is_short_and_does_nothing_to_a_terminal() {
-        assert_eq!(printable("a\x1b[2Jb\u{202e}c\n", 60), "a?[2Jb?c?");
-        assert_eq!(printable("12345", 5), "12345");
-        assert_eq!(printable("123456", 5), "12345..");
-    }
-}

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 
 use base::der;
+use base::text;
 use base::x509::Certificate;
 use minicbor::data::Type;
 use minicbor::{Decoder, Encoder};
@@ -103,7 +104,7 @@ struct Malformed(String);
 
 impl From<minicbor::decode::Error> for Malformed {
     fn from(error: minicbor::decode::Error) -> Malformed {
-        Malformed(format!("it cannot be read: {error}"))
+        Malformed(format!("it cannot be read: {}", text::of_error(error)))
     }
 }
 
@@ -152,7 +153,12 @@ impl<'a> Fields<'a> {
                 "public_key" => fields.given[0].replace(given(&mut reader)?).is_none(),
                 "user_data" => fields.given[1].replace(given(&mut reader)?).is_none(),
                 "nonce" => fields.given[2].replace(given(&mut reader)?).is_none(),
-                _ => return malformed(format!("it has the unknown field {name:.40?}")),
+                _ => {
+                    return malformed(format!(
+                        "it has the unknown field {}",
+                        text::quoted(name, 40)
+                    ));
+                }
             };
             if !is_new {
                 return malformed(format!("its field {name} occurs twice"));

@@ -3,6 +3,7 @@
 use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET, context,
 };
+use base::text;
 use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 
 use super::report::{Report, Signer};
@@ -163,7 +164,8 @@ impl Extensions {
         let name = self.product.as_deref().ok_or("it names no product")?;
         // a stepping can follow: Milan-B0
         let line = name.split('-').next().unwrap_or(name);
-        Product::named(line).ok_or_else(|| format!("its product {name:.40?} is not known"))
+        Product::named(line)
+            .ok_or_else(|| format!("its product {} is not known", text::quoted(name, 40)))
     }
 
     fn tcb(&self) -> Result<Tcb, String> {

@@ -3,6 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use base::der::{BIT_STRING, Reader, SEQUENCE};
+use base::text;
 use base::x509::may_certify;
 use rustls_pki_types::{
     AlgorithmIdentifier, CertificateDer, InvalidSignature, SignatureVerificationAlgorithm,
@@ -73,8 +74,8 @@ impl Chain<'_> {
         };
         if certificate.issuer != authority {
             return Err(format!(
-                "a {signer} of a {product} is issued by {authority}, not by {:.40?}",
-                certificate.issuer
+                "a {signer} of a {product} is issued by {authority}, not by {}",
+                text::quoted(&certificate.issuer, 40)
             ));
         }
         self.verify_signatures(now)
@@ -88,9 +89,10 @@ impl Chain<'_> {
             CertificateDer::from(self.root),
         );
         let anchor = webpki::anchor_from_trusted_cert(&root)
-            .map_err(|error| format!("the root cannot be read: {error}"))?;
-        let leaf = EndEntityCert::try_from(&leaf)
-            .map_err(|error| format!("the certificate cannot be read: {error}"))?;
+            .map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
+        let leaf = EndEntityCert::try_from(&leaf).map_err(|error| {
+            format!("the certificate cannot be read: {}", text::of_error(error))
+        })?;
         let intermediate = CertificateDer::from(self.intermediate);
         leaf.verify_for_usage(
             ALGORITHMS,
@@ -101,16 +103,23 @@ impl Chain<'_> {
             None,
             Some(&authorities_certify),
         )
-        .map_err(|error| format!("it does not lead to the root: {error}"))?;
+        .map_err(|error| format!("it does not lead to the root: {}", text::of_error(error)))?;
         let Some(list) = self.revoked else {
             return Ok(());
         };
         let list = read_list(list, &anchor, now)?;
-        let authority = EndEntityCert::try_from(&intermediate)
-            .map_err(|error| format!("the authority's certificate cannot be read: {error}"))?;
+        let authority = EndEntityCert::try_from(&intermediate).map_err(|error| {
+            format!(
+                "the authority's certificate cannot be read: {}",
+                text::of_error(error)
+            )
+        })?;
         let has = |serial: &[u8]| match list.find_serial(serial) {
             Ok(found) => Ok(found.is_some()),
-            Err(error) => Err(format!("the {LIST} cannot be read: {error}")),
+            Err(error) => Err(format!(
+                "the {LIST} cannot be read: {}",
+                text::of_error(error)
+            )),
         };
         if has(authority.serial())? {
             return Err(format!(
@@ -129,7 +138,7 @@ impl Chain<'_> {
 pub fn check_list(der: &[u8], root: &[u8], now: UnixTime) -> Result<(), String> {
     let root = CertificateDer::from(root);
     let anchor = webpki::anchor_from_trusted_cert(&root)
-        .map_err(|error| format!("the root cannot be read: {error}"))?;
+        .map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
     read_list(der, &anchor, now).map(drop)
 }
 

@@ -4,6 +4,7 @@
 use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET, context,
 };
+use base::text;
 
 use super::tcb::Platform;
 
@@ -50,8 +51,8 @@ impl Role {
             || certificate.attribute(ORGANIZATION) != Some(b"Intel Corporation")
         {
             return Err(format!(
-                "the {name} certificate is of {:.60?}, expected {} of Intel Corporation",
-                String::from_utf8_lossy(subject),
+                "the {name} certificate is of {}, expected {} of Intel Corporation",
+                text::quoted(String::from_utf8_lossy(subject), 60),
                 self.subjects.join(" or ")
             ));
         }

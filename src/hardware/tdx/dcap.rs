@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use base::text;
 use ring::digest::{SHA256, digest};
 use ring::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 use rustls_pki_types::pem::PemObject;
@@ -136,7 +137,8 @@ impl<'a> Verifier<'a> {
     pub fn under(root: &'a CertificateDer<'a>) -> Result<Verifier<'a>, String> {
         let certificate = Certificate::parse(root).ok_or("the root cannot be read")?;
         let root = webpki::anchor_from_trusted_cert(root);
-        let root = root.map_err(|error| format!("the root cannot be read: {error}"))?;
+        let root =
+            root.map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
         Ok(Verifier { root, certificate })
     }
 
@@ -299,8 +301,12 @@ impl Chain<'_> {
         between: &[CertificateDer<'_>],
     ) -> Result<Vec<u8>, String> {
         let parsed = Certificate::parse(certificate);
-        let certificate = EndEntityCert::try_from(certificate)
-            .map_err(|error| format!("the {name} certificate cannot be read: {error}"))?;
+        let certificate = EndEntityCert::try_from(certificate).map_err(|error| {
+            format!(
+                "the {name} certificate cannot be read: {}",
+                text::of_error(error)
+            )
+        })?;
         let crls: Vec<_> = self.lists.both.iter().collect();
         let revocation = RevocationOptionsBuilder::new(&crls)
             .map_err(|_| "there is no CRL")?
@@ -343,7 +349,10 @@ impl Chain<'_> {
         match self.lists.both[0].find_serial(root.serial) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err("the root is revoked: it is on its own list (root CRL)".into()),
-            Err(error) => Err(format!("the root CRL cannot be read: {error}")),
+            Err(error) => Err(format!(
+                "the root CRL cannot be read: {}",
+                text::of_error(error)
+            )),
         }
     }
 
@@ -384,7 +393,8 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     // a quoting service may end the text with a NUL
     let pem = pem.strip_suffix(&[0]).unwrap_or(pem);
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).take(5).collect();
-    let certificates = certificates.map_err(|error| format!("the chain of the {name}: {error}"))?;
+    let certificates = certificates
+        .map_err(|error| format!("the chain of the {name}: {}", text::of_error(error)))?;
     match certificates.len() {
         1..=4 => Ok(certificates),
         count => Err(format!(
@@ -394,7 +404,8 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
 }
 
 fn read<'a, T: Deserialize<'a>>(name: &str, text: &'a str) -> Result<T, String> {
-    serde_json::from_str(text).map_err(|error| format!("the {name} cannot be read: {error:.160}"))
+    serde_json::from_str(text)
+        .map_err(|error| format!("the {name} cannot be read: {}", text::of_error(error)))
 }
 
 /// Verifies that this key signed a text.
@@ -426,7 +437,7 @@ fn in_words(error: &webpki::Error) -> String {
             "no list of revoked certificates (CRL) is of its authority".into()
         }
         UnknownIssuer => "it does not lead to the root".into(),
-        error => error.to_string(),
+        error => text::of_error(error),
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::UNIX_EPOCH;
 
+use base::text;
 use serde::{Deserialize, Serialize};
 
 use super::quote::Body;
@@ -129,7 +130,10 @@ impl FromStr for Status {
         let found = all.find(|status| status.to_string() == name);
         found.ok_or_else(|| {
             let names = Status::ALL.map(|status| status.to_string()).join(", ");
-            format!("{name:.60?} is not a TCB status: expected one of {names}")
+            format!(
+                "{} is not a TCB status: expected one of {names}",
+                text::quoted(name, 60)
+            )
         })
     }
 }
@@ -262,8 +266,10 @@ impl TcbInfo {
     pub fn check_platform(&self, platform: &Platform) -> Result<(), String> {
         if self.id != "TDX" || self.version != 3 || self.tcb_type != 0 {
             return Err(format!(
-                "the TCB information is {:.20?} {} of the type {}, expected \"TDX\" 3 of the type 0",
-                self.id, self.version, self.tcb_type
+                "the TCB information is {} {} of the type {}, expected \"TDX\" 3 of the type 0",
+                text::quoted(&self.id, 20),
+                self.version,
+                self.tcb_type
             ));
         }
         let (fmspc, pce_id) = (unhex(&self.fmspc), unhex(&self.pce_id));
@@ -379,8 +385,9 @@ impl Identity {
     pub fn level_of(&self, enclave: &Enclave<'_>) -> Result<Judged, String> {
         if self.id != "TD_QE" || ![2, 3].contains(&self.version) {
             return Err(format!(
-                "the QE identity is {:.20?} {}, expected \"TD_QE\" 2 or 3",
-                self.id, self.version
+                "the QE identity is {} {}, expected \"TD_QE\" 2 or 3",
+                text::quoted(&self.id, 20),
+                self.version
             ));
         }
         let is = |got: &[u8], wanted: &str, mask: &str| {

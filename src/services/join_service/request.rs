@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::refusal::Refusal;
+use base::text::quoted;
 use kms::Uuid;
 use kubernetes::certificate_request::CertificateRequest;
 use proto::join::IssueJoinTicketRequest;
@@ -61,8 +62,10 @@ impl JoinRequest {
         }
         let is_bad = |name: &&String| name.len() > MAX_PRINCIPAL || !ssh::is_principal(name);
         if let Some(bad) = principals.iter().find(is_bad) {
-            let message =
-                format!("host_certificate_principals: {bad:.40?} is not a host name or address");
+            let message = format!(
+                "host_certificate_principals: {} is not a host name or address",
+                quoted(bad, 40)
+            );
             return Err(Refusal::invalid("principals", message));
         }
         let (control_plane, accepts_cluster_ca) =
@@ -92,5 +95,5 @@ impl JoinRequest {
 pub fn disk(uuid: &str) -> Result<Uuid, Refusal> {
     let message = "disk_uuid: expected a UUID of 8-4-4-4-12 hexadecimal digits";
     Uuid::parse(uuid)
-        .ok_or_else(|| Refusal::invalid("disk-uuid", message).with_details(format!("{uuid:.40?}")))
+        .ok_or_else(|| Refusal::invalid("disk-uuid", message).with_details(quoted(uuid, 40)))
 }

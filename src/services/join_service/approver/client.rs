@@ -7,6 +7,7 @@
 //! in the same way. For tokens, it checks the group only, so that a token's bearer can become any
 //! node. The tokens of join tickets are in a group that it does not approve.
 
+use base::text::quoted;
 use serde_json::{Value, json};
 
 use super::request::Judgement::{Approve, Deny, Leave};
@@ -108,7 +109,8 @@ pub fn compare(
                     Some(other) => Deny(
                         "subject",
                         format!(
-                            "the token belongs to the join ticket of {other}, but the request is for {node:.80?}"
+                            "the token belongs to the join ticket of {other}, but the request is for {}",
+                            quoted(node, 80)
                         ),
                     ),
                     // The watch may not have delivered another replica's ticket yet.
@@ -126,7 +128,11 @@ pub fn compare(
         }
         By::Node(own) if own != node => Deny(
             "subject",
-            format!("the node {own:.80?} requests the certificate of {node:.80?}"),
+            format!(
+                "the node {} requests the certificate of {}",
+                quoted(own, 80),
+                quoted(node, 80)
+            ),
         ),
         By::Node(_) if !is_there => Leave("no-node", format!("there is no node {node}")),
         By::Node(_) => Approve(format!("{node} renews its own certificate")),

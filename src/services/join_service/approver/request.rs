@@ -1,5 +1,6 @@
 //! The fields of a certificate signing request that are judged, and the decision.
 
+use base::text::quoted;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rustls::pki_types::CertificateSigningRequestDer;
@@ -53,7 +54,10 @@ pub fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgem
         );
     }
     if let Some(usage) = usages().find(|usage| *usage != purpose && !USAGES.contains(usage)) {
-        return deny("usages", format!("the usage {usage:.40?} is not permitted"));
+        return deny(
+            "usages",
+            format!("the usage {} is not permitted", quoted(usage, 40)),
+        );
     }
     if !usages().any(|usage| usage == purpose) {
         return deny("usages", format!("the usage {purpose:?} is missing"));

@@ -10,6 +10,7 @@
 
 use std::net::IpAddr;
 
+use base::text::quoted;
 use serde_json::Value;
 
 use super::super::refusal::Refusal;
@@ -53,13 +54,21 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
     if common_name != user {
         return deny(
             "subject",
-            format!("{user:.80?} requests the certificate of {common_name:.80?}"),
+            format!(
+                "{} requests the certificate of {}",
+                quoted(user, 80),
+                quoted(&common_name, 80)
+            ),
         );
     }
     if let Some(name) = names.iter().find(|name| *name != node) {
         return deny(
             "name",
-            format!("{name:.80?} is not the name of the node {node:.80?}"),
+            format!(
+                "{} is not the name of the node {}",
+                quoted(name, 80),
+                quoted(node, 80)
+            ),
         );
     }
     if names.is_empty() && addresses.is_empty() {

@@ -1,0 +1,53 @@
+//! Text that others wrote, for a log or a terminal: short, whatever it is. The precision of a format shortens `{}` of a text, but neither
+//! `{:?}` nor most errors of libraries, and some of these repeat all that they were given.
+
+use std::fmt::Display;
+
+/// Maximum length in characters of the error of a library.
+const MAX_ERROR: usize = 160;
+
+/// Returns at most `max` characters of a text, without control characters that could affect a terminal.
+pub fn printable(text: &str, max: usize) -> String {
+    let plain = |c: char| match c == ' ' || c.is_ascii_graphic() {
+        true => c,
+        false => '?',
+    };
+    let shown = text.chars().take(max).map(plain);
+    shown.chain(end(text, max).chars()).collect()
+}
+
+/// Returns at most `max` characters of a text in quotes, with escapes for control characters.
+pub fn quoted(text: impl AsRef<str>, max: usize) -> String {
+    let text = text.as_ref();
+    let shown: String = text.chars().take(max).collect();
+    format!("{shown:?}{}", end(text, max))
+}
+
+/// Returns the text of a library's error about bytes that somebody else wrote.
+pub fn of_error(error: impl Display) -> String {
+    printable(&error.to_string(), MAX_ERROR)
+}
+
+/// Returns what follows the first characters of a text.
+fn end(text: &str, max: usize) -> &'static str {
+    match text.chars().nth(max) {
+        Some(_) => "..",
+        None => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_a_peer_is_short_and_does_nothing_to_a_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\u{202e}c\n", 60), "a?[2Jb?c?");
+        assert_eq!(printable("12345", 5), "12345");
+        assert_eq!(printable("123456", 5), "12345..");
+        assert_eq!(quoted("a\x1b\"b", 4), r#""a\u{1b}\"b""#);
+        assert_eq!(quoted(String::from("12345"), 5), "\"12345\"");
+        assert_eq!(quoted("123456", 5), "\"12345\"..");
+        assert_eq!(of_error("x".repeat(9000)).len(), MAX_ERROR + 2);
+    }
+}
