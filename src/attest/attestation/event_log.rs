@@ -1,6 +1,7 @@
 //! The TCG event log: the events with which firmware and boot loader extended the PCRs ("TCG PC Client Platform Firmware Profile
-//! Specification", §10). The log is not signed; it is trustworthy only if a replay gives the quoted values. It is used to explain
-//! a value to a person, and never to accept a value.
+//! Specification", §10). The log is not signed; it is trustworthy only if a replay gives the quoted values, and even then nothing
+//! vouches for the types of its events, nor for data without the event's digest. It is used to explain a value to a person, and never to
+//! accept a value; [`super::gcp_sev_es`] alone asks it what is in a value.
 //!
 //! A log has one of two forms. In a crypto-agile log, the first event says which banks the other events have digests of. In a
 //! legacy log, which has no such event, each event has a SHA-1 digest. The log of a TDX guest (ACPI table CCEL) is crypto-agile,

@@ -34,7 +34,7 @@ pub struct Demands {
     /// AMD's root in PEM, or empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amd_root_key: Option<String>,
-    /// AMD's certificate below the root in PEM, or empty. Only the built-in ones count.
+    /// AMD's certificate below the root in PEM, or empty. It is tried beside the built-in ones and the machine's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amd_signing_key: Option<String>,
     /// What only we demand.
