@@ -5,7 +5,7 @@ use hardware::tdx::quote::{Attributes, Body, Quote};
 use hardware::tdx::{Collateral, Verifier};
 use libfuzzer_sys::fuzz_target;
 
-/// 2025-07-01: the collateral of the seed was valid then.
+/// 2025-07-01: the collateral of the seeds, of a hierarchy of the tests, was valid then.
 const NOW: u64 = 1_751_328_000;
 
 fuzz_target!(|bytes: &[u8]| {
