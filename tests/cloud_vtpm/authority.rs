@@ -136,7 +136,7 @@ pub fn of_attestation_key(name: &str, usage: Option<&[u64]>) -> CertificateParam
     params
 }
 
-fn other_usage(usage: &[u64]) -> ExtendedKeyUsagePurpose {
+pub fn other_usage(usage: &[u64]) -> ExtendedKeyUsagePurpose {
     ExtendedKeyUsagePurpose::Other(usage.to_vec())
 }
 

@@ -25,6 +25,7 @@ mod meeting;
 mod nitro_machine;
 mod nitro_tpm;
 mod prepared_keys;
+mod refusals;
 mod sev_snp;
 mod shown;
 

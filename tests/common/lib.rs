@@ -6,4 +6,5 @@ pub mod cloud_server;
 pub mod forger;
 pub mod joining;
 pub mod kube_apiserver;
+pub mod long_certificate;
 pub mod setting;

@@ -92,6 +92,14 @@ fn each_fault_of_a_certificate_is_refused_by_its_name() {
         .unwrap();
 }
 
+/// It goes to a log, and whoever reaches a service can cause it.
+#[test]
+fn a_refusal_is_short_whatever_a_certificate_is_for() {
+    let why = refusal(["vcek-usages", "ask", "ark"]);
+    assert!(why.contains("RequiredEkuNotFound"), "{why}");
+    assert!(why.len() < 1000, "{why}");
+}
+
 #[test]
 fn each_certificate_counts_in_its_time_alone() {
     const DAY: i64 = 86_400;

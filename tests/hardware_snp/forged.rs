@@ -153,6 +153,7 @@ fn certificates() -> Vec<Made> {
         vcek("vcek-pkcs1", |_| ()),
         vcek("vcek-p256", |_| ()),
         vcek("vcek-name", |_| ()),
+        vcek("vcek-usages", |_| ()),
         leaf("vcek-of-asvk", "asvk", extensions(|_| ())),
         leaf("vlek-of-ask", "ask", extensions(of_vlek)),
     ];
@@ -163,6 +164,12 @@ fn certificates() -> Vec<Made> {
             "vcek-ca" => made.extensions += CA,
             "vcek-p256" => made.key = "p256",
             "vcek-name" => made.subject = "SEV-VECK",
+            "vcek-usages" => {
+                let usages: Vec<_> = (0..300)
+                    .map(|it| format!("1.3.6.1.4.1.99999.{it}"))
+                    .collect();
+                made.extensions += &format!("extendedKeyUsage={}\n", usages.join(","));
+            }
             _ => {}
         }
     }

@@ -1,6 +1,12 @@
 //! What is refused, and by which name: each time one thing is wrong with a quote that a hierarchy of our own signs.
 
-use rcgen::{CertificateParams, DnType, IsCa, KeyUsagePurpose, date_time_ymd};
+use common::long_certificate::with_long_algorithm;
+use hardware::tdx::dcap::named_platform;
+use rcgen::{
+    CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose, date_time_ymd,
+};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
 use super::forged::{AUTHORITY, PCK, Parts, ROOT, SIGNER, Signed, revoked};
 use super::*;
@@ -127,6 +133,92 @@ fn a_certificate_that_a_list_revokes_is_refused() {
         change(&mut signed, other());
         let error = verdict(&signed, &Demands::default()).unwrap_err();
         assert!(error.contains("certificate: "), "{error}");
+    }
+}
+
+/// Returns a text of one letter that lives as long as the tests.
+fn long(len: usize) -> &'static str {
+    Box::leak("A".repeat(len).into_boxed_str())
+}
+
+fn pem(der: &[u8]) -> String {
+    let base64 = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, der);
+    format!("-----BEGIN CERTIFICATE-----\n{base64}\n-----END CERTIFICATE-----\n")
+}
+
+/// Each refusal goes to a log, and whoever reaches a service can cause one.
+#[test]
+fn a_refusal_is_short_whatever_a_machine_sends() {
+    const TEXT: usize = 30 << 10;
+    let check = |what: &str, error: String| assert!(error.len() < 1000, "{what}: {error}");
+    let usages = || {
+        let usages = 0..2000;
+        usages.map(|it| ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 4, 1, 99999, it]))
+    };
+    let quoted = |start: &str, end: &str| -> &'static str {
+        Box::leak(format!("{start}{}{end}", long(TEXT)).into_boxed_str())
+    };
+    let wrong_type = quoted("\"version\":\"", "\"");
+    let wrong_id = quoted("\"id\":\"", "\"");
+    let wrong_fmspc = quoted("\"fmspc\":\"", "\"");
+    let cases: [(&str, Change<'_>); 10] = [
+        ("PCK", &|it| it.pck.extended_key_usages = usages().collect()),
+        ("signer", &|it| {
+            it.signer.extended_key_usages = usages().collect()
+        }),
+        ("name of the PCK", &|it| name(&mut it.pck, long(TEXT))),
+        ("name of the signer", &|it| name(&mut it.signer, long(TEXT))),
+        ("status", &|it| it.status = long(TEXT)),
+        ("status of the enclave", &|it| it.qe_status = long(TEXT)),
+        ("type", &|it| it.info = vec![("\"version\":3", wrong_type)]),
+        ("TCB information", &|it| {
+            it.info = vec![("\"id\":\"TDX\"", wrong_id)]
+        }),
+        ("platforms", &|it| {
+            it.info = vec![("\"fmspc\":\"ABABABABABAB\"", wrong_fmspc)]
+        }),
+        ("identity", &|it| {
+            it.identity = vec![("\"id\":\"TD_QE\"", wrong_id)]
+        }),
+    ];
+    for (what, change) in cases {
+        check(what, judged(change).expect_err(what));
+    }
+
+    let good = Parts::default().sign(&[7; 64]);
+    let chain = Quote::parse(&good.quote).unwrap().pck_chain;
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(chain)
+        .map(Result::unwrap)
+        .collect();
+    let mut algorithm = pem(&with_long_algorithm(&chain[0], TEXT));
+    chain[1..].iter().for_each(|it| algorithm += &pem(it));
+    let letters = long(TEXT);
+    for text in [
+        format!("-----BEGIN {letters}"),
+        format!("-----BEGIN {letters}-----\n"),
+        format!("-----BEGIN CERTIFICATE-----\n{letters}!\n-----END CERTIFICATE-----\n"),
+        pem(letters.as_bytes()),
+        algorithm,
+    ] {
+        let start = &text[..text.len().min(40)];
+        let mut quote = Quote::parse(&good.quote).unwrap();
+        quote.pck_chain = text.as_bytes();
+        let named = named_platform(&quote).map(|_| "the algorithm is not read");
+        check(start, named.err().unwrap_or_default());
+        let error = good.verifier().verify(quote, &good.collateral, JULY_2025);
+        check(start, error.unwrap_err());
+        for change in [
+            |it: &mut Collateral, text: String| it.tcb_info_issuer_chain = text,
+            |it: &mut Collateral, text: String| it.qe_identity_issuer_chain = text,
+            |it: &mut Collateral, text: String| it.root_ca_crl.0 = text.into(),
+            |it: &mut Collateral, text: String| it.pck_crl.0 = text.into(),
+        ] {
+            let mut collateral = good.collateral.clone();
+            change(&mut collateral, text.clone());
+            let quote = Quote::parse(&good.quote).unwrap();
+            let error = good.verifier().verify(quote, &collateral, JULY_2025);
+            check(start, error.unwrap_err());
+        }
     }
 }
 
