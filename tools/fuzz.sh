@@ -42,7 +42,9 @@ for target in "${targets[@]}"; do
   corpus=$CACHE/fuzz/$target findings=$ROOT/fuzz/artifacts/$target log=$ROOT/fuzz/target/$target.log
   program=$ROOT/fuzz/target/$GNU/release/$target
   mkdir -p "$corpus" "$findings"
-  options=(-max_total_time="$seconds" -max_len=16384 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1)
+  # Intel's own collateral has 40 kB
+  max_len=16384; [ "$target" != tdx_collateral ] || max_len=65536
+  options=(-max_total_time="$seconds" -max_len=$max_len -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1)
   options+=(-artifact_prefix="$findings/" "$corpus")
   if [ -e "corpus/$target.tar.gz" ]; then
     seeds=$ROOT/fuzz/target/corpus/$target
