@@ -1,7 +1,6 @@
 //! `firstlight collateral`: fetches the collateral of a TDX quote, or the certificates of an SEV-SNP report, for machines and
 //! validators that have no access to the network.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +10,6 @@ use base64::engine::general_purpose::STANDARD;
 use super::sources::sources;
 use super::verify::presented;
 use super::{files, say_all};
-use attest::attestation::Policy;
 use attest::attestation::sources::Sources;
 use base::program::Failure;
 use hardware::snp::chain::Fetched;
@@ -53,27 +51,30 @@ fn fetch(options: &Options, bytes: &[u8]) -> Result<String, String> {
     of_evidence(bytes)
 }
 
-/// Lets the validator of the evidence fetch what it needs, whatever it thinks of the rest: it knows where quote and report are.
+/// Fetches what validators of the evidence need. No policy counts: a validator looks at its demands before it fetches.
 fn of_evidence(bytes: &[u8]) -> Result<String, String> {
     let (presented, variant) = presented::parse(bytes)
         .map_err(|why| format!("neither a TDX quote nor an SEV-SNP report, and {why}"))?;
-    let noting = Arc::new(Noting {
-        sources: sources(),
-        noted: Mutex::new(Err(format!(
+    let collateral = variant.collateral.ok_or_else(|| {
+        format!(
             "evidence of the variant {} needs no collateral",
             variant.name
+        )
+    })?;
+    let noting = Noting {
+        sources: sources(),
+        noted: Mutex::new(Err(format!(
+            "the evidence of the variant {} cannot be read",
+            variant.name
         ))),
-    });
-    let any = Policy::new(BTreeMap::new()).map_err(|error| error.to_string())?;
-    let sources: Arc<dyn Sources> = noting.clone();
-    let validator = variant.validator_for(any.believing_any(), &sources);
-    let validator = validator.map_err(|error| error.to_string())?;
-    presented.identified_by(&*validator);
+    };
+    // what it returns is the form in which peers bring collateral
+    let _ = collateral(presented.document(), &noting);
     let noted = noting.noted.lock().unwrap_or_else(PoisonError::into_inner);
     noted.clone()
 }
 
-/// Notes what a validator fetches.
+/// Notes what is fetched.
 struct Noting {
     sources: Arc<dyn Sources>,
     noted: Mutex<Result<String, String>>,

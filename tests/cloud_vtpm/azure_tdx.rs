@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use attest::attestation::azure_tdx::{AzureTdxMachine, VARIANT, validator};
 use attest::attestation::prepared::Prepared;
@@ -171,7 +172,7 @@ fn a_machine_is_proved_by_the_quote_of_its_hardware() {
     let sources = attest::attestation::sources::offline();
     let error = (VARIANT.validator)(policy(&json!({})), &sources).unwrap();
     let error = error.identify(&document, NONCE).unwrap_err().to_string();
-    assert!(error.contains("fetches no collateral"), "{error}");
+    assert!(error.contains("does not lead to the root"), "{error}");
 }
 
 #[test]
@@ -220,6 +221,47 @@ fn evidence_with_one_fault_is_refused_by_name() {
     ] {
         let error = machine.refusal(&json!({}));
         assert!(error.contains(why), "{error}, expected {why}");
+    }
+}
+
+/// Notes that it was asked, and has nothing.
+#[derive(Default)]
+struct Asked(AtomicBool);
+
+impl Sources for Asked {
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+        self.0.store(true, Ordering::SeqCst);
+        Err("nothing is here".into())
+    }
+}
+
+#[test]
+fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy() {
+    let usual = Parts::default;
+    let forged = Parts {
+        other_pck: true,
+        ..usual()
+    };
+    for (parts, demands, why) in [
+        (usual(), json!({}), "nothing is here"),
+        (forged, json!({}), "is not signed by the platform's key"),
+        (usual(), json!({"qeSVN": 65535}), "qeSVN is"),
+        (
+            usual(),
+            json!({"tdx": {"platforms": ["00".repeat(16)]}}),
+            "(PPID, platform instance)",
+        ),
+    ] {
+        let machine = Machine::start(&parts, |_| ());
+        let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+        let asked = Arc::new(Asked::default());
+        let sources: Arc<dyn Sources> = asked.clone();
+        let (verifier, policy) = (machine.signed.verifier(), Arc::new(policy(&demands)));
+        let judge = validator(verifier, || JULY_2025, policy, &sources);
+        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}, expected {why}");
+        let is_asked = asked.0.load(Ordering::SeqCst);
+        assert_eq!(is_asked, why == "nothing is here", "{why}");
     }
 }
 

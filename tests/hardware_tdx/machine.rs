@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use attest::attestation::sources::offline;
+use attest::attestation::sources::{Sources, offline};
 use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qemu_tdx};
 use attest::tpm::Location;
 use base64::Engine;
@@ -181,6 +182,84 @@ fn a_machine_that_is_wrong_in_one_thing_is_refused_by_its_name() {
         r#","tdx":{"tcbStatuses":["UpToDate","OutOfDate"],"platforms":["DDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDD"]}"#,
     );
     judged(|it| it.status = "OutOfDate", &accepted, b"nonce").unwrap();
+}
+
+/// Has the collateral of a hierarchy, and counts how often it is asked for it.
+struct Asked {
+    collateral: Arc<Collateral>,
+    times: AtomicUsize,
+}
+
+impl Sources for Asked {
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+        self.times.fetch_add(1, Ordering::SeqCst);
+        Ok(self.collateral.clone())
+    }
+}
+
+/// Anybody can write a quote with a certificate of his own that names a platform.
+#[test]
+fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy() {
+    let judged = |change: fn(&mut Parts), further: &str, root: Option<Verifier<'static>>| {
+        let mut parts = Parts::default();
+        change(&mut parts);
+        let hash = ring::digest::digest(&ring::digest::SHA256, b"keynonce");
+        let signed = parts.sign(&[hash.as_ref(), &[0; 32]].concat().try_into().unwrap());
+        let sources = Arc::new(Asked {
+            collateral: Arc::new(signed.collateral.clone()),
+            times: AtomicUsize::new(0),
+        });
+        let verifier = root.unwrap_or_else(|| signed.verifier());
+        let policy = Policy::from_json(&policy(further)).unwrap();
+        let validator =
+            qemu_tdx::Validator::under(verifier, || JULY_2025, policy, sources.clone()).unwrap();
+        let document = serde_json::json!({
+            "RawQuote": STANDARD.encode(&signed.quote),
+            "UserData": STANDARD.encode(b"key"),
+        });
+        let judged = validator.identify(document.to_string().as_bytes(), b"nonce");
+        let times = sources.times.load(Ordering::SeqCst);
+        (judged.map(drop).map_err(|error| error.to_string()), times)
+    };
+    let same: fn(&mut Parts) = |_| {};
+    assert_eq!(judged(same, "", None), (Ok(()), 1));
+    let of_others = Some(Parts::default().sign(&[0; 64]).verifier());
+    for ((judged, times), why) in [
+        (judged(same, "", of_others), "does not lead to the root"),
+        (
+            judged(|it| it.issuer_of_pck = "root", "", None),
+            "does not lead to the root",
+        ),
+        (
+            judged(|it| it.other_pck = true, "", None),
+            "is not signed by the platform's key",
+        ),
+        (
+            judged(|it| it.qe_report[320] = 1, "", None),
+            "not the one that the quoting enclave names",
+        ),
+        (
+            judged(|it| it.other_attestation_key = true, "", None),
+            "is not signed by its attestation key",
+        ),
+        (
+            judged(|it| it.body[376] = 7, "", None),
+            "RTMR 1: expected b1b1",
+        ),
+        (judged(|it| it.body[120] = 1, "", None), "DEBUG"),
+        (
+            judged(
+                same,
+                r#","tdx":{"platforms":["00000000000000000000000000000000"]}"#,
+                None,
+            ),
+            "(PPID, platform instance)",
+        ),
+    ] {
+        let error = judged.unwrap_err();
+        assert!(error.contains(why), "{why}: {error}");
+        assert_eq!(times, 0, "{why}");
+    }
 }
 
 /// Returns the log of a genuine TDX machine, and the RTMRs 0 to 2 to which it leads (its quote is in no package, but go-eventlog's tests

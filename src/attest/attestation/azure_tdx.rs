@@ -177,14 +177,18 @@ impl Endorser for TdxHardware {
             &quote.body.report_data,
             &evidence.spki,
         )?;
+        // what needs no collateral comes first: a stranger's quote must not make this program fetch any
+        let now = (self.clock)();
+        let signer = self.verifier.signed_platform(&quote, now)?;
+        self.policy.azure_tdx().check(&quote)?;
+        self.policy.tdx().check(&quote, &signer)?;
         let fetched = self.sources.tdx_collateral(&quote);
         let collateral = match (&fetched, &info.collateral) {
             (Ok(fetched), _) => fetched,
             (Err(_), Some(sent)) => sent,
             (Err(why), None) => return Err(why.clone()),
         };
-        let verified = self.verifier.verify(quote, collateral, (self.clock)())?;
-        self.policy.azure_tdx().check(verified.quote())?;
+        let verified = self.verifier.verify(quote, collateral, now)?;
         let mut claims = self.policy.tdx().judge(&verified)?;
         self.policy.azure_tdx().show(verified.quote(), &mut claims);
         claims.properties.extend(data.properties());

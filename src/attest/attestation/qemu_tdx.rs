@@ -226,33 +226,38 @@ impl Validator {
                 "the quote was made for another connection: its nonce does not match".into(),
             );
         }
+        // what needs no collateral comes first: a stranger's quote must not make this program fetch any
+        let now = (self.clock)();
+        let signer = self.verifier.signed_platform(&quote, now)?;
+        self.policy
+            .check(&registers(&quote.body), |index, measurement, got| {
+                let (name, expected) = (Registers::Rtmrs.name(index), hex(&measurement.expected));
+                match got {
+                    Some(got) => format!("{name}: expected {expected}, got {}", hex(got)),
+                    None => {
+                        format!(
+                            "{name}: expected {expected}, but a TDX machine has no such register"
+                        )
+                    }
+                }
+            })?;
+        self.policy.tdx().check(&quote, &signer)?;
         let fetched = self.sources.tdx_collateral(&quote);
         let collateral = match (&fetched, &document.collateral) {
             (Ok(fetched), _) => fetched,
             (Err(_), Some(sent)) => sent,
             (Err(why), None) => return Err(why.clone()),
         };
-        let verified = self.verifier.verify(quote, collateral, (self.clock)())?;
+        let verified = self.verifier.verify(quote, collateral, now)?;
         let mut platform = self.policy.tdx().judge(&verified)?;
         platform.bound = vec!["key and nonce of the connection: REPORTDATA".into()];
-        let body = &verified.quote().body;
-        let values = registers(body);
-        self.policy.check(&values, |index, measurement, got| {
-            let (name, expected) = (Registers::Rtmrs.name(index), hex(&measurement.expected));
-            match got {
-                Some(got) => format!("{name}: expected {expected}, got {}", hex(got)),
-                None => {
-                    format!("{name}: expected {expected}, but a TDX machine has no such register")
-                }
-            }
-        })?;
         Ok(Identified {
             user_data: document.user_data.0,
             machine: None,
             stage: None,
             platform: Some(Arc::new(platform.printable())),
             is_endorsed: true,
-            cluster: ClusterRegister::new(&body.rtmr[3]),
+            cluster: ClusterRegister::new(&verified.quote().body.rtmr[3]),
         })
     }
 }

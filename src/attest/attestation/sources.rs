@@ -18,7 +18,8 @@ pub trait Sources: Send + Sync {
         false
     }
 
-    /// Returns Intel's collateral of the platform that a quote names. Nothing of the quote is verified.
+    /// Returns Intel's collateral of the platform that a quote names. A validator has verified that this platform signed the quote: what
+    /// anybody can name would be fetched for anybody.
     fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
         Err(
             "this program fetches no collateral of TDX platforms, and the machine sent none: put Intel's collateral into its file \

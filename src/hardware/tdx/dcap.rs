@@ -142,6 +142,23 @@ impl<'a> Verifier<'a> {
         Ok(Verifier { root, certificate })
     }
 
+    /// Returns the platform of a quote whose signatures lead to the root at the time `now`. It needs no collateral, so it tells nothing of
+    /// revoked or outdated platforms. Whoever fetches collateral for a stranger's quote does this first: anybody can write a quote that
+    /// names a platform, and only platforms can sign one.
+    pub fn signed_platform(&self, quote: &Quote<'_>, now: u64) -> Result<Platform, String> {
+        let (key, platform) = self.chain(None, now).pck(quote.pck_chain)?;
+        check_signatures(quote, &key)?;
+        Ok(platform)
+    }
+
+    fn chain<'b>(&'b self, lists: Option<&'b Lists<'b>>, now: u64) -> Chain<'b> {
+        Chain {
+            verifier: self,
+            lists,
+            time: UnixTime::since_unix_epoch(Duration::from_secs(now)),
+        }
+    }
+
     /// Verifies a quote at the time `now`, in seconds since 1970. A quote of a platform whose status is `Revoked` is refused. The caller
     /// judges any other status, the age of the collateral, and what the quote contains.
     pub fn verify<'q>(
@@ -151,11 +168,7 @@ impl<'a> Verifier<'a> {
         now: u64,
     ) -> Result<Verified<'q>, String> {
         let lists = Lists::parse(collateral, now)?;
-        let chain = Chain {
-            verifier: self,
-            lists: &lists,
-            time: UnixTime::since_unix_epoch(Duration::from_secs(now)),
-        };
+        let chain = self.chain(Some(&lists), now);
         let (info, identity) = ("TCB information", "QE identity");
         let chains = [
             &collateral.tcb_info_issuer_chain,
@@ -287,7 +300,8 @@ impl<'a> Lists<'a> {
 /// What a certificate must lead to.
 struct Chain<'a> {
     verifier: &'a Verifier<'a>,
-    lists: &'a Lists<'a>,
+    /// The lists of revoked certificates; `None` before there is collateral.
+    lists: Option<&'a Lists<'a>>,
     time: UnixTime,
 }
 
@@ -307,11 +321,13 @@ impl Chain<'_> {
                 text::of_error(error)
             )
         })?;
-        let crls: Vec<_> = self.lists.both.iter().collect();
-        let revocation = RevocationOptionsBuilder::new(&crls)
-            .map_err(|_| "there is no CRL")?
-            .with_expiration_policy(ExpirationPolicy::Enforce)
-            .build();
+        let crls: Vec<_> = self.lists.iter().flat_map(|lists| &lists.both).collect();
+        let revocation = self.lists.map(|_| {
+            RevocationOptionsBuilder::new(&crls)
+                .map(|options| options.with_expiration_policy(ExpirationPolicy::Enforce))
+                .map(RevocationOptionsBuilder::build)
+        });
+        let revocation = revocation.transpose().map_err(|_| "there is no CRL")?;
         let path = certificate
             .verify_for_usage(
                 SIGNATURES,
@@ -320,7 +336,7 @@ impl Chain<'_> {
                 self.time,
                 // no certificate of Intel has an extended key usage
                 KeyUsage::client_auth(),
-                Some(revocation),
+                revocation,
                 None,
             )
             .map_err(|error| format!("the {name} certificate: {}", in_words(&error)))?;
@@ -332,7 +348,9 @@ impl Chain<'_> {
         }
         let parsed = parsed.ok_or_else(|| format!("the {name} certificate cannot be read"))?;
         role.check(name, &parsed)?;
-        self.check_root()?;
+        if let Some(lists) = self.lists {
+            self.check_root(lists)?;
+        }
         let info = certificate.subject_public_key_info();
         match info.as_ref().strip_prefix(P256) {
             Some(point) if point.len() == 65 => Ok(point.into()),
@@ -341,12 +359,12 @@ impl Chain<'_> {
     }
 
     /// Checks that the root is not on its own list. The library has verified the list under the root, as each chain ends there.
-    fn check_root(&self) -> Result<(), String> {
+    fn check_root(&self, lists: &Lists<'_>) -> Result<(), String> {
         let root = &self.verifier.certificate;
-        if self.lists.root.issuer != root.subject {
+        if lists.root.issuer != root.subject {
             return Err("the root CRL is not of the root".into());
         }
-        match self.lists.both[0].find_serial(root.serial) {
+        match lists.both[0].find_serial(root.serial) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err("the root is revoked: it is on its own list (root CRL)".into()),
             Err(error) => Err(format!(
@@ -374,7 +392,10 @@ impl Chain<'_> {
             Certificate::parse(authority).ok_or("the PCK's authority cannot be read")?;
         Role::PCK_AUTHORITY.check("PCK authority's", &authority)?;
         // the age of this list counts, so it must be the one in which the PCK was looked up
-        if self.lists.pck.issuer != authority.subject {
+        if self
+            .lists
+            .is_some_and(|lists| lists.pck.issuer != authority.subject)
+        {
             return Err("the PCK CRL is not of the PCK's authority".into());
         }
         let platform = Certificate::parse(pck).and_then(|pck| pck.platform());

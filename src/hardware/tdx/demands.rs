@@ -6,8 +6,8 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::dcap::{Verified, in_brackets};
-use super::quote::{Attributes, Body, REGISTER_LEN};
-use super::tcb::Status;
+use super::quote::{Attributes, Body, Quote, REGISTER_LEN};
+use super::tcb::{Platform, Status};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
 use crate::json::{Digits, Number, some};
@@ -84,11 +84,27 @@ const XFAM_NAMED: u64 = 1 << 8 | 1 << 14 | 1 << 15;
 impl Demands {
     /// Judges a machine. Returns its claims; an error names each demand that it does not meet.
     pub fn judge(&self, verified: &Verified<'_>) -> Result<PlatformClaims, String> {
-        let body = &verified.quote().body;
-        let wrong: Vec<String> = [
+        let mut wrong: Vec<String> = [
             self.status(verified),
             self.evaluation(verified),
             self.age(verified),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        wrong.extend(self.unmet(&verified.quote().body, verified.platform()));
+        all_met(&wrong)?;
+        Ok(self.claims(verified))
+    }
+
+    /// Checks the demands for which no collateral is needed, of a quote that this platform has signed.
+    pub fn check(&self, quote: &Quote<'_>, platform: &Platform) -> Result<(), String> {
+        all_met(&self.unmet(&quote.body, platform))
+    }
+
+    /// Returns what is wrong with a machine, whatever Intel says of its platform.
+    fn unmet(&self, body: &Body, platform: &Platform) -> Vec<String> {
+        let wrong = [
             self.attributes(body),
             self.features(body),
             one_of(
@@ -112,16 +128,10 @@ impl Demands {
                 self.mr_owner_config.as_slice(),
                 &[&body.mr_owner_config],
             ),
-            self.platform(verified),
+            self.platform(platform),
             service_td(body),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        match wrong.is_empty() {
-            true => Ok(self.claims(verified)),
-            false => Err(wrong.join("\n")),
-        }
+        ];
+        wrong.into_iter().flatten().collect()
     }
 
     /// Returns whether only firmware is accepted that the policy knows, or platforms of which it names each.
@@ -178,8 +188,7 @@ impl Demands {
         (got != wanted.0).then(|| format!("XFAM: expected {:#x}, got {got:#x}", wanted.0))
     }
 
-    fn platform(&self, verified: &Verified<'_>) -> Option<String> {
-        let platform = verified.platform();
+    fn platform(&self, platform: &Platform) -> Option<String> {
         let mut ids = vec![&platform.ppid[..]];
         ids.extend(platform.instance.as_ref().map(|id| &id[..]));
         one_of(
@@ -231,6 +240,14 @@ impl Demands {
                 .collect(),
             bound: vec![],
         }
+    }
+}
+
+/// Returns an error with what is wrong, if anything is.
+fn all_met(wrong: &[String]) -> Result<(), String> {
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong.join("\n")),
     }
 }
 
