@@ -286,3 +286,60 @@ impl Drop for Running<'_> {
         self.ec2.changed.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nobody() -> Arc<Ec2> {
+        let place = Some("http://127.0.0.1:1".to_owned());
+        let variables: Variables = |_| None;
+        Ec2::new(&Caller { place, variables })
+    }
+
+    #[test]
+    fn instances_beyond_the_limit_go_and_those_that_ec2_refused_go_first() {
+        let ec2 = nobody();
+        let mut state = ec2.state();
+        let refusal = || Err(Undescribed::Instance("unknown".into()));
+        for number in 0..MAX_INSTANCES - 1 {
+            state.take(&format!("i-{number}"), Ok(Instance::default()));
+        }
+        state.take("refused", refusal());
+        state.take("new", Ok(Instance::default()));
+        assert_eq!(state.slots.len(), MAX_INSTANCES);
+        assert!(!state.slots.contains_key("refused") && state.slots.contains_key("i-0"));
+        // whoever makes EC2 refuse many instances drives out none that is known
+        for number in 0..100 {
+            state.take(&format!("r-{number}"), refusal());
+        }
+        assert!(state.slots.contains_key("i-0"));
+        state.slot("i-0");
+        state.take("newer", Ok(Instance::default()));
+        assert!(state.slots.contains_key("i-0") && !state.slots.contains_key("i-1"));
+        assert_eq!(state.slots.len(), MAX_INSTANCES);
+    }
+
+    #[test]
+    fn what_ran_when_a_pause_began_neither_ends_it_nor_makes_it_longer() {
+        let ec2 = nobody();
+        let mut state = ec2.state();
+        let away = || Err(Undescribed::Away("throttled".into()));
+        let until = |state: &State| state.pause.as_ref().map(|pause| pause.until);
+        assert_eq!(state.take("i-1", away()).as_deref(), Some("throttled"));
+        let first = until(&state).unwrap();
+        assert!(first <= Instant::now() + FIRST_PAUSE);
+        for asked in [away(), Ok(Instance::default()), away()] {
+            assert_eq!(state.take("i-2", asked), None);
+            assert_eq!(until(&state), Some(first));
+        }
+        // the next failure doubles the pause, and an answer ends it
+        let end = |state: &mut State| state.pause.as_mut().unwrap().until = Instant::now();
+        end(&mut state);
+        state.take("i-1", away());
+        assert!(until(&state).unwrap() >= Instant::now() + FIRST_PAUSE / 2);
+        end(&mut state);
+        state.take("i-1", Ok(Instance::default()));
+        assert_eq!(until(&state), None);
+    }
+}
