@@ -212,7 +212,7 @@ impl Endorser for AzureAuthority {
         let id = id.ok_or_else(|| {
             format!(
                 "the certificate of the attestation key is of {}, expected *{}",
-                text::quoted(&name, 80),
+                text::quoted(name, 80),
                 NAMES.join(" or *")
             )
         })?;
