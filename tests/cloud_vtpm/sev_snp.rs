@@ -1,6 +1,7 @@
 //! `aws-sev-snp` and `gcp-sev-snp`: a report that a chip of the tests has signed, under a root that the policy names (`amdRootKey`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use attest::attestation::aws_sev_snp::AwsSnpMachine;
 use attest::attestation::gcp_sev_snp::GoogleSnpMachine;
@@ -10,7 +11,7 @@ use attest::attestation::{Issuer, Policy, Variant, aws_sev_snp, gcp_sev_snp, vtp
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hardware::snp::chain::Fetched;
-use hardware::snp::report::Signer;
+use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use serde_json::{Value, json};
 
@@ -256,6 +257,72 @@ fn a_program_that_fetches_demands_the_list_of_revoked_certificates() {
     for policy in [json!({}), optional()] {
         let why = judge(policy, Ok(list(&["09"]))).unwrap_err();
         assert!(why.contains("is revoked"), "{why}");
+    }
+}
+
+/// Counts how often it is asked for a chip's certificate, and has none.
+#[derive(Default)]
+struct Asked(AtomicUsize);
+
+impl Sources for Asked {
+    fn snp_certificates(&self, _: &Report, _: Product) -> Result<Arc<Fetched>, String> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Err("nothing is here".into())
+    }
+}
+
+/// Anybody can write a report that names a chip.
+#[test]
+fn the_certificate_of_a_chip_is_fetched_only_if_it_could_lead_to_acceptance() {
+    let cloud = CloudTpm::start();
+    let nothing: Change = |_| ();
+    let digits = |byte: &str, count| json!([byte.repeat(count)]);
+    let signer = json!({"acceptedKeyDigests": digits("11", 48), "enforcementPolicy": "equal"});
+    for (change, further, why) in [
+        (nothing, json!({}), "nothing is here"),
+        (nothing, json!({"snpVersion": 25}), "below the minimum 25"),
+        (
+            nothing,
+            json!({"snp": {"chips": digits("00", 64)}}),
+            "is not accepted",
+        ),
+        (
+            nothing,
+            json!({"snp": {"launchMeasurements": digits("11", 48)}}),
+            "MEASUREMENT is",
+        ),
+        (
+            nothing,
+            json!({"snp": {"idKeys": digits("11", 48)}}),
+            "ID_KEY_DIGEST is",
+        ),
+        (
+            nothing,
+            json!({"firmwareSignerConfig": signer}),
+            "which firmwareSignerConfig does not name",
+        ),
+        (
+            nothing,
+            json!({"snp": {"clouds": ["CN=somewhere"]}}),
+            "the cloud of the VLEK is none",
+        ),
+        (|it| it[0xa] |= 8, json!({}), "allows debugging"),
+        (|it| it[0x30] = 1, json!({}), "VMPL 1"),
+        (|it| it[0x1a0..0x1e0].fill(0), json!({}), "masks the chip"),
+        (|it| it[0x50] ^= 1, json!({}), "made for another one"),
+    ] {
+        let table = vec![(ASK, "ask")];
+        let document = aws(&cloud, Arc::new(Chip { change, table })).issue(USER_DATA, NONCE);
+        let mut policy = with(ours(), &further);
+        policy["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
+        let policy = Policy::from_json(&policy.to_string()).unwrap();
+        let asked = Arc::new(Asked::default());
+        let sources: Arc<dyn Sources> = asked.clone();
+        let judge = (aws_sev_snp::VARIANT.validator)(policy, &sources).unwrap();
+        let error = judge.identify(&document.unwrap(), NONCE).unwrap_err();
+        assert!(error.to_string().contains(why), "{error}, expected {why}");
+        let times = usize::from(why == "nothing is here");
+        assert_eq!(asked.0.load(Ordering::SeqCst), times, "{why}");
     }
 }
 

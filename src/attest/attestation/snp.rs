@@ -130,12 +130,10 @@ struct Needed {
     sent: Option<Vec<u8>>,
     product: Product,
     signer: Signer,
-    /// What the sources have.
-    fetched: Result<Arc<Fetched>, String>,
 }
 
 impl Needed {
-    fn of(report: &Report, info: &InstanceInfo, sources: &dyn Sources) -> Result<Needed, String> {
+    fn of(report: &Report, info: &InstanceInfo) -> Result<Needed, String> {
         let sent = info.report_signer.as_ref();
         let sent = sent.map(|pem| only(&pem.0)).transpose()?;
         let signer = report.signer()?;
@@ -147,16 +145,19 @@ impl Needed {
             // later chips have later reports
             (None, None) => Product::Milan,
         };
-        let fetched = match &sent {
-            Some(_) => sources.snp_authority(product, signer),
-            None => sources.snp_certificates(report, product),
-        };
         Ok(Needed {
             sent,
             product,
             signer,
-            fetched,
         })
+    }
+
+    /// Returns what the sources have.
+    fn fetch(&self, report: &Report, sources: &dyn Sources) -> Result<Arc<Fetched>, String> {
+        match self.sent {
+            Some(_) => sources.snp_authority(self.product, self.signer),
+            None => sources.snp_certificates(report, self.product),
+        }
     }
 }
 
@@ -165,7 +166,8 @@ pub fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> 
     let document: Document = serde_json::from_slice(document).ok()?;
     let info: InstanceInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;
     let report = Report::parse(&info.attestation_report.0).ok()?;
-    let fetched = Needed::of(&report, &info, sources).ok()?.fetched.ok()?;
+    let needed = Needed::of(&report, &info).ok()?;
+    let fetched = needed.fetch(&report, sources).ok()?;
     Some(Collateral {
         amd_chip: fetched.leaf.clone().unwrap_or_default(),
         amd_authority: fetched.intermediate.clone(),
@@ -180,6 +182,13 @@ struct Authority {
     product: Option<Product>,
     root: Vec<u8>,
     between: Vec<Vec<u8>>,
+}
+
+impl Authority {
+    /// Returns whether the root counts for machines of this product.
+    fn is_of(&self, product: Product) -> bool {
+        self.product.is_none_or(|of| of == product)
+    }
 }
 
 /// Judges reports of chips.
@@ -230,25 +239,22 @@ impl Hardware {
         report: &Report,
         info: &InstanceInfo,
     ) -> Result<PlatformClaims, String> {
-        let Needed {
-            sent,
-            product,
-            signer,
-            fetched,
-        } = Needed::of(report, info, &*self.sources)?;
-        let leaf = match (&sent, signer, &fetched) {
-            (Some(sent), ..) => sent,
-            (None, Signer::Vlek, _) => {
-                return Err(
-                    "the document lacks the certificate of the VLEK, which only the cloud has"
-                        .into(),
-                );
-            }
-            (None, _, Ok(fetched)) => fetched
+        let needed = Needed::of(report, info)?;
+        let product = needed.product;
+        self.policy
+            .snp()
+            .check_firmware_signer(&report.id_key_digest)?;
+        if needed.sent.is_none() {
+            self.check_before_fetching(report, &needed)?;
+        }
+        let fetched = needed.fetch(report, &*self.sources);
+        let leaf = match (&needed.sent, &fetched) {
+            (Some(sent), _) => sent,
+            (None, Ok(fetched)) => fetched
                 .leaf
                 .as_ref()
                 .ok_or("nobody has the certificate of the chip")?,
-            (None, _, Err(why)) => return Err(why.clone()),
+            (None, Err(why)) => return Err(why.clone()),
         };
         let list = match &fetched {
             Ok(fetched) => fetched.revoked.as_deref().map_err(String::clone),
@@ -257,11 +263,22 @@ impl Hardware {
         let chain = info.cert_chain.as_ref().map(|chain| several(&chain.0));
         let mut between = chain.transpose()?.unwrap_or_default();
         between.extend(fetched.iter().map(|fetched| fetched.intermediate.clone()));
-        let claims = self.under_a_root(report, product, leaf, &between, &list)?;
-        self.policy
-            .snp()
-            .check_firmware_signer(&report.id_key_digest)?;
-        Ok(claims)
+        self.under_a_root(report, product, leaf, &between, &list)
+    }
+
+    /// Checks a report whose chip's certificate is not there. Anybody can write a report that names a chip, so its certificate is fetched only
+    /// if the machine would be accepted with it.
+    fn check_before_fetching(&self, report: &Report, needed: &Needed) -> Result<(), String> {
+        if needed.signer == Signer::Vlek {
+            return Err(
+                "the document lacks the certificate of the VLEK, which only the cloud has".into(),
+            );
+        }
+        let product = needed.product;
+        if !self.authorities.iter().any(|one| one.is_of(product)) {
+            return Err(no_root(product));
+        }
+        snp::check_claims(report, product, &self.demands)
     }
 
     /// Accepts a chip for which no list of revoked certificates counts, unless the list is demanded.
@@ -290,8 +307,8 @@ impl Hardware {
         list: &Result<&[u8], String>,
     ) -> Result<PlatformClaims, String> {
         let (mut why, now) = (None, UnixTime::now());
-        let counts = |one: &&Authority| one.product.is_none_or(|of| of == product);
-        for authority in self.authorities.iter().filter(counts) {
+        let counting = self.authorities.iter().filter(|one| one.is_of(product));
+        for authority in counting {
             // a list that is not the root's proves nothing, whoever brought it
             let list = list.clone().and_then(|list| {
                 check_list(list, &authority.root, now)?;
@@ -319,8 +336,12 @@ impl Hardware {
                 }
             }
         }
-        Err(why.unwrap_or_else(|| format!("no root of a {product} counts for this policy")))
+        Err(why.unwrap_or_else(|| no_root(product)))
     }
+}
+
+fn no_root(product: Product) -> String {
+    format!("no root of a {product} counts for this policy")
 }
 
 fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {

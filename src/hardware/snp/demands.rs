@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::certificate::Certificate;
 use super::report::{Policy, Report};
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
 use crate::json::{Digits, Number, is_default, some};
@@ -136,17 +135,19 @@ impl Demands {
         known || !self.chips.is_empty()
     }
 
-    /// Returns the minimum that applies to the chip, or the first demand that is not met.
+    /// Returns the minimum that applies to the chip, or the first demand that is not met. `chip` and `cloud` are those of the key that signed
+    /// the report.
     pub fn check(
         &self,
         report: &Report,
-        certificate: &Certificate,
+        chip: Option<&[u8]>,
+        cloud: Option<&str>,
         product: Product,
         tcbs: &Tcbs,
     ) -> Result<Tcb, String> {
         self.check_policy(report.policy)?;
         self.check_platform(report)?;
-        self.check_lists(report, certificate)?;
+        self.check_lists(report, chip, cloud)?;
         check_order(report, tcbs)?;
         let minimum = self.floor(product, report.cpuid)?;
         for (name, tcb) in [
@@ -231,7 +232,12 @@ impl Demands {
         }
     }
 
-    fn check_lists(&self, report: &Report, certificate: &Certificate) -> Result<(), String> {
+    fn check_lists(
+        &self,
+        report: &Report,
+        chip: Option<&[u8]>,
+        cloud: Option<&str>,
+    ) -> Result<(), String> {
         if report.guest_svn < self.minimum_guest_svn {
             return Err(format!(
                 "GUEST_SVN is {}, below the minimum {}",
@@ -239,7 +245,7 @@ impl Demands {
             ));
         }
         if !self.chips.is_empty() {
-            match &certificate.chip {
+            match chip {
                 Some(chip) if self.chips.iter().any(|one| one.bytes() == chip) => {}
                 Some(chip) => {
                     return Err(format!("the chip {} is not accepted", crate::hex(chip)));
@@ -250,7 +256,7 @@ impl Demands {
             }
         }
         if !self.clouds.is_empty() {
-            let cloud = certificate.csp.as_deref().unwrap_or("none");
+            let cloud = cloud.unwrap_or("none");
             if !self.clouds.iter().any(|one| one == cloud) {
                 return Err(format!(
                     "the cloud of the VLEK is {cloud}, which is not accepted"

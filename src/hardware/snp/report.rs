@@ -210,6 +210,24 @@ impl Report {
         with_names(self.platform_info, &PLATFORM_BITS)
     }
 
+    /// Returns the chip that the report names, in the length in which certificates of the product name it.
+    pub fn chip(&self, product: Product) -> Result<&[u8], String> {
+        if self.chip_id == [0; 64] {
+            return Err("the host masks the chip in the report, so the machine must send the chip's certificate".into());
+        }
+        let len = match product {
+            Product::Milan | Product::Genoa => 64,
+            Product::Turin => 8,
+        };
+        let (chip, rest) = self.chip_id.split_at(len);
+        match rest.iter().all(|byte| *byte == 0) {
+            true => Ok(chip),
+            false => Err(format!(
+                "the report names no chip of a {product}, which has {len} bytes"
+            )),
+        }
+    }
+
     /// Returns the TCB versions in the layout of the product.
     pub fn tcbs(&self, product: Product) -> Result<Tcbs, String> {
         let tcb = |name, offset| {
