@@ -206,7 +206,6 @@ fn snp(count: u32) {
         .collect();
     let name = format!("vcek-milan-{chip}-0.3.0.8.115.der");
     fs::write(folder.path().join(name), &vcek).unwrap();
-    fs::write(folder.path().join("ask-milan.der"), &ask).unwrap();
     let sources = sources(Kept::Directory(folder.path().into()));
 
     let cached = || sources.snp_certificates(&report, Product::Milan).unwrap();

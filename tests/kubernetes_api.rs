@@ -614,7 +614,7 @@ fn fetched_certificates_are_kept_in_a_config_map() {
         ("genoa", Product::Genoa),
         ("turin", Product::Turin),
     ];
-    let items = items.map(|(name, product)| (Item::Authority(product, Signer::Vcek), ask(name)));
+    let items = items.map(|(name, product)| (Item::Revoked(product, Signer::Vcek), ask(name)));
     let store = || ConfigMap::new(&client, "collateral", "join-collateral");
     assert!(store().load(&items[0].0).is_none());
     thread::scope(|scope| {

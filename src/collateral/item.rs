@@ -35,8 +35,6 @@ pub enum Item {
         /// The versions for which the key is derived.
         tcb: Tcb,
     },
-    /// The certificate of the authority of VCEKs (ASK) or VLEKs (ASVK), in DER.
-    Authority(Product, Signer),
     /// AMD's list of revoked authorities, in DER.
     Revoked(Product, Signer),
     /// Intel's collateral of a kind of platform, in JSON.
@@ -81,8 +79,6 @@ impl Item {
                 tcb.snp,
                 tcb.microcode
             ),
-            Item::Authority(product, Signer::Vcek) => format!("ask-{}.der", line(product)),
-            Item::Authority(product, Signer::Vlek) => format!("asvk-{}.der", line(product)),
             Item::Revoked(product, Signer::Vcek) => format!("vcek-{}.crl", line(product)),
             Item::Revoked(product, Signer::Vlek) => format!("vlek-{}.crl", line(product)),
             Item::Tdx { fmspc, authority } => {
@@ -117,18 +113,6 @@ impl Item {
                 }
                 Ok((Content::Der(bytes.into()), until))
             }
-            Item::Authority(product, signer) => {
-                let found = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?;
-                let (name, root) = (self.authority_name(*product, *signer), root(*product));
-                if (&found.subject, &found.issuer) != (&name, &root) {
-                    return Err(format!(
-                        "it is the certificate of {} by {}, expected {name} by {root}",
-                        text::quoted(&found.subject, 40),
-                        text::quoted(&found.issuer, 40)
-                    ));
-                }
-                Ok((Content::Der(bytes.into()), found.until))
-            }
             Item::Revoked(product, _) => {
                 let found = RevocationList::parse(limited(bytes, MAX_LIST)?)?;
                 let root = root(*product);
@@ -149,13 +133,6 @@ impl Item {
             }
         }
     }
-
-    fn authority_name(&self, product: Product, signer: Signer) -> String {
-        match signer {
-            Signer::Vcek => format!("SEV-{product}"),
-            Signer::Vlek => format!("SEV-VLEK-{product}"),
-        }
-    }
 }
 
 impl fmt::Display for Item {
@@ -167,13 +144,6 @@ impl fmt::Display for Item {
                 write!(
                     f,
                     "the VCEK of the {product} {chip:.16}.. with the TCB {tcb}"
-                )
-            }
-            Item::Authority(product, signer) => {
-                write!(
-                    f,
-                    "the certificate of {}",
-                    self.authority_name(*product, *signer)
                 )
             }
             Item::Revoked(product, signer) => {

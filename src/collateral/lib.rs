@@ -1,5 +1,5 @@
-//! What validators fetch: certificates of AMD's chips, Intel's collateral of TDX platforms, and the word of EC2 on instances. Only services
-//! and the operator's command link this crate; a node judges what evidence contains.
+//! What validators fetch: certificates of AMD's chips, AMD's revocation lists, Intel's collateral of TDX platforms, and the word of EC2 on
+//! instances. Only services and the operator's command link this crate; a node judges what evidence contains.
 //!
 //! ```text
 //! validator ─► Fetching ─► cache ─► store: directory, file or ConfigMap
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use attest::attestation::instance::Instance;
 use attest::attestation::sources::Sources;
-use hardware::snp::chain::Fetched;
+use hardware::snp::chain::{self, Fetched};
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::dcap::named_platform;
@@ -57,7 +57,6 @@ pub mod parsers {
     pub use crate::describe::parse_described;
     pub use crate::https::retry_after;
     pub use crate::item::{Authority, Item};
-    pub use crate::kds::authority;
     pub use crate::pcs::{der_or_digits, issuer_chain, signed};
 }
 
@@ -268,40 +267,30 @@ impl Sources for Fetching {
 }
 
 impl Fetching {
-    /// Returns AMD's authority of a product, and its revocation list or why it cannot be had.
+    /// Returns AMD's authority of a product, which the program has, and its revocation list or why it cannot be had.
     fn authority(
         &self,
         product: Product,
         signer: Signer,
         deadline: Instant,
     ) -> Result<Fetched, String> {
-        let intermediate = self.der(&Item::Authority(product, signer), Patience::Full, deadline);
-        if let (true, Err(why)) = (self.waits, &intermediate) {
-            return Err(why.clone());
-        }
+        let intermediate = chain::authority(product, signer)
+            .ok_or_else(|| format!("the authority of {signer}s of a {product} is not known"))?;
         // a policy may accept machines without the list: then a server that is away must not delay each validation
         let list = Item::Revoked(product, signer);
-        let revoked = self.der(&list, Patience::UntilFirstFailure, deadline);
         Ok(Fetched {
             leaf: None,
-            intermediate: intermediate?,
-            revoked,
+            intermediate: intermediate.into(),
+            revoked: self.der(&list, Patience::UntilFirstFailure, deadline),
         })
     }
 }
 
 /// Returns the certificate that a report needs.
 fn vcek(report: &Report, product: Product) -> Result<Item, String> {
-    if report.chip_id == [0; 64] {
-        return Err("the host masks the chip in the report, so the machine must send the chip's certificate".into());
-    }
-    let len = match product {
-        Product::Milan | Product::Genoa => 64,
-        Product::Turin => 8,
-    };
     Ok(Item::Vcek {
         product,
-        chip: report.chip_id[..len].into(),
+        chip: report.chip(product)?.into(),
         tcb: report.tcbs(product)?.reported,
     })
 }
@@ -321,9 +310,7 @@ impl Servers {
         let pcs = settings.pcs.as_deref();
         Ok(Servers {
             has_roots: !matches!(&roots, RootCerts::Specific(all) if all.is_empty()),
-            kds: kds
-                .map(|url| https::Server::new(url, &roots).map(Kds))
-                .transpose()?,
+            kds: kds.map(|url| Kds::new(url, &roots)).transpose()?,
             pcs: pcs
                 .map(|url| Pcs::new(url, settings.update, &roots))
                 .transpose()?,
@@ -349,10 +336,6 @@ impl Origin for Servers {
             Item::Vcek { product, chip, tcb } => {
                 let kds = self.kds.as_ref().ok_or_else(offline)?;
                 kds.vcek(*product, chip, tcb, deadline)
-            }
-            Item::Authority(product, signer) => {
-                let kds = self.kds.as_ref().ok_or_else(offline)?;
-                kds.authority(*product, *signer, deadline)
             }
             Item::Revoked(product, signer) => {
                 let kds = self.kds.as_ref().ok_or_else(offline)?;

@@ -5,7 +5,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use collateral::parsers::{
-    Authority, Item, authority, config_map, der_or_digits, issuer_chain, retry_after, signed,
+    Authority, Item, config_map, der_or_digits, issuer_chain, retry_after, signed,
 };
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
     let item = match kind % 10 {
         0 => of_chip(Product::Milan, 64),
         1 => of_chip(Product::Turin, 8),
-        2 => Item::Authority(Product::Milan, Signer::Vcek),
+        2 => Item::Revoked(Product::Milan, Signer::Vcek),
         3 => Item::Revoked(Product::Milan, Signer::Vlek),
         4 => Item::Tdx {
             fmspc: [0xb0, 0xc0, 0x6f, 0, 0, 0],
@@ -48,14 +48,13 @@ fuzz_target!(|bytes: &[u8]| {
             return;
         }
         8 => {
-            let _ = authority(bytes);
             let _ = Authority::of_chain(bytes);
             assert!(der_or_digits(bytes).len() <= bytes.len());
             return;
         }
         _ => {
             if let Ok(object) = serde_json::from_slice(bytes) {
-                let _ = config_map(&object, "ask-milan.der");
+                let _ = config_map(&object, "vcek-milan.crl");
             }
             return;
         }

@@ -14,6 +14,7 @@ use webpki::{CertRevocationList, EndEntityCert, Error, KeyUsage, VerifiedPath};
 
 use super::certificate::Certificate;
 use super::report::Signer;
+use super::tcb::Product;
 use crate::list::List;
 
 /// The name of the list in messages.
@@ -57,6 +58,26 @@ pub struct Fetched {
     pub revoked: Result<Vec<u8>, String>,
 }
 
+/// Returns AMD's certificate of the authority between the root of a product and this key: the program has it.
+pub fn authority(product: Product, signer: Signer) -> Option<&'static [u8]> {
+    let root = match product {
+        Product::Milan => &roots::AMD_MILAN,
+        Product::Genoa => &roots::AMD_GENOA,
+        Product::Turin => &roots::AMD_TURIN,
+    };
+    let subject = authority_name(product, signer);
+    let found = root.between.iter().find(|one| one.subject == subject);
+    found.map(|one| one.der)
+}
+
+/// Returns the common name of the authority of a key.
+fn authority_name(product: Product, signer: Signer) -> String {
+    match signer {
+        Signer::Vcek => format!("SEV-{product}"),
+        Signer::Vlek => format!("SEV-VLEK-{product}"),
+    }
+}
+
 impl Chain<'_> {
     /// Returns the certificate of the key that signs reports if it leads to the root and is valid at this time.
     pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<Certificate, String> {
@@ -68,10 +89,7 @@ impl Chain<'_> {
             ));
         }
         let product = certificate.product;
-        let authority = match signer {
-            Signer::Vcek => format!("SEV-{product}"),
-            Signer::Vlek => format!("SEV-VLEK-{product}"),
-        };
+        let authority = authority_name(product, signer);
         if certificate.issuer != authority {
             return Err(format!(
                 "a {signer} of a {product} is issued by {authority}, not by {}",
