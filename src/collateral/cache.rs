@@ -5,6 +5,7 @@
 //!    ─► absent or ended, and the caller does not wait ─► an error; obtained in the background
 //!                       ─► somebody fetches it ─► wait for the result
 //!                       ─► it failed just now ─► the same failure
+//!                       ─► it is of a chip, and too many wait for chips ─► an error
 //!                       ─► fetch it: store, then server, again after the pauses that the server demands
 //! ```
 
@@ -15,13 +16,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::https::Failure;
-use crate::item::{Content, Item};
+use crate::item::{Content, Item, chip_of};
 use crate::store::Store;
 
-/// Maximum number of items in memory. For a further one, the one that was not used for the longest time goes.
+/// Maximum number of items in memory. For a further one another goes.
 const MAX_ITEMS: usize = 4096;
 /// Maximum number of callers that wait for servers; a further one fails at once. Each is a thread of a service.
 const MAX_WAITING: usize = 256;
+/// Maximum number of callers that wait for certificates of chips. Strangers can name chips, and must not hold up the threads of a service.
+const MAX_WAITING_FOR_CHIPS: usize = 16;
 /// Age in seconds after which an item that can change is fetched again.
 const RENEWED_AFTER: u64 = 86_400;
 /// Time limit of a fetch in the background.
@@ -32,6 +35,10 @@ const UNKNOWN_PAUSE: Duration = Duration::from_secs(300);
 const BAD_PAUSE: Duration = Duration::from_secs(60);
 /// The shortest pause after a failure, so that all who waited for it share it.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Why a caller does not wait for the certificate of a chip.
+const TOO_MANY: &str =
+    "too many validations wait for certificates of chips already: try again in a second";
 
 /// Gets an item from its server, in the form in which it is kept.
 pub trait Origin: Send + Sync {
@@ -80,6 +87,8 @@ struct State {
     slots: HashMap<String, Slot>,
     uses: u64,
     waiting: usize,
+    /// How many callers wait for certificates of chips.
+    waiting_for_chips: usize,
 }
 
 #[derive(Default)]
@@ -190,11 +199,17 @@ impl Cache {
                     "{item}: {waiting} validations wait for servers already"
                 ));
             }
+            let chips = usize::from(is_running && item.is_of_a_chip());
+            if chips > 0 && state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
+                return Err(format!("{item}: {TOO_MANY}"));
+            }
             state.waiting += 1;
             match is_running {
                 true => {
+                    state.waiting_for_chips += chips;
                     let waited = self.changed.wait_timeout(state, left);
                     state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    state.waiting_for_chips -= chips;
                 }
                 false => {
                     drop(state);
@@ -240,7 +255,9 @@ impl Cache {
                 let until = match &failure {
                     Failure::Unknown(_) => now + UNKNOWN_PAUSE,
                     Failure::Bad(_) => now + BAD_PAUSE,
-                    Failure::Later(_, until) => (*until).max(now + SHORTEST_PAUSE),
+                    Failure::Later(_, until) | Failure::Full(_, until) => {
+                        (*until).max(now + SHORTEST_PAUSE)
+                    }
                 };
                 let why = format!("{item} cannot be had: {failure}");
                 slot.failure = Some((why, until));
@@ -257,7 +274,10 @@ impl Cache {
             count(&self.counts.loaded);
             return Ok(kept);
         }
-        let fetched = self.fetch(item, deadline).and_then(|bytes| {
+        let place = item.is_of_a_chip().then(|| self.wait_for_chip());
+        let place = place.transpose();
+        let fetched = place.and_then(|_place| self.fetch(item, deadline));
+        let fetched = fetched.and_then(|bytes| {
             let entry = self.entry(item, &bytes, now).map_err(Failure::Bad)?;
             self.store.save(item, &bytes);
             Ok(entry)
@@ -270,6 +290,16 @@ impl Cache {
             }
         }
         fetched
+    }
+
+    /// Takes one of the places of those who wait for certificates of chips. What is kept needs none.
+    fn wait_for_chip(&self) -> Result<WaitingForChip<'_>, Failure> {
+        let mut state = self.state();
+        if state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
+            return Err(Failure::Full(TOO_MANY.into(), Instant::now()));
+        }
+        state.waiting_for_chips += 1;
+        Ok(WaitingForChip(self))
     }
 
     /// Returns what the store has, if it is what it should be.
@@ -326,17 +356,29 @@ impl State {
         slot
     }
 
-    /// Removes places beyond [`MAX_ITEMS`]: first of items that could not be had, which anybody can name, then those that were not
-    /// used for the longest time.
+    /// Removes places beyond [`MAX_ITEMS`]: first of chips, which anybody can name, and of these first those whose certificate could not be
+    /// had, then those that were not used for the longest time.
     fn shrink(&mut self) {
         while self.slots.len() > MAX_ITEMS {
             let idle = self.slots.iter().filter(|(_, slot)| !slot.is_running);
-            let first = idle.min_by_key(|(_, slot)| (slot.entry.is_some(), slot.last_use));
+            let first = idle.min_by_key(|(name, slot)| {
+                let is_shared = chip_of(name).is_none();
+                (is_shared, slot.entry.is_some(), slot.last_use)
+            });
             let Some(name) = first.map(|(name, _)| name.clone()) else {
                 return;
             };
             self.slots.remove(&name);
         }
+    }
+}
+
+/// One of the places of those who wait for certificates of chips, until it is dropped.
+struct WaitingForChip<'a>(&'a Cache);
+
+impl Drop for WaitingForChip<'_> {
+    fn drop(&mut self) {
+        self.0.state().waiting_for_chips -= 1;
     }
 }
 
@@ -357,4 +399,24 @@ impl Drop for Running<'_> {
 
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chips_take_the_places_of_chips_only() {
+        let mut state = State::default();
+        let chip = |number: usize| format!("vcek-milan-{number:0128x}-0.0.0.0.0.der");
+        state.slot("vcek-milan.crl");
+        for number in 0..MAX_ITEMS + 10 {
+            state.slot(&chip(number));
+        }
+        state.shrink();
+        assert_eq!(state.slots.len(), MAX_ITEMS);
+        assert!(state.slots.contains_key("vcek-milan.crl"));
+        assert!(!state.slots.contains_key(&chip(10)));
+        assert!(state.slots.contains_key(&chip(11)));
+    }
 }

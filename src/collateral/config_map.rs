@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! binaryData:          data:
-//!   ask-milan.der        fetched: {"ask-milan.der":1795406400,..}
+//!   vcek-milan.crl       fetched: {"vcek-milan.crl":1795406400,..}
 //! ```
 
 use std::collections::BTreeMap;
@@ -13,13 +13,15 @@ use base64::prelude::BASE64_STANDARD;
 use kubernetes::client::{CONFIG_MAPS, Client, Collection, Object};
 use serde_json::{Value, json};
 
-use crate::item::{Item, MAX_COLLATERAL};
+use crate::item::{Item, MAX_COLLATERAL, chip_of};
 use crate::store::{Store, Stored};
 
 /// Maximum size of all values in base64 in bytes: an object has at most 1 MiB, and names and times need some of it.
 const MAX_LEN: usize = 768 << 10;
 /// Maximum number of values.
 const MAX_VALUES: usize = 512;
+/// Maximum number of TCBs of one chip: whoever knows a chip can name many.
+const MAX_TCBS: usize = 4;
 /// Time limit of a call: a slow API server must not delay a validation for long.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The key of the times in seconds since 1970 at which the values were fetched.
@@ -86,7 +88,7 @@ pub fn stored(object: &Value, name: &str) -> Option<Stored> {
     (bytes.len() <= MAX_COLLATERAL).then_some(Stored { bytes, fetched })
 }
 
-/// Adds a value, and removes the oldest ones if there are too many.
+/// Adds a value, and removes the oldest ones if there are too many: first certificates of chips, which strangers can name.
 pub fn add(object: &mut Value, name: &str, bytes: &[u8], now: u64) {
     let mut times = times(object);
     let values = object.get("binaryData").and_then(Value::as_object);
@@ -103,12 +105,24 @@ pub fn add(object: &mut Value, name: &str, bytes: &[u8], now: u64) {
             .map(|(name, value)| name.len() + value.len())
             .sum()
     };
+    let age = |name: &String| times.get(name).copied().unwrap_or(0);
+    if let Some(chip) = chip_of(name) {
+        let of_chip = values.keys().filter(|other| chip_of(other) == Some(chip));
+        let mut of_chip: Vec<_> = of_chip.cloned().collect();
+        of_chip.sort_by_key(age);
+        let surplus = of_chip.len().saturating_sub(MAX_TCBS);
+        for oldest in &of_chip[..surplus] {
+            values.remove(oldest);
+        }
+    }
     while values.len() > MAX_VALUES || len(&values) > MAX_LEN {
-        let age = |name: &String| times.get(name).copied().unwrap_or(0);
-        let Some(oldest) = values.keys().min_by_key(|name| age(name)).cloned() else {
+        let first = values
+            .keys()
+            .min_by_key(|name| (chip_of(name).is_none(), age(name)));
+        let Some(first) = first.cloned() else {
             break;
         };
-        values.remove(&oldest);
+        values.remove(&first);
     }
     times.retain(|name, _| values.contains_key(name));
     object["binaryData"] = json!(values);
@@ -147,25 +161,51 @@ mod tests {
         assert_eq!((got.bytes, got.fetched), (value, 20));
         assert!(stored(&object, "tdx-1.json").is_none() && stored(&object, "alien").is_none());
         assert_eq!(object["metadata"]["resourceVersion"], "7");
-        for number in 0..600 {
-            add(&mut object, &format!("vcek-{number}"), b"x", 100 + number);
+    }
+
+    #[test]
+    fn certificates_of_chips_remove_nothing_else() {
+        let mut object = json!({});
+        let shared = ["vcek-milan.crl", "tdx-b0c06f000000-platform.json"];
+        for name in shared {
+            add(&mut object, name, b"x", 1);
+        }
+        let name = |chip: u64, tcb: u64| format!("vcek-milan-{chip:0128x}-0.3.0.8.{tcb}.der");
+        for tcb in 0..20 {
+            add(&mut object, &name(7, tcb), b"x", 50 + tcb);
+        }
+        let of_chip: Vec<u64> = (0..20)
+            .filter(|tcb| stored(&object, &name(7, *tcb)).is_some())
+            .collect();
+        assert_eq!(of_chip, [16, 17, 18, 19]);
+        for chip in 100..700 {
+            add(&mut object, &name(chip, 0), b"x", chip);
         }
         assert_eq!(object["binaryData"].as_object().unwrap().len(), MAX_VALUES);
-        assert!(stored(&object, "vcek-599").is_some() && stored(&object, "vcek-0").is_none());
+        assert!(stored(&object, &name(699, 0)).is_some());
+        assert!(stored(&object, &name(100, 0)).is_none());
+        // they are large
+        for chip in 700..1000 {
+            add(&mut object, &name(chip, 0), &[7; 6 << 10], chip);
+        }
+        for name in shared {
+            assert!(stored(&object, name).is_some(), "{name}");
+        }
+        assert!(stored(&object, &name(999, 0)).is_some());
     }
 
     #[test]
     fn any_object_is_read_and_extended() {
         let mut seed = json!({});
-        add(&mut seed, "ask-milan.der", b"abc", 5);
+        add(&mut seed, "vcek-milan.crl", b"abc", 5);
         for text in mutations(seed.to_string().as_bytes(), 5000) {
             let Ok(mut object) = serde_json::from_slice::<Value>(&text) else {
                 continue;
             };
-            let _ = stored(&object, "ask-milan.der");
+            let _ = stored(&object, "vcek-milan.crl");
             if object.is_object() {
-                add(&mut object, "ask-genoa.der", b"def", 6);
-                assert_eq!(stored(&object, "ask-genoa.der").unwrap().bytes, b"def");
+                add(&mut object, "vcek-genoa.crl", b"def", 6);
+                assert_eq!(stored(&object, "vcek-genoa.crl").unwrap().bytes, b"def");
             }
         }
     }

@@ -22,6 +22,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The longest pause that a server can demand: a wrong value must not stop validations for days.
 const LONGEST_DEMANDED: Duration = Duration::from_secs(3600);
+
 /// A server that this program may ask.
 pub struct Server {
     agent: Agent,
@@ -37,6 +38,29 @@ struct State {
     pause: Option<(Instant, String)>,
     backoff: Backoff,
     running: usize,
+    limit: Option<Limit>,
+}
+
+/// A limit of requests: some at once, and one more after each pause.
+struct Limit {
+    at_once: u32,
+    pause: Duration,
+    /// When as many as at the start may be sent again.
+    full: Instant,
+}
+
+impl Limit {
+    /// Counts one request, or returns when the next one may be sent.
+    fn take(&mut self, now: Instant) -> Result<(), Instant> {
+        let full = self.full.max(now) + self.pause;
+        match full.duration_since(now) <= self.pause * self.at_once {
+            true => {
+                self.full = full;
+                Ok(())
+            }
+            false => Err(full - self.pause * self.at_once),
+        }
+    }
 }
 
 /// What is requested.
@@ -65,13 +89,18 @@ pub enum Failure {
     Unknown(String),
     /// The next attempt may succeed after this time.
     Later(String, Instant),
+    /// This program sends no more such requests for now. It is no use to wait for it: others wait already.
+    Full(String, Instant),
     /// The answer is not usable.
     Bad(String),
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Failure::Unknown(why) | Failure::Later(why, _) | Failure::Bad(why)) = self;
+        let (Failure::Unknown(why)
+        | Failure::Later(why, _)
+        | Failure::Full(why, _)
+        | Failure::Bad(why)) = self;
         f.write_str(why)
     }
 }
@@ -121,8 +150,19 @@ impl Server {
                 pause: None,
                 backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
                 running: 0,
+                limit: None,
             }),
         })
+    }
+
+    /// Limits the requests: this many at once, and one more after each pause.
+    pub fn with_limit(self, at_once: u32, pause: Duration) -> Server {
+        self.state().limit = Some(Limit {
+            at_once,
+            pause,
+            full: Instant::now(),
+        });
+        self
     }
 
     /// Sends one request.
@@ -167,6 +207,16 @@ impl Server {
         if state.running >= MAX_AT_ONCE {
             let why = format!("{}: {MAX_AT_ONCE} requests are running", self.name);
             return Err(Failure::Later(why, now + BUSY));
+        }
+        if let Some(limit) = &mut state.limit
+            && let Err(until) = limit.take(now)
+        {
+            let (pause, seconds) = (limit.pause.as_secs(), (until - now).as_secs() + 1);
+            let why = format!(
+                "{}: so many were asked for that only one request in {pause} s is sent: try again in {seconds} s",
+                self.name
+            );
+            return Err(Failure::Full(why, until));
         }
         state.running += 1;
         Ok(Place(self))
@@ -309,6 +359,30 @@ mod tests {
                 let _ = retry_after(&String::from_utf8_lossy(&value), now);
             }
         }
+    }
+
+    #[test]
+    fn requests_beyond_the_limit_are_sent_one_by_one() {
+        let (now, pause) = (Instant::now(), Duration::from_secs(2));
+        let mut limit = Limit {
+            at_once: 3,
+            pause,
+            full: now,
+        };
+        for _ in 0..3 {
+            assert_eq!(limit.take(now), Ok(()));
+        }
+        for _ in 0..2 {
+            assert_eq!(limit.take(now + pause / 2), Err(now + pause));
+        }
+        assert_eq!(limit.take(now + pause), Ok(()));
+        assert_eq!(limit.take(now + pause), Err(now + pause * 2));
+        // after a long time it is as at the start
+        let later = now + pause * 100;
+        for _ in 0..3 {
+            assert_eq!(limit.take(later), Ok(()));
+        }
+        assert!(limit.take(later).is_err());
     }
 
     #[test]

@@ -87,6 +87,11 @@ impl Item {
         }
     }
 
+    /// Returns whether it is the certificate of a chip.
+    pub fn is_of_a_chip(&self) -> bool {
+        matches!(self, Item::Vcek { .. })
+    }
+
     /// Returns whether a newer one can replace it before it ends.
     pub fn is_renewed(&self) -> bool {
         matches!(self, Item::Revoked(..) | Item::Tdx { .. })
@@ -133,6 +138,13 @@ impl Item {
             }
         }
     }
+}
+
+/// Returns the part of the name of an item that names a chip; `None` if the item is not the certificate of one. Strangers can name chips
+/// and TCBs, so such items never take the place of others.
+pub fn chip_of(name: &str) -> Option<&str> {
+    let stem = name.strip_prefix("vcek-")?.strip_suffix(".der")?;
+    stem.rsplit_once('-').map(|(chip, _tcb)| chip)
 }
 
 impl fmt::Display for Item {

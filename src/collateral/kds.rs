@@ -8,7 +8,7 @@
 //!
 //! Clouds have the certificates of VLEKs, so machines send them. The programs have the authorities.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base::text;
 use hardware::snp::report::Signer;
@@ -30,6 +30,11 @@ const DER: &[&str] = &[
     "application/octet-stream",
     "binary/octet-stream",
 ];
+/// How many certificates of chips are requested at once, and the pause for each further one. Strangers can name chips: without a limit
+/// they make AMD's service refuse this program. A new cluster of many hosts has to fit.
+const CHIPS_AT_ONCE: u32 = 32;
+const PAUSE_OF_CHIPS: Duration = Duration::from_secs(2);
+
 /// A client of the service.
 pub struct Kds {
     /// For certificates of chips. When the service pauses these requests, lists still come.
@@ -41,7 +46,7 @@ impl Kds {
     /// Makes a client of the service at this URL.
     pub fn new(url: &str, roots: &RootCerts) -> Result<Kds, String> {
         Ok(Kds {
-            chips: Server::new(url, roots)?,
+            chips: Server::new(url, roots)?.with_limit(CHIPS_AT_ONCE, PAUSE_OF_CHIPS),
             lists: Server::new(url, roots)?,
         })
     }

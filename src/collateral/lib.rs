@@ -56,7 +56,7 @@ pub mod parsers {
     pub use crate::config_map::stored as config_map;
     pub use crate::describe::parse_described;
     pub use crate::https::retry_after;
-    pub use crate::item::{Authority, Item};
+    pub use crate::item::{Authority, Item, chip_of};
     pub use crate::pcs::{der_or_digits, issuer_chain, signed};
 }
 

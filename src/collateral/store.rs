@@ -1,6 +1,7 @@
 //! Where entries outlive the program: a directory, or one file of collateral. Nothing that comes from there is believed more than
 //! what comes from a server.
 
+use std::borrow::Cow;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -8,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::item::{Item, MAX_COLLATERAL};
+use crate::item::{Item, MAX_COLLATERAL, chip_of};
 
-/// Maximum number of files in a directory. For a further one the oldest is deleted.
+/// Maximum number of files in a directory. For a further one the oldest certificate of a chip is deleted: strangers can name chips.
 const MAX_FILES: usize = 4096;
 /// The beginning of the names of files that are being written.
 const TEMPORARY: &str = ".writing-";
@@ -70,7 +71,7 @@ impl Directory {
         written
     }
 
-    /// Deletes the oldest files beyond [`MAX_FILES`], and what a program that was killed left.
+    /// Deletes the files beyond [`MAX_FILES`], and what a program that was killed left.
     fn tidy(&self) -> io::Result<()> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.0)? {
@@ -85,7 +86,9 @@ impl Directory {
                 files.push((modified, entry.path()));
             }
         }
-        files.sort();
+        files.sort_by_cached_key(|(modified, path): &(SystemTime, PathBuf)| {
+            (chip_of(&file_name(path)).is_none(), *modified)
+        });
         let surplus = files.len().saturating_sub(MAX_FILES);
         files[..surplus]
             .iter()
@@ -95,9 +98,14 @@ impl Directory {
 
 /// Returns whether a file has a name as [`Item::name`] makes it.
 fn is_of_a_cache(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = file_name(path);
+    // earlier versions kept the authorities, too
     let starts = ["vcek-", "vlek-", "ask-", "asvk-", "tdx-"];
     starts.iter().any(|start| name.starts_with(start))
+}
+
+fn file_name(path: &Path) -> Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
 }
 
 impl Store for Directory {
@@ -142,5 +150,38 @@ fn load(path: &Path) -> Option<Stored> {
             log::warn!("cannot read {}: {error}", path.display());
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hardware::snp::report::Signer;
+    use hardware::snp::tcb::{Product, Tcb};
+
+    use super::*;
+
+    #[test]
+    fn certificates_of_chips_remove_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Directory::new(folder.path()).unwrap();
+        let list = Item::Revoked(Product::Milan, Signer::Vcek);
+        store.save(&list, b"list");
+        let file = File::options()
+            .append(true)
+            .open(folder.path().join(list.name()));
+        file.unwrap().set_modified(UNIX_EPOCH).unwrap();
+        for number in 0..MAX_FILES {
+            let name = format!("vcek-milan-{number:0128x}-0.0.0.0.0.der");
+            File::create(folder.path().join(name)).unwrap();
+        }
+        let chip = Item::Vcek {
+            product: Product::Milan,
+            chip: vec![0xff; 64],
+            tcb: Tcb::default(),
+        };
+        store.save(&chip, b"chip");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), MAX_FILES);
+        assert_eq!(store.load(&list).unwrap().bytes, b"list");
+        assert_eq!(store.load(&chip).unwrap().bytes, b"chip");
     }
 }

@@ -663,6 +663,81 @@ fn a_hundred_validations_of_one_chip_make_one_request() {
     assert_eq!(server.targets().len(), 2, "{:?}", server.targets());
 }
 
+/// A stranger names chips, and AMD's service is slow.
+#[test]
+fn unknown_chips_hold_up_a_few_validations_and_no_known_chip() {
+    let gate = Arc::new((Mutex::new(true), Condvar::new()));
+    let at_server = gate.clone();
+    let server = Server::start(move |target| {
+        if target.contains("?blSPL") {
+            let (open, changed) = &*at_server;
+            let guard = open.lock().unwrap();
+            drop(changed.wait_while(guard, |open| !*open).unwrap());
+        }
+        kds(target)
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let first = fetching(kept(&server, folder.path()));
+    verify_milan(&first.snp_certificates(&milan(), Product::Milan).unwrap());
+    *gate.0.lock().unwrap() = false;
+    // the chip is kept, but not in memory
+    let sources = fetching(kept(&server, folder.path()));
+    let mut waiting: Vec<_> = (1..=24)
+        .map(|number| {
+            let sources = sources.clone();
+            let ask = move || sources.snp_certificates(&other_milan(number), Product::Milan);
+            thread::spawn(move || ask().unwrap_err())
+        })
+        .collect();
+    let refused = |all: &[thread::JoinHandle<String>]| {
+        let done = all.iter().filter(|thread| thread.is_finished());
+        done.count()
+    };
+    wait_until("8 of 24 are refused", || refused(&waiting) == 8);
+    verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
+    let list = sources.snp_authority(Product::Turin, Signer::Vcek).unwrap();
+    assert!(list.revoked.is_ok());
+    let (done, still): (Vec<_>, Vec<_>) = waiting.drain(..).partition(|it| it.is_finished());
+    assert_eq!((done.len(), still.len()), (8, 16));
+    for thread in done {
+        let why = thread.join().unwrap();
+        assert!(why.contains("too many validations wait"), "{why}");
+    }
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+    for thread in still {
+        let why = thread.join().unwrap();
+        assert!(why.contains("does not know"), "{why}");
+    }
+}
+
+/// A stranger names one chip after another.
+#[test]
+fn requests_for_chips_are_limited_and_nothing_else_is() {
+    let (amd_server, intel) = (Server::start(kds), Server::start(pcs));
+    let (settings, folder) = amd_and_intel(&amd_server, &intel);
+    let settings = Settings {
+        kept: Kept::Directory(folder.path().join("cache")),
+        ..settings
+    };
+    let first = fetching(settings.clone());
+    verify_milan(&first.snp_certificates(&milan(), Product::Milan).unwrap());
+    let sources = fetching(settings);
+    let ask = |number| {
+        let asked = sources.snp_certificates(&other_milan(number), Product::Milan);
+        asked.unwrap_err()
+    };
+    let refused = (1..=250).find(|number| ask(*number).contains("try again in"));
+    // without a limit, all of them are asked for
+    assert!(refused.is_some());
+    assert!(amd_server.count("?blSPL") < 250);
+    // a chip that is kept, a list, and what others publish
+    verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
+    let list = sources.snp_authority(Product::Turin, Signer::Vcek).unwrap();
+    assert!(list.revoked.is_ok());
+    tdx_collateral(&sources).unwrap();
+}
+
 #[test]
 fn a_pause_for_chips_is_none_for_lists() {
     let server = Server::start(|target| match target.contains("?blSPL") {

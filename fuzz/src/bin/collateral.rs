@@ -5,7 +5,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use collateral::parsers::{
-    Authority, Item, config_map, der_or_digits, issuer_chain, retry_after, signed,
+    Authority, Item, chip_of, config_map, der_or_digits, issuer_chain, retry_after, signed,
 };
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
@@ -48,6 +48,7 @@ fuzz_target!(|bytes: &[u8]| {
             return;
         }
         8 => {
+            assert!(chip_of(&text).is_none_or(|chip| text.contains(chip)));
             let _ = Authority::of_chain(bytes);
             assert!(der_or_digits(bytes).len() <= bytes.len());
             return;
