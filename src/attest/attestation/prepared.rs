@@ -1,7 +1,8 @@
 //! Machines whose cloud keeps the attestation key at a persistent handle of the TPM, and whose instance info stays the same until they
 //! reboot.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -26,10 +27,16 @@ pub trait Source: Send + Sync {
     fn add_present(&self, _info: &mut Self::Info) {}
 }
 
-/// A machine that keeps its instance info.
-pub struct Prepared<S: Source> {
+/// A machine that keeps its instance info. Only the first one is waited for: what was missing is asked for again in the background, as each
+/// proof, also one for a stranger, comes by here.
+pub struct Prepared<S: Source>(Arc<Shared<S>>);
+
+struct Shared<S: Source> {
     source: S,
+    /// Never held while the source is asked.
     known: Mutex<Option<Known<S::Info>>>,
+    /// Held while the source is asked. It has the last failure: those who waited meanwhile share it.
+    asking: Mutex<Option<(Instant, IssueError)>>,
 }
 
 struct Known<T> {
@@ -38,43 +45,101 @@ struct Known<T> {
     ask_again: Option<Instant>,
 }
 
-impl<S: Source> Prepared<S> {
+impl<S: Source + 'static> Prepared<S> {
     /// Makes a machine with this source.
     pub fn new(source: S) -> Prepared<S> {
-        Prepared {
+        Prepared(Arc::new(Shared {
             source,
             known: Mutex::default(),
+            asking: Mutex::default(),
+        }))
+    }
+
+    /// Asks for what is missing if it is time; does not wait for it.
+    fn renew(&self, location: &tpm::Location) {
+        if !self.0.is_due() {
+            return;
+        }
+        let (shared, location) = (self.0.clone(), location.clone());
+        let work = move || shared.ask_again(&location);
+        let thread = thread::Builder::new().name("instance-info".into());
+        if let Err(error) = thread.spawn(work) {
+            log::warn!("cannot start a thread: {error}");
         }
     }
 }
 
-impl<S: Source> Machine for Prepared<S> {
-    fn oid(&self) -> Oid {
-        S::OID
+impl<S: Source> Shared<S> {
+    fn known(&self) -> MutexGuard<'_, Option<Known<S::Info>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn key_source(&self) -> KeySource {
-        KeySource::Persistent(KEY_HANDLE)
-    }
-
-    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = |known: &Known<_>| known.ask_again.is_some_and(|at| at <= Instant::now());
-        if known.as_ref().is_none_or(is_due) {
-            let (info, is_complete) = self.source.info(location)?;
-            let ask_again = (!is_complete).then(|| Instant::now() + ASK_AGAIN);
-            *known = Some(Known { info, ask_again });
+    /// Asks for the first instance info, or waits for the one who does.
+    fn ask_first(&self, location: &tpm::Location) -> Result<(), IssueError> {
+        let arrived = Instant::now();
+        let mut failure = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.known().is_some() {
+            return Ok(());
         }
-        Ok(())
+        if let Some((_, error)) = failure.as_ref().filter(|(at, _)| *at >= arrived) {
+            return Err(error.clone());
+        }
+        match self.source.info(location) {
+            Ok((info, is_complete)) => {
+                self.keep(info, is_complete);
+                Ok(())
+            }
+            Err(error) => {
+                *failure = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
     }
 
-    fn instance_info(
-        &self,
-        _tpm: &mut Tpm,
-        _extra_data: &[u8; 32],
-    ) -> Result<Option<Vec<u8>>, IssueError> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut info) = known.as_ref().map(|known| known.info.clone()) else {
+    /// Returns whether something is missing and it is time to ask for it; then it is not for the next pause.
+    fn is_due(&self) -> bool {
+        let (mut known, now) = (self.known(), Instant::now());
+        let ask_again = known.as_mut().and_then(|known| known.ask_again.as_mut());
+        match ask_again {
+            Some(at) if *at <= now => {
+                *at = now + ASK_AGAIN;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Asks again, unless somebody does already. What is known stays until there is more.
+    fn ask_again(&self, location: &tpm::Location) {
+        let _asking = match self.asking.try_lock() {
+            Ok(asking) => asking,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        match self.source.info(location) {
+            // what lacks more of the certificates is shorter
+            Ok((info, is_complete)) if is_complete || self.len() <= len(&info) => {
+                self.keep(info, is_complete);
+            }
+            Ok(_) => {}
+            Err(error) => log::warn!("the instance info stays incomplete: {error}"),
+        }
+    }
+
+    fn keep(&self, info: S::Info, is_complete: bool) {
+        let ask_again = (!is_complete).then(|| Instant::now() + ASK_AGAIN);
+        *self.known() = Some(Known { info, ask_again });
+    }
+
+    /// Returns the length of what is known.
+    fn len(&self) -> usize {
+        self.known().as_ref().map_or(0, |known| len(&known.info))
+    }
+
+    /// Returns what is known, with what changes while the machine runs.
+    fn present(&self) -> Result<Option<Vec<u8>>, IssueError> {
+        let info = self.known().as_ref().map(|known| known.info.clone());
+        let Some(mut info) = info else {
             return Ok(None);
         };
         self.source.add_present(&mut info);
@@ -84,7 +149,167 @@ impl<S: Source> Machine for Prepared<S> {
     }
 }
 
+/// Returns the length of an instance info in a document.
+fn len(info: &impl Serialize) -> usize {
+    serde_json::to_vec(info).map_or(0, |text| text.len())
+}
+
+impl<S: Source + 'static> Machine for Prepared<S> {
+    fn oid(&self) -> Oid {
+        S::OID
+    }
+
+    fn key_source(&self) -> KeySource {
+        KeySource::Persistent(KEY_HANDLE)
+    }
+
+    fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
+        if self.0.known().is_none() {
+            return self.0.ask_first(location);
+        }
+        self.renew(location);
+        Ok(())
+    }
+
+    fn instance_info(
+        &self,
+        _tpm: &mut Tpm,
+        _extra_data: &[u8; 32],
+    ) -> Result<Option<Vec<u8>>, IssueError> {
+        self.0.present()
+    }
+}
+
 /// Returns the Name of the attestation key of this machine.
 pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
     vtpm::key_name(location, KeySource::Persistent(KEY_HANDLE))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    type Answer = Result<(String, bool), IssueError>;
+
+    /// Answers when the test says so.
+    struct Slow {
+        answers: Mutex<Receiver<Answer>>,
+        asked: Arc<AtomicUsize>,
+    }
+
+    impl Source for Slow {
+        type Info = String;
+        const OID: Oid = &[];
+
+        fn info(&self, _location: &tpm::Location) -> Answer {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            self.answers.lock().unwrap().recv().unwrap()
+        }
+    }
+
+    struct Host {
+        machine: Prepared<Slow>,
+        answer: Sender<Answer>,
+        asked: Arc<AtomicUsize>,
+        location: tpm::Location,
+    }
+
+    impl Host {
+        fn new() -> Host {
+            let (answer, answers) = channel();
+            let asked = Arc::new(AtomicUsize::new(0));
+            let source = Slow {
+                answers: Mutex::new(answers),
+                asked: asked.clone(),
+            };
+            Host {
+                machine: Prepared::new(source),
+                answer,
+                asked,
+                location: "device:/dev/null".parse().unwrap(),
+            }
+        }
+
+        fn prepare(&self) -> Result<(), IssueError> {
+            self.machine.prepare(&self.location)
+        }
+
+        fn present(&self) -> String {
+            let text = self.machine.0.present().unwrap().unwrap();
+            serde_json::from_slice(&text).unwrap()
+        }
+
+        /// Makes what is missing due now.
+        fn make_due(&self) {
+            let mut known = self.machine.0.known();
+            let ask_again = &mut known.as_mut().unwrap().ask_again;
+            *ask_again = ask_again.map(|_| Instant::now());
+        }
+
+        fn asked(&self) -> usize {
+            self.asked.load(Ordering::SeqCst)
+        }
+
+        /// Waits until something is so; the limit is for a machine under load.
+        fn wait_until(&self, is_so: impl Fn(&Host) -> bool) {
+            let limit = Instant::now() + Duration::from_secs(60);
+            while !is_so(self) {
+                assert!(Instant::now() < limit);
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    #[test]
+    fn no_proof_waits_for_what_is_missing_and_a_failure_takes_nothing_away() {
+        let host = Host::new();
+        host.answer.send(Ok(("half".into(), false))).unwrap();
+        host.prepare().unwrap();
+        for answer in [
+            Err(IssueError("nobody answers".into())),
+            Ok(("-".into(), false)),
+        ] {
+            let before = host.asked();
+            host.make_due();
+            // the source is asked once, and does not answer yet
+            host.prepare().unwrap();
+            host.wait_until(|host| host.asked() > before);
+            for _ in 0..10 {
+                host.prepare().unwrap();
+                assert_eq!(host.present(), "half");
+            }
+            host.answer.send(answer).unwrap();
+            host.wait_until(|host| host.machine.0.asking.try_lock().is_ok());
+            assert_eq!(host.present(), "half");
+            assert_eq!(host.asked(), before + 1);
+        }
+        host.answer.send(Ok(("whole".into(), true))).unwrap();
+        host.make_due();
+        host.prepare().unwrap();
+        host.wait_until(|host| host.present() == "whole");
+        host.make_due();
+        host.prepare().unwrap();
+        assert_eq!(host.asked(), 4);
+    }
+
+    #[test]
+    fn those_who_wait_for_the_first_answer_share_it() {
+        let host = Host::new();
+        let failed = || Err(IssueError("nobody answers".into()));
+        let prepared: Vec<_> = thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| host.prepare())).collect();
+            host.wait_until(|host| host.asked() > 0);
+            thread::sleep(Duration::from_millis(200));
+            // one that comes later asks for itself
+            for _ in 0..8 {
+                host.answer.send(failed()).unwrap();
+            }
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(prepared.iter().all(Result::is_err));
+        assert!(host.asked() < 8, "{}", host.asked());
+    }
 }
