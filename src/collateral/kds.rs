@@ -10,7 +10,6 @@
 
 use std::time::{Duration, Instant};
 
-use base::text;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
 use ureq::tls::RootCerts;
