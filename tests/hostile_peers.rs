@@ -1252,7 +1252,7 @@ const IPV6: [&str; 4] = ["fd00::1", "fd00:0:0:1::1", "fd00:0:0:1::2", "fd00:0:0:
 #[test]
 fn two_addresses_of_one_ipv6_64_share_the_places_of_one_peer() {
     let add = IPV6
-        .map(|address| format!("ip address add {address}/128 dev lo"))
+        .map(|address| format!("ip address add {address}/128 dev lo nodad"))
         .join(" && ");
     let output = Command::new("unshare")
         .args([

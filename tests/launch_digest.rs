@@ -317,7 +317,11 @@ fn what_a_launch_digest_lacks_is_named() {
             "bit 0 is SEV-SNP",
         ),
         (&with_both, &["--cmdline", "quiet"], "the firmware alone"),
-        (&with_both, &["--tdx-firmware", DEBIAN], "the only thing"),
+        (
+            &with_both,
+            &["--tdx-firmware", DEBIAN],
+            "neither a TPM nor SEV-SNP",
+        ),
         (&[], &["--vcpus", "2"], "--vcpus belongs to --snp-firmware"),
     ] {
         let (code, said, errors) = measure(&[given, more].concat());

@@ -1,7 +1,7 @@
 //! `aws-nitro-tpm`: the identity of the instance, and attestation documents. An authority of the tests signs them in the place of AWS's
 //! hypervisor; how a machine asks for them is in `nitro_machine`.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,6 @@ use attest::attestation::{Issuer, vtpm};
 use attest::tpm::Tpm;
 use collateral::{Caller, Fetching, Settings};
 use common::cloud_server::{self, Answer};
-use common::setting::Setting;
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair};
@@ -428,54 +427,6 @@ fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
             "{code}, expected {why}:\n{said}"
         );
     }
-}
-
-#[test]
-fn a_join_service_asks_ec2_with_the_role_of_its_machine() {
-    const ROLES: &str = "GET /latest/meta-data/iam/security-credentials/";
-    let (cloud, machine, authority) = (CloudTpm::start(), host(), Authority::new());
-    let hypervisor = Hypervisor::new(&authority, &good(), |_| ());
-    let issuer = issuer(&cloud, &machine, Some(hypervisor));
-    // the machine of the service has a role
-    let of_service = host();
-    of_service.set(
-        "GET /latest/dynamic/instance-identity/document",
-        br#"{"instanceId":"i-1","region":"eu-central-1","availabilityZone":"eu-central-1a"}"#,
-    );
-    of_service.set(ROLES, b"control-plane");
-    let credentials = json!({"AccessKeyId": "ASIA", "SecretAccessKey": "secret", "Token": "session", "Expiration": "2099-01-01T00:00:00Z"});
-    let role = format!("{ROLES}control-plane");
-    of_service.set(&role, credentials.to_string().as_bytes());
-
-    let setting = Setting::new();
-    let mut own = with_list(demands(&authority, "0"), "accounts", "123456789012");
-    own["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
-    let policy = setting.file("config/attestationConfig", own.to_string());
-    let call = |number, owner| {
-        let (api, requests) = api(owner);
-        let place = format!("{},ec2={api}", of_service.url());
-        let arguments = [
-            "--attestation-variant",
-            VARIANT.name,
-            "--cloud-provider",
-            "aws",
-            "--metadata",
-            &place,
-        ];
-        let nobody = SocketAddr::new(setting.host(number), 9000);
-        let service = setting.join_service_with(number, nobody, &policy, &arguments);
-        let address = SocketAddr::new(setting.host(number), 30090);
-        let soon = Instant::now() + Duration::from_secs(60);
-        let socket = TcpStream::connect(address).unwrap();
-        let node = atls::Client::new(Some(issuer.clone()), vec![]);
-        let connected = node.connect(socket, soon).map(drop);
-        (connected, requests.load(Ordering::SeqCst), service)
-    };
-    let (connected, requests, service) = call(3, "123456789012");
-    assert!(connected.is_ok() && requests == 1, "{}", service.output());
-    let (connected, requests, service) = call(4, "210987654321");
-    assert!(connected.is_err() && requests == 1, "{}", service.output());
-    service.expect("account of the machine is \"210987654321\"");
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn judge(further: &Value, sources: &Arc<dyn Sources>) -> Result<Arc<dyn Validato
 /// Returns a correct machine.
 pub fn correct() -> Correct {
     let machine = Machine::start(|_| (), |_| ());
-    let policy = json!({"amdRootKey": pem("ark")});
+    let policy = json!({"amdRootKey": pem("ark"), "snp": {"idKeys": ["cc".repeat(48)]}});
     Correct::new(&VARIANT, machine.issuer(), policy, machine)
 }
 

@@ -134,7 +134,8 @@ pub fn shown() -> Value {
     let report = Report::new(&source, &demand, Some(&presented), Ok(verdict));
     let report = assert_documented("verify", &report.json());
     assert_eq!(report["verdict"], "proven", "{report:#}");
-    assert_eq!(report["believed"], "endorsed");
+    // the policy does not know the paravisor
+    assert_eq!(report["believed"], "any key");
     report["platform"].clone()
 }
 

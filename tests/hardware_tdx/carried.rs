@@ -223,7 +223,7 @@ fn collateral_that_is_wrong_in_one_thing_is_refused_by_its_name() {
         ),
         (
             json(Parts::default().sign(&[0; 64]).collateral),
-            "the TCB information signer's certificate: InvalidSignature",
+            "the TCB information signer's certificate: it does not lead to the root",
         ),
         (
             b"{}".to_vec(),

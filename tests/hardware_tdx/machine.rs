@@ -228,7 +228,7 @@ fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy()
         (judged(same, "", of_others), "does not lead to the root"),
         (
             judged(|it| it.issuer_of_pck = "root", "", None),
-            "does not lead to the root",
+            "another place in the chain",
         ),
         (
             judged(|it| it.other_pck = true, "", None),

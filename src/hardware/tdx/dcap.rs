@@ -457,7 +457,7 @@ fn in_words(error: &webpki::Error) -> String {
         UnknownRevocationStatus => {
             "no list of revoked certificates (CRL) is of its authority".into()
         }
-        UnknownIssuer => "it does not lead to the root".into(),
+        UnknownIssuer | InvalidSignatureForPublicKey => "it does not lead to the root".into(),
         error => text::of_error(error),
     }
 }
