@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use super::state::hex;
 use super::usage::Given;
 use super::{launch_digest, measure_image};
-use attest::attestation::{Policy, Registers, gcp_sev_snp, qemu_tdx};
+use attest::attestation::variant::{self, Variant};
+use attest::attestation::{Policy, Registers};
 use base::program::Failure;
 use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root, Snp, Tdx};
 
@@ -71,17 +72,13 @@ pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Failure
         true => given.parsed("vcpus", launch_digest::processors)?,
         false => vec![],
     };
-    let variant = given.text("attestation-variant")?;
-    let registers = [
-        (qemu_tdx::VARIANT.name, Registers::Rtmrs),
-        (gcp_sev_snp::VARIANT.name, Registers::Pcrs),
-    ];
-    let of_variant = registers.into_iter().find(|(name, _)| *name == variant);
-    let registers = match (of_variant, processors.is_empty(), memory) {
-        (Some((_, registers)), ..) => Some(registers),
-        (None, false, _) => Some(Registers::Pcrs),
-        (None, true, Some(_)) => Some(Registers::Rtmrs),
-        (None, true, None) => None,
+    let variant = given.parsed("attestation-variant", Variant::named)?;
+    let is_of_google = has_tdx(variant) || has_snp(variant);
+    let registers = match (is_of_google, processors.is_empty(), memory) {
+        (true, ..) => Some(variant.registers),
+        (false, false, _) => Some(Registers::Pcrs),
+        (false, true, Some(_)) => Some(Registers::Rtmrs),
+        (false, true, None) => None,
     };
     Ok(Some(Options {
         file: file.into(),
@@ -91,6 +88,16 @@ pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Failure
         memory,
         registers,
     }))
+}
+
+/// Returns whether machines of this variant have TDX and no TPM, as Google's can.
+fn has_tdx(variant: &Variant) -> bool {
+    variant.registers == Registers::Rtmrs
+}
+
+/// Returns whether machines of this variant have SEV-SNP, and Google says whose they are.
+fn has_snp(variant: &Variant) -> bool {
+    variant.judges("snp") && variant.judges("cloud.projects")
 }
 
 /// What Google endorses, and what of it the operator wants.
@@ -168,10 +175,14 @@ impl Endorsed<'_> {
             (None, None, Some(_)) => Registers::Rtmrs,
             (None, None, None) => return Err(self.wrong("it has nothing for SEV-SNP and TDX")),
             (None, Some(_), Some(_)) => {
+                let named = |is_it: fn(&Variant) -> bool| {
+                    let found = variant::ALL.iter().find(|variant| is_it(variant));
+                    found.map_or("", |variant| variant.name)
+                };
                 return Err(Failure::Usage(format!(
                     "--{OPTION}: it is for SEV-SNP and for TDX: give --attestation-variant {} or {}",
-                    gcp_sev_snp::VARIANT.name,
-                    qemu_tdx::VARIANT.name
+                    named(has_snp),
+                    named(has_tdx)
                 )));
             }
         };
