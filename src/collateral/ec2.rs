@@ -49,6 +49,15 @@ pub struct Caller {
     pub variables: Variables,
 }
 
+impl Caller {
+    /// Takes the places of the services from the metadata service of this cloud, if it is AWS.
+    pub fn take_place(&mut self, cloud: &str, place: Option<&str>) {
+        if cloud.eq_ignore_ascii_case(cloud::aws::CLOUD.name) {
+            self.place = place.map(str::to_owned);
+        }
+    }
+}
+
 impl Default for Caller {
     /// The usual places, and the variables of this program.
     fn default() -> Caller {

@@ -173,9 +173,9 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         let config = self::kubernetes(kubeconfig.as_deref()).ok()??;
         Some(client::Client::new(config, &Stop::new()))
     })?;
-    // the places of AWS are the same for what the service asks about itself and about others
-    if let (Some(ec2), "aws") = (&mut collateral.ec2, &*cloud.to_ascii_lowercase()) {
-        ec2.place = url.map(str::to_owned);
+    // the places are the same for what the service asks about itself and about others
+    if let Some(ec2) = &mut collateral.ec2 {
+        ec2.take_place(&cloud, url);
     }
     let collateral = Fetching::new(collateral).map_err(Failure::failed)?;
     let (key_service, key_auth) = keys.finish(variant, &config_dir, Some(&collateral))?;
