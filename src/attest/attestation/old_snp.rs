@@ -7,10 +7,12 @@
 //!
 //! `firmwareSignerConfig` is Azure's. Beside them, `"snp":{..}` has what only we demand.
 
+use base::text;
 use hardware::json::{Digits, is_default};
 use hardware::snp::demands;
 use hardware::snp::tcb::Tcb;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The demands. An absent one demands nothing. Versions that say `latest` are refused: the old system's tool replaces them by numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,8 +48,8 @@ pub struct Demands {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FirmwareSigner {
-    /// SHA-384 of the accepted ID keys.
-    #[serde(default)]
+    /// SHA-384 of the accepted ID keys: a list; in old policies also one of them alone.
+    #[serde(default, deserialize_with = "one_or_several")]
     pub accepted_key_digests: Vec<Digits<48>>,
     /// What happens with another key.
     pub enforcement_policy: Enforcement,
@@ -56,18 +58,58 @@ pub struct FirmwareSigner {
     pub maa_url: String,
 }
 
-/// What happens if the firmware has another signer than the accepted ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// What happens if the firmware has another signer than the accepted ones. Upper and lower case count as the same; old policies have
+/// `true` for `Equal`, and `false` for `WarnOnly`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Enforcement {
     /// The machine is refused.
-    #[serde(alias = "equal")]
     Equal,
     /// The machine is refused, as nobody asks Microsoft's attestation service.
-    #[serde(rename = "MAAFallback", alias = "maafallback")]
+    #[serde(rename = "MAAFallback")]
     MaaFallback,
     /// The machine is accepted with a warning.
-    #[serde(alias = "warnonly")]
     WarnOnly,
+}
+
+impl<'de> Deserialize<'de> for Enforcement {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Enforcement, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "expected Equal, MAAFallback or WarnOnly")]
+        enum Form {
+            Old(bool),
+            Word(String),
+        }
+        let word = match Form::deserialize(deserializer)? {
+            Form::Old(true) => return Ok(Enforcement::Equal),
+            Form::Old(false) => return Ok(Enforcement::WarnOnly),
+            Form::Word(word) => word,
+        };
+        match word.to_ascii_lowercase().as_str() {
+            "equal" => Ok(Enforcement::Equal),
+            "maafallback" => Ok(Enforcement::MaaFallback),
+            "warnonly" => Ok(Enforcement::WarnOnly),
+            _ => Err(D::Error::custom(format!(
+                "enforcementPolicy: expected Equal, MAAFallback or WarnOnly, got {}",
+                text::quoted(&word, 40)
+            ))),
+        }
+    }
+}
+
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Digits<48>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(
+        untagged,
+        expecting = "acceptedKeyDigests: expected 96 hexadecimal digits, or a list of such"
+    )]
+    enum Form {
+        One(Digits<48>),
+        Several(Vec<Digits<48>>),
+    }
+    Ok(match Form::deserialize(deserializer)? {
+        Form::One(one) => vec![one],
+        Form::Several(several) => several,
+    })
 }
 
 impl Demands {
@@ -106,6 +148,51 @@ impl Demands {
             Enforcement::MaaFallback => Err(format!(
                 "{why}, and no program asks Microsoft's attestation service (MAAFallback)"
             )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signer_of_the_firmware_is_read_in_each_form_of_the_old_system() {
+        let digest = "0a".repeat(48);
+        let read = |digests: &str, enforcement: &str| {
+            serde_json::from_str::<FirmwareSigner>(&format!(
+                r#"{{"acceptedKeyDigests":{digests},"enforcementPolicy":{enforcement},"maaURL":""}}"#
+            ))
+        };
+        let list = format!("[\"{digest}\"]");
+        for (given, expected) in [
+            ("\"Equal\"", Enforcement::Equal),
+            ("\"EQUAL\"", Enforcement::Equal),
+            ("true", Enforcement::Equal),
+            ("\"MAAFallback\"", Enforcement::MaaFallback),
+            ("\"maafallback\"", Enforcement::MaaFallback),
+            ("\"WarnOnly\"", Enforcement::WarnOnly),
+            ("false", Enforcement::WarnOnly),
+        ] {
+            let signer = read(&list, given).unwrap();
+            assert_eq!(signer.enforcement_policy, expected, "{given}");
+            let same = read(&list, &serde_json::to_string(&expected).unwrap()).unwrap();
+            assert_eq!(same, signer);
+        }
+        assert_eq!(
+            serde_json::to_string(&Enforcement::MaaFallback).unwrap(),
+            "\"MAAFallback\""
+        );
+        let alone = read(&format!("\"{digest}\""), "true").unwrap();
+        assert_eq!(alone, read(&list, "true").unwrap());
+        for (digests, enforcement, why) in [
+            (&*list, "\"Never\"", "got \"Never\""),
+            (&list, "1", "expected Equal"),
+            ("[\"0a\"]", "true", "96 hexadecimal digits"),
+            ("7", "true", "96 hexadecimal digits"),
+        ] {
+            let error = read(digests, enforcement).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
         }
     }
 }
