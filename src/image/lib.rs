@@ -1,5 +1,5 @@
-//! The register values that a TPM or a TDX machine will have after a machine boots an image, computed from the image alone: what the firmware (OVMF),
-//! systemd-boot, systemd-stub, the kernel and systemd's units measure. `docs/measure.md` lists it.
+//! The register values that a TPM or a TDX machine will have after a boot of an image, computed from the image alone: what the firmware
+//! (OVMF), systemd-boot, systemd-stub, the kernel and systemd's units measure. `docs/measure.md` lists it.
 //!
 //! [`Image`] is what boots. It gives a [`Log`] for each of the [`Conditions`] of a boot, and for each register the [`Case`]s: which
 //! value it has when, or why its value cannot be known.

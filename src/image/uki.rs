@@ -11,8 +11,8 @@ use base::boot;
 /// The oldest version of systemd-stub whose rules are here, and the newest that was compared.
 const OLDEST: u32 = 252;
 const NEWEST: u32 = 262;
-/// The versions from which on the stub measures on TDX machines, too, adds the operating system's description to the initrd, starts the kernel without the firmware,
-/// adds a secret of the machine to the initrd and a console to the command line, and leaves a read-only random seed alone.
+/// The versions from which on the stub measures on TDX machines, too, adds the operating system's description to the initrd, starts
+/// the kernel without the firmware, adds a secret of the machine to the initrd and a console to the command line, and leaves a read-only random seed alone.
 const MEASURES_ON_TDX: u32 = 256;
 const ADDS_OS_RELEASE: u32 = 257;
 const STARTS_KERNEL: u32 = 258;

@@ -152,7 +152,8 @@ fn compare(pcr: u32, value: &[u8], expected: &[u8]) -> Option<String> {
     ))
 }
 
-/// Returns the locality with which PCR 0 starts if an event says it (TCG_EfiStartupLocalityEvent). It counts only before the first extension of PCR 0.
+/// Returns the locality with which PCR 0 starts if an event says it (TCG_EfiStartupLocalityEvent). It counts only before the first
+/// extension of PCR 0.
 pub fn startup_locality(event: &Event<'_>) -> Option<u8> {
     let is_of_start = event.kind == EV_NO_ACTION && event.pcr == 0;
     match event.data.strip_prefix(STARTUP_LOCALITY) {

@@ -29,7 +29,8 @@ pub trait Sources: Send + Sync {
     }
 
     /// Returns the certificates of the chip that a report names, for a machine that did not send its chip's. Nothing of the report is
-    /// verified, so anybody can name any chip; a validator has compared what the report says with its demands. A report of version 2 does not tell its product, so the caller names it.
+    /// verified, so anybody can name any chip; a validator has compared what the report says with its demands. A report of version 2 does
+    /// not tell its product, so the caller names it.
     fn snp_certificates(&self, _report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
         Err(format!(
             "this program fetches no certificates of AMD's chips, and the machine, a {product}, sent none"
