@@ -221,6 +221,19 @@ impl Cache {
         }
     }
 
+    /// Returns an item that is valid in memory, and renews it in the background if it is due. Nothing else is fetched, and a name that is not
+    /// known takes no room: strangers can make names up.
+    pub fn at_hand(self: &Arc<Self>, item: &Item) -> Option<Arc<Entry>> {
+        let (name, now) = (item.name(), (self.clock)());
+        let state = self.state();
+        let entry = state.slots.get(&name)?.entry.as_ref();
+        let is_valid = entry.is_some_and(|entry| entry.is_valid(now));
+        drop(state);
+        is_valid
+            .then(|| self.get(item, Patience::None, Instant::now()).ok())
+            .flatten()
+    }
+
     /// Returns the age in seconds of the oldest valid item that can change; `None` without one.
     pub fn oldest(&self) -> Option<u64> {
         let now = (self.clock)();

@@ -224,14 +224,18 @@ impl Sources for Fetching {
     }
 
     fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
-        let item = Item::Tdx {
-            fmspc: named_platform(quote)?.fmspc,
-            authority: Authority::of_chain(quote.pck_chain)?,
-        };
+        let item = of_platform(quote)?;
         let deadline = Instant::now() + self.time;
         match &self.entry(&item, Patience::Full, deadline)?.content {
             Content::Tdx(collateral) => Ok(collateral.clone()),
             Content::Der(_) => Err(format!("{item} is not JSON")),
+        }
+    }
+
+    fn tdx_collateral_at_hand(&self, quote: &Quote<'_>) -> Option<Arc<Collateral>> {
+        match &self.cache.at_hand(&of_platform(quote).ok()?)?.content {
+            Content::Tdx(collateral) => Some(collateral.clone()),
+            Content::Der(_) => None,
         }
     }
 
@@ -284,6 +288,14 @@ impl Fetching {
             revoked: self.der(&list, Patience::UntilFirstFailure, deadline),
         })
     }
+}
+
+/// Returns the collateral that a quote needs.
+fn of_platform(quote: &Quote<'_>) -> Result<Item, String> {
+    Ok(Item::Tdx {
+        fmspc: named_platform(quote)?.fmspc,
+        authority: Authority::of_chain(quote.pck_chain)?,
+    })
 }
 
 /// Returns the certificate that a report needs.

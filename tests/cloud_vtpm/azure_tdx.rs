@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use attest::attestation::azure_tdx::{AzureTdxMachine, VARIANT, validator};
 use attest::attestation::prepared::Prepared;
 use attest::attestation::sources::Sources;
-use attest::attestation::{Issuer, Policy, Validator, hcl, vtpm};
+use attest::attestation::{Issuer, Policy, Validator, hcl, td, vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use cli::verify::Source;
@@ -34,6 +34,14 @@ const REPORT_DATA: usize = 32 + 128;
 struct Collected(Arc<Collateral>);
 
 impl Sources for Collected {
+    fn fetches(&self) -> bool {
+        true
+    }
+
+    fn tdx_collateral_at_hand(&self, _quote: &Quote<'_>) -> Option<Arc<Collateral>> {
+        Some(self.0.clone())
+    }
+
     fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
         Ok(self.0.clone())
     }
@@ -80,15 +88,18 @@ impl Machine {
     }
 
     fn validator(&self, further: &Value) -> Arc<dyn Validator> {
-        self.judge(policy(further))
+        self.judge(self.trusting(&policy(further)))
     }
 
-    /// Returns the validator of a policy under Intel's root of the tests.
+    /// Returns the policy with Intel's root of the tests.
+    pub fn trusting(&self, policy: &Policy) -> Policy {
+        self.signed.trusting(policy)
+    }
+
+    /// Returns the validator of a policy.
     pub fn judge(&self, policy: Policy) -> Arc<dyn Validator> {
-        let sources: Arc<dyn Sources> =
-            Arc::new(Collected(Arc::new(self.signed.collateral.clone())));
-        let (verifier, clock) = (self.signed.verifier(), || JULY_2025);
-        Arc::new(validator(verifier, clock, Arc::new(policy), &sources))
+        let collateral = Arc::new(self.signed.collateral.clone());
+        judge_with(policy, Arc::new(Collected(collateral)))
     }
 
     fn refusal(&self, further: &Value) -> String {
@@ -96,6 +107,13 @@ impl Machine {
         let refused = self.validator(further).identify(&document, NONCE);
         refused.unwrap_err().to_string()
     }
+}
+
+/// Returns the validator of a policy at a time at which the collateral of the tests is valid.
+fn judge_with(policy: Policy, sources: Arc<dyn Sources>) -> Arc<dyn Validator> {
+    let policy = Arc::new(policy);
+    let hardware = td::Hardware::new(&policy, &sources).unwrap();
+    Arc::new(validator(policy, hardware.with_clock(|| JULY_2025)))
 }
 
 fn policy(further: &Value) -> Policy {
@@ -170,9 +188,8 @@ fn a_machine_is_proved_by_the_quote_of_its_hardware() {
         .to_string();
     assert!(error.contains("another connection"), "{error}");
     // Intel's root did not sign this
-    let sources = attest::attestation::sources::offline();
-    let error = (VARIANT.validator)(policy(&json!({})), &sources).unwrap();
-    let error = error.identify(&document, NONCE).unwrap_err().to_string();
+    let intel = machine.judge(policy(&json!({})));
+    let error = intel.identify(&document, NONCE).unwrap_err().to_string();
     assert!(error.contains("does not lead to the root"), "{error}");
 }
 
@@ -230,6 +247,10 @@ fn evidence_with_one_fault_is_refused_by_name() {
 struct Asked(AtomicBool);
 
 impl Sources for Asked {
+    fn fetches(&self) -> bool {
+        true
+    }
+
     fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
         self.0.store(true, Ordering::SeqCst);
         Err("nothing is here".into())
@@ -256,9 +277,7 @@ fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy()
         let machine = Machine::start(&parts, |_| ());
         let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
         let asked = Arc::new(Asked::default());
-        let sources: Arc<dyn Sources> = asked.clone();
-        let (verifier, policy) = (machine.signed.verifier(), Arc::new(policy(&demands)));
-        let judge = validator(verifier, || JULY_2025, policy, &sources);
+        let judge = judge_with(machine.trusting(&policy(&demands)), asked.clone());
         let error = judge.identify(&document, NONCE).unwrap_err().to_string();
         assert!(error.contains(why), "{error}, expected {why}");
         let is_asked = asked.0.load(Ordering::SeqCst);
@@ -344,7 +363,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
         (r#""xfam":"e7""#, "xfam: expected 16 hex digits"),
         (
             r#""intelRootKey":"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n""#,
-            "not Intel's root",
+            "intelRootKey: the root cannot be read",
         ),
     ] {
         let text = text

@@ -137,12 +137,17 @@ fn a_quote_of_azure_endorses_a_key_if_the_policy_knows_the_firmware() {
     ] {
         let judge = |policy: Policy| machine.judge(policy);
         assert_eq!(
-            belief(&document, judge, &policy(further.clone())),
+            belief(
+                &document,
+                judge,
+                &machine.trusting(&policy(further.clone()))
+            ),
             expected,
             "{further}"
         );
     }
-    let other = machine.judge(policy(json!({"tdx": {"mrTd": ["11".repeat(48)]}})));
+    let other = policy(json!({"tdx": {"mrTd": ["11".repeat(48)]}}));
+    let other = machine.judge(machine.trusting(&other));
     let refusal = other.identify(&document, NONCE).unwrap_err().to_string();
     assert!(
         refusal.contains("the measurement of the firmware (MRTD)"),

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -956,6 +956,26 @@ fn old_collateral_is_used_while_it_is_valid_and_renewed_in_the_background() {
         error.contains("Intel's collateral of platforms with FMSPC b0c06f000000"),
         "{error}"
     );
+}
+
+#[test]
+fn collateral_at_hand_makes_no_request_but_that_of_its_renewal() {
+    static NOW: AtomicU64 = AtomicU64::new(JULY_2025);
+    let server = Server::start(pcs);
+    let sources = fetching(Settings {
+        clock: || NOW.load(Ordering::SeqCst),
+        ..settings(&server)
+    });
+    let (quote, _) = tdx();
+    let at_hand = || sources.tdx_collateral_at_hand(&Quote::parse(&quote).unwrap());
+    assert_eq!(at_hand(), None);
+    let fetched = tdx_collateral(&sources).unwrap();
+    assert_eq!(at_hand(), Some(fetched.clone()));
+    assert_eq!(server.targets().len(), 4);
+    NOW.fetch_add(2 * 86_400, Ordering::SeqCst);
+    assert_eq!(at_hand(), Some(fetched));
+    wait_until("it is renewed", || sources.statistics().fetched == 2);
+    assert_eq!(server.targets().len(), 8);
 }
 
 #[test]

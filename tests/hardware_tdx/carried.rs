@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use attest::atls;
 use attest::attestation::carried::Carried;
 use attest::attestation::sources::Sources;
-use attest::attestation::{IssueError, Issuer, Oid, Registers, Request, Stage, Variant, qemu_tdx};
+use attest::attestation::{
+    IssueError, Issuer, Oid, Registers, Request, Stage, Variant, qemu_tdx, td,
+};
 use attest::tpm::Location;
 use bootstrapper::evidence::{self, Evidence};
 use collateral::{Fetching, Kept, Settings};
@@ -43,10 +45,12 @@ static MEMBER: LazyLock<Parts> = LazyLock::new(|| {
 /// The variant under the root of the hierarchy, at a time at which its collateral is valid.
 static VARIANT: Variant = Variant {
     validator: |policy, sources| {
-        let verifier = MEMBER.sign(&[0; 64]).verifier();
-        let validator =
-            qemu_tdx::Validator::under(verifier, || JULY_2025, policy, sources.clone())?;
-        Ok(Arc::new(validator))
+        let policy = Arc::new(policy);
+        // a policy of any image has no JSON, in which it could name the root
+        let hardware = td::Hardware::new(&policy, sources)?
+            .with_root(MEMBER.sign(&[0; 64]).verifier())
+            .with_clock(|| JULY_2025);
+        Ok(Arc::new(qemu_tdx::Validator::new(policy, hardware)?))
     },
     ..qemu_tdx::VARIANT
 };

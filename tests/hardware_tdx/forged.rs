@@ -1,5 +1,6 @@
 //! Quotes of a hierarchy of our own, which has the shape of Intel's. A test changes the parts before they are signed.
 
+use attest::attestation::Policy;
 use hardware::tdx::dcap::Hex;
 use hardware::tdx::{Collateral, Verifier};
 use rcgen::{
@@ -11,6 +12,7 @@ use ring::digest::{SHA256, digest};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
 use rustls::pki_types::CertificateDer;
+use serde_json::Value;
 
 /// The serial numbers of the certificates.
 pub const ROOT: u64 = 1;
@@ -341,6 +343,7 @@ impl Parts {
         };
         Signed {
             root: root.der().clone(),
+            root_in_pem: root.pem(),
             quote: [&signed[..], &len, &signature].concat(),
             collateral,
         }
@@ -350,15 +353,22 @@ impl Parts {
 /// A quote with its collateral.
 pub struct Signed {
     root: CertificateDer<'static>,
+    root_in_pem: String,
     pub quote: Vec<u8>,
     pub collateral: Collateral,
 }
 
 impl Signed {
     /// Returns a verifier under the root of this hierarchy.
-    pub fn verifier(&self) -> Verifier<'static> {
-        let root: &CertificateDer<'static> = Box::leak(Box::new(self.root.clone()));
-        Verifier::under(root).unwrap()
+    pub fn verifier(&self) -> Verifier {
+        Verifier::under("root of the tests", &self.root).unwrap()
+    }
+
+    /// Returns the policy with the root of this hierarchy.
+    pub fn trusting(&self, policy: &Policy) -> Policy {
+        let mut policy: Value = serde_json::from_str(&policy.to_json()).unwrap();
+        policy["intelRootKey"] = self.root_in_pem.clone().into();
+        Policy::from_json(&policy.to_string()).unwrap()
     }
 }
 

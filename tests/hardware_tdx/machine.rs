@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use attest::attestation::sources::{Sources, offline};
-use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qemu_tdx};
+use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qemu_tdx, td};
 use attest::tpm::Location;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -57,10 +57,17 @@ fn issued(
     });
     let issuer = qemu_tdx::Issuer::new(machine.clone(), Some(file.path().into()), None);
     let document = issuer.issue(user_data, b"nonce").unwrap();
-    let verifier = machine.last.lock().unwrap().as_ref().unwrap().verifier();
+    let last = machine.last.lock().unwrap();
     let policy = Policy::from_json(policy).unwrap();
-    let validator = qemu_tdx::Validator::under(verifier, || JULY_2025, policy, offline());
-    (document, validator.unwrap())
+    let policy = last.as_ref().unwrap().trusting(&policy);
+    (document, validator(policy, offline()))
+}
+
+/// Returns the validator of a policy at a time at which the collateral of the tests is valid.
+fn validator(policy: Policy, sources: Arc<dyn Sources>) -> qemu_tdx::Validator {
+    let policy = Arc::new(policy);
+    let hardware = td::Hardware::new(&policy, &sources).unwrap();
+    qemu_tdx::Validator::new(policy, hardware.with_clock(|| JULY_2025)).unwrap()
 }
 
 /// Returns what a policy says of the machine with this change.
@@ -110,7 +117,7 @@ fn firstlight_verify_shows_the_registers_and_the_platform() {
         "key:       none".into(),
         "believed:  endorsed".into(),
         "platform:  Intel TDX".into(),
-        "signed by: Intel SGX Root CA, PCK, quoting enclave".into(),
+        "signed by: intelRootKey, PCK, quoting enclave".into(),
         format!("chip:      {}", "dd".repeat(16)),
         "bound              key and nonce of the connection: REPORTDATA".into(),
         "TCB evaluation     20, at least 20 is demanded".into(),
@@ -191,6 +198,10 @@ struct Asked {
 }
 
 impl Sources for Asked {
+    fn fetches(&self) -> bool {
+        true
+    }
+
     fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
         self.times.fetch_add(1, Ordering::SeqCst);
         Ok(self.collateral.clone())
@@ -200,7 +211,7 @@ impl Sources for Asked {
 /// Anybody can write a quote with a certificate of his own that names a platform.
 #[test]
 fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy() {
-    let judged = |change: fn(&mut Parts), further: &str, root: Option<Verifier<'static>>| {
+    let judged = |change: fn(&mut Parts), further: &str, root: Option<&Signed>| {
         let mut parts = Parts::default();
         change(&mut parts);
         let hash = ring::digest::digest(&ring::digest::SHA256, b"keynonce");
@@ -209,10 +220,9 @@ fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy()
             collateral: Arc::new(signed.collateral.clone()),
             times: AtomicUsize::new(0),
         });
-        let verifier = root.unwrap_or_else(|| signed.verifier());
         let policy = Policy::from_json(&policy(further)).unwrap();
-        let validator =
-            qemu_tdx::Validator::under(verifier, || JULY_2025, policy, sources.clone()).unwrap();
+        let policy = root.unwrap_or(&signed).trusting(&policy);
+        let validator = validator(policy, sources.clone());
         let document = serde_json::json!({
             "RawQuote": STANDARD.encode(&signed.quote),
             "UserData": STANDARD.encode(b"key"),
@@ -223,9 +233,12 @@ fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy()
     };
     let same: fn(&mut Parts) = |_| {};
     assert_eq!(judged(same, "", None), (Ok(()), 1));
-    let of_others = Some(Parts::default().sign(&[0; 64]).verifier());
+    let of_others = Parts::default().sign(&[0; 64]);
     for ((judged, times), why) in [
-        (judged(same, "", of_others), "does not lead to the root"),
+        (
+            judged(same, "", Some(&of_others)),
+            "does not lead to the root",
+        ),
         (
             judged(|it| it.issuer_of_pck = "root", "", None),
             "another place in the chain",
@@ -352,7 +365,8 @@ fn a_document_has_the_log_and_the_events_of_each_register_are_shown() {
 #[test]
 fn a_policy_of_a_tpm_is_none_of_a_tdx_machine() {
     let text = format!(r#"{{"measurements":{{"4":"{}"}}}}"#, "00".repeat(32));
-    let error = qemu_tdx::Validator::new(Policy::from_json(&text).unwrap(), offline());
+    let policy = Policy::from_json(&text).unwrap();
+    let error = qemu_tdx::VARIANT.validator_for(policy, &offline());
     let error = error.err().unwrap().to_string();
     assert!(error.contains("have registers of 48 bytes"), "{error}");
 }
@@ -433,7 +447,7 @@ fn mrtd_is_computed_from_the_firmware() {
     assert_eq!(registers.keys().collect::<Vec<_>>(), ["0", "4"]);
     assert_eq!(registers["0"]["expected"], expected.trim());
     let policy: Policy = Policy::from_json(&policy.to_string()).unwrap();
-    assert!(qemu_tdx::Validator::new(policy, offline()).is_ok());
+    assert!(qemu_tdx::VARIANT.validator_for(policy, &offline()).is_ok());
     let (code, _, errors) = measured(&["--tdx-firmware", "/usr/share/OVMF/OVMF_VARS.fd"]);
     assert!(
         code != 0 && errors.contains("no table of GUIDs"),

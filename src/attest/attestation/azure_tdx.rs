@@ -14,8 +14,8 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use cloud::http::{Http, LINK_LOCAL};
+use hardware::tdx::Collateral;
 use hardware::tdx::quote::Quote;
-use hardware::tdx::{Collateral, Verifier};
 use serde::{Deserialize, Serialize};
 
 use super::Registers;
@@ -24,9 +24,9 @@ use super::hcl::{self, HardwareReport, HclReport, RuntimeData};
 use super::prepared::{self, Prepared, Source};
 use super::sources::Sources;
 use super::td;
-use super::variant::{KEYS, TDX, TDX_OF_AZURE};
+use super::variant::{KEYS, TDX};
 use super::vtpm::{self, Endorser, Evidence};
-use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
+use super::{IssueError, Oid, PlatformClaims, Policy, Variant};
 use crate::tpm;
 use proto::attested::Collateral as Brought;
 
@@ -35,20 +35,16 @@ pub const VARIANT: Variant = Variant {
     name: "azure-tdx",
     oid: OID,
     registers: Registers::Pcrs,
-    judges: &[KEYS, TDX, TDX_OF_AZURE],
+    judges: &[KEYS, TDX],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = Prepared::new(AzureTdxMachine::new(LINK_LOCAL));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     validator: |policy, sources| {
-        let verifier = Verifier::of_intel().map_err(PolicyError)?;
-        Ok(Arc::new(validator(
-            verifier,
-            td::now,
-            Arc::new(policy),
-            sources,
-        )))
+        let policy = Arc::new(policy);
+        let hardware = td::Hardware::new(&policy, sources)?;
+        Ok(Arc::new(validator(policy, hardware)))
     },
     collateral: Some(collateral),
     measure: vtpm::measure,
@@ -80,18 +76,11 @@ pub struct AzureTdxMachine {
     host: Http,
 }
 
-/// Makes a validator that accepts documents that meet `policy`. `clock` returns the time in seconds since 1970.
-pub fn validator(
-    verifier: Verifier<'static>,
-    clock: fn() -> u64,
-    policy: Arc<Policy>,
-    sources: &Arc<dyn Sources>,
-) -> vtpm::Validator {
-    let endorser = TdxHardware {
-        verifier,
-        clock,
+/// Makes a validator that accepts documents that meet `policy`, by which `hardware` judges.
+pub fn validator(policy: Arc<Policy>, hardware: td::Hardware) -> vtpm::Validator {
+    let endorser = Paravisor {
+        hardware,
         policy: policy.clone(),
-        sources: sources.clone(),
     };
     vtpm::Validator::new(policy, Arc::new(endorser))
 }
@@ -151,15 +140,13 @@ fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
     td::collateral_of(&info.attestation_report.0, sources)
 }
 
-/// Judges by the quote of the hardware.
-struct TdxHardware {
-    verifier: Verifier<'static>,
-    clock: fn() -> u64,
+/// Judges by the quote of the hardware, which has the paravisor's key.
+struct Paravisor {
+    hardware: td::Hardware,
     policy: Arc<Policy>,
-    sources: Arc<dyn Sources>,
 }
 
-impl Endorser for TdxHardware {
+impl Endorser for Paravisor {
     fn oid(&self) -> Oid {
         OID
     }
@@ -177,20 +164,7 @@ impl Endorser for TdxHardware {
             &quote.body.report_data,
             &evidence.spki,
         )?;
-        // what needs no collateral comes first: a stranger's quote must not make this program fetch any
-        let now = (self.clock)();
-        let signer = self.verifier.signed_platform(&quote, now)?;
-        self.policy.azure_tdx().check(&quote)?;
-        self.policy.tdx().check(&quote, &signer)?;
-        let fetched = self.sources.tdx_collateral(&quote);
-        let collateral = match (&fetched, &info.collateral) {
-            (Ok(fetched), _) => fetched,
-            (Err(_), Some(sent)) => sent,
-            (Err(why), None) => return Err(why.clone()),
-        };
-        let verified = self.verifier.verify(quote, collateral, now)?;
-        let mut claims = self.policy.tdx().judge(&verified)?;
-        self.policy.azure_tdx().show(verified.quote(), &mut claims);
+        let mut claims = self.hardware.judge(quote, info.collateral.as_ref())?;
         claims.properties.extend(data.properties());
         claims.bound = vec!["attestation key: runtime data in REPORTDATA".into()];
         Ok(Some(claims))

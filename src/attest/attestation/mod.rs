@@ -43,7 +43,7 @@ pub mod snp;
 pub mod sources;
 pub mod stage;
 pub mod systemd_log;
-mod td;
+pub mod td;
 pub mod variant;
 pub mod vtpm;
 pub mod wire;

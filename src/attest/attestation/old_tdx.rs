@@ -1,20 +1,23 @@
-//! What a policy of the old system demands of Azure's TDX machines, beside our demands (`tdx`): the members stand beside `measurements`.
+//! What a policy of the old system demands of Azure's TDX machines, here of each TDX machine, beside our demands (`tdx`): the members stand
+//! beside `measurements`.
 //!
 //! ```json
 //! {"measurements":{..},"qeSVN":0,"pceSVN":0,"teeTCBSVN":"05..","qeVendorID":"939a..","mrSeam":"..","xfam":"e702060000000000","intelRootKey":"-----BEGIN .."}
 //! ```
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base::text::quoted;
 use hardware::PlatformClaims;
 use hardware::claims::{Property, TcbPart};
+use hardware::tdx::Verifier;
 use hardware::tdx::quote::Quote;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
-use super::{hex, sha256, unhex};
+use super::{hex, unhex};
 
-/// SHA-256 of Intel's root certificate: the verifier of quotes knows no other.
-const INTEL_ROOT: &str = "44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3";
+/// Maximum length of a wrong value in an error.
+const SHOWN: usize = 120;
 
 /// The demands. An absent one demands nothing. Versions that say `latest` are refused: the old system's tool replaces them by numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +40,7 @@ pub struct Demands {
     /// The processor features of the machine: 8 bytes in hexadecimal, little endian.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xfam: Option<String>,
-    /// Intel's root certificate in PEM, or empty.
+    /// The certificate in PEM to which all of Intel's must lead, in the place of the built-in root; or empty.
     #[serde(rename = "intelRootKey", skip_serializing_if = "Option::is_none")]
     pub intel_root_key: Option<String>,
 }
@@ -56,16 +59,26 @@ impl Demands {
             if !text.is_empty() && !is_hex {
                 let digits = 2 * bytes;
                 return Err(format!(
-                    "{name}: expected {digits} hex digits, got {text:.120?}"
+                    "{name}: expected {digits} hex digits, got {}",
+                    quoted(text, SHOWN)
                 ));
             }
         }
-        match self.intel_root_key.as_deref().unwrap_or_default() {
-            "" => Ok(()),
-            pem => match fingerprint(pem) {
-                Some(found) if found == INTEL_ROOT => Ok(()),
-                _ => Err("intelRootKey is not Intel's root, and no other one is known".into()),
-            },
+        self.root().map(drop)
+    }
+
+    /// Returns the verifier under the root in `intelRootKey`; `None` if it names none.
+    pub fn root(&self) -> Result<Option<Verifier>, String> {
+        let pem = self.intel_root_key.as_deref().unwrap_or_default();
+        if pem.is_empty() {
+            return Ok(None);
+        }
+        let mut all = CertificateDer::pem_slice_iter(pem.as_bytes());
+        match (all.next(), all.next()) {
+            (Some(Ok(root)), None) => Verifier::under("intelRootKey", &root)
+                .map(Some)
+                .map_err(|why| format!("intelRootKey: {why}")),
+            _ => Err("intelRootKey: expected a certificate in PEM, or nothing".into()),
         }
     }
 
@@ -136,14 +149,4 @@ impl Demands {
         }
         Ok(())
     }
-}
-
-/// Returns SHA-256 of the only certificate in PEM.
-fn fingerprint(pem: &str) -> Option<String> {
-    let body = pem.trim().strip_prefix("-----BEGIN CERTIFICATE-----")?;
-    let body: String = body
-        .strip_suffix("-----END CERTIFICATE-----")?
-        .split_whitespace()
-        .collect();
-    Some(hex(&sha256(&[&STANDARD.decode(body).ok()?])))
 }

@@ -119,8 +119,8 @@ pub struct Policy {
     tdx: Demands,
     /// What is demanded of the cloud's word on a machine.
     cloud: instance::Demands,
-    /// What the old system's policies demand of Azure's TDX machines.
-    azure_tdx: old_tdx::Demands,
+    /// What the old system's policies demand of TDX machines.
+    old_tdx: old_tdx::Demands,
     /// What policies demand of machines with SEV-SNP.
     snp: old_snp::Demands,
     /// Whether evidence of the old form of attested TLS is refused.
@@ -148,7 +148,7 @@ struct Json {
     #[serde(default)]
     cloud: instance::Demands,
     #[serde(flatten)]
-    azure_tdx: old_tdx::Demands,
+    old_tdx: old_tdx::Demands,
     #[serde(flatten)]
     snp: old_snp::Demands,
     measurements: BTreeMap<String, JsonMeasurement>,
@@ -389,7 +389,7 @@ impl Policy {
             roots: vec![],
             tdx: Demands::default(),
             cloud: instance::Demands::default(),
-            azure_tdx: old_tdx::Demands::default(),
+            old_tdx: old_tdx::Demands::default(),
             snp: old_snp::Demands::default(),
             requires_strong: false,
             only_named_keys: false,
@@ -435,7 +435,7 @@ impl Policy {
                 self.roots.len()
             )));
         }
-        self.azure_tdx.check_form().map_err(PolicyError)?;
+        self.old_tdx.check_form().map_err(PolicyError)?;
         self.cloud
             .check()
             .map_err(|error| PolicyError(format!("cloud: {error}")))?;
@@ -485,7 +485,7 @@ impl Policy {
             roots: json.endorsement_roots.unwrap_or_default(),
             tdx: json.tdx,
             cloud: json.cloud,
-            azure_tdx: json.azure_tdx,
+            old_tdx: json.old_tdx,
             snp: json.snp,
             requires_strong: json.require.is_some(),
             only_named_keys: false,
@@ -501,7 +501,7 @@ impl Policy {
         let mut json = format!("{{{}", first.json());
         // the members of the old system stand beside its measurements
         let (tdx, snp) = (
-            serde_json::to_string(&self.azure_tdx).unwrap_or_default(),
+            serde_json::to_string(&self.old_tdx).unwrap_or_default(),
             serde_json::to_string(&self.snp).unwrap_or_default(),
         );
         for members in [tdx, snp] {
@@ -724,7 +724,7 @@ impl Policy {
             ("cloud.accounts", !cloud.accounts.is_empty()),
             ("cloud.sha384", !cloud.sha384.is_empty()),
             ("tdx", !is_default(&self.tdx)),
-            (OLD_TDX, !is_default(&self.azure_tdx)),
+            (OLD_TDX, !is_default(&self.old_tdx)),
             ("snp", !is_default(&self.snp.snp)),
             (OLD_SNP, !is_default(&of_report)),
         ];
@@ -769,9 +769,9 @@ impl Policy {
         self.images[0].registers()
     }
 
-    /// Returns what the old system's policies demand of Azure's TDX machines.
-    pub fn azure_tdx(&self) -> &old_tdx::Demands {
-        &self.azure_tdx
+    /// Returns what the old system's policies demand of TDX machines.
+    pub fn old_tdx(&self) -> &old_tdx::Demands {
+        &self.old_tdx
     }
 
     /// Returns what policies demand of machines with SEV-SNP.

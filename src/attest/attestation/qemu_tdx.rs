@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hardware::tdx::quote::{Body, Quote, Register};
-use hardware::tdx::{Collateral, Verifier, guest};
+use hardware::tdx::{Collateral, guest};
 use serde::{Deserialize, Serialize};
 
 use super::document::{Base64, MAX_DOCUMENT};
@@ -44,7 +44,11 @@ pub const VARIANT: Variant = Variant {
             Some(event_log),
         ))
     },
-    validator: |policy, sources| Ok(Arc::new(Validator::new(policy, sources.clone())?)),
+    validator: |policy, sources| {
+        let policy = Arc::new(policy);
+        let hardware = td::Hardware::new(&policy, sources)?;
+        Ok(Arc::new(Validator::new(policy, hardware)?))
+    },
     collateral: Some(collateral),
     measure,
     key_name: no_key,
@@ -171,27 +175,13 @@ fn report_data(user_data: &[u8], nonce: &[u8]) -> [u8; 64] {
 
 /// Validates documents against a policy.
 pub struct Validator {
-    policy: Policy,
-    sources: Arc<dyn Sources>,
-    verifier: Verifier<'static>,
-    /// Returns the time in seconds since 1970.
-    clock: fn() -> u64,
+    policy: Arc<Policy>,
+    hardware: td::Hardware,
 }
 
 impl Validator {
-    /// Makes a validator under Intel's root. The policy must be one of TDX machines.
-    pub fn new(policy: Policy, sources: Arc<dyn Sources>) -> Result<Validator, PolicyError> {
-        let verifier = Verifier::of_intel().map_err(PolicyError)?;
-        Validator::under(verifier, td::now, policy, sources)
-    }
-
-    /// As [`Validator::new`], under another root and with another clock.
-    pub fn under(
-        verifier: Verifier<'static>,
-        clock: fn() -> u64,
-        policy: Policy,
-        sources: Arc<dyn Sources>,
-    ) -> Result<Validator, PolicyError> {
+    /// Makes a validator by a policy, by which `hardware` judges. It must be one of TDX machines.
+    pub fn new(policy: Arc<Policy>, hardware: td::Hardware) -> Result<Validator, PolicyError> {
         // a policy of any image has no registers
         let has_some = !policy.images()[0].measurements().is_empty();
         if has_some && policy.registers() == Registers::Pcrs {
@@ -201,12 +191,7 @@ impl Validator {
                     .into(),
             ));
         }
-        Ok(Validator {
-            policy,
-            sources,
-            verifier,
-            clock,
-        })
+        Ok(Validator { policy, hardware })
     }
 
     fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, String> {
@@ -226,9 +211,8 @@ impl Validator {
                 "the quote was made for another connection: its nonce does not match".into(),
             );
         }
-        // what needs no collateral comes first: a stranger's quote must not make this program fetch any
-        let now = (self.clock)();
-        let signer = self.verifier.signed_platform(&quote, now)?;
+        let cluster = ClusterRegister::new(&quote.body.rtmr[3]);
+        // before the signatures: a quote with other registers must not make this program fetch collateral
         self.policy
             .check(&registers(&quote.body), |index, measurement, got| {
                 let (name, expected) = (Registers::Rtmrs.name(index), hex(&measurement.expected));
@@ -241,15 +225,8 @@ impl Validator {
                     }
                 }
             })?;
-        self.policy.tdx().check(&quote, &signer)?;
-        let fetched = self.sources.tdx_collateral(&quote);
-        let collateral = match (&fetched, &document.collateral) {
-            (Ok(fetched), _) => fetched,
-            (Err(_), Some(sent)) => sent,
-            (Err(why), None) => return Err(why.clone()),
-        };
-        let verified = self.verifier.verify(quote, collateral, now)?;
-        let mut platform = self.policy.tdx().judge(&verified)?;
+        let sent = document.collateral.as_ref();
+        let mut platform = self.hardware.judge(quote, sent)?;
         platform.bound = vec!["key and nonce of the connection: REPORTDATA".into()];
         Ok(Identified {
             user_data: document.user_data.0,
@@ -257,7 +234,7 @@ impl Validator {
             stage: None,
             platform: Some(Arc::new(platform.printable())),
             is_endorsed: true,
-            cluster: ClusterRegister::new(&verified.quote().body.rtmr[3]),
+            cluster,
         })
     }
 }

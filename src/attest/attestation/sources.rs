@@ -18,14 +18,20 @@ pub trait Sources: Send + Sync {
         false
     }
 
-    /// Returns Intel's collateral of the platform that a quote names. A validator has verified that this platform signed the quote: what
-    /// anybody can name would be fetched for anybody.
+    /// Returns Intel's collateral of the platform that a quote names. If the sources fetch, a validator has verified that this platform
+    /// signed the quote: what anybody can name would be fetched for anybody.
     fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
         Err(
             "this program fetches no collateral of TDX platforms, and the machine sent none: put Intel's collateral into its file \
              /etc/firstlight/tdx-collateral.json"
                 .into(),
         )
+    }
+
+    /// Returns what [`Sources::tdx_collateral`] would return without a request, for a quote of which nothing is verified yet. Sources that
+    /// do not fetch have nothing at hand that the other method has not.
+    fn tdx_collateral_at_hand(&self, _quote: &Quote<'_>) -> Option<Arc<Collateral>> {
+        None
     }
 
     /// Returns the certificates of the chip that a report names, for a machine that did not send its chip's. Nothing of the report is

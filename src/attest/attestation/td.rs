@@ -1,15 +1,16 @@
-//! What the variants with TDX have in common: Intel's collateral, the clock; and the registers of a TDX machine without a TPM, which the kernel reads and
-//! extends.
+//! What the variants with TDX have in common: the judgement of a quote, Intel's collateral; and the registers of a TDX machine without a TPM,
+//! which the kernel reads and extends.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base::crypto::CLUSTER_ID_LEN;
 use hardware::tdx::quote::Register;
-use hardware::tdx::{Collateral, Quote, guest};
+use hardware::tdx::{Collateral, Quote, Verifier, guest};
 
 use super::sources::Sources;
-use super::{ClusterRegister, Registers};
+use super::{ClusterRegister, PlatformClaims, Policy, PolicyError, Registers};
 use crate::tpm::{Error, Location};
 use proto::attested::Collateral as Brought;
 
@@ -29,6 +30,73 @@ pub(super) fn collateral(path: &Path) -> Option<Collateral> {
         .ok()
 }
 
+/// Judges quotes of the hardware.
+pub struct Hardware {
+    verifier: Verifier,
+    policy: Arc<Policy>,
+    sources: Arc<dyn Sources>,
+    /// Returns the time in seconds since 1970.
+    clock: fn() -> u64,
+}
+
+impl Hardware {
+    /// Makes a judge by a policy. Intel's root counts; with `intelRootKey` only that one, which may be another root.
+    pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
+        let verifier = match policy.old_tdx().root().map_err(PolicyError)? {
+            Some(root) => root,
+            None => Verifier::of_intel().map_err(PolicyError)?,
+        };
+        Ok(Hardware {
+            verifier,
+            policy: policy.clone(),
+            sources: sources.clone(),
+            clock: now,
+        })
+    }
+
+    /// Judges under another root.
+    pub fn with_root(self, verifier: Verifier) -> Hardware {
+        Hardware { verifier, ..self }
+    }
+
+    /// Judges by another clock.
+    pub fn with_clock(self, clock: fn() -> u64) -> Hardware {
+        Hardware { clock, ..self }
+    }
+
+    /// Returns what a quote proves. `sent` is the collateral that the machine sent; what the sources have comes first.
+    pub fn judge(
+        &self,
+        quote: Quote<'_>,
+        sent: Option<&Collateral>,
+    ) -> Result<PlatformClaims, String> {
+        let (now, policy) = ((self.clock)(), &self.policy);
+        policy.old_tdx().check(&quote)?;
+        let fetched = match self.sources.tdx_collateral_at_hand(&quote) {
+            Some(collateral) => Ok(collateral),
+            None => self.fetch(&quote, now),
+        };
+        let collateral = match (&fetched, sent) {
+            (Ok(fetched), _) => fetched,
+            (Err(_), Some(sent)) => sent,
+            (Err(why), None) => return Err(why.clone()),
+        };
+        let verified = self.verifier.verify(quote, collateral, now)?;
+        let mut claims = policy.tdx().judge(&verified)?;
+        policy.old_tdx().show(verified.quote(), &mut claims);
+        Ok(claims)
+    }
+
+    /// Returns collateral that is not at hand. A stranger's quote must not make this program fetch any, so what needs none comes first.
+    fn fetch(&self, quote: &Quote<'_>, now: u64) -> Result<Arc<Collateral>, String> {
+        if self.sources.fetches() {
+            let signer = self.verifier.signed_platform(quote, now)?;
+            self.policy.tdx().check(quote, &signer)?;
+        }
+        self.sources.tdx_collateral(quote)
+    }
+}
+
 /// Returns Intel's collateral of the platform of a quote, as a peer brings it, if these sources have it.
 pub(super) fn collateral_of(quote: &[u8], sources: &dyn Sources) -> Option<Brought> {
     let quote = Quote::parse(quote).ok()?;
@@ -40,7 +108,7 @@ pub(super) fn collateral_of(quote: &[u8], sources: &dyn Sources) -> Option<Broug
 }
 
 /// Returns the time in seconds since 1970.
-pub(super) fn now() -> u64 {
+fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

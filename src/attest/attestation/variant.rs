@@ -71,10 +71,8 @@ pub const CLOUD: &[&str] = &[
 pub const OF_AWS: &[&str] = &["cloud.sha384", "cloud.accounts"];
 /// What is demanded of SEV-SNP machines.
 pub const SNP: &[&str] = &["snp", OLD_SNP];
-/// What is demanded of TDX machines, here and in the old system.
-pub const TDX: &[&str] = &["tdx"];
-/// As before.
-pub const TDX_OF_AZURE: &[&str] = &[OLD_TDX];
+/// What is demanded of TDX machines.
+pub const TDX: &[&str] = &["tdx", OLD_TDX];
 
 /// All variants. To add one:
 ///

@@ -72,6 +72,7 @@ pub struct Hex(pub Vec<u8>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verified<'q> {
     quote: Quote<'q>,
+    root: &'static str,
     status: Status,
     advisories: Vec<String>,
     evaluation: u32,
@@ -84,6 +85,11 @@ impl<'q> Verified<'q> {
     /// Returns the quote.
     pub fn quote(&self) -> &Quote<'q> {
         &self.quote
+    }
+
+    /// Returns the name of the root.
+    pub fn root(&self) -> &'static str {
+        self.root
     }
 
     /// Returns how the platform compares with what Intel knows. It is not [`Status::Revoked`].
@@ -118,28 +124,37 @@ impl<'q> Verified<'q> {
 }
 
 /// Verifies quotes under one root.
-pub struct Verifier<'a> {
-    root: TrustAnchor<'a>,
-    certificate: Certificate<'a>,
+#[derive(Clone)]
+pub struct Verifier {
+    name: &'static str,
+    root: TrustAnchor<'static>,
+    /// The serial number of the root, as it is encoded.
+    serial: Vec<u8>,
+    /// The name of the root: the content of the SEQUENCE.
+    subject: Vec<u8>,
 }
 
-impl Verifier<'static> {
+impl Verifier {
     /// Verifies under Intel's root.
-    pub fn of_intel() -> Result<Verifier<'static>, String> {
-        static ROOT: CertificateDer<'static> =
-            CertificateDer::from_slice(roots::INTEL_SGX.root.der);
-        Verifier::under(&ROOT)
+    pub fn of_intel() -> Result<Verifier, String> {
+        let root = &roots::INTEL_SGX.root;
+        Verifier::under(root.subject, root.der)
     }
-}
 
-impl<'a> Verifier<'a> {
-    /// Verifies under the root in this certificate.
-    pub fn under(root: &'a CertificateDer<'a>) -> Result<Verifier<'a>, String> {
+    /// Verifies under the root in this certificate (DER), which claims call by this name.
+    pub fn under(name: &'static str, root: &[u8]) -> Result<Verifier, String> {
         let certificate = Certificate::parse(root).ok_or("the root cannot be read")?;
-        let root = webpki::anchor_from_trusted_cert(root);
+        let (serial, subject) = (certificate.serial.into(), certificate.subject.into());
+        let root = CertificateDer::from(root);
+        let root = webpki::anchor_from_trusted_cert(&root);
         let root =
             root.map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
-        Ok(Verifier { root, certificate })
+        Ok(Verifier {
+            name,
+            root: root.to_owned(),
+            serial,
+            subject,
+        })
     }
 
     /// Returns the platform of a quote whose signatures lead to the root at the time `now`. It needs no collateral, so it tells nothing of
@@ -223,6 +238,7 @@ impl<'a> Verifier<'a> {
         }
         Ok(Verified {
             quote,
+            root: self.name,
             status,
             advisories,
             evaluation: info.evaluation.min(identity.evaluation),
@@ -299,7 +315,7 @@ impl<'a> Lists<'a> {
 
 /// What a certificate must lead to.
 struct Chain<'a> {
-    verifier: &'a Verifier<'a>,
+    verifier: &'a Verifier,
     /// The lists of revoked certificates; `None` before there is collateral.
     lists: Option<&'a Lists<'a>>,
     time: UnixTime,
@@ -360,11 +376,11 @@ impl Chain<'_> {
 
     /// Checks that the root is not on its own list. The library has verified the list under the root, as each chain ends there.
     fn check_root(&self, lists: &Lists<'_>) -> Result<(), String> {
-        let root = &self.verifier.certificate;
+        let root = self.verifier;
         if lists.root.issuer != root.subject {
             return Err("the root CRL is not of the root".into());
         }
-        match lists.both[0].find_serial(root.serial) {
+        match lists.both[0].find_serial(&root.serial) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err("the root is revoked: it is on its own list (root CRL)".into()),
             Err(error) => Err(format!(

@@ -227,7 +227,7 @@ impl Demands {
         }
         PlatformClaims {
             technology: "Intel TDX".into(),
-            signed_by: "Intel SGX Root CA, PCK, quoting enclave".into(),
+            signed_by: format!("{}, PCK, quoting enclave", verified.root()),
             chip: Some(hex(platform.instance.as_ref().unwrap_or(&platform.ppid))),
             tcb: vec![TcbPart {
                 name: "evaluation",
