@@ -238,10 +238,6 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
             json!({"cloud": {"roots": [authority.root_pem()], "instances": ["i-1"]}}),
             "instance of the machine is \"i-0123456789abcdef0\"",
         ),
-        (
-            json!({"cloud": {"roots": [authority.root_pem()], "projects": ["p"]}}),
-            "signed none",
-        ),
     ] {
         let judge = validator(&VARIANT, &further);
         let error = judge.identify(&document, NONCE).unwrap_err().to_string();

@@ -23,7 +23,7 @@ use super::Registers;
 use super::ak_certificate::{self, Root};
 use super::event_log::{self, EV_NO_ACTION, Event};
 use super::instance::{Demands, Instance};
-use super::variant::{CLOUD, KEYS};
+use super::variant::{CLOUD, KEYS, OF_GOOGLE};
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{
     IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, printable, sha256,
@@ -35,7 +35,7 @@ pub const VARIANT: Variant = Variant {
     name: "gcp-sev-es",
     oid: OID,
     registers: Registers::Pcrs,
-    judges: &[KEYS, CLOUD],
+    judges: &[KEYS, CLOUD, OF_GOOGLE],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = GoogleMachine::new(LINK_LOCAL);

@@ -17,7 +17,7 @@ use super::Registers;
 use super::gcp_sev_es::{self, Firmware, GoogleAuthority, GoogleMachine};
 use super::snp::{self, Hardware, InstanceInfo, Kernel, Reporter};
 use super::sources::Sources;
-use super::variant::{CLOUD, KEYS, SNP};
+use super::variant::{CLOUD, KEYS, OF_GOOGLE, SNP};
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
 use crate::tpm::{self, KeySource, Tpm};
@@ -27,7 +27,7 @@ pub const VARIANT: Variant = Variant {
     name: "gcp-sev-snp",
     oid: OID,
     registers: Registers::Pcrs,
-    judges: &[KEYS, SNP, CLOUD],
+    judges: &[KEYS, SNP, CLOUD, OF_GOOGLE],
     location: tpm::Location::default_device,
     issuer: |location| {
         let machine = GoogleSnpMachine::new(LINK_LOCAL, Arc::new(Kernel));

@@ -61,12 +61,9 @@ pub struct Measured {
 /// What every variant with a TPM judges.
 pub const KEYS: &[&str] = &["attestationKeys", "endorsementRoots"];
 /// What a cloud's certificate or document says of a machine.
-pub const CLOUD: &[&str] = &[
-    "cloud.roots",
-    "cloud.projects",
-    "cloud.zones",
-    "cloud.instances",
-];
+pub const CLOUD: &[&str] = &["cloud.roots", "cloud.zones", "cloud.instances"];
+/// What Google's certificate says beside that.
+pub const OF_GOOGLE: &[&str] = &["cloud.projects"];
 /// The registers that AWS signs, and what EC2 says of the instance.
 pub const OF_AWS: &[&str] = &["cloud.sha384", "cloud.accounts"];
 /// What is demanded of SEV-SNP machines.
