@@ -325,6 +325,7 @@ fn a_genuine_report_of_azure_is_read_and_the_certificate_of_another_chip_refused
     let time = std::time::Duration::from_secs(1_704_067_200);
     let time = rustls::pki_types::UnixTime::since_unix_epoch(time);
     let demands = hardware::snp::demands::Demands::default();
-    let error = hardware::snp::verify(&of_chip, &chain, &demands, time).unwrap_err();
+    let refused = hardware::snp::verify(&of_chip, &chain, &demands, time);
+    let error = refused.unwrap_err().why;
     assert!(error.contains("not signed by the key"), "{error}");
 }

@@ -359,6 +359,30 @@ fn what_the_host_does_not_give_is_named() {
     );
 }
 
+/// Another authority comes before or after the right one, from the policy or from the machine.
+#[test]
+fn the_refusal_is_the_one_under_the_right_authority() {
+    let cloud = CloudTpm::start();
+    for (of_policy, of_machine) in [("asvk", "ask"), ("ask", "asvk")] {
+        let (change, table): (Change, _) = (|_| (), vec![(VCEK, "vcek"), (ASK, of_machine)]);
+        let document = aws(&cloud, Arc::new(Chip { change, table })).issue(USER_DATA, NONCE);
+        let document = document.unwrap();
+        let policy = |version: u8| {
+            with(
+                ours(),
+                &json!({"amdSigningKey": pem(of_policy), "snpVersion": version}),
+            )
+        };
+        let judge = validator(&aws_sev_snp::VARIANT, &policy(24));
+        judge.identify(&document, NONCE).unwrap();
+        let error = refusal(&aws_sev_snp::VARIANT, &policy(25), &document);
+        assert!(
+            error.contains("below the minimum 25"),
+            "{of_policy}: {error}"
+        );
+    }
+}
+
 #[test]
 fn a_machine_of_google_is_proved_by_its_report_and_its_certificate() {
     let authority = Authority::new();

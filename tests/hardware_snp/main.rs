@@ -83,7 +83,7 @@ fn a_genuine_report_of_a_milan_leads_to_amd() {
         let mut altered = report.clone();
         altered[at] ^= 1;
         if let Ok(altered) = Report::parse(&altered) {
-            let why = verify(&altered, &chain, &demands, now()).unwrap_err();
+            let why = verify(&altered, &chain, &demands, now()).unwrap_err().why;
             assert!(why.contains("is not signed by the key"), "{at:#x}: {why}");
         }
     }
@@ -114,8 +114,9 @@ fn the_genuine_key_of_a_turin_leads_to_amd_and_not_to_another_product() {
             (&other_ark, &ask),
             (&ark, &other_ask),
         ] {
-            let why = check(ark, ask, now()).unwrap_err();
-            assert!(why.contains("does not lead to the root"), "{why}");
+            let refusal = check(ark, ask, now()).unwrap_err();
+            assert!(refusal.is_unrelated, "{refusal:?}");
+            assert!(refusal.why.contains("does not lead to the root"));
         }
     }
     for (seconds, expected) in [
@@ -123,8 +124,11 @@ fn the_genuine_key_of_a_turin_leads_to_amd_and_not_to_another_product() {
         (2_524_608_000, "CertExpired"),
     ] {
         let then = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-        let why = check(&ark, &ask, then).unwrap_err();
-        assert!(why.contains(expected), "{why}");
+        let refusal = check(&ark, &ask, then).unwrap_err();
+        assert!(
+            !refusal.is_unrelated && refusal.why.contains(expected),
+            "{refusal:?}"
+        );
     }
 }
 
@@ -156,6 +160,7 @@ impl Hierarchy {
             revoked: None,
         };
         verify(&Report::parse(&report)?, &chain, demands, UnixTime::now())
+            .map_err(|refusal| refusal.why)
     }
 }
 

@@ -20,7 +20,8 @@ fn verify(list: &[u8]) -> Result<(), String> {
         root: &ark,
         revoked: Some(list),
     };
-    chain.verify(Signer::Vcek, UnixTime::now()).map(drop)
+    let verified = chain.verify(Signer::Vcek, UnixTime::now()).map(drop);
+    verified.map_err(|refusal| refusal.why)
 }
 
 fn by_the_root(serials: &[&str]) -> Vec<u8> {

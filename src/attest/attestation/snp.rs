@@ -306,7 +306,7 @@ impl Hardware {
         between: &[Vec<u8>],
         list: &Result<&[u8], String>,
     ) -> Result<PlatformClaims, String> {
-        let (mut why, now) = (None, UnixTime::now());
+        let (mut refusal, now) = (None, UnixTime::now());
         let counting = self.authorities.iter().filter(|one| one.is_of(product));
         for authority in counting {
             // a list that is not the root's proves nothing, whoever brought it
@@ -329,14 +329,14 @@ impl Hardware {
                         return Ok(claims);
                     }
                     // another certificate may be the right one; what is wrong under the right one says more
-                    Err(error) if why.is_none() || !error.contains("UnknownIssuer") => {
-                        why = Some(error);
+                    Err(another) if refusal.is_none() || !another.is_unrelated => {
+                        refusal = Some(another);
                     }
                     Err(_) => {}
                 }
             }
         }
-        Err(why.unwrap_or_else(|| no_root(product)))
+        Err(refusal.map_or_else(|| no_root(product), |refusal| refusal.why))
     }
 }
 

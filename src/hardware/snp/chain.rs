@@ -47,6 +47,22 @@ pub struct Chain<'a> {
     pub revoked: Option<&'a [u8]>,
 }
 
+/// Why a report or its certificates are refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The reason: a clause.
+    pub why: String,
+    /// Whether the certificates do not belong together: others may.
+    pub is_unrelated: bool,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Refusal {
+        let is_unrelated = false;
+        Refusal { why, is_unrelated }
+    }
+}
+
 /// What AMD's key distribution service has about a chip, each as DER; the cached form of a [`Chain`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
@@ -80,28 +96,30 @@ fn authority_name(product: Product, signer: Signer) -> String {
 
 impl Chain<'_> {
     /// Returns the certificate of the key that signs reports if it leads to the root and is valid at this time.
-    pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<Certificate, String> {
+    pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<Certificate, Refusal> {
         let certificate = Certificate::parse(self.leaf)?;
         if certificate.signer != signer {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "the report is signed by a {signer}, but the certificate is that of a {}",
                 certificate.signer
-            ));
+            )));
         }
         let product = certificate.product;
         let authority = authority_name(product, signer);
         if certificate.issuer != authority {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "a {signer} of a {product} is issued by {authority}, not by {}",
                 text::quoted(&certificate.issuer, 40)
-            ));
+            )));
         }
-        self.verify_signatures(now)
-            .map_err(|why| format!("the {signer} of a {product}: {why}"))?;
+        self.verify_signatures(now).map_err(|refusal| Refusal {
+            why: format!("the {signer} of a {product}: {}", refusal.why),
+            ..refusal
+        })?;
         Ok(certificate)
     }
 
-    fn verify_signatures(&self, now: UnixTime) -> Result<(), String> {
+    fn verify_signatures(&self, now: UnixTime) -> Result<(), Refusal> {
         let (leaf, root) = (
             CertificateDer::from(self.leaf),
             CertificateDer::from(self.root),
@@ -121,7 +139,10 @@ impl Chain<'_> {
             None,
             Some(&authorities_certify),
         )
-        .map_err(|error| format!("it does not lead to the root: {}", text::of_error(error)))?;
+        .map_err(|error| Refusal {
+            is_unrelated: matches!(error, Error::UnknownIssuer),
+            why: format!("it does not lead to the root: {}", text::of_error(error)),
+        })?;
         let Some(list) = self.revoked else {
             return Ok(());
         };
@@ -140,13 +161,15 @@ impl Chain<'_> {
             )),
         };
         if has(authority.serial())? {
-            return Err(format!(
+            return Err(Refusal::from(format!(
                 "the authority that issued it is revoked: the {LIST} names it"
-            ));
+            )));
         }
         if has(leaf.serial())? {
             let number = crate::hex(leaf.serial());
-            return Err(format!("it is revoked: the {LIST} has its number {number}"));
+            return Err(Refusal::from(format!(
+                "it is revoked: the {LIST} has its number {number}"
+            )));
         }
         Ok(())
     }

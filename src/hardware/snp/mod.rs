@@ -17,7 +17,7 @@ use rustls_pki_types::UnixTime;
 
 use crate::PlatformClaims;
 use certificate::Certificate;
-use chain::Chain;
+use chain::{Chain, Refusal};
 use demands::Demands;
 use report::{Report, Signer};
 use tcb::Product;
@@ -29,17 +29,17 @@ pub fn verify(
     chain: &Chain<'_>,
     demands: &Demands,
     now: UnixTime,
-) -> Result<PlatformClaims, String> {
+) -> Result<PlatformClaims, Refusal> {
     let certificate = chain.verify(report.signer()?, now)?;
     certificate.verify_signature(report)?;
     let product = product(report, &certificate)?;
     check_chip(report, &certificate, product)?;
     let tcbs = report.tcbs(product)?;
     if tcbs.reported != certificate.tcb {
-        return Err(format!(
+        return Err(Refusal::from(format!(
             "the report has the TCB {}, but the certificate of its chip is for {}",
             tcbs.reported, certificate.tcb
-        ));
+        )));
     }
     let (chip, cloud) = (certificate.chip.as_deref(), certificate.csp.as_deref());
     let minimum = demands.check(report, chip, cloud, product, &tcbs)?;
