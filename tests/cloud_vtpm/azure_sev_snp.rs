@@ -89,7 +89,7 @@ fn judge(further: &Value, sources: &Arc<dyn Sources>) -> Result<Arc<dyn Validato
     {
         further["amdRootKey"] = pem("ark").into();
     }
-    let made = (VARIANT.validator)(policy(&further)?, sources);
+    let made = VARIANT.validator_for(policy(&further)?, sources);
     made.map_err(|error| error.to_string())
 }
 
@@ -127,7 +127,9 @@ fn a_machine_is_proved_by_the_report_of_its_chip() {
         .to_string();
     assert!(error.contains("another connection"), "{error}");
     // AMD's root did not sign this
-    let amd = (VARIANT.validator)(policy(&json!({})).unwrap(), &offline()).unwrap();
+    let amd = VARIANT
+        .validator_for(policy(&json!({})).unwrap(), &offline())
+        .unwrap();
     let error = amd.identify(&document, NONCE).unwrap_err().to_string();
     assert!(error.contains("does not lead to the root"), "{error}");
 }

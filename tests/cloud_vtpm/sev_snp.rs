@@ -235,7 +235,9 @@ fn a_program_that_fetches_demands_the_list_of_revoked_certificates() {
         policy["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
         let sources: Arc<dyn Sources> = Arc::new(OfAmd(list));
         let policy = Policy::from_json(&policy.to_string()).unwrap();
-        let judge = (aws_sev_snp::VARIANT.validator)(policy, &sources).unwrap();
+        let judge = aws_sev_snp::VARIANT
+            .validator_for(policy, &sources)
+            .unwrap();
         let judged = judge.identify(&document, NONCE);
         judged.map(drop).map_err(|error| error.to_string())
     };
@@ -318,7 +320,9 @@ fn the_certificate_of_a_chip_is_fetched_only_if_it_could_lead_to_acceptance() {
         let policy = Policy::from_json(&policy.to_string()).unwrap();
         let asked = Arc::new(Asked::default());
         let sources: Arc<dyn Sources> = asked.clone();
-        let judge = (aws_sev_snp::VARIANT.validator)(policy, &sources).unwrap();
+        let judge = aws_sev_snp::VARIANT
+            .validator_for(policy, &sources)
+            .unwrap();
         let error = judge.identify(&document.unwrap(), NONCE).unwrap_err();
         assert!(error.to_string().contains(why), "{error}, expected {why}");
         let times = usize::from(why == "nothing is here");

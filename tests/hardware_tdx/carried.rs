@@ -43,17 +43,14 @@ static MEMBER: LazyLock<Parts> = LazyLock::new(|| {
 });
 
 /// The variant under the root of the hierarchy, at a time at which its collateral is valid.
-static VARIANT: Variant = Variant {
-    validator: |policy, sources| {
-        let policy = Arc::new(policy);
-        // a policy of any image has no JSON, in which it could name the root
-        let hardware = td::Hardware::new(&policy, sources)?
-            .with_root(MEMBER.sign(&[0; 64]).verifier())
-            .with_clock(|| JULY_2025);
-        Ok(Arc::new(qemu_tdx::Validator::new(policy, hardware)?))
-    },
-    ..qemu_tdx::VARIANT
-};
+static VARIANT: Variant = qemu_tdx::VARIANT.judged_by(|policy, sources| {
+    let policy = Arc::new(policy);
+    // a policy of any image has no JSON, in which it could name the root
+    let hardware = td::Hardware::new(&policy, sources)?
+        .with_root(MEMBER.sign(&[0; 64]).verifier())
+        .with_clock(|| JULY_2025);
+    Ok(Arc::new(qemu_tdx::Validator::new(policy, hardware)?))
+});
 
 /// Makes the quotes of the member.
 struct Quoter;

@@ -128,7 +128,7 @@ pub struct AwsMachine {
 }
 
 /// Makes a validator that accepts documents that meet `policy`.
-pub fn validator(
+fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {

@@ -64,7 +64,7 @@ pub struct AzureSnpMachine {
 }
 
 /// Makes a validator that accepts documents that meet `policy`.
-pub fn validator(
+fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {

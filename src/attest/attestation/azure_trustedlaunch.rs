@@ -82,7 +82,7 @@ pub struct InstanceInfo {
 pub struct AzureMachine;
 
 /// Makes a validator that accepts documents that meet `policy`.
-pub fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
+fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
     let endorser = AzureAuthority {
         roots: Root::demanded(policy.cloud(), ROOTS)?,
         demands: policy.cloud().clone(),

@@ -87,7 +87,7 @@ pub struct GoogleMachine {
 }
 
 /// Makes a validator that accepts documents that meet `policy`.
-pub fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
+fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
     let endorser = GoogleAuthority::new(&policy)?;
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }

@@ -48,7 +48,7 @@ pub struct GoogleSnpMachine {
 }
 
 /// Makes a validator that accepts documents that meet `policy`.
-pub fn validator(
+fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {

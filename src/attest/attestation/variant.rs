@@ -33,7 +33,7 @@ pub struct Variant {
     /// Creates the issuer of this machine, whose TPM is at this location.
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
     /// Creates the validator of a policy, for [`Variant::validator_for`]. An error names what the policy lacks for this variant.
-    pub validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
+    pub(super) validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
     /// Returns what validators of a document of this variant need beside it, as the sources have it; `None` if nothing is needed.
     pub collateral: Option<FindCollateral>,
     /// Returns the registers of this machine, which is at this stage of its boot.
@@ -112,6 +112,14 @@ impl Variant {
                 self.name
             ))),
         }
+    }
+
+    /// Returns the variant with another validator, such as one with other roots.
+    pub const fn judged_by(
+        self,
+        validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
+    ) -> Variant {
+        Variant { validator, ..self }
     }
 
     /// Returns whether the validator judges what this member of a policy demands.
