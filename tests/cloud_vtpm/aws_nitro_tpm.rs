@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::aws_nitro_tpm::{AwsMachine, Documents, VARIANT};
+use attest::attestation::aws_hypervisor::Documents;
+use attest::attestation::aws_nitro_tpm::{AwsMachine, VARIANT};
 use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use attest::attestation::sources::Sources;
 use attest::attestation::{Issuer, vtpm};

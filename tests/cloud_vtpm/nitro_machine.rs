@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use attest::attestation::aws_nitro_tpm::{AwsMachine, NitroTpm as Documents, VARIANT};
+use attest::attestation::aws_hypervisor::{self, NitroTpm as Documents};
+use attest::attestation::aws_nitro_tpm::{AwsMachine, VARIANT};
 use attest::attestation::nitro_document::NitroDocument;
 use attest::attestation::{Issuer, vtpm};
 use attest::tpm::{Bank, KeySource, Location, Tpm};
@@ -205,7 +206,7 @@ fn a_software_tpm_is_no_nitro_tpm() {
 }
 
 fn documents_of(documents: &Documents, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, String> {
-    attest::attestation::aws_nitro_tpm::Documents::document(documents, tpm, &[1; 32], &[2; 294])
+    aws_hypervisor::Documents::document(documents, tpm, &[1; 32], &[2; 294])
 }
 
 #[test]

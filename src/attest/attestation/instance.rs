@@ -19,6 +19,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Maximum number of entries of a list.
 const MAX_ENTRIES: usize = 10_000;
 
+/// The name of the ID among [`Instance::properties`].
+pub const ID: &str = "instance";
+
 /// PCRs of the SHA-384 bank.
 pub type Sha384 = BTreeMap<u32, String>;
 
@@ -185,7 +188,7 @@ impl Instance {
         let project = self.project.as_ref();
         let number = project.map(|(_, number)| number);
         [
-            ("instance", self.id.as_ref()),
+            (ID, self.id.as_ref()),
             ("project", project.map(|(name, _)| name)),
             ("project number", number),
             ("account", self.account.as_ref()),

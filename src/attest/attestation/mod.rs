@@ -12,6 +12,7 @@
 //! [`event_log`], [`phases`] and [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
 
 pub mod ak_certificate;
+pub mod aws_hypervisor;
 pub mod aws_nitro_tpm;
 pub mod aws_sev_snp;
 pub mod azure_sev_snp;

@@ -1,0 +1,245 @@
+//! What the variants of AWS have in common: the document in which its hypervisor signs the PCRs of a machine's NitroTPM, together with the
+//! key that the machine names, and what EC2 says of the instance.
+//!
+//! ```text
+//! AttestationDocument in the instance info: nonce = extra data, public_key = attestation key (SubjectPublicKeyInfo)
+//! ```
+//!
+//! The document alone proves that some machine of EC2 made it: whoever has one can have any key signed. But a machine whose SHA-384 PCRs
+//! are those of a known image names its own key only. So the key is endorsed if the policy has these values (`cloud.sha384`).
+//!
+//! The document has the ID of the instance. If the policy names accounts or zones (`cloud.accounts`, `cloud.zones`), EC2 says those of this
+//! instance to a validator that has credentials of the account.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::text;
+use hardware::claims::Property;
+use rustls::pki_types::UnixTime;
+
+use super::ak_certificate::Root;
+use super::document::Base64;
+use super::instance::{Demands, ID, Instance, Sha384};
+use super::nitro_document::NitroDocument;
+use super::nsm;
+use super::quote::Key;
+use super::sources::Sources;
+use super::vtpm::Evidence;
+use super::{IssueError, PlatformClaims, Policy, PolicyError, hex};
+use crate::tpm::{self, Bank, KeySource, Tpm};
+
+/// The root of NitroTPMs and Nitro Enclaves.
+const ROOTS: &[&roots::Root] = &[&roots::AWS_NITRO];
+
+/// Makes attestation documents of the NitroTPM of this machine.
+pub trait Documents: Send + Sync {
+    /// Returns a document with this nonce and this public key; `None` if this TPM never makes documents, and the log has said so.
+    fn document(
+        &self,
+        tpm: &mut Tpm,
+        nonce: &[u8],
+        public_key: &[u8],
+    ) -> Result<Option<Vec<u8>>, String>;
+}
+
+/// The NitroTPM: AWS's hypervisor makes the document. A TPM that does not know the command is asked once.
+#[derive(Default)]
+pub struct NitroTpm {
+    makes_none: AtomicBool,
+}
+
+impl Documents for NitroTpm {
+    fn document(
+        &self,
+        tpm: &mut Tpm,
+        nonce: &[u8],
+        public_key: &[u8],
+    ) -> Result<Option<Vec<u8>>, String> {
+        if self.makes_none.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let request = nsm::attestation_request(nonce, public_key)?;
+        let answer = tpm.nsm_request(&request).map_err(|error| {
+            let makes_none = matches!(error, tpm::Error::NoDocuments(..));
+            self.makes_none.store(makes_none, Ordering::Relaxed);
+            error.to_string()
+        })?;
+        match nsm::Answer::parse(&answer) {
+            Ok(nsm::Answer::Document(document)) => Ok(Some(document.into())),
+            Ok(nsm::Answer::Error(name)) => Err(format!("AWS's hypervisor refused: {name}")),
+            Err(why) => Err(format!(
+                "the answer of AWS's hypervisor cannot be read: {why}"
+            )),
+        }
+    }
+}
+
+/// Returns the attestation key of this machine as certificates contain it: SubjectPublicKeyInfo, DER.
+pub fn spki(tpm: &mut Tpm) -> Result<Vec<u8>, IssueError> {
+    let key = tpm.attestation_key(KeySource::Own);
+    let key = key.map_err(|error| IssueError(error.to_string()))?;
+    let key = Key::parse(&key).map_err(|error| IssueError(error.into()))?;
+    Ok(key.spki())
+}
+
+/// Returns a document with this extra data and this key, for the instance info. The log says why there is none: a peer whose policy demands
+/// none accepts the machine.
+pub fn document(
+    documents: Option<&Arc<dyn Documents>>,
+    tpm: &mut Tpm,
+    extra_data: &[u8; 32],
+    spki: &[u8],
+) -> Option<Base64> {
+    match documents?.document(tpm, extra_data, spki) {
+        Ok(document) => document.map(Base64),
+        Err(why) => {
+            log::warn!("no attestation document of the NitroTPM is sent: {why}");
+            None
+        }
+    }
+}
+
+/// Judges by what AWS's hypervisor signs, and by what EC2 says of the instance.
+pub struct AwsHypervisor {
+    roots: Vec<Root>,
+    demands: Demands,
+    /// Those that what the hypervisor signs must meet: all but what EC2 alone knows.
+    signed: Demands,
+    sources: Arc<dyn Sources>,
+}
+
+impl AwsHypervisor {
+    /// Makes a judge by a policy.
+    pub fn new(policy: &Policy, sources: &Arc<dyn Sources>) -> Result<AwsHypervisor, PolicyError> {
+        let demands = policy.cloud();
+        Ok(AwsHypervisor {
+            roots: Root::demanded(demands, ROOTS)?,
+            signed: Demands {
+                accounts: vec![],
+                zones: vec![],
+                ..demands.clone()
+            },
+            demands: demands.clone(),
+            sources: sources.clone(),
+        })
+    }
+
+    /// Returns whether the policy demands a document.
+    pub fn is_demanded(&self) -> bool {
+        self.demands != Demands::default()
+    }
+
+    /// Returns whether a document that is accepted proves that the attestation key is in the NitroTPM whose PCRs it has: an image that the
+    /// policy knows names no other key.
+    pub fn endorses_keys(&self) -> bool {
+        !self.demands.sha384.is_empty()
+    }
+
+    /// Returns what a document proves. `instance_id` is that which the machine says, if it says one.
+    pub fn judge(
+        &self,
+        evidence: &Evidence<'_>,
+        document: Option<&Base64>,
+        instance_id: Option<&str>,
+    ) -> Result<PlatformClaims, String> {
+        let document = document.ok_or(
+            "the policy demands what AWS's hypervisor signs (cloud), and the machine sent no attestation document of its NitroTPM: its \
+             log says why. If it can make none, remove cloud from the policy, and name its key (attestationKeys)",
+        )?;
+        self.judge_document(evidence, &document.0, instance_id)
+            .map_err(|why| format!("the attestation document of the NitroTPM: {why}"))
+    }
+
+    fn judge_document(
+        &self,
+        evidence: &Evidence<'_>,
+        document: &[u8],
+        instance_id: Option<&str>,
+    ) -> Result<PlatformClaims, String> {
+        let document = NitroDocument::parse(document)?;
+        let root = document.verify(&self.roots, UnixTime::now())?;
+        if document.nonce != Some(&evidence.extra_data) {
+            return Err("it was made for another connection: its nonce does not match".into());
+        }
+        if document.public_key != Some(&evidence.spki) {
+            return Err("it names another key than the one that signed the quote".into());
+        }
+        let module = document.module;
+        let (id, _) = module
+            .split_once("-tpm")
+            .ok_or_else(|| format!("it is of {module:.80}, which is no NitroTPM"))?;
+        if let Some(said) = instance_id.filter(|said| *said != id) {
+            let said = text::quoted(said, 80);
+            return Err(format!(
+                "it is of {module:.80}, and the machine says that it is {said}"
+            ));
+        }
+        let instance = Instance {
+            id: Some(id.into()),
+            ..Instance::default()
+        };
+        self.signed.judge(&instance)?;
+        check_quoted(&document, evidence)?;
+        check_signed(&document, &self.demands.sha384)?;
+        let nonce = "nonce of the connection: nonce".to_owned();
+        Ok(PlatformClaims {
+            technology: "AWS NitroTPM".into(),
+            signed_by: root.into(),
+            properties: instance.properties(),
+            chip: instance.id,
+            tcb: vec![],
+            bound: match self.endorses_keys() {
+                true => vec!["attestation key: public_key".into(), nonce],
+                false => vec![nonce],
+            },
+        })
+    }
+
+    /// Asks EC2 about the instance of the claims, if the policy demands what EC2 alone knows.
+    pub fn confirm(&self, mut platform: PlatformClaims) -> Result<PlatformClaims, String> {
+        if self.signed == self.demands {
+            return Ok(platform);
+        }
+        let is_id = |property: &Property| property.name == ID;
+        let id = platform.properties.iter().find(|one| is_id(one));
+        let id = id.ok_or("the claims name no instance of EC2")?;
+        let instance = self.sources.ec2_instance(&id.value)?;
+        self.demands.judge(&instance)?;
+        platform.properties.retain(|one| !is_id(one));
+        platform.properties.extend(instance.properties());
+        Ok(platform)
+    }
+}
+
+/// Checks that the document has all PCRs of one of these sets. The error tells of the set with the fewest others.
+fn check_signed(document: &NitroDocument<'_>, sets: &[Sha384]) -> Result<(), String> {
+    let others = |set: &Sha384| -> Vec<String> {
+        let line = |(index, expected): (&u32, &String)| {
+            let got = document.pcrs.get(index).map(|value| hex(value));
+            let is_other = got.as_ref() != Some(expected);
+            let got = got.unwrap_or_else(|| "nothing".into());
+            is_other.then(|| format!("SHA-384 PCR {index}: expected {expected}, got {got}"))
+        };
+        set.iter().filter_map(line).collect()
+    };
+    match sets.iter().map(others).min_by_key(Vec::len) {
+        Some(others) if !others.is_empty() => Err(others.join("; ")),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the document has the values that the TPM quoted, if it quoted that bank.
+fn check_quoted(document: &NitroDocument<'_>, evidence: &Evidence<'_>) -> Result<(), String> {
+    let Some(quoted) = evidence.pcrs_of(Bank::Sha384)? else {
+        return Ok(());
+    };
+    for (index, value) in &document.pcrs {
+        if quoted.get(index).is_some_and(|quoted| quoted != value) {
+            return Err(format!(
+                "its PCR {index} is not the one that the TPM quoted"
+            ));
+        }
+    }
+    Ok(())
+}
