@@ -280,7 +280,7 @@ fn api(owner: &'static str) -> (String, Arc<AtomicUsize>) {
 }
 
 /// Starts EC2. Returns the sources of a verifier that asks it, and the number of its requests.
-fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
+pub fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
     let (api, requests) = api(owner);
     let sources = Fetching::new(Settings {
         kds: None,
@@ -300,7 +300,7 @@ fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
 }
 
 /// Adds a list to the demands of the cloud.
-fn with_list(mut demands: Value, name: &str, entry: &str) -> Value {
+pub fn with_list(mut demands: Value, name: &str, entry: &str) -> Value {
     demands["cloud"][name] = json!([entry]);
     demands
 }

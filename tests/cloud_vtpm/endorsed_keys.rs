@@ -9,6 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use crate::aws_nitro_tpm::INSTANCE;
 use crate::cloud_tpm::NONCE;
 use crate::sev_snp::{ours, with};
 
@@ -79,7 +80,7 @@ fn of_variant(variant: &'static Variant) -> impl Fn(Policy) -> Arc<dyn Validator
 }
 
 #[test]
-fn no_report_of_a_machine_of_aws_endorses_a_key() {
+fn no_report_of_a_machine_of_aws_endorses_a_key_but_the_registers_that_aws_signed_do() {
     let (document, _) = crate::sev_snp::correct_of_aws().sample();
     let said = said(&document);
     for further in [
@@ -90,6 +91,30 @@ fn no_report_of_a_machine_of_aws_endorses_a_key() {
         let policy = policy(with(ours(), &further));
         let belief = belief(&document, of_variant(&aws_sev_snp::VARIANT), &policy);
         assert_eq!(belief, Belief::AnyKey, "{further}");
+    }
+
+    for correct in [
+        crate::sev_snp::correct_of_aws_with_documents(),
+        crate::aws_nitro_tpm::correct(),
+    ] {
+        let (document, _) = correct.sample();
+        let roots = &correct.policy["cloud"]["roots"];
+        for (further, expected) in [
+            (json!({"roots": roots}), Belief::AnyKey),
+            (
+                json!({"roots": roots, "instances": [INSTANCE]}),
+                Belief::AnyKey,
+            ),
+            (correct.policy["cloud"].clone(), Belief::Endorsed),
+        ] {
+            let policy = with(correct.policy.clone(), &json!({"cloud": further}));
+            let belief = belief(
+                &document,
+                of_variant(correct.variant),
+                &self::policy(policy),
+            );
+            assert_eq!(belief, expected, "{:?}: {further}", correct.variant);
+        }
     }
 }
 

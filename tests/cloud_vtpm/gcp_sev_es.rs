@@ -43,7 +43,7 @@ pub fn events(version: &str, technology: u8) -> Vec<(u32, Vec<u8>)> {
 }
 
 /// Returns a crypto-agile log with the SHA-256 bank.
-fn log_of(events: &[(u32, Vec<u8>)]) -> Vec<u8> {
+pub fn log_of(events: &[(u32, Vec<u8>)]) -> Vec<u8> {
     let spec = [
         &b"Spec ID Event03\0"[..],
         &[0, 0, 0, 0, 0, 2, 0, 2],

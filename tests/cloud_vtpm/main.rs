@@ -3,6 +3,7 @@
 
 mod authority;
 mod aws_nitro_tpm;
+mod aws_sev_snp;
 mod azure_sev_snp;
 mod azure_tdx;
 mod azure_trustedlaunch;
@@ -37,6 +38,7 @@ fn each_variant_of_a_cloud_accepts_its_correct_document() {
         gcp_sev_es::correct,
         sev_snp::correct_of_google,
         sev_snp::correct_of_aws,
+        sev_snp::correct_of_aws_with_documents,
         aws_nitro_tpm::correct,
     ];
     let samples = machines.map(|machine| machine().sample());

@@ -67,7 +67,7 @@ impl Setting {
 }
 
 /// Returns the attestation document in the instance info of a document.
-fn sent(document: &[u8]) -> Option<Vec<u8>> {
+pub fn sent(document: &[u8]) -> Option<Vec<u8>> {
     let document: Value = serde_json::from_slice(document).unwrap();
     let info = STANDARD.decode(document["InstanceInfo"].as_str().unwrap());
     let info: Value = serde_json::from_slice(&info.unwrap()).unwrap();

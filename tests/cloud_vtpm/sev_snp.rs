@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use attest::attestation::aws_hypervisor::Documents;
 use attest::attestation::aws_sev_snp::AwsSnpMachine;
 use attest::attestation::gcp_sev_snp::GoogleSnpMachine;
 use attest::attestation::snp::Reporter;
@@ -16,6 +17,7 @@ use hardware::snp::tcb::Product;
 use serde_json::{Value, json};
 
 use crate::authority::Authority;
+use crate::aws_nitro_tpm::{self, Hypervisor};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
 use crate::forged_snp::{CLOUD, Hierarchy, correct_report, sign_by_the_cloud};
 use crate::gcp_sev_es::{self, events, good};
@@ -24,7 +26,7 @@ use crate::meeting::{Correct, prove, validator};
 /// GUIDs of the certificate table: VCEK, VLEK, ASK.
 const VCEK: u128 = 0x63da758d_e664_4564_adc5_f4b93be8accd;
 const VLEK: u128 = 0xa8074bc2_a25a_483e_aae6_39c045a0b8a1;
-const ASK: u128 = 0x4ab7b379_bbac_4fe4_a02f_05aef327c782;
+pub const ASK: u128 = 0x4ab7b379_bbac_4fe4_a02f_05aef327c782;
 
 pub fn pem(name: &str) -> String {
     let text = STANDARD.encode(Hierarchy::get().certificate(name));
@@ -33,8 +35,8 @@ pub fn pem(name: &str) -> String {
 
 /// Signs a report after a change, and has a table with these entries.
 pub struct Chip {
-    change: fn(&mut [u8]),
-    table: Vec<(u128, &'static str)>,
+    pub change: fn(&mut [u8]),
+    pub table: Vec<(u128, &'static str)>,
 }
 
 impl Chip {
@@ -64,7 +66,16 @@ impl Reporter for Chip {
 }
 
 pub fn aws(cloud: &CloudTpm, chip: Arc<Chip>) -> Arc<dyn Issuer> {
-    let machine = Arc::new(AwsSnpMachine::new(chip));
+    aws_with(cloud, chip, None)
+}
+
+/// The same with documents of AWS's hypervisor.
+pub fn aws_with(
+    cloud: &CloudTpm,
+    chip: Arc<Chip>,
+    documents: Option<Arc<dyn Documents>>,
+) -> Arc<dyn Issuer> {
+    let machine = Arc::new(AwsSnpMachine::new(chip, documents));
     Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
 }
 
@@ -97,6 +108,15 @@ pub fn correct_of_aws() -> Correct {
     let cloud = CloudTpm::start();
     let issuer = aws(&cloud, Chip::new(|_| ()));
     Correct::new(&aws_sev_snp::VARIANT, issuer, ours(), cloud)
+}
+
+/// Returns a correct machine of AWS whose hypervisor signs documents.
+pub fn correct_of_aws_with_documents() -> Correct {
+    let (cloud, authority) = (CloudTpm::start(), Authority::new());
+    let hypervisor = Hypervisor::new(&authority, &aws_nitro_tpm::good(), |_| ());
+    let issuer = aws_with(&cloud, Chip::new(|_| ()), Some(Arc::new(hypervisor)));
+    let policy = with(ours(), &aws_nitro_tpm::demands(&authority, "0"));
+    Correct::new(&aws_sev_snp::VARIANT, issuer, policy, cloud)
 }
 
 /// Returns a correct machine of Google.
@@ -264,7 +284,7 @@ fn a_program_that_fetches_demands_the_list_of_revoked_certificates() {
 
 /// Counts how often it is asked for a chip's certificate, and has none.
 #[derive(Default)]
-struct Asked(AtomicUsize);
+pub struct Asked(pub AtomicUsize);
 
 impl Sources for Asked {
     fn snp_certificates(&self, _: &Report, _: Product) -> Result<Arc<Fetched>, String> {

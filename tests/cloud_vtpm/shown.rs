@@ -64,9 +64,9 @@ fn shown(machine: &Correct) -> Value {
     let (code, out, error) = verify_machine(folder.path(), machine, &machine.policy, &json);
     assert_eq!(code, 0, "{}: {error}", machine.variant.name);
     let report = assert_documented("verify", &out);
-    // a chip of AWS signs any key
+    // a chip of AWS signs any key, and AWS's hypervisor that of an image that the policy knows
     let believed = match machine.variant.name {
-        "aws-sev-snp" => "any key",
+        "aws-sev-snp" if machine.policy.get("cloud").is_none() => "any key",
         _ => "endorsed",
     };
     assert_eq!(report["believed"], believed, "{}", machine.variant.name);
@@ -125,6 +125,30 @@ fn of_chip() -> Value {
 #[test]
 fn verify_shows_the_chip_the_versions_the_properties_and_the_signers() {
     assert_eq!(shown(&sev_snp::correct_of_aws()), of_chip());
+
+    let (aws, mut expected) = (shown(&sev_snp::correct_of_aws_with_documents()), of_chip());
+    let document = "; the attestation document by ";
+    let (chip, root) = aws["signedBy"]
+        .as_str()
+        .unwrap()
+        .split_once(document)
+        .unwrap();
+    assert_eq!(
+        (chip, root.len()),
+        (expected["signedBy"].as_str().unwrap(), 64)
+    );
+    expected["signedBy"] = aws["signedBy"].clone();
+    let properties = expected["properties"].as_array_mut().unwrap();
+    properties.push(json!({"name": "instance", "value": aws_nitro_tpm::INSTANCE}));
+    let bound = expected["bound"].as_array_mut().unwrap();
+    bound.extend(
+        [
+            "attestation key: public_key",
+            "nonce of the connection: nonce",
+        ]
+        .map(Value::from),
+    );
+    assert_eq!(aws, expected);
 
     let azure = shown(&azure_sev_snp::correct());
     for member in ["technology", "signedBy", "chip"] {

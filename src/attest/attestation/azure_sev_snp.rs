@@ -122,6 +122,7 @@ impl Source for AzureSnpMachine {
                 maa_token: String::new(),
             }),
             gcp: None,
+            attestation_document: None,
         };
         Ok((info, is_complete))
     }

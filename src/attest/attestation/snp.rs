@@ -51,6 +51,9 @@ pub struct InstanceInfo {
     /// The names of Google's machine.
     #[serde(rename = "GCP", default)]
     pub gcp: Option<Names>,
+    /// The attestation document of AWS's hypervisor. The old system has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attestation_document: Option<Base64>,
 }
 
 /// What Azure's paravisor adds.
@@ -103,6 +106,7 @@ impl InstanceInfo {
             attestation_report: Base64(report),
             azure: None,
             gcp,
+            attestation_document: None,
         })
     }
 }
