@@ -475,6 +475,23 @@ fn the_sha_384_values_of_a_policy_are_those_of_all_stages() {
     let both = firstlight(&[&[file], &variant[..], &off, &further].concat());
     let both = Policy::from_json(&String::from_utf8(both.stdout).unwrap()).unwrap();
     assert_eq!((both.images().len(), both.cloud().sha384.len()), (2, 2));
+
+    // one that demands nothing of AWS goes on accepting the machines of its first image
+    let text = std::fs::read_to_string(&policy).unwrap();
+    let mut first: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(first.as_object_mut().unwrap().remove("cloud").is_some());
+    std::fs::write(&policy, first.to_string()).unwrap();
+    let both = firstlight(&[&[file], &variant[..], &off, &further].concat());
+    let said = String::from_utf8(both.stderr).unwrap();
+    assert!(said.contains("it gets none of this image"), "{said}");
+    let both = Policy::from_json(&String::from_utf8(both.stdout).unwrap()).unwrap();
+    assert_eq!((both.images().len(), both.cloud().sha384.len()), (2, 0));
+
+    // the same for the machines with SEV-SNP
+    let variant = ["--attestation-variant", "aws-sev-snp"];
+    let policy = firstlight(&[&[file], &variant[..], &off].concat()).stdout;
+    let policy = Policy::from_json(&String::from_utf8(policy).unwrap()).unwrap();
+    assert_eq!(policy.cloud().sha384.len(), 1);
 }
 
 /// The policy of a TDX machine has the firmware's MRTD, and what the firmware, the stub and the kernel measure of a disk.

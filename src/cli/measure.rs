@@ -157,8 +157,16 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
             let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
             let name = name.map_or_else(|| source.name(), str::to_owned);
+            let lacks_sha384 = present
+                .as_ref()
+                .is_some_and(|it| it.cloud().sha384.is_empty());
             let mut policy = with_image(present, Some(&name), &policy, None)?;
-            if *signs_sha384 {
+            if *signs_sha384 && lacks_sha384 {
+                log::warn!(
+                    "the policy demands no register that the cloud signs (cloud.sha384), so it gets none of this image: \
+                     machines of its other images would be refused"
+                );
+            } else if *signs_sha384 {
                 let signed = measure_image::sha384(source, &image, &of_image)?;
                 policy = policy.and_sha384(&signed).map_err(Failure::failed)?;
             }
