@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Makes an initrd with Firstlight as an image builder does: by a Debian's own dracut or initramfs-tools.
 #
-#   tools/initrd.sh SYSTEM SUITE OUT UNLOCK     UNLOCK: the program, the package firstlight-initramfs, or "-" for an initrd without
-#                                                Firstlight
+#   tools/initrd.sh SYSTEM SUITE OUT UNLOCK [KERNEL]     UNLOCK: the program, the package firstlight-initramfs, or "-" for an initrd
+#                                                         without Firstlight
 #
 # SYSTEM is dracut, initramfs-tools, or dracut of one more kind: dracut-measuring with the units of systemd that measure the phases of the
 # boot, dracut-network-manager with NetworkManager on a system without systemd-networkd, such as a Fedora. Does nothing if OUT is newer
 # than all that it is made of. SUITE is that of tools/debian.sh. SETTINGS are lines for the image's node.conf, AUTHORITIES is a file with
-# the certificates that the image trusts; without it, it trusts none. The initrd is for the kernel of tools/kernel.sh: for a suite of Debian that of Debian 12, for
-# Ubuntu its own.
+# the certificates that the image trusts; without it, it trusts none. The initrd is for the kernel of the suite KERNEL of
+# tools/kernel.sh: unless it is named, for a suite of Debian that of Debian 12, for Ubuntu its own.
 . "$(dirname "$0")/lib.sh"
 
 system=${1:?dracut, dracut-measuring, dracut-network-manager or initramfs-tools} suite=${2:?bookworm or trixie} out=${3:?where to} unlock=${4:?the program unlock}
@@ -18,9 +18,10 @@ dracut-*) kind=${system#dracut-} ;;
 esac
 debian=$("$ROOT/tools/debian.sh" "$suite" $kind)
 case $suite in
-noble) kernel=$("$ROOT/tools/kernel.sh" "$suite") ;;
-*) kernel=$("$ROOT/tools/kernel.sh") ;;
+noble) kernel=noble ;;
+*) kernel=${5:-bookworm} ;;
 esac
+kernel=$("$ROOT/tools/kernel.sh" "$kernel")
 inputs=("$ROOT/initramfs" "$0" "$debian/done" "$kernel/done")
 [ "$unlock" = - ] || inputs+=("$unlock")
 if [ -e "$out" ] && [ -z "$(find "${inputs[@]}" -newer "$out" -print -quit)" ]; then exit; fi

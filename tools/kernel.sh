@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches a distribution's kernel for virtual machines and prints the folder that holds it: boot/vmlinuz-VERSION, lib/modules/VERSION.
 #
-#   tools/kernel.sh [bookworm|noble]     Debian 12's, or Ubuntu 24.04's; only prints the folder if it exists
+#   tools/kernel.sh [bookworm|trixie|noble]     Debian 12's, Debian 13's, or Ubuntu 24.04's; only prints the folder if it exists
 #
 # The packages come through apt, so the distribution's signature on the archive is checked. The pinned version of Debian's is the one
 # that the boot tests were made with; if the archive no longer has it, the script takes its successor and prints its name. Ubuntu's is
@@ -16,13 +16,19 @@ bookworm)
   SHA256=(efe19f605b6f54a8352e68d85a629abb2d30b72a085faef603a9152590baa791)
   latest=$CACHE/kernel-latest
   ;;
+trixie)
+  VERSION=6.12.117-1
+  PACKAGES=(linux-image-6.12.117+deb13-cloud-amd64)
+  SHA256=(e9893e5295d0549b8852611f12a4b8b5f6cc4b8128dcc2086b9847793b904ab7)
+  latest=$CACHE/kernel-trixie-latest
+  ;;
 noble)
   VERSION=6.8.0-31.31
   PACKAGES=(linux-image-6.8.0-31-generic linux-modules-6.8.0-31-generic)
   SHA256=(fd2ed023c84163e62c73d3b7b613a9b004bd31e335641c23d42bd249e489fbe6 3f17f2c279257eb50e40da44390bdf8272c440ca078831c348773d1314b5c2fe)
   latest=
   ;;
-*) die "unknown suite $suite: bookworm or noble" ;;
+*) die "unknown suite $suite: bookworm, trixie or noble" ;;
 esac
 
 prefix=$CACHE/kernel-$VERSION
@@ -33,7 +39,7 @@ done
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 mkdir "$work/archives"
 case $suite in
-bookworm) source="deb $(mirror) $suite main" ;;
+bookworm | trixie) source="deb $(mirror) $suite main" ;;
 noble) source=$(ubuntu_source "$suite" "$work") ;;
 esac
 apt() { (cd "$work/archives" && private_apt "$source" -- "$@"); }
@@ -56,8 +62,10 @@ fi
 
 rm -rf "$prefix.$$"; mkdir -p "$prefix.$$"
 for package in "$work"/archives/*.deb; do
-  dpkg-deb --fsys-tarfile "$package" | tar x -C "$prefix.$$" --exclude=./usr
+  dpkg-deb --fsys-tarfile "$package" | tar x -C "$prefix.$$" --exclude=./usr/share
 done
+# since Debian 13 the modules are below /usr
+[ -d "$prefix.$$/lib" ] || mv "$prefix.$$/usr/lib" "$prefix.$$/lib"
 depmod -b "$prefix.$$" "$(ls "$prefix.$$/lib/modules")"
 (cd "$work/archives" && sha256sum ./*.deb) >"$prefix.$$/done"
 rm -rf "$prefix"; mv "$prefix.$$" "$prefix"

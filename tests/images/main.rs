@@ -28,6 +28,7 @@ const CLOUD: &str = "constel.csp=qemu constel.attestation-variant=qemu-vtpm";
 struct Maker {
     system: &'static str,
     suite: &'static str,
+    kernel: &'static str,
 }
 
 /// Debian 12's.
@@ -38,7 +39,7 @@ const DRACUT_13: Maker = Maker::new("dracut", "trixie");
 const NETWORK_MANAGER: Maker = Maker::new("dracut-network-manager", "trixie");
 const INITRAMFS_TOOLS_13: Maker = Maker::new("initramfs-tools", "trixie");
 /// Ubuntu 24.04's, with Ubuntu's kernel.
-const INITRAMFS_TOOLS_UBUNTU: Maker = Maker::new("initramfs-tools", "noble");
+const INITRAMFS_TOOLS_UBUNTU: Maker = Maker::new("initramfs-tools", "noble").with_kernel("noble");
 /// Those whose systemd measures the phases of the boot. The newest is of the day when tools/debian.sh fetched sid, systemd 262 when
 /// this was written. sid's packages do not fit together on every day; then the script says so.
 const SYSTEMD_252: Maker = Maker::new("dracut-measuring", "bookworm");
@@ -47,7 +48,17 @@ const NEWEST_SYSTEMD: Maker = Maker::new("dracut-measuring", "sid");
 
 impl Maker {
     const fn new(system: &'static str, suite: &'static str) -> Maker {
-        Maker { system, suite }
+        let kernel = "bookworm";
+        Maker {
+            system,
+            suite,
+            kernel,
+        }
+    }
+
+    /// The same for another kernel of tools/kernel.sh.
+    const fn with_kernel(self, kernel: &'static str) -> Maker {
+        Maker { kernel, ..self }
     }
 
     /// Makes the initrd.
@@ -57,9 +68,15 @@ impl Maker {
 
     /// Makes the initrd with the program `unlock`, or with the package that has it, in a file with the ending `ending`.
     fn initrd_with(self, unlock: &Path, ending: &str) -> Result<PathBuf> {
-        let Maker { system, suite } = self;
-        let initrd = root().join(format!("target/images/{system}-{suite}.{ending}"));
-        let arguments = [Path::new(system), Path::new(suite), &initrd, unlock];
+        let Maker {
+            system,
+            suite,
+            kernel,
+        } = self;
+        let initrd = format!("target/images/{system}-{suite}-linux-{kernel}.{ending}");
+        let initrd = root().join(initrd);
+        let [system, suite, kernel] = [system, suite, kernel].map(Path::new);
+        let arguments = [system, suite, &initrd, unlock, kernel];
         script("tools/initrd.sh", &arguments)?;
         Ok(initrd)
     }
@@ -68,18 +85,22 @@ impl Maker {
 /// A machine with a blank state disk that boots an initrd of `maker`, with `overlay` appended; `words` are added to the kernel's
 /// command line.
 fn setting(name: &str, maker: Maker, words: &str, overlay: &Overlay) -> Result<Setting> {
-    let mut machine = Machine::new(name)?;
-    machine.memory = 1024;
-    if maker.suite == "noble" {
-        machine.kernel = maker.suite;
-    }
-    let root = "root=LABEL=root rw rootfstype=ext4 init=/sbin/init";
-    machine.command_line = format!("{} {root} {words}", machine.command_line);
-    std::fs::copy(maker.initrd()?, machine.initramfs()).context("copy the initrd")?;
-    initramfs::append(&machine.initramfs(), overlay)?;
+    let machine = machine(name, maker, words, overlay)?;
     let mut setting = Setting::around(machine, DISK, FRESH_NODE)?;
     let os = setting.path("os.disk");
     script("initramfs/os-disk.sh", &[&os, &dist("bootstrapper")?])?;
     setting.machine.add_copy_of_disk("root", &os)?;
     Ok(setting)
+}
+
+/// Such a machine without its disks.
+fn machine(name: &str, maker: Maker, words: &str, overlay: &Overlay) -> Result<Machine> {
+    let mut machine = Machine::new(name)?;
+    machine.memory = 1024;
+    machine.kernel = maker.kernel;
+    let root = "root=LABEL=root rw rootfstype=ext4 init=/sbin/init";
+    machine.command_line = format!("{} {root} {words}", machine.command_line);
+    std::fs::copy(maker.initrd()?, machine.initramfs()).context("copy the initrd")?;
+    initramfs::append(&machine.initramfs(), overlay)?;
+    Ok(machine)
 }
