@@ -23,6 +23,8 @@ case $bootstrapper in
   while read -r word unit; do [ "$word" != enable ] || units+=("$unit"); done <"$ROOT/systemd/80-firstlight.preset"
   ;;
 esac
+# what the installation of tpm-udev makes; the rule of that package gives the TPM to this user
+chroot_into "$root" systemd-sysusers --inline 'u tss - "TPM software stack"' 2>/dev/null
 rm "$root/etc/machine-id"
 echo 5ec1e7a0000040008000000000000001 >"$root/etc/machine-id"
 # nothing has to be brought up to date at the first boot

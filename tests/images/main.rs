@@ -5,6 +5,7 @@
 //! They need `make build`'s programs and take minutes, so `cargo test` skips them: `make boot` runs the module `pairs`, `make
 //! test-images` runs all.
 
+mod evidence;
 mod measure;
 mod mkosi;
 mod newest;
@@ -45,6 +46,8 @@ const INITRAMFS_TOOLS_UBUNTU: Maker = Maker::new("initramfs-tools", "noble").wit
 const SYSTEMD_252: Maker = Maker::new("dracut-measuring", "bookworm");
 const SYSTEMD_257: Maker = Maker::new("dracut-measuring", "trixie");
 const NEWEST_SYSTEMD: Maker = Maker::new("dracut-measuring", "sid");
+/// Debian 13's with its own kernel, which has configfs-tsm.
+const SYSTEMD_257_LINUX_6_12: Maker = SYSTEMD_257.with_kernel("trixie");
 
 impl Maker {
     const fn new(system: &'static str, suite: &'static str) -> Maker {

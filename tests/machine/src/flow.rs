@@ -163,6 +163,16 @@ impl Setting {
         }
     }
 
+    /// `firstlight verify`: what a server at a port of the node proves about the operator's cluster.
+    pub fn verify(&self, vm: &Vm, port: u16) -> Result<String> {
+        let address = format!("127.0.0.1:{}", forwarded(vm, port)?);
+        let mut command = self.firstlight(&["verify", &address])?;
+        succeeded(
+            "firstlight verify",
+            command.output().context("run firstlight")?,
+        )
+    }
+
     /// Names the machine's attestation key in the policies of operator and join service, beside those that are there.
     pub fn accept(&self, key: &str) -> Result<()> {
         for file in ["policy.json", "config/attestationConfig"] {
