@@ -1,0 +1,42 @@
+//! What several targets have in common.
+
+use hardware::tdx::quote::{Attributes, Body, Quote};
+
+/// 2025-07-01: the collateral of the seeds, of a hierarchy of the tests, was valid then.
+pub const NOW: u64 = 1_751_328_000;
+
+/// Checks an error, which goes to a log.
+pub fn short(error: &str) {
+    assert!(!error.is_empty() && error.len() < 1000, "{error}");
+}
+
+/// Returns a quote that nothing signs.
+pub fn quote() -> Quote<'static> {
+    let body = Body {
+        tee_tcb_svn: [0; 16],
+        mr_seam: [0; 48],
+        mr_signer_seam: [0; 48],
+        seam_attributes: 0,
+        td_attributes: Attributes::USUAL,
+        xfam: 3,
+        mr_td: [0; 48],
+        mr_config_id: [0; 48],
+        mr_owner: [0; 48],
+        mr_owner_config: [0; 48],
+        rtmr: [[0; 48]; 4],
+        report_data: [0; 64],
+        td15: None,
+        service_tds: None,
+    };
+    Quote {
+        version: 4,
+        body,
+        signed: &[],
+        signature: &[0; 64],
+        attestation_key: &[0; 64],
+        qe_report: &[0; 384],
+        qe_signature: &[0; 64],
+        authentication: &[0; 32],
+        pck_chain: &[],
+    }
+}
