@@ -15,7 +15,7 @@ use image::{Bank, Given, Image, Loader, Platform, Stage, Units};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use rpc::grpc::{CallOptions, Status};
-use support::boot_image::{disk, kernel, run, systemd_boot, uki};
+use support::boot_image::{disk, kernel, run, systemd_boot, tdx_firmware, uki};
 use support::foreign::fetched;
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
@@ -500,7 +500,9 @@ fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
     let folder = tempfile::tempdir().unwrap();
     let [firmware, kernel, initrd, file] =
         ["OVMF.fd", "vmlinuz", "initrd", "image.efi"].map(|name| folder.path().join(name));
-    std::fs::write(&firmware, tdx_firmware()).unwrap();
+    // a page that is measured
+    let page = (0, 4096, 0xff000, 4096, 0, 1);
+    std::fs::write(&firmware, tdx_firmware(&[page])).unwrap();
     // the first kernel that measures on TDX machines is 6.9
     let linux = of_version(&linux(), b"6.9.0");
     std::fs::write(&kernel, &linux).unwrap();
@@ -574,26 +576,6 @@ fn of_version(kernel: &[u8], version: &[u8]) -> Vec<u8> {
     let at = 0x200 + usize::from(u16::from_le_bytes([kernel[0x20e], kernel[0x20f]]));
     kernel[at..at + version.len()].copy_from_slice(version);
     kernel
-}
-
-/// Returns a firmware with metadata for TDX: a section of a page, which is measured.
-fn tdx_firmware() -> Vec<u8> {
-    let mut file: Vec<u8> = (0..8192u32).map(|at| at as u8).collect();
-    let mut metadata = b"TDVF".to_vec();
-    for number in [48u32, 1, 1, 0, 4096] {
-        metadata.extend(number.to_le_bytes());
-    }
-    for number in [0xff000u64, 4096] {
-        metadata.extend(number.to_le_bytes());
-    }
-    metadata.extend([0, 0, 0, 0, 1, 0, 0, 0]);
-    let guid = b"\x35\x65\x7a\xe4\x4a\x98\x98\x47\x86\x5e\x46\x85\xa7\xbf\x8e\xc2";
-    let footer = b"\xde\x82\xb5\x96\xb2\x1f\xf7\x45\xba\xea\xa3\x66\xc5\x5a\x08\x2d";
-    let from_end = metadata.len() as u32 + 22 + 18 + 32;
-    file.extend(metadata);
-    file.extend(from_end.to_le_bytes());
-    file.extend([&[22, 0][..], guid, &[40, 0], footer, &[0; 32]].concat());
-    file
 }
 
 /// The policy of the image with the usual command line.

@@ -50,30 +50,11 @@ fn record(name: &[u8], address: u64) -> [u8; 128] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use support::boot_image::{TdxSection, tdx_firmware};
     use support::mutation::mutations;
 
-    /// Returns a firmware with these sections: place and length in the file, address, length, type, attributes.
-    fn firmware(sections: &[(u32, u32, u64, u64, u32, u32)]) -> Vec<u8> {
-        let mut file: Vec<u8> = (0..2 * PAGE).map(|at| at as u8).collect();
-        let mut metadata = b"TDVF".to_vec();
-        metadata.extend((16 + 32 * sections.len() as u32).to_le_bytes());
-        metadata.extend([1, 0, 0, 0, sections.len() as u8, 0, 0, 0]);
-        for (offset, raw, address, len, kind, attributes) in sections {
-            metadata.extend([offset.to_le_bytes(), raw.to_le_bytes()].concat());
-            metadata.extend([address.to_le_bytes(), len.to_le_bytes()].concat());
-            metadata.extend([kind.to_le_bytes(), attributes.to_le_bytes()].concat());
-        }
-        let guid = b"\x35\x65\x7a\xe4\x4a\x98\x98\x47\x86\x5e\x46\x85\xa7\xbf\x8e\xc2";
-        let footer = b"\xde\x82\xb5\x96\xb2\x1f\xf7\x45\xba\xea\xa3\x66\xc5\x5a\x08\x2d";
-        let from_end = metadata.len() as u32 + 22 + 18 + 32;
-        file.extend(metadata);
-        file.extend(from_end.to_le_bytes());
-        file.extend([&[22, 0][..], guid, &[40, 0], footer, &[0; 32]].concat());
-        file
-    }
-
-    fn of(sections: &[(u32, u32, u64, u64, u32, u32)]) -> Result<[u8; 48], String> {
-        mrtd(&Firmware::parse(&firmware(sections)).unwrap())
+    fn of(sections: &[TdxSection]) -> Result<[u8; 48], String> {
+        mrtd(&Firmware::parse(&tdx_firmware(sections)).unwrap())
     }
 
     #[test]
@@ -119,7 +100,7 @@ mod tests {
             let error = of(&[section]).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
-        let whole = firmware(&[(0, 4096, 0xff000, page, 0, 1), (0, 0, 0x800000, page, 3, 0)]);
+        let whole = tdx_firmware(&[(0, 4096, 0xff000, page, 0, 1), (0, 0, 0x800000, page, 3, 0)]);
         for changed in mutations(&whole, 2000) {
             if let Ok(firmware) = Firmware::parse(&changed) {
                 let _ = mrtd(&firmware);

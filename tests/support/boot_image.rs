@@ -1,5 +1,5 @@
 //! Unified kernel images and disks with an EFI system partition, made by the tools that distributions use: objcopy, sfdisk, mkfs.fat,
-//! mtools.
+//! mtools. And a firmware for TDX machines, byte by byte.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -136,4 +136,27 @@ pub fn disk(path: &Path, mebibytes: u64, fat: u32, files: &[(&str, &[u8])]) {
     run(copy
         .arg(format!("if={}", partition.display()))
         .arg(format!("of={}", path.display())));
+}
+
+/// A section of a firmware for TDX machines: its place and length in the file, its address, its length there, type, attributes.
+pub type TdxSection = (u32, u32, u64, u64, u32, u32);
+
+/// Makes a firmware for TDX machines, as OVMF is one, with these sections. It begins with two pages of content.
+pub fn tdx_firmware(sections: &[TdxSection]) -> Vec<u8> {
+    let mut file: Vec<u8> = (0..8192u32).map(|at| at as u8).collect();
+    let mut metadata = b"TDVF".to_vec();
+    metadata.extend((16 + 32 * sections.len() as u32).to_le_bytes());
+    metadata.extend([1, 0, 0, 0, sections.len() as u8, 0, 0, 0]);
+    for (offset, raw, address, len, kind, attributes) in sections {
+        metadata.extend([offset.to_le_bytes(), raw.to_le_bytes()].concat());
+        metadata.extend([address.to_le_bytes(), len.to_le_bytes()].concat());
+        metadata.extend([kind.to_le_bytes(), attributes.to_le_bytes()].concat());
+    }
+    let guid = b"\x35\x65\x7a\xe4\x4a\x98\x98\x47\x86\x5e\x46\x85\xa7\xbf\x8e\xc2";
+    let footer = b"\xde\x82\xb5\x96\xb2\x1f\xf7\x45\xba\xea\xa3\x66\xc5\x5a\x08\x2d";
+    let from_end = metadata.len() as u32 + 22 + 18 + 32;
+    file.extend(metadata);
+    file.extend(from_end.to_le_bytes());
+    file.extend([&[22, 0][..], guid, &[40, 0], footer, &[0; 32]].concat());
+    file
 }
