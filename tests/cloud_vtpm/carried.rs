@@ -2,8 +2,7 @@
 //! fetch. The node's demand, the service, its cache and the host's evidence are the genuine ones; AMD's servers are of the tests.
 
 use std::cell::RefCell;
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixListener;
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
@@ -11,14 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{IssueError, Issuer, Oid, Request, Role, Stage, aws_sev_snp};
+use attest::attestation::{Issuer, Stage, aws_sev_snp};
 use attest::tpm::Tpm;
-use bootstrapper::evidence::{self, Evidence};
+use bootstrapper::evidence::Evidence;
 use collateral::{Fetching, Settings};
+use common::evidence::{self, Bringing};
 use kubernetes::services::migration::Migration;
 use node::service_trust::{self, ServiceTrust};
 use proto::attested::Collateral;
-use rpc::grpc::Transport;
 use serde_json::{Value, json};
 use services::join_service::evidence::RemoteIssuer;
 use services::join_service::keys::Auth;
@@ -95,14 +94,11 @@ impl Meeting {
     /// Returns the socket at which the host gives evidence from now on.
     fn evidence(&self) -> PathBuf {
         let socket = self.dir.path().join("evidence");
-        let _ = std::fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket).unwrap();
-        let host = Arc::new(Evidence {
+        let host = Evidence {
             issuer: aws(&self.machine, Chip::new(|_| ())),
             tpm: self.machine.location(),
-        });
-        // it ends with the process
-        thread::spawn(move || evidence::accept(&listener, &host, Duration::from_secs(600)));
+        };
+        evidence::give(host, &socket);
         socket
     }
 
@@ -136,8 +132,8 @@ impl Meeting {
         (service.unwrap(), collateral)
     }
 
-    /// Connects the node, whose setting service-policy has these members. Returns why it refuses the service, and what it logs.
-    fn join(&self, further: &Value, socket: TcpStream) -> (Result<Transport, String>, String) {
+    /// Returns what the node, whose setting service-policy has these members, connects with.
+    fn client(&self, further: &Value) -> atls::Client {
         let policy = with(ours(), &json!({"measurements": {"4": "00".repeat(32)}}));
         let file = self.dir.path().join("service-policy");
         std::fs::write(&file, with(policy, further).to_string()).unwrap();
@@ -147,36 +143,29 @@ impl Meeting {
         };
         let (variant, tpm) = (&aws_sev_snp::VARIANT, self.node.location());
         let trust = ServiceTrust::new(settings, variant, tpm, Stage::Booted);
-        let client = atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), vec![])
+        atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), vec![])
             .verify_strong(vec![trust.judge().unwrap()])
             .to_join_service()
-            .require_strong();
+            .require_strong()
+    }
+
+    /// Connects the node to the service. Returns why it refuses the service, and what it logs.
+    fn join_service(&self, further: &Value, service: &JoinService) -> (Result<(), String>, String) {
+        let client = self.client(further);
+        let socket = TcpStream::connect(service.local_addr()).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let (connected, logged) = logged(|| client.connect(socket, deadline));
+        let (connected, logged) = logged(|| client.connect(socket, deadline).map(drop));
         (connected.map_err(|error| error.to_string()), logged)
     }
 
-    /// As [`Meeting::join`], to a server that demands nothing of the node.
+    /// As [`Meeting::join_service`], to a server that proves itself by this issuer.
     fn join_issuer(
         &self,
         further: &Value,
         issuer: Arc<dyn Issuer>,
     ) -> (Result<(), String>, String) {
-        let server = atls::Server::new(None, vec![]).attest_strong(issuer);
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let far = listener.accept().unwrap().0;
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let served = thread::spawn(move || server.handshake(far, deadline).map(drop));
-        let (joined, logged) = self.join(further, socket);
-        let _ = served.join().unwrap();
-        (joined.map(drop), logged)
-    }
-
-    fn join_service(&self, further: &Value, service: &JoinService) -> (Result<(), String>, String) {
-        let socket = TcpStream::connect(service.local_addr()).unwrap();
-        let (connected, logged) = self.join(further, socket);
-        (connected.map(drop), logged)
+        let client = self.client(further);
+        logged(|| evidence::meet(&client, issuer))
     }
 }
 
@@ -291,54 +280,16 @@ fn a_join_service_that_has_no_list_yet_does_not_wait_for_it() {
     assert_eq!(logged, "");
 }
 
-/// Proves a machine in the role of a join service, with this collateral.
-struct Bringing {
-    issuer: Arc<dyn Issuer>,
-    collateral: Collateral,
-}
-
-impl Issuer for Bringing {
-    fn oid(&self) -> Oid {
-        self.issuer.oid()
-    }
-
-    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.issuer.issue(user_data, nonce)
-    }
-
-    fn identity(&self) -> Result<attest::attestation::Identity, IssueError> {
-        self.issuer.identity()
-    }
-
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
-        self.issuer.prove(&Request {
-            role: Role::JoinService,
-            ..*request
-        })
-    }
-
-    fn collateral(&self, _: &[u8]) -> Option<Collateral> {
-        Some(self.collateral.clone())
-    }
-}
-
 #[test]
 fn a_list_that_is_not_amd_s_of_today_does_not_count_and_is_named() {
     let meeting = Meeting::new();
     let hierarchy = Hierarchy::get();
     let (from, until) = ("20250101000000Z", "20490101000000Z");
+    let issuer = RemoteIssuer::new(&aws_sev_snp::VARIANT, meeting.evidence());
+    let issuer: Arc<dyn Issuer> = Arc::new(issuer);
     let join = |policy: &Value, collateral: Collateral| {
-        let issuer = aws(&meeting.machine, Chip::new(|_| ()));
-        let server = atls::Server::new(None, vec![])
-            .attest_strong(Arc::new(Bringing { issuer, collateral }));
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let far = listener.accept().unwrap().0;
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let served = thread::spawn(move || server.handshake(far, deadline).map(drop));
-        let (joined, logged) = meeting.join(policy, socket);
-        let _ = served.join().unwrap();
-        (joined.map(drop), logged)
+        let issuer = issuer.clone();
+        meeting.join_issuer(policy, Arc::new(Bringing { issuer, collateral }))
     };
     let of = |list: Vec<u8>| Collateral {
         amd_authority: hierarchy.certificate("ask").to_vec(),

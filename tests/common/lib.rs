@@ -1,8 +1,9 @@
-//! Helpers of several tests that use our crates: attested peers, a real API server, a machine on loopback with its
+//! Helpers of several tests that use our crates: attested peers, a host that gives evidence, a real API server, a machine on loopback with its
 //! surroundings.
 
 pub mod attested;
 pub mod cloud_server;
+pub mod evidence;
 pub mod forger;
 pub mod joining;
 pub mod kube_apiserver;

@@ -2,8 +2,6 @@
 //! the host has. The node's demand, the service's cache and the host's evidence are the genuine ones.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::thread;
@@ -12,12 +10,11 @@ use std::time::{Duration, Instant};
 use attest::atls;
 use attest::attestation::carried::Carried;
 use attest::attestation::sources::Sources;
-use attest::attestation::{
-    IssueError, Issuer, Oid, Registers, Request, Stage, Variant, qemu_tdx, td,
-};
+use attest::attestation::{Issuer, Registers, Stage, Variant, qemu_tdx, td};
 use attest::tpm::Location;
-use bootstrapper::evidence::{self, Evidence};
+use bootstrapper::evidence::Evidence;
 use collateral::{Fetching, Kept, Settings};
+use common::evidence::{self, Bringing};
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::Product;
 use node::service_trust::{self, ServiceTrust};
@@ -91,14 +88,11 @@ impl Meeting {
     /// Returns what the join service in a pod has, of a host that has this file of collateral or none.
     fn issuer(&self, file: Option<PathBuf>) -> RemoteIssuer {
         let socket = self.dir.path().join("evidence");
-        let _ = fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket).unwrap();
-        let host = Arc::new(Evidence {
+        let host = Evidence {
             issuer: Arc::new(qemu_tdx::Issuer::new(Arc::new(Quoter), file, None)),
             tpm: location(&self.member),
-        });
-        // it ends with the process
-        thread::spawn(move || evidence::accept(&listener, &host, Duration::from_secs(600)));
+        };
+        evidence::give(host, &socket);
         RemoteIssuer::new(&VARIANT, socket)
     }
 
@@ -113,15 +107,7 @@ impl Meeting {
         let client = atls::Client::new(None, vec![])
             .verify_strong(vec![trust.judge().unwrap()])
             .to_join_service();
-        let server = atls::Server::new(None, vec![]).attest_strong(issuer);
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let far = listener.accept().unwrap().0;
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let served = thread::spawn(move || server.handshake(far, deadline).map(drop));
-        let joined = client.connect(socket, deadline).map(drop);
-        let _ = served.join().unwrap();
-        joined.map_err(|error| error.to_string())
+        evidence::meet(&client, issuer)
     }
 }
 
@@ -160,43 +146,17 @@ fn the_file_of_the_host_is_used_if_the_service_brings_nothing() {
     meeting.join(Arc::new(issuer)).unwrap();
 }
 
-/// Brings this collateral in place of the service's own.
-struct Bringing {
-    issuer: RemoteIssuer,
-    intel: Vec<u8>,
-}
-
-impl Issuer for Bringing {
-    fn oid(&self) -> Oid {
-        self.issuer.oid()
-    }
-
-    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.issuer.issue(user_data, nonce)
-    }
-
-    fn identity(&self) -> Result<attest::attestation::Identity, IssueError> {
-        self.issuer.identity()
-    }
-
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
-        self.issuer.prove(request)
-    }
-
-    fn collateral(&self, _: &[u8]) -> Option<attested::Collateral> {
-        Some(attested::Collateral {
-            intel: self.intel.clone(),
-            ..attested::Collateral::default()
-        })
-    }
-}
-
 #[test]
 fn collateral_that_is_wrong_in_one_thing_is_refused_by_its_name() {
     let meeting = Meeting::new();
     let join = |intel: Vec<u8>| {
-        let issuer = meeting.issuer(None);
-        meeting.join(Arc::new(Bringing { issuer, intel }))
+        meeting.join(Arc::new(Bringing {
+            issuer: Arc::new(meeting.issuer(None)),
+            collateral: attested::Collateral {
+                intel,
+                ..attested::Collateral::default()
+            },
+        }))
     };
     let json = |collateral: Collateral| serde_json::to_vec(&collateral).unwrap();
     let with = |change: fn(&mut Parts)| json(collateral_with(change));

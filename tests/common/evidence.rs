@@ -1,0 +1,63 @@
+//! A host that gives evidence, and a client that meets the server which proves itself by it.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use attest::atls;
+use attest::attestation::{Identity, IssueError, Issuer, Oid, Request};
+use bootstrapper::evidence::{self, Evidence};
+use proto::attested::Collateral;
+
+/// Has a host give this evidence at a socket, which may have been another host's, until the process ends.
+pub fn give(evidence: Evidence, socket: &Path) {
+    let _ = fs::remove_file(socket);
+    let listener = UnixListener::bind(socket).unwrap();
+    let host = Arc::new(evidence);
+    thread::spawn(move || evidence::accept(&listener, &host, Duration::from_secs(600)));
+}
+
+/// Connects a client to a server that proves itself by this issuer and demands nothing. Returns why the client refuses it.
+pub fn meet(client: &atls::Client, issuer: Arc<dyn Issuer>) -> Result<(), String> {
+    let server = atls::Server::new(None, vec![]).attest_strong(issuer);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far = listener.accept().unwrap().0;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let served = thread::spawn(move || server.handshake(far, deadline).map(drop));
+    let met = client.connect(socket, deadline).map(drop);
+    let _ = served.join().unwrap();
+    met.map_err(|error| error.to_string())
+}
+
+/// Proves what its issuer proves, and brings other collateral.
+pub struct Bringing {
+    pub issuer: Arc<dyn Issuer>,
+    pub collateral: Collateral,
+}
+
+impl Issuer for Bringing {
+    fn oid(&self) -> Oid {
+        self.issuer.oid()
+    }
+
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.issuer.issue(user_data, nonce)
+    }
+
+    fn identity(&self) -> Result<Identity, IssueError> {
+        self.issuer.identity()
+    }
+
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        self.issuer.prove(request)
+    }
+
+    fn collateral(&self, _: &[u8]) -> Option<Collateral> {
+        Some(self.collateral.clone())
+    }
+}
