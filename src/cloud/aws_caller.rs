@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use base::text::quoted;
 use zeroize::Zeroizing;
 
 use super::aws::Credentials;
@@ -122,7 +123,10 @@ pub fn region(variables: Variables) -> Result<Option<String>, String> {
         match variables(name).filter(|region| !region.is_empty()) {
             Some(region) if is_region(&region) => return Ok(Some(region)),
             Some(region) => {
-                return Err(format!("{name}: {region:.80?} is not the name of a region"));
+                return Err(format!(
+                    "{name}: {} is not the name of a region",
+                    quoted(region, 80)
+                ));
             }
             None => {}
         }

@@ -34,6 +34,7 @@ use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::Arc;
 
+use base::text::quoted;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
@@ -187,18 +188,20 @@ impl Machines {
             let Machine { name, address, .. } = machine;
             if !is_host(name) || name.parse::<IpAddr>().is_ok() {
                 return Err(format!(
-                    "{name:.80?} is not a name of a machine: expected letters, digits, hyphens, dots"
+                    "{} is not a name of a machine: expected letters, digits, hyphens, dots",
+                    quoted(name, 80)
                 ));
             }
             if !is_host(address) {
                 return Err(format!(
-                    "{name}: {address:.80?} is neither an IP address nor a DNS name"
+                    "{name}: {} is neither an IP address nor a DNS name",
+                    quoted(address, 80)
                 ));
             }
             if Role::parse(&machine.role) == Role::Unknown {
                 return Err(format!(
-                    "{name}: the role {:.80?} is not known: expected control-plane or worker",
-                    machine.role
+                    "{name}: the role {} is not known: expected control-plane or worker",
+                    quoted(&machine.role, 80)
                 ));
             }
             if !names.insert(name) || !addresses.insert(address) {
@@ -212,14 +215,16 @@ impl Machines {
             && !names.contains(own)
         {
             return Err(format!(
-                "self is {own:.80?}, which is not one of its machines"
+                "self is {}, which is not one of its machines",
+                quoted(own, 80)
             ));
         }
         if let Some(endpoint) = &list.endpoint
             && !is_host(endpoint)
         {
             return Err(format!(
-                "endpoint: {endpoint:.80?} is neither an IP address nor a DNS name"
+                "endpoint: {} is neither an IP address nor a DNS name",
+                quoted(endpoint, 80)
             ));
         }
         // the error does not repeat the text, which may be the init secret itself

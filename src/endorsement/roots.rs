@@ -1,5 +1,6 @@
 //! The roots that certify endorsement keys: those of vendors, which are in this program, and those that a policy contains.
 
+use base::text::quoted;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, TrustAnchor};
 
@@ -36,7 +37,8 @@ impl Root {
         }
         let known: Vec<_> = names().collect();
         Err(format!(
-            "the root {entry:.80?} is not known: expected a certificate in PEM, or one of {}",
+            "the root {} is not known: expected a certificate in PEM, or one of {}",
+            quoted(entry, 80),
             known.join(", ")
         ))
     }

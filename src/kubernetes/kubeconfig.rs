@@ -16,6 +16,7 @@ use zeroize::Zeroizing;
 use super::kubelet_certificate::pem;
 use super::{parameters, yaml};
 use base::crypto::Secret;
+use base::text::quoted;
 
 /// The maximum number of certificates in a bundle of CAs or in a client's chain.
 const MAX_CERTIFICATES: usize = 16;
@@ -40,8 +41,8 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
     let endpoint = server
         .strip_prefix("https://")
         .filter(|endpoint| parameters::is_endpoint(endpoint));
-    let endpoint =
-        endpoint.ok_or_else(|| format!("server: {server:.80?}, expected https://HOST:PORT"))?;
+    let endpoint = endpoint
+        .ok_or_else(|| format!("server: {}, expected https://HOST:PORT", quoted(server, 80)))?;
     let authority = certificates(
         &from["certificate-authority-data"],
         "certificate-authority-data",
@@ -74,7 +75,7 @@ fn named<'a>(kubeconfig: &'a Value, list: &str, name: &str) -> Result<&'a Value,
     let mut found = entries.filter(|entry| entry["name"] == name);
     found
         .next()
-        .ok_or_else(|| format!("its {list} contain no entry named {name:.80?}"))
+        .ok_or_else(|| format!("its {list} contain no entry named {}", quoted(name, 80)))
 }
 
 fn text_of<'a>(value: &'a Value, field: &str) -> Result<&'a str, String> {

@@ -7,6 +7,7 @@
 
 use std::fmt;
 
+use base::text::quoted;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::{Map, Number, Value};
 
@@ -57,7 +58,10 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
             Event::Scalar(text, style, _, tag) => {
                 if let Some(Open::Mapping(map, key @ None)) = open.last_mut() {
                     if map.contains_key(text.as_ref()) {
-                        return Err(at(span, format!("the key {text:.80?} occurs twice")));
+                        return Err(at(
+                            span,
+                            format!("the key {} occurs twice", quoted(text, 80)),
+                        ));
                     }
                     *key = Some(text.into_owned());
                     continue;

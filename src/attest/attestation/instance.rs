@@ -92,7 +92,10 @@ impl Demands {
         let is_account =
             |text: &&String| text.len() == 12 && text.bytes().all(|b| b.is_ascii_digit());
         if let Some(other) = self.accounts.iter().find(|one| !is_account(one)) {
-            return Err(format!("accounts: expected 12 digits, got {other:.80?}"));
+            return Err(format!(
+                "accounts: expected 12 digits, got {}",
+                text::quoted(other, 80)
+            ));
         }
         if self.sha384.len() > MAX_ENTRIES || self.sha384.iter().any(BTreeMap::is_empty) {
             return Err(format!(
@@ -103,7 +106,8 @@ impl Demands {
             let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
             if value.len() != 96 || !value.bytes().all(is_digit) {
                 return Err(format!(
-                    "sha384: PCR {index}: expected 96 hex digits, got {value:.120?}"
+                    "sha384: PCR {index}: expected 96 hex digits, got {}",
+                    text::quoted(value, 120)
                 ));
             }
         }
@@ -157,7 +161,8 @@ fn from_one_or_several<'de, D: Deserializer<'de>>(
     let pcr = |(name, value): (String, String)| match name.parse() {
         Ok(pcr) => Ok((pcr, value)),
         Err(_) => Err(D::Error::custom(format!(
-            "sha384: expected the number of a PCR, got {name:.80?}"
+            "sha384: expected the number of a PCR, got {}",
+            text::quoted(name, 80)
         ))),
     };
     sets.into_iter()

@@ -7,6 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use base::text::quoted;
+
 use super::{hex, sha256, unhex};
 
 /// TPM_ALG_SHA256 (TCG Algorithm Registry) in hexadecimal.
@@ -47,7 +49,8 @@ impl FromStr for KeyName {
         let digest = digest.and_then(unhex).map(KeyName);
         digest.ok_or_else(|| {
             format!(
-                "not a Name of an attestation key: {text:.80?}; expected {SHA256} and 64 hexadecimal digits"
+                "not a Name of an attestation key: {}; expected {SHA256} and 64 hexadecimal digits",
+                quoted(text, 80)
             )
         })
     }

@@ -5,6 +5,7 @@
 //! answer  = { "Attestation": { "document": bytes } } or { "Error": name }, and then bytes without a meaning, which may be those of the request
 //! ```
 
+use base::text::quoted;
 use minicbor::{Decoder, Encoder};
 
 /// Maximum length of nonce and key in bytes.
@@ -77,9 +78,12 @@ fn read(bytes: &[u8]) -> Read<'_> {
             {
                 Ok(Answer::Error(name))
             }
-            name => Err(format!("the error {name:.40?} has no name")),
+            name => Err(format!("the error {} has no name", quoted(name, 40))),
         },
-        _ => Err(format!("expected Attestation or Error, got {kind:.40?}")),
+        _ => Err(format!(
+            "expected Attestation or Error, got {}",
+            quoted(kind, 40)
+        )),
     })
 }
 

@@ -62,6 +62,7 @@ use super::old_snp;
 use super::old_tdx;
 use super::{ClusterRegister, KeyName, Registers, Stage, hex, unhex};
 use base::crypto::CLUSTER_ID_LEN;
+use base::text::quoted;
 
 /// Configurations of the old system repeat this pattern where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
@@ -195,7 +196,8 @@ impl Image {
         let is_plain = name.chars().all(|c| c == ' ' || c.is_ascii_graphic());
         if !is_plain || name.len() > MAX_NAME || name.trim() != name {
             return Err(format!(
-                "the name {name:.120?}: expected at most {MAX_NAME} plain characters"
+                "the name {}: expected at most {MAX_NAME} plain characters",
+                quoted(name, 120)
             ));
         }
         initramfs.retain(|index, measurement| measurements.get(index) != Some(measurement));
@@ -256,8 +258,12 @@ impl Image {
         let mut measurements = BTreeMap::new();
         for (name, measurement) in json {
             let index = name.parse().ok().filter(|index| *index <= MAX_INDEX);
-            let index = index
-                .ok_or_else(|| format!("{name:.80?} is not a PCR: expected 0 to {MAX_INDEX}"))?;
+            let index = index.ok_or_else(|| {
+                format!(
+                    "{} is not a PCR: expected 0 to {MAX_INDEX}",
+                    quoted(&name, 80)
+                )
+            })?;
             let (expected, warn_only) = match measurement {
                 JsonMeasurement::Bare(expected) => (expected, false),
                 JsonMeasurement::Full {
@@ -267,7 +273,8 @@ impl Image {
             };
             let expected = register(&expected).ok_or_else(|| {
                 format!(
-                    "PCR {index}: expected 64 hex digits (a TDX machine: 96), got {expected:.120?}"
+                    "PCR {index}: expected 64 hex digits (a TDX machine: 96), got {}",
+                    quoted(&expected, 120)
                 )
             })?;
             if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
@@ -456,7 +463,12 @@ impl Policy {
             Image::from_json(&json.name, json.measurements, json.initramfs).map_err(PolicyError)?,
         ];
         for image in json.also_accepted {
-            let wrong = |error| PolicyError(format!("alsoAccepted: {:.120?}: {error}", image.name));
+            let wrong = |error| {
+                PolicyError(format!(
+                    "alsoAccepted: {}: {error}",
+                    quoted(&image.name, 120)
+                ))
+            };
             let parsed = Image::from_json(&image.name, image.measurements, image.initramfs);
             images.push(parsed.map_err(wrong)?);
         }
@@ -476,7 +488,10 @@ impl Policy {
             return Err(PolicyError(text.into()));
         }
         if let Some(other) = json.require.as_ref().filter(|form| *form != STRONG) {
-            let text = format!("require has the value {other:.80?}, expected {STRONG:?}");
+            let text = format!(
+                "require has the value {}, expected {STRONG:?}",
+                quoted(other, 80)
+            );
             return Err(PolicyError(text));
         }
         Policy {

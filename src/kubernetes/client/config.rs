@@ -23,6 +23,7 @@ use zeroize::Zeroizing;
 
 use super::super::yaml;
 use super::Error;
+use base::text::quoted;
 
 /// The directory with a pod's service account token, the cluster's CA and its namespace.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -117,16 +118,16 @@ impl Config {
         roots: Vec<CertificateDer<'static>>,
         credentials: Credentials,
     ) -> Result<Config, Error> {
-        let uri: Uri = server
-            .parse()
-            .map_err(|error| config_error(name, format!("server {server:.200?}: {error}")))?;
+        let uri: Uri = server.parse().map_err(|error| {
+            config_error(name, format!("server {}: {error}", quoted(server, 200)))
+        })?;
         if uri.scheme_str() != Some("https")
             || uri.host().is_none_or(str::is_empty)
             || uri.query().is_some()
         {
             return Err(config_error(
                 name,
-                format!("server {server:.200?}: expected https://HOST:PORT"),
+                format!("server {}: expected https://HOST:PORT", quoted(server, 200)),
             ));
         }
         let roots = roots
@@ -374,8 +375,9 @@ struct User {
 impl Kubeconfig {
     fn current(self, name: &str, directory: &Path) -> Result<Config, Error> {
         let wanted = &self.current_context;
-        let missing =
-            |what: &str, of: &str| config_error(name, format!("there is no {what} {of:.80?}"));
+        let missing = |what: &str, of: &str| {
+            config_error(name, format!("there is no {what} {}", quoted(of, 80)))
+        };
         if wanted.is_empty() {
             return Err(config_error(name, "current-context is missing"));
         }

@@ -21,6 +21,7 @@ use ureq::http::Method;
 use super::error::Status;
 use super::{Client, Collection, Error, List, Refused, Request, Selector, query, version};
 use base::backoff::Backoff;
+use base::text::quoted;
 
 /// The duration of a stream.
 const ROUND: Duration = Duration::from_secs(60);
@@ -346,7 +347,8 @@ fn parse(line: &[u8]) -> Result<Frame, String> {
     let version = version(&object);
     if version.is_empty() {
         return Err(format!(
-            "an event {kind:.20?} of an object without resourceVersion"
+            "an event {} of an object without resourceVersion",
+            quoted(&kind, 20)
         ));
     }
     match kind.as_str() {
@@ -354,7 +356,7 @@ fn parse(line: &[u8]) -> Result<Frame, String> {
         "MODIFIED" => Ok(Frame::Change(Event::Modified(object), version)),
         "DELETED" => Ok(Frame::Change(Event::Deleted(object), version)),
         "BOOKMARK" => Ok(Frame::Bookmark(version)),
-        kind => Err(format!("an event {kind:.20?}")),
+        kind => Err(format!("an event {}", quoted(kind, 20))),
     }
 }
 
