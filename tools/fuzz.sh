@@ -43,7 +43,8 @@ for target in "${targets[@]}"; do
   program=$ROOT/fuzz/target/$GNU/release/$target
   mkdir -p "$corpus" "$findings"
   # Intel's own collateral has 40 kB
-  max_len=16384; [ "$target" != tdx_collateral ] || max_len=65536
+  max_len=16384
+  case $target in tdx_collateral | carried) max_len=65536 ;; esac
   options=(-max_total_time="$seconds" -max_len=$max_len -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=1)
   options+=(-artifact_prefix="$findings/" "$corpus")
   if [ -e "corpus/$target.tar.gz" ]; then
