@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::https::Failure;
+use crate::https::{Failure, retried};
 use crate::item::{Content, Item, chip_of};
 use crate::store::Store;
 
@@ -289,7 +289,8 @@ impl Cache {
         }
         let place = item.is_of_a_chip().then(|| self.wait_for_chip());
         let place = place.transpose();
-        let fetched = place.and_then(|_place| self.fetch(item, deadline));
+        let fetched =
+            place.and_then(|_place| retried(deadline, || self.origin.fetch(item, deadline)));
         let fetched = fetched.and_then(|bytes| {
             let entry = self.entry(item, &bytes, now).map_err(Failure::Bad)?;
             self.store.save(item, &bytes);
@@ -324,17 +325,6 @@ impl Cache {
         entry
             .map_err(|why| log::warn!("{item} is kept, but not usable: {why}"))
             .ok()
-    }
-
-    fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure> {
-        loop {
-            match self.origin.fetch(item, deadline) {
-                Err(Failure::Later(_, until)) if until < deadline => {
-                    thread::sleep(until.saturating_duration_since(Instant::now()));
-                }
-                outcome => return outcome,
-            }
-        }
     }
 
     fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<Entry, String> {

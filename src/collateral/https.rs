@@ -4,9 +4,11 @@
 use std::fmt;
 use std::io::Read;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use base::backoff::Backoff;
+use base::text;
 use ureq::Agent;
 use ureq::http::{HeaderMap, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
@@ -22,6 +24,9 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The longest pause that a server can demand: a wrong value must not stop validations for days.
 const LONGEST_DEMANDED: Duration = Duration::from_secs(3600);
+
+/// Maximum length of what is shown of a refusal.
+const SHOWN: usize = 400;
 
 /// A server that this program may ask.
 pub struct Server {
@@ -71,6 +76,8 @@ pub struct Request<'a> {
     pub types: &'a [&'a str],
     /// Maximum size of the answer in bytes.
     pub limit: usize,
+    /// The JSON of a POST; without it the request is a GET.
+    pub content: Option<&'a str>,
 }
 
 /// A successful answer.
@@ -102,6 +109,18 @@ impl fmt::Display for Failure {
         | Failure::Full(why, _)
         | Failure::Bad(why)) = self;
         f.write_str(why)
+    }
+}
+
+/// Sends again after each pause that ends before the deadline.
+pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+    loop {
+        match send() {
+            Err(Failure::Later(_, until)) if until < deadline => {
+                thread::sleep(until.saturating_duration_since(Instant::now()));
+            }
+            outcome => return outcome,
+        }
     }
 }
 
@@ -166,7 +185,7 @@ impl Server {
     }
 
     /// Sends one request.
-    pub fn get(&self, request: &Request<'_>, deadline: Instant) -> Result<Answer, Failure> {
+    pub fn send(&self, request: &Request<'_>, deadline: Instant) -> Result<Answer, Failure> {
         let _place = self.enter()?;
         let answer = self.exchange(request, deadline);
         let mut state = self.state();
@@ -226,15 +245,23 @@ impl Server {
         let name = &self.name;
         let left = deadline.saturating_duration_since(Instant::now());
         let away = |error: ureq::Error| Attempt::Later(format!("{name}: {error}"), None);
-        let response = self
-            .agent
-            .get(format!("{}{}", self.base, request.path))
-            .header("Accept", request.types.join(", "))
-            .config()
-            .timeout_global(Some(left.max(Duration::from_millis(1))))
-            .build()
-            .call()
-            .map_err(away)?;
+        let url = format!("{}{}", self.base, request.path);
+        let (types, timeout) = (
+            request.types.join(", "),
+            Some(left.max(Duration::from_millis(1))),
+        );
+        let response = match request.content {
+            None => {
+                let get = self.agent.get(url).header("Accept", types);
+                get.config().timeout_global(timeout).build().call()
+            }
+            Some(json) => {
+                let post = self.agent.post(url).header("Accept", types);
+                let post = post.header("Content-Type", "application/json");
+                post.config().timeout_global(timeout).build().send(json)
+            }
+        };
+        let response = response.map_err(away)?;
         let headers = response.headers().clone();
         let bad = |why: String| Attempt::Bad(format!("{name}{}: {why}", request.path));
         match response.status().as_u16() {
@@ -256,6 +283,14 @@ impl Server {
                 return Err(bad(format!(
                     "it redirects (status {status}), which is not followed"
                 )));
+            }
+            // a POST is refused for what it has, and the answer says why
+            status if request.content.is_some() => {
+                let mut said = Vec::new();
+                let body = response.into_body().into_reader();
+                let _ = body.take(SHOWN as u64).read_to_end(&mut said);
+                let said = text::quoted(String::from_utf8_lossy(&said), SHOWN);
+                return Err(bad(format!("status {status}: {said}")));
             }
             status => return Err(bad(format!("status {status}"))),
         }

@@ -90,8 +90,9 @@ fn get(server: &Server, path: &str, limit: usize, deadline: Instant) -> Result<V
         path,
         types: DER,
         limit,
+        content: None,
     };
-    server.get(&request, deadline).map(|answer| answer.body)
+    server.send(&request, deadline).map(|answer| answer.body)
 }
 
 fn folder(signer: Signer) -> &'static str {

@@ -1,15 +1,17 @@
-//! What validators fetch: certificates of AMD's chips, AMD's revocation lists, Intel's collateral of TDX platforms, and the word of EC2 on
-//! instances. Only services and the operator's command link this crate; a node judges what evidence contains.
+//! What validators fetch: certificates of AMD's chips, AMD's revocation lists, Intel's collateral of TDX platforms, and the word of EC2 and of
+//! Microsoft's attestation service on machines. Only services and the operator's command link this crate; a node judges what evidence contains.
 //!
 //! ```text
 //! validator ─► Fetching ─► cache ─► store: directory, file or ConfigMap
 //!                     │         └─► kds, pcs ─► https ─► AMD, Intel, or servers of the operator
-//!                     └──► ec2 ─► EC2, with credentials of the operator or of the service's machine
+//!                     ├──► ec2 ─► EC2, with credentials of the operator or of the service's machine
+//!                     └──► maa ─► https ─► Microsoft's attestation service that the policy names
 //! ```
 //!
 //! Nothing that comes from AMD, Intel or a store is believed: it must be what was asked for, so that no answer replaces another, and
 //! the validator verifies its signatures each time. A hostile server or store can only make a validation fail.
-//! EC2 is believed, as AWS is for machines with a NitroTPM: its certificate leads to an authority of this machine.
+//! EC2 is believed, as AWS is for machines with a NitroTPM, and Microsoft's service on firmware of Azure: their certificates lead to an
+//! authority of this machine.
 
 mod cache;
 mod config_map;
@@ -19,6 +21,7 @@ mod flags;
 mod https;
 mod item;
 mod kds;
+mod maa;
 mod pcs;
 mod store;
 mod x509;
@@ -29,6 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use attest::attestation::instance::Instance;
+use attest::attestation::maa::{Question, Word};
 use attest::attestation::sources::Sources;
 use hardware::snp::chain::{self, Fetched};
 use hardware::snp::report::{Report, Signer};
@@ -43,6 +47,7 @@ use ec2::Ec2;
 use https::Failure;
 use item::{Authority, Content, Item};
 use kds::Kds;
+use maa::Maa;
 use pcs::Pcs;
 use store::{CollateralFile, Directory, Nowhere, Store};
 
@@ -57,6 +62,7 @@ pub mod parsers {
     pub use crate::describe::parse_described;
     pub use crate::https::retry_after;
     pub use crate::item::{Authority, Item, chip_of};
+    pub use crate::maa::parse as token;
     pub use crate::pcs::{der_or_digits, issuer_chain, signed};
 }
 
@@ -126,6 +132,7 @@ impl Default for Settings {
 pub struct Fetching {
     cache: Arc<Cache>,
     ec2: Option<Arc<Ec2>>,
+    maa: Option<Arc<Maa>>,
     time: Duration,
     /// Whether callers wait for servers.
     waits: bool,
@@ -164,10 +171,12 @@ impl Fetching {
                 Box::new(config_map::ConfigMap::new(&client, &namespace, &name))
             }
         };
+        let maa = Maa::new(https::roots(settings.ca.as_deref())?, settings.clock);
         let cache = Cache::new(Box::new(servers), store, settings.clock);
         Ok(Arc::new(Fetching {
             cache: Arc::new(cache),
             ec2: settings.ec2.as_ref().map(Ec2::new),
+            maa: Some(Arc::new(maa)),
             time: settings.time,
             waits: true,
         }))
@@ -177,8 +186,9 @@ impl Fetching {
     pub fn at_hand(&self) -> Arc<dyn Sources> {
         Arc::new(Fetching {
             cache: self.cache.clone(),
-            // a machine brings no word of EC2
+            // a machine brings no word of clouds
             ec2: None,
+            maa: None,
             time: self.time,
             waits: false,
         })
@@ -260,6 +270,11 @@ impl Sources for Fetching {
     fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
         let deadline = Instant::now() + self.time;
         Ok(Arc::new(self.authority(product, signer, deadline)?))
+    }
+
+    fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {
+        let maa = self.maa.as_ref().ok_or("nobody is asked")?;
+        maa.word(question, Instant::now() + self.time)
     }
 
     fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, String> {

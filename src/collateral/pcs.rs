@@ -118,7 +118,13 @@ fn get(
     limit: usize,
     deadline: Instant,
 ) -> Result<Answer, Failure> {
-    server.get(&Request { path, types, limit }, deadline)
+    let request = Request {
+        path,
+        types,
+        limit,
+        content: None,
+    };
+    server.send(&request, deadline)
 }
 
 fn assembled(

@@ -6,6 +6,8 @@ use attest::attestation::azure_sev_snp::{AzureSnpMachine, VARIANT};
 use attest::attestation::prepared::Prepared;
 use attest::attestation::sources::{Sources, offline};
 use attest::attestation::{Issuer, Policy, Validator, hcl, vtpm};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::Report;
 use hardware::snp::tcb::Product;
@@ -29,21 +31,20 @@ fn sign(report: &mut [u8], change: fn(&mut [u8])) {
     report[32..32 + 1184].copy_from_slice(&of_chip);
 }
 
-fn pem(name: &str) -> String {
+pub fn pem(name: &str) -> String {
     let der = Hierarchy::get().certificate(name);
-    use base64::Engine;
-    let text = base64::engine::general_purpose::STANDARD.encode(&der);
+    let text = STANDARD.encode(&der);
     format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
 }
 
-struct Machine {
+pub struct Machine {
     cloud: CloudTpm,
     host: Host,
 }
 
 impl Machine {
     /// Starts a machine whose chip signs its report after `change`; `after` alters the stored report.
-    fn start(change: fn(&mut [u8]), after: fn(&mut Vec<u8>)) -> Machine {
+    pub fn start(change: fn(&mut [u8]), after: fn(&mut Vec<u8>)) -> Machine {
         let cloud = CloudTpm::azure(|report| {
             sign(report, change);
             after(report);
@@ -57,7 +58,7 @@ impl Machine {
         Machine { cloud, host }
     }
 
-    fn issuer(&self) -> Arc<dyn Issuer> {
+    pub fn issuer(&self) -> Arc<dyn Issuer> {
         let machine = Arc::new(Prepared::new(AzureSnpMachine::new(self.host.url())));
         Arc::new(vtpm::Issuer::new(self.cloud.location(), None, machine))
     }
@@ -80,7 +81,7 @@ fn policy(further: &Value) -> Result<Policy, String> {
 }
 
 /// Returns the validator under the root of the tests, unless the policy names another one.
-fn judge(further: &Value, sources: &Arc<dyn Sources>) -> Result<Arc<dyn Validator>, String> {
+pub fn judge(further: &Value, sources: &Arc<dyn Sources>) -> Result<Arc<dyn Validator>, String> {
     let mut further = further.clone();
     if further["amdRootKey"]
         .as_str()
@@ -241,10 +242,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
             "microcode is 219, below the minimum 220",
         ),
         (other("Equal"), "firmwareSignerConfig does not name"),
-        (
-            other("MAAFallback"),
-            "no program asks Microsoft's attestation service",
-        ),
+        (other("MAAFallback"), "maaURL does not say whom to ask"),
         (
             json!({"snp": {"launchMeasurements": ["00".repeat(48)]}}),
             "MEASUREMENT is",

@@ -23,6 +23,7 @@ mod host;
 #[path = "../node/json.rs"]
 mod json;
 mod meeting;
+mod microsofts_word;
 mod nitro_machine;
 mod nitro_tpm;
 mod prepared_keys;

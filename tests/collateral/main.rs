@@ -279,6 +279,7 @@ fn the_requests_to_the_kds_are_those_that_amd_publishes() {
     assert_eq!(of_turin.leaf.as_deref(), Some(&amd("vcek_turin.der")[..]));
     let targets = server.targets();
     assert_eq!(targets.len(), 4, "{targets:?}");
+    assert!(server.contents().is_empty());
     let head = &server.heads()[0].to_lowercase();
     for expected in [
         &format!("\r\nhost: {}\r\n", &server.url()[8..])[..],

@@ -85,6 +85,8 @@ type Answers = Box<dyn Fn(&str) -> Answer + Send + Sync>;
 struct Shared {
     /// The head of each request.
     heads: Mutex<Vec<String>>,
+    /// The content of each POST.
+    contents: Mutex<Vec<Vec<u8>>>,
     answers: Answers,
 }
 
@@ -104,6 +106,7 @@ impl Server {
         let (tls, listener) = (Arc::new(tls), TcpListener::bind("127.0.0.1:0").unwrap());
         let shared = Arc::new(Shared {
             heads: Mutex::default(),
+            contents: Mutex::default(),
             answers: Box::new(answers),
         });
         let (address, serving) = (listener.local_addr().unwrap(), Arc::downgrade(&shared));
@@ -137,6 +140,11 @@ impl Server {
         self.shared.heads.lock().unwrap().clone()
     }
 
+    /// Returns the contents of all POST requests.
+    pub fn contents(&self) -> Vec<Vec<u8>> {
+        self.shared.contents.lock().unwrap().clone()
+    }
+
     /// Returns the targets of all requests.
     pub fn targets(&self) -> Vec<String> {
         let target = |head: String| head.split(' ').nth(1).unwrap_or_default().to_owned();
@@ -157,6 +165,7 @@ impl Drop for Server {
         // replaced by nothing, the thread ends at the next connection
         self.shared = Arc::new(Shared {
             heads: Mutex::default(),
+            contents: Mutex::default(),
             answers: Box::new(|_| Answer::status("503 Service Unavailable")),
         });
         let _ = TcpStream::connect(self.address);
@@ -176,6 +185,18 @@ fn serve(socket: TcpStream, tls: Arc<ServerConfig>, shared: &Shared) {
     }
     let head = String::from_utf8(head).unwrap();
     let target = head.split(' ').nth(1).unwrap().to_owned();
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let is_length = name.eq_ignore_ascii_case("content-length");
+        is_length.then(|| value.trim().parse().unwrap())
+    });
+    if let Some(length) = length {
+        let mut content = vec![0; length];
+        if stream.read_exact(&mut content).is_err() {
+            return;
+        }
+        shared.contents.lock().unwrap().push(content);
+    }
     shared.heads.lock().unwrap().push(head);
     let answer = (shared.answers)(&target);
     // a client that had enough goes away

@@ -166,7 +166,11 @@ impl Endorser for AwsNitroTpm {
             .map(Some)
     }
 
-    fn confirm(&self, platform: PlatformClaims) -> Result<PlatformClaims, String> {
+    fn confirm(
+        &self,
+        _evidence: &Evidence<'_>,
+        platform: PlatformClaims,
+    ) -> Result<PlatformClaims, String> {
         self.0.confirm(platform)
     }
 }

@@ -142,7 +142,11 @@ impl Endorser for AwsChip {
         Ok(Some(claims))
     }
 
-    fn confirm(&self, platform: PlatformClaims) -> Result<PlatformClaims, String> {
+    fn confirm(
+        &self,
+        _evidence: &Evidence<'_>,
+        platform: PlatformClaims,
+    ) -> Result<PlatformClaims, String> {
         self.hypervisor.confirm(platform)
     }
 }

@@ -6,7 +6,8 @@
 //! REPORT_DATA   = SHA-256(runtime data) ‖ 32 zeros; the runtime data has the attestation key
 //! ```
 //!
-//! The report is the same for each connection: the quote of the TPM has the nonce. Microsoft's attestation service is not asked.
+//! The report is the same for each connection: the quote of the TPM has the nonce. Microsoft's attestation service is asked last, by a
+//! validator that may use the network, and only about firmware whose signer the policy does not name (`MAAFallback`).
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use serde::Deserialize;
 use super::Registers;
 use super::document::Base64;
 use super::hcl::{self, HardwareReport, HclReport, RuntimeData};
+use super::maa::Question;
 use super::prepared::{self, Prepared, Source};
 use super::snp::{self, Azure, Hardware, InstanceInfo};
 use super::sources::Sources;
@@ -68,7 +70,11 @@ fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
-    let endorser = AzureChip(Hardware::new(&policy, sources)?);
+    let endorser = AzureChip {
+        hardware: Hardware::new(&policy, sources)?,
+        policy: policy.clone(),
+        sources: sources.clone(),
+    };
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
@@ -129,7 +135,11 @@ impl Source for AzureSnpMachine {
 }
 
 /// Judges by the report of the chip.
-struct AzureChip(Hardware);
+struct AzureChip {
+    hardware: Hardware,
+    policy: Arc<Policy>,
+    sources: Arc<dyn Sources>,
+}
 
 impl Endorser for AzureChip {
     fn oid(&self) -> Oid {
@@ -138,7 +148,7 @@ impl Endorser for AzureChip {
 
     // only the paravisor of Azure puts its own key into the runtime data
     fn endorses_keys(&self) -> bool {
-        self.0.pins_firmware()
+        self.hardware.pins_firmware()
     }
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
@@ -152,9 +162,48 @@ impl Endorser for AzureChip {
                 "the report is signed by a VLEK, which machines of Azure do not have".into(),
             );
         }
-        let mut claims = self.0.judge_report(&report, &info)?;
+        self.policy
+            .snp()
+            .check_firmware_signer(&report.id_key_digest)?;
+        let mut claims = self.hardware.judge_report(&report, &info)?;
         claims.properties.extend(data.properties());
         claims.bound = vec!["attestation key: runtime data in REPORT_DATA".into()];
         Ok(Some(claims))
+    }
+
+    fn confirm(
+        &self,
+        evidence: &Evidence<'_>,
+        mut platform: PlatformClaims,
+    ) -> Result<PlatformClaims, String> {
+        let demands = self.policy.snp();
+        if !demands.asks_microsoft() {
+            return Ok(platform);
+        }
+        let info: InstanceInfo = evidence.info()?;
+        let report = Report::parse(&info.attestation_report.0)?;
+        let Some(url) = demands.check_firmware_signer(&report.id_key_digest)? else {
+            return Ok(platform);
+        };
+        let sent = [&info.report_signer, &info.cert_chain].map(|pem| {
+            let pem = pem.as_ref().map(|pem| pem.0.as_slice());
+            pem.unwrap_or_default()
+        });
+        let certificates = sent.join(&b'\n');
+        let question = Question {
+            url,
+            report: &info.attestation_report.0,
+            certificates: certificates.trim_ascii(),
+            runtime_data: info.azure.as_ref().map_or(&[], |it| &it.runtime_data.0),
+        };
+        let word = self.sources.microsofts_word(&question);
+        word.and_then(|word| word.check(url, &report)).map_err(|why| {
+            format!(
+                "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name, and Microsoft's attestation service does not vouch for it: {why}",
+                super::hex(&report.id_key_digest)
+            )
+        })?;
+        platform.signed_by += &format!("; the firmware is Azure's by {url}");
+        Ok(platform)
     }
 }

@@ -8,7 +8,7 @@
 //! [`sources`] gets what evidence does not contain, and [`carried`] has what a peer brings of it; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
 //! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
 //! is the name of a key; `td` reads the registers of a machine without a TPM; `composite` has validators that are made of others;
-//! `document` is the JSON document; `quote` verifies what the TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine;
+//! `document` is the JSON document; `quote` verifies what the TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine, and [`maa`] what Microsoft says of it;
 //! [`event_log`], [`phases`] and [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
 
 pub mod ak_certificate;
@@ -28,6 +28,7 @@ pub mod gcp_sev_snp;
 pub mod hcl;
 pub mod instance;
 mod key_name;
+pub mod maa;
 pub mod nitro_document;
 pub mod nsm;
 pub mod old_snp;

@@ -53,7 +53,7 @@ pub struct FirmwareSigner {
     pub accepted_key_digests: Vec<Digits<48>>,
     /// What happens with another key.
     pub enforcement_policy: Enforcement,
-    /// Where Microsoft's attestation service is: nobody asks it.
+    /// The URL of Microsoft's attestation service, which `MAAFallback` asks; or empty.
     #[serde(rename = "maaURL", default)]
     pub maa_url: String,
 }
@@ -64,7 +64,7 @@ pub struct FirmwareSigner {
 pub enum Enforcement {
     /// The machine is refused.
     Equal,
-    /// The machine is refused, as nobody asks Microsoft's attestation service.
+    /// Microsoft's attestation service is asked whether the firmware is Azure's.
     #[serde(rename = "MAAFallback")]
     MaaFallback,
     /// The machine is accepted with a warning.
@@ -127,13 +127,20 @@ impl Demands {
         }
     }
 
-    /// Checks the key that signed the ID block of a machine, whose digest this is.
-    pub fn check_firmware_signer(&self, digest: &[u8; 48]) -> Result<(), String> {
+    /// Returns whether Microsoft's attestation service is asked about a signer that the policy does not name.
+    pub fn asks_microsoft(&self) -> bool {
+        let signer = self.firmware_signer_config.as_ref();
+        signer.is_some_and(|it| it.enforcement_policy == Enforcement::MaaFallback)
+    }
+
+    /// Checks the key that signed the ID block of a machine, whose digest this is. Returns the URL of the service that must be asked about
+    /// it; `None` if nobody must.
+    pub fn check_firmware_signer(&self, digest: &[u8; 48]) -> Result<Option<&str>, String> {
         let Some(signer) = &self.firmware_signer_config else {
-            return Ok(());
+            return Ok(None);
         };
         if signer.accepted_key_digests.contains(&Digits(*digest)) {
-            return Ok(());
+            return Ok(None);
         }
         let why = format!(
             "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name",
@@ -142,12 +149,13 @@ impl Demands {
         match signer.enforcement_policy {
             Enforcement::WarnOnly => {
                 log::warn!("{why}");
-                Ok(())
+                Ok(None)
             }
             Enforcement::Equal => Err(why),
-            Enforcement::MaaFallback => Err(format!(
-                "{why}, and no program asks Microsoft's attestation service (MAAFallback)"
+            Enforcement::MaaFallback if signer.maa_url.is_empty() => Err(format!(
+                "{why}, and maaURL does not say whom to ask about it (MAAFallback)"
             )),
+            Enforcement::MaaFallback => Ok(Some(&signer.maa_url)),
         }
     }
 }

@@ -234,10 +234,18 @@ impl Hardware {
         if report.report_data != *report_data {
             return Err("REPORT_DATA is not that of this connection and its key: the report was made for another one".into());
         }
+        let signer = &report.id_key_digest;
+        if self.policy.snp().check_firmware_signer(signer)?.is_some() {
+            return Err(
+                "firmwareSignerConfig does not name ID_KEY_DIGEST, and Microsoft's attestation service (MAAFallback) knows machines of Azure \
+                 alone"
+                    .into(),
+            );
+        }
         self.judge_report(&report, info)
     }
 
-    /// Returns what the report of a machine proves, whose REPORT_DATA the caller has compared.
+    /// Returns what the report of a machine proves, whose REPORT_DATA and whose firmware's signer the caller has compared.
     pub fn judge_report(
         &self,
         report: &Report,
@@ -245,9 +253,6 @@ impl Hardware {
     ) -> Result<PlatformClaims, String> {
         let needed = Needed::of(report, info)?;
         let product = needed.product;
-        self.policy
-            .snp()
-            .check_firmware_signer(&report.id_key_digest)?;
         if needed.sent.is_none() {
             self.check_before_fetching(report, &needed)?;
         }

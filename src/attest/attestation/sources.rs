@@ -8,6 +8,7 @@ use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
 
 use super::instance::Instance;
+use super::maa::{Question, Word};
 
 /// Gets what evidence does not contain. Each method answers from a cache where it can, and never blocks longer than its deadline.
 /// A program without access to the network uses [`offline`].
@@ -48,6 +49,15 @@ pub trait Sources: Send + Sync {
     fn snp_authority(&self, product: Product, _signer: Signer) -> Result<Arc<Fetched>, String> {
         Err(format!(
             "this program fetches no revocation list of AMD for {product}"
+        ))
+    }
+
+    /// Returns what Microsoft's attestation service says of a machine of Azure. The caller has verified the report and all else, and compares
+    /// the word with the report.
+    fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {
+        Err(format!(
+            "this program does not ask {}: only the services and firstlight do",
+            question.url
         ))
     }
 

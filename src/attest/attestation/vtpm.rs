@@ -80,7 +80,11 @@ pub trait Endorser: Send + Sync {
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String>;
     /// Asks the cloud for what the evidence does not prove, and adds it to the claims. It comes last: only a machine that is accepted
     /// by all else causes a request.
-    fn confirm(&self, platform: PlatformClaims) -> Result<PlatformClaims, String> {
+    fn confirm(
+        &self,
+        _evidence: &Evidence<'_>,
+        platform: PlatformClaims,
+    ) -> Result<PlatformClaims, String> {
         Ok(platform)
     }
 }
@@ -365,7 +369,7 @@ impl Validator {
         })?;
         let key = KeyName::of(&document.attestation.ak_pub.0);
         let info = document.instance_info.as_ref();
-        let platform = self.endorser.endorse(&Evidence {
+        let evidence = Evidence {
             key: &document.attestation.ak_pub.0,
             spki: Key::parse(&document.attestation.ak_pub.0)?.spki(),
             extra_data: extra_data(&document.user_data.0, nonce),
@@ -375,10 +379,11 @@ impl Validator {
             event_log: &document.attestation.event_log.0,
             document: &document,
             nonce,
-        })?;
+        };
+        let platform = self.endorser.endorse(&evidence)?;
         let endorsed = platform.is_some() && self.endorser.endorses_keys();
         self.check_key(&key, certified, endorsed)?;
-        let platform = platform.map(|platform| self.endorser.confirm(platform));
+        let platform = platform.map(|platform| self.endorser.confirm(&evidence, platform));
         let platform = platform.transpose()?;
         Ok(Identified {
             user_data: document.user_data.0,

@@ -1,0 +1,119 @@
+//! The word of Microsoft's attestation service (MAA) on a report of SEV-SNP whose firmware the policy does not name: `firmwareSignerConfig`
+//! with `MAAFallback`.
+//!
+//! ```text
+//! question = report of the chip, certificates above it, runtime data, to the service at the policy's maaURL
+//! word     = the claims of the token that the service returns
+//! ```
+//!
+//! The word counts only for the report that is here: the claims must repeat what the chip signed. The validator has verified the report,
+//! so all that the word adds is that this firmware is Azure's paravisor.
+
+use hardware::snp::report::Report;
+use serde::Deserialize;
+
+use super::{hex, printable};
+
+/// What the service says of a machine that is one of SEV-SNP, and whose paravisor is Azure's ("Claim sets of Azure Attestation").
+const SEV_SNP: &str = "sevsnpvm";
+const COMPLIANT: &str = "azure-compliant-cvm";
+/// Maximum length of a claim in an error.
+const SHOWN: usize = 128;
+
+/// What the service is asked about.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    /// The URL of the service: `maaURL`.
+    pub url: &'a str,
+    /// The report of the chip.
+    pub report: &'a [u8],
+    /// The certificate of the chip's key and those above it in PEM; empty if the machine sent none.
+    pub certificates: &'a [u8],
+    /// The runtime data of the paravisor, whose hash is in REPORT_DATA.
+    pub runtime_data: &'a [u8],
+}
+
+/// The claims of a token that must be right. A token has each of them once.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Word {
+    /// The URL of the service.
+    #[serde(rename = "iss")]
+    pub issuer: String,
+    /// When the word ends, in seconds since 1970.
+    #[serde(rename = "exp")]
+    pub expires: u64,
+    /// The kind of the machine.
+    #[serde(rename = "x-ms-attestation-type")]
+    pub kind: String,
+    /// Whether the machine is what Azure makes.
+    #[serde(rename = "x-ms-compliance-status", default)]
+    pub compliance: String,
+    /// Fields of the report, in hexadecimal.
+    #[serde(rename = "x-ms-sevsnpvm-reportdata")]
+    pub report_data: String,
+    /// As before.
+    #[serde(rename = "x-ms-sevsnpvm-launchmeasurement")]
+    pub measurement: String,
+    /// As before.
+    #[serde(rename = "x-ms-sevsnpvm-idkeydigest")]
+    pub id_key_digest: String,
+    /// As before.
+    #[serde(rename = "x-ms-sevsnpvm-authorkeydigest")]
+    pub author_key_digest: String,
+    /// As before.
+    #[serde(rename = "x-ms-sevsnpvm-hostdata")]
+    pub host_data: String,
+    /// VMPL of the report.
+    #[serde(rename = "x-ms-sevsnpvm-vmpl")]
+    pub vmpl: u32,
+    /// Whether the host can debug the machine.
+    #[serde(rename = "x-ms-sevsnpvm-is-debuggable")]
+    pub is_debuggable: bool,
+}
+
+impl Word {
+    /// Checks that the service at this URL says of this report that it is of Azure's paravisor.
+    pub fn check(&self, url: &str, report: &Report) -> Result<(), String> {
+        let [issuer, url] = [&self.issuer, url].map(|url| url.trim_end_matches('/'));
+        let is_debuggable = self.is_debuggable.to_string();
+        let vmpl = self.vmpl.to_string();
+        for (claim, expected, got) in [
+            ("iss", url, issuer),
+            ("x-ms-attestation-type", SEV_SNP, &self.kind),
+            ("x-ms-compliance-status", COMPLIANT, &self.compliance),
+            (
+                "x-ms-sevsnpvm-reportdata",
+                &hex(&report.report_data),
+                &self.report_data,
+            ),
+            (
+                "x-ms-sevsnpvm-launchmeasurement",
+                &hex(&report.measurement),
+                &self.measurement,
+            ),
+            (
+                "x-ms-sevsnpvm-idkeydigest",
+                &hex(&report.id_key_digest),
+                &self.id_key_digest,
+            ),
+            (
+                "x-ms-sevsnpvm-authorkeydigest",
+                &hex(&report.author_key_digest),
+                &self.author_key_digest,
+            ),
+            (
+                "x-ms-sevsnpvm-hostdata",
+                &hex(&report.host_data),
+                &self.host_data,
+            ),
+            ("x-ms-sevsnpvm-vmpl", &report.vmpl.to_string(), &vmpl),
+            ("x-ms-sevsnpvm-is-debuggable", "false", &is_debuggable),
+        ] {
+            if !expected.eq_ignore_ascii_case(got) {
+                let got = printable(got, SHOWN);
+                return Err(format!("{claim} is {got:?}, expected {expected:?}"));
+            }
+        }
+        Ok(())
+    }
+}

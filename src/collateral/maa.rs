@@ -1,0 +1,275 @@
+//! Microsoft's attestation service (MAA), as its REST reference has it ("Attestation - Attest Sev Snp Vm", 2022-08-01):
+//!
+//! ```text
+//! POST /attest/SevSnpVm?api-version=2022-08-01
+//! {"report":base64url({"SnpReport":..,"VcekCertChain":..}),"runtimeData":{"data":..,"dataType":"JSON"}} ─► {"token":JWT}
+//! ```
+//!
+//! The signature of the token is not verified. The token comes from the service itself, over TLS to the host that the policy names, and its
+//! keys would come from there, too; their certificates sign themselves. Nothing of it outlives the program.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use attest::attestation::maa::{Question, Word};
+use base::text;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use cloud::sigv4::sha256;
+use serde::Deserialize;
+use serde_json::json;
+use ureq::tls::RootCerts;
+
+use crate::https::{Failure, Request, Server, retried};
+
+/// Path and query of the request.
+const PATH: &str = "/attest/SevSnpVm?api-version=2022-08-01";
+/// Maximum size in bytes of an answer: a token has about 5 KiB.
+const MAX_ANSWER: usize = 64 << 10;
+/// Maximum number of services: each policy of a program names one.
+const MAX_SERVICES: usize = 16;
+/// Maximum number of words in memory: more than a cluster has nodes. For a further one, the one that ends first goes.
+const MAX_WORDS: usize = 4096;
+/// How many requests are sent at once to a service, and the pause for each further one. A new cluster of many machines has to fit.
+const AT_ONCE: u32 = 32;
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long a word counts at most. The service gives its tokens eight hours.
+const LONGEST: Duration = Duration::from_secs(8 * 3600);
+/// Pause after the service refused a report.
+const REFUSED_PAUSE: Duration = Duration::from_secs(60);
+
+/// The services, and what they said.
+pub struct Maa {
+    roots: RootCerts,
+    /// Returns the time in seconds since 1970.
+    clock: fn() -> u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    services: HashMap<String, Arc<Server>>,
+    /// By SHA-256 of URL and request, in hexadecimal.
+    words: HashMap<String, Said>,
+}
+
+/// What a service said of a report, and until when it counts.
+struct Said {
+    word: Result<Arc<Word>, String>,
+    until: Instant,
+}
+
+impl Maa {
+    /// Makes a client of the services whose certificates lead to these roots. It sends no request.
+    pub fn new(roots: RootCerts, clock: fn() -> u64) -> Maa {
+        Maa {
+            roots,
+            clock,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Returns what the service says of a report.
+    pub fn word(&self, question: &Question<'_>, deadline: Instant) -> Result<Arc<Word>, String> {
+        let content = content(question);
+        let asked = [question.url.as_bytes(), b"\0", content.as_bytes()].concat();
+        let asked = sha256(&asked);
+        if let Some(said) = self.state().words.get(&asked)
+            && said.until > Instant::now()
+        {
+            return said.word.clone();
+        }
+        let service = self.service(question.url)?;
+        let request = Request {
+            path: PATH,
+            types: &["application/json"],
+            limit: MAX_ANSWER,
+            content: Some(&content),
+        };
+        let answer = retried(deadline, || service.send(&request, deadline));
+        let (word, counts) = match answer {
+            Ok(answer) => match self.read(&answer.body) {
+                Ok((word, counts)) => (Ok(Arc::new(word)), counts),
+                Err(why) => (Err(why), REFUSED_PAUSE),
+            },
+            Err(Failure::Bad(why)) => (Err(why), REFUSED_PAUSE),
+            // the server has its own pauses
+            Err(failure) => return Err(failure.to_string()),
+        };
+        let said = Said {
+            word: word.clone(),
+            until: Instant::now() + counts,
+        };
+        self.state().keep(asked, said);
+        word
+    }
+
+    /// Returns the word in an answer, and how long it counts.
+    fn read(&self, answer: &[u8]) -> Result<(Word, Duration), String> {
+        let word = parse(answer)?;
+        let left = word.expires.saturating_sub((self.clock)());
+        match left {
+            0 => Err("the token has ended: is the clock of this machine right?".into()),
+            left => Ok((word, Duration::from_secs(left).min(LONGEST))),
+        }
+    }
+
+    fn service(&self, url: &str) -> Result<Arc<Server>, String> {
+        let mut state = self.state();
+        if let Some(known) = state.services.get(url) {
+            return Ok(known.clone());
+        }
+        let server = Server::new(url, &self.roots).map_err(|why| format!("maaURL: {why}"))?;
+        let server = Arc::new(server.with_limit(AT_ONCE, PAUSE));
+        if state.services.len() >= MAX_SERVICES {
+            state.services.clear();
+        }
+        state.services.insert(url.into(), server.clone());
+        Ok(server)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn keep(&mut self, asked: String, said: Said) {
+        self.words.insert(asked, said);
+        while self.words.len() > MAX_WORDS {
+            let first = self.words.iter().min_by_key(|(_, said)| said.until);
+            let Some(first) = first.map(|(asked, _)| asked.clone()) else {
+                return;
+            };
+            self.words.remove(&first);
+        }
+    }
+}
+
+/// Returns the content of the request.
+fn content(question: &Question<'_>) -> String {
+    let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let mut report = json!({"SnpReport": encode(question.report)});
+    // without them the service asks AMD
+    if !question.certificates.is_empty() {
+        report["VcekCertChain"] = encode(question.certificates).into();
+    }
+    let runtime_data = json!({"data": encode(question.runtime_data), "dataType": "JSON"});
+    json!({"report": encode(report.to_string().as_bytes()), "runtimeData": runtime_data})
+        .to_string()
+}
+
+/// Returns the word in an answer: the claims of a token (RFC 7519), in the compact form of RFC 7515.
+pub fn parse(answer: &[u8]) -> Result<Word, String> {
+    #[derive(Deserialize)]
+    struct Answer {
+        token: String,
+    }
+    let answer: Answer = serde_json::from_slice(answer)
+        .map_err(|error| format!("the answer has no token: {}", text::of_error(error)))?;
+    let parts: Vec<&str> = answer.token.split('.').collect();
+    let [_, claims, _] = parts[..] else {
+        return Err("the token has not the three parts of a JWT".into());
+    };
+    let claims = URL_SAFE_NO_PAD
+        .decode(claims)
+        .map_err(|_| "the claims of the token are not in base64url")?;
+    serde_json::from_slice(&claims)
+        .map_err(|error| format!("the claims of the token: {}", text::of_error(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use support::mutation::mutations;
+
+    use super::*;
+
+    /// The claims of an answer, in the order of Microsoft's sample.
+    fn claims() -> String {
+        let digits = |byte: &str, len: usize| byte.repeat(len);
+        json!({
+            "exp": 1_900_000_000u64, "iat": 1_649_941_220u64, "iss": "https://x.weu.attest.azure.net",
+            "x-ms-attestation-type": "sevsnpvm", "x-ms-compliance-status": "azure-compliant-cvm",
+            "x-ms-runtime": {"keys": []}, "x-ms-sevsnpvm-authorkeydigest": digits("00", 48),
+            "x-ms-sevsnpvm-hostdata": digits("00", 32), "x-ms-sevsnpvm-idkeydigest": digits("cc", 48),
+            "x-ms-sevsnpvm-is-debuggable": false, "x-ms-sevsnpvm-launchmeasurement": digits("aa", 48),
+            "x-ms-sevsnpvm-reportdata": digits("dd", 64), "x-ms-sevsnpvm-vmpl": 0,
+        })
+        .to_string()
+    }
+
+    fn answer(claims: &str) -> Vec<u8> {
+        let claims = URL_SAFE_NO_PAD.encode(claims);
+        json!({"token": format!("eyJh.{claims}.c2ln")})
+            .to_string()
+            .into_bytes()
+    }
+
+    #[test]
+    fn a_token_has_each_claim_once_and_all_that_count() {
+        let word = parse(&answer(&claims())).unwrap();
+        assert_eq!(word.compliance, "azure-compliant-cvm");
+        assert_eq!((word.vmpl, word.expires), (0, 1_900_000_000));
+        let twice = r#"{"x-ms-attestation-type":"sevsnpvm","#;
+        for (bad, why) in [
+            (
+                answer(&claims().replace("\"iss\"", "\"is\"")),
+                "missing field `iss`",
+            ),
+            (answer(&claims().replacen('{', twice, 1)), "duplicate field"),
+            (
+                answer(&claims().replace(":false", ":\"false\"")),
+                "invalid type",
+            ),
+            (
+                answer(&claims().replace("\"x-ms-sevsnpvm-vmpl\":0", "\"x-ms-sevsnpvm-vmpl\":-1")),
+                "invalid value",
+            ),
+            (b"{\"token\":\"a.b\"}".to_vec(), "three parts"),
+            (b"{\"token\":\"a.+.c\"}".to_vec(), "base64url"),
+            (b"{\"error\":{}}".to_vec(), "no token"),
+        ] {
+            let error = parse(&bad).unwrap_err();
+            assert!(error.contains(why), "{error}, expected {why}");
+        }
+        for altered in mutations(&answer(&claims()), 5_000) {
+            if let Err(error) = parse(&altered) {
+                assert!(error.len() < 400, "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_beyond_the_limit_go_by_their_end() {
+        let mut state = State::default();
+        let now = Instant::now();
+        for number in 0..=MAX_WORDS {
+            let until = now + Duration::from_secs(number as u64);
+            state.keep(
+                number.to_string(),
+                Said {
+                    word: Err("no".into()),
+                    until,
+                },
+            );
+        }
+        assert_eq!(state.words.len(), MAX_WORDS);
+        assert!(!state.words.contains_key("0"));
+    }
+
+    #[test]
+    fn a_token_that_has_ended_is_refused() {
+        let maa = |clock| Maa::new(RootCerts::from(vec![]), clock);
+        let (_, counts) = maa(|| 1_899_999_990).read(&answer(&claims())).unwrap();
+        assert_eq!(counts, Duration::from_secs(10));
+        let (_, counts) = maa(|| UNIX_EPOCH.elapsed().unwrap().as_secs() / 2)
+            .read(&answer(&claims()))
+            .unwrap();
+        assert_eq!(counts, LONGEST);
+        let error = maa(|| 1_900_000_000).read(&answer(&claims())).unwrap_err();
+        assert!(error.contains("has ended"), "{error}");
+    }
+}
