@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 const LONGEST_DEMANDED: Duration = Duration::from_secs(3600);
 
 /// Maximum length of what is shown of a refusal.
-const SHOWN: usize = 400;
+const SHOWN: usize = 200;
 
 /// A server that this program may ask.
 pub struct Server {

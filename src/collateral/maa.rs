@@ -17,6 +17,7 @@ use base::text;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use cloud::sigv4::sha256;
+use hardware::snp::report::Report;
 use serde::Deserialize;
 use serde_json::json;
 use ureq::tls::RootCerts;
@@ -36,7 +37,7 @@ const AT_ONCE: u32 = 32;
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a word counts at most. The service gives its tokens eight hours.
 const LONGEST: Duration = Duration::from_secs(8 * 3600);
-/// Pause after the service refused a report.
+/// Pause after the service refused a report, or did not vouch for it.
 const REFUSED_PAUSE: Duration = Duration::from_secs(60);
 
 /// The services, and what they said.
@@ -89,7 +90,7 @@ impl Maa {
         };
         let answer = retried(deadline, || service.send(&request, deadline));
         let (word, counts) = match answer {
-            Ok(answer) => match self.read(&answer.body) {
+            Ok(answer) => match self.read(question, &answer.body) {
                 Ok((word, counts)) => (Ok(Arc::new(word)), counts),
                 Err(why) => (Err(why), REFUSED_PAUSE),
             },
@@ -105,14 +106,20 @@ impl Maa {
         word
     }
 
-    /// Returns the word in an answer, and how long it counts.
-    fn read(&self, answer: &[u8]) -> Result<(Word, Duration), String> {
+    /// Returns the word in an answer, and how long it counts. One that does not vouch for the report is asked for again soon: the service may
+    /// learn of new firmware.
+    fn read(&self, question: &Question<'_>, answer: &[u8]) -> Result<(Word, Duration), String> {
         let word = parse(answer)?;
         let left = word.expires.saturating_sub((self.clock)());
-        match left {
-            0 => Err("the token has ended: is the clock of this machine right?".into()),
-            left => Ok((word, Duration::from_secs(left).min(LONGEST))),
+        if left == 0 {
+            return Err("the token has ended: is the clock of this machine right?".into());
         }
+        let report = Report::parse(question.report)?;
+        let counts = match word.check(question.url, &report) {
+            Ok(()) => LONGEST,
+            Err(_) => REFUSED_PAUSE,
+        };
+        Ok((word, Duration::from_secs(left).min(counts)))
     }
 
     fn service(&self, url: &str) -> Result<Arc<Server>, String> {
@@ -181,8 +188,7 @@ pub fn parse(answer: &[u8]) -> Result<Word, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
-
+    use hardware::snp::report::LEN;
     use support::mutation::mutations;
 
     use super::*;
@@ -261,15 +267,31 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_has_ended_is_refused() {
-        let maa = |clock| Maa::new(RootCerts::from(vec![]), clock);
-        let (_, counts) = maa(|| 1_899_999_990).read(&answer(&claims())).unwrap();
-        assert_eq!(counts, Duration::from_secs(10));
-        let (_, counts) = maa(|| UNIX_EPOCH.elapsed().unwrap().as_secs() / 2)
-            .read(&answer(&claims()))
-            .unwrap();
-        assert_eq!(counts, LONGEST);
-        let error = maa(|| 1_900_000_000).read(&answer(&claims())).unwrap_err();
+    fn a_word_counts_until_its_end_and_one_that_does_not_vouch_a_minute() {
+        let mut report = [0; LEN];
+        // version, policy, algorithm of the signature
+        (report[0], report[0xa], report[0x34]) = (2, 2, 1);
+        for (range, byte) in [(0x50..0x90, 0xdd), (0x90..0xc0, 0xaa), (0xe0..0x110, 0xcc)] {
+            report[range].fill(byte);
+        }
+        let question = Question {
+            url: "https://x.weu.attest.azure.net/",
+            report: &report,
+            certificates: &[],
+            runtime_data: &[],
+        };
+        let counts = |clock, claims: &str| {
+            let maa = Maa::new(RootCerts::from(vec![]), clock);
+            maa.read(&question, &answer(claims))
+                .map(|(_, counts)| counts)
+        };
+        let claims = claims();
+        let seconds = |seconds| Ok(Duration::from_secs(seconds));
+        assert_eq!(counts(|| 1_899_999_990, &claims), seconds(10));
+        assert_eq!(counts(|| 1_800_000_000, &claims), Ok(LONGEST));
+        let other = claims.replace("azure-compliant-cvm", "none");
+        assert_eq!(counts(|| 1_800_000_000, &other), Ok(REFUSED_PAUSE));
+        let error = counts(|| 1_900_000_000, &claims).unwrap_err();
         assert!(error.contains("has ended"), "{error}");
     }
 }
