@@ -114,7 +114,7 @@ fn of_chip() -> Value {
     .map(|(name, value)| json!({"name": name, "value": value}));
     json!({
         "technology": "AMD SEV-SNP (Milan)",
-        "signedBy": "ARK-Milan, SEV-Milan, SEV-VCEK",
+        "signedBy": "amdRootKey, SEV-Milan, SEV-VCEK",
         "chip": "c5".repeat(64),
         "tcb": [part("bootloader", 4), part("tee", 1), part("snp", 24), part("microcode", 219)],
         "properties": properties,
@@ -212,7 +212,7 @@ fn a_refused_machine_is_shown_as_far_as_its_platform_meets_the_policy() {
     let words = [
         "believed:  any key\n",
         "\nplatform:  AMD SEV-SNP (Milan)\n",
-        "\nsigned by: ARK-Milan, SEV-Milan, SEV-VCEK\n",
+        "\nsigned by: amdRootKey, SEV-Milan, SEV-VCEK\n",
         &format!("\nchip:      {}\n", "c5".repeat(64)),
         "\nbound               attestation key: SHA-512 in REPORT_DATA\n",
         "\nTCB snp             24, at least 24 is demanded\n",

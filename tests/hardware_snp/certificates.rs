@@ -143,7 +143,7 @@ fn a_report_that_a_cloud_signed_names_the_cloud_and_no_chip() {
         Hierarchy::get().judge_by(OF_CLOUD, change, &demands)
     };
     let claims = judge(json!({"clouds": [CLOUD]}), |_| ()).unwrap();
-    assert_eq!(claims.signed_by, "ARK-Milan, SEV-VLEK-Milan, SEV-VLEK");
+    assert_eq!(claims.signed_by, "SEV-VLEK-Milan, SEV-VLEK");
     assert_eq!(claims.chip, None);
     let cloud = claims.properties.iter().find(|one| one.name == "CSP_ID");
     assert_eq!(cloud.unwrap().value, CLOUD);

@@ -193,6 +193,12 @@ impl Authority {
     fn is_of(&self, product: Product) -> bool {
         self.product.is_none_or(|of| of == product)
     }
+
+    /// Returns the name of the root in claims.
+    fn name(&self) -> String {
+        let product = self.product.as_ref();
+        product.map_or("amdRootKey".into(), |product| format!("ARK-{product}"))
+    }
 }
 
 /// Judges reports of chips.
@@ -331,10 +337,11 @@ impl Hardware {
                     revoked: list.as_ref().ok().copied(),
                 };
                 match snp::verify(report, &chain, &self.demands, now) {
-                    Ok(claims) => {
+                    Ok(mut claims) => {
                         if let Err(why) = &list {
                             self.accept_without_list(why)?;
                         }
+                        claims.signed_by = format!("{}, {}", authority.name(), claims.signed_by);
                         return Ok(claims);
                     }
                     // another certificate may be the right one; what is wrong under the right one says more
@@ -428,6 +435,21 @@ mod tests {
         assert_eq!(only(&text).unwrap(), der);
         assert_eq!(pem(&[&text[..], b"\n\0\0"].concat()), text);
         assert_eq!(pem(&[0; 4]), b"");
+    }
+
+    #[test]
+    fn a_root_of_the_policy_replaces_or_narrows_those_of_amd_and_has_its_own_name() {
+        let names = |root: Option<&[u8]>| -> Vec<String> {
+            let root = root.map_or_else(String::new, |der| String::from_utf8(pem(der)).unwrap());
+            let zeros = "00".repeat(32);
+            let policy = serde_json::json!({"measurements": {"15": zeros}, "amdRootKey": root});
+            let policy = Policy::from_json(&policy.to_string()).unwrap();
+            let all = authorities(&policy).unwrap();
+            all.iter().map(Authority::name).collect()
+        };
+        assert_eq!(names(None), ["ARK-Milan", "ARK-Genoa", "ARK-Turin"]);
+        assert_eq!(names(Some(roots::AMD_GENOA.root.der)), ["ARK-Genoa"]);
+        assert_eq!(names(Some(roots::INTEL_SGX.root.der)), ["amdRootKey"]);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use report::{Report, Signer};
 use tcb::Product;
 
 /// Returns what a report proves, if the chip that signed it leads to AMD and the report meets the demands. The caller compares
-/// [`Report::report_data`] with what must be bound.
+/// [`Report::report_data`] with what must be bound, and adds the name of the root to the signers.
 pub fn verify(
     report: &Report,
     chain: &Chain<'_>,
@@ -127,7 +127,7 @@ fn claims(
     let chip = certificate.chip.as_deref().map(crate::hex);
     PlatformClaims {
         technology: format!("AMD SEV-SNP ({product})"),
-        signed_by: format!("ARK-{product}, {authority}, {signer}"),
+        signed_by: format!("{authority}, {signer}"),
         chip,
         tcb: tcbs.reported.parts(product, &minimum),
         properties: properties
