@@ -10,10 +10,6 @@ use attest::attestation::sources::Sources;
 use attest::attestation::{Issuer, Policy, Validator, hcl, td, vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use cli::verify::Source;
-use cli::verify::demand::Demand;
-use cli::verify::presented::Presented;
-use cli::verify::report::Report;
 use hardware::tdx::Collateral;
 use hardware::tdx::quote::Quote;
 use serde_json::{Value, json};
@@ -22,8 +18,7 @@ use support::mutation::mutations;
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_tdx::{Parts, Signed};
 use crate::host::Host;
-use crate::json::assert_documented;
-use crate::meeting::{Sample, prove};
+use crate::meeting::{Correct, Sample, prove};
 
 /// A time at which the collateral of the tests is valid.
 const JULY_2025: u64 = 1_751_328_000;
@@ -137,24 +132,14 @@ pub fn sample() -> Sample {
     (document, machine.validator(&json!({})))
 }
 
-/// Returns the platform that `firstlight verify` reports of a correct machine.
-pub fn shown() -> Value {
-    let machine = Machine::start(&Parts::default(), |_| ());
-    let document = machine.issuer().issue(proto::verify::USER_DATA, NONCE);
-    let presented = Presented::plain(document.unwrap(), NONCE.to_vec());
-    let verdict = presented.judged_by(&*machine.validator(&json!({})));
-    let demand = Demand {
-        variant: &VARIANT,
-        policy: policy(&json!({})),
-        cluster: None,
-    };
-    let source = Source::File("evidence.json".into());
-    let report = Report::new(&source, &demand, Some(&presented), Ok(verdict));
-    let report = assert_documented("verify", &report.json());
-    assert_eq!(report["verdict"], "proven", "{report:#}");
-    // the policy does not know the paravisor
-    assert_eq!(report["believed"], "any key");
-    report["platform"].clone()
+/// Returns a correct machine with collateral of today. Its policy does not know the paravisor.
+pub fn correct() -> Correct {
+    let machine = Machine::start(&Parts::of_today(), |_| ());
+    let collateral = serde_json::to_string(&machine.signed.collateral).unwrap();
+    let policy = json!({"intelRootKey": machine.signed.root_in_pem});
+    let mut correct = Correct::new(&VARIANT, machine.issuer(), policy, machine);
+    correct.collateral = Some(collateral);
+    correct
 }
 
 #[test]

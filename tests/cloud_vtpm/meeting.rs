@@ -22,6 +22,8 @@ pub struct Correct {
     pub issuer: Arc<dyn Issuer>,
     /// What a policy has beside the registers.
     pub policy: Value,
+    /// Intel's collateral (JSON), if its evidence is a quote of TDX.
+    pub collateral: Option<String>,
     /// The TPM and the services of its host.
     _parts: Box<dyn Any>,
 }
@@ -37,6 +39,7 @@ impl Correct {
             variant,
             issuer,
             policy,
+            collateral: None,
             _parts: Box::new(parts),
         }
     }

@@ -1,6 +1,9 @@
 //! Quotes of a hierarchy of our own, which has the shape of Intel's. A test changes the parts before they are signed.
 
+use std::time::{Duration, SystemTime};
+
 use attest::attestation::Policy;
+use base::time;
 use hardware::tdx::dcap::Hex;
 use hardware::tdx::{Collateral, Verifier};
 use rcgen::{
@@ -49,6 +52,8 @@ pub struct Parts {
     pub status: &'static str,
     pub module_status: &'static str,
     pub qe_status: &'static str,
+    /// When the TCB information and the QE identity were issued, until when they are valid, and the number of their evaluation (JSON).
+    pub dates: String,
     /// What is replaced in the TCB information and the QE identity, by what.
     pub info: Vec<(&'static str, &'static str)>,
     pub identity: Vec<(&'static str, &'static str)>,
@@ -82,6 +87,7 @@ impl Default for Parts {
             status: "UpToDate",
             module_status: "UpToDate",
             qe_status: "UpToDate",
+            dates: dates("2025-06-20T00:00:00Z", "2025-07-20T00:00:00Z"),
             info: vec![],
             identity: vec![],
             other_attestation_key: false,
@@ -173,9 +179,11 @@ fn qe_report() -> Vec<u8> {
     report
 }
 
-const DATES: &str = r#""issueDate":"2025-06-20T00:00:00Z","nextUpdate":"2025-07-20T00:00:00Z","tcbEvaluationDataNumber":20"#;
+fn dates(issued: &str, next: &str) -> String {
+    format!(r#""issueDate":"{issued}","nextUpdate":"{next}","tcbEvaluationDataNumber":20"#)
+}
 
-fn info(status: &str, module_status: &str) -> String {
+fn info(dates: &str, status: &str, module_status: &str) -> String {
     let level = |[sgx, pce, tdx]: [u8; 3], status: &str| {
         let svns = |svn: u8| [format!(r#"{{"svn":{svn}}}"#).as_str(); 16].join(",");
         let (sgx, tdx) = (svns(sgx), svns(tdx));
@@ -190,16 +198,16 @@ fn info(status: &str, module_status: &str) -> String {
     let module = format!(r#""mrsigner":"{zero}","attributes":"{none}","attributesMask":"{all}""#);
     let levels = svn_levels(module_status);
     format!(
-        r#"{{"id":"TDX","version":3,{DATES},"fmspc":"ABABABABABAB","pceId":"0000","tcbType":0,"tdxModule":{{{module}}},"tcbLevels":[{old},{present}],"tdxModuleIdentities":[{{"id":"TDX_01",{module},{levels}}}]}}"#
+        r#"{{"id":"TDX","version":3,{dates},"fmspc":"ABABABABABAB","pceId":"0000","tcbType":0,"tdxModule":{{{module}}},"tcbLevels":[{old},{present}],"tdxModuleIdentities":[{{"id":"TDX_01",{module},{levels}}}]}}"#
     )
 }
 
-fn identity(status: &str) -> String {
+fn identity(dates: &str, status: &str) -> String {
     let attributes = "11".to_owned() + &"00".repeat(15);
     let mask = "FB".to_owned() + &"FF".repeat(15);
     let (signer, levels) = ("aa".repeat(32), svn_levels(status));
     format!(
-        r#"{{"id":"TD_QE","version":2,{DATES},"miscselect":"00000000","miscselectMask":"FFFFFFFF","attributes":"{attributes}","attributesMask":"{mask}","mrsigner":"{signer}","isvprodid":2,{levels}}}"#
+        r#"{{"id":"TD_QE","version":2,{dates},"miscselect":"00000000","miscselectMask":"FFFFFFFF","attributes":"{attributes}","attributesMask":"{mask}","mrsigner":"{signer}","isvprodid":2,{levels}}}"#
     )
 }
 
@@ -218,6 +226,23 @@ fn replaced(text: String, changes: &[(&str, &str)]) -> String {
 }
 
 impl Parts {
+    /// Returns a genuine machine whose collateral a program accepts today.
+    pub fn of_today() -> Parts {
+        let day = Duration::from_secs(24 * 3600);
+        let (issued, next) = (SystemTime::now() - day, SystemTime::now() + day);
+        let list = CertificateRevocationListParams {
+            this_update: issued.into(),
+            next_update: next.into(),
+            ..list()
+        };
+        Parts {
+            root_list: list.clone(),
+            pck_list: list,
+            dates: dates(&time::seconds(issued), &time::seconds(next)),
+            ..Parts::default()
+        }
+    }
+
     /// Makes all quotes and all collateral those of one hierarchy.
     pub fn keep_keys(&mut self) {
         let pem = |_| KeyPair::generate().unwrap().serialize_pem();
@@ -324,8 +349,11 @@ impl Parts {
             true => other(),
             false => fixed(&signer_key),
         };
-        let info = replaced(info(self.status, self.module_status), &self.info);
-        let identity = replaced(identity(self.qe_status), &self.identity);
+        let info = replaced(
+            info(&self.dates, self.status, self.module_status),
+            &self.info,
+        );
+        let identity = replaced(identity(&self.dates, self.qe_status), &self.identity);
         let hex = |text: &str| Hex(sign(&signer_key, text.as_bytes()));
         let list = |params: &CertificateRevocationListParams, issuer| {
             Hex(params.signed_by(issuer).unwrap().der().to_vec())
@@ -353,7 +381,7 @@ impl Parts {
 /// A quote with its collateral.
 pub struct Signed {
     root: CertificateDer<'static>,
-    root_in_pem: String,
+    pub root_in_pem: String,
     pub quote: Vec<u8>,
     pub collateral: Collateral,
 }

@@ -4,7 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
+use attest::attestation::sources::offline;
+use attest::attestation::{Policy, td};
+use serde_json::json;
 use support::foreign::rust_crate;
 use support::mutation::mutations;
 
@@ -49,6 +53,22 @@ fn genuine_quotes_are_verified() {
         let claims = demands.judge(&verified).unwrap();
         assert_eq!(claims.technology, "Intel TDX");
         assert_eq!(claims.tcb[0].got, u64::from(evaluation));
+    }
+}
+
+#[test]
+fn intels_own_root_has_its_name_in_claims_also_if_the_policy_names_it() {
+    let (quote, collateral) = sample("tdx_quote_td15ex");
+    let chain = &collateral.tcb_info_issuer_chain;
+    let root = &chain[chain.rfind("-----BEGIN").unwrap()..];
+    for root in ["", root] {
+        let policy = json!({"measurements": {"1": "00".repeat(48)}, "intelRootKey": root});
+        let policy = Policy::from_json(&policy.to_string()).unwrap();
+        let hardware = td::Hardware::new(&Arc::new(policy), &offline()).unwrap();
+        let hardware = hardware.with_clock(|| OCTOBER_2026);
+        let quote = Quote::parse(&quote).unwrap();
+        let claims = hardware.judge(quote, Some(&collateral)).unwrap();
+        assert_eq!(claims.signed_by, "Intel SGX Root CA, PCK, quoting enclave");
     }
 }
 

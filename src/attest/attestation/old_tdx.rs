@@ -75,6 +75,9 @@ impl Demands {
         }
         let mut all = CertificateDer::pem_slice_iter(pem.as_bytes());
         match (all.next(), all.next()) {
+            (Some(Ok(root)), None) if *root == *roots::INTEL_SGX.root.der => {
+                Verifier::of_intel().map(Some)
+            }
             (Some(Ok(root)), None) => Verifier::under("intelRootKey", &root)
                 .map(Some)
                 .map_err(|why| format!("intelRootKey: {why}")),
