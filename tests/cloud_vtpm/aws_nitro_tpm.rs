@@ -169,8 +169,8 @@ pub fn good() -> CertificateParams {
 /// The metadata service of EC2.
 pub fn host() -> Host {
     let host = Host::start();
-    let identity = json!({"accountId": "123456789012", "imageId": "ami-1", "instanceId": INSTANCE, "region": "eu-central-1", "kernelId": null});
-    host.set("PUT /latest/api/token", b"the token");
+    let identity = json!({"accountId": "123456789012", "imageId": "ami-1", "instanceId": INSTANCE, "region": "eu-central-1", "availabilityZone": "eu-central-1b", "privateIp": "10.7.0.1", "kernelId": null});
+    host.set("PUT /latest/api/token", b"the-token");
     host.set(
         "GET /latest/dynamic/instance-identity/document",
         identity.to_string().as_bytes(),
@@ -217,7 +217,7 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
         "the identity is asked for once: {requests:?}"
     );
     assert!(requests[0].contains("\nx-aws-ec2-metadata-token-ttl-seconds: 60\n"));
-    assert!(requests[1].contains("\nx-aws-ec2-metadata-token: the token\n"));
+    assert!(requests[1].contains("\nx-aws-ec2-metadata-token: the-token\n"));
 
     let judge = validator(&VARIANT, &demands(&authority, "0"));
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
@@ -255,8 +255,29 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
     );
 }
 
-/// Starts EC2, which says that the instance of the tests has this owner. Returns its URL and the number of its requests.
-fn api(owner: &'static str) -> (String, Arc<AtomicUsize>) {
+/// The metadata service of an instance with a role.
+pub fn host_with_role() -> Host {
+    let host = host();
+    let credentials = json!({
+        "Code": "Success", "AccessKeyId": OF_ROLE, "SecretAccessKey": "secret", "Token": TOKEN_OF_ROLE, "Expiration": "2049-01-01T00:00:00Z",
+    });
+    let path = "GET /latest/meta-data/iam/security-credentials/";
+    host.set(path, b"verifier");
+    host.set(
+        &format!("{path}verifier"),
+        credentials.to_string().as_bytes(),
+    );
+    host
+}
+
+/// The access keys of an operator and of the role of an instance, and the token of the role's session.
+const OF_OPERATOR: &str = "AKIDOPERATOR";
+pub const OF_ROLE: &str = "ASIAROLE";
+const TOKEN_OF_ROLE: &str = "session";
+
+/// Starts EC2, which says to whom has this access key that the instance of the tests has this owner. Returns its URL and the number of
+/// its requests.
+pub fn api(owner: &'static str, key: &'static str) -> (String, Arc<AtomicUsize>) {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = requests.clone();
     let api = cloud_server::start(move |request| {
@@ -265,9 +286,12 @@ fn api(owner: &'static str) -> (String, Arc<AtomicUsize>) {
         assert_eq!(request.form("InstanceId.1").as_deref(), Some(INSTANCE));
         let signed = request.field("authorization").unwrap();
         assert!(
-            signed.contains("/eu-central-1/ec2/aws4_request"),
+            signed.contains(&format!("Credential={key}/"))
+                && signed.contains("/eu-central-1/ec2/aws4_request"),
             "{signed}"
         );
+        let token = (key == OF_ROLE).then_some(TOKEN_OF_ROLE);
+        assert_eq!(request.field("x-amz-security-token"), token);
         let body = format!(
             "<DescribeInstancesResponse xmlns=\"http://ec2.amazonaws.com/doc/2016-11-15/\"><reservationSet><item><ownerId>{owner}</ownerId>\
              <instancesSet><item><instanceId>{INSTANCE}</instanceId><imageId>ami-1</imageId><instanceState><name>running</name>\
@@ -281,14 +305,14 @@ fn api(owner: &'static str) -> (String, Arc<AtomicUsize>) {
 
 /// Starts EC2. Returns the sources of a verifier that asks it, and the number of its requests.
 pub fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
-    let (api, requests) = api(owner);
+    let (api, requests) = api(owner, OF_OPERATOR);
     let sources = Fetching::new(Settings {
         kds: None,
         pcs: None,
         ec2: Some(Caller {
             place: Some(format!("http://127.0.0.1:1,ec2={api}")),
             variables: |name| match name {
-                "AWS_ACCESS_KEY_ID" => Some("AKID".into()),
+                "AWS_ACCESS_KEY_ID" => Some(OF_OPERATOR.into()),
                 "AWS_SECRET_ACCESS_KEY" => Some("secret".into()),
                 "AWS_REGION" => Some("eu-central-1".into()),
                 _ => None,
@@ -372,7 +396,7 @@ fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
     own["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
     std::fs::write(&policy, own.to_string()).unwrap();
     let verify = |owner, variables: &[(&str, &str)], more: &[&str]| {
-        let (api, requests) = api(owner);
+        let (api, requests) = api(owner, OF_OPERATOR);
         let output = Command::new(support::program::built("firstlight"))
             .args([
                 "verify",
@@ -398,7 +422,7 @@ fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
         )
     };
     let key = [
-        ("AWS_ACCESS_KEY_ID", "AKID"),
+        ("AWS_ACCESS_KEY_ID", OF_OPERATOR),
         ("AWS_SECRET_ACCESS_KEY", "secret"),
     ];
     let (code, said, requests) = verify("123456789012", &key, &[]);

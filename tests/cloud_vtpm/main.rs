@@ -28,6 +28,7 @@ mod nitro_machine;
 mod nitro_tpm;
 mod prepared_keys;
 mod refusals;
+mod rejoin;
 mod sev_snp;
 mod shown;
 
