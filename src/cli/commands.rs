@@ -1126,7 +1126,7 @@ const KEPT: Opt = Opt::value(
 );
 const OFFLINE: Opt = Opt::flag(
     "offline",
-    "fetch no certificates or collateral: the machine must send them, or --collateral has them; ask EC2 nothing",
+    "fetch no certificates or collateral: the machine must send them, or --collateral has them; ask no cloud about a machine",
 );
 const POLICY: Opt = Opt::needed(
     "policy",

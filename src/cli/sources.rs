@@ -24,12 +24,21 @@ pub fn set(given: &Given) -> Result<(), Failure> {
         settings.kept = Kept::at(given.value("collateral").unwrap_or_default().as_ref());
     }
     if given.has("offline") {
-        (settings.kds, settings.pcs, settings.ec2) = (None, None, None);
+        (settings.kds, settings.pcs) = (None, None);
+        (settings.ec2, settings.maa) = (None, None);
     }
     let fetching = Fetching::new(settings).map_err(Failure::failed)?;
     // there is one command, so nothing was set before
     let _ = GIVEN.set(fetching);
     Ok(())
+}
+
+/// Returns the same sources without the words of clouds, which are asked only about machines that are accepted by all else.
+pub fn without_words() -> Arc<dyn Sources> {
+    match GIVEN.get() {
+        Some(given) => Arc::new(given.without_words()),
+        None => sources::offline(),
+    }
 }
 
 /// Returns the sources; before [`set`], those without a network.

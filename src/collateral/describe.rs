@@ -1,5 +1,6 @@
 //! What EC2 says of one instance: `DescribeInstances` with its ID ("Amazon EC2 API Reference").
 
+use base::text::quoted;
 use cloud::Error;
 use cloud::aws::{Client, Failed, child, children, document, is_name};
 use cloud::aws_caller::Unsigned;
@@ -57,7 +58,8 @@ fn undescribed(failed: Failed, id: &str, region: &str) -> Undescribed {
             "EC2 in {region} knows no instance {id} of the account that asks: the machine is another customer's, or in another region"
         )),
         "InvalidInstanceID.Malformed" => Undescribed::Instance(format!(
-            "EC2 says that {id:.80?} is not the ID of an instance"
+            "EC2 says that {} is not the ID of an instance",
+            quoted(id, 80)
         )),
         _ if failed.is_later => Undescribed::Away(clause(&failed.error)),
         _ => Undescribed::Caller(clause(&failed.error)),

@@ -47,7 +47,7 @@ struct State {
 }
 
 /// A limit of requests: some at once, and one more after each pause.
-struct Limit {
+pub struct Limit {
     at_once: u32,
     pause: Duration,
     /// When as many as at the start may be sent again.
@@ -55,8 +55,22 @@ struct Limit {
 }
 
 impl Limit {
+    /// Makes a limit that allows as many as it ever does.
+    pub fn new(at_once: u32, pause: Duration, now: Instant) -> Limit {
+        Limit {
+            at_once,
+            pause,
+            full: now,
+        }
+    }
+
+    /// Returns whether as many may be sent as at the start.
+    pub fn is_full(&self, now: Instant) -> bool {
+        self.full <= now
+    }
+
     /// Counts one request, or returns when the next one may be sent.
-    fn take(&mut self, now: Instant) -> Result<(), Instant> {
+    pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let full = self.full.max(now) + self.pause;
         match full.duration_since(now) <= self.pause * self.at_once {
             true => {
@@ -137,15 +151,20 @@ impl Server {
     /// Makes a client of the server at `url`, `https://HOST[:PORT][/PATH]`, whose certificate leads to one of the roots.
     pub fn new(url: &str, roots: &RootCerts) -> Result<Server, String> {
         let base = url.trim_end_matches('/').to_owned();
-        let fault = |why| format!("the URL {url:?} {why}: expected https://HOST[:PORT][/PATH]");
+        const FORM: &str = "expected https://HOST[:PORT][/PATH]";
+        if url.contains('@') {
+            // it may have a password
+            return Err(format!("the URL has a user: {FORM}"));
+        }
+        let fault = |why| format!("the URL {} {why}: {FORM}", text::quoted(url, SHOWN));
         let uri: Uri = base.parse().map_err(|_| fault("is malformed"))?;
         if uri.scheme_str() != Some("https") {
             return Err(fault("does not begin with https://"));
         }
         let name = uri.authority().map(|authority| authority.as_str());
         let name = name.ok_or_else(|| fault("has no host"))?.to_owned();
-        if name.contains('@') || uri.query().is_some() || url.contains('#') {
-            return Err(fault("has a user, a query or a fragment"));
+        if uri.query().is_some() || url.contains('#') {
+            return Err(fault("has a query or a fragment"));
         }
         let tls = TlsConfig::builder()
             .root_certs(roots.clone())
@@ -176,11 +195,7 @@ impl Server {
 
     /// Limits the requests: this many at once, and one more after each pause.
     pub fn with_limit(self, at_once: u32, pause: Duration) -> Server {
-        self.state().limit = Some(Limit {
-            at_once,
-            pause,
-            full: Instant::now(),
-        });
+        self.state().limit = Some(Limit::new(at_once, pause, Instant::now()));
         self
     }
 
@@ -399,11 +414,7 @@ mod tests {
     #[test]
     fn requests_beyond_the_limit_are_sent_one_by_one() {
         let (now, pause) = (Instant::now(), Duration::from_secs(2));
-        let mut limit = Limit {
-            at_once: 3,
-            pause,
-            full: now,
-        };
+        let mut limit = Limit::new(3, pause, now);
         for _ in 0..3 {
             assert_eq!(limit.take(now), Ok(()));
         }
@@ -436,7 +447,8 @@ mod tests {
             "https://a/#b",
             "file:///a",
         ] {
-            assert!(Server::new(bad, &roots).is_err(), "{bad}");
+            let error = Server::new(bad, &roots).err().unwrap();
+            assert!(!error.contains("u:p"), "{bad}: {error}");
         }
     }
 

@@ -11,7 +11,7 @@
 //! Nothing that comes from AMD, Intel or a store is believed: it must be what was asked for, so that no answer replaces another, and
 //! the validator verifies its signatures each time. A hostile server or store can only make a validation fail.
 //! EC2 is believed, as AWS is for machines with a NitroTPM, and Microsoft's service on firmware of Azure: their certificates lead to an
-//! authority of this machine.
+//! authority of this machine, and those of other servers (`--collateral-ca`) do not count for them.
 
 mod cache;
 mod config_map;
@@ -72,8 +72,9 @@ pub mod stores {
     pub use crate::store::Store;
 }
 
-/// Time limit of one validation for all that it fetches. An attested handshake waits no longer for its peer.
-const TIME: Duration = Duration::from_secs(10);
+/// Time limit of one validation for certificates and collateral, and once more for the word of a cloud: together less than the 20 seconds that
+/// an attested handshake may take.
+const TIME: Duration = Duration::from_secs(8);
 
 /// Where certificates and collateral come from, and where they are kept.
 #[derive(Clone)]
@@ -90,10 +91,29 @@ pub struct Settings {
     pub kept: Kept,
     /// Who asks EC2 about machines of Amazon Web Services; `None` if nobody does.
     pub ec2: Option<Caller>,
-    /// Time limit of one validation for all that it fetches.
+    /// How Microsoft's attestation service is asked about machines of Azure; `None` if nobody asks it.
+    pub maa: Option<Microsoft>,
+    /// Time limit of one validation for certificates and collateral, and once more for the word of a cloud.
     pub time: Duration,
     /// Returns the time in seconds since 1970.
     pub clock: fn() -> u64,
+}
+
+/// How Microsoft's attestation service is asked.
+#[derive(Clone)]
+pub struct Microsoft {
+    /// The authorities of its certificate (PEM); without it, those of this machine's distribution.
+    pub ca: Option<PathBuf>,
+}
+
+impl Default for Microsoft {
+    /// The authorities in the file that the variable `SSL_CERT_FILE` names, as OpenSSL has it.
+    fn default() -> Microsoft {
+        let file = std::env::var_os("SSL_CERT_FILE").filter(|file| !file.is_empty());
+        Microsoft {
+            ca: file.map(PathBuf::from),
+        }
+    }
 }
 
 /// Where what was fetched outlives the program.
@@ -119,6 +139,7 @@ impl Default for Settings {
             ca: None,
             kept: Kept::Nowhere,
             ec2: Some(Caller::default()),
+            maa: Some(Microsoft::default()),
             time: TIME,
             clock: || {
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -171,27 +192,38 @@ impl Fetching {
                 Box::new(config_map::ConfigMap::new(&client, &namespace, &name))
             }
         };
-        let maa = Maa::new(https::roots(settings.ca.as_deref())?, settings.clock);
+        let maa = settings.maa.map(|maa| {
+            let roots = https::roots(maa.ca.as_deref())?;
+            Ok::<_, String>(Arc::new(Maa::new(roots, settings.clock)))
+        });
         let cache = Cache::new(Box::new(servers), store, settings.clock);
         Ok(Arc::new(Fetching {
             cache: Arc::new(cache),
             ec2: settings.ec2.as_ref().map(Ec2::new),
-            maa: Some(Arc::new(maa)),
+            maa: maa.transpose()?,
             time: settings.time,
             waits: true,
         }))
     }
 
-    /// Returns sources that never wait: they have what is in the memory of these ones, and what is missing comes in the background.
+    /// Returns sources that never wait: they have what is in the memory of these ones, and what is missing comes in the background. A machine
+    /// brings no word of clouds.
     pub fn at_hand(&self) -> Arc<dyn Sources> {
         Arc::new(Fetching {
+            waits: false,
+            ..self.without_words()
+        })
+    }
+
+    /// Returns these sources without the words of clouds.
+    pub fn without_words(&self) -> Fetching {
+        Fetching {
             cache: self.cache.clone(),
-            // a machine brings no word of clouds
             ec2: None,
             maa: None,
             time: self.time,
-            waits: false,
-        })
+            waits: self.waits,
+        }
     }
 
     /// Returns what happened since the start.
@@ -273,7 +305,7 @@ impl Sources for Fetching {
     }
 
     fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {
-        let maa = self.maa.as_ref().ok_or("nobody is asked")?;
+        let maa = self.maa.as_ref().ok_or("nothing is asked (offline)")?;
         maa.word(question, Instant::now() + self.time)
     }
 

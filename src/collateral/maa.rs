@@ -7,9 +7,16 @@
 //!
 //! The signature of the token is not verified. The token comes from the service itself, over TLS to the host that the policy names, and its
 //! keys would come from there, too; their certificates sign themselves. Nothing of it outlives the program.
+//!
+//! ```text
+//! report ─► a word that still counts ──────► returned at once
+//!        ─► the service is asked about it ─► wait for that answer, until the deadline
+//!        ─► its chip has had its share ────► fail at once
+//!        ─► ask
+//! ```
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use attest::attestation::maa::{Question, Word};
@@ -22,7 +29,7 @@ use serde::Deserialize;
 use serde_json::json;
 use ureq::tls::RootCerts;
 
-use crate::https::{Failure, Request, Server, retried};
+use crate::https::{Failure, Limit, Request, Server, retried};
 
 /// Path and query of the request.
 const PATH: &str = "/attest/SevSnpVm?api-version=2022-08-01";
@@ -35,6 +42,11 @@ const MAX_WORDS: usize = 4096;
 /// How many requests are sent at once to a service, and the pause for each further one. A new cluster of many machines has to fit.
 const AT_ONCE: u32 = 32;
 const PAUSE: Duration = Duration::from_secs(1);
+/// The same for the machines on one chip, as whoever has root on one can have any number of reports. The reboots of some have to fit.
+const AT_ONCE_OF_CHIP: u32 = 8;
+const PAUSE_OF_CHIP: Duration = Duration::from_secs(15);
+/// Maximum number of callers that ask or wait; a further one fails at once. Each is a thread of a service.
+const MAX_CALLERS: usize = 128;
 /// How long a word counts at most. The service gives its tokens eight hours.
 const LONGEST: Duration = Duration::from_secs(8 * 3600);
 /// Pause after the service refused a report, or did not vouch for it.
@@ -46,14 +58,21 @@ pub struct Maa {
     /// Returns the time in seconds since 1970.
     clock: fn() -> u64,
     state: Mutex<State>,
+    changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     services: HashMap<String, Arc<Server>>,
-    /// By SHA-256 of URL and request, in hexadecimal.
-    words: HashMap<String, Said>,
+    words: HashMap<Asked, Said>,
+    running: HashSet<Asked>,
+    /// The limits of chips that have asked lately, by CHIP_ID.
+    chips: HashMap<[u8; 64], Limit>,
+    callers: usize,
 }
+
+/// SHA-256 of URL, report and runtime data, in hexadecimal. The certificates are not a part of it: they say nothing that the report does not.
+type Asked = String;
 
 /// What a service said of a report, and until when it counts.
 struct Said {
@@ -68,20 +87,31 @@ impl Maa {
             roots,
             clock,
             state: Mutex::default(),
+            changed: Condvar::new(),
         }
     }
 
     /// Returns what the service says of a report.
     pub fn word(&self, question: &Question<'_>, deadline: Instant) -> Result<Arc<Word>, String> {
-        let content = content(question);
-        let asked = [question.url.as_bytes(), b"\0", content.as_bytes()].concat();
-        let asked = sha256(&asked);
-        if let Some(said) = self.state().words.get(&asked)
-            && said.until > Instant::now()
-        {
-            return said.word.clone();
+        let Question {
+            url,
+            report,
+            runtime_data,
+            ..
+        } = *question;
+        let asked = [url.as_bytes(), report, runtime_data].map(sha256);
+        let asked = sha256(asked.concat().as_bytes());
+        if let Some(said) = self.state().known(&asked) {
+            return said;
         }
-        let service = self.service(question.url)?;
+        let report = Report::parse(report)?;
+        let _caller = self.enter()?;
+        if let Some(said) = self.wait(&asked, &report.chip_id, deadline)? {
+            return said;
+        }
+        let _running = Running(self, &asked);
+        let service = self.service(url)?;
+        let content = content(question);
         let request = Request {
             path: PATH,
             types: &["application/json"],
@@ -89,33 +119,76 @@ impl Maa {
             content: Some(&content),
         };
         let answer = retried(deadline, || service.send(&request, deadline));
-        let (word, counts) = match answer {
-            Ok(answer) => match self.read(question, &answer.body) {
-                Ok((word, counts)) => (Ok(Arc::new(word)), counts),
-                Err(why) => (Err(why), REFUSED_PAUSE),
+        let (word, until) = match answer {
+            Ok(answer) => match self.read(url, &report, &answer.body) {
+                Ok((word, counts)) => (Ok(Arc::new(word)), Instant::now() + counts),
+                Err(why) => (Err(why), Instant::now() + REFUSED_PAUSE),
             },
-            Err(Failure::Bad(why)) => (Err(why), REFUSED_PAUSE),
-            // the server has its own pauses
-            Err(failure) => return Err(failure.to_string()),
+            Err(Failure::Bad(why)) => (Err(why), Instant::now() + REFUSED_PAUSE),
+            Err(Failure::Unknown(why)) => {
+                let why = format!("{why}: is maaURL right?");
+                (Err(why), Instant::now() + REFUSED_PAUSE)
+            }
+            Err(Failure::Later(why, until) | Failure::Full(why, until)) => (Err(why), until),
         };
         let said = Said {
             word: word.clone(),
-            until: Instant::now() + counts,
+            until,
         };
-        self.state().keep(asked, said);
+        self.state().keep(asked.clone(), said);
         word
+    }
+
+    /// Counts a caller.
+    fn enter(&self) -> Result<Caller<'_>, String> {
+        let mut state = self.state();
+        if state.callers >= MAX_CALLERS {
+            return Err(format!("{MAX_CALLERS} others wait for it: try again"));
+        }
+        state.callers += 1;
+        Ok(Caller(self))
+    }
+
+    /// Returns what the service has said of a report, and waits for it if it is being asked. Without a word the caller is the one that asks,
+    /// if the chip has not had its share.
+    fn wait(
+        &self,
+        asked: &Asked,
+        chip: &[u8; 64],
+        deadline: Instant,
+    ) -> Result<Option<Result<Arc<Word>, String>>, String> {
+        let mut state = self.state();
+        loop {
+            if let Some(said) = state.known(asked) {
+                return Ok(Some(said));
+            }
+            let now = Instant::now();
+            if !state.running.contains(asked) {
+                state.count(chip, now)?;
+                state.running.insert(asked.clone());
+                return Ok(None);
+            }
+            let Some(left) = deadline
+                .checked_duration_since(now)
+                .filter(|it| !it.is_zero())
+            else {
+                return Err("it has not answered yet: try again".into());
+            };
+            state = (self.changed.wait_timeout(state, left))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
     }
 
     /// Returns the word in an answer, and how long it counts. One that does not vouch for the report is asked for again soon: the service may
     /// learn of new firmware.
-    fn read(&self, question: &Question<'_>, answer: &[u8]) -> Result<(Word, Duration), String> {
+    fn read(&self, url: &str, report: &Report, answer: &[u8]) -> Result<(Word, Duration), String> {
         let word = parse(answer)?;
         let left = word.expires.saturating_sub((self.clock)());
         if left == 0 {
             return Err("the token has ended: is the clock of this machine right?".into());
         }
-        let report = Report::parse(question.report)?;
-        let counts = match word.check(question.url, &report) {
+        let counts = match word.check(url, report) {
             Ok(()) => LONGEST,
             Err(_) => REFUSED_PAUSE,
         };
@@ -126,6 +199,9 @@ impl Maa {
         let mut state = self.state();
         if let Some(known) = state.services.get(url) {
             return Ok(known.clone());
+        }
+        if matches!(&self.roots, RootCerts::Specific(all) if all.is_empty()) {
+            return Err("this machine has no certificates of web servers' authorities (ca-certificates); SSL_CERT_FILE can name a file".into());
         }
         let server = Server::new(url, &self.roots).map_err(|why| format!("maaURL: {why}"))?;
         let server = Arc::new(server.with_limit(AT_ONCE, PAUSE));
@@ -141,8 +217,46 @@ impl Maa {
     }
 }
 
+/// One that asks or waits, until it is dropped.
+struct Caller<'a>(&'a Maa);
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        self.0.state().callers -= 1;
+    }
+}
+
+/// A question whose answer others wait for, until it is dropped.
+struct Running<'a>(&'a Maa, &'a Asked);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.state().running.remove(self.1);
+        self.0.changed.notify_all();
+    }
+}
+
 impl State {
-    fn keep(&mut self, asked: String, said: Said) {
+    /// Returns what was said of a report, if it still counts.
+    fn known(&self, asked: &Asked) -> Option<Result<Arc<Word>, String>> {
+        let said = self.words.get(asked)?;
+        (said.until > Instant::now()).then(|| said.word.clone())
+    }
+
+    /// Counts a request about a chip, unless its machines have asked too often.
+    fn count(&mut self, chip: &[u8; 64], now: Instant) -> Result<(), String> {
+        if self.chips.len() >= MAX_WORDS {
+            self.chips.retain(|_, limit| !limit.is_full(now));
+        }
+        let limit = self.chips.entry(*chip);
+        let limit = limit.or_insert_with(|| Limit::new(AT_ONCE_OF_CHIP, PAUSE_OF_CHIP, now));
+        limit.take(now).map_err(|until| {
+            let seconds = (until - now).as_secs() + 1;
+            format!("machines on this chip have had it asked so often that the next request is sent in {seconds} s: try again")
+        })
+    }
+
+    fn keep(&mut self, asked: Asked, said: Said) {
         self.words.insert(asked, said);
         while self.words.len() > MAX_WORDS {
             let first = self.words.iter().min_by_key(|(_, said)| said.until);
@@ -157,11 +271,10 @@ impl State {
 /// Returns the content of the request.
 fn content(question: &Question<'_>) -> String {
     let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
-    let mut report = json!({"SnpReport": encode(question.report)});
-    // without them the service asks AMD
-    if !question.certificates.is_empty() {
-        report["VcekCertChain"] = encode(question.certificates).into();
-    }
+    let report = json!({
+        "SnpReport": encode(question.report),
+        "VcekCertChain": encode(question.certificates),
+    });
     let runtime_data = json!({"data": encode(question.runtime_data), "dataType": "JSON"});
     json!({"report": encode(report.to_string().as_bytes()), "runtimeData": runtime_data})
         .to_string()
@@ -267,6 +380,29 @@ mod tests {
     }
 
     #[test]
+    fn a_chip_that_asks_often_keeps_no_other_one_from_it() {
+        let (mut state, now) = (State::default(), Instant::now());
+        for _ in 0..AT_ONCE_OF_CHIP {
+            state.count(&[1; 64], now).unwrap();
+        }
+        let error = state.count(&[1; 64], now).unwrap_err();
+        assert!(error.ends_with("is sent in 16 s: try again"), "{error}");
+        state.count(&[2; 64], now).unwrap();
+        state.count(&[1; 64], now + PAUSE_OF_CHIP).unwrap();
+        // the limits of those that are quiet again are forgotten
+        let later = now + PAUSE_OF_CHIP * (AT_ONCE_OF_CHIP + 1);
+        for number in 0..=MAX_WORDS as u64 {
+            let mut chip = [3; 64];
+            chip[..8].copy_from_slice(&number.to_le_bytes());
+            state.count(&chip, later).unwrap();
+        }
+        assert_eq!(state.chips.len(), MAX_WORDS + 1);
+        state.count(&[1; 64], later).unwrap();
+        state.count(&[4; 64], later + PAUSE_OF_CHIP).unwrap();
+        assert_eq!(state.chips.len(), 1);
+    }
+
+    #[test]
     fn a_word_counts_until_its_end_and_one_that_does_not_vouch_a_minute() {
         let mut report = [0; LEN];
         // version, policy, algorithm of the signature
@@ -274,15 +410,11 @@ mod tests {
         for (range, byte) in [(0x50..0x90, 0xdd), (0x90..0xc0, 0xaa), (0xe0..0x110, 0xcc)] {
             report[range].fill(byte);
         }
-        let question = Question {
-            url: "https://x.weu.attest.azure.net/",
-            report: &report,
-            certificates: &[],
-            runtime_data: &[],
-        };
+        let report = Report::parse(&report).unwrap();
         let counts = |clock, claims: &str| {
             let maa = Maa::new(RootCerts::from(vec![]), clock);
-            maa.read(&question, &answer(claims))
+            let url = "https://x.weu.attest.azure.net/";
+            maa.read(url, &report, &answer(claims))
                 .map(|(_, counts)| counts)
         };
         let claims = claims();

@@ -1,18 +1,26 @@
 //! `azure-sev-snp` with firmware whose signer the policy does not name: Microsoft's attestation service (MAA) is asked. A server of the tests
 //! answers as its REST reference says.
 
+use std::net::TcpListener;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use attest::atls;
 use attest::attestation::sources::{Sources, offline};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use collateral::{Fetching, Settings};
+use collateral::{Fetching, Microsoft, Settings};
 use hardware::snp::report::Report;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use crate::azure_sev_snp::{Machine, judge, pem};
 use crate::cloud_tpm::{NONCE, USER_DATA};
 use crate::collateral_server::{Answer, Server};
+use crate::forged_snp::Hierarchy;
 
 /// Microsoft's attestation service, with the claims of its token.
 struct Maa {
@@ -50,13 +58,27 @@ impl Maa {
 
     /// Returns the sources of a program that may ask the service, and has asked nothing yet.
     fn sources(&self) -> Arc<dyn Sources> {
-        let settings = Settings {
+        self.fetching()
+    }
+
+    fn fetching(&self) -> Arc<Fetching> {
+        Fetching::new(self.settings()).unwrap()
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
             kds: None,
             pcs: None,
-            ca: Some(self.server.ca()),
+            maa: Some(Microsoft {
+                ca: Some(self.server.ca()),
+            }),
             ..Settings::default()
-        };
-        Fetching::new(settings).unwrap()
+        }
+    }
+
+    /// Returns how often the service was asked.
+    fn requests(&self) -> usize {
+        self.server.heads().len()
     }
 
     /// Returns a policy that names another signer of the firmware, and this service.
@@ -84,7 +106,9 @@ fn firmware_of_another_signer_is_accepted_if_microsoft_vouches_for_its_report() 
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let maa = Maa::vouching_for(&document);
     let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let identified = judge.identify(&document, NONCE).unwrap();
+    assert!(identified.is_endorsed && !judge.believes_any_tpm());
+    let claims = identified.platform.unwrap();
     let by = format!("; the firmware is Azure's by {}", maa.server.url());
     assert!(claims.signed_by.ends_with(&by), "{}", claims.signed_by);
     judge.identify(&document, NONCE).unwrap();
@@ -105,9 +129,12 @@ fn firmware_of_another_signer_is_accepted_if_microsoft_vouches_for_its_report() 
         decoded(&report["SnpReport"]),
         sent(&document, "/AttestationReport")
     );
-    let chain = String::from_utf8(decoded(&report["VcekCertChain"])).unwrap();
-    let certificates = [pem("vcek"), pem("ask"), pem("ark")].concat();
-    assert_eq!(chain, certificates.trim());
+    let chain = decoded(&report["VcekCertChain"]);
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(&chain)
+        .map(Result::unwrap)
+        .collect();
+    let names = ["vcek", "ask", "ark"];
+    assert_eq!(chain, names.map(|name| Hierarchy::get().certificate(name)));
     let data = &question["runtimeData"];
     assert_eq!(
         decoded(&data["data"]),
@@ -142,7 +169,7 @@ fn a_word_of_microsoft_that_is_wrong_in_one_claim_counts_for_nothing() {
         let error = judge.identify(&document, NONCE).unwrap_err().to_string();
         let why = match claim {
             "exp" => "the token has ended",
-            claim => &format!("does not vouch for it: {claim} is"),
+            claim => &format!("has not vouched for it: {claim} is"),
         };
         assert!(error.contains(why), "{error}, expected {why}");
     }
@@ -165,7 +192,6 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
         policy[member] = value;
         policy
     };
-    let http = json!({"acceptedKeyDigests": [], "enforcementPolicy": "MAAFallback", "maaURL": "http://localhost:1"});
     let nobody = json!({"acceptedKeyDigests": [], "enforcementPolicy": "MAAFallback"});
     let other_key = json!([format!("000b{}", "11".repeat(32))]);
     for (policy, document, sources, why) in [
@@ -189,18 +215,24 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
             "attestation key",
         ),
         (
-            &with("firmwareSignerConfig", http),
-            &document,
-            maa.sources(),
-            "does not begin with https://",
-        ),
-        (
             &with("firmwareSignerConfig", nobody),
             &document,
             maa.sources(),
             "whom to ask",
         ),
         (&fallback, &document, offline(), "this program does not ask"),
+        (
+            &fallback,
+            &document,
+            maa.fetching().at_hand(),
+            "nothing is asked",
+        ),
+        (
+            &fallback,
+            &document,
+            Arc::new(maa.fetching().without_words()),
+            "nothing is asked",
+        ),
     ] {
         let error = refusal(policy, document, &sources);
         assert!(error.contains(why), "{error}, expected {why}");
@@ -211,7 +243,7 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
         .unwrap()
         .identify(&document, NONCE)
         .unwrap();
-    assert!(maa.server.heads().is_empty());
+    assert_eq!(maa.requests(), 0);
 }
 
 #[test]
@@ -235,5 +267,149 @@ fn a_refusal_of_microsofts_service_is_shown_and_not_asked_for_again_at_once() {
             "{error}"
         );
     }
-    assert_eq!(maa.server.heads().len(), 1);
+    assert_eq!(maa.requests(), 1);
+}
+
+#[test]
+fn a_service_whose_url_is_wrong_is_named_when_the_policy_is_read_or_when_it_answers() {
+    for url in [
+        "http://x.weu.attest.azure.net",
+        "x.weu.attest.azure.net",
+        "https://",
+        "https:///attest",
+        "https://user:word@x",
+        "https://x?y",
+    ] {
+        let signer = |enforcement: &str| json!({"firmwareSignerConfig": {"enforcementPolicy": enforcement, "maaURL": url}});
+        let error = judge(&signer("MAAFallback"), &offline()).err().unwrap();
+        assert!(
+            error.contains("maaURL: expected https://") && !error.contains("word"),
+            "{error}"
+        );
+        judge(&signer("Equal"), &offline()).unwrap();
+    }
+
+    let machine = Machine::start(|_| (), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let maa = Maa {
+        server: Server::start(|_| Answer::status("404 Not Found")),
+        claims: Arc::default(),
+    };
+    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    for _ in 0..2 {
+        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        assert!(error.contains("(status 404): is maaURL right?"), "{error}");
+    }
+    assert_eq!(maa.requests(), 1);
+}
+
+#[test]
+fn one_question_about_a_report_is_enough_for_all_its_machine_sends_and_all_that_meet_it() {
+    let machine = Machine::start(|_| (), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let maa = Maa::vouching_for(&document);
+    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| judge.identify(&document, NONCE).unwrap());
+        }
+    });
+    // the machine sends other bytes that mean the same certificates
+    for number in 0..4 {
+        machine.certify(&format!("text {number}\n{}", pem("vcek")));
+        let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+        let signer = sent(&document, "/ReportSigner");
+        assert!(signer.starts_with(b"text "));
+        judge.identify(&document, NONCE).unwrap();
+    }
+    assert_eq!(maa.requests(), 1);
+
+    // another report is another question, which this word does not answer
+    let another = Machine::start(|_| (), |_| ());
+    let another = another.issuer().issue(USER_DATA, NONCE).unwrap();
+    let error = judge.identify(&another, NONCE).unwrap_err().to_string();
+    assert!(error.contains("x-ms-sevsnpvm-reportdata is"), "{error}");
+    assert_eq!(maa.requests(), 2);
+}
+
+#[test]
+fn a_word_counts_no_longer_than_its_token() {
+    let machine = Machine::start(|_| (), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let maa = Maa::vouching_for(&document);
+    let end = SystemTime::now() + Duration::from_secs(4);
+    let since = end.duration_since(UNIX_EPOCH).unwrap();
+    maa.claims.lock().unwrap()["exp"] = since.as_secs().into();
+    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    judge.identify(&document, NONCE).unwrap();
+    while SystemTime::now() < end {
+        thread::sleep(Duration::from_millis(100));
+    }
+    let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+    assert!(error.contains("the token has ended"), "{error}");
+    assert_eq!(maa.requests(), 2);
+}
+
+#[test]
+fn the_authorities_of_other_servers_do_not_count_for_microsofts() {
+    let machine = Machine::start(|_| (), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let maa = Maa::vouching_for(&document);
+    let another = Server::start(|_| Answer::status("404 Not Found"));
+    let sources: Arc<dyn Sources> = Fetching::new(Settings {
+        ca: Some(maa.server.ca()),
+        maa: Some(Microsoft {
+            ca: Some(another.ca()),
+        }),
+        ..maa.settings()
+    })
+    .unwrap();
+    let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
+    let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+    assert!(error.contains("invalid peer certificate"), "{error}");
+    assert_eq!(maa.requests(), 0);
+}
+
+#[test]
+fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may_be_asked() {
+    let machine = Machine::start(|_| (), |_| ());
+    // the document of an attested handshake is another one, of the same report
+    let maa = Maa::vouching_for(&machine.issuer().issue(USER_DATA, NONCE).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let issuer = machine.issuer();
+    thread::spawn(move || {
+        for caller in listener.incoming().flatten() {
+            let soon = Instant::now() + Duration::from_secs(60);
+            let _ = atls::Server::new(Some(issuer.clone()), vec![]).handshake(caller, soon);
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    // AMD's list is here: nobody is asked for it
+    let list = Hierarchy::get().list("ark", &[], "20240101000000Z", "20490101000000Z");
+    std::fs::write(folder.path().join("vcek-milan.crl"), list).unwrap();
+    let verify = |pcr: &str, more: &[&str]| {
+        let mut policy = maa.policy("MAAFallback");
+        policy["amdRootKey"] = pem("ark").into();
+        policy["measurements"] = json!({"4": {"expected": pcr.repeat(32)}});
+        std::fs::write(folder.path().join("policy.json"), policy.to_string()).unwrap();
+        let output = Command::new(support::program::built("firstlight"))
+            .current_dir(folder.path())
+            .args(["verify", &address, "--fresh", "--policy=policy.json"])
+            .args(["--attestation-variant=azure-sev-snp", "--collateral=."])
+            .args(more)
+            .env("SSL_CERT_FILE", maa.server.ca())
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let (code, said) = verify("11", &[]);
+    assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
+    let (code, said) = verify("00", &["--offline"]);
+    assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
+    assert!(said.contains("nothing is asked (offline)"), "{said}");
+    let (code, said) = verify("00", &[]);
+    assert_eq!((code, maa.requests()), (Some(0), 1), "{said}");
+    assert!(said.contains("\nbelieved:  endorsed\n"), "{said}");
 }

@@ -300,6 +300,8 @@ fn the_certificate_of_a_chip_is_fetched_only_if_it_could_lead_to_acceptance() {
     let nothing: Change = |_| ();
     let digits = |byte: &str, count| json!([byte.repeat(count)]);
     let signer = json!({"acceptedKeyDigests": digits("11", 48), "enforcementPolicy": "equal"});
+    let of_azure =
+        json!({"enforcementPolicy": "MAAFallback", "maaURL": "https://x.weu.attest.azure.net"});
     for (change, further, why) in [
         (nothing, json!({}), "nothing is here"),
         (nothing, json!({"snpVersion": 25}), "below the minimum 25"),
@@ -322,6 +324,11 @@ fn the_certificate_of_a_chip_is_fetched_only_if_it_could_lead_to_acceptance() {
             nothing,
             json!({"firmwareSignerConfig": signer}),
             "which firmwareSignerConfig does not name",
+        ),
+        (
+            nothing,
+            json!({"firmwareSignerConfig": of_azure}),
+            "knows machines of Azure alone",
         ),
         (
             nothing,

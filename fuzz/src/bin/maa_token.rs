@@ -1,8 +1,13 @@
-//! What Microsoft's attestation service answers: whatever it is, it vouches for no report that it does not repeat, and its errors are short.
+//! What Microsoft's attestation service answers, or the claims of its token: whatever they are, they vouch for no report that they do not
+//! repeat, and errors are short.
 #![no_main]
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use collateral::parsers::token;
+use firstlight_fuzz::short;
 use hardware::snp::report::{LEN, Report};
+use serde_json::Value;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     // a report of version 2 whose signature algorithm and policy are valid
@@ -10,9 +15,24 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     (report[0], report[0xa], report[0x34]) = (2, 2, 1);
     report[0x50..0x90].fill(0xdd);
     let report = Report::parse(&report).unwrap();
-    let judged = token(bytes).and_then(|word| word.check("https://x.attest.azure.net", &report));
-    match judged {
-        Ok(()) => assert!(bytes.len() > 500),
-        Err(why) => assert!(!why.is_empty() && why.len() < 1000, "{why}"),
+    let judge = |answer: &[u8]| {
+        token(answer).and_then(|word| word.check("https://x.attest.azure.net", &report))
+    };
+    if let Err(why) = judge(bytes) {
+        short(&why);
+    }
+    let claims = URL_SAFE_NO_PAD.encode(bytes);
+    match judge(format!("{{\"token\":\"e30.{claims}.c2ln\"}}").as_bytes()) {
+        Err(why) => short(&why),
+        Ok(()) => {
+            let claims: Value = serde_json::from_slice(bytes).unwrap();
+            for (claim, expected) in [
+                ("x-ms-sevsnpvm-reportdata", &*"dd".repeat(64)),
+                ("x-ms-compliance-status", "azure-compliant-cvm"),
+            ] {
+                let said = claims[claim].as_str().unwrap();
+                assert!(said.eq_ignore_ascii_case(expected), "{claim}: {said}");
+            }
+        }
     }
 });

@@ -70,6 +70,7 @@ fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
+    policy.snp().check_maa_url().map_err(PolicyError)?;
     let endorser = AzureChip {
         hardware: Hardware::new(&policy, sources)?,
         policy: policy.clone(),
@@ -185,21 +186,17 @@ impl Endorser for AzureChip {
         let Some(url) = demands.check_firmware_signer(&report.id_key_digest)? else {
             return Ok(platform);
         };
-        let sent = [&info.report_signer, &info.cert_chain].map(|pem| {
-            let pem = pem.as_ref().map(|pem| pem.0.as_slice());
-            pem.unwrap_or_default()
-        });
-        let certificates = sent.join(&b'\n');
+        let certificates = self.hardware.certificates(&report, &info)?;
         let question = Question {
             url,
             report: &info.attestation_report.0,
-            certificates: certificates.trim_ascii(),
+            certificates: &certificates,
             runtime_data: info.azure.as_ref().map_or(&[], |it| &it.runtime_data.0),
         };
         let word = self.sources.microsofts_word(&question);
         word.and_then(|word| word.check(url, &report)).map_err(|why| {
             format!(
-                "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name, and Microsoft's attestation service does not vouch for it: {why}",
+                "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name, and Microsoft's attestation service has not vouched for it: {why}",
                 super::hex(&report.id_key_digest)
             )
         })?;

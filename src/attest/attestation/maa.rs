@@ -27,7 +27,7 @@ pub struct Question<'a> {
     pub url: &'a str,
     /// The report of the chip.
     pub report: &'a [u8],
-    /// The certificate of the chip's key and those above it in PEM; empty if the machine sent none.
+    /// The certificate of the chip's key and those above it in PEM, by which the caller has verified the report.
     pub certificates: &'a [u8],
     /// The runtime data of the paravisor, whose hash is in REPORT_DATA.
     pub runtime_data: &'a [u8],

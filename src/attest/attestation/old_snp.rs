@@ -133,6 +133,27 @@ impl Demands {
         signer.is_some_and(|it| it.enforcement_policy == Enforcement::MaaFallback)
     }
 
+    /// Checks the form of the URL of Microsoft's attestation service, if it is asked.
+    pub fn check_maa_url(&self) -> Result<(), String> {
+        let signer = self.firmware_signer_config.as_ref();
+        let Some(signer) = signer.filter(|_| self.asks_microsoft()) else {
+            return Ok(());
+        };
+        let url = &signer.maa_url;
+        // there is no host, no user, no query and no fragment with these characters
+        let is_host = |byte: u8| byte.is_ascii_graphic() && !b"@?#\\\"<>".contains(&byte);
+        match url.strip_prefix("https://") {
+            _ if url.is_empty() => Ok(()),
+            Some(host)
+                if !host.starts_with('/') && !host.is_empty() && host.bytes().all(is_host) =>
+            {
+                Ok(())
+            }
+            // it may have a password
+            _ => Err("maaURL: expected https://NAME.REGION.attest.azure.net, or nothing".into()),
+        }
+    }
+
     /// Checks the key that signed the ID block of a machine, whose digest this is. Returns the URL of the service that must be asked about
     /// it; `None` if nobody must.
     pub fn check_firmware_signer(&self, digest: &[u8; 48]) -> Result<Option<&str>, String> {

@@ -109,6 +109,12 @@ impl InstanceInfo {
             attestation_document: None,
         })
     }
+
+    /// Returns the certificates above that of the chip's key that the machine sent.
+    fn sent_chain(&self) -> Result<Vec<Vec<u8>>, String> {
+        let chain = self.cert_chain.as_ref();
+        chain.map_or(Ok(vec![]), |chain| several(&chain.0))
+    }
 }
 
 /// Returns a certificate of the host's table in PEM. It is there in PEM or DER, and zeros may follow.
@@ -162,6 +168,17 @@ impl Needed {
             Some(_) => sources.snp_authority(self.product, self.signer),
             None => sources.snp_certificates(report, self.product),
         }
+    }
+
+    /// Returns the certificate of the key that signed the report: that of the machine, or what the sources have.
+    fn leaf<'a>(&'a self, fetched: &'a Result<Arc<Fetched>, String>) -> Result<&'a [u8], String> {
+        let leaf = match (&self.sent, fetched) {
+            (Some(sent), _) => Some(sent),
+            (None, Ok(fetched)) => fetched.leaf.as_ref(),
+            (None, Err(why)) => return Err(why.clone()),
+        };
+        leaf.map(Vec::as_slice)
+            .ok_or_else(|| "nobody has the certificate of the chip".into())
     }
 }
 
@@ -221,13 +238,16 @@ impl Hardware {
         })
     }
 
-    /// Returns whether the policy accepts only firmware that it knows, or chips of which it names each.
+    /// Returns whether the policy accepts only firmware that it knows, or that Microsoft vouches for, or chips of which it names each.
     pub fn pins_firmware(&self) -> bool {
         let signer = self.policy.snp().firmware_signer_config.as_ref();
-        let names_signers = signer.is_some_and(|it| {
-            !it.accepted_key_digests.is_empty() && it.enforcement_policy != Enforcement::WarnOnly
+        let knows_signers = signer.is_some_and(|it| match it.enforcement_policy {
+            Enforcement::WarnOnly => false,
+            Enforcement::Equal => !it.accepted_key_digests.is_empty(),
+            // whom it does not name is refused without Microsoft's word
+            Enforcement::MaaFallback => true,
         });
-        names_signers || self.demands.pins_firmware()
+        knows_signers || self.demands.pins_firmware()
     }
 
     /// Returns what the report of a machine proves, if it is over these bytes.
@@ -263,22 +283,32 @@ impl Hardware {
             self.check_before_fetching(report, &needed)?;
         }
         let fetched = needed.fetch(report, &*self.sources);
-        let leaf = match (&needed.sent, &fetched) {
-            (Some(sent), _) => sent,
-            (None, Ok(fetched)) => fetched
-                .leaf
-                .as_ref()
-                .ok_or("nobody has the certificate of the chip")?,
-            (None, Err(why)) => return Err(why.clone()),
-        };
+        let leaf = needed.leaf(&fetched)?;
         let list = match &fetched {
             Ok(fetched) => fetched.revoked.as_deref().map_err(String::clone),
             Err(why) => Err(why.clone()),
         };
-        let chain = info.cert_chain.as_ref().map(|chain| several(&chain.0));
-        let mut between = chain.transpose()?.unwrap_or_default();
+        let mut between = info.sent_chain()?;
         between.extend(fetched.iter().map(|fetched| fetched.intermediate.clone()));
         self.under_a_root(report, product, leaf, &between, &list)
+    }
+
+    /// Returns the certificates of a report that was judged, from that of the chip's key to a root, in PEM.
+    pub fn certificates(&self, report: &Report, info: &InstanceInfo) -> Result<Vec<u8>, String> {
+        let needed = Needed::of(report, info)?;
+        let fetched = needed.fetch(report, &*self.sources);
+        let mut all = vec![needed.leaf(&fetched)?.to_vec()];
+        all.extend(info.sent_chain()?);
+        if all.len() == 1 {
+            all.push(fetched?.intermediate.clone());
+            let root = self
+                .authorities
+                .iter()
+                .find(|one| one.is_of(needed.product));
+            all.extend(root.map(|one| one.root.clone()));
+        }
+        let all: Vec<_> = all.iter().map(|der| pem(der)).collect();
+        Ok(all.join(&b'\n'))
     }
 
     /// Checks a report whose chip's certificate is not there. Anybody can write a report that names a chip, so its certificate is fetched only

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::super::explain;
-use super::super::sources::sources;
+use super::super::sources::without_words;
 use super::super::state::hex;
 use super::demand::{Demand, Source};
 use super::presented::Presented;
@@ -81,7 +81,7 @@ impl<'a> Report<'a> {
         // what a refused machine proves all the same: its signatures, and what the policy demands of the platform
         let genuine = || {
             let any = demand.policy.clone().of_any_image().believing_any();
-            let validator = demand.variant.validator_for(any, &sources());
+            let validator = demand.variant.validator_for(any, &without_words());
             presented?.identified_by(&*validator.ok()?)
         };
         let (verdict, genuine) = match verdict {
