@@ -69,6 +69,11 @@ impl Limit {
         self.full <= now
     }
 
+    /// Takes one request back, which was not answered.
+    pub fn give_back(&mut self) {
+        self.full = self.full.checked_sub(self.pause).unwrap_or(self.full);
+    }
+
     /// Counts one request, or returns when the next one may be sent.
     pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let full = self.full.max(now) + self.pause;
@@ -429,6 +434,8 @@ mod tests {
             assert_eq!(limit.take(later), Ok(()));
         }
         assert!(limit.take(later).is_err());
+        limit.give_back();
+        assert_eq!(limit.take(later), Ok(()));
     }
 
     #[test]

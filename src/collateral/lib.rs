@@ -73,7 +73,7 @@ pub mod stores {
 }
 
 /// Time limit of one validation for certificates and collateral, and once more for the word of a cloud: together less than the 20 seconds that
-/// an attested handshake may take.
+/// a node's attested handshake may take.
 const TIME: Duration = Duration::from_secs(8);
 
 /// Where certificates and collateral come from, and where they are kept.
@@ -192,15 +192,16 @@ impl Fetching {
                 Box::new(config_map::ConfigMap::new(&client, &namespace, &name))
             }
         };
+        // whoever asks nothing needs no authorities
         let maa = settings.maa.map(|maa| {
-            let roots = https::roots(maa.ca.as_deref())?;
-            Ok::<_, String>(Arc::new(Maa::new(roots, settings.clock)))
+            let roots = https::roots(maa.ca.as_deref());
+            Arc::new(Maa::new(roots, settings.clock))
         });
         let cache = Cache::new(Box::new(servers), store, settings.clock);
         Ok(Arc::new(Fetching {
             cache: Arc::new(cache),
             ec2: settings.ec2.as_ref().map(Ec2::new),
-            maa: maa.transpose()?,
+            maa,
             time: settings.time,
             waits: true,
         }))
@@ -215,7 +216,7 @@ impl Fetching {
         })
     }
 
-    /// Returns these sources without the words of clouds.
+    /// Returns these sources without the words of clouds: they ask nobody for one.
     pub fn without_words(&self) -> Fetching {
         Fetching {
             cache: self.cache.clone(),

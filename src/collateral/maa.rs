@@ -15,7 +15,7 @@
 //!        ─► ask
 //! ```
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,19 +42,22 @@ const MAX_WORDS: usize = 4096;
 /// How many requests are sent at once to a service, and the pause for each further one. A new cluster of many machines has to fit.
 const AT_ONCE: u32 = 32;
 const PAUSE: Duration = Duration::from_secs(1);
-/// The same for the machines on one chip, as whoever has root on one can have any number of reports. The reboots of some have to fit.
-const AT_ONCE_OF_CHIP: u32 = 8;
+/// The same for the machines on one chip, as whoever has root on one can have any number of reports. It is less than a service gets at once.
+const AT_ONCE_OF_CHIP: u32 = 4;
 const PAUSE_OF_CHIP: Duration = Duration::from_secs(15);
-/// Maximum number of callers that ask or wait; a further one fails at once. Each is a thread of a service.
-const MAX_CALLERS: usize = 128;
+/// Maximum number of callers that wait for one answer; a further one fails at once. Each is a thread of a service.
+const MAX_WAITING: usize = 8;
 /// How long a word counts at most. The service gives its tokens eight hours.
 const LONGEST: Duration = Duration::from_secs(8 * 3600);
 /// Pause after the service refused a report, or did not vouch for it.
 const REFUSED_PAUSE: Duration = Duration::from_secs(60);
+/// How long it counts that the service is away: whoever waits learns it. The next one asks, unless the server has a pause.
+const AWAY_PAUSE: Duration = Duration::from_secs(1);
 
 /// The services, and what they said.
 pub struct Maa {
-    roots: RootCerts,
+    /// The authorities of their certificates, or why there are none. It matters to those alone who ask.
+    roots: Result<RootCerts, String>,
     /// Returns the time in seconds since 1970.
     clock: fn() -> u64,
     state: Mutex<State>,
@@ -65,10 +68,10 @@ pub struct Maa {
 struct State {
     services: HashMap<String, Arc<Server>>,
     words: HashMap<Asked, Said>,
-    running: HashSet<Asked>,
+    /// The questions that run. Whoever waits for an answer has a reference, too.
+    running: HashMap<Asked, Arc<()>>,
     /// The limits of chips that have asked lately, by CHIP_ID.
     chips: HashMap<[u8; 64], Limit>,
-    callers: usize,
 }
 
 /// SHA-256 of URL, report and runtime data, in hexadecimal. The certificates are not a part of it: they say nothing that the report does not.
@@ -82,7 +85,7 @@ struct Said {
 
 impl Maa {
     /// Makes a client of the services whose certificates lead to these roots. It sends no request.
-    pub fn new(roots: RootCerts, clock: fn() -> u64) -> Maa {
+    pub fn new(roots: Result<RootCerts, String>, clock: fn() -> u64) -> Maa {
         Maa {
             roots,
             clock,
@@ -105,12 +108,11 @@ impl Maa {
             return said;
         }
         let report = Report::parse(report)?;
-        let _caller = self.enter()?;
+        let service = self.service(url)?;
         if let Some(said) = self.wait(&asked, &report.chip_id, deadline)? {
             return said;
         }
         let _running = Running(self, &asked);
-        let service = self.service(url)?;
         let content = content(question);
         let request = Request {
             path: PATH,
@@ -129,7 +131,10 @@ impl Maa {
                 let why = format!("{why}: is maaURL right?");
                 (Err(why), Instant::now() + REFUSED_PAUSE)
             }
-            Err(Failure::Later(why, until) | Failure::Full(why, until)) => (Err(why), until),
+            Err(Failure::Later(why, _) | Failure::Full(why, _)) => {
+                self.state().give_back(&report.chip_id);
+                (Err(why), Instant::now() + AWAY_PAUSE)
+            }
         };
         let said = Said {
             word: word.clone(),
@@ -137,16 +142,6 @@ impl Maa {
         };
         self.state().keep(asked.clone(), said);
         word
-    }
-
-    /// Counts a caller.
-    fn enter(&self) -> Result<Caller<'_>, String> {
-        let mut state = self.state();
-        if state.callers >= MAX_CALLERS {
-            return Err(format!("{MAX_CALLERS} others wait for it: try again"));
-        }
-        state.callers += 1;
-        Ok(Caller(self))
     }
 
     /// Returns what the service has said of a report, and waits for it if it is being asked. Without a word the caller is the one that asks,
@@ -163,20 +158,22 @@ impl Maa {
                 return Ok(Some(said));
             }
             let now = Instant::now();
-            if !state.running.contains(asked) {
+            let Some(run) = state.running.get(asked).cloned() else {
                 state.count(chip, now)?;
-                state.running.insert(asked.clone());
+                state.running.insert(asked.clone(), Arc::default());
                 return Ok(None);
-            }
-            let Some(left) = deadline
-                .checked_duration_since(now)
-                .filter(|it| !it.is_zero())
-            else {
-                return Err("it has not answered yet: try again".into());
             };
-            state = (self.changed.wait_timeout(state, left))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            // the map has a reference, and this caller
+            if Arc::strong_count(&run) - 2 == MAX_WAITING {
+                return Err(format!(
+                    "{MAX_WAITING} others wait for its answer: try again"
+                ));
+            }
+            if now >= deadline {
+                return Err("it has not answered yet: try again".into());
+            }
+            let waited = self.changed.wait_timeout(state, deadline - now);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -192,7 +189,8 @@ impl Maa {
             Ok(()) => LONGEST,
             Err(_) => REFUSED_PAUSE,
         };
-        Ok((word, Duration::from_secs(left).min(counts)))
+        // the clock has whole seconds, and the token ends with one
+        Ok((word, Duration::from_secs(left - 1).min(counts)))
     }
 
     fn service(&self, url: &str) -> Result<Arc<Server>, String> {
@@ -200,10 +198,12 @@ impl Maa {
         if let Some(known) = state.services.get(url) {
             return Ok(known.clone());
         }
-        if matches!(&self.roots, RootCerts::Specific(all) if all.is_empty()) {
+        let roots = self.roots.as_ref();
+        let roots = roots.map_err(|why| format!("SSL_CERT_FILE: {why}"))?;
+        if matches!(roots, RootCerts::Specific(all) if all.is_empty()) {
             return Err("this machine has no certificates of web servers' authorities (ca-certificates); SSL_CERT_FILE can name a file".into());
         }
-        let server = Server::new(url, &self.roots).map_err(|why| format!("maaURL: {why}"))?;
+        let server = Server::new(url, roots).map_err(|why| format!("maaURL: {why}"))?;
         let server = Arc::new(server.with_limit(AT_ONCE, PAUSE));
         if state.services.len() >= MAX_SERVICES {
             state.services.clear();
@@ -214,15 +214,6 @@ impl Maa {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One that asks or waits, until it is dropped.
-struct Caller<'a>(&'a Maa);
-
-impl Drop for Caller<'_> {
-    fn drop(&mut self) {
-        self.0.state().callers -= 1;
     }
 }
 
@@ -254,6 +245,13 @@ impl State {
             let seconds = (until - now).as_secs() + 1;
             format!("machines on this chip have had it asked so often that the next request is sent in {seconds} s: try again")
         })
+    }
+
+    /// Takes back a request about a chip.
+    fn give_back(&mut self, chip: &[u8; 64]) {
+        if let Some(limit) = self.chips.get_mut(chip) {
+            limit.give_back();
+        }
     }
 
     fn keep(&mut self, asked: Asked, said: Said) {
@@ -295,7 +293,8 @@ pub fn parse(answer: &[u8]) -> Result<Word, String> {
     let claims = URL_SAFE_NO_PAD
         .decode(claims)
         .map_err(|_| "the claims of the token are not in base64url")?;
-    serde_json::from_slice(&claims)
+    let claims = String::from_utf8(claims).map_err(|_| "the claims of the token are not UTF-8")?;
+    serde_json::from_str(&claims)
         .map_err(|error| format!("the claims of the token: {}", text::of_error(error)))
 }
 
@@ -349,6 +348,8 @@ mod tests {
             ),
             (b"{\"token\":\"a.b\"}".to_vec(), "three parts"),
             (b"{\"token\":\"a.+.c\"}".to_vec(), "base64url"),
+            // also in a claim that does not count
+            (b"{\"token\":\"a.eyL_Ijox.c\"}".to_vec(), "not UTF-8"),
             (b"{\"error\":{}}".to_vec(), "no token"),
         ] {
             let error = parse(&bad).unwrap_err();
@@ -412,14 +413,14 @@ mod tests {
         }
         let report = Report::parse(&report).unwrap();
         let counts = |clock, claims: &str| {
-            let maa = Maa::new(RootCerts::from(vec![]), clock);
+            let maa = Maa::new(Ok(RootCerts::from(vec![])), clock);
             let url = "https://x.weu.attest.azure.net/";
             maa.read(url, &report, &answer(claims))
                 .map(|(_, counts)| counts)
         };
         let claims = claims();
         let seconds = |seconds| Ok(Duration::from_secs(seconds));
-        assert_eq!(counts(|| 1_899_999_990, &claims), seconds(10));
+        assert_eq!(counts(|| 1_899_999_990, &claims), seconds(9));
         assert_eq!(counts(|| 1_800_000_000, &claims), Ok(LONGEST));
         let other = claims.replace("azure-compliant-cvm", "none");
         assert_eq!(counts(|| 1_800_000_000, &other), Ok(REFUSED_PAUSE));

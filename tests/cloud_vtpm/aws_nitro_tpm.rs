@@ -448,6 +448,12 @@ fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
             "{code}, expected {why}:\n{said}"
         );
     }
+    // a machine that is refused for its registers is shown, and EC2 is not asked
+    own["measurements"]["4"] = json!({"expected": "11".repeat(32)});
+    std::fs::write(&policy, own.to_string()).unwrap();
+    let (code, said, requests) = verify("123456789012", &key, &[]);
+    assert_eq!((code, requests), (3, 0), "{said}");
+    assert!(said.contains("\nplatform:  AWS NitroTPM\n"), "{said}");
 }
 
 #[test]

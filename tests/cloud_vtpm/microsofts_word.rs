@@ -3,6 +3,7 @@
 
 use std::net::TcpListener;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,11 +34,7 @@ impl Maa {
     fn vouching_for(document: &[u8]) -> Maa {
         let claims = Arc::new(Mutex::new(Value::Null));
         let shared = claims.clone();
-        let server = Server::start(move |_| {
-            let claims = URL_SAFE_NO_PAD.encode(shared.lock().unwrap().to_string());
-            let token = json!({"token": format!("eyJhbGciOiJSUzI1NiJ9.{claims}.c2ln")});
-            Answer::ok("application/json; charset=utf-8", token.to_string())
-        });
+        let server = Server::start(move |_| token(&shared));
         let report = Report::parse(&sent(document, "/AttestationReport")).unwrap();
         let hex = |bytes: &[u8]| -> String { bytes.iter().map(|it| format!("{it:02x}")).collect() };
         *claims.lock().unwrap() = json!({
@@ -90,6 +87,13 @@ impl Maa {
             "snp": {"revocationList": "optional"},
         })
     }
+}
+
+/// Returns an answer with a token that has these claims.
+fn token(claims: &Mutex<Value>) -> Answer {
+    let claims = URL_SAFE_NO_PAD.encode(claims.lock().unwrap().to_string());
+    let token = json!({"token": format!("eyJhbGciOiJSUzI1NiJ9.{claims}.c2ln")});
+    Answer::ok("application/json; charset=utf-8", token.to_string())
 }
 
 /// Returns the bytes of a member of the instance info.
@@ -279,6 +283,10 @@ fn a_service_whose_url_is_wrong_is_named_when_the_policy_is_read_or_when_it_answ
         "https:///attest",
         "https://user:word@x",
         "https://x?y",
+        "https://x/path",
+        "https://:443",
+        "https://x:port",
+        "https://x y",
     ] {
         let signer = |enforcement: &str| json!({"firmwareSignerConfig": {"enforcementPolicy": enforcement, "maaURL": url}});
         let error = judge(&signer("MAAFallback"), &offline()).err().unwrap();
@@ -287,6 +295,10 @@ fn a_service_whose_url_is_wrong_is_named_when_the_policy_is_read_or_when_it_answ
             "{error}"
         );
         judge(&signer("Equal"), &offline()).unwrap();
+    }
+    for url in ["", "HTTPS://X.weu.attest.azure.net/", "https://x:443"] {
+        let signer = json!({"enforcementPolicy": "MAAFallback", "maaURL": url});
+        judge(&json!({"firmwareSignerConfig": signer}), &offline()).unwrap();
     }
 
     let machine = Machine::start(|_| (), |_| ());
@@ -337,12 +349,12 @@ fn a_word_counts_no_longer_than_its_token() {
     let machine = Machine::start(|_| (), |_| ());
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let maa = Maa::vouching_for(&document);
-    let end = SystemTime::now() + Duration::from_secs(4);
-    let since = end.duration_since(UNIX_EPOCH).unwrap();
-    maa.claims.lock().unwrap()["exp"] = since.as_secs().into();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let end = now.as_secs() + 10;
+    maa.claims.lock().unwrap()["exp"] = end.into();
     let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
     judge.identify(&document, NONCE).unwrap();
-    while SystemTime::now() < end {
+    while SystemTime::now() < UNIX_EPOCH + Duration::from_secs(end) {
         thread::sleep(Duration::from_millis(100));
     }
     let error = judge.identify(&document, NONCE).unwrap_err().to_string();
@@ -406,10 +418,100 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
     };
     let (code, said) = verify("11", &[]);
     assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
+    // what it proves all the same is shown, but nobody has vouched for its key
+    for shown in [
+        "PCR 4   differs",
+        "\nbelieved:  any key\n",
+        &format!("\nID_KEY_DIGEST       {}\n", "cc".repeat(48)),
+    ] {
+        assert!(said.contains(shown), "{shown}: {said}");
+    }
     let (code, said) = verify("00", &["--offline"]);
     assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
     assert!(said.contains("nothing is asked (offline)"), "{said}");
     let (code, said) = verify("00", &[]);
     assert_eq!((code, maa.requests()), (Some(0), 1), "{said}");
     assert!(said.contains("\nbelieved:  endorsed\n"), "{said}");
+}
+
+#[test]
+fn a_chip_with_many_reports_has_its_share_of_the_requests() {
+    let machines: Vec<_> = (0..5)
+        .map(|_| Machine::start(|_| (), |_| ()))
+        .map(|machine| machine.issuer().issue(USER_DATA, NONCE).unwrap())
+        .collect();
+    let maa = Maa::vouching_for(&machines[0]);
+    let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
+    let errors = machines[1..].iter().map(|document| {
+        let refused = judge.identify(document, NONCE);
+        refused.unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(error.contains("x-ms-sevsnpvm-reportdata is"), "{error}");
+    }
+    let error = judge.identify(&machines[0], NONCE).unwrap_err().to_string();
+    assert!(error.contains("machines on this chip have had"), "{error}");
+    assert_eq!(maa.requests(), 4);
+}
+
+#[test]
+fn a_service_that_is_away_is_named_however_often_a_machine_tries_and_its_return_counts_at_once() {
+    let machine = Machine::start(|_| (), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let good = Maa::vouching_for(&document);
+    let (claims, is_away) = (good.claims.clone(), Arc::new(AtomicBool::new(true)));
+    let away = is_away.clone();
+    let shared = claims.clone();
+    let server = Server::start(move |_| match away.load(Ordering::SeqCst) {
+        true => Answer::status("503 Service Unavailable").with("Retry-After", "2"),
+        false => token(&shared),
+    });
+    claims.lock().unwrap()["iss"] = server.url().into();
+    let maa = Maa { server, claims };
+    let settings = Settings {
+        time: Duration::from_millis(500),
+        ..maa.settings()
+    };
+    let sources: Arc<dyn Sources> = Fetching::new(settings).unwrap();
+    let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(8) {
+        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        assert!(error.contains("status 503"), "{error}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    is_away.store(false, Ordering::SeqCst);
+    let begin = Instant::now();
+    while let Err(error) = judge.identify(&document, NONCE) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{error}");
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn a_wrong_list_of_authorities_matters_to_those_alone_who_ask_microsoft() {
+    let machine = Machine::start(|_| (), |_| ());
+    let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
+    let maa = Maa::vouching_for(&document);
+    let sources: Arc<dyn Sources> = Fetching::new(Settings {
+        maa: Some(Microsoft {
+            ca: Some("/no-cert-file.crt".into()),
+        }),
+        ..maa.settings()
+    })
+    .unwrap();
+    let mut named = maa.policy("MAAFallback");
+    let digests = &mut named["firmwareSignerConfig"]["acceptedKeyDigests"];
+    *digests = json!(["cc".repeat(48)]);
+    judge(&named, &sources)
+        .unwrap()
+        .identify(&document, NONCE)
+        .unwrap();
+    let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
+    // the chip's share is not for what is never sent
+    for _ in 0..6 {
+        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let why = "SSL_CERT_FILE: cannot read /no-cert-file.crt";
+        assert!(error.contains(why), "{error}");
+    }
 }

@@ -25,7 +25,10 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     match judge(format!("{{\"token\":\"e30.{claims}.c2ln\"}}").as_bytes()) {
         Err(why) => short(&why),
         Ok(()) => {
-            let claims: Value = serde_json::from_slice(bytes).unwrap();
+            // claims that do not count may have numbers that no other reader takes
+            let Ok(claims) = serde_json::from_slice::<Value>(bytes) else {
+                return;
+            };
             for (claim, expected) in [
                 ("x-ms-sevsnpvm-reportdata", &*"dd".repeat(64)),
                 ("x-ms-compliance-status", "azure-compliant-cvm"),

@@ -74,46 +74,28 @@ pub struct Word {
 impl Word {
     /// Checks that the service at this URL says of this report that it is of Azure's paravisor.
     pub fn check(&self, url: &str, report: &Report) -> Result<(), String> {
-        let [issuer, url] = [&self.issuer, url].map(|url| url.trim_end_matches('/'));
-        let is_debuggable = self.is_debuggable.to_string();
-        let vmpl = self.vmpl.to_string();
-        for (claim, expected, got) in [
-            ("iss", url, issuer),
-            ("x-ms-attestation-type", SEV_SNP, &self.kind),
-            ("x-ms-compliance-status", COMPLIANT, &self.compliance),
-            (
-                "x-ms-sevsnpvm-reportdata",
-                &hex(&report.report_data),
-                &self.report_data,
-            ),
-            (
-                "x-ms-sevsnpvm-launchmeasurement",
-                &hex(&report.measurement),
-                &self.measurement,
-            ),
-            (
-                "x-ms-sevsnpvm-idkeydigest",
-                &hex(&report.id_key_digest),
-                &self.id_key_digest,
-            ),
-            (
-                "x-ms-sevsnpvm-authorkeydigest",
-                &hex(&report.author_key_digest),
-                &self.author_key_digest,
-            ),
-            (
-                "x-ms-sevsnpvm-hostdata",
-                &hex(&report.host_data),
-                &self.host_data,
-            ),
-            ("x-ms-sevsnpvm-vmpl", &report.vmpl.to_string(), &vmpl),
-            ("x-ms-sevsnpvm-is-debuggable", "false", &is_debuggable),
-        ] {
-            if !expected.eq_ignore_ascii_case(got) {
-                let got = printable(got, SHOWN);
-                return Err(format!("{claim} is {got:?}, expected {expected:?}"));
+        let equal = |claim: &str, expected: &str, got: &str| {
+            if expected.eq_ignore_ascii_case(got) {
+                return Ok(());
             }
-        }
-        Ok(())
+            let got = printable(got, SHOWN);
+            Err(format!("{claim} is {got:?}, expected {expected:?}"))
+        };
+        let [issuer, url] = [&self.issuer, url].map(|url| url.trim_end_matches('/'));
+        equal("iss", url, issuer)?;
+        equal("x-ms-attestation-type", SEV_SNP, &self.kind)?;
+        equal("x-ms-compliance-status", COMPLIANT, &self.compliance)?;
+        let field = |name: &str, expected: &str, got: &str| {
+            equal(&format!("x-ms-sevsnpvm-{name}"), expected, got)
+        };
+        let digits = |name: &str, expected: &[u8], got: &str| field(name, &hex(expected), got);
+        digits("reportdata", &report.report_data, &self.report_data)?;
+        digits("launchmeasurement", &report.measurement, &self.measurement)?;
+        digits("idkeydigest", &report.id_key_digest, &self.id_key_digest)?;
+        let author = &report.author_key_digest;
+        digits("authorkeydigest", author, &self.author_key_digest)?;
+        digits("hostdata", &report.host_data, &self.host_data)?;
+        field("vmpl", &report.vmpl.to_string(), &self.vmpl.to_string())?;
+        field("is-debuggable", "false", &self.is_debuggable.to_string())
     }
 }

@@ -133,25 +133,22 @@ impl Demands {
         signer.is_some_and(|it| it.enforcement_policy == Enforcement::MaaFallback)
     }
 
-    /// Checks the form of the URL of Microsoft's attestation service, if it is asked.
+    /// Checks the form of the URL of Microsoft's attestation service, if it is asked: `https://HOST[:PORT]`. The service repeats it in its tokens.
     pub fn check_maa_url(&self) -> Result<(), String> {
         let signer = self.firmware_signer_config.as_ref();
-        let Some(signer) = signer.filter(|_| self.asks_microsoft()) else {
+        let url = signer.map_or("", |signer| signer.maa_url.trim_end_matches('/'));
+        let (scheme, host) = url.split_at_checked("https://".len()).unwrap_or_default();
+        let (name, port) = host.split_once(':').unwrap_or((host, "443"));
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+        let is_url = scheme.eq_ignore_ascii_case("https://")
+            && !name.is_empty()
+            && name.bytes().all(is_name)
+            && port.parse::<u16>().is_ok();
+        if is_url || url.is_empty() || !self.asks_microsoft() {
             return Ok(());
-        };
-        let url = &signer.maa_url;
-        // there is no host, no user, no query and no fragment with these characters
-        let is_host = |byte: u8| byte.is_ascii_graphic() && !b"@?#\\\"<>".contains(&byte);
-        match url.strip_prefix("https://") {
-            _ if url.is_empty() => Ok(()),
-            Some(host)
-                if !host.starts_with('/') && !host.is_empty() && host.bytes().all(is_host) =>
-            {
-                Ok(())
-            }
-            // it may have a password
-            _ => Err("maaURL: expected https://NAME.REGION.attest.azure.net, or nothing".into()),
         }
+        // it may have a password
+        Err("maaURL: expected https://HOST[:PORT], such as https://sharedweu.weu.attest.azure.net, or nothing".into())
     }
 
     /// Checks the key that signed the ID block of a machine, whose digest this is. Returns the URL of the service that must be asked about

@@ -128,6 +128,8 @@ pub struct Policy {
     requires_strong: bool,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
     only_named_keys: bool,
+    /// Whether the words of clouds that the policy demands may be missing. Not a part of the JSON.
+    pub(super) without_words: bool,
 }
 
 /// Why a policy is invalid.
@@ -400,6 +402,7 @@ impl Policy {
             snp: old_snp::Demands::default(),
             requires_strong: false,
             only_named_keys: false,
+            without_words: false,
         }
         .checked()
     }
@@ -504,6 +507,7 @@ impl Policy {
             snp: json.snp,
             requires_strong: json.require.is_some(),
             only_named_keys: false,
+            without_words: false,
         }
         .checked()
     }
@@ -697,6 +701,12 @@ impl Policy {
     pub fn believing_any(mut self) -> Policy {
         self.keys.clear();
         self.roots.clear();
+        self
+    }
+
+    /// Returns the policy for which the words of clouds may be missing; then nothing endorses the key. It must not be used to admit a machine.
+    pub fn without_words(mut self) -> Policy {
+        self.without_words = true;
         self
     }
 

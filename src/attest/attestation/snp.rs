@@ -67,6 +67,9 @@ pub struct Azure {
     pub maa_token: String,
 }
 
+/// Why a report is not judged for which there is no certificate of the chip.
+const NO_LEAF: &str = "nobody has the certificate of the chip";
+
 /// Requests reports of the chip.
 pub trait Reporter: Send + Sync {
     /// Returns a report over these bytes, and the certificate table of the host.
@@ -168,17 +171,6 @@ impl Needed {
             Some(_) => sources.snp_authority(self.product, self.signer),
             None => sources.snp_certificates(report, self.product),
         }
-    }
-
-    /// Returns the certificate of the key that signed the report: that of the machine, or what the sources have.
-    fn leaf<'a>(&'a self, fetched: &'a Result<Arc<Fetched>, String>) -> Result<&'a [u8], String> {
-        let leaf = match (&self.sent, fetched) {
-            (Some(sent), _) => Some(sent),
-            (None, Ok(fetched)) => fetched.leaf.as_ref(),
-            (None, Err(why)) => return Err(why.clone()),
-        };
-        leaf.map(Vec::as_slice)
-            .ok_or_else(|| "nobody has the certificate of the chip".into())
     }
 }
 
@@ -283,7 +275,11 @@ impl Hardware {
             self.check_before_fetching(report, &needed)?;
         }
         let fetched = needed.fetch(report, &*self.sources);
-        let leaf = needed.leaf(&fetched)?;
+        let leaf = match (&needed.sent, &fetched) {
+            (Some(sent), _) => sent,
+            (None, Ok(fetched)) => fetched.leaf.as_ref().ok_or(NO_LEAF)?,
+            (None, Err(why)) => return Err(why.clone()),
+        };
         let list = match &fetched {
             Ok(fetched) => fetched.revoked.as_deref().map_err(String::clone),
             Err(why) => Err(why.clone()),
@@ -293,22 +289,36 @@ impl Hardware {
         self.under_a_root(report, product, leaf, &between, &list)
     }
 
-    /// Returns the certificates of a report that was judged, from that of the chip's key to a root, in PEM.
+    /// Returns the certificates by which a report was accepted, from that of the chip's key to the root, in PEM.
     pub fn certificates(&self, report: &Report, info: &InstanceInfo) -> Result<Vec<u8>, String> {
         let needed = Needed::of(report, info)?;
-        let fetched = needed.fetch(report, &*self.sources);
-        let mut all = vec![needed.leaf(&fetched)?.to_vec()];
-        all.extend(info.sent_chain()?);
-        if all.len() == 1 {
-            all.push(fetched?.intermediate.clone());
-            let root = self
-                .authorities
-                .iter()
-                .find(|one| one.is_of(needed.product));
-            all.extend(root.map(|one| one.root.clone()));
+        let leaf = match needed.sent {
+            Some(sent) => sent,
+            None => {
+                let fetched = self.sources.snp_certificates(report, needed.product)?;
+                fetched.leaf.clone().ok_or(NO_LEAF)?
+            }
+        };
+        let (between, now) = (info.sent_chain()?, UnixTime::now());
+        for authority in self
+            .authorities
+            .iter()
+            .filter(|one| one.is_of(needed.product))
+        {
+            for intermediate in authority.between.iter().chain(&between) {
+                let (leaf, root) = (&*leaf, &*authority.root);
+                let chain = Chain {
+                    leaf,
+                    intermediate,
+                    root,
+                    revoked: None,
+                };
+                if snp::verify(report, &chain, &self.demands, now).is_ok() {
+                    return Ok([leaf, intermediate, root].map(pem).join(&b'\n'));
+                }
+            }
         }
-        let all: Vec<_> = all.iter().map(|der| pem(der)).collect();
-        Ok(all.join(&b'\n'))
+        Err(no_root(needed.product))
     }
 
     /// Checks a report whose chip's certificate is not there. Anybody can write a report that names a chip, so its certificate is fetched only

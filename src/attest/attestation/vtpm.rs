@@ -383,8 +383,14 @@ impl Validator {
         let platform = self.endorser.endorse(&evidence)?;
         let endorsed = platform.is_some() && self.endorser.endorses_keys();
         self.check_key(&key, certified, endorsed)?;
-        let platform = platform.map(|platform| self.endorser.confirm(&evidence, platform));
-        let platform = platform.transpose()?;
+        let confirmed = platform
+            .clone()
+            .map(|claims| self.endorser.confirm(&evidence, claims));
+        let (platform, endorsed) = match confirmed.transpose() {
+            Ok(confirmed) => (confirmed, endorsed),
+            Err(_) if self.policy.without_words => (platform, false),
+            Err(why) => return Err(why),
+        };
         Ok(Identified {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),

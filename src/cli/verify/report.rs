@@ -81,6 +81,7 @@ impl<'a> Report<'a> {
         // what a refused machine proves all the same: its signatures, and what the policy demands of the platform
         let genuine = || {
             let any = demand.policy.clone().of_any_image().believing_any();
+            let any = any.without_words();
             let validator = demand.variant.validator_for(any, &without_words());
             presented?.identified_by(&*validator.ok()?)
         };
