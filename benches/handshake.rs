@@ -20,7 +20,7 @@ use attest::atls::{Client, Server};
 use attest::attestation;
 use attest::attestation::{Issuer, Validator};
 
-#[path = "../src/attest/atls/dummy.rs"]
+#[path = "../src/attest/atls/tests/dummy.rs"]
 mod dummy;
 use dummy::{Dummy, OID};
 

@@ -18,7 +18,7 @@ use attest::attestation::{IssueError, Issuer, Oid, Request, Role, Validator};
 use rpc::grpc::Transport;
 use support::foreign::go_program;
 
-#[path = "../src/attest/atls/dummy.rs"]
+#[path = "../src/attest/atls/tests/dummy.rs"]
 mod dummy;
 use dummy::{Dummy, OID, OTHER_OID};
 

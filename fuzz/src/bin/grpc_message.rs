@@ -15,6 +15,7 @@ mod crypto {
 #[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all
 mod grpc {
     mod header_values;
+    #[path = "tests/hostile.rs"]
     pub mod hostile;
     mod message;
     mod metadata;

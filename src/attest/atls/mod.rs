@@ -60,6 +60,7 @@ pub mod server;
 mod stream;
 
 #[cfg(test)]
+#[path = "tests/dummy.rs"]
 mod dummy;
 #[cfg(test)]
 mod tests;

@@ -48,6 +48,7 @@ pub use status::{Code, Status};
 pub use transport::{Accept, Transport};
 
 #[cfg(test)]
+#[path = "tests/hostile.rs"]
 mod hostile;
 #[cfg(test)]
 mod tests;
