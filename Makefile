@@ -8,7 +8,7 @@ TARGET = musl
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: ## install what building and testing need: Debian packages, the musl standard library, a static tpm2-tss, a kernel
+setup: ## install what building and testing need: Debian packages, the musl standard library, a kernel
 	@tools/setup.sh
 
 setup-build: # what building needs alone

@@ -7,7 +7,7 @@ use support::swtpm;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 use attest::attestation::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
@@ -17,7 +17,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bootstrapper::node_lock::{Locking, NodeLock};
 use serde_json::{Value, json};
-use swtpm::Swtpm;
+use swtpm::{Proxy, Swtpm, message};
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 const NONCE: &[u8] = b"the verifier's own random number";
@@ -776,8 +776,8 @@ fn bytes_do_not_move_from_one_register_to_the_next() {
 #[test]
 fn a_register_that_changes_during_the_quote_is_quoted_again() {
     let tpm = Swtpm::start();
-    let meddled = Meddler::before(&tpm, 1);
-    let document = qemu_vtpm::issuer(meddled.location.clone(), None)
+    let meddled = meddler(&tpm, 1);
+    let document = qemu_vtpm::issuer(location_of(&meddled), None)
         .issue(USER_DATA, NONCE)
         .unwrap();
     let value = Tpm::open(&location(&tpm))
@@ -792,8 +792,8 @@ fn a_register_that_changes_during_the_quote_is_quoted_again() {
 #[test]
 fn registers_that_never_stop_changing_are_an_error() {
     let tpm = Swtpm::start();
-    let meddled = Meddler::before(&tpm, usize::MAX);
-    let error = qemu_vtpm::issuer(meddled.location.clone(), None)
+    let meddled = meddler(&tpm, usize::MAX);
+    let error = qemu_vtpm::issuer(location_of(&meddled), None)
         .issue(USER_DATA, NONCE)
         .unwrap_err();
     assert!(
@@ -804,60 +804,15 @@ fn registers_that_never_stop_changing_are_an_error() {
     );
 }
 
-/// Forwards between the program and a TPM, and extends SHA-256 PCR 15 after each quote of that bank.
-struct Meddler {
-    location: Location,
+/// Returns a proxy that extends SHA-256 PCR 15 after each of so many quotes of that bank.
+fn meddler(tpm: &Swtpm, mut times: usize) -> Proxy {
+    Proxy::between(tpm, move |client, server| {
+        meddle(client, server, &mut times)
+    })
 }
 
-impl Meddler {
-    fn before(tpm: &Swtpm, mut times: usize) -> Meddler {
-        Meddler::between(tpm, move |client, server| {
-            meddle(client, server, &mut times)
-        })
-    }
-
-    /// Puts `serve` between the program and a TPM; it gets the sockets to both.
-    fn between(
-        tpm: &Swtpm,
-        mut serve: impl FnMut(TcpStream, TcpStream) + Send + 'static,
-    ) -> Meddler {
-        let port = |location: &Location| match location {
-            Location::Swtpm(_, port) => *port,
-            _ => unreachable!("a Swtpm has ports"),
-        };
-        let theirs = port(&location(tpm));
-        let local = |port: u16| (Ipv4Addr::LOCALHOST, port);
-        let (data, control) = loop {
-            let data = TcpListener::bind(local(0)).unwrap();
-            let next = data.local_addr().unwrap().port().checked_add(1);
-            if let Some(Ok(control)) = next.map(|next| TcpListener::bind(local(next))) {
-                break (data, control);
-            }
-        };
-        let location = Location::Swtpm(
-            Ipv4Addr::LOCALHOST.into(),
-            data.local_addr().unwrap().port(),
-        );
-        // both threads end with the test
-        std::thread::spawn(move || {
-            for client in data.incoming() {
-                serve(client.unwrap(), TcpStream::connect(local(theirs)).unwrap());
-            }
-        });
-        std::thread::spawn(move || {
-            for client in control.incoming() {
-                let (mut client, mut server) = (
-                    client.unwrap(),
-                    TcpStream::connect(local(theirs + 1)).unwrap(),
-                );
-                let mut back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-                std::thread::spawn(move || std::io::copy(&mut back.0, &mut back.1));
-                let _ = std::io::copy(&mut client, &mut server);
-                let _ = server.shutdown(Shutdown::Both);
-            }
-        });
-        Meddler { location }
-    }
+fn location_of(proxy: &Proxy) -> Location {
+    proxy.location().parse().unwrap()
 }
 
 fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
@@ -884,7 +839,7 @@ fn meddle(mut client: TcpStream, mut server: TcpStream, left: &mut usize) {
     }
 }
 
-/// Answers that the TPM is busy, to so many commands. tpm2-tss connects to a software TPM anew for each command.
+/// Answers that the TPM is busy, to so many commands.
 fn be_busy(mut client: TcpStream, mut server: TcpStream, code: u32, left: &mut usize) {
     let busy = [&[0x80, 0x01, 0, 0, 0, 10][..], &code.to_be_bytes()].concat();
     while let Some(command) = message(&mut client) {
@@ -904,17 +859,17 @@ fn a_busy_tpm_is_asked_again_for_some_seconds() {
     // TPM_RC_RETRY, TPM_RC_TESTING, TPM_RC_YIELDED, TPM_RC_NV_RATE
     for code in [0x922, 0x90a, 0x908, 0x920] {
         let mut left = 3;
-        let soon_ready = Meddler::between(&tpm, move |client, server| {
+        let soon_ready = Proxy::between(&tpm, move |client, server| {
             be_busy(client, server, code, &mut left)
         });
-        let mut opened = Tpm::open(&soon_ready.location).unwrap();
+        let mut opened = Tpm::open(&location_of(&soon_ready)).unwrap();
         let pcrs = opened.pcrs(Bank::Sha256).unwrap();
         assert_eq!(pcrs.len(), 24, "{code:#x}");
     }
-    let never_ready = Meddler::between(&tpm, |client, server| {
+    let never_ready = Proxy::between(&tpm, |client, server| {
         be_busy(client, server, 0x922, &mut usize::MAX.clone())
     });
-    let mut opened = Tpm::open(&never_ready.location).unwrap();
+    let mut opened = Tpm::open(&location_of(&never_ready)).unwrap();
     let error = opened.pcrs(Bank::Sha256).unwrap_err().to_string();
     assert!(error.contains("It stayed busy for seconds"), "{error}");
 }
@@ -924,17 +879,18 @@ fn a_tpm_that_vanishes_during_a_quote_is_named_and_the_next_one_works() {
     let tpm = Swtpm::start();
     // what is open afterwards is closed without an answer
     let mut left = 4;
-    let vanishing = Meddler::between(&tpm, move |mut client, mut server| {
+    let vanishing = Proxy::between(&tpm, move |mut client, mut server| {
         while let Some(command) = message(&mut client).filter(|_| left > 0) {
             left -= 1;
             server.write_all(&command).unwrap();
             client.write_all(&message(&mut server).unwrap()).unwrap();
         }
     });
-    let issuer = qemu_vtpm::issuer(vanishing.location.clone(), None);
+    let issuer = qemu_vtpm::issuer(location_of(&vanishing), None);
     let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
     assert!(
-        error.contains(&vanishing.location.to_string()) && error.contains("it answers no more"),
+        error.contains(&location_of(&vanishing).to_string())
+            && error.contains("it answers no more"),
         "{error}"
     );
     issue(&tpm);
@@ -992,38 +948,31 @@ fn a_tpm_in_lockout_says_how_it_ends() {
     issue(&tpm);
 }
 
-/// Reads a command or response: tag, total length, code, the rest.
-fn message(peer: &mut TcpStream) -> Option<Vec<u8>> {
-    let mut message = vec![0; 10];
-    peer.read_exact(&mut message).ok()?;
-    let len = u32::from_be_bytes(message[2..6].try_into().unwrap());
-    message.resize(len as usize, 0);
-    peer.read_exact(&mut message[10..]).ok()?;
-    Some(message)
-}
-
 #[test]
 fn the_error_of_a_missing_tpm_names_it_and_the_reason() {
     for (location, why) in [
-        ("device:/nonexistent/tpm0", "No such file or directory"),
-        ("device:/", "Is a directory"),
+        (
+            "device:/nonexistent/tpm0",
+            "cannot open the TPM at device:/nonexistent/tpm0: No such file or directory",
+        ),
+        (
+            "device:/",
+            "cannot open the TPM at device:/: Is a directory",
+        ),
         (
             "device:/dev/null",
-            "it does not answer, or it is not a TPM 2.0",
+            "the TPM at device:/dev/null failed: GetCapability: it does not answer, or it is not a TPM 2.0",
         ),
         (
             "swtpm:host=127.0.0.1,port=1",
-            "it does not answer, or it is not a TPM 2.0",
+            "cannot open the TPM at swtpm:host=127.0.0.1,port=1: Connection refused",
         ),
     ] {
         let error = Tpm::open(&location.parse().unwrap())
-            .err()
-            .unwrap()
+            .and_then(|mut tpm| tpm.pcrs(Bank::Sha256))
+            .unwrap_err()
             .to_string();
-        assert!(
-            error.starts_with(&format!("cannot open the TPM at {location}: {why}")),
-            "{error}"
-        );
+        assert!(error.starts_with(why), "{error}");
     }
     let nobody: Location = "device:/nonexistent/tpm0".parse().unwrap();
     let error = qemu_vtpm::issuer(nobody, None)
@@ -1100,19 +1049,19 @@ fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
     let tpm = Swtpm::start();
     let asked = Arc::new(Mutex::new(vec![]));
     let seen = asked.clone();
-    let between = Meddler::between(&tpm, move |mut client, mut server| {
+    let between = Proxy::between(&tpm, move |mut client, mut server| {
         while let Some(command) = message(&mut client) {
             let code = u32::from_be_bytes(command[6..10].try_into().unwrap());
             server.write_all(&command).unwrap();
             let answer = message(&mut server).unwrap();
-            // swtpm answers TPM_RC_RETRY to the first command with an RSA key, and tpm2-tss repeats it
+            // swtpm answers TPM_RC_RETRY to the first command with an RSA key, and the command is repeated
             if answer[6..10] == [0; 4] {
                 seen.lock().unwrap().push(code);
             }
             client.write_all(&answer).unwrap();
         }
     });
-    let issuer = qemu_vtpm::issuer(between.location.clone(), None);
+    let issuer = qemu_vtpm::issuer(location_of(&between), None);
     issuer.identity().unwrap();
     let first = std::mem::take(&mut *asked.lock().unwrap());
     assert!(first.contains(&CREATE_PRIMARY), "{first:x?}");
@@ -1128,7 +1077,7 @@ fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
         issuer.prove(&request).unwrap();
         std::mem::take(&mut *asked.lock().unwrap())
     };
-    let key = [GET_CAPABILITY, READ_PUBLIC, READ_PUBLIC, GET_CAPABILITY];
+    let key = [READ_PUBLIC, GET_CAPABILITY];
     let bank = [QUOTE, PCR_READ, PCR_READ, PCR_READ];
     let expected = |banks: usize| [&key[..], &bank.repeat(banks), &[SHUTDOWN]].concat();
     assert_eq!(proof(&[Bank::Sha256]), expected(1));

@@ -28,7 +28,6 @@ musl)
 gnu) target=$GNU dist=$dist-gnu ;;
 *) die "unknown C library $libc: musl or gnu" ;;
 esac
-link_tss "$libc"
 
 home=${CARGO_HOME:-$HOME/.cargo}
 # paths of this machine, which panic messages and debug sections would otherwise contain

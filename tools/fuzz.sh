@@ -10,7 +10,6 @@
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT/fuzz"
 if [ "${1:-}" = check ]; then
-  link_tss gnu
   exec env CARGO_TARGET_DIR="$ROOT/target" cargo check --locked --quiet --target "$GNU"
 fi
 if [ "${1:-}" = keep ]; then
@@ -27,7 +26,6 @@ seconds=${1:-60}; shift || true
 if [ $# = 0 ]; then mapfile -t targets < <(basename -s .rs -a src/bin/*.rs); else targets=("$@"); fi
 
 command -v g++ >/dev/null || die "libFuzzer is built from C++: apt-get install g++"
-link_tss gnu
 say "building ${#targets[@]} fuzz targets"
 # the flags that `cargo fuzz` passes to a nightly compiler; the stable compiler supports all of them, with the sanitizer's runtime
 flags="-Zsanitizer=address -Cpasses=sancov-module -Ccodegen-units=1 -Cforce-frame-pointers=yes"

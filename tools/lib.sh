@@ -42,18 +42,6 @@ ubuntu_source() {
 # Succeeds if rustc has a standard library for a target.
 target_works() { [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]; }
 
-# Makes the link .deps/LIBC, which .cargo/config.toml names, to the static tpm2-tss for that C library. Cargo does not see where a
-# link leads, so build results with another tpm2-tss are deleted.
-link_tss() {
-  local prefix
-  prefix=$("$ROOT/tools/tss.sh" "$1")
-  mkdir -p "$ROOT/.deps"
-  if [ "$(readlink "$ROOT/.deps/$1")" != "$prefix" ]; then ln -sfn "$prefix" "$ROOT/.deps/$1"; fi
-  # the build script's output names the prefix that was linked
-  find "$ROOT/target" "$ROOT/fuzz/target" "${CARGO_TARGET_DIR:-$ROOT/target}" -path '*/build/tss-esapi-sys-*/output' 2>/dev/null |
-    xargs -r grep -l "/tss-.*-$1-" | xargs -r grep -L "=$prefix/lib" | xargs -r dirname | xargs -r rm -rf || true
-}
-
 # Runs a command in a root file system, with mounts and processes of its own; needs no root. Usage: chroot_into ROOT COMMAND...
 chroot_into() {
   local user=()

@@ -7,14 +7,12 @@ The libraries are those of tools/sbom.py. A text that several libraries have to 
 is an error, since its license cannot be complied with.
 """
 
-import glob, html, json, os, re, sys, tarfile
+import glob, html, json, os, re, sys
 
 sys.dont_write_bytecode = True
 import sbom
 
-CACHE = os.environ.get("FIRSTLIGHT_CACHE") or os.path.join(
-    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "firstlight")
-# what crates and C libraries call the files with licenses and notices
+# what crates call the files with licenses and notices
 LICENSE = re.compile(r"(LICEN[SC]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.IGNORECASE)
 
 
@@ -45,14 +43,6 @@ def of_comment(path):
     return ["\n".join(re.sub(r"^ ?\*? ?", "", line) for line in comment[1].strip("\n ").splitlines())]
 
 
-def of_archive(name, version):
-    """Returns the texts of a C library from the upstream archive, which tools/tss.sh has checked."""
-    [path] = glob.glob(f"{CACHE}/sources/{name}_{version}.orig.tar.*")
-    with tarfile.open(path) as archive:
-        members = [m for m in archive if m.isfile() and m.name.count("/") == 1 and LICENSE.match(os.path.basename(m.name))]
-        return [archive.extractfile(member).read().decode() for member in sorted(members, key=lambda m: m.name)]
-
-
 def of_compiler():
     """Returns the texts of Rust's standard library, which lists the crates that it contains."""
     folder = os.path.join(sbom.output("rustc", "--print", "sysroot").strip(), "share/doc/rust")
@@ -68,8 +58,6 @@ def texts(component, folders):
     if name == "musl":
         # of the package musl-tools, with which the programs are linked
         return [read("/usr/share/doc/musl/copyright")]
-    if (name, version) not in folders:
-        return of_archive(name, version)
     folder, source = folders[name, version]
     # a crate of this workspace has the license of the program
     return of_folder(folder) if source else None

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds programs, packages and initrds again in another directory, with another Cargo home and target directory and a newly
-# compiled tpm2-tss, and compares every byte. The hashes of what was built are in target/SHA256SUMS. docs/reproduce.md
+# Builds programs, packages and initrds again in another directory, with another Cargo home and target directory, and compares
+# every byte. The hashes of what was built are in target/SHA256SUMS. docs/reproduce.md
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 # beside the build tools of Debian

@@ -3,8 +3,8 @@
 
     tools/sbom.py NAME FILE      NAME: a program of ours; FILE: the built program, whose hash is put in
 
-Crates: as Cargo resolves them for this program, its target and its features, with the hashes of Cargo.lock. C libraries: tpm2-tss
-and mbedtls as tools/tss.sh pins them, and Rust's standard library with the musl in it.
+Crates: as Cargo resolves them for this program, its target and its features, with the hashes of Cargo.lock. Beside them Rust's standard
+library with the musl in it.
 """
 
 import hashlib, json, os, re, subprocess, sys, tomllib, uuid
@@ -45,17 +45,6 @@ def crates(program):
         yield component
 
 
-def c_libraries():
-    """Yields the libraries that are not crates. All programs that use a TPM link tpm2-tss."""
-    with open("tools/tss.sh") as file:
-        pinned = dict(re.findall(r"^(\w+)=([0-9a-f.]+)$", file.read(), re.M))
-    for name, prefix, license in [("tpm2-tss", "TSS", "BSD-2-Clause"), ("mbedtls", "MBED", "Apache-2.0 OR GPL-2.0-or-later")]:
-        version = pinned[f"{prefix}_VERSION"]
-        yield {"type": "library", "bom-ref": f"{name}@{version}", "name": name, "version": version,
-               "licenses": [{"expression": license}], "purl": f"pkg:generic/{name}@{version}",
-               "hashes": sha256(pinned[f"{prefix}_SHA256"])}
-
-
 def standard_library():
     """Yields Rust's standard library, and the C library that comes with it."""
     rust = re.search(r"^release: (.*)$", output("rustc", "-vV"), re.M)[1]
@@ -71,10 +60,7 @@ def standard_library():
 
 def linked(program):
     """Returns a component for each library that the program links."""
-    components = list(crates(program))
-    if any(component["name"] == "tss-esapi-sys" for component in components):
-        components += c_libraries()
-    return components + list(standard_library())
+    return [*crates(program), *standard_library()]
 
 
 def application(name, digest):

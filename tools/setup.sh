@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares a Debian machine with Rust from rustup: packages, Rust's musl target, a static tpm2-tss, and for the tests a kernel to boot.
+# Prepares a Debian machine with Rust from rustup: packages, Rust's musl target, and for the tests a kernel to boot.
 # Installs and names only missing things; takes a fraction of a second if nothing is missing.
 #
 #   tools/setup.sh build             what building needs
@@ -8,8 +8,8 @@
 cd "$ROOT"
 
 PACKAGES=(
-  # a C compiler for ring and tpm2-tss, for glibc and for musl
-  gcc libc6-dev make binutils pkg-config musl-tools dpkg-dev xz-utils bzip2 zstd ca-certificates
+  # a C compiler for ring, for glibc and for musl
+  gcc libc6-dev make binutils musl-tools dpkg-dev xz-utils bzip2 zstd ca-certificates
 )
 OF_TESTS=(
   # to boot: a machine, its firmware, its TPM, its kernel and its initramfs
@@ -17,7 +17,7 @@ OF_TESTS=(
   # a node of Kubernetes: its disk, and a line to it
   mmdebstrap socat
   # the real programs that ours are tested against
-  cryptsetup-bin dmsetup tpm2-tools nghttp2-client nghttp2-server curl python3 python3-venv
+  cryptsetup-bin dmsetup tpm2-tools libtss2-dev pkg-config nghttp2-client nghttp2-server curl python3 python3-venv
   openssh-server openssh-client age mandoc man-db zsh fish
   # unified kernel images and disks with an EFI system partition; the digest that a signature covers; systemd-measure
   fdisk dosfstools mtools pesign sbsigntool systemd
@@ -61,5 +61,4 @@ rust() {
 
 packages
 rust
-link_tss musl
 [ "${1:-}" = build ] || tools/kernel.sh >/dev/null

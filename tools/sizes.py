@@ -11,9 +11,7 @@ import sys
 
 # C, by how its names begin
 C = [
-    (r"Esys_|Tss2_|iesys|esys_|sys_|Tss2Tcti|tcti_|TPM|TPMS|TPML|UINT|INT|BYTE|doLog|IESYS", "tpm2-tss (C)"),
     (r"ring_core|_?ring|x25519|ecp_nistz|p256|p384|aes_|aesni|bn_|bssl|sha256_block|sha512_block|ChaCha|poly1305|gcm_|vpaes|fiat|LIMBS?", "ring (C)"),
-    (r"BN_|EC_|EVP_|OSSL|CRYPTO_|OPENSSL|X509|ASN1|ERR_|RSA_|AES_|SHA|asn1|ossl|mbedtls", "OpenSSL (C)"),
 ]
 
 

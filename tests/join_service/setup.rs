@@ -68,9 +68,7 @@ pub const PKI: [&str; 8] = [
     "sa.pub",
 ];
 
-/// Locked by each test, because the tests use the same objects. There is a further reason: a
-/// program that starts during a TPM command inherits the connection (tpm2-tss does not close it on
-/// exec), and the TPM then waits for its end.
+/// Locked by each test, because the tests use the same objects.
 pub static ALONE: Mutex<()> = Mutex::new(());
 
 pub fn alone() -> MutexGuard<'static, ()> {

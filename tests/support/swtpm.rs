@@ -1,6 +1,7 @@
 //! A software TPM on loopback, and tpm2-tools to check its state independently.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::Read;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -95,6 +96,59 @@ impl Drop for Swtpm {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Stands between programs and a TPM, on two ports of its own: commands, and swtpm's control channel. Its threads end with the test.
+pub struct Proxy {
+    port: u16,
+}
+
+impl Proxy {
+    /// `serve` gets the sockets of each connection for commands: that of the program, and one to the TPM.
+    pub fn between(
+        tpm: &Swtpm,
+        mut serve: impl FnMut(TcpStream, TcpStream) + Send + 'static,
+    ) -> Proxy {
+        let to = move |port: u16| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let listen = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+        let theirs = tpm.port;
+        let (commands, control, port) = loop {
+            let port = free_pair(Ipv4Addr::LOCALHOST);
+            if let (Ok(commands), Ok(control)) = (listen(port), listen(port + 1)) {
+                break (commands, control, port);
+            }
+        };
+        std::thread::spawn(move || {
+            for client in commands.incoming() {
+                serve(client.unwrap(), to(theirs));
+            }
+        });
+        std::thread::spawn(move || {
+            for client in control.incoming() {
+                let (mut client, mut server) = (client.unwrap(), to(theirs + 1));
+                let mut back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                std::thread::spawn(move || std::io::copy(&mut back.0, &mut back.1));
+                let _ = std::io::copy(&mut client, &mut server);
+                let _ = server.shutdown(Shutdown::Both);
+            }
+        });
+        Proxy { port }
+    }
+
+    /// Returns the location in the notation of `firstlight` and tpm2-tools.
+    pub fn location(&self) -> String {
+        format!("swtpm:host={},port={}", Ipv4Addr::LOCALHOST, self.port)
+    }
+}
+
+/// Reads a command or response: tag, total length, code, the rest.
+pub fn message(peer: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut message = vec![0; 10];
+    peer.read_exact(&mut message).ok()?;
+    let len = u32::from_be_bytes(message[2..6].try_into().unwrap());
+    message.resize(len as usize, 0);
+    peer.read_exact(&mut message[10..]).ok()?;
+    Some(message)
 }
 
 fn run(state: &Path, address: Ipv4Addr, port: u16) -> Option<Child> {

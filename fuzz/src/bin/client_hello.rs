@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-// the file alone, which needs nothing else: so the fuzzer needs no static tpm2-tss for its target
+// only this file, which needs nothing else
 #[path = "../../../src/attest/atls/hello.rs"]
 #[allow(dead_code)] // of it, this fuzzer does not need all
 mod hello;

@@ -1,13 +1,10 @@
-//! What a NitroTPM answers to a request for an attestation document: the response to the vendor command, and what is then in the NV index.
+//! What a NitroTPM answers to a request for an attestation document: what is then in the NV index.
 #![no_main]
 
 use attest::attestation::nsm::Answer;
-use attest::tpm::{MESSAGE_SIZE, parse_response};
+use attest::tpm::MESSAGE_SIZE;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    if let Ok((_, parameters)) = parse_response(bytes) {
-        assert_eq!(parameters.len(), bytes.len() - 10);
-    }
     let bytes = &bytes[..bytes.len().min(MESSAGE_SIZE)];
     match Answer::parse(bytes) {
         Ok(Answer::Document(document)) => assert!(document.len() < bytes.len()),

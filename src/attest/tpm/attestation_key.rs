@@ -1,6 +1,6 @@
 //! The attestation key: a restricted key, which signs only structures that the TPM generated. A cloud may have prepared it
-//! ([`KeySource`]). A machine makes its own as an RSA primary key in the owner hierarchy, at a persistent handle. Handle and template are those of the old system, so the name of a machine does not
-//! change with the system.
+//! ([`KeySource`]). A machine makes its own as an RSA primary key in the owner hierarchy, at a persistent handle. Handle and template are
+//! those of Constellation, so the name of a machine does not change with the system.
 //!
 //! The template does not set noDA, which has a drawback: a TPM counts each power failure after the use of such a key as a wrong
 //! password (part 1 §19.8.6). After a few of them it refuses the key, so the machine gets no quotes and cannot open its disk.
@@ -8,26 +8,16 @@
 //!
 //! An earlier version made its key with noDA. Such a key is kept if it is persistent, because it names the machine.
 
-use tss_esapi::attributes::ObjectAttributesBuilder;
-use tss_esapi::constants::{CapabilityType, StartupType};
-use tss_esapi::handles::{KeyHandle, ObjectHandle, PersistentTpmHandle, TpmHandle};
-use tss_esapi::interface_types::algorithm::{HashingAlgorithm, PublicAlgorithm};
-use tss_esapi::interface_types::dynamic_handles::Persistent;
-use tss_esapi::interface_types::key_bits::RsaKeyBits;
-use tss_esapi::interface_types::resource_handles::{Hierarchy, Provision};
-use tss_esapi::interface_types::session_handles::AuthSession;
-use tss_esapi::structures::{
-    CapabilityData, HashScheme, Public, PublicBuilder, PublicKeyRsa, PublicRsaParametersBuilder,
-    RsaExponent, RsaScheme,
-};
-use tss_esapi::traits::UnMarshall;
-use tss_esapi::{Context, Result};
-
-use super::error::in_words;
-use super::nv;
+use super::channel::{Channel, Result};
+use super::commands::{ENDORSEMENT, OWNER, sized};
+use super::response_code;
 
 /// The default handle of go-tpm-tools for an RSA attestation key.
 const HANDLE: u32 = 0x8100_8f01;
+/// TPMA_OBJECT_NODA (part 2 §8.3).
+const NO_DA: u32 = 1 << 10;
+/// The attributes of the key: fixedTPM, fixedParent, sensitiveDataOrigin, userWithAuth, restricted, sign.
+const ATTRIBUTES: u32 = 0x0005_0072;
 
 /// Where the attestation key of a machine comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,164 +30,75 @@ pub enum KeySource {
     Template(u32),
 }
 
-/// Returns the attestation key of this source. The returned handle is valid until the context is closed.
-pub fn load(context: &mut Context, source: KeySource) -> Result<(KeyHandle, Public)> {
+/// Returns the attestation key of this source: its handle, which is valid until the channel is closed, and TPMT_PUBLIC.
+pub fn load(tpm: &mut Channel, source: KeySource) -> Result<(u32, Vec<u8>)> {
     match source {
-        KeySource::Own => load_own(context),
-        KeySource::Persistent(handle) => load_persistent(context, handle),
-        KeySource::Template(index) => load_from_template(context, index),
-    }
-}
-
-fn load_persistent(context: &mut Context, handle: u32) -> Result<(KeyHandle, Public)> {
-    let key = persistent(context, handle)?.ok_or(tss_esapi::Error::WrapperError(
-        tss_esapi::WrapperErrorKind::InvalidHandleState,
-    ))?;
-    let (public, _, _) = context.read_public(key.into())?;
-    Ok((key.into(), public))
-}
-
-/// Creates the key again, which is the same each time. Closing the context flushes it.
-fn load_from_template(context: &mut Context, index: u32) -> Result<(KeyHandle, Public)> {
-    let template = Public::unmarshall(&nv::read(context, index)?)?;
-    let made = context.execute_with_session(Some(AuthSession::Password), |context| {
-        context.create_primary(Hierarchy::Endorsement, template, None, None, None, None)
-    })?;
-    Ok((made.key_handle, made.out_public))
-}
-
-/// Returns the key at its handle if it matches the template; else creates the key and makes it persistent. The returned handle is
-/// valid until the context is closed.
-fn load_own(context: &mut Context) -> Result<(KeyHandle, Public)> {
-    if let Some(handle) = persistent(context, HANDLE)? {
-        let (public, _, _) = context.read_public(handle.into())?;
-        if fits(&public, &template(false)?) || fits(&public, &template(true)?) {
-            return Ok((handle.into(), public));
+        KeySource::Own => load_own(tpm),
+        KeySource::Persistent(handle) => Ok((handle, tpm.read_public(handle)?)),
+        // the seed of the hierarchy and the template always give the same key
+        KeySource::Template(index) => {
+            let template = tpm.nv_read(index, &[])?;
+            tpm.create_primary(ENDORSEMENT, &template)
         }
-        log::warn!(
-            "the TPM has another key at {HANDLE:#x}; it is replaced with the attestation key"
-        );
-        evict(context, handle)?;
     }
-    let made = with_owner(context, |context| {
-        context.create_primary(Hierarchy::Owner, template(false)?, None, None, None, None)
-    })?;
-    match evict(context, made.key_handle.into()) {
-        Ok(kept) => {
-            context.flush_context(made.key_handle.into())?;
-            Ok((kept.into(), made.out_public))
+}
+
+/// Returns the key at its handle if it matches the template; else creates the key and makes it persistent.
+fn load_own(tpm: &mut Channel) -> Result<(u32, Vec<u8>)> {
+    match tpm.read_public(HANDLE) {
+        Ok(public) if fits(&public, 0) || fits(&public, NO_DA) => return Ok((HANDLE, public)),
+        Ok(_) => {
+            log::warn!(
+                "the TPM has another key at {HANDLE:#x}; it is replaced with the attestation key"
+            );
+            tpm.evict(HANDLE, HANDLE)?;
+        }
+        Err(error) if error.is(response_code::HANDLE) => {}
+        Err(error) => return Err(error),
+    }
+    let (made, public) = tpm.create_primary(OWNER, &template(0))?;
+    match tpm.evict(made, HANDLE) {
+        Ok(()) => {
+            tpm.flush(made)?;
+            Ok((HANDLE, public))
         }
         Err(error) => {
             // a full TPM must not prevent the machine from opening its disk: the seed of the hierarchy and the template always
-            // give the same key, only more slowly; closing the context flushes the key
+            // give the same key, only more slowly; closing the channel flushes the key
             log::warn!(
-                "the TPM cannot store the attestation key, so each quote creates it again: {}",
-                in_words(error)
+                "the TPM cannot store the attestation key, so each quote creates it again: {error}"
             );
-            Ok((made.key_handle, made.out_public))
+            Ok((made, public))
         }
     }
-}
-
-fn persistent(context: &mut Context, handle: u32) -> Result<Option<ObjectHandle>> {
-    let object = TpmHandle::Persistent(PersistentTpmHandle::new(handle)?);
-    // reading the object directly would log an error if it does not exist
-    let (CapabilityData::Handles(handles), _) =
-        context.get_capability(CapabilityType::Handles, handle, 1)?
-    else {
-        return Ok(None);
-    };
-    if !handles.into_inner().contains(&object) {
-        return Ok(None);
-    }
-    context.tr_from_tpm_public(object).map(Some)
-}
-
-/// Calls TPM2_EvictControl, which makes a transient object persistent or removes a persistent object.
-fn evict(context: &mut Context, object: ObjectHandle) -> Result<ObjectHandle> {
-    let persistent = Persistent::Persistent(PersistentTpmHandle::new(HANDLE)?);
-    with_owner(context, |context| {
-        context.evict_control(Provision::Owner, object, persistent)
-    })
-}
-
-/// Runs `command` authorized with the empty password of the owner hierarchy.
-fn with_owner<T>(
-    context: &mut Context,
-    command: impl FnOnce(&mut Context) -> Result<T>,
-) -> Result<T> {
-    context.execute_with_session(Some(AuthSession::Password), command)
 }
 
 /// Must be called after the last use of the key: an orderly shutdown (TPM2_Shutdown, part 3 §9.4). A later power failure does not
 /// count as a wrong password. The TPM remains usable.
-pub fn used(context: &mut Context, key: &Public) {
-    if key.object_attributes().no_da() {
+pub fn used(tpm: &mut Channel, public: &[u8]) {
+    let attributes = public.get(4..8).and_then(|four| four.try_into().ok());
+    if attributes.is_some_and(|attributes| u32::from_be_bytes(attributes) & NO_DA != 0) {
         return;
     }
-    if let Err(error) = context.shutdown(StartupType::Clear) {
+    if let Err(error) = tpm.shutdown() {
         // no error: the quote exists, and a later consequence is reported by the TPM
-        log::warn!(
-            "the TPM will count a power failure as a wrong password: {}",
-            in_words(error)
-        );
+        log::warn!("the TPM will count a power failure as a wrong password: {error}");
     }
 }
 
-/// Returns whether a key was made with this template: everything except the modulus is equal.
-fn fits(public: &Public, template: &Public) -> bool {
-    match (public, template) {
-        (
-            Public::Rsa {
-                object_attributes,
-                name_hashing_algorithm,
-                auth_policy,
-                parameters,
-                ..
-            },
-            Public::Rsa {
-                object_attributes: our_attributes,
-                name_hashing_algorithm: our_hash,
-                auth_policy: our_policy,
-                parameters: our_parameters,
-                ..
-            },
-        ) => {
-            (
-                object_attributes,
-                name_hashing_algorithm,
-                auth_policy,
-                parameters,
-            ) == (our_attributes, our_hash, our_policy, our_parameters)
-        }
-        _ => false,
-    }
+/// Returns whether a key was made with the template: everything except the modulus is equal.
+fn fits(public: &[u8], no_da: u32) -> bool {
+    let template = template(no_da);
+    public.starts_with(&template[..template.len() - 2])
 }
 
-/// Returns the template: RSA 2048, RSASSA with SHA-256, attributes 0x00050072; with noDA 0x00050472. The password is empty.
-fn template(no_da: bool) -> Result<Public> {
-    let attributes = ObjectAttributesBuilder::new()
-        .with_fixed_tpm(true)
-        .with_fixed_parent(true)
-        .with_sensitive_data_origin(true)
-        .with_user_with_auth(true)
-        .with_no_da(no_da)
-        .with_restricted(true)
-        .with_sign_encrypt(true)
-        .build()?;
-    let scheme = RsaScheme::RsaSsa(HashScheme::new(HashingAlgorithm::Sha256));
-    let parameters = PublicRsaParametersBuilder::new()
-        .with_scheme(scheme)
-        .with_key_bits(RsaKeyBits::Rsa2048)
-        .with_exponent(RsaExponent::default())
-        .with_is_signing_key(true)
-        .with_is_decryption_key(false)
-        .with_restricted(true);
-    PublicBuilder::new()
-        .with_public_algorithm(PublicAlgorithm::Rsa)
-        .with_name_hashing_algorithm(HashingAlgorithm::Sha256)
-        .with_object_attributes(attributes)
-        .with_rsa_parameters(parameters.build()?)
-        .with_rsa_unique_identifier(PublicKeyRsa::default())
-        .build()
+/// Returns the template (TPMT_PUBLIC): RSA 2048, RSASSA with SHA-256, attributes 0x00050072; with noDA 0x00050472. The password is empty.
+fn template(no_da: u32) -> Vec<u8> {
+    let mut template = vec![0x00, 0x01, 0x00, 0x0b]; // TPM_ALG_RSA, TPM_ALG_SHA256
+    template.extend((ATTRIBUTES | no_da).to_be_bytes());
+    template.extend(sized(&[])); // no policy
+    // TPM_ALG_NULL: not a key for storage; RSASSA with SHA-256; 2048 bits; exponent 65537, which is written as 0
+    template.extend([0x00, 0x10, 0x00, 0x14, 0x00, 0x0b, 0x08, 0x00, 0, 0, 0, 0]);
+    template.extend(sized(&[])); // no modulus
+    template
 }

@@ -5,26 +5,29 @@
 //! The seed of the endorsement hierarchy and the template always give the same key, so the EK is made for each use, and needs no
 //! persistent handle.
 
-use tss_esapi::abstraction::{AsymmetricAlgorithmSelection, ek};
-use tss_esapi::constants::response_code::Tss2ResponseCodeKind;
-use tss_esapi::constants::{CapabilityType, SessionType};
-use tss_esapi::handles::{AuthHandle, KeyHandle};
-use tss_esapi::interface_types::algorithm::HashingAlgorithm;
-use tss_esapi::interface_types::ecc::EccCurve;
-use tss_esapi::interface_types::key_bits::RsaKeyBits;
-use tss_esapi::interface_types::session_handles::{AuthSession, PolicySession};
-use tss_esapi::structures::{
-    CapabilityData, Digest, EncryptedSecret, IdObject, Nonce, SymmetricDefinition,
-};
-use tss_esapi::{Context, Result};
-
-use super::{Error, KeySource, Tpm, attestation_key, nv};
+use super::channel::{Channel, CommandError, Result};
+use super::commands::{ENDORSEMENT, sized};
+use super::{Error, KeySource, Tpm, attestation_key};
 use base::crypto::Secret;
 
 /// The NV indices of certificates above those of the endorsement keys ("TCG EK Credential Profile", §2.2.1.5.2).
 const CHAIN: std::ops::RangeInclusive<u32> = 0x01c0_0100..=0x01c0_01ff;
 /// The first NV index of the profile.
 const FIRST: u32 = 0x01c0_0000;
+/// The policies of the templates ("TCG EK Credential Profile", annex B).
+const POLICY_A: [u8; 32] = [
+    0x83, 0x71, 0x97, 0x67, 0x44, 0x84, 0xb3, 0xf8, 0x1a, 0x90, 0xcc, 0x8d, 0x46, 0xa5, 0xd7, 0x24,
+    0xfd, 0x52, 0xd7, 0x6e, 0x06, 0x52, 0x0b, 0x64, 0xf2, 0xa1, 0xda, 0x1b, 0x33, 0x14, 0x69, 0xaa,
+];
+const POLICY_B: [u8; 48] = [
+    0xb2, 0x6e, 0x7d, 0x28, 0xd1, 0x1a, 0x50, 0xbc, 0x53, 0xd8, 0x82, 0xbc, 0xf5, 0xfd, 0x3a, 0x1a,
+    0x07, 0x41, 0x48, 0xbb, 0x35, 0xd3, 0xb4, 0xe4, 0xcb, 0x1c, 0x0a, 0xd9, 0xbd, 0xe4, 0x19, 0xca,
+    0xcb, 0x47, 0xba, 0x09, 0x69, 0x96, 0x46, 0x15, 0x0f, 0x9f, 0xc0, 0x00, 0xf3, 0xf8, 0x0e, 0x12,
+];
+/// By these codes a TPM says that a credential is not for its keys, or is no credential: TPM_RC_FAILURE, VALUE, SCHEME, SIZE, INSUFFICIENT,
+/// INTEGRITY, ECC_POINT (part 2 §6.6.3). libtpms answers FAILURE if the secret is encrypted for another RSA key; a TPM in failure mode would
+/// have refused the commands before.
+const NOT_FOR_US: [u32; 7] = [0x101, 0x084, 0x092, 0x095, 0x09a, 0x09f, 0x0a7];
 /// Maximum number of handles in one answer (MAX_CAP_HANDLES, part 2 §10.9.3).
 const HANDLES_A_READ: u32 = 254;
 
@@ -55,11 +58,48 @@ impl EndorsementKind {
             .find(|kind| *kind as u32 == index)
     }
 
-    fn algorithm(self) -> AsymmetricAlgorithmSelection {
+    /// Returns the template (TPMT_PUBLIC).
+    fn template(self) -> Vec<u8> {
+        // fixedTPM, fixedParent, sensitiveDataOrigin, adminWithPolicy, restricted, decrypt; template H-3 has userWithAuth, too
+        const ATTRIBUTES: u32 = 0x0003_00b2;
+        const USER_WITH_AUTH: u32 = 1 << 6;
+        const AES_128_CFB: [u8; 6] = [0x00, 0x06, 0x00, 0x80, 0x00, 0x43];
+        const AES_256_CFB: [u8; 6] = [0x00, 0x06, 0x01, 0x00, 0x00, 0x43];
+        let low = |algorithm: u8, rest: &[u8]| {
+            let attributes = ATTRIBUTES.to_be_bytes();
+            [
+                &[0, algorithm, 0, 0x0b][..],
+                &attributes,
+                &sized(&POLICY_A),
+                &AES_128_CFB,
+                rest,
+            ]
+            .concat()
+        };
+        let zeros = |len: usize| sized(&vec![0; len]);
         match self {
-            EndorsementKind::Rsa2048 => AsymmetricAlgorithmSelection::Rsa(RsaKeyBits::Rsa2048),
-            EndorsementKind::P256 => AsymmetricAlgorithmSelection::Ecc(EccCurve::NistP256),
-            EndorsementKind::P384 => AsymmetricAlgorithmSelection::Ecc(EccCurve::NistP384),
+            // no scheme, 2048 bits, exponent 65537 as 0, 256 zeros in place of the modulus
+            EndorsementKind::Rsa2048 => low(
+                0x01,
+                &[&[0, 0x10, 0x08, 0, 0, 0, 0, 0][..], &zeros(256)].concat(),
+            ),
+            // no scheme, P-256, no derivation of keys, zeros in place of the point
+            EndorsementKind::P256 => low(
+                0x23,
+                &[&[0, 0x10, 0, 0x03, 0, 0x10][..], &zeros(32), &zeros(32)].concat(),
+            ),
+            EndorsementKind::P384 => {
+                let attributes = (ATTRIBUTES | USER_WITH_AUTH).to_be_bytes();
+                let rest = [0, 0x10, 0, 0x04, 0, 0x10, 0, 0, 0, 0];
+                [
+                    &[0, 0x23, 0, 0x0c][..],
+                    &attributes,
+                    &sized(&POLICY_B),
+                    &AES_256_CFB,
+                    &rest,
+                ]
+                .concat()
+            }
         }
     }
 
@@ -103,15 +143,17 @@ impl Tpm {
         kind: EndorsementKind,
         credential: &Credential,
     ) -> std::result::Result<Secret, Error> {
-        let (key, public) = self.run("loading the attestation key", |context| {
-            attestation_key::load(context, source)
+        let (key, public) = self.run("loading the attestation key", |tpm| {
+            attestation_key::load(tpm, source)
         })?;
-        let activated = self.run("ActivateCredential", |context| {
-            activate(context, key, kind, credential)
+        let activated = self.run("ActivateCredential", |tpm| {
+            activate(tpm, key, kind, credential)
         });
-        attestation_key::used(self.context()?, &public);
+        attestation_key::used(self.channel()?, &public);
         activated.map_err(|error| match error {
-            Error::Command(_, _, tss_esapi::Error::Tss2Error(code)) if refuses(code.kind()) => {
+            Error::Command(_, _, CommandError::Refused(code))
+                if NOT_FOR_US.contains(&code.kind()) =>
+            {
                 Error::Credential
             }
             error => error,
@@ -119,26 +161,11 @@ impl Tpm {
     }
 }
 
-/// Returns whether the TPM says that a credential is not for its keys, or is no credential. libtpms answers TPM_RC_FAILURE if the secret
-/// is encrypted for another RSA key; a TPM in failure mode would have refused the commands before.
-fn refuses(kind: Option<Tss2ResponseCodeKind>) -> bool {
-    use Tss2ResponseCodeKind::{EccPoint, Failure, Insufficient, Integrity, Scheme, Size, Value};
-    matches!(
-        kind,
-        Some(EccPoint | Failure | Insufficient | Integrity | Scheme | Size | Value)
-    )
-}
-
-fn read_all(context: &mut Context) -> Result<Vec<Endorsement>> {
-    let (CapabilityData::Handles(handles), _) =
-        context.get_capability(CapabilityType::Handles, FIRST, HANDLES_A_READ)?
-    else {
-        return Ok(vec![]);
-    };
-    let indices: Vec<u32> = handles.into_inner().into_iter().map(u32::from).collect();
+fn read_all(tpm: &mut Channel) -> Result<Vec<Endorsement>> {
+    let indices = tpm.handles(FIRST, HANDLES_A_READ)?;
     let mut chain = vec![];
     for index in indices.iter().filter(|index| CHAIN.contains(index)) {
-        chain.extend(nv::read(context, *index)?);
+        chain.extend(tpm.nv_read(*index, &[])?);
     }
     let chain = split(&chain);
     let mut endorsements = vec![];
@@ -146,7 +173,7 @@ fn read_all(context: &mut Context) -> Result<Vec<Endorsement>> {
         if !indices.contains(&(kind as u32)) {
             continue;
         }
-        match split(&nv::read(context, kind as u32)?).into_iter().next() {
+        match split(&tpm.nv_read(kind as u32, &[])?).into_iter().next() {
             Some(certificate) => endorsements.push(Endorsement {
                 kind,
                 certificate,
@@ -181,70 +208,17 @@ fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
 }
 
 fn activate(
-    context: &mut Context,
-    key: KeyHandle,
+    tpm: &mut Channel,
+    key: u32,
     kind: EndorsementKind,
     credential: &Credential,
 ) -> Result<Secret> {
-    let blob = IdObject::try_from(credential.blob.as_slice())?;
-    let secret = EncryptedSecret::try_from(credential.secret.as_slice())?;
-    let endorsement_key = ek::create_ek_object_2(context, kind.algorithm(), None)?;
-    let activated = authorize(context, kind).and_then(|session| {
-        let sessions = (Some(AuthSession::Password), Some(session), None);
-        let activated = context.execute_with_sessions(sessions, |context| {
-            context.activate_credential(key, endorsement_key, blob, secret)
-        });
-        // a policy session ends with a successful command only
-        if activated.is_err()
-            && let AuthSession::PolicySession(session) = session
-        {
-            let _ = flush(context, session);
-        }
-        activated
-    });
-    context.flush_context(endorsement_key.into())?;
-    activated.map(|digest: Digest| Secret::new(digest.to_vec()))
-}
-
-/// Returns a session that authorizes one use of an endorsement key.
-fn authorize(context: &mut Context, kind: EndorsementKind) -> Result<AuthSession> {
-    if kind.has_password() {
-        return Ok(AuthSession::Password);
-    }
-    let started = context.start_auth_session(
-        None,
-        None,
-        None,
-        SessionType::Policy,
-        SymmetricDefinition::AES_128_CFB,
-        HashingAlgorithm::Sha256,
-    )?;
-    let wrong = tss_esapi::Error::WrapperError(tss_esapi::WrapperErrorKind::WrongValueFromTpm);
-    let session = started.ok_or(wrong)?;
-    let policy = PolicySession::try_from(session)?;
-    // policy A of the profile: the password of the endorsement hierarchy
-    let proved = context.execute_with_nullauth_session(|context| {
-        context.policy_secret(
-            policy,
-            AuthHandle::Endorsement,
-            Nonce::default(),
-            Digest::default(),
-            Nonce::default(),
-            None,
-        )
-    });
-    match proved {
-        Ok(_) => Ok(session),
-        Err(error) => {
-            let _ = flush(context, policy);
-            Err(error)
-        }
-    }
-}
-
-fn flush(context: &mut Context, session: PolicySession) -> Result<()> {
-    let handle = tss_esapi::handles::SessionHandle::from(session);
-    context.flush_context(handle.into())
+    let (endorsement_key, _) = tpm.create_primary(ENDORSEMENT, &kind.template())?;
+    let (blob, secret) = (&credential.blob, &credential.secret);
+    let activated =
+        tpm.activate_credential(key, endorsement_key, kind.has_password(), blob, secret);
+    tpm.flush(endorsement_key)?;
+    activated
 }
 
 #[cfg(test)]

@@ -1,22 +1,27 @@
 //! The machine's TPM 2.0 (TCG, "Trusted Platform Module Library", parts 1 to 3): PCRs, the attestation key, quotes.
 //!
-//! Uses tpm2-tss through `tss-esapi`. A [`Tpm`] is opened for each use and closed on drop. Only one is open at a time in the
-//! process, because `/dev/tpm0` and a software TPM serve one client at a time.
+//! A [`Tpm`] is opened for each use and closed on drop. Only one is open at a time in the process, because `/dev/tpm0` and a software TPM
+//! serve one client at a time. `channel` carries bytes, `commands` encodes the commands, `answers` reads the responses; no C code takes part,
+//! since the host may emulate the TPM, and the disk's key is in the same process.
 
+mod answers;
 mod attestation_key;
+mod channel;
+mod commands;
 mod endorsement_key;
 mod error;
 mod nsm;
 mod nv;
-mod raw;
+mod response_code;
 mod turn;
 mod watch;
 
+pub use answers::read_all as read_answers;
 pub use attestation_key::KeySource;
+pub use channel::parse_response;
 pub use endorsement_key::{Credential, Endorsement, EndorsementKind};
 pub use error::Error;
 pub use nsm::MESSAGE_SIZE;
-pub use raw::parse_response;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,18 +33,9 @@ use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
 
-use ring::digest;
-use tss_esapi::constants::CapabilityType;
-use tss_esapi::handles::PcrHandle;
-use tss_esapi::interface_types::algorithm::HashingAlgorithm;
-use tss_esapi::interface_types::session_handles::AuthSession;
-use tss_esapi::structures::{
-    CapabilityData, Data, Digest, DigestValues, PcrSelectionList, PcrSlot, SignatureScheme,
-};
-use tss_esapi::traits::Marshall;
-use tss_esapi::{Context, TctiNameConf};
-
 use base::crypto::CLUSTER_ID_LEN;
+use channel::{Channel, CommandError};
+use ring::digest;
 use turn::{For, Turn};
 
 /// The PCR that a node extends with its cluster ID.
@@ -132,30 +128,11 @@ pub enum Bank {
 }
 
 impl Bank {
-    fn of(algorithm: HashingAlgorithm) -> Option<Bank> {
-        match algorithm {
-            HashingAlgorithm::Sha1 => Some(Bank::Sha1),
-            HashingAlgorithm::Sha256 => Some(Bank::Sha256),
-            HashingAlgorithm::Sha384 => Some(Bank::Sha384),
-            HashingAlgorithm::Sha512 => Some(Bank::Sha512),
-            _ => None,
-        }
-    }
-
     /// Returns the bank with this TPM_ALG_ID.
     pub fn with_id(id: u32) -> Option<Bank> {
         [Bank::Sha1, Bank::Sha256, Bank::Sha384, Bank::Sha512]
             .into_iter()
             .find(|bank| *bank as u32 == id)
-    }
-
-    fn algorithm(self) -> HashingAlgorithm {
-        match self {
-            Bank::Sha1 => HashingAlgorithm::Sha1,
-            Bank::Sha256 => HashingAlgorithm::Sha256,
-            Bank::Sha384 => HashingAlgorithm::Sha384,
-            Bank::Sha512 => HashingAlgorithm::Sha512,
-        }
     }
 
     fn hash(self) -> &'static digest::Algorithm {
@@ -190,8 +167,8 @@ pub struct Quote {
 
 /// An open TPM.
 pub struct Tpm {
-    /// `None` while bytes go to the TPM without tpm2-tss, and after that until the next command.
-    context: Option<Context>,
+    /// `None` after it was closed for another connection, until the next command.
+    channel: Option<Channel>,
     location: Location,
     _turn: Turn,
 }
@@ -209,17 +186,17 @@ impl Tpm {
 
     fn open_in_turn(location: &Location, turn: Turn) -> Result<Tpm, Error> {
         Ok(Tpm {
-            context: Some(open_context(location)?),
+            channel: Some(open_channel(location)?),
             location: location.clone(),
             _turn: turn,
         })
     }
 
-    /// Returns the context; opens it again if it was closed.
-    fn context(&mut self) -> Result<&mut Context, Error> {
-        match &mut self.context {
-            Some(context) => Ok(context),
-            closed => Ok(closed.insert(open_context(&self.location)?)),
+    /// Returns the channel; opens it again if it was closed.
+    fn channel(&mut self) -> Result<&mut Channel, Error> {
+        match &mut self.channel {
+            Some(channel) => Ok(channel),
+            closed => Ok(closed.insert(open_channel(&self.location)?)),
         }
     }
 
@@ -234,44 +211,27 @@ impl Tpm {
         self.read(bank, &slots)
     }
 
-    fn read(&mut self, bank: Bank, slots: &[PcrSlot]) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
+    fn read(&mut self, bank: Bank, slots: &[u32]) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
         let mut values = BTreeMap::new();
         for slots in slots.chunks(PCRS_A_READ) {
-            let (_, _, digests) = self.run("PCR_Read", |context| {
-                selection(bank, slots).and_then(|list| context.pcr_read(list))
-            })?;
+            let digests = self.run("PCR_Read", |tpm| tpm.pcr_read(bank, slots))?;
             if digests.len() != slots.len() {
                 return Err(Error::ShortRead {
                     asked: slots.len(),
                     got: digests.len(),
                 });
             }
-            values.extend(
-                slots
-                    .iter()
-                    .map(|slot| index(*slot))
-                    .zip(digests.value().iter().map(|d| d.to_vec())),
-            );
+            values.extend(slots.iter().copied().zip(digests));
         }
         Ok(values)
     }
 
     /// Extends a PCR with the hash of `data` in every allocated bank, as TPM2_PCR_Event does.
     pub fn pcr_event(&mut self, pcr: u32, data: &[u8]) -> Result<(), Error> {
-        let mut digests = DigestValues::new();
-        for (bank, _) in self.banks()? {
-            let hash = digest::digest(bank.hash(), data);
-            let value =
-                Digest::try_from(hash.as_ref().to_vec()).map_err(self.failed("PCR_Extend"))?;
-            digests.set(bank.algorithm(), value);
-        }
-        // the handle of a PCR is its index (part 2 §7.2)
-        let handle = PcrHandle::try_from(pcr).map_err(self.failed("PCR_Extend"))?;
-        self.run("PCR_Extend", |context| {
-            context.execute_with_session(Some(AuthSession::Password), |context| {
-                context.pcr_extend(handle, digests.clone())
-            })
-        })
+        let banks = self.banks()?.into_iter();
+        let hash = |bank: Bank| (bank, digest::digest(bank.hash(), data).as_ref().to_vec());
+        let digests: Vec<_> = banks.map(|(bank, _)| hash(bank)).collect();
+        self.run("PCR_Extend", |tpm| tpm.pcr_extend(pcr, &digests))
     }
 
     /// Extends [`CLUSTER_ID_PCR`] with a cluster ID in every allocated bank, and reads the PCR back. [`Error::Measured`] if a bank
@@ -279,7 +239,7 @@ impl Tpm {
     pub fn measure_cluster_id(&mut self, id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
         self.pcr_event(CLUSTER_ID_PCR, id)?;
         for (bank, slots) in self.banks()? {
-            if !slots.iter().any(|slot| index(*slot) == CLUSTER_ID_PCR) {
+            if !slots.contains(&CLUSTER_ID_PCR) {
                 continue;
             }
             let got = self.pcrs(bank)?.remove(&CLUSTER_ID_PCR).unwrap_or_default();
@@ -303,8 +263,8 @@ impl Tpm {
         nonce: &[u8],
         wanted: &[Bank],
     ) -> Result<(Vec<u8>, Vec<Quote>), Error> {
-        let (key, public) = self.run("loading the attestation key", |context| {
-            attestation_key::load(context, source)
+        let (key, public) = self.run("loading the attestation key", |tpm| {
+            attestation_key::load(tpm, source)
         })?;
         let quotes = self.banks().and_then(|banks| {
             banks
@@ -313,42 +273,22 @@ impl Tpm {
                 .map(|(bank, slots)| self.quote(key, nonce, bank, &slots))
                 .collect::<Result<Vec<_>, _>>()
         });
-        attestation_key::used(self.context()?, &public);
-        let quotes = quotes?;
-        let public = public
-            .marshall()
-            .map_err(self.failed("reading the attestation key"))?;
-        Ok((public, quotes))
+        attestation_key::used(self.channel()?, &public);
+        Ok((public, quotes?))
     }
 
     /// Returns the attestation key (TPMT_PUBLIC), which is the same in every boot.
     pub fn attestation_key(&mut self, source: KeySource) -> Result<Vec<u8>, Error> {
-        let (_, public) = self.run("loading the attestation key", |context| {
-            attestation_key::load(context, source)
+        let (_, public) = self.run("loading the attestation key", |tpm| {
+            attestation_key::load(tpm, source)
         })?;
-        public
-            .marshall()
-            .map_err(self.failed("reading the attestation key"))
+        Ok(public)
     }
 
-    fn quote(
-        &mut self,
-        key: tss_esapi::handles::KeyHandle,
-        nonce: &[u8],
-        bank: Bank,
-        slots: &[PcrSlot],
-    ) -> Result<Quote, Error> {
-        let failed = self.failed("Quote");
+    fn quote(&mut self, key: u32, nonce: &[u8], bank: Bank, slots: &[u32]) -> Result<Quote, Error> {
         for _ in 0..QUOTE_TRIES {
-            let (attest, signature) = self.run("Quote", |context| {
-                let data = Data::try_from(nonce.to_vec())?;
-                let list = selection(bank, slots)?;
-                context.execute_with_session(Some(AuthSession::Password), |context| {
-                    context.quote(key, data, SignatureScheme::Null, list)
-                })
-            })?;
-            let attest = attest.marshall().map_err(&failed)?;
-            let signature = signature.marshall().map_err(&failed)?;
+            let (attest, signature) =
+                self.run("Quote", |tpm| tpm.quote(key, nonce, bank, slots))?;
             let pcrs = self.read(bank, slots)?;
             let values: Vec<u8> = pcrs.values().flatten().copied().collect();
             // TPMS_ATTEST ends with the digest of the values, whose hash is that of the key's scheme
@@ -368,25 +308,8 @@ impl Tpm {
     }
 
     /// Returns the allocated banks in the order of the TPM, with their PCRs.
-    fn banks(&mut self) -> Result<Vec<(Bank, Vec<PcrSlot>)>, Error> {
-        let (CapabilityData::AssignedPcr(list), _) = self.run("GetCapability", |context| {
-            context.get_capability(CapabilityType::AssignedPcr, 0, 1)
-        })?
-        else {
-            return Err(Error::NoBank(Bank::Sha256));
-        };
-        let selections = list
-            .get_selections()
-            .iter()
-            .filter(|selection| !selection.is_empty());
-        Ok(selections
-            .filter_map(|selection| {
-                Some((
-                    Bank::of(selection.hashing_algorithm())?,
-                    selection.selected(),
-                ))
-            })
-            .collect())
+    fn banks(&mut self) -> Result<Vec<(Bank, Vec<u32>)>, Error> {
+        self.run("GetCapability", Channel::banks)
     }
 
     /// Runs a command, or several that may be repeated together. While the TPM is busy with something else, repeats them, in all for
@@ -394,39 +317,33 @@ impl Tpm {
     fn run<T>(
         &mut self,
         what: &'static str,
-        mut commands: impl FnMut(&mut Context) -> tss_esapi::Result<T>,
+        mut commands: impl FnMut(&mut Channel) -> channel::Result<T>,
     ) -> Result<T, Error> {
         let _watch = watch::begin(&self.location, what);
         for pause in PAUSES {
-            match commands(self.context()?) {
-                Err(error) if error::is_busy(error) => {
+            match commands(self.channel()?) {
+                Err(CommandError::Refused(code)) if code.is_busy() => {
                     log::debug!("the TPM is busy: {what} is repeated in {pause:?}");
                     thread::sleep(pause);
                 }
                 result => return result.map_err(self.failed(what)),
             }
         }
-        commands(self.context()?).map_err(self.failed(what))
+        commands(self.channel()?).map_err(self.failed(what))
     }
 
-    fn failed(&self, what: &'static str) -> impl Fn(tss_esapi::Error) -> Error + use<> {
+    fn failed(&self, what: &'static str) -> impl Fn(CommandError) -> Error + use<> {
         let location = self.location.clone();
         move |error| Error::Command(location.clone(), what, error)
     }
 }
 
-fn open_context(location: &Location) -> Result<Context, Error> {
-    if let Location::Device(path) = location {
-        // tpm2-tss has one error code for every failure of a device; the kernel distinguishes missing, forbidden and busy
-        open_device(location, path)?;
-    }
+fn open_channel(location: &Location) -> Result<Channel, Error> {
     if let Location::Tdx(_) = location {
         let why = "a TDX machine of this variant has no TPM";
         return Err(Error::Open(location.clone(), why.into()));
     }
-    TctiNameConf::from_str(&location.to_string())
-        .and_then(Context::new)
-        .map_err(|error| Error::Open(location.clone(), error::in_words(error)))
+    Channel::open(location).map_err(|error| Error::Open(location.clone(), error::of_device(&error)))
 }
 
 fn open_device(location: &Location, path: &Path) -> Result<fs::File, Error> {
@@ -434,7 +351,6 @@ fn open_device(location: &Location, path: &Path) -> Result<fs::File, Error> {
         .map_err(|error| Error::Open(location.clone(), error::of_device(&error)))
 }
 
-/// Opens a device that serves one program at a time. While another has it open, tries again, in all for three seconds.
 fn open_when_free(open: impl Fn() -> io::Result<fs::File>) -> io::Result<fs::File> {
     for pause in PAUSES {
         match open() {
@@ -443,17 +359,6 @@ fn open_when_free(open: impl Fn() -> io::Result<fs::File>) -> io::Result<fs::Fil
         }
     }
     open()
-}
-
-fn selection(bank: Bank, slots: &[PcrSlot]) -> tss_esapi::Result<PcrSelectionList> {
-    PcrSelectionList::builder()
-        .with_selection(bank.algorithm(), slots)
-        .build()
-}
-
-/// Converts PCR slots to indices. The value of a slot is the bit of its PCR.
-fn index(slot: PcrSlot) -> u32 {
-    u32::from(slot).trailing_zeros()
 }
 
 #[cfg(test)]

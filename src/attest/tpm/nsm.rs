@@ -16,24 +16,25 @@
 //! Programs take turns, by a lock on the device.
 
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use base::crypto::Secret;
-use tss_esapi::abstraction::nv;
-use tss_esapi::attributes::NvIndexAttributesBuilder;
-use tss_esapi::constants::response_code::{Tss2ResponseCode, Tss2ResponseCodeKind};
-use tss_esapi::handles::{NvIndexHandle, NvIndexTpmHandle, ObjectHandle, TpmHandle};
-use tss_esapi::interface_types::algorithm::HashingAlgorithm;
-use tss_esapi::interface_types::resource_handles::{NvAuth, Provision};
-use tss_esapi::interface_types::session_handles::AuthSession;
-use tss_esapi::structures::{Auth, MaxNvBuffer, NvPublicBuilder};
-use tss_esapi::{Context, Result};
+use base::crypto::{Secret, random};
+use ring::{digest, hmac};
 
-use super::nv::exists;
-use super::raw::{Channel, Failure, NONCE, Session, ways, without_manager};
-use super::{Error, Location, PAUSES, Tpm, error, open_device, watch};
+use super::channel::{Channel, CommandError, Result};
+use super::commands::Authorization;
+use super::response_code;
+use super::{Bank, Error, Location, PAUSES, Tpm, error, open_device, watch};
 
+/// TPM_SE_HMAC, and the attribute continueSession: the session outlives its command. Whoever started it ends it, also after an error.
+const SE_HMAC: u8 = 0;
+const CONTINUE_SESSION: u8 = 1;
+/// The length of nonces and authorization values in bytes: that of the session's hash.
+const NONCE: usize = 64;
+/// TPMA_NV_AUTHWRITE and TPMA_NV_AUTHREAD (part 2 §13.4).
+const BY_PASSWORD: u32 = 1 << 2 | 1 << 18;
 /// TPM2_VENDOR_AWS_NSM_REQUEST
 const NSM_REQUEST: u32 = 0x2000_0001;
 /// What is asked, for the log.
@@ -42,8 +43,6 @@ const WHAT: &str = "AWS's command for attestation documents (0x20000001)";
 const INDEX: u32 = 0x0180_464c;
 /// The size of the index, and the maximum size of a request or answer, in bytes.
 pub const MESSAGE_SIZE: usize = 8192;
-/// What every TPM writes in one command, in bytes ("TCG PC Client Platform TPM Profile", TPM_PT_NV_BUFFER_MAX).
-const CHUNK: usize = 512;
 /// How long another program may have the lock, and the pause between two looks.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -54,33 +53,41 @@ impl Tpm {
     pub fn nsm_request(&mut self, request: &[u8]) -> std::result::Result<Vec<u8>, Error> {
         let _lock = self.lock()?;
         let auth = Secret::random(NONCE);
-        self.run("NV_DefineSpace", |context| {
-            if exists(context, INDEX)? {
-                log::debug!(
-                    "removing the NV index {INDEX:#x}, which a run that was killed has left"
-                );
-                undefine(context)?;
+        self.run("NV_DefineSpace", |tpm| {
+            match tpm.nv_undefine(INDEX) {
+                Ok(()) => log::debug!("removed the NV index {INDEX:#x} of a run that was killed"),
+                Err(error) if error.is(response_code::HANDLE) => {}
+                Err(error) => return Err(error),
             }
-            define(context, &auth)
+            tpm.nv_define(
+                INDEX,
+                Bank::Sha512,
+                BY_PASSWORD,
+                MESSAGE_SIZE,
+                auth.expose(),
+            )
         })
         .map_err(|error| match error {
-            Error::Command(location, what, error) if is(error, Tss2ResponseCodeKind::Size) => {
+            Error::Command(location, what, error) if error.is(response_code::SIZE) => {
                 Error::NoDocuments(location, what, error)
             }
             error => error,
         })?;
         let answer = self.exchange(request, &auth);
         // the next request removes it, too
-        if let Err(error) = self.run("NV_UndefineSpace", undefine) {
+        if let Err(error) = self.run("NV_UndefineSpace", |tpm| tpm.nv_undefine(INDEX)) {
             log::warn!("the NV index {INDEX:#x} is still there: {error}");
         }
         answer
     }
 
     fn exchange(&mut self, request: &[u8], auth: &Secret) -> std::result::Result<Vec<u8>, Error> {
-        let name = self.run("NV_Write", |context| write(context, request, auth))?;
+        let name = self.run("NV_Write", |tpm| {
+            tpm.nv_write(INDEX, INDEX, auth.expose(), request)?;
+            Ok(tpm.nv_public(INDEX)?.name)
+        })?;
         // a device without a resource manager, and a software TPM, serve one connection at a time
-        self.context = None;
+        self.channel = None;
         let mut result = Ok(());
         for way in ways(&self.location) {
             result = ask(&way, &name, auth);
@@ -89,13 +96,7 @@ impl Tpm {
             }
         }
         result?;
-        self.run("NV_Read", |context| {
-            let object = object(context, auth)?;
-            let index = NvIndexTpmHandle::new(INDEX)?;
-            context.execute_with_nullauth_session(|context| {
-                nv::read_full(context, NvAuth::NvIndex(object.into()), index)
-            })
-        })
+        self.run("NV_Read", |tpm| tpm.nv_read(INDEX, auth.expose()))
     }
 
     /// Waits until no other program uses the index. Only the resource manager serves several programs at a time.
@@ -109,7 +110,7 @@ impl Tpm {
         let device = open_device(&self.location, path)?;
         let end = Instant::now() + PATIENCE;
         loop {
-            let failed = |why| Error::Transport(self.location.clone(), WHAT, why);
+            let failed = |why| Error::Open(self.location.clone(), why);
             match sys::file::try_lock(&device) {
                 Ok(true) => return Ok(Some(device)),
                 Ok(false) if Instant::now() < end => thread::sleep(LOOK_AGAIN),
@@ -132,20 +133,15 @@ fn ask(location: &Location, name: &[u8], auth: &Secret) -> std::result::Result<(
         .map_err(|error| Error::Open(location.clone(), error::of_device(&error)))?;
     let mut pauses = PAUSES.into_iter();
     loop {
-        let answered = Session::start(&mut channel)
-            .and_then(|mut session| session.run(NSM_REQUEST, [INDEX; 2], [name; 2], auth));
-        let error = match answered {
+        let error = match request(&mut channel, name, auth) {
             Ok(()) => return Ok(()),
-            Err(Failure::Transport(why)) => {
-                return Err(Error::Transport(location.clone(), WHAT, why));
-            }
-            Err(Failure::Refused(code)) => {
-                tss_esapi::Error::Tss2Error(Tss2ResponseCode::from(code))
-            }
+            Err(error) => error,
         };
         match pauses.next() {
-            Some(pause) if error::is_busy(error) => thread::sleep(pause),
-            _ if is(error, Tss2ResponseCodeKind::CommandCode) => {
+            Some(pause) if matches!(&error, CommandError::Refused(code) if code.is_busy()) => {
+                thread::sleep(pause)
+            }
+            _ if error.is(response_code::COMMAND_CODE) => {
                 return Err(Error::NoDocuments(location.clone(), WHAT, error));
             }
             _ => return Err(Error::Command(location.clone(), WHAT, error)),
@@ -153,52 +149,66 @@ fn ask(location: &Location, name: &[u8], auth: &Secret) -> std::result::Result<(
     }
 }
 
-fn is(error: tss_esapi::Error, kind: Tss2ResponseCodeKind) -> bool {
-    matches!(error, tss_esapi::Error::Tss2Error(code) if code.kind() == Some(kind))
-}
-
-/// Returns the index with its authorization value.
-fn object(context: &mut Context, auth: &Secret) -> Result<ObjectHandle> {
-    let object = context.tr_from_tpm_public(TpmHandle::NvIndex(NvIndexTpmHandle::new(INDEX)?))?;
-    context.tr_set_auth(object, Auth::try_from(auth.expose().to_vec())?)?;
-    Ok(object)
-}
-
-fn define(context: &mut Context, auth: &Secret) -> Result<()> {
-    let attributes = NvIndexAttributesBuilder::new()
-        .with_auth_read(true)
-        .with_auth_write(true)
-        .build()?;
-    let public = NvPublicBuilder::new()
-        .with_nv_index(NvIndexTpmHandle::new(INDEX)?)
-        .with_index_name_algorithm(HashingAlgorithm::Sha512)
-        .with_index_attributes(attributes)
-        .with_data_area_size(MESSAGE_SIZE)
-        .build()?;
-    let auth = Auth::try_from(auth.expose().to_vec())?;
-    context
-        .execute_with_session(Some(AuthSession::Password), |context| {
-            context.nv_define_space(Provision::Owner, Some(auth), public)
-        })
-        .map(|_| ())
-}
-
-/// Writes the request; returns the Name that the index then has.
-fn write(context: &mut Context, request: &[u8], auth: &Secret) -> Result<Vec<u8>> {
-    let index = NvIndexHandle::from(object(context, auth)?);
-    for (number, chunk) in request.chunks(CHUNK).enumerate() {
-        let data = MaxNvBuffer::try_from(chunk.to_vec())?;
-        context.execute_with_session(Some(AuthSession::Password), |context| {
-            context.nv_write(NvAuth::NvIndex(index), index, data, (number * CHUNK) as u16)
-        })?;
+/// Has the TPM answer the request in the index, whose Name is `name`. The session proves that the caller knows the authorization value of
+/// the index.
+fn request(channel: &mut Channel, name: &[u8], auth: &Secret) -> Result<()> {
+    let (session, nonce_tpm) = channel.start_session(SE_HMAC, Bank::Sha512, &random::<NONCE>())?;
+    let nonce = random::<NONCE>();
+    // part 1 §18.7 and §19.6.5
+    let parameters = digest::digest(
+        &digest::SHA512,
+        &[&NSM_REQUEST.to_be_bytes()[..], name, name].concat(),
+    );
+    let mut proof = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA512, auth.expose()));
+    for part in [parameters.as_ref(), &nonce, &nonce_tpm, &[CONTINUE_SESSION]] {
+        proof.update(part);
     }
-    let (_, name) = context.nv_read_public(index)?;
-    Ok(name.value().to_vec())
+    let proof = proof.sign();
+    let authorization = Authorization {
+        session,
+        nonce: &nonce,
+        attributes: CONTINUE_SESSION,
+        value: proof.as_ref(),
+    };
+    let done = channel.authorized(NSM_REQUEST, &[INDEX; 2], &[authorization], &[]);
+    if let Err(why) = channel.flush(session) {
+        log::debug!("the TPM keeps session {session:#x} until the device is closed: {why}");
+    }
+    done.map(drop)
 }
 
-fn undefine(context: &mut Context) -> Result<()> {
-    let object = context.tr_from_tpm_public(TpmHandle::NvIndex(NvIndexTpmHandle::new(INDEX)?))?;
-    context.execute_with_session(Some(AuthSession::Password), |context| {
-        context.nv_undefine_space(Provision::Owner, object.into())
-    })
+/// The locations to which the command goes in turn until the TPM knows it: the kernel's resource manager refuses those that the TPM does not
+/// list (TPM_CAP_COMMANDS), and the device without it does not ask.
+fn ways(location: &Location) -> Vec<Location> {
+    let mut ways = vec![location.clone()];
+    if let Location::Device(path) = location {
+        ways.extend(without_manager(path).map(Location::Device));
+    }
+    ways
+}
+
+/// Returns the device without a resource manager beside `/dev/tpmrmN`: `/dev/tpmN`.
+fn without_manager(path: &Path) -> Option<PathBuf> {
+    let number = path.file_name()?.to_str()?.strip_prefix("tpmrm")?;
+    Some(path.with_file_name(format!("tpm{number}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_without_the_resource_manager_is_asked_second() {
+        let ways_of = |text: &str| {
+            let ways = ways(&text.parse().unwrap());
+            ways.iter().map(Location::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            ways_of("device:/dev/tpmrm1"),
+            ["device:/dev/tpmrm1", "device:/dev/tpm1"]
+        );
+        for only in ["device:/dev/tpm0", "swtpm:host=127.0.0.1,port=1"] {
+            assert_eq!(ways_of(only), [only]);
+        }
+    }
 }

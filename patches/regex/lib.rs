@@ -1,3 +1,0 @@
-//! `regex-lite` under the name of `regex`.
-
-pub use regex_lite::*;
