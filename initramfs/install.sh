@@ -9,9 +9,11 @@ root=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)
 
 install -D -m 755 "$unlock" "$root/usr/lib/firstlight/unlock"
+install -m 755 "$here/close-host" "$root/usr/lib/firstlight/close-host"
 
 module=$root/usr/lib/dracut/modules.d/95firstlight
 install -D -m 755 "$here/dracut/95firstlight/module-setup.sh" "$module/module-setup.sh"
+install -m 755 "$here/dracut/95firstlight/init" "$module/init"
 install -m 644 "$here/kernel-modules" "$here"/dracut/95firstlight/{firstlight-unlock.service,zz-firstlight.network} "$module/"
 install -D -m 644 "$here/dracut/95firstlight/dracut.conf" "$root/usr/lib/dracut/dracut.conf.d/95-firstlight.conf"
 

@@ -78,7 +78,7 @@ done
 # the modules of initramfs/kernel-modules; a module's file may have - for _
 . "$ROOT/initramfs/kernel-modules"
 for module in $FIRSTLIGHT_LOADED $FIRSTLIGHT_DEVICES; do
-  arguments+=(--kernel-modules-initrd-include "/${module//_/[-_]}\.ko")
+  arguments+=(--kernel-modules-include "/${module//_/[-_]}\.ko" --kernel-modules-initrd-include "/${module//_/[-_]}\.ko")
 done
 [ "$profile" = release ] || arguments+=(--profile "$profile")
 

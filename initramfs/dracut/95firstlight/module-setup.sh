@@ -41,12 +41,18 @@ cmdline() {
 installkernel() {
     # whatever machine builds the initrd, it is for machines in a cloud
     # shellcheck disable=SC2086
-    hostonly='' instmods $FIRSTLIGHT_LOADED $FIRSTLIGHT_DEVICES
+    hostonly='' instmods $FIRSTLIGHT_CLOSING $FIRSTLIGHT_LOADED $FIRSTLIGHT_DEVICES
 }
 
 install() {
     inst_simple /usr/lib/firstlight/unlock
     inst_multiple mke2fs modprobe
+    # the first program: it starts systemd, which was the first
+    inst_simple /usr/lib/firstlight/close-host
+    inst_multiple sh cat mkdir mount rmdir sleep umount
+    rm -f "$initdir/init"
+    inst_simple "$moddir/init" /init
+    [[ -x $initdir/usr/lib/systemd/systemd ]] || dfatal "firstlight: the initrd has no /usr/lib/systemd/systemd"
     inst_multiple -o /etc/mke2fs.conf /etc/firstlight/node.conf /etc/firstlight/machines.json
     # in a cloud `unlock` asks an API over HTTPS (docs/clouds.md)
     if grep -qsE '^[[:space:]]*csp[[:space:]]*=[[:space:]]*(aws|azure|gcp|openstack|stackit)' /etc/firstlight/node.conf; then
