@@ -103,3 +103,35 @@ fn the_preset_enables_all_units_except_those_that_others_start() {
         assert_eq!(said.trim(), expected, "{unit}");
     }
 }
+
+/// systemd-analyze judges the conditions for this machine, which is no node, and names each.
+#[test]
+fn agents_of_the_host_are_skipped_on_a_node_unless_the_image_overrides_it() {
+    let root = installed();
+    let conditions = |agent: &str| {
+        let mut condition = Command::new("systemd-analyze");
+        condition.args(["condition", &format!("--unit={agent}.service")]);
+        let output = in_root(condition, root.path());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let agents = fs::read_to_string(Path::new(ROOT).join("systemd/host-agents")).unwrap();
+    let agents = agents.lines().filter(|line| !line.starts_with('#'));
+    let agents: Vec<&str> = agents.flat_map(str::split_whitespace).collect();
+    for needed in ["cloud-init", "qemu-guest-agent", "walinuxagent"] {
+        assert!(agents.contains(&needed), "{needed}");
+    }
+    let skipped = "ConditionPathExists=!/usr/bin/bootstrapper";
+    for agent in agents {
+        let unit = root.path().join(UNITS).join(format!("{agent}.service"));
+        fs::write(unit, "[Service]\nExecStart=/usr/bin/bootstrapper\n").unwrap();
+        let said = conditions(agent);
+        assert!(said.contains(skipped), "{agent}: {said}");
+    }
+    let own = root
+        .path()
+        .join("etc/systemd/system/qemu-guest-agent.service.d");
+    fs::create_dir_all(&own).unwrap();
+    fs::write(own.join("firstlight.conf"), "").unwrap();
+    let said = conditions("qemu-guest-agent");
+    assert!(!said.contains(skipped), "{said}");
+}

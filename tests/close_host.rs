@@ -1,0 +1,88 @@
+//! initramfs/close-host, which takes from systemd what the host chooses: in mounts of its own, with the shells of dracut's and of
+//! initramfs-tools' initrds. `make test-host` boots it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use support::ROOT;
+
+/// Runs close-host over stand-ins for the kernel's files, and then `look`. `before` prepares the stand-ins further.
+fn run(shell: &str, command_line: &str, before: &str, look: &str) -> Output {
+    let script = format!(
+        "set -e
+         mount -t tmpfs tmpfs /sys; mkdir -p /sys/firmware/efi/efivars
+         echo host >/sys/firmware/efi/efivars/SystemdOptions-8cf2644b-4b0b-428f-9387-6d876050dc67
+         mount -t tmpfs tmpfs /run
+         printf '%s\\n' '{command_line}' >/run/cmdline; mount --bind /run/cmdline /proc/cmdline
+         echo 438 >/run/sysrq; [ ! -e {SYSRQ} ] || mount --bind /run/sysrq {SYSRQ}
+         {before}
+         {shell} {}
+         {look}",
+        Path::new(ROOT).join("initramfs/close-host").display()
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "--pid", "--fork"]);
+    command.args(["--mount-proc", "sh", "-c", &script]);
+    command.output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    let all = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8(all).unwrap()
+}
+
+/// Not every kernel has it.
+const SYSRQ: &str = "/proc/sys/kernel/sysrq";
+const SHELLS: [&str; 3] = ["dash", "bash", "busybox sh"];
+
+#[test]
+fn systemd_gets_no_variables_and_no_credentials_of_the_host() {
+    let line = r"console=ttyS0 rd.auto=1 a\nb noresume";
+    for shell in SHELLS {
+        let look = format!(
+            "cat /proc/cmdline; cat {SYSRQ} || echo 0; ls -A /sys/firmware/efi/efivars /run"
+        );
+        let output = run(shell, line, "", &look);
+        let text = text(&output);
+        assert!(output.status.success(), "{shell}: {text}");
+        // what the kernel command line has is not added, and has the last word
+        let expected = format!(
+            "systemd.import_credentials=no systemd.gpt_auto=no systemd.ssh_auto=no rd.nonvmf=1 cloud-init=disabled {line}\n0\n"
+        );
+        assert!(text.starts_with(&expected), "{shell}: {text}");
+        assert!(!text.contains("SystemdOptions"), "{shell}: {text}");
+        assert!(!text.contains("firstlight-closed"), "{shell}: {text}");
+    }
+}
+
+#[test]
+fn nothing_that_is_closed_can_be_written() {
+    for file in ["/proc/cmdline", "/sys/firmware/efi/efivars/x"] {
+        let output = run("dash", "quiet", "", &format!("echo x >{file}"));
+        assert!(text(&output).contains("Read-only"), "{}", text(&output));
+    }
+}
+
+#[test]
+fn the_command_line_can_keep_the_variables() {
+    let look = "ls /sys/firmware/efi/efivars";
+    let output = run("dash", "quiet efi=runtime", "", look);
+    assert!(
+        text(&output).contains("SystemdOptions"),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn what_stays_open_is_an_error() {
+    for shell in SHELLS {
+        let output = run(shell, "quiet", "mount -o remount,ro /run", "echo closed");
+        let text = text(&output);
+        assert_eq!(output.status.code(), Some(1), "{shell}: {text}");
+        assert!(
+            text.contains("firstlight: mounting /run/firstlight-closed failed"),
+            "{shell}: {text}"
+        );
+    }
+}
