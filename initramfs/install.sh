@@ -10,6 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 install -D -m 755 "$unlock" "$root/usr/lib/firstlight/unlock"
 install -m 755 "$here/close-host" "$root/usr/lib/firstlight/close-host"
+install -D -m 644 "$here/modprobe.conf" "$root/usr/lib/modprobe.d/firstlight.conf"
 
 module=$root/usr/lib/dracut/modules.d/95firstlight
 install -D -m 755 "$here/dracut/95firstlight/module-setup.sh" "$module/module-setup.sh"

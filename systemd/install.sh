@@ -20,7 +20,6 @@ install -D -m 644 "$here/80-firstlight.preset" "$root/usr/lib/systemd/system-pre
 install -D -m 644 "$here/54-firstlight.rules" "$root/usr/lib/udev/rules.d/54-firstlight.rules"
 install -D -m 644 "$here/sysctl.conf" "$root/usr/lib/sysctl.d/60-firstlight.conf"
 install -D -m 644 "$here/modules.conf" "$root/usr/lib/modules-load.d/firstlight-node.conf"
-install -D -m 644 "$here/modprobe.conf" "$root/usr/lib/modprobe.d/firstlight-node.conf"
 # the root file system may be read-only, so the folders that the units mount on have to be there
 install -d -m 755 "$root"/etc/{cni,kubernetes} "$root"/{opt,var}
 # systemd-pcrfs@.service has instances for other file systems

@@ -53,7 +53,7 @@ install() {
     rm -f "$initdir/init"
     inst_simple "$moddir/init" /init
     [[ -x $initdir/usr/lib/systemd/systemd ]] || dfatal "firstlight: the initrd has no /usr/lib/systemd/systemd"
-    inst_multiple -o /etc/mke2fs.conf /etc/firstlight/node.conf /etc/firstlight/machines.json
+    inst_multiple -o /usr/lib/modprobe.d/firstlight.conf /etc/modprobe.d/firstlight.conf /etc/mke2fs.conf /etc/firstlight/node.conf /etc/firstlight/machines.json
     # in a cloud `unlock` asks an API over HTTPS (docs/clouds.md)
     if grep -qsE '^[[:space:]]*csp[[:space:]]*=[[:space:]]*(aws|azure|gcp|openstack|stackit)' /etc/firstlight/node.conf; then
         local debian=/etc/ssl/certs/ca-certificates.crt fedora=/etc/pki/tls/certs/ca-bundle.crt
