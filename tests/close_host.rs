@@ -47,7 +47,7 @@ fn systemd_gets_no_variables_and_no_credentials_of_the_host() {
         assert!(output.status.success(), "{shell}: {text}");
         // what the kernel command line has is not added, and has the last word
         let expected = format!(
-            "systemd.import_credentials=no systemd.gpt_auto=no systemd.ssh_auto=no rd.nonvmf=1 cloud-init=disabled {line}\n0\n"
+            "systemd.import_credentials=no systemd.gpt_auto=no systemd.ssh_auto=no systemd.getty_auto=no rd.nonvmf=1 cloud-init=disabled {line}\n0\n"
         );
         assert!(text.starts_with(&expected), "{shell}: {text}");
         assert!(!text.contains("SystemdOptions"), "{shell}: {text}");
