@@ -683,7 +683,7 @@ const MEASURE: Command = Command {
         Opt::value(
             "pcrs",
             Value::Text("LIST"),
-            "the registers to demand; by default those that depend on the image: 4,8,9,11,12,13,15; of TDX machines 0,2,3 \
+            "the registers to demand; by default those that say what runs: 2,3,4,8,9,11,12,13,15; of TDX machines 0,2,3 \
              (MRTD, RTMR 1 and 2)",
         ),
         Opt::value(

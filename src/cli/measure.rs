@@ -17,9 +17,10 @@ const PHASES_PCR: u32 = 11;
 
 /// The register of a TDX machine's firmware.
 const MRTD: u32 = 0;
-/// The registers that depend on the image: boot loader, command line, kernel and initramfs, unified kernel image, its parameters and
-/// extensions, and the cluster ID. The firmware extends the other registers, which change with the host.
-const OF_IMAGE: [u32; 7] = [4, 8, 9, 11, 12, 13, 15];
+/// The registers that say what runs: drivers that the host has the firmware load, boot loader, command line, kernel and initramfs,
+/// unified kernel image, its parameters and extensions, and the cluster ID. The firmware extends the other registers, which change with
+/// the host.
+const OF_IMAGE: [u32; 9] = image::REGISTERS;
 /// The registers of a TDX machine that depend on what it boots: MRTD, RTMR 1 and 2. RTMR 0 has the settings and tables of the host.
 const OF_TDX: [u32; 3] = [MRTD, 2, 3];
 

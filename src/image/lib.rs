@@ -159,7 +159,7 @@ impl Image {
         let ended = if log.is_tdx() {
             &[4][..]
         } else {
-            &[4, PARTITION_TABLE]
+            &[2, 3, 4, PARTITION_TABLE]
         };
         for pcr in ended {
             log.extend(*pcr, "a separator", Digest::of(&[&[0; 4]]));

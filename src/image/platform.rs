@@ -14,9 +14,10 @@
 
 use super::digest::Bank;
 
-/// The PCRs that tell of the image: boot loader and image; GRUB's commands; command line and initrd; sections of a unified
-/// kernel image; its parameters; its extensions; the cluster.
-pub const REGISTERS: [u32; 7] = [4, 8, 9, 11, 12, 13, 15];
+/// The PCRs that tell of the image: drivers that the firmware loads from devices and disks, before the image, and their data: none;
+/// boot loader and image; GRUB's commands; command line and initrd; sections of a unified kernel image; its parameters; its extensions;
+/// the cluster.
+pub const REGISTERS: [u32; 9] = [2, 3, 4, 8, 9, 11, 12, 13, 15];
 /// The PCR with the partition table, which is known only as long as the table is as in the image.
 pub const PARTITION_TABLE: u32 = 5;
 

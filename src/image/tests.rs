@@ -373,6 +373,21 @@ fn a_disk_gives_the_values_of_its_image() {
     assert!(on_disk.value(PCRS, 5, &given).is_ok());
 }
 
+/// The value of a register with a separator alone, as genuine event logs of Google's machines and of OVMF have it.
+#[test]
+fn the_registers_of_the_firmwares_drivers_have_a_separator_alone() {
+    let image = Image::uki(&unified("257", &[])).unwrap();
+    let given = given(Stage::Booted, false, Units::All);
+    for pcr in [2, 3] {
+        let value = image.value(PCRS, pcr, &given).unwrap();
+        let digits: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            digits,
+            "3d458cfe55cc03ea1f443f1562beec8df51c75e14a9fcf9a7234a13f198e7969"
+        );
+    }
+}
+
 #[test]
 fn a_cycle_of_clusters_ends() {
     let image = unified("257", &[]);
