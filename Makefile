@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs
+.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -35,6 +35,9 @@ test-images: setup build ## boot images of all kinds: initrds of dracut and init
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test measure -- --ignored
 	cargo test --locked --test hardware_tdx --test hardware_snp --test cloud_vtpm -- --ignored --nocapture
+
+test-host: setup build ## boot every image with all that a host can give a machine, and the same systems without Firstlight (needs root)
+	cargo test --locked --test host -- --ignored --nocapture --test-threads=2
 
 image: build ## make a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)
 	@tools/image.sh

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a Python environment with the peers of the tests: the real gRPC, the reader of Prometheus' format, virtee's sev-snp-measure, and
 # moto, which has the APIs of AWS, with what it needs of EC2, Elastic Load Balancing, IAM and tags; and Azure's and
-# Google's clients of their key management services and tokens; and PyKMIP's server and client.
+# Google's clients of their key management services and tokens; and PyKMIP's server and client; and virt-firmware, which writes variables
+# into the file of a firmware.
 #
 #   tools/python.sh     prints the path of its interpreter; does nothing when it is already there
 #
@@ -17,7 +18,8 @@ PACKAGES="prometheus_client==0.26.0 grpcio==1.85.1 grpcio-tools==1.85.1 protobuf
   azure-keyvault-keys==4.11.3 azure-identity==1.27.0 azure-core==1.41.0 isodate==0.7.2 msal==1.39.0 msal-extensions==1.3.1 PyJWT==2.15.1
   google-cloud-kms==3.18.0 google-api-core==2.44.0 google-auth==2.62.2 google-crc32c==1.9.0 googleapis-common-protos==1.76.0
   grpc-google-iam-v1==0.14.6 grpcio-status==1.85.1 proto-plus==1.29.0 pyasn1==0.6.5 pyasn1_modules==0.4.2 opentelemetry-api==1.45.2
-  PyKMIP==0.11.0 SQLAlchemy==2.1.9 enum-compat==0.0.3"
+  PyKMIP==0.11.0 SQLAlchemy==2.1.9 enum-compat==0.0.3
+  virt-firmware==26.10 pefile==2024.8.26"
 
 recipe=$(sha256sum "$0" | cut -c1-12)
 environment=$CACHE/python/$recipe

@@ -2,21 +2,29 @@
 # Makes the root disk of the tests of stages: a small Debian whose systemd starts `bootstrapper` by the units of systemd/, and a service
 # that runs commands from the serial line.
 #
-#   tools/systemd-disk.sh SUITE OUT BOOTSTRAPPER      BOOTSTRAPPER: the program, or the package firstlight-node, which enables the units
+#   tools/systemd-disk.sh SUITE OUT BOOTSTRAPPER [KERNEL]     BOOTSTRAPPER: the program, or the package firstlight-node, which enables the
+#                                                             units, or "-" for a system without Firstlight
 #
-# Does nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh.
+# With KERNEL, a suite of tools/kernel.sh, the system has that kernel's modules. Does nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh.
 . "$(dirname "$0")/lib.sh"
 
-suite=${1:?bookworm, trixie or sid} out=${2:?where to} bootstrapper=${3:?the program bootstrapper, or the package firstlight-node}
+suite=${1:?bookworm, trixie or sid} out=${2:?where to} bootstrapper=${3:?the program bootstrapper, or the package firstlight-node} kernel=${4:-}
 debian=$("$ROOT/tools/debian.sh" "$suite" measuring)
-if [ -e "$out" ] && [ -z "$(find "$ROOT/systemd" "$0" "$debian/done" "$bootstrapper" -newer "$out" -print -quit)" ]; then exit; fi
+inputs=("$ROOT/systemd" "$0" "$debian/done")
+[ "$bootstrapper" = - ] || inputs+=("$bootstrapper")
+if [ -e "$out" ] && [ -z "$(find "${inputs[@]}" -newer "$out" -print -quit)" ]; then exit; fi
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
 root=$work/root
 
 # hard links, hence beside the cached folder: nothing below writes into a file that exists
-cp -al "$debian/root" "$root"
+if [ -n "$kernel" ]; then
+  root_with_kernel "$debian" "$("$ROOT/tools/kernel.sh" "$kernel")" "$root"
+else
+  cp -al "$debian/root" "$root"
+fi
 units=(test-console.service)
 case $bootstrapper in
+-) ;;
 *.deb) install_package "$root" "$bootstrapper" ;;
 *)
   "$ROOT/systemd/install.sh" "$bootstrapper" "$root"

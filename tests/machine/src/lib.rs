@@ -5,6 +5,8 @@
 //! - `console`: the serial line, each line with its time, and waiting for one
 //! - `flow`: the machine of the demo, the services and the operator around it, and the demo itself
 //! - `initramfs`: the small initramfs of `initramfs/`, and what a test appends to it
+//! - `maker`: initrds of dracut and initramfs-tools
+//! - `host`: what a host can give a machine beside its disks
 //! - `story`: the demo's own output, and the duration of each part
 //! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
 //! - `case`: a shell script that runs inside the machine and prints PASS or FAIL
@@ -15,7 +17,9 @@
 pub mod case;
 pub mod console;
 pub mod flow;
+pub mod host;
 pub mod initramfs;
+pub mod maker;
 pub mod story;
 pub mod timeline;
 pub mod vm;

@@ -120,6 +120,10 @@ pub struct Machine {
     pub open_ports: Vec<u16>,
     /// Ports of the host as the guest sees it (10.42.0.1), and the loopback port that each leads to.
     pub host_ports: BTreeMap<u16, u16>,
+    /// Further arguments for QEMU.
+    pub extra: Vec<String>,
+    /// What QEMU's DHCP server says beside the address, as options of its `-netdev user`.
+    pub dhcp: String,
     /// Which lines of the console are printed as they come.
     pub show: Show,
     name: String,
@@ -151,6 +155,8 @@ impl Machine {
             unplugged: Vec::new(),
             open_ports: Vec::new(),
             host_ports: BTreeMap::new(),
+            extra: Vec::new(),
+            dhcp: String::new(),
             show: Show::Nothing,
             name: name.to_owned(),
             folder,
@@ -264,10 +270,10 @@ impl Machine {
         // dies with the thread that started it, however that ends
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-        let (board, files) = match self.firmware {
+        let (board, code) = match self.firmware {
             Firmware::Bios => ("q35", None),
-            Firmware::Uefi => ("q35", Some((UEFI_CODE, UEFI_VARIABLES))),
-            Firmware::SecureUefi => ("q35,smm=on", Some((SECURE_CODE, SECURE_VARIABLES))),
+            Firmware::Uefi => ("q35", Some(UEFI_CODE)),
+            Firmware::SecureUefi => ("q35,smm=on", Some(SECURE_CODE)),
         };
         qemu.args(processor.split_whitespace()).args([
             "-M",
@@ -288,11 +294,8 @@ impl Machine {
         if self.firmware == Firmware::SecureUefi {
             qemu.args(["-global", "driver=cfi.pflash01,property=secure,value=on"]);
         }
-        if let Some((code, template)) = files {
-            let variables = self.folder.path().join("uefi-variables");
-            if !variables.exists() {
-                std::fs::copy(template, &variables).context(&format!("copy {template}"))?;
-            }
+        if let Some(code) = code {
+            let variables = self.variables()?;
             qemu.args([
                 "-drive",
                 &format!("if=pflash,unit=0,format=raw,readonly=on,file={code}"),
@@ -386,6 +389,8 @@ impl Machine {
             ]);
         }
 
+        qemu.args(&self.extra);
+
         let errors = self.folder.path().join("qemu.errors");
         let stderr = File::create(&errors).context("write QEMU's errors")?;
         let logs = root().join("target/boot");
@@ -414,6 +419,19 @@ impl Machine {
         })
     }
 
+    /// The file with the firmware's variables.
+    pub fn variables(&self) -> Result<PathBuf> {
+        let variables = self.folder.path().join("uefi-variables");
+        let template = match self.firmware {
+            Firmware::SecureUefi => SECURE_VARIABLES,
+            Firmware::Uefi | Firmware::Bios => UEFI_VARIABLES,
+        };
+        if !variables.exists() {
+            std::fs::copy(template, &variables).context(&format!("copy {template}"))?;
+        }
+        Ok(variables)
+    }
+
     /// QEMU's network, and for each open port of the guest the loopback port that leads to it.
     fn network_option(&self) -> Result<(String, BTreeMap<u16, u16>)> {
         let mut ports = BTreeMap::new();
@@ -427,7 +445,8 @@ impl Machine {
             }
             // 10.42.0.1 must not be QEMU's own gateway address, to which it refuses forwards
             Network::Ipv4 => format!(
-                "user,id=net,ipv6=off,net=10.42.0.0/16,host=10.42.0.2,dns=10.42.0.3,dhcpstart={GUEST}"
+                "user,id=net,ipv6=off,net=10.42.0.0/16,host=10.42.0.2,dns=10.42.0.3,dhcpstart={GUEST}{}",
+                self.dhcp
             ),
         };
         for guest in &self.open_ports {
@@ -535,8 +554,8 @@ impl Vm {
         self.monitor("system_powerdown")
     }
 
-    /// Gives a command to QEMU's monitor.
-    fn monitor(&mut self, command: &str) -> Result<()> {
+    /// Gives a command to QEMU's monitor, as a host does.
+    pub fn monitor(&mut self, command: &str) -> Result<()> {
         let mut monitor = UnixStream::connect(&self.monitor).context("reach QEMU's monitor")?;
         // QEMU drops a command whose sender is gone, so its end is awaited
         let mut said = String::new();

@@ -1,0 +1,152 @@
+//! The machines that are attacked.
+
+use super::Image;
+use machine::flow::Setting;
+use machine::host::{Variable, Vendor, load_option};
+use machine::vm::{self, Firmware, Machine, Source};
+use machine::{Context, Result, dist, root, script};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::boot_image::{disk, run};
+
+const DISK: u64 = 64 << 20;
+/// How the words begin without which the image of mkosi does not boot.
+const BARE: [&str; 5] = [
+    "roothash=",
+    "console=",
+    "panic=",
+    "no_timer_check",
+    "systemd.volatile=",
+];
+/// The driver of the host, on a disk of the host.
+const DRIVER: &str = "host.efi";
+
+/// A fresh node with a blank state disk, and the policy that `firstlight measure` computes.
+pub fn node(name: &str, image: Image) -> Result<Setting> {
+    let mut machine = new_machine(name)?;
+    let policy = match image {
+        Image::Initrd(maker) => {
+            let os = system(maker.suite, &dist("bootstrapper")?, "")?;
+            boots(&mut machine, &maker.initrd()?, &os)?;
+            let words = " constel.csp=qemu constel.attestation-variant=qemu-vtpm";
+            machine.command_line.push_str(words);
+            machine.policy()?
+        }
+        Image::Mkosi => {
+            let image = PathBuf::from(script("tools/mkosi.sh", &[Path::new("release")])?);
+            machine.source = Source::Disk(image.clone());
+            let options = ["--secure-boot", "off", "--units", "all"].map(OsStr::new);
+            vm::measured(&[&[image.as_os_str()], &options[..]].concat())?
+        }
+    };
+    Setting::around(machine, DISK, &policy)
+}
+
+/// The same machine with the same systems, in which is nothing of ours. The image of mkosi stays as it is, but its command line has only
+/// the words without which it does not boot.
+pub fn without_us(name: &str, image: Image) -> Result<Machine> {
+    let mut machine = new_machine(name)?;
+    match image {
+        Image::Initrd(maker) => {
+            let os = system(maker.suite, Path::new("-"), "-without")?;
+            boots(&mut machine, &maker.initrd_without_us()?, &os)?;
+        }
+        Image::Mkosi => {
+            let image = PathBuf::from(script("tools/mkosi.sh", &[Path::new("release")])?);
+            machine.source = Source::Unified(with_bare_command_line(&machine, &image)?);
+            machine.add_copy_of_disk("image", &image)?;
+            machine.add_disk("state", DISK)?;
+        }
+    }
+    Ok(machine)
+}
+
+/// Makes a copy of the unified kernel image beside a disk image.
+fn with_bare_command_line(machine: &Machine, image: &Path) -> Result<PathBuf> {
+    let [words, bare] = ["words", "bare.efi"].map(|it| machine.folder().join(it));
+    let section = |option: &str| {
+        let mut objcopy = Command::new("objcopy");
+        objcopy
+            .arg(option)
+            .arg(format!(".cmdline={}", words.display()))
+            .arg(image.with_extension("efi"));
+        objcopy
+    };
+    run(section("--dump-section").arg("/dev/null"));
+    let line = std::fs::read_to_string(&words).context("read the command line")?;
+    let line = line.trim_end_matches(['\0', '\n']).split(' ');
+    let needed = line.filter(|word| BARE.iter().any(|name| word.starts_with(name)));
+    std::fs::write(&words, needed.collect::<Vec<_>>().join(" ")).context("write a command line")?;
+    run(section("--update-section").arg(&bare));
+    Ok(bare)
+}
+
+fn new_machine(name: &str) -> Result<Machine> {
+    let mut machine = Machine::new(name)?;
+    machine.firmware = Firmware::Uefi;
+    machine.memory = 1024;
+    Ok(machine)
+}
+
+/// A Debian with systemd and the kernel's modules, and a service that runs commands from the serial line.
+fn system(suite: &str, bootstrapper: &Path, ending: &str) -> Result<PathBuf> {
+    let os = root().join(format!("target/images/host-{suite}{ending}.disk"));
+    let arguments = [Path::new(suite), &os, bootstrapper, Path::new("bookworm")];
+    script("tools/systemd-disk.sh", &arguments)?;
+    Ok(os)
+}
+
+fn boots(machine: &mut Machine, initrd: &Path, os: &Path) -> Result<()> {
+    std::fs::copy(initrd, machine.initramfs()).context("copy the initrd")?;
+    machine
+        .command_line
+        .push_str(" root=LABEL=root rw rootfstype=ext4");
+    machine.add_copy_of_disk("root", os)
+}
+
+/// Adds a disk with a driver for the firmware, and the variables that have it loaded.
+pub fn add_driver(machine: &mut Machine) -> Result<()> {
+    let folder = machine.folder().to_owned();
+    let [object, program, image] = ["driver.o", DRIVER, "driver.raw"].map(|it| folder.join(it));
+    run(Command::new("as")
+        .arg(root().join("tests/host/driver.s"))
+        .arg("-o")
+        .arg(&object));
+    // subsystem 11: a driver that ends with the firmware's services
+    run(Command::new("ld")
+        .args(["-m", "i386pep", "--subsystem", "11", "--image-base", "0"])
+        .args(["--dynamicbase", "-e", "start", "-o"])
+        .args([&program, &object]));
+    let driver = std::fs::read(&program).context("read the driver")?;
+    disk(&image, 40, 32, &[(DRIVER, &driver)]);
+    machine.add_copy_of_disk("driver", &image)?;
+    machine.set_variables(&[
+        Variable {
+            vendor: Vendor::Uefi,
+            name: "Driver0000",
+            content: load_option(&format!("\\{DRIVER}"), ""),
+        },
+        Variable {
+            vendor: Vendor::Uefi,
+            name: "DriverOrder",
+            content: vec![0, 0],
+        },
+    ])
+}
+
+/// Adds a boot option that starts the image with these words for it.
+pub fn add_boot_option(machine: &mut Machine, words: &str) -> Result<()> {
+    machine.set_variables(&[
+        Variable {
+            vendor: Vendor::Uefi,
+            name: "Boot0000",
+            content: load_option("\\EFI\\BOOT\\BOOTX64.EFI", words),
+        },
+        Variable {
+            vendor: Vendor::Uefi,
+            name: "BootOrder",
+            content: vec![0, 0],
+        },
+    ])
+}
