@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs
+.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -94,6 +94,9 @@ reproducible: deb ## check that two builds in different directories give the sam
 
 reproducible-image: setup build ## check that two builds of the image of mkosi in different directories give the same bytes; needs root
 	@tools/reproducible-image.sh
+
+reproducible-kernel: setup ## check that two builds of the kernel of that image, in different folders, give the same bytes; needs root, takes an hour
+	@tools/reproducible-kernel.sh
 
 deny: setup ## check licenses, bans and sources of all crates
 	@tools/deny.sh

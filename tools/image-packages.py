@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the packages of Debian that an image of mkosi has, one a line as sha256sum does: hash and name of the archive.
+"""Prints the packages of Debian that an image of mkosi has, and those that its kernel was built from, one a line as sha256sum does:
+hash and name of the archive.
 
     tools/image-packages.py SBOM [LOCK]      SBOM: the image's bill of materials, by tools/image-sbom.py
 
@@ -21,6 +22,10 @@ def packages(path):
             version = unquote(kind.rpartition("@")[2]).replace(":", "%3a")
             archive = f"{component['name']}_{version}_{parse_qs(query)['arch'][0]}.deb"
             found[archive] = component["hashes"][0]["content"]
+        for item in component.get("properties", []):
+            if item["name"] == "firstlight:built-from":
+                digest, archive = item["value"].split()
+                found[archive] = digest
     return found
 
 

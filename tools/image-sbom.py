@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Prints the bill of materials of an image of mkosi, in CycloneDX 1.5 (JSON): the packages of Debian, other programs, and what
-those of ours link.
+those of ours link, and the kernel.
 
-    tools/image-sbom.py IMAGE ARCHIVES MANIFEST.. -- PROGRAM..
+    tools/image-sbom.py IMAGE ARCHIVES KERNEL MANIFEST.. -- PROGRAM..
 
-IMAGE: whose hash is put in; ARCHIVES: the folder with the packages that mkosi installed; MANIFEST: mkosi's, one for the system and one
-for the initrd; PROGRAM: a file that no package brought, ours or NAME-vVERSION/bin/FILE.
+IMAGE: whose hash is put in; ARCHIVES: the folder with the packages that mkosi installed; KERNEL: of tools/mkosi-kernel.sh; MANIFEST:
+mkosi's, one for the system and one for the initrd; PROGRAM: a file that no package brought, ours or NAME-vVERSION/bin/FILE.
 """
 
 import hashlib, json, os, re, sys
@@ -58,12 +58,14 @@ def programs(files):
 
 def main():
     split = sys.argv.index("--")
-    image, archives, *manifests = map(os.path.abspath, sys.argv[1:split])
+    image, archives, kernel, *manifests = map(os.path.abspath, sys.argv[1:split])
     files = [os.path.abspath(path) for path in sys.argv[split + 1:]]
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
     name = os.path.basename(image)
     what = {"type": "operating-system", "bom-ref": name, "name": name, "hashes": sbom.sha256(digest(image))}
-    sbom.write(what, [*packages(archives, manifests), *programs(files)])
+    with open(os.path.join(kernel, "component.json")) as file:
+        built = json.load(file)
+    sbom.write(what, [*packages(archives, manifests), built, *programs(files)])
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ mirror() { apt-get indextargets --format '$(REPO_URI)' | grep -m1 '/debian/*$'; 
 
 # apt-get with separate lists and sources, so that a source package or another suite can be fetched without changes to
 # the machine's configuration. Usage: private_apt "deb-src … suite main" -- apt-get arguments; if the first of them is
-# `depends`, apt-cache runs instead.
+# `depends` or `show`, apt-cache runs instead.
 private_apt() {
   local state=$CACHE/apt lines=() tool=apt-get
   mkdir -p "$state"/lists/partial "$state"/cache/archives/partial
   while [ "$1" != -- ]; do lines+=("$1"); shift; done
   shift
-  if [ "$1" = depends ]; then tool=apt-cache; fi
+  case $1 in depends | show) tool=apt-cache ;; esac
   printf '%s\n' "${lines[@]}" >"$state/sources.list"
   "$tool" -o Dir::Etc::sourcelist="$state/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$state/lists" \
     -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"

@@ -9,6 +9,7 @@
 # made of. OUT is another folder for the image, MKOSI_CACHE one for file systems with the packages installed.
 #
 # LOCK is a list of packages with their hashes, such as packaging/debian-trixie.sha256: an image with others is refused and deleted.
+# KERNEL is another version of Debian's kernel than the newest, or than that of LOCK. Its build takes half an hour: tools/mkosi-kernel.sh.
 # DEBIAN and DEBIAN_SECURITY are the archives that have them, by default those of this machine.
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "making an image with mkosi needs root"
@@ -42,6 +43,11 @@ inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$
 image=$out/$name.raw
 if [ -e "$image" ] && [ -z "$(find "${inputs[@]}" -newer "$image" -print -quit)" ]; then finish; exit; fi
 
+# the kernel's own package has the modules, and must be of the version that our kernel was built from
+locked=$([ -z "$lock" ] || sed -n 's/.*  linux-image-.*-cloud-amd64_\(.*\)_amd64\.deb$/\1/p' "$lock")
+kernel=$("$ROOT/tools/mkosi-kernel.sh" "${KERNEL:-${locked:-newest}}")
+release=$(cat "$kernel/release")
+
 mkdir -p "$CACHE" "$out"; exec 9>"$CACHE/mkosi.lock"; flock 9
 recipe=$(printf '%s' "$TOOLS" | sha256sum | cut -c1-12)
 tree=$CACHE/mkosi-tools-$recipe
@@ -71,6 +77,8 @@ arguments=(
   --force --output-directory "$out" --workspace-directory "$work/workspace" --incremental=yes
   --package-cache-directory "$CACHE/mkosi-packages" --cache-directory "$packages"
   --tools-tree "$tree" --sandbox-tree "$work/sandbox"
+  --package "linux-image-$release=$(cat "$kernel/version")"
+  --extra-tree "$kernel/vmlinuz:/usr/lib/modules/$release/vmlinuz"
 )
 for program in kubeadm kubelet kubectl; do
   arguments+=(--extra-tree "$kubernetes/bin/$program:/usr/lib/firstlight/components/$program")
@@ -86,6 +94,6 @@ say "building the image ($profile)"
 cd "$ROOT/mkosi"
 umask 022
 PYTHONPATH=$tree/usr/lib/python3/dist-packages nice -n 5 python3 -m mkosi "${arguments[@]}" build >&2
-"$ROOT/tools/image-sbom.py" "$image" "$CACHE/mkosi-packages/cache/apt/archives" "$out"/{$name,initrd}.manifest -- \
+"$ROOT/tools/image-sbom.py" "$image" "$CACHE/mkosi-packages/cache/apt/archives" "$kernel" "$out"/{$name,initrd}.manifest -- \
   "${programs[@]}" "$kubernetes"/bin/{kubeadm,kubelet,kubectl} >"$out/$name.cdx.json"
 finish

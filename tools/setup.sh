@@ -14,6 +14,8 @@ PACKAGES=(
 OF_TESTS=(
   # to boot: a machine, its firmware, its TPM, its kernel and its initramfs
   qemu-system-x86 seabios ipxe-qemu ovmf swtpm swtpm-tools busybox-static cpio kmod e2fsprogs
+  # a host's ACPI tables
+  acpica-tools
   # a node of Kubernetes: its disk, and a line to it
   mmdebstrap socat
   # the real programs that ours are tested against
