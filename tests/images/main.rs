@@ -5,6 +5,7 @@
 //! They need `make build`'s programs and take minutes, so `cargo test` skips them: `make boot` runs the module `pairs`, `make
 //! test-images` runs all.
 
+mod acpi;
 mod evidence;
 mod measure;
 mod mkosi;

@@ -318,7 +318,7 @@ fn an_image_with_another_package_than_the_list_has_is_refused() -> Result<()> {
 }
 
 /// The release of the image, built if need be.
-fn image() -> Result<PathBuf> {
+pub fn image() -> Result<PathBuf> {
     image_of("release")
 }
 
@@ -350,7 +350,7 @@ fn components(kubernetes: &Path) -> Result<String> {
 }
 
 /// A machine with a blank state disk that boots `image`, and the policy that `firstlight measure` computes from it.
-fn setting(name: &str, image: &Path, disk: u64) -> Result<Setting> {
+pub fn setting(name: &str, image: &Path, disk: u64) -> Result<Setting> {
     let mut machine = Machine::new(name)?;
     machine.firmware = Firmware::Uefi;
     machine.memory = 1024;

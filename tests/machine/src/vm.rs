@@ -388,7 +388,6 @@ impl Machine {
                 "tpm-crb,tpmdev=tpm0",
             ]);
         }
-
         qemu.args(&self.extra);
 
         let errors = self.folder.path().join("qemu.errors");
