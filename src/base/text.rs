@@ -28,6 +28,21 @@ pub fn of_error(error: impl Display) -> String {
     printable(&error.to_string(), MAX_ERROR)
 }
 
+/// Returns bytes as hexadecimal digits in lower case.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Decodes hexadecimal digits.
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    let byte = |pair: &[u8]| match pair {
+        [high, low] => Some((digit(*high)? << 4 | digit(*low)?) as u8),
+        _ => None,
+    };
+    text.as_bytes().chunks(2).map(byte).collect()
+}
+
 /// Returns what follows the first characters of a text.
 fn end(text: &str, max: usize) -> &'static str {
     match text.chars().nth(max) {
@@ -39,6 +54,15 @@ fn end(text: &str, max: usize) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hexadecimal_digits_are_pairs() {
+        assert_eq!(unhex(&hex(&[0, 0x1f, 0xff])).unwrap(), [0, 0x1f, 0xff]);
+        assert_eq!(unhex("aB").unwrap(), [0xab]);
+        for bad in ["a", "abc", "+f", "g0", "é"] {
+            assert_eq!(unhex(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn text_of_a_peer_is_short_and_does_nothing_to_a_terminal() {

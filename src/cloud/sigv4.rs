@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use base::text::hex;
 use base::time;
 use ring::{digest, hmac};
 use zeroize::Zeroizing;
@@ -82,10 +83,6 @@ fn canonical(request: &Request<'_>, signed: &str) -> String {
 /// Returns the SHA-256 in hexadecimal digits, as the field `x-amz-content-sha256` has it.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(digest::digest(&digest::SHA256, bytes).as_ref())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use attest::attestation::{
 };
 use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
+use base::text::hex;
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR Registry"). All machines with one
 /// image have the same values. The others depend on firmware and disks.
@@ -314,10 +315,6 @@ impl Composite for Judge {
     fn takes_collateral(&self) -> bool {
         self.takes_collateral
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 
 use base::bytes::Reader;
+use base::text::unhex;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hardware::claims::Property;
@@ -242,17 +243,6 @@ fn plain(value: &Value) -> Option<String> {
         Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
         _ => None,
     }
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |digit: u8| (digit as char).to_digit(16).map(|value| value as u8);
-    let (pairs, []) = text.as_bytes().as_chunks() else {
-        return None;
-    };
-    pairs
-        .iter()
-        .map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?))
-        .collect()
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ pub use variant::Variant;
 use zeroize::Zeroizing;
 
 use base::crypto::CLUSTER_ID_LEN;
-use base::text::printable;
+use base::text::{hex, printable};
 use proto::attested::Collateral;
 
 use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
@@ -302,20 +302,9 @@ fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     hash
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Decodes `2 * N` hexadecimal digits.
 fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    if text.len() != 2 * N || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut value = [0; N];
-    for (byte, digits) in value.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    Some(value)
+    base::text::unhex(text)?.try_into().ok()
 }
 
 impl std::error::Error for IssueError {}

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use base::text::hex;
+
 use super::channel::CommandError;
 use super::{Bank, Location};
 
@@ -99,8 +101,4 @@ pub(super) fn of_device(error: &io::Error) -> String {
         ),
         _ => error.to_string(),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
