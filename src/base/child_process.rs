@@ -327,7 +327,7 @@ fn send_lines(pipe: impl Read, sender: &SyncSender<String>) {
         let text: String = String::from_utf8_lossy(&line)
             .trim_end()
             .chars()
-            .filter(|c| !c.is_control())
+            .filter(|c| crate::text::is_visible(*c))
             .collect();
         if !text.is_empty() && sender.send(text).is_err() {
             return;

@@ -11,11 +11,10 @@
 //! ```
 //!
 //! The time of a text is the time since boot. It needs no correct clock and matches the kernel's own lines on
-//! a console. One record is one write, so that lines of two threads do not mix. Control characters
-//! are escaped, because texts may come from peers. The second and further lines of a record are
+//! a console. One record is one write, so that lines of two threads do not mix. Characters that are not
+//! visible are escaped, because texts may come from peers. The second and further lines of a record are
 //! indented, so that none looks like a record of its own.
 
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -25,6 +24,8 @@ use std::time::{Duration, SystemTime};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use sys::clock;
+
+use crate::text;
 
 /// The crates of this project; all others are libraries.
 const OURS: [&str; 24] = [
@@ -180,14 +181,13 @@ fn json_line(
     line
 }
 
-/// Appends a text to a string of JSON (RFC 8259 §7). All control characters are escaped, also those that JSON permits.
+/// Appends a text to a string of JSON (RFC 8259 §7). All characters that are not visible are escaped, also those that JSON permits.
 fn push_json(line: &mut String, text: &str) {
     for c in text.chars() {
         match c {
             '"' | '\\' => line.extend(['\\', c]),
             '\n' => line.push_str("\\n"),
-            c if c.is_control() => drop(write!(line, "\\u{:04x}", u32::from(c))),
-            c => line.push(c),
+            c => text::push(line, c),
         }
     }
 }
@@ -199,8 +199,7 @@ pub(crate) fn push_escaped(line: &mut String, text: &str) {
         match c {
             '\n' => line.push_str("\n    "),
             '\t' => line.push('\t'),
-            c if c.is_control() => drop(write!(line, "{}", c.escape_default())),
-            c => line.push(c),
+            c => text::push(line, c),
         }
     }
 }
@@ -232,13 +231,13 @@ mod tests {
         );
         assert_eq!(
             forged,
-            "[    0.000000] INFO  x: a\n    [    0.000000] ERROR y: b\\u{1b}[2J\\r\\u{9b}1m\n"
+            "[    0.000000] INFO  x: a\n    [    0.000000] ERROR y: b\\u001b[2J\\u000d\\u009b1m\n"
         );
     }
 
     #[test]
     fn a_line_of_json_has_the_whole_message_as_one_string() {
-        let message = "a \"b\"\\c\n\t\u{1b}[2J\u{9b}\u{0}é\n";
+        let message = "a \"b\"\\c\n\t\u{1b}[2J\u{9b}\u{0}é\u{202e}\u{e0041}\n";
         let line = json_line(
             Duration::new(1_795_432_100, 123_456_000),
             Duration::from_micros(12_345_678),
@@ -247,7 +246,7 @@ mod tests {
             message,
         );
         assert!(line.ends_with('\n') && line.lines().count() == 1, "{line}");
-        assert!(!line.trim_end().chars().any(char::is_control), "{line}");
+        assert!(line.trim_end().chars().all(text::is_visible), "{line}");
         let read: serde_json::Value = serde_json::from_str(&line).unwrap();
         let expected = serde_json::json!({
             "ts": 1_795_432_100.123456,

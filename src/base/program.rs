@@ -85,17 +85,16 @@ pub fn main(
         Err(Failure::HelpOn(text)) => print(&text),
         Err(Failure::Version) => print(&format!("{name} {}\n", env!("CARGO_PKG_VERSION"))),
         Err(Failure::Usage(what)) => {
-            complain(format_args!("{name}: {what}\nTry `{name} --help`."));
+            complain(name, &what, &format!("\nTry `{name} --help`."));
             USAGE
         }
         Err(Failure::UsageOf(command, what)) => {
-            complain(format_args!(
-                "{name} {command}: {what}\nTry `{name} {command} --help`."
-            ));
+            let name = format!("{name} {command}");
+            complain(&name, &what, &format!("\nTry `{name} --help`."));
             USAGE
         }
         Err(Failure::Failed(code, what)) => {
-            complain(format_args!("{name}: {what}"));
+            complain(name, &what, "");
             code
         }
     };
@@ -124,9 +123,11 @@ pub fn wait_until_stopped(signals: &StopSignals, grace: Duration) -> Result<(), 
     Ok(())
 }
 
-fn complain(text: impl Display) {
+fn complain(name: &str, what: &str, next: &str) {
+    let mut text = format!("{name}: ");
+    logger::push_escaped(&mut text, what);
     // If standard error is closed, there is no other place to report that.
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{text}{next}");
 }
 
 /// Returns the value of an option as text. Errors if it is not UTF-8.

@@ -16,6 +16,23 @@ pub fn printable(text: &str, max: usize) -> String {
     shown.chain(end(text, max).chars()).collect()
 }
 
+/// Returns whether a terminal shows a character for what it is. It does not for control and format characters, which change other
+/// characters, their order or the line, and for those without a shape.
+pub fn is_visible(c: char) -> bool {
+    // `{:?}` escapes quotes and backslashes too, but only to be Rust
+    matches!(c, '"' | '\'' | '\\') || c.escape_debug().len() == 1
+}
+
+/// Appends a character to a line, or its escape as in JSON (RFC 8259 §7) if it is not visible.
+pub fn push(line: &mut String, c: char) {
+    if is_visible(c) {
+        return line.push(c);
+    }
+    for unit in c.encode_utf16(&mut [0; 2]) {
+        line.push_str(&format!("\\u{unit:04x}"));
+    }
+}
+
 /// Returns at most `max` characters of a text in quotes, with escapes for control characters.
 pub fn quoted(text: impl AsRef<str>, max: usize) -> String {
     let text = text.as_ref();
@@ -54,6 +71,29 @@ fn end(text: &str, max: usize) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_character_that_a_terminal_does_not_show_is_escaped() {
+        let shown = |text: &str| {
+            let mut line = String::new();
+            text.chars().for_each(|c| push(&mut line, c));
+            line
+        };
+        for plain in ["a \"b\" 'c' \\", "é ñ 漢字 Ж א", "→ ✓ 😀"] {
+            assert_eq!(shown(plain), plain);
+        }
+        for hidden in [
+            '\0', '\n', '\r', '\t', '\x1b', '\x7f', '\u{85}', '\u{9b}', '\u{a0}', '\u{ad}',
+            '\u{61c}', '\u{180e}', '\u{200b}', '\u{200d}', '\u{200e}', '\u{2028}', '\u{2029}',
+            '\u{202e}', '\u{2060}', '\u{2066}', '\u{2069}', '\u{e000}', '\u{feff}', '\u{fff9}',
+            '\u{ffff}',
+        ] {
+            let expected = format!("\\u{:04x}", u32::from(hidden));
+            assert_eq!(shown(&hidden.to_string()), expected);
+        }
+        // a surrogate pair: U+E0041 TAG LATIN CAPITAL LETTER A
+        assert_eq!(shown("\u{e0041}"), "\\udb40\\udc41");
+    }
 
     #[test]
     fn hexadecimal_digits_are_pairs() {

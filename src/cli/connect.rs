@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::progress::{Progress, human, printable};
+use super::progress::{Progress, human};
 use super::sources::sources;
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::atls;
@@ -210,22 +210,14 @@ impl Node {
             let reason = match self.attempt(deadline) {
                 Ok(reached) => return Ok(reached),
                 Err(Attempt::Refused(why)) => {
-                    let text = format!(
-                        "{}: attestation refused: {}",
-                        self.endpoint,
-                        printable(&why)
-                    );
+                    let text = format!("{}: attestation refused: {why}", self.endpoint);
                     return Err(Failure::Failed(ATTESTATION_REFUSED, text));
                 }
                 Err(Attempt::Passing(reason)) => reason,
             };
             if !pause.take(deadline) {
                 let waited = human(started.elapsed());
-                let text = format!(
-                    "{}: gave up after {waited}: {}",
-                    self.endpoint,
-                    printable(&reason)
-                );
+                let text = format!("{}: gave up after {waited}: {reason}", self.endpoint);
                 return Err(Failure::Failed(UNREACHABLE, text));
             }
             progress.line(format!("{}: {reason}", self.endpoint));

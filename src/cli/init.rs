@@ -14,7 +14,7 @@ use super::keeping::Wish;
 use super::kubeconfig::{default_path, merge};
 use super::master_secret::{self, Source};
 use super::output::Output;
-use super::progress::{Progress, printable};
+use super::progress::Progress;
 use super::state::{State, hex};
 use super::{UNREACHABLE, apply, components, files};
 use attest::attestation::Variant;
@@ -597,7 +597,7 @@ impl NoSuccess {
 /// Returns a peer's text, cut to the size of a screen.
 fn short(text: &str) -> String {
     const MAX: usize = 2000;
-    printable(&text.chars().take(MAX).collect::<String>())
+    text.chars().take(MAX).collect()
 }
 
 /// The node's log, which is appended to a file; the first chunk creates the file.
@@ -869,7 +869,7 @@ mod tests {
         for _ in 0..2 {
             let (code, text) = operator.init().unwrap_err();
             assert!(
-                code == 1 && text.contains("creating kms client: \\u{1b}[2Jno"),
+                code == 1 && text.contains("creating kms client: \u{1b}[2Jno"),
                 "{text}"
             );
             assert!(

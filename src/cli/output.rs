@@ -5,7 +5,9 @@ use std::io::{self, Write};
 
 use base::program::Failure;
 use serde_json::Value;
+use zeroize::Zeroizing;
 
+use super::progress::lines;
 use super::usage::{self, Given, Opt};
 
 /// The option.
@@ -58,8 +60,14 @@ pub fn say(result: impl Display) -> Result<(), Failure> {
     say_all(&format!("{result}\n"))
 }
 
-/// Prints complete lines on standard output.
-pub fn say_all(lines: &str) -> Result<(), Failure> {
-    let written = io::stdout().write_all(lines.as_bytes());
+/// Prints complete lines on standard output, for people or as JSON: what a terminal does not show for what it is, is escaped as in JSON.
+pub fn say_all(text: &str) -> Result<(), Failure> {
+    // it may be a share of the master secret
+    print(&Zeroizing::new(lines(text)))
+}
+
+/// Prints text as it is: nothing in it is of others, except what the caller has made visible.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let written = io::stdout().write_all(text.as_bytes());
     written.map_err(|error| Failure::failed(format!("standard output: {error}")))
 }

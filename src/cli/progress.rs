@@ -7,6 +7,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use base::text;
+
 /// Interval at which the line on a terminal is redrawn.
 const TICK: Duration = Duration::from_secs(1);
 /// Interval at which the line in a log is repeated.
@@ -106,7 +108,7 @@ impl<W: Write> Painter<W> {
             return;
         }
         self.clear();
-        self.write(&format!("{}\n", printable(&text)));
+        self.write(&format!("{}\n", block(&text)));
         self.last_line = text;
         if self.terminal {
             self.tick();
@@ -125,7 +127,7 @@ impl<W: Write> Painter<W> {
         let text = if self.terminal {
             format!("\r\x1b[K{:.79}", printable(&text))
         } else {
-            format!("{text}\n")
+            format!("{}\n", printable(&text))
         };
         self.write(&text);
     }
@@ -145,17 +147,29 @@ impl<W: Write> Painter<W> {
     }
 }
 
-/// Returns a peer's text for a terminal: control characters other than line breaks and tabs are escaped.
+/// Returns a peer's text for a terminal, on one line: what a terminal does not show for what it is, is escaped, also a line break.
 pub fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
+    let mut line = String::with_capacity(text.len());
+    text.chars().for_each(|c| text::push(&mut line, c));
+    line
+}
+
+/// Returns a text for a terminal that has lines of our own and texts of peers. Further lines are indented, so that none looks like one of
+/// ours.
+pub fn block(text: &str) -> String {
+    lines(text).replace('\n', "\n    ")
+}
+
+/// Returns a text of our own for a terminal, in which texts of peers are on one line each ([`printable`]).
+pub fn lines(text: &str) -> String {
+    let mut lines = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
-            '\n' | '\t' => out.push(c),
-            c if c.is_control() => out.extend(c.escape_default()),
-            c => out.push(c),
+            '\n' => lines.push(c),
+            c => text::push(&mut lines, c),
         }
     }
-    out
+    lines
 }
 
 /// Returns a time for people: `45 s`, `2 min 5 s`, `1 h 0 min`.
@@ -222,10 +236,21 @@ mod tests {
 
     #[test]
     fn what_a_peer_says_cannot_drive_the_terminal() {
+        let hostile = "a\x1b[2Jb\r\u{9b}\u{202e}c\nnode: attested";
         assert_eq!(
-            shown(false, |progress| progress.line("a\x1b[2Jb\r")),
-            "a\\u{1b}[2Jb\\r\n"
+            shown(false, |progress| progress.line(hostile)),
+            "a\\u001b[2Jb\\u000d\\u009b\\u202ec\n    node: attested\n"
         );
+        for terminal in [false, true] {
+            let phase = shown(terminal, |progress| progress.phase(hostile));
+            let phase = phase
+                .trim_start_matches("\r\x1b[K")
+                .trim_end_matches("\r\x1b[K");
+            assert_eq!(
+                phase.trim_end(),
+                "a\\u001b[2Jb\\u000d\\u009b\\u202ec\\u000anode: attested .."
+            );
+        }
     }
 
     #[test]

@@ -266,9 +266,9 @@ fn summary(status: &StatusResponse) -> String {
     } else {
         &status.disk_uuid
     };
+    let (disk, state) = (printable(disk), printable(&status.state));
     format!(
-        "disk {disk}, {} for {}",
-        status.state,
+        "disk {disk}, {state} for {}",
         human(Duration::from_secs(status.waiting_seconds))
     )
 }
@@ -276,7 +276,7 @@ fn summary(status: &StatusResponse) -> String {
 /// Explains a status other than OK to the operator.
 fn failure(options: &Options, status: &Status, pushed: bool) -> Failure {
     let endpoint = &options.endpoint;
-    let text = printable(&status.to_string());
+    let text = status.to_string();
     match status.code() {
         Code::FailedPrecondition | Code::InvalidArgument => Failure::failed(format!(
             "{endpoint}: the node does not open its disk with this master secret, and continues to wait: {text}\n\
@@ -454,7 +454,7 @@ mod tests {
     #[test]
     fn the_status_is_told_in_full_and_cannot_drive_the_terminal() {
         let facts = facts(&StatusResponse {
-            state: "waiting\x1b[2J".into(),
+            state: "waiting\x1b[2J\nforged".into(),
             ..waiting()
         });
         let text: String = facts
@@ -463,7 +463,7 @@ mod tests {
             .collect();
         for part in [
             UUID,
-            "waiting\\u{1b}[2J",
+            "waiting\\u001b[2J\\u000aforged",
             "2 min 5 s",
             "10.42.1.100:30090: 7 tries: connection refused",
         ] {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use base::text;
+
 /// Maximum characters of a service's own words in an error.
 pub const SHOWN: usize = 300;
 
@@ -55,11 +57,11 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Returns what a service says as a part of one line: ` (WORDS)`, or nothing if it says nothing.
-pub fn said(text: &str) -> String {
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+pub fn said(words: &str) -> String {
+    let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
     let shown: String = words
         .chars()
-        .filter(|c| !c.is_control())
+        .filter(|c| text::is_visible(*c))
         .take(SHOWN)
         .collect();
     match shown.is_empty() {

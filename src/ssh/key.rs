@@ -296,7 +296,7 @@ impl fmt::Display for Error {
             }
             Error::Kind(name) => {
                 let known: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
-                let name: String = name.chars().filter(|c| !c.is_control()).take(60).collect();
+                let name: String = name.chars().take(60).collect();
                 write!(
                     f,
                     "keys of the kind {name:?} cannot be certified; known: {}",

@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::super::connect::{Attempt, Endpoint, Node};
-use super::super::progress::printable;
 use super::super::sources::sources;
 use super::super::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::evidence::Evidence;
@@ -40,11 +39,11 @@ pub fn ask(
         }
         match attempt {
             Err(Attempt::Refused(why)) => {
-                let text = format!("{endpoint}: its quote is not genuine: {}", printable(&why));
+                let text = format!("{endpoint}: its quote is not genuine: {why}");
                 return Err(Failure::Failed(ATTESTATION_REFUSED, text));
             }
             Err(Attempt::Passing(reason)) => {
-                let text = format!("{endpoint}: {}", printable(&reason));
+                let text = format!("{endpoint}: {reason}");
                 failure = Failure::Failed(UNREACHABLE, text);
             }
             Ok(_) => {}

@@ -1,6 +1,7 @@
 //! Reads texts from bytes that somebody else wrote.
 
 use base::bytes::Reader;
+use base::text::is_visible;
 
 /// Maximum number of characters of a text. A kernel's command line has at most 2048 (Linux, COMMAND_LINE_SIZE of x86).
 const MAX_TEXT: usize = 2048;
@@ -10,7 +11,7 @@ pub fn plain(text: &str) -> String {
     let shown = |c: char| match c {
         ' '..='~' => c,
         '\n' | '\t' => ' ',
-        c if c.is_alphanumeric() => c,
+        c if c.is_alphanumeric() && is_visible(c) => c,
         _ => '?',
     };
     let text: String = text.chars().take(MAX_TEXT).map(shown).collect();

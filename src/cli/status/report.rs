@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::answer::{Answer, SERVICES};
 use crate::connect::{Endpoint, Standing};
-use crate::progress::printable;
+use crate::progress::{block, printable};
 use crate::recover;
 use crate::state::hex;
 use crate::{ATTESTATION_REFUSED, UNREACHABLE};
@@ -146,8 +146,8 @@ impl Report {
                 writeln!(text, "{endpoint}{usual}: no answer: {}", printable(reason))
             }
             Answer::Refused(why) => {
-                let why = printable(why).replace('\n', "\n  ");
-                writeln!(text, "{endpoint}{usual}: attestation refused:\n  {why}")
+                let why = block(why);
+                writeln!(text, "{endpoint}{usual}: attestation refused:\n    {why}")
             }
             Answer::Guarded => writeln!(
                 text,

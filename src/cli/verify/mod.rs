@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use super::connect::read_policy_with;
 use super::output::{Output, say_all};
-use super::progress::printable;
 use super::state::State;
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::attestation::{KeyName, Variant};
@@ -78,7 +77,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         false => report.text(),
     })?;
     let failed = |code, why: &str| {
-        let text = format!("{source}: {}", printable(why));
+        let text = format!("{source}: {why}");
         Err(Failure::Failed(code, text))
     };
     match &report.verdict {
