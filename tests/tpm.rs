@@ -704,7 +704,7 @@ fn a_quote_made_by_tpm2_tools_is_accepted_if_its_key_signs_nothing_else() {
         .unwrap_err()
         .to_string();
     assert!(
-        refusal.contains("can sign data that its TPM did not generate"),
+        refusal.contains("attributes of the attestation key"),
         "{refusal}"
     );
     let ecc = document_of_tpm2_tools(&tpm, ["ecc256:ecdsa-sha256:null", "ecdsa"], ATTESTATION);

@@ -49,11 +49,9 @@ use proto::join::NODE_PORT;
 use serde_json::json;
 use sys::process;
 use tempfile::TempDir;
-use tpm::{Key, Tpm};
+use tpm::Tpm;
 
 const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
-/// Number of distinct RSA keys.
-const KEYS: usize = 8;
 /// Number of threads that run nodes. There are two, so that a node that signs a quote does not
 /// delay all others.
 const THREADS: usize = 2;
@@ -176,7 +174,6 @@ struct Setting {
     _keys: Service,
     _metadata: MetadataServer,
     admin: Client,
-    tpms: Vec<Arc<Key>>,
     _dir: TempDir,
 }
 
@@ -221,7 +218,6 @@ impl Setting {
             ],
         );
         let address = service.address("letting nodes in on");
-        let tpms = (0..KEYS).map(|_| Arc::new(Key::new())).collect();
         Setting {
             cluster,
             service,
@@ -229,7 +225,6 @@ impl Setting {
             _keys: keys,
             _metadata: metadata,
             admin,
-            tpms,
             _dir: dir,
         }
     }
@@ -237,7 +232,7 @@ impl Setting {
     /// Runs a storm of `size` nodes at once and prints its result, also if its time ran out.
     fn storm(&self, first: usize, size: usize, end: Instant) -> Result<Cost, Verdict> {
         let mut nodes: Vec<JoiningNode> = (first..first + size)
-            .map(|number| self.node(number))
+            .map(|number| Setting::node(number))
             .collect();
         let (joined, arrivals) = mpsc::channel();
         let arrivals = Mutex::new(arrivals);
@@ -323,12 +318,8 @@ impl Setting {
         })
     }
 
-    fn node(&self, number: usize) -> JoiningNode {
-        let tpm = Tpm {
-            key: self.tpms[number % KEYS].clone(),
-            number: (number / KEYS) as u32,
-        };
-        JoiningNode::new(number, &name(number), address(number), Arc::new(tpm))
+    fn node(number: usize) -> JoiningNode {
+        JoiningNode::new(number, &name(number), address(number), Arc::new(Tpm::new()))
     }
 
     /// Creates the Node objects of nodes that have a ticket, until there are none left or the time

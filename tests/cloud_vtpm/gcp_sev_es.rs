@@ -10,10 +10,13 @@ use attest::attestation::gcp_sev_es::{
     CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VARIANT, instance,
 };
 use attest::attestation::instance::Demands;
+use attest::attestation::quote::Attest;
 use attest::attestation::{Issuer, event_log, vtpm};
 use attest::tpm::KeySource;
 use base::der::{self, context, element};
 use base::x509::Certificate;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rcgen::{CertificateParams, CustomExtension, KeyUsagePurpose};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -155,6 +158,33 @@ pub fn correct() -> Correct {
     machine.certify(&authority, &good());
     let issuer = machine.issuer();
     Correct::new(&VARIANT, issuer, roots(&authority), machine)
+}
+
+/// The certificate has the modulus and the exponent of the key, and not the rest of what names the machine.
+#[test]
+fn a_machine_has_one_name_however_it_encodes_its_key() {
+    let machine = correct();
+    let (document, judge) = machine.sample();
+    judge.identify(&document, NONCE).unwrap();
+    let read: Value = serde_json::from_slice(&document).unwrap();
+    let key = read["Attestation"]["ak_pub"].as_str().unwrap();
+    let key = STANDARD.decode(key).unwrap();
+    let renamed = |change: &dyn Fn(&mut [u8])| {
+        let (mut read, mut key) = (read.clone(), key.clone());
+        change(&mut key);
+        read["Attestation"]["ak_pub"] = STANDARD.encode(key).into();
+        judge.identify(read.to_string().as_bytes(), NONCE)
+    };
+    // TPMT_PUBLIC has the attributes behind type and nameAlg, and the exponent before the modulus with its length
+    for bit in 0..32 {
+        let error = renamed(&|key| key[4 + bit / 8] ^= 0x80 >> (bit % 8)).unwrap_err();
+        let error = error.to_string();
+        let is_named = error.contains("attributes") || error.contains("another Name");
+        assert!(is_named, "attribute {}: {error}", 31 - bit);
+    }
+    let explicit = renamed(&|key| key[18..22].copy_from_slice(&[0, 1, 0, 1]));
+    let error = explicit.unwrap_err().to_string();
+    assert!(error.contains("another Name"), "{error}");
 }
 
 #[test]
@@ -515,6 +545,10 @@ fn genuine_attestations_of_google_have_the_certified_key_and_googles_firmware() 
         let fields_of = Certificate::parse(&certificate).unwrap();
         let modulus = &key[key.len() - 256..];
         assert!(fields_of.key().windows(256).any(|window| window == modulus));
+        for quote in fields(&message, 2) {
+            let attest = fields(&quote, 1).remove(0);
+            assert!(Attest::parse(&attest).unwrap().is_signed_by(&key));
+        }
         let usage = attest::attestation::gcp_sev_es::usage();
         let now = UnixTime::now();
         ak_certificate::verify(&certificate, &[], &roots, usage, fields_of.key(), now).unwrap();

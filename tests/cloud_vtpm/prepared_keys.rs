@@ -9,6 +9,7 @@ use crate::cloud_tpm::{
 };
 
 use attest::attestation::hcl::{self, HardwareReport, HclReport, RuntimeData};
+use attest::attestation::quote::{Attest, Key};
 use attest::attestation::vtpm::{self, Endorser, Evidence, Machine};
 use attest::attestation::{
     Identified, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy, Validator,
@@ -16,6 +17,8 @@ use attest::attestation::{
 use attest::tpm::{Bank, KeySource, Tpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use rustls::pki_types::SubjectPublicKeyInfoDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 use support::foreign::rust_crate;
 
@@ -225,6 +228,38 @@ fn genuine(name: &str) -> Vec<u8> {
             .join(name),
     )
     .unwrap()
+}
+
+/// Azure certifies the key without its attributes, but the TPM signs its Name: with noDA, and with the default exponent.
+#[test]
+fn a_genuine_quote_of_azure_has_the_name_of_its_key() {
+    let (file, pem) = (genuine("quote.bin"), genuine("akpub.pem"));
+    // the signature and what is signed, each behind its length
+    let part = |rest: &[u8]| {
+        let (length, rest) = rest.split_at(8);
+        let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+        (rest[..length].to_vec(), rest[length..].to_vec())
+    };
+    let (_, rest) = part(&file);
+    let attest = part(&rest).0;
+    let spki = SubjectPublicKeyInfoDer::from_pem_slice(&pem).unwrap();
+    // the modulus is before the exponent, 65537
+    let modulus = &spki[spki.len() - 5 - 256..spki.len() - 5];
+    let signed_by = |attributes: [u8; 4], exponent: [u8; 4]| {
+        let before = [
+            &b"\0\x01\0\x0b"[..],
+            &attributes,
+            b"\0\0\0\x10\0\x14\0\x0b\x08\0",
+            &exponent,
+            b"\x01\0",
+        ];
+        let key = [&before.concat(), modulus].concat();
+        Key::parse(&key).unwrap();
+        Attest::parse(&attest).unwrap().is_signed_by(&key)
+    };
+    assert!(signed_by([0, 5, 4, 0x72], [0; 4]));
+    assert!(!signed_by([0, 5, 0, 0x72], [0; 4]));
+    assert!(!signed_by([0, 5, 4, 0x72], [0, 1, 0, 1]));
 }
 
 /// The firmware of 2023 labels the key with another operation than that of today.

@@ -54,7 +54,7 @@ impl Forger {
             attest: vec![
                 ("magic", b"\xffTCG".to_vec()),
                 ("type", b"\x80\x18".to_vec()),
-                ("qualifiedSigner", sized(&[])),
+                ("qualifiedSigner", vec![]),
                 ("extraData", sized(&extra_data)),
                 ("clockInfo", vec![0; 17]),
                 ("firmwareVersion", vec![0; 8]),
@@ -89,7 +89,7 @@ pub struct Parts<'a> {
     user_data: Vec<u8>,
     /// TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2, §12.2.4).
     pub key: Fields,
-    /// TPMS_ATTEST (§10.12). The digest follows from the values.
+    /// TPMS_ATTEST (§10.12). The digest follows from the values, and the signer from the key unless it is set.
     pub attest: Fields,
     /// The algorithms in TPMT_SIGNATURE (§11.3.4).
     pub signature: [u8; 4],
@@ -116,11 +116,24 @@ impl Parts<'_> {
         self
     }
 
+    /// Returns the Qualified Name of the key as a primary key of the owner hierarchy (TPM2B_NAME; part 1 §16).
+    pub fn signer(&self) -> Vec<u8> {
+        let name = |bytes: &[u8]| [&b"\0\x0b"[..], &sha256(bytes)].concat();
+        sized(&name(
+            &[&b"\x40\0\0\x01"[..], &name(&joined(&self.key))].concat(),
+        ))
+    }
+
     /// Returns the document, with a good signature over what is in it.
     pub fn document(mut self) -> Vec<u8> {
         let values: Vec<u8> = self.values.values().flatten().copied().collect();
         let digest = self.digest.take().unwrap_or_else(|| sha256(&values));
         *Parts::part(&mut self.attest, "digest") = sized(&digest);
+        let signer = self.signer();
+        let field = Parts::part(&mut self.attest, "qualifiedSigner");
+        if field.is_empty() {
+            *field = signer;
+        }
         let attest = joined(&self.attest);
         let key = &self.forger.key;
         let mut signature = vec![0; key.public().modulus_len()];

@@ -49,8 +49,8 @@ fn reasons(place: &str) -> &'static [&'static str] {
         "/Attestation/quotes/0/quote" | "/Attestation/quotes/0/raw_sig" => {
             &[UNREADABLE, "not signed by the attestation key"]
         }
-        "/Attestation/quotes/0/pcrs/hash" => &[UNREADABLE, "no quote of the SHA-256 bank"],
-        "/Attestation/quotes" => &[UNREADABLE, "no quote of the SHA-256 bank"],
+        "/Attestation/quotes/0/pcrs/hash" => &[UNREADABLE, "0 quotes of the SHA-256 bank"],
+        "/Attestation/quotes" => &[UNREADABLE, "0 quotes of the SHA-256 bank"],
         _ if place.starts_with("/Attestation/quotes/0/pcrs") => &[
             UNREADABLE,
             "not the values that the TPM signed",

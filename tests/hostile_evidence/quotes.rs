@@ -10,7 +10,7 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
     let new = || FORGER.parts(USER_DATA, NONCE);
     assert_eq!(refusal("unchanged", &new().document()), None);
     let size = "modulus has a wrong size";
-    let generated = "its TPM did not generate";
+    let generated = "attributes of the attestation key";
     let quote = "not a quote of one bank";
     let values = "not the values that the TPM signed";
     let sign = "does not sign with RSASSA or ECDSA and SHA-256";
@@ -50,6 +50,11 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
         (
             "decrypts too",
             new().key("attributes", b"\0\x07\0\x72"),
+            generated,
+        ),
+        (
+            "a reserved bit",
+            new().key("attributes", b"\x80\x05\0\x72"),
             generated,
         ),
         (
@@ -103,6 +108,16 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
             quote,
         ),
         (
+            "no signer",
+            new().attest("qualifiedSigner", &sized(&[])),
+            "another Name",
+        ),
+        (
+            "another signer",
+            new().attest("qualifiedSigner", &sized(&[0; 34])),
+            "another Name",
+        ),
+        (
             "another nonce",
             new().attest("extraData", &sized(&[0; 32])),
             "another connection",
@@ -150,6 +165,17 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
         ("a short clock", new().attest("clockInfo", &[0; 16]), quote),
     ] {
         expect(what, &parts.document(), reason);
+    }
+    // a certificate of a cloud covers the modulus and the exponent: the TPM signs how the key is encoded
+    for (what, name, bytes) in [
+        ("noDA", "attributes", &b"\0\x05\x04\x72"[..]),
+        ("an explicit exponent", "exponent", b"\0\x01\0\x01"),
+    ] {
+        let signer = new().signer();
+        let other = new().key(name, bytes);
+        assert_eq!(refusal(what, &other.document()), None);
+        let other = new().key(name, bytes).attest("qualifiedSigner", &signer);
+        expect(what, &other.document(), "another Name");
     }
     for (what, change, reason) in [
         ("ECDSA", *b"\0\x18\0\x0b", "not signed"),

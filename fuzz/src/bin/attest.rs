@@ -55,12 +55,14 @@ fuzz_target!(|input: &[u8]| {
     );
 
     if let Ok(key) = Key::parse(input) {
-        // one encoding: a byte more or less is no key
+        // a byte more or less is no key
         assert!(Key::parse(&input[..input.len() - 1]).is_err());
         assert!(Key::parse(&[input, &[0]].concat()).is_err());
-        // the attributes do not change what a key signs, the modulus does
+        // the encoding does not change what a key signs, the modulus does; the signed quote tells the encoding
         if key.signed(&genuine.attest, &genuine.signature) {
             assert!(input.ends_with(&genuine.key[genuine.key.len() - 256..]));
+            let attest = Attest::parse(&genuine.attest).expect("it is genuine");
+            assert_eq!(attest.is_signed_by(input), input == genuine.key);
         }
     }
     let _ = attestation_key::check(input);

@@ -23,6 +23,13 @@ pub struct Document {
     pub user_data: Base64,
 }
 
+impl Document {
+    /// Returns the instance info, which the nonce of the quote includes.
+    pub fn instance_info(&self) -> &[u8] {
+        self.instance_info.as_ref().map_or(&[], |info| &info.0)
+    }
+}
+
 /// The part that comes from the TPM.
 #[derive(Serialize, Deserialize)]
 pub struct Attestation {

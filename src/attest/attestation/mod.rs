@@ -38,7 +38,7 @@ pub mod policy;
 pub mod prepared;
 pub mod qemu_tdx;
 pub mod qemu_vtpm;
-mod quote;
+pub mod quote;
 pub mod registers;
 pub mod session;
 pub mod snp;

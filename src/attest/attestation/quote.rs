@@ -25,9 +25,12 @@ const ALG_ECC: u16 = 0x0023;
 const CURVE_P256: u16 = 0x0003;
 /// TPM_ECC_NIST_P384.
 const CURVE_P384: u16 = 0x0004;
-/// Attributes of a key that signs only structures that its TPM generated: fixedTPM, restricted, sign, and not decrypt (§8.3).
-const RESTRICTED_SIGNING: u32 = 0x0005_0002;
-const DECRYPT: u32 = 0x0002_0000;
+/// The attributes of an attestation key (§8.3): fixedTPM, fixedParent, sensitiveDataOrigin, userWithAuth, restricted, sign. Such a key
+/// signs only structures that its TPM generated. Azure's key also has noDA, and so did ours in an earlier version.
+const ATTRIBUTES: u32 = 0x0005_0072;
+const NO_DA: u32 = 0x0000_0400;
+/// TPM_RH_OWNER and TPM_RH_ENDORSEMENT (§7.4): the hierarchies of attestation keys.
+const HIERARCHIES: [u32; 2] = [0x4000_0001, 0x4000_000b];
 const DEFAULT_EXPONENT: u32 = 65537;
 
 /// An attestation key.
@@ -69,9 +72,9 @@ const CURVES: [Curve; 2] = [
 ];
 
 impl<'a> Key<'a> {
-    /// Parses a TPMT_PUBLIC (§12.2.4): restricted, nameAlg SHA-256, no policy; RSA for RSASSA with SHA-256, SHA-384 or SHA-512, or
-    /// P-256 and P-384 for ECDSA with the hash of their size. The hash of these bytes names the machine, so only one encoding of a
-    /// key is accepted, and no bytes may follow.
+    /// Parses a TPMT_PUBLIC (§12.2.4) of the template: nameAlg SHA-256, no policy; RSA for RSASSA with SHA-256, SHA-384 or SHA-512, or
+    /// P-256 and P-384 for ECDSA with the hash of their size. No bytes may follow. A key still has several encodings, and the hash of
+    /// these bytes names the machine: [`Attest::is_signed_by`] tells the one that its TPM has.
     pub fn parse(public: &'a [u8]) -> Result<Key<'a>, &'static str> {
         let mut reader = Reader(public);
         let key = Self::read(&mut reader).ok_or("the attestation key is truncated")??;
@@ -98,9 +101,9 @@ impl<'a> Key<'a> {
         if !policy.is_empty() {
             return Some(Err("the attestation key has an authorization policy"));
         }
-        if attributes & RESTRICTED_SIGNING != RESTRICTED_SIGNING || attributes & DECRYPT != 0 {
+        if attributes & !NO_DA != ATTRIBUTES {
             return Some(Err(
-                "the attestation key can sign data that its TPM did not generate",
+                "the attributes of the attestation key are not 0x00050072 or 0x00050472: it could sign data that its TPM did not generate",
             ));
         }
         let (symmetric, scheme, hash) = (reader.u16_be()?, reader.u16_be()?, reader.u16_be()?);
@@ -258,6 +261,8 @@ fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
 /// The content of a quote (TPMS_ATTEST with TPMS_QUOTE_INFO, §10.12).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Attest<'a> {
+    /// The Qualified Name of the key that signed.
+    pub signer: &'a [u8],
     /// The nonce that the verifier chose.
     pub extra_data: &'a [u8],
     /// TPM_ALG_ID of the quoted bank.
@@ -275,7 +280,7 @@ impl<'a> Attest<'a> {
         if (reader.u32_be()?, reader.u16_be()?) != (GENERATED, ATTEST_QUOTE) {
             return None;
         }
-        reader.tpm2b()?; // qualifiedSigner
+        let signer = reader.tpm2b()?;
         let extra_data = reader.tpm2b()?;
         reader.take(8 + 4 + 4 + 1)?; // clockInfo
         reader.take(8)?; // firmwareVersion
@@ -297,11 +302,25 @@ impl<'a> Attest<'a> {
             .collect();
         let pcr_digest = reader.tpm2b()?;
         reader.0.is_empty().then_some(Attest {
+            signer,
             extra_data,
             bank,
             pcrs,
             pcr_digest,
         })
+    }
+
+    /// Returns whether the Qualified Name of the signer is that of a primary key with this TPMT_PUBLIC (part 1 §16). The TPM signs the
+    /// Qualified Name, so nobody can give its key another encoding, and thus the machine another name.
+    pub fn is_signed_by(&self, public: &[u8]) -> bool {
+        let name = |bytes: &[u8]| {
+            let hash = digest::digest(&digest::SHA256, bytes);
+            [&ALG_SHA256.to_be_bytes()[..], hash.as_ref()].concat()
+        };
+        let own = name(public);
+        let is_below =
+            |parent: &u32| self.signer == name(&[&parent.to_be_bytes()[..], &own].concat());
+        HIERARCHIES.iter().any(is_below)
     }
 }
 

@@ -368,12 +368,11 @@ impl Validator {
             mismatch(index, measurement, got, log)
         })?;
         let key = KeyName::of(&document.attestation.ak_pub.0);
-        let info = document.instance_info.as_ref();
         let evidence = Evidence {
             key: &document.attestation.ak_pub.0,
             spki: Key::parse(&document.attestation.ak_pub.0)?.spki(),
             extra_data: extra_data(&document.user_data.0, nonce),
-            instance_info: info.map_or(&[][..], |info| &info.0),
+            instance_info: document.instance_info(),
             key_certificate: &document.attestation.ak_cert.0,
             pcrs: &values,
             event_log: &document.attestation.event_log.0,
@@ -506,18 +505,14 @@ fn quoted_values(
         _ => ("SHA-256", 32),
     };
     let attestation = &document.attestation;
-    let mut of_bank = attestation
-        .quotes
-        .iter()
-        .filter(|quote| quote.pcrs.hash == bank as u16);
-    let (quote, None) = (
-        of_bank
-            .next()
-            .ok_or_else(|| format!("the document has no quote of the {name} bank"))?,
-        of_bank.next(),
-    ) else {
+    let quotes = attestation.quotes.iter();
+    let of_bank: Vec<_> = quotes
+        .filter(|quote| quote.pcrs.hash == bank as u16)
+        .collect();
+    let [quote] = of_bank[..] else {
+        let count = of_bank.len();
         return Err(format!(
-            "the document has more than one quote of the {name} bank"
+            "the document has {count} quotes of the {name} bank, expected one"
         ));
     };
     let key = Key::parse(&attestation.ak_pub.0)?;
@@ -526,10 +521,10 @@ fn quoted_values(
     }
     let attest = Attest::parse(&quote.quote.0)
         .ok_or("the data that the TPM signed is not a quote of one bank")?;
-    let instance_info = document
-        .instance_info
-        .as_ref()
-        .map_or(&[][..], |info| &info.0);
+    if !attest.is_signed_by(&attestation.ak_pub.0) {
+        return Err("the TPM has its attestation key under another Name than the document".into());
+    }
+    let instance_info = document.instance_info();
     if attest.extra_data != tpm_nonce(instance_info, &extra_data(&document.user_data.0, nonce)) {
         return Err("the quote was made for another connection: its nonce does not match".into());
     }
