@@ -21,8 +21,8 @@ use kubernetes::{
 /// The maximum number of disks or names of one machine. It has one of each, but they may be
 /// replaced.
 const MAX_PER_MACHINE: usize = 8;
-/// The maximum number of records of disks, sufficient for a large old cluster. The key of a further
-/// disk is issued without a record.
+/// The maximum number of records of disks, sufficient for a large old cluster. A ticket that needs a
+/// further one is refused.
 const MAX_DISK_RECORDS: usize = 20_000;
 /// How long a ticket blocks another one for the same node. A node asks every join service at once
 /// and uses the first ticket; another one, with a new token, would only invalidate the first.
@@ -77,7 +77,10 @@ pub fn check_rejoin(
             "there is no record of this disk: it is not a state disk of this cluster; if it is an old disk from before \
              records existed, see \"Disks from before\" in docs/join.md",
         )),
-        (None, Some(machine)) if records.is_empty() => check_new_disk(cluster, disk, machine),
+        (None, Some(machine)) if records.is_empty() => {
+            let counts = cluster.count_of_records(DISK_RECORD_PREFIX, machine);
+            check_new_disk(counts, disk, machine).map(Some)
+        }
         // The operator has released the disk for the next machine that asks.
         (Some(record), Some(machine)) => Ok(Some(Record {
             machine: machine.into(),
@@ -88,13 +91,12 @@ pub fn check_rejoin(
 }
 
 /// Returns a record for a disk without one. Refuses a machine that has too many disks, because each
-/// leaves a record.
+/// leaves a record. The counts are those of the records of disks: of this machine, and of all.
 fn check_new_disk(
-    cluster: &Cluster,
+    (of_machine, all): (usize, usize),
     disk: &Uuid,
     machine: &str,
-) -> Result<Option<Record>, Refusal> {
-    let (of_machine, all) = cluster.count_of_records(DISK_RECORD_PREFIX, machine);
+) -> Result<Record, Refusal> {
     if of_machine >= MAX_PER_MACHINE {
         let message = format!(
             "this machine has had {of_machine} disks; if they no longer belong to it, delete the records that the join \
@@ -106,13 +108,21 @@ fn check_new_disk(
             )),
         );
     }
-    if all >= MAX_DISK_RECORDS {
-        log::error!(
-            "there are {all} ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}*: the owner of disk {disk} is not recorded"
-        );
-        return Ok(None);
+    check_not_full(all)?;
+    Ok(Record::of_disk(disk, machine))
+}
+
+/// Refuses a further record of a disk if there are too many. Without a record, any machine would get
+/// the key of that disk.
+fn check_not_full(all: usize) -> Result<(), Refusal> {
+    if all < MAX_DISK_RECORDS {
+        return Ok(());
     }
-    Ok(Some(Record::of_disk(disk, machine)))
+    let message = format!(
+        "the cluster has {all} records of disks, and takes no further one: delete those of disks that no longer exist"
+    );
+    Err(Refusal::missing("too-many-records", message)
+        .with_details(format!("ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}*")))
 }
 
 /// A machine that asks for a name.
@@ -237,6 +247,7 @@ pub fn write(
             && before.disk != record.disk
             && let Some(disk) = Uuid::parse(&before.disk)
         {
+            check_not_full(cluster.count_of_records(DISK_RECORD_PREFIX, "").1)?;
             write_if_absent(client, &Record::of_disk(&disk, &before.machine))
                 .map_err(|error| Refusal::from_api(&error))?;
         }
@@ -303,6 +314,21 @@ mod tests {
             machine,
             direct: false,
         }
+    }
+
+    #[test]
+    fn a_full_store_refuses_the_next_disk() {
+        let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
+        let check = |of_machine, all| {
+            let record = check_new_disk((of_machine, all), &disk, "m");
+            record
+                .map(|record| record.machine)
+                .map_err(|refusal| refusal.reason)
+        };
+        assert_eq!(check(0, MAX_DISK_RECORDS - 1), Ok("m".into()));
+        assert_eq!(check(0, MAX_DISK_RECORDS), Err("too-many-records"));
+        assert_eq!(check(MAX_PER_MACHINE - 1, 100), Ok("m".into()));
+        assert_eq!(check(MAX_PER_MACHINE, 100), Err("too-many-disks"));
     }
 
     #[test]
