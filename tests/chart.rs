@@ -198,6 +198,12 @@ fn firstlight_apply_and_helm_make_the_same_objects() {
 #[test]
 #[ignore = "needs Helm: make kubernetes-api"]
 fn values_that_would_do_harm_or_are_not_known_are_refused() {
+    let refused = |wrong: Value, problem: &str| {
+        let refused = helm(&["template", "firstlight"], &values(wrong.clone()));
+        let said = text(&refused.stderr);
+        let is_refused = !refused.status.success() && said.contains("don't meet");
+        assert!(is_refused && said.contains(problem), "{wrong}: {said}");
+    };
     for (wrong, problem) in [
         (json!({"imagge": "a"}), "imagge"),
         (json!({"joinService": {"nodeprot": 1}}), "nodeprot"),
@@ -235,10 +241,40 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
             "interval",
         ),
     ] {
-        let refused = helm(&["template", "firstlight"], &values(wrong.clone()));
-        let said = text(&refused.stderr);
-        let is_refused = !refused.status.success() && said.contains("don't meet");
-        assert!(is_refused && said.contains(problem), "{wrong}: {said}");
+        refused(wrong, problem);
+    }
+    // To Kubernetes a field with null is an absent one, and an absent guard admits everything.
+    for (wrong, problem) in [
+        (
+            json!({"keyService": {"clients": [{"podSelector": {"matchLabels": null}}]}}),
+            "matchLabels",
+        ),
+        (json!({"keyService": {"clients": [null]}}), "clients"),
+        (json!({"keyService": {"clients": [{}]}}), "clients"),
+        (
+            json!({"joinService": {"metricsClients": [{"namespaceSelector": null}]}}),
+            "namespaceSelector",
+        ),
+        (
+            json!({"keyService": {"kms": {"ports": [{"port": null}]}}}),
+            "port",
+        ),
+        (
+            json!({"keyService": {"resources": {"limits": null}}}),
+            "limits",
+        ),
+        (json!({"keyService": null}), "keyService"),
+    ] {
+        refused(wrong, problem);
+    }
+    let mut all = Vec::new();
+    let schema = serde_json::from_str(SCHEMA).unwrap();
+    leaves("", &schema, &yaml::document(VALUES).unwrap(), &mut all);
+    for (path, _) in all {
+        let names = path.rsplit('.');
+        let last = path.rsplit('.').next().unwrap();
+        let wrong = names.fold(Value::Null, |value, name| json!({ name: value }));
+        refused(wrong, last);
     }
     // Without values, the chart cannot be installed.
     let missing = helm(&["template", "firstlight"], &json!({}));

@@ -57,6 +57,7 @@ const ORDER: [&str; 12] = [
 pub fn objects(more: Value) -> Result<Vec<Value>, String> {
     let mut values = yaml::document(VALUES).map_err(|error| format!("values.yaml: {error}"))?;
     merge(&mut values, more);
+    check(&values)?;
     let context = json!({"Values": values, "Release": {"Namespace": NAMESPACE}});
     let mut objects = Vec::new();
     for (name, template) in TEMPLATES {
@@ -83,6 +84,57 @@ fn merge(values: &mut Value, more: Value) {
             }
         }
         (value, more) => *value = more,
+    }
+}
+
+/// The lists of which an empty one, in a NetworkPolicy, would admit everything.
+const GUARDS: [&str; 4] = [
+    "/joinService/metricsClients",
+    "/keyService/clients",
+    "/keyService/metricsClients",
+    "/keyService/kms/ports",
+];
+
+/// Refuses what the chart's values.schema.json refuses too, because it would open what a value guards: to Kubernetes, a field with null
+/// is an absent one.
+fn check(values: &Value) -> Result<(), String> {
+    if let Some(path) = null_in(values) {
+        return Err(format!(
+            "the value {path} is null: give it, or leave it out"
+        ));
+    }
+    for path in GUARDS {
+        let list = values.pointer(path).and_then(Value::as_array);
+        let is_open = |entry: &Value| {
+            entry.as_object().is_none_or(|entry| entry.is_empty())
+                || path.ends_with("ports") && entry.get("port").is_none()
+        };
+        if list.is_none_or(|list| list.is_empty() || list.iter().any(is_open)) {
+            let name = path[1..].replace('/', ".");
+            return Err(format!(
+                "the value {name} is not a list with an entry that limits something: it would permit everything"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the path of the first null in a value.
+fn null_in(value: &Value) -> Option<String> {
+    let within = |(name, value): (String, &Value)| {
+        let path = null_in(value)?;
+        Some(name + if path.is_empty() { "" } else { "." } + &path)
+    };
+    match value {
+        Value::Null => Some(String::new()),
+        Value::Array(values) => {
+            let mut named = values.iter().enumerate();
+            named.find_map(|(at, value)| within((at.to_string(), value)))
+        }
+        Value::Object(values) => values
+            .iter()
+            .find_map(|(name, value)| within((name.clone(), value))),
+        _ => None,
     }
 }
 
@@ -507,6 +559,53 @@ mod tests {
         ] {
             let filled = fill(template, &json!({"Values": {"x": value}}));
             assert_eq!(filled.unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn a_guard_that_is_null_or_empty_at_any_depth_is_refused() {
+        for (value, named) in [
+            (
+                json!({"keyService": {"clients": null}}),
+                "keyService.clients",
+            ),
+            (json!({"keyService": {"clients": []}}), "keyService.clients"),
+            (
+                json!({"keyService": {"clients": [{}]}}),
+                "keyService.clients",
+            ),
+            (
+                json!({"keyService": {"clients": [{"podSelector": {"matchLabels": null}}]}}),
+                "keyService.clients.0.podSelector.matchLabels",
+            ),
+            (
+                json!({"joinService": {"metricsClients": null}}),
+                "joinService.metricsClients",
+            ),
+            (
+                json!({"keyService": {"kms": {"ports": null}}}),
+                "keyService.kms.ports",
+            ),
+            (
+                json!({"keyService": {"kms": {"ports": []}}}),
+                "keyService.kms.ports",
+            ),
+            (
+                json!({"keyService": {"kms": {"ports": [{"protocol": "TCP"}]}}}),
+                "keyService.kms.ports",
+            ),
+            (
+                json!({"keyService": {"kms": {"ports": [{"port": null}]}}}),
+                "keyService.kms.ports.0.port",
+            ),
+            (json!({"nodeSelector": null}), "nodeSelector"),
+            (json!({"keyService": null}), "keyService"),
+        ] {
+            let error = objects(value.clone()).unwrap_err();
+            assert!(
+                error.contains(&format!("value {named} ")),
+                "{value}: {error}"
+            );
         }
     }
 
