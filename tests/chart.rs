@@ -760,6 +760,7 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
     assert_eq!(seconds("periodSeconds") * seconds("failureThreshold"), 3600);
     let mounts = container["volumeMounts"].as_array().unwrap();
     for (name, path) in [
+        ("vault", "/var/run/secrets/vault"),
         ("kms", "/var/run/secrets/kms"),
         ("authorities", "/etc/ssl/certs"),
     ] {

@@ -419,7 +419,8 @@ fn a_node_that_returns_while_the_external_kms_is_away_learns_why_it_waits() {
     fs::write(dir.path().join("mastersecret"), wrapped.to_string()).unwrap();
     let mut command = key_service_command(dir.path(), &tpm);
     command.args(["--health", "127.0.0.1:0"]);
-    let keys = Program::start(command.env("VAULT_TOKEN", "token"));
+    command.env("VAULT_TOKEN", "token");
+    let keys = Program::start(command.env("VAULT_ADDR", "https://127.0.0.1:1"));
     let key_address = address(&keys.expect("listening on"));
     let health = address(&keys.expect("health on"));
     keys.expect("trying again in");

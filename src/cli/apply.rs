@@ -113,7 +113,10 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
         Failure::failed(format!("{}: {error}", options.policy.display()))
     };
     let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
-    let kms = options.master_secret.read().map_err(Failure::failed)?;
+    let kms = options
+        .master_secret
+        .read_wrapped(options.wish.kms.as_deref())
+        .map_err(Failure::failed)?;
     let state = State::open(&options.state).map_err(Failure::failed)?;
     // checked here, because the service keeps the old policy if it cannot read the new one, and the operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;

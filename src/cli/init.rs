@@ -151,7 +151,8 @@ fn rehearse(
 ) -> Result<(), Failure> {
     let deadline = Instant::now() + options.timeout;
     let brought = check(options)?;
-    let kms = match master_secret::read(&options.master_secret) {
+    let kms = options.wish.kms.as_deref();
+    let kms = match master_secret::read_wrapped(&options.master_secret, kms) {
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => None,
         read => Some(read.map_err(Failure::failed)?),
     };

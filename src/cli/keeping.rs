@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
 use base::program::Failure;
-use keywrap::{KeyEncryptionKey, Wrapped};
+use keywrap::{Author, KeyEncryptionKey, Wrapped};
 use kms::ClusterKms;
 use kubernetes::client::Client;
 use kubernetes::services::master_secret::{self, Keeping};
@@ -16,7 +16,13 @@ use super::state::State;
 /// The key URI of a cluster that keeps its master secret itself, as in the old system.
 const CLUSTER: &str = "kms://cluster-kms";
 /// The values of the chart that the file of `--kms-access` may have.
-const FIELDS: [&str; 4] = ["ports", "env", "credentialsSecret", "authoritiesConfigMap"];
+const FIELDS: [&str; 5] = [
+    "ports",
+    "env",
+    "audience",
+    "credentialsSecret",
+    "authoritiesConfigMap",
+];
 
 /// The form that the operator asks for.
 #[derive(Debug, Clone, Default)]
@@ -72,14 +78,14 @@ impl Wish {
         };
         let there = client.map(master_secret::content).transpose();
         let there = there.map_err(Failure::failed)?.flatten();
-        check_cluster(secret, state, there.as_deref().map(Vec::as_slice))?;
+        check_cluster(secret, state, there.as_deref().map(Vec::as_slice), uri)?;
         let Some(external) = self.key().map_err(Failure::failed)? else {
             return Ok(Keeping::Plain);
         };
         let access = self.access(uri)?;
         let same = |content: &[u8]| {
             // the content stays, also if it is the URI of a store
-            let wrapped = keywrap::find(content)?.ok()?;
+            let wrapped = keywrap::find(content, Author::File)?.ok()?;
             let is_same = wrapped.kms() == uri && wrapped.unwrap(&*external.key).ok()? == *secret;
             let file = String::from_utf8(content.to_vec()).ok()?;
             is_same.then_some(file)
@@ -95,7 +101,9 @@ impl Wish {
     fn access(&self, uri: &str) -> Result<Value, Failure> {
         let port = keywrap::port(uri).map_err(Failure::failed)?;
         let mut access = json!({"enabled": true, "ports": [{"protocol": "TCP", "port": port}]});
+        let naming = keywrap::naming(uri).map_err(Failure::failed)?;
         let Some(path) = &self.access else {
+            name_server(&mut access, naming);
             return Ok(access);
         };
         let unusable = |why: String| Failure::failed(format!("{}: {why}", path.display()));
@@ -111,12 +119,31 @@ impl Wish {
             }
             access[name] = value;
         }
+        name_server(&mut access, naming);
         Ok(access)
     }
 }
 
+/// Names the server of the operator's URI to the key service, unless the operator has set that variable.
+fn name_server(access: &mut Value, naming: Option<(&str, String)>) {
+    let Some((name, value)) = naming else { return };
+    let env = access
+        .as_object_mut()
+        .map(|access| access.entry("env").or_insert(json!([])));
+    if let Some(Value::Array(env)) = env
+        && !env.iter().any(|variable| variable["name"] == name)
+    {
+        env.push(json!({"name": name, "value": value}));
+    }
+}
+
 /// Refuses a master secret of another cluster: with it, no disk of this one would open.
-fn check_cluster(secret: &ClusterKms, state: &State, there: Option<&[u8]>) -> Result<(), Failure> {
+fn check_cluster(
+    secret: &ClusterKms,
+    state: &State,
+    there: Option<&[u8]>,
+    kms: &str,
+) -> Result<(), Failure> {
     let is_known = match (&state.cluster_id, there) {
         (Some(id), _) => {
             let measurement = secret
@@ -124,7 +151,7 @@ fn check_cluster(secret: &ClusterKms, state: &State, there: Option<&[u8]>) -> Re
                 .map_err(Failure::failed)?;
             cluster_id(&measurement, &state.measurement_salt) == *id
         }
-        (None, Some(content)) => match keywrap::unwrapped(content) {
+        (None, Some(content)) => match keywrap::unwrapped(content, Author::File, Some(kms)) {
             None => content == secret.key().expose(),
             Some(unwrapped) => unwrapped
                 .map(|there| there == *secret)

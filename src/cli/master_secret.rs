@@ -27,7 +27,7 @@ use super::files::{self, Error};
 use super::keeping::Wish;
 use super::shares;
 use base::crypto::{KEY_LEN, Secret};
-use keywrap::store;
+use keywrap::{Author, store};
 use kms::ClusterKms;
 
 /// Minimum bytes of the key that the key service and the old system accept.
@@ -56,8 +56,13 @@ pub enum Source {
 impl Source {
     /// Reads the master secret, or restores it from its shares.
     pub fn read(&self) -> Result<ClusterKms, String> {
+        self.read_wrapped(None)
+    }
+
+    /// The same; `kms` is the key URI that the operator gave to the command, if any.
+    pub fn read_wrapped(&self, kms: Option<&str>) -> Result<ClusterKms, String> {
         match self {
-            Source::File(path) => read(path).map_err(|error| error.to_string()),
+            Source::File(path) => read_wrapped(path, kms).map_err(|error| error.to_string()),
             Source::Shares(paths) => shares::read(paths),
         }
     }
@@ -72,7 +77,7 @@ pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, Origin), 
             created => return Ok((created?, Origin::Created)),
         }
     }
-    Ok((read(path)?, Origin::Found))
+    Ok((read_wrapped(path, wish.kms.as_deref())?, Origin::Found))
 }
 
 /// Returns the URI of a store that is given in place of a file.
@@ -82,11 +87,16 @@ fn store_uri(path: &Path) -> Option<&str> {
 
 /// Reads the master secret in the file, which only its owner may read, or from standard input (`-`). Has an external KMS unwrap it if it is wrapped.
 pub fn read(path: &Path) -> Result<ClusterKms, Error> {
-    let content = match store_uri(path) {
-        Some(uri) => Zeroizing::new(uri.as_bytes().to_vec()),
-        None => files::read_secret(path)?,
+    read_wrapped(path, None)
+}
+
+/// The same; `kms` is the key URI that the operator gave to the command, if any.
+pub fn read_wrapped(path: &Path, kms: Option<&str>) -> Result<ClusterKms, Error> {
+    let (content, author) = match store_uri(path) {
+        Some(uri) => (Zeroizing::new(uri.as_bytes().to_vec()), Author::Operator),
+        None => (files::read_secret(path)?, Author::File),
     };
-    if let Some(unwrapped) = keywrap::unwrapped(&content) {
+    if let Some(unwrapped) = keywrap::unwrapped(&content, author, kms) {
         return unwrapped.map_err(|error| Error::Content(path.into(), error.to_string()));
     }
     parse(&content)

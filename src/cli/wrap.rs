@@ -23,11 +23,13 @@ pub struct Options {
 
 /// Runs `firstlight wrap`.
 pub fn wrap(options: &Options) -> Result<(), Failure> {
-    let secret = options.master_secret.read().map_err(Failure::failed)?;
+    let secret = options.master_secret.read_wrapped(Some(&options.kms));
+    let secret = secret.map_err(Failure::failed)?;
     let key = keywrap::open(&options.kms).map_err(Failure::failed)?;
     key.prepare(options.create_key).map_err(Failure::failed)?;
     let wrapped = Wrapped::wrap(&secret, &options.kms, &*key).map_err(Failure::failed)?;
-    let written = write(&options.out, wrapped.text().as_bytes(), &secret)?;
+    let (content, kms) = (wrapped.text(), Some(&*options.kms));
+    let written = write(&options.out, content.as_bytes(), &secret, kms)?;
     say(format_args!(
         "{} has the master secret, wrapped by {}. Give it as --master-secret in place of the plain one, and keep that where nobody \
          reads it, or destroy it: without both the service's key and the plain one nobody can recover the cluster.",
@@ -39,17 +41,22 @@ pub fn wrap(options: &Options) -> Result<(), Failure> {
 /// Runs `firstlight unwrap`: writes the plain master secret of the file `wrapped` to `out`, which must not exist.
 pub fn unwrap(wrapped: &Path, out: &Path) -> Result<(), Failure> {
     let secret = master_secret::read(wrapped).map_err(Failure::failed)?;
-    write(out, master_secret::text(&secret).as_bytes(), &secret)?;
+    write(out, master_secret::text(&secret).as_bytes(), &secret, None)?;
     say(format_args!(
         "{} has the plain master secret",
         out.display()
     ))
 }
 
-/// Writes the file, and reads it again as the next command will. Returns its path, or the URI by which a store gives it.
-fn write(out: &Path, content: &[u8], secret: &ClusterKms) -> Result<PathBuf, Failure> {
+/// Writes the file, which the key of the URI `kms` has wrapped, and reads it again. Returns its path, or the URI by which a store gives it.
+fn write(
+    out: &Path,
+    content: &[u8],
+    secret: &ClusterKms,
+    kms: Option<&str>,
+) -> Result<PathBuf, Failure> {
     let written = master_secret::write(out, content).map_err(Failure::failed)?;
-    let read = master_secret::read(&written).map_err(Failure::failed)?;
+    let read = master_secret::read_wrapped(&written, kms).map_err(Failure::failed)?;
     match read == *secret {
         true => Ok(written),
         false => Err(Failure::failed(format!(

@@ -3,12 +3,14 @@
 
 use std::time::SystemTime;
 
-use cloud::aws::Client;
+use cloud::aws::{self, Client};
 use cloud::aws_caller::{self, Signer, Unsigned};
 use cloud::sigv4;
 
 use super::error::Error;
 use super::https::{Answer, Fields, Server};
+use super::named;
+use super::uri::Author;
 
 /// Where credentials are looked for.
 pub struct Callers(Client);
@@ -57,6 +59,26 @@ pub fn send(
     server.send(method, path, &fields, body)
 }
 
+/// Refuses a server that is neither that of this service of AWS, nor on this machine, nor named by the operator: whoever gets a signed
+/// request can send it to AWS too, and has the answer. Customers of AWS have other names in its domains.
+pub fn check_server(
+    server: &Server,
+    (service, region): (&str, &str),
+    author: Author,
+    variables: &[&str],
+) -> Result<(), Error> {
+    let domain = aws::domain(region);
+    let is_public = ["", "-fips"].iter().any(|kind| {
+        let name = format!("{service}{kind}.{region}.{domain}");
+        server.name().eq_ignore_ascii_case(&name)
+    });
+    let is_private = server.is_below(&format!("{service}.{region}.vpce.{domain}"));
+    match is_public || is_private || server.is_loopback() {
+        true => Ok(()),
+        false => named::check(server, author, variables),
+    }
+}
+
 /// Refuses what is not the name of a region: it becomes a part of the server's name, to which a key goes.
 pub fn check_region(region: String) -> Result<String, Error> {
     match aws_caller::is_region(&region) {
@@ -64,5 +86,44 @@ pub fn check_region(region: String) -> Result<String, Error> {
         false => Err(Error::Uri(format!(
             "{region:?} is not the name of a region"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A signed request is as good as a credential for some minutes, and customers of AWS have names in its domains.
+    #[test]
+    fn a_file_sends_signed_requests_only_to_the_service_itself() {
+        let is_asked = |url: &str, author| {
+            let server = Server::new(url, None).unwrap();
+            check_server(
+                &server,
+                ("kms", "eu-central-1"),
+                author,
+                &["FIRSTLIGHT_TEST_ADDRESS"],
+            )
+            .is_ok()
+        };
+        for own in [
+            "https://kms.eu-central-1.amazonaws.com",
+            "https://KMS-fips.eu-central-1.amazonaws.com:443",
+            "https://vpce-1-a.kms.eu-central-1.vpce.amazonaws.com",
+            "https://127.0.0.1:99",
+        ] {
+            assert!(is_asked(own, Author::File), "{own}");
+        }
+        for other in [
+            "https://evil.example",
+            "https://a1b2.execute-api.eu-central-1.amazonaws.com",
+            "https://kms.eu-central-1.amazonaws.com.evil.example",
+            "https://kms.us-east-1.amazonaws.com",
+            "https://vpce-1.vpce-svc-2.eu-central-1.vpce.amazonaws.com",
+            "https://s3.eu-central-1.amazonaws.com",
+        ] {
+            assert!(!is_asked(other, Author::File), "{other}");
+            assert!(is_asked(other, Author::Operator), "{other}");
+        }
     }
 }

@@ -20,7 +20,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use base::crypto::Secret;
 
-use super::aws_credentials::{Callers, check_region, send};
+use super::aws_credentials::{Callers, check_region, check_server, send};
 use super::error::{Error, said};
 use super::https::{Answer, Server};
 use super::patience::patiently;
@@ -42,6 +42,8 @@ pub const CONTEXT: (&str, &str) = ("purpose", "firstlight master secret");
 /// The usage and the spec of a key that encrypts symmetrically.
 const USAGE: &str = "ENCRYPT_DECRYPT";
 const SPEC: &str = "SYMMETRIC_DEFAULT";
+/// Variables with the address of the API, as AWS' own programs have them.
+pub const ENDPOINT: [&str; 2] = ["AWS_ENDPOINT_URL_KMS", "AWS_ENDPOINT_URL"];
 
 struct Key {
     server: Server,
@@ -55,12 +57,15 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     let region = query.take("region");
     let endpoint = query.take("endpoint");
     let ca = query.take("caFile");
+    let author = query.author;
     query.finish(PARAMETERS)?;
     let region = region_of(&name, region)?;
     let endpoint =
         endpoint.unwrap_or_else(|| format!("https://kms.{region}.{}", aws::domain(&region)));
+    let server = Server::new(&endpoint, ca.as_deref())?;
+    check_server(&server, ("kms", &region), author, &ENDPOINT)?;
     Ok(Box::new(Key {
-        server: Server::new(&endpoint, ca.as_deref())?,
+        server,
         name,
         region,
         callers: Callers::new()?,

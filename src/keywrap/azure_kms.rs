@@ -423,13 +423,14 @@ fn refusal(
 mod tests {
     use support::mutation::mutations;
 
+    use super::super::uri::Author;
     use super::*;
 
     const KID: &str =
         "https://own.vault.azure.net/keys/firstlight/0123456789abcdef0123456789abcdef";
 
     fn open_uri(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
-        open(super::super::uri::parse(uri, "kms://")?.1)
+        open(super::super::uri::parse(uri, "kms://", Author::Operator)?.1)
     }
 
     #[test]

@@ -361,12 +361,13 @@ fn refusal(status: u16, message: &str, text: String, operation: &str, origin: &s
 mod tests {
     use support::mutation::mutations;
 
+    use super::super::uri::Author;
     use super::*;
 
     const NAME: &str = "projects/own/locations/europe-west3/keyRings/ring/cryptoKeys/firstlight";
 
     fn open_uri(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
-        open(super::super::uri::parse(uri, "kms://")?.1)
+        open(super::super::uri::parse(uri, "kms://", Author::Operator)?.1)
     }
 
     #[test]

@@ -44,21 +44,7 @@ impl Server {
     /// Makes a client of the server at `https://HOST[:PORT]`, whose certificate leads to an authority in the file `ca`, or in the file
     /// that SSL_CERT_FILE names, or in those of this machine's distribution. Sends no request.
     pub fn new(url: &str, ca: Option<&str>) -> Result<Server, Error> {
-        let fault = |why: &str| {
-            Error::Uri(format!(
-                "the address {url:?} {why}: expected https://HOST[:PORT]"
-            ))
-        };
-        let base = url.trim_end_matches('/').to_owned();
-        let uri: Uri = base.parse().map_err(|_| fault("is malformed"))?;
-        if uri.scheme_str() != Some("https") {
-            return Err(fault("does not begin with https://"));
-        }
-        let host = uri.authority().map(|authority| authority.as_str());
-        let host = host.ok_or_else(|| fault("has no host"))?.to_owned();
-        if host.contains('@') || !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-            return Err(fault("has more than a host and a port"));
-        }
+        let (base, host) = parse(url)?;
         let of_environment = std::env::var(CERT_FILE).ok();
         let ca = ca.or(of_environment.as_deref()).map(Path::new);
         let authorities = tls::web_authorities(ca).map_err(Error::Credentials)?;
@@ -106,12 +92,21 @@ impl Server {
         literal.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
     }
 
+    /// Returns whether a URL is of this server: host and port.
+    pub fn is_at(&self, url: &str) -> Result<bool, Error> {
+        let whole = |host: &str| {
+            let host = host.to_ascii_lowercase();
+            match name_of(&host).len() == host.len() {
+                true => host + ":443",
+                false => host,
+            }
+        };
+        parse(url).map(|(_, host)| whole(&host) == whole(&self.host))
+    }
+
     /// Returns the host without its port.
     pub fn name(&self) -> &str {
-        match self.host.rsplit_once(':') {
-            Some((name, port)) if !port.contains(']') => name,
-            _ => &self.host,
-        }
+        name_of(&self.host)
     }
 
     /// Sends one request; `path` begins with a slash. A redirect is not followed.
@@ -151,6 +146,34 @@ impl Server {
     }
 }
 
+/// Parses `https://HOST[:PORT]`, and returns it without a slash at the end, and `HOST[:PORT]`.
+fn parse(url: &str) -> Result<(String, String), Error> {
+    let fault = |why: &str| {
+        Error::Uri(format!(
+            "the address {url:?} {why}: expected https://HOST[:PORT]"
+        ))
+    };
+    let base = url.trim_end_matches('/').to_owned();
+    let uri: Uri = base.parse().map_err(|_| fault("is malformed"))?;
+    if uri.scheme_str() != Some("https") {
+        return Err(fault("does not begin with https://"));
+    }
+    let host = uri.authority().map(|authority| authority.as_str());
+    let host = host.ok_or_else(|| fault("has no host"))?.to_owned();
+    if host.contains('@') || !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+        return Err(fault("has more than a host and a port"));
+    }
+    Ok((base, host))
+}
+
+/// Returns the host of `HOST[:PORT]`.
+fn name_of(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => name,
+        _ => host,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,6 +193,20 @@ mod tests {
             "https://a?b",
         ] {
             assert!(Server::new(bad, None).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_server_is_its_host_and_port() {
+        let same = |a: &str, b: &str| Server::new(a, None).unwrap().is_at(b).unwrap();
+        assert!(same("https://Vault.example", "https://vault.example:443/"));
+        assert!(same("https://[::1]:8200", "https://[::1]:8200/"));
+        for other in [
+            "https://vault.example:8200",
+            "https://vault.example.evil",
+            "https://evil",
+        ] {
+            assert!(!same("https://vault.example", other), "{other}");
         }
     }
 

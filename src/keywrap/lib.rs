@@ -20,6 +20,7 @@ pub mod gcp_credentials;
 pub mod gcp_kms;
 mod https;
 pub mod kmip;
+mod named;
 pub mod oauth;
 mod patience;
 mod service;
@@ -32,6 +33,7 @@ mod vault;
 pub use envelope::{MAX_LEN, Wrapped, is_wrapped};
 pub use error::Error;
 pub use service::KeyEncryptionKey;
+pub use uri::Author;
 
 use kms::ClusterKms;
 
@@ -49,24 +51,39 @@ const ALL: &[Service] = &[
 ];
 
 /// Returns the wrapped master secret that this content of a file is, or that is in the store whose URI it is. `None` if it is neither,
-/// so that it may be a plain one.
-pub fn find(content: &[u8]) -> Option<Result<Wrapped, Error>> {
+/// so that it may be a plain one. `author` wrote the content.
+pub fn find(content: &[u8], author: Author) -> Option<Result<Wrapped, Error>> {
     match store::uri(content) {
-        Some(uri) => Some(store::read(uri).and_then(|file| Wrapped::parse(&file))),
+        Some(uri) => Some(store::read(uri, author).and_then(|file| Wrapped::parse(&file))),
         None => is_wrapped(content).then(|| Wrapped::parse(content)),
     }
 }
 
-/// Returns the master secret that [`find`] finds, unwrapped by the service that it names.
-pub fn unwrapped(content: &[u8]) -> Option<Result<ClusterKms, Error>> {
-    let unwrap = |wrapped: Wrapped| wrapped.unwrap(&*open(wrapped.kms())?);
-    find(content).map(|found| found.and_then(unwrap))
+/// Returns the master secret that [`find`] finds, unwrapped by the service that it names. Credentials go there only if the operator has
+/// named that service's address, or has given its whole key URI, `kms`.
+pub fn unwrapped(
+    content: &[u8],
+    author: Author,
+    kms: Option<&str>,
+) -> Option<Result<ClusterKms, Error>> {
+    let unwrap = |wrapped: Wrapped| {
+        let author = match kms == Some(wrapped.kms()) {
+            true => Author::Operator,
+            false => Author::File,
+        };
+        wrapped.unwrap(&*opened(wrapped.kms(), author)?)
+    };
+    find(content, author).map(|found| found.and_then(unwrap))
 }
 
-/// Makes a client of the key that this URI names, e.g. `kms://vault?address=https://vault:8200&keyName=firstlight`. The URI contains
-/// no credentials: each service's file says where they come from. Sends no request.
+/// Makes a client of the key that this URI of the operator names, e.g. `kms://vault?address=https://vault:8200&keyName=firstlight`. The
+/// URI contains no credentials: each service's file says where they come from. Sends no request.
 pub fn open(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
-    let (name, query) = uri::parse(uri, SCHEME)?;
+    opened(uri, Author::Operator)
+}
+
+fn opened(uri: &str, author: Author) -> Result<Box<dyn KeyEncryptionKey>, Error> {
+    let (name, query) = uri::parse(uri, SCHEME, author)?;
     let service = ALL.iter().find(|service| service.name == name);
     let service = service.ok_or_else(|| {
         Error::Uri(format!(
@@ -79,7 +96,7 @@ pub fn open(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
 
 /// Returns the TCP port of the service that this URI names.
 pub fn port(uri: &str) -> Result<u16, Error> {
-    let (name, mut query) = uri::parse(uri, SCHEME)?;
+    let (name, mut query) = uri::parse(uri, SCHEME, Author::Operator)?;
     let address = query.take("address").or_else(|| query.take("endpoint"));
     let address = address.unwrap_or_default();
     let authority = address.rsplit("://").next().unwrap_or_default();
@@ -92,6 +109,18 @@ pub fn port(uri: &str) -> Result<u16, Error> {
         "kmip" => kmip::PORT,
         _ => 443,
     }))
+}
+
+/// Returns the variable and its value by which the operator names the server of this URI to another program, if that needs one.
+pub fn naming(uri: &str) -> Result<Option<(&'static str, String)>, Error> {
+    let (name, mut query) = uri::parse(uri, SCHEME, Author::Operator)?;
+    Ok(match name {
+        "vault" => query.take("address").map(|url| (vault::ADDRESS[0], url)),
+        "aws-kms" => query
+            .take("endpoint")
+            .map(|url| (aws_kms::ENDPOINT[0], url)),
+        _ => None,
+    })
 }
 
 /// Returns the forms of key URIs, for help texts.

@@ -16,10 +16,23 @@ const CREDENTIALS: [&str; 4] = [
 
 /// The parameters of a URI. Each is taken once, and [`Query::finish`] refuses those that nobody took.
 #[derive(Debug)]
-pub struct Query(BTreeMap<String, String>);
+pub struct Query {
+    parameters: BTreeMap<String, String>,
+    /// Who wrote the URI.
+    pub author: Author,
+}
+
+/// Who wrote a URI.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Author {
+    /// The operator, as an argument of this command or in its configuration.
+    Operator,
+    /// Whoever wrote the file that has it, or the cluster. Credentials do not follow such a URI to any address.
+    File,
+}
 
 /// Returns the name of the service or store and the parameters; the scheme has its `://`.
-pub fn parse<'a>(uri: &'a str, scheme: &str) -> Result<(&'a str, Query), Error> {
+pub fn parse<'a>(uri: &'a str, scheme: &str, author: Author) -> Result<(&'a str, Query), Error> {
     if uri.len() > MAX_LEN {
         let len = uri.len();
         return Err(Error::Uri(format!(
@@ -47,13 +60,13 @@ pub fn parse<'a>(uri: &'a str, scheme: &str) -> Result<(&'a str, Query), Error> 
             return Err(Error::Uri(format!("{name} is given twice")));
         }
     }
-    Ok((name, Query(parameters)))
+    Ok((name, Query { parameters, author }))
 }
 
 impl Query {
     /// Takes a parameter.
     pub fn take(&mut self, name: &str) -> Option<String> {
-        self.0.remove(name)
+        self.parameters.remove(name)
     }
 
     /// Takes a parameter that must be there.
@@ -90,7 +103,7 @@ impl Query {
 
     /// Refuses parameters that are left.
     pub fn finish(self, known: &str) -> Result<(), Error> {
-        match self.0.into_keys().next() {
+        match self.parameters.into_keys().next() {
             None => Ok(()),
             Some(name) => Err(Error::Uri(format!(
                 "the parameter {name:?} is unknown: expected {known}"
@@ -120,7 +133,7 @@ mod tests {
     use super::*;
 
     fn error(uri: &str) -> String {
-        parse(uri, "kms://").unwrap_err().to_string()
+        parse(uri, "kms://", Author::File).unwrap_err().to_string()
     }
 
     #[test]
@@ -128,6 +141,7 @@ mod tests {
         let (name, mut query) = parse(
             "kms://vault?address=https%3A%2F%2Fa:1&keyName=a%2525",
             "kms://",
+            Author::File,
         )
         .unwrap();
         assert_eq!(name, "vault");
@@ -154,7 +168,7 @@ mod tests {
                 "{error}"
             );
         }
-        let (_, mut query) = parse("kms://vault?keyNmae=a", "kms://").unwrap();
+        let (_, mut query) = parse("kms://vault?keyNmae=a", "kms://", Author::File).unwrap();
         assert!(query.need("keyName").is_err());
         let error = query.finish("address, keyName").unwrap_err().to_string();
         assert!(error.contains("\"keyNmae\" is unknown: expected address, keyName"));
@@ -164,10 +178,15 @@ mod tests {
     fn what_becomes_a_path_leads_nowhere_else() {
         for bad in ["..", "a/../b", "a//b", "/a", "a/", "a?b", "a#b", "%", "a/."] {
             let uri = format!("kms://vault?keyName={}", bad.replace('%', "%25"));
-            let (_, mut query) = parse(&uri, "kms://").unwrap();
+            let (_, mut query) = parse(&uri, "kms://", Author::File).unwrap();
             assert!(query.path("keyName").is_err(), "{bad}");
         }
-        let (_, mut query) = parse("kms://vault?keyName=team-a/first.light_1", "kms://").unwrap();
+        let (_, mut query) = parse(
+            "kms://vault?keyName=team-a/first.light_1",
+            "kms://",
+            Author::File,
+        )
+        .unwrap();
         assert!(query.path("keyName").unwrap().is_some());
     }
 
@@ -177,7 +196,7 @@ mod tests {
             b"kms://vault?address=https%3A%2F%2Fa:1&keyName=a%25b",
             20_000,
         ) {
-            let _ = parse(&String::from_utf8_lossy(&bytes), "kms://");
+            let _ = parse(&String::from_utf8_lossy(&bytes), "kms://", Author::File);
         }
     }
 }

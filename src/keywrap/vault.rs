@@ -5,8 +5,11 @@
 //! ```
 //!
 //! The token is that of the variables `VAULT_TOKEN` or `BAO_TOKEN`, as in Vault's own program. Without them, and with `role`, a pod logs in
-//! as its service account (auth method Kubernetes). Elsewhere the token is the content of `~/.vault-token`. So one URI serves the
-//! operator, who wraps, and the key service.
+//! as its service account (auth method Kubernetes), by a token whose audience is Vault. Elsewhere the token is the content of
+//! `~/.vault-token`. So one URI serves the operator, who wraps, and the key service.
+//!
+//! Whoever wrote the file of a wrapped master secret has chosen the address in it. A token goes there only if it is the operator's address
+//! too: that of `VAULT_ADDR` or `BAO_ADDR`.
 //!
 //! API: Vault's documentation, "Transit secrets engine" and "Kubernetes auth method". Paths begin with `/v1/`.
 
@@ -24,6 +27,7 @@ use base::crypto::Secret;
 
 use super::error::{self, Error};
 use super::https::{Answer, Server};
+use super::named;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
 
@@ -39,8 +43,10 @@ const PARAMETERS: &str = "address=https://HOST:PORT&keyName=NAME[&mount=PATH][&n
 /// Where the engines are mounted unless the URI says otherwise.
 const TRANSIT: &str = "transit";
 const KUBERNETES: &str = "kubernetes";
-/// The token of a pod's service account.
-const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+/// The token of a pod's service account for Vault: its audience is the chart's `keyService.kms.audience`, so the API server refuses it.
+const POD_TOKEN: &str = "/var/run/secrets/vault/token";
+/// Variables with the address of the server.
+pub const ADDRESS: [&str; 2] = ["VAULT_ADDR", "BAO_ADDR"];
 /// Variables and the file of the home folder that have a token.
 const TOKEN_VARIABLES: [&str; 2] = ["VAULT_TOKEN", "BAO_TOKEN"];
 const TOKEN_FILE: &str = ".vault-token";
@@ -75,9 +81,12 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
         role,
     });
     let ca = query.take("caFile");
+    let author = query.author;
     query.finish(PARAMETERS)?;
+    let server = Server::new(&address, ca.as_deref())?;
+    named::check(&server, author, &ADDRESS)?;
     Ok(Box::new(Transit {
-        server: Server::new(&address, ca.as_deref())?,
+        server,
         mount,
         key,
         namespace,
@@ -254,9 +263,11 @@ impl Transit {
                 true => format!("{text}; unseal it"),
                 false => text,
             }),
-            400 | 403 if self.login.is_some() && path.starts_with("auth/") => Error::Refused(
-                format!("{text}; the role must allow this pod's service account"),
-            ),
+            400 | 403 if self.login.is_some() && path.starts_with("auth/") => {
+                Error::Refused(format!(
+                    "{text}; the role must allow this pod's service account, and have the audience of its token (docs/kms.md)"
+                ))
+            }
             403 => {
                 let capability = match (method, path.contains("/keys/")) {
                     ("GET", _) => "read",
@@ -329,10 +340,11 @@ fn valid(text: String) -> Result<Zeroizing<String>, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::uri::Author;
     use super::*;
 
     fn open_uri(uri: &str) -> Result<Box<dyn KeyEncryptionKey>, Error> {
-        open(super::super::uri::parse(uri, "kms://")?.1)
+        open(super::super::uri::parse(uri, "kms://", Author::Operator)?.1)
     }
 
     #[test]
@@ -358,6 +370,17 @@ mod tests {
             let error = open_uri(bad).err().unwrap().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn an_address_out_of_a_file_is_refused_before_a_token_is_looked_for() {
+        let uri = "kms://vault?address=https://vault.example:8200&keyName=firstlight";
+        let query = super::super::uri::parse(uri, "kms://", Author::File)
+            .unwrap()
+            .1;
+        let error = open(query).err().unwrap().to_string();
+        let expected = "set VAULT_ADDR=https://vault.example:8200";
+        assert!(error.contains(expected), "{error}");
     }
 
     #[test]

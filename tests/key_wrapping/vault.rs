@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -125,6 +126,25 @@ impl Vault {
         made["auth"]["client_token"].as_str().unwrap().into()
     }
 
+    /// Returns its address, as `VAULT_ADDR` has it.
+    fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+
+    /// Runs `firstlight` for an operator who has named this server.
+    fn firstlight(&self, dir: &Path, args: &[&str]) -> Output {
+        let url = self.url();
+        let env = [("VAULT_TOKEN", &*self.root), ("VAULT_ADDR", &*url)];
+        super::firstlight(dir, &env, args)
+    }
+
+    /// Starts the key service, whose operator has named this server.
+    fn key_service(&self, dir: &Path, token: &str, secret: &[&str]) -> Program {
+        let url = self.url();
+        let env = [("VAULT_TOKEN", token), ("VAULT_ADDR", &*url)];
+        super::key_service(dir, &env, secret)
+    }
+
     /// Returns the URI of a key.
     fn uri(&self, key: &str) -> String {
         let (address, folder) = (self.address, self.folder.path().display());
@@ -132,16 +152,8 @@ impl Vault {
     }
 }
 
-fn firstlight(dir: &Path, token: &str, args: &[&str]) -> Output {
-    super::firstlight(dir, &[("VAULT_TOKEN", token)], args)
-}
-
 fn wrap(dir: &Path, token: &str, uri: &str, more: &[&str]) -> Result<(), String> {
     super::wrap(dir, &[("VAULT_TOKEN", token)], uri, more)
-}
-
-fn key_service(dir: &Path, token: &str, secret: &[&str]) -> Program {
-    super::key_service(dir, &[("VAULT_TOKEN", token)], secret)
 }
 
 #[test]
@@ -156,12 +168,12 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
     );
     assert!(!wrapped.contains("AQEBAQEB"));
 
-    let plain = key_service(
+    let plain = vault.key_service(
         dir.path(),
         "",
         &["--master-secret", "key", "--salt", "salt"],
     );
-    let unwrapped = key_service(
+    let unwrapped = vault.key_service(
         dir.path(),
         &vault.root,
         &["--master-secret", "wrapped.json"],
@@ -172,7 +184,7 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
     let second = vault.uri("second");
     let args = ["wrap", "--kms", &second, "--create-key"];
     let files = ["--master-secret", "wrapped.json", "--out", "moved.json"];
-    let output = firstlight(dir.path(), &vault.root, &[&args[..], &files].concat());
+    let output = vault.firstlight(dir.path(), &[&args[..], &files].concat());
     assert!(output.status.success(), "{output:?}");
     let args = [
         "unwrap",
@@ -181,7 +193,7 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
         "--out",
         "back.json",
     ];
-    let output = firstlight(dir.path(), &vault.root, &args);
+    let output = vault.firstlight(dir.path(), &args);
     assert!(output.status.success(), "{output:?}");
     let back: Value =
         serde_json::from_slice(&fs::read(dir.path().join("back.json")).unwrap()).unwrap();
@@ -198,7 +210,7 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
         "--out",
         "again.json",
     ];
-    assert!(firstlight(dir.path(), &vault.root, &again).status.success());
+    assert!(vault.firstlight(dir.path(), &again).status.success());
     let minimum = json!({"min_decryption_version": 2});
     vault.call("POST", "transit/keys/second/config", minimum);
     let late = [
@@ -208,7 +220,7 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
         "--out",
         "late.json",
     ];
-    let output = firstlight(dir.path(), &vault.root, &late);
+    let output = vault.firstlight(dir.path(), &late);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
         !output.status.success() && said.contains("too old"),
@@ -267,7 +279,7 @@ fn each_refusal_names_what_is_missing() {
     let said = refused(&operator, &uri, &[]);
     assert!(said.contains("cannot create wrapped.json"), "{said}");
     let service = vault.token("service", decrypt);
-    let service = key_service(dir.path(), &service, &["--master-secret", "wrapped.json"]);
+    let service = vault.key_service(dir.path(), &service, &["--master-secret", "wrapped.json"]);
     service.expect("serving data keys on");
 
     let signing = json!({"type": "ed25519"});
@@ -294,7 +306,7 @@ fn the_key_service_waits_for_a_sealed_vault_and_ends_when_asked_to() {
     .unwrap();
     vault.seal();
     let start = || {
-        key_service(
+        vault.key_service(
             dir.path(),
             &vault.root,
             &["--master-secret", "wrapped.json"],
@@ -339,24 +351,81 @@ fn what_another_program_encrypted_with_the_same_key_does_not_open() {
         "--out",
         "x.json",
     ];
-    let output = firstlight(dir.path(), &vault.root, &args);
+    let output = vault.firstlight(dir.path(), &args);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("POST transit/decrypt/firstlight"), "{said}");
     assert!(!dir.path().join("x.json").exists());
 }
 
-/// Starts the key service with this token as that of its pod.
-fn key_service_of_pod(dir: &Path, token: &str) -> Program {
+/// A file of a wrapped master secret has an address, and credentials do not follow it: not the token of a variable, not the one of the
+/// home folder.
+#[test]
+fn a_token_goes_only_to_a_server_that_the_operator_named() {
+    let (vault, dir) = (Vault::start(), workspace());
+    // the operator names it by --kms
+    let uri = vault.uri("firstlight");
+    wrap(dir.path(), &vault.root, &uri, &["--create-key"]).unwrap();
+
+    // whoever wrote this file gets the connection of each command, and would get the token
+    let thief = TcpListener::bind("127.0.0.1:0").unwrap();
+    thief.set_nonblocking(true).unwrap();
+    let file = fs::read_to_string(dir.path().join("wrapped.json")).unwrap();
+    let own = thief.local_addr().unwrap().to_string();
+    let stolen = file.replace(&vault.address.to_string(), &own);
+    fs::write(dir.path().join("stolen.json"), stolen).unwrap();
+    fs::set_permissions(
+        dir.path().join("stolen.json"),
+        fs::Permissions::from_mode(0o600),
+    )
+    .unwrap();
+    fs::write(dir.path().join(".vault-token"), &vault.root).unwrap();
+    let (home, url) = (dir.path().to_str().unwrap(), vault.url());
+    let url = &*url;
+    let in_variable = ("VAULT_TOKEN", &*vault.root);
+    for env in [
+        &[in_variable][..],
+        &[in_variable, ("VAULT_ADDR", url)],
+        &[in_variable, ("BAO_ADDR", url)],
+        &[("HOME", home)],
+        &[("HOME", home), ("VAULT_ADDR", url)],
+    ] {
+        let file = ["--master-secret", "stolen.json"];
+        let args = [&["unwrap", "--out", "stolen.txt"][..], &file].concat();
+        let output = super::firstlight(dir.path(), env, &args);
+        let said = String::from_utf8(output.stderr).unwrap();
+        let expected = format!("if it is yours, set VAULT_ADDR=https://{own}");
+        assert!(
+            !output.status.success() && said.contains(&expected),
+            "{said}"
+        );
+        let mut service = super::key_service(dir.path(), env, &file);
+        service.expect(&expected);
+        assert!(!service.exit().success());
+    }
+    assert!(thief.accept().is_err(), "a program has connected");
+
+    // named by either variable, it is asked
+    for name in ["VAULT_ADDR", "BAO_ADDR"] {
+        let env = [("HOME", home), (name, url)];
+        let out = format!("{name}.json");
+        let args = ["unwrap", "--master-secret", "wrapped.json", "--out", &out];
+        let output = super::firstlight(dir.path(), &env, &args);
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+/// Starts the key service with this token as that of its pod for Vault. The pod has one for the API server, too.
+fn key_service_of_pod(vault: &Vault, dir: &Path, token: &str) -> Program {
     fs::write(dir.join("token"), token).unwrap();
     let mut command = Command::new("unshare");
-    let pod = "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io/serviceaccount \
-               && cp token /run/secrets/kubernetes.io/serviceaccount && exec \"$@\"";
+    let pod = "mount -t tmpfs none /run && mkdir -p /run/secrets/vault && cp token /run/secrets/vault && exec \"$@\"";
     command
         .args(["--map-root-user", "--mount", "sh", "-c", pod, "sh"])
         .arg(support::program::built("key-service"))
         .args(["--clients", "any", "--listen", "127.0.0.1:0"])
         .args(["--master-secret", "wrapped.json"])
         .current_dir(dir)
+        .env("VAULT_ADDR", vault.url())
         .env_remove("VAULT_TOKEN");
     Program::start(&mut command)
 }
@@ -368,15 +437,17 @@ fn a_pod_logs_in_as_its_service_account_and_no_other_one_does() {
     let cluster = Cluster::shared();
     let client = cluster.client(&Stop::new());
     let accounts = SERVICE_ACCOUNTS.in_namespace("kube-system");
-    let token = |name: &str| {
+    let token_for = |name: &str, spec: Value| {
         let account = json!({"metadata": {"name": name}});
         client.create_if_absent(&accounts, &account).unwrap();
         let wanted =
-            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
         let account = accounts.named(name).subresource("token");
         let made = client.create_subresource(&account, &wanted).unwrap();
         made["status"]["token"].as_str().unwrap().to_owned()
     };
+    let for_vault = |name: &str| token_for(name, json!({"audiences": ["vault"]}));
+    let for_api = |name: &str| token_for(name, json!({}));
     let delegator = json!({
         "metadata": {"name": "vault"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:auth-delegator"},
@@ -389,7 +460,7 @@ fn a_pod_logs_in_as_its_service_account_and_no_other_one_does() {
     let config = json!({
         "kubernetes_host": cluster.server(),
         "kubernetes_ca_cert": cluster.ca().0,
-        "token_reviewer_jwt": token("vault"),
+        "token_reviewer_jwt": for_api("vault"),
         "disable_local_ca_jwt": true,
     });
     vault.call("POST", "auth/kubernetes/config", config);
@@ -398,6 +469,7 @@ fn a_pod_logs_in_as_its_service_account_and_no_other_one_does() {
     let role = json!({
         "bound_service_account_names": "key-service",
         "bound_service_account_namespaces": "kube-system",
+        "audience": "vault",
         "token_policies": "unwrap",
     });
     vault.call("POST", "auth/kubernetes/role/firstlight", role);
@@ -405,15 +477,17 @@ fn a_pod_logs_in_as_its_service_account_and_no_other_one_does() {
     // one URI for the operator, who has a token, and for the pod
     let uri = vault.uri("firstlight") + "&role=firstlight";
     wrap(dir.path(), &vault.root, &uri, &["--create-key"]).unwrap();
-    let plain = key_service(
+    let plain = vault.key_service(
         dir.path(),
         "",
         &["--master-secret", "key", "--salt", "salt"],
     );
-    let pod = key_service_of_pod(dir.path(), &token("key-service"));
+    let pod = key_service_of_pod(&vault, dir.path(), &for_vault("key-service"));
     assert_eq!(key(&pod), key(&plain));
-    let other = key_service_of_pod(dir.path(), &token("default"));
-    other.expect("the role must allow this pod's service account");
-    let forged = key_service_of_pod(dir.path(), "a.b.c");
+    for token in [for_vault("default"), for_api("key-service")] {
+        let other = key_service_of_pod(&vault, dir.path(), &token);
+        other.expect("the role must allow this pod's service account");
+    }
+    let forged = key_service_of_pod(&vault, dir.path(), "a.b.c");
     forged.expect("the role must allow this pod's service account");
 }

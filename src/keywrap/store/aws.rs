@@ -9,7 +9,7 @@
 use cloud::aws_caller::Signer;
 use cloud::{aws, sigv4};
 
-use super::super::aws_credentials::{Callers, check_region, send};
+use super::super::aws_credentials::{Callers, check_region, check_server, send};
 use super::super::error::{Error, said};
 use super::super::https::{Answer, Fields, Server};
 use super::super::patience::patiently;
@@ -26,6 +26,9 @@ pub const STORE: Kind = Kind {
 const PARAMETERS: &str =
     "bucket=BUCKET&region=REGION&key=KEY[&endpoint=https://HOST[:PORT]][&caFile=FILE]";
 
+/// Variables with the address of the API, as AWS' own programs have them.
+const ENDPOINT: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
+
 struct Object {
     server: Server,
     bucket: String,
@@ -40,6 +43,7 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
     let key = query.need_path("key")?;
     let endpoint = query.take("endpoint");
     let ca = query.take("caFile");
+    let author = query.author;
     query.finish(PARAMETERS)?;
     // "General purpose bucket naming rules"
     let is_allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
@@ -53,8 +57,10 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
     }
     let endpoint =
         endpoint.unwrap_or_else(|| format!("https://s3.{region}.{}", aws::domain(&region)));
+    let server = Server::new(&endpoint, ca.as_deref())?;
+    check_server(&server, ("s3", &region), author, &ENDPOINT)?;
     Ok(Box::new(Object {
-        server: Server::new(&endpoint, ca.as_deref())?,
+        server,
         bucket,
         key,
         region,

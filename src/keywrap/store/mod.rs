@@ -21,7 +21,7 @@ use cloud::sigv4::sha256;
 
 use super::envelope::{MAX_LEN, is_wrapped};
 use super::error::Error;
-use super::uri;
+use super::uri::{self, Author};
 use kind::{Kind, Store};
 
 /// The beginning of the URIs.
@@ -50,9 +50,9 @@ pub fn forms() -> String {
     ALL.iter().map(form).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the wrapped master secret in a store: the content that has the digest of the URI.
-pub fn read(uri: &str) -> Result<Vec<u8>, Error> {
-    let (store, digest) = open(uri)?;
+/// Returns the wrapped master secret in a store: the content that has the digest of the URI, which `author` wrote.
+pub fn read(uri: &str, author: Author) -> Result<Vec<u8>, Error> {
+    let (store, digest) = open(uri, author)?;
     let expected = digest.ok_or_else(|| {
         Error::Uri(format!(
             "the parameter {DIGEST} is missing: `firstlight wrap --out` prints the URI with it"
@@ -81,7 +81,7 @@ pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
             "only a wrapped master secret goes to a store: whoever can read there would have a plain one".into(),
         ));
     }
-    let (store, None) = open(uri)? else {
+    let (store, None) = open(uri, Author::Operator)? else {
         return Err(Error::Uri(format!(
             "the parameter {DIGEST} is that of a file that is there already"
         )));
@@ -103,12 +103,12 @@ pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
 
 /// Returns whether this is the URI of a file in a store, or of a place for one.
 pub fn check(uri: &str) -> Result<(), Error> {
-    open(uri).map(|_| ())
+    open(uri, Author::Operator).map(|_| ())
 }
 
 /// Returns a client of the store, and the digest if the URI has one.
-fn open(uri: &str) -> Result<(Box<dyn Store>, Option<String>), Error> {
-    let (name, mut query) = uri::parse(uri, SCHEME)?;
+fn open(uri: &str, author: Author) -> Result<(Box<dyn Store>, Option<String>), Error> {
+    let (name, mut query) = uri::parse(uri, SCHEME, author)?;
     let digest = query.take(DIGEST);
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     if digest
@@ -173,11 +173,15 @@ mod tests {
                 "the parameter sha256 is missing",
             ),
             (
+                "storage://aws?bucket=abc&region=b&key=c&endpoint=https://s3.b.amazonaws.com.evil.example",
+                "set AWS_ENDPOINT_URL_S3=https://s3.b.amazonaws.com.evil.example",
+            ),
+            (
                 "storage://aws?bucket=abc&region=b&key=c&sha256=0",
                 "sha256 is not 64",
             ),
         ] {
-            let error = read(uri).unwrap_err().to_string();
+            let error = read(uri, Author::File).unwrap_err().to_string();
             assert!(error.contains(expected), "{uri}: {error}");
         }
         let uri = "storage://azure?account=ab&container=c-d&name=e/f&caFile=%2Fnone";

@@ -134,6 +134,10 @@ pub fn present(client: &Client) -> Result<Option<Keeping>, client::Error> {
         "credentialsSecret": volume("kms", "/secret/secretName"),
         "authoritiesConfigMap": volume("authorities", "/configMap/name"),
     });
+    let audience = volume("vault", "/projected/sources/0/serviceAccountToken/audience");
+    if !audience.is_empty() {
+        access["audience"] = audience.into();
+    }
     let policy = client.find(&named(&NETWORK_POLICIES))?.unwrap_or_default();
     // the rule for the KMS is the last one, behind those for the API server, names and metadata
     let rules = policy.pointer("/spec/egress").and_then(Value::as_array);

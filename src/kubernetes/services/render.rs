@@ -394,6 +394,37 @@ mod tests {
     }
 
     #[test]
+    fn the_key_service_logs_in_at_vault_by_a_token_that_the_api_server_refuses() {
+        let pod = |values: Value| {
+            let objects = objects(values).unwrap();
+            let is_it = |object: &&Value| {
+                object["kind"] == "DaemonSet" && object["metadata"]["name"] == "key-service"
+            };
+            objects.iter().find(is_it).unwrap()["spec"]["template"]["spec"].clone()
+        };
+        let named = |list: &Value, name: &str| {
+            let list = list.as_array().unwrap();
+            list.iter().find(|entry| entry["name"] == name).cloned()
+        };
+        let own = pod(json!({}));
+        assert_eq!(named(&own["volumes"], "vault"), None);
+        for (audience, values) in [
+            ("vault", json!({"enabled": true})),
+            ("other", json!({"enabled": true, "audience": "other"})),
+        ] {
+            let pod = pod(json!({"keyService": {"kms": values}}));
+            let volume = named(&pod["volumes"], "vault").unwrap();
+            let source = &volume["projected"]["sources"][0]["serviceAccountToken"];
+            assert_eq!(
+                (&source["audience"], &source["path"]),
+                (&json!(audience), &json!("token"))
+            );
+            let mount = named(&pod["containers"][0]["volumeMounts"], "vault").unwrap();
+            assert_eq!(mount["mountPath"], "/var/run/secrets/vault");
+        }
+    }
+
+    #[test]
     fn the_join_service_gets_the_metadata_service_of_the_settings() {
         let told = |metadata: MetadataService| {
             let objects = manifests(&Settings {
@@ -533,36 +564,6 @@ mod tests {
     }
 
     #[test]
-    fn a_value_stays_a_value_whatever_it_looks_like() {
-        let hostile = "a\"\n- b: {{ .Values.c | toJson }} # \u{85}\u{2028}'";
-        let text = fill(
-            "x: {{ .Values.x | toJson }} # {{.Values.n | toJson}}\n",
-            &json!({"Values": {"x": hostile, "n": 1}}),
-        );
-        assert_eq!(
-            yaml::document(&text.unwrap()).unwrap(),
-            json!({"x": hostile})
-        );
-    }
-
-    #[test]
-    fn a_block_is_there_if_its_value_is_not_empty_or_empty() {
-        let template = "a: 1\n{{- if .Values.x }}\nx: {{ .Values.x | toJson }}\n{{- end }}\n\
-                        {{- if not .Values.x }}\ny: 1\n{{- end }}\nz: 1\n";
-        for (value, text) in [
-            (json!([1]), "a: 1\nx: [1]\nz: 1\n"),
-            (json!(true), "a: 1\nx: true\nz: 1\n"),
-            (json!({}), "a: 1\ny: 1\nz: 1\n"),
-            (json!(""), "a: 1\ny: 1\nz: 1\n"),
-            (json!(0), "a: 1\ny: 1\nz: 1\n"),
-            (json!(null), "a: 1\ny: 1\nz: 1\n"),
-        ] {
-            let filled = fill(template, &json!({"Values": {"x": value}}));
-            assert_eq!(filled.unwrap(), text);
-        }
-    }
-
-    #[test]
     fn a_guard_that_is_null_or_empty_at_any_depth_is_refused() {
         for (value, named) in [
             (
@@ -606,6 +607,36 @@ mod tests {
                 error.contains(&format!("value {named} ")),
                 "{value}: {error}"
             );
+        }
+    }
+
+    #[test]
+    fn a_value_stays_a_value_whatever_it_looks_like() {
+        let hostile = "a\"\n- b: {{ .Values.c | toJson }} # \u{85}\u{2028}'";
+        let text = fill(
+            "x: {{ .Values.x | toJson }} # {{.Values.n | toJson}}\n",
+            &json!({"Values": {"x": hostile, "n": 1}}),
+        );
+        assert_eq!(
+            yaml::document(&text.unwrap()).unwrap(),
+            json!({"x": hostile})
+        );
+    }
+
+    #[test]
+    fn a_block_is_there_if_its_value_is_not_empty_or_empty() {
+        let template = "a: 1\n{{- if .Values.x }}\nx: {{ .Values.x | toJson }}\n{{- end }}\n\
+                        {{- if not .Values.x }}\ny: 1\n{{- end }}\nz: 1\n";
+        for (value, text) in [
+            (json!([1]), "a: 1\nx: [1]\nz: 1\n"),
+            (json!(true), "a: 1\nx: true\nz: 1\n"),
+            (json!({}), "a: 1\ny: 1\nz: 1\n"),
+            (json!(""), "a: 1\ny: 1\nz: 1\n"),
+            (json!(0), "a: 1\ny: 1\nz: 1\n"),
+            (json!(null), "a: 1\ny: 1\nz: 1\n"),
+        ] {
+            let filled = fill(template, &json!({"Values": {"x": value}}));
+            assert_eq!(filled.unwrap(), text);
         }
     }
 

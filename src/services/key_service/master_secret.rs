@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use base::crypto::Secret;
+use keywrap::Author;
 use kms::ClusterKms;
 use zeroize::Zeroizing;
 
@@ -37,7 +38,7 @@ impl MasterSecret {
     pub fn read(&self) -> Result<ClusterKms, Error> {
         const KEY: &str = "master secret";
         let content = read(&self.key, KEY, 0..=keywrap::MAX_LEN)?;
-        if let Some(unwrapped) = keywrap::unwrapped(&content) {
+        if let Some(unwrapped) = keywrap::unwrapped(&content, Author::File, None) {
             return unwrapped.map_err(|error| Error::Wrapped(self.key.clone(), error));
         }
         let valid = MIN_KEY_LEN..=MAX_FILE_LEN;
