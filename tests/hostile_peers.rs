@@ -41,6 +41,21 @@ struct Blob {
     count: u32,
 }
 
+/// A message like a list of the components of Kubernetes.
+#[derive(Clone, PartialEq, prost::Message)]
+struct List {
+    #[prost(message, repeated, tag = "1")]
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Entry {
+    #[prost(string, repeated, tag = "1")]
+    texts: Vec<String>,
+    #[prost(message, optional, tag = "2")]
+    blob: Option<Blob>,
+}
+
 // ---- the server ----
 
 /// The main function of the child process. The parent ends it by closing its standard input.
@@ -67,7 +82,16 @@ fn child_server() {
             }
         }
     };
+    // Refusals are the fastest way to fill the output of a server.
+    let refusals = match std::env::var_os("HOSTILE_PEERS_REFUSE_ALL") {
+        Some(_) => h2::Allowance {
+            burst: u32::MAX,
+            per_second: 1,
+        },
+        None => limits.refusals,
+    };
     let limits = Limits {
+        refusals,
         handshake: Duration::from_secs(if connections > CONNECTIONS || is_tls {
             60
         } else {
@@ -83,6 +107,13 @@ fn child_server() {
     };
     let router = Router::new()
         .unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request))
+        .unary("/t.T/Large", |_: &Call, _: Blob| {
+            Ok(Blob {
+                data: vec![7; MIB],
+                count: 0,
+            })
+        })
+        .unary("/t.T/List", |_: &Call, _: List| Ok(Blob::default()))
         .unary("/t.T/Panic", |_: &Call, _: Blob| -> Result<Blob, Status> {
             panic!("on purpose")
         })
@@ -132,18 +163,11 @@ impl Target {
         )
     }
 
-    /// Starts a server over TLS with the limits of a machine in its initramfs.
-    fn in_initramfs() -> Target {
+    /// Starts a server that refuses any number of calls; `more` are variables of its environment.
+    fn that_refuses_all(more: &[&str]) -> Target {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        Target::run(
-            CONNECTIONS,
-            command.envs([("HOSTILE_PEERS_TLS", "1"), ("HOSTILE_PEERS_INITRAMFS", "1")]),
-        )
-    }
-
-    fn over_tls() -> Target {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        Target::run(CONNECTIONS, command.env("HOSTILE_PEERS_TLS", "1"))
+        let variables = more.iter().chain(&["HOSTILE_PEERS_REFUSE_ALL"]);
+        Target::run(CONNECTIONS, command.envs(variables.map(|name| (name, "1"))))
     }
 
     fn run(connections: usize, command: &mut Command) -> Target {
@@ -859,8 +883,8 @@ fn ask_and_read_nothing(target: &Target, calm: &Target, hosts: &[u8], each: usiz
 #[test]
 fn unread_answers_stop_the_reading() {
     ask_and_read_nothing(
-        &Target::start(CONNECTIONS),
-        &Target::start(CONNECTIONS),
+        &Target::that_refuses_all(&[]),
+        &Target::that_refuses_all(&[]),
         &[2, 3],
         12,
         MOST_MEMORY,
@@ -870,8 +894,8 @@ fn unread_answers_stop_the_reading() {
 #[test]
 fn unread_answers_stop_the_reading_over_tls() {
     ask_and_read_nothing(
-        &Target::over_tls(),
-        &Target::over_tls(),
+        &Target::that_refuses_all(&["HOSTILE_PEERS_TLS"]),
+        &Target::that_refuses_all(&["HOSTILE_PEERS_TLS"]),
         &[2],
         12,
         MOST_MEMORY,
@@ -881,7 +905,9 @@ fn unread_answers_stop_the_reading_over_tls() {
 /// Most of the connections that the recovery server accepts from two addresses.
 #[test]
 fn unread_answers_fit_into_an_initramfs() {
-    let (target, calm) = (Target::in_initramfs(), Target::in_initramfs());
+    // a server over TLS with the limits of a machine in its initramfs
+    let start = || Target::that_refuses_all(&["HOSTILE_PEERS_TLS", "HOSTILE_PEERS_INITRAMFS"]);
+    let (target, calm) = (start(), start());
     ask_and_read_nothing(&target, &calm, &[2, 3], 24, MOST_MEMORY_IN_INITRAMFS);
 }
 
@@ -967,6 +993,140 @@ fn unread_answers_leave_handlers_to_others() {
     target.is_well(&other, MOST_MEMORY);
 }
 
+/// Each call is answered with 1 MiB. The windows stay shut, are opened byte by byte, or are open and nobody reads; from one
+/// address and from four.
+#[test]
+fn large_answers_that_nobody_takes_stay_within_the_memory() {
+    let message = [&[0, 0, 0, 0, 5][..], b"\x0a\x03abc"].concat();
+    for (window, hosts) in [
+        (0_u32, 1),
+        (0, 4),
+        (1, 1),
+        (1, 4),
+        (0x7000_0000, 1),
+        (0x7000_0000, 4),
+    ] {
+        let target = Target::start(CONNECTIONS);
+        let other = target.channel();
+        let mut attackers: Vec<Attacker> = (0..40)
+            .map(|index| {
+                let mut attacker = Attacker::with(target.connect_from(2 + index % hosts));
+                let settings = [&[0, 4][..], &window.to_be_bytes()].concat();
+                let output = attacker.h2.output();
+                output.extend(frame(4, 0, 0, &settings));
+                output.extend(frame(8, 0, 0, &0x7000_0000_u32.to_be_bytes()));
+                for _ in 0..100 {
+                    let stream = attacker.call("/t.T/Large");
+                    attacker.h2.send_data(stream, &message, true).unwrap();
+                }
+                attacker.send().unwrap();
+                attacker
+            })
+            .collect();
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(100));
+            for attacker in attackers.iter_mut().filter(|_| window == 1) {
+                let more = (0..100).flat_map(|call| frame(8, 0, 2 * call + 1, &[0, 0, 0, 1]));
+                attacker.h2.output().extend(more.collect::<Vec<_>>());
+                // too many of these end the connection
+                let _ = attacker.send();
+            }
+            target.is_well(&other, MOST_MEMORY);
+        }
+        println!(
+            "window {window}, {hosts} hosts: {} KiB",
+            target.peak() >> 10
+        );
+        drop(attackers);
+        target.is_well(&other, MOST_MEMORY);
+    }
+}
+
+/// Each field has 2 bytes on the wire and 80 in memory.
+#[test]
+fn messages_of_many_empty_fields_take_no_memory() {
+    let target = Target::start(CONNECTIONS);
+    let other = target.channel();
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct Empty {
+        #[prost(message, repeated, tag = "1")]
+        entries: Vec<()>,
+    }
+    let empty = Empty {
+        entries: vec![(); 2 * MIB - 1],
+    };
+    for _ in 0..3 {
+        let refused = other.unary::<_, Blob>("/t.T/List", &empty, &within(20));
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), Code::Internal, "{refused}");
+        assert!(refused.message().contains("too many fields"), "{refused}");
+        target.is_well(&other, 16 * MIB);
+    }
+}
+
+/// Ends the attackers also if the test fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Calls that the server refuses without a handler, and messages that it cannot decode.
+fn refused(kind: usize, first: u32) -> Vec<u8> {
+    let call = |path: &[u8], data: &[u8]| {
+        let streams = (first..first + 100).map(|number| 2 * number + 1);
+        let calls = streams.map(|stream| {
+            let head = request_head(path);
+            [frame(1, 4, stream, &head), frame(0, 1, stream, data)].concat()
+        });
+        calls.collect::<Vec<_>>().concat()
+    };
+    match kind {
+        0 => unknown(first, 100),
+        1 => (first..first + 100)
+            .flat_map(|number| frame(1, 5, 2 * number + 1, &[0x82, 0x86, 0x84]))
+            .collect(),
+        2 => call(b"/t.T/Echo", &[9, 0, 0, 0, 0]),
+        3 => call(b"/t.T/Echo", &[0, 0, 0, 0, 9]),
+        4 => call(b"/t.T/Echo", &[0, 0x70, 0, 0, 0]),
+        _ => call(b"/t.T/Echo", &[0, 0, 0, 0, 1, 0xff]),
+    }
+}
+
+#[test]
+fn calls_that_are_refused_end_their_connection() {
+    let (target, calm) = (Target::start(CONNECTIONS), Target::start(CONNECTIONS));
+    let (other, calm) = (target.channel(), calm.channel());
+    let flood = |kind: usize| {
+        let mut first = 0;
+        let said = Attacker::new(&target).flood_to_the_end(|_| {
+            first += 100;
+            refused(kind, first - 100)
+        });
+        assert!(said.len() < MIB, "{} bytes of answers", said.len());
+        goaway_code(&said)
+    };
+    for kind in 0..6 {
+        assert_eq!(flood(kind), ENHANCE_YOUR_CALM, "kind {kind}");
+        target.is_well(&other, MOST_MEMORY);
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    flood(0);
+                }
+            });
+        }
+        let _stop = StopOnDrop(&stop);
+        target.is_fair(&other, &calm);
+    });
+    target.is_well(&other, MOST_MEMORY);
+}
+
 /// These connections get a GOAWAY and do not close.
 #[test]
 fn connections_that_linger_after_goaway_hold_no_threads() {
@@ -1039,7 +1199,10 @@ fn besiege(is_tls: bool, attack: impl Fn(&Target, Transport) -> Transport + Sync
     }
     let target = &Target::run(
         limits.connections,
-        command.env("HOSTILE_PEERS_DEFAULT", "1"),
+        command.envs([
+            ("HOSTILE_PEERS_DEFAULT", "1"),
+            ("HOSTILE_PEERS_REFUSE_ALL", "1"),
+        ]),
     );
     let other = target.channel();
     let enter = |number: usize| {

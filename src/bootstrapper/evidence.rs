@@ -107,8 +107,8 @@ impl Evidence {
 
     /// Returns the evidence for these bytes of a caller. The error is a sentence for the log of the join service.
     fn answer(&self, request: &[u8]) -> Result<EvidenceResponse, String> {
-        let request = EvidenceRequest::decode(request)
-            .map_err(|error| format!("the request cannot be read: {error}"))?;
+        let request = rpc::grpc::decode::<EvidenceRequest>(request, "request")
+            .map_err(|status| status.message().to_owned())?;
         let is_member = attestation::is_marked(&self.tpm).map_err(|error| error.to_string())?;
         if !is_member {
             return Err(
@@ -321,7 +321,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         let error = evidence.answer(&[0xff; 7]).err().unwrap();
-        assert!(error.contains("cannot be read"), "{error}");
+        assert!(error.contains("cannot be decoded"), "{error}");
     }
 
     #[test]

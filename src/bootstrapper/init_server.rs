@@ -29,7 +29,8 @@ use node::record;
 use proto::init::PROGRESS;
 use proto::init::init_response::Kind;
 use proto::init::{
-    INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, ProgressResponse,
+    INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, MAX_REQUEST,
+    ProgressResponse,
 };
 use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
 
@@ -89,7 +90,11 @@ impl InitServer {
         );
         let router = record::serve(router, timeline);
         let transport = Arc::new(atls::Server::new(Some(issuer), vec![]));
-        let server = Server::start("init", listener, transport, router, Limits::default())?;
+        let limits = Limits {
+            message_bytes: MAX_REQUEST,
+            ..Limits::default()
+        };
+        let server = Server::start("init", listener, transport, router, limits)?;
         Ok(InitServer { server, shared })
     }
 

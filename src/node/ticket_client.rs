@@ -27,7 +27,7 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::stop::{Held, Stop};
 use base::timeline::Timeline;
 use cloud::{Instance, Metadata, Role};
-use proto::join::{NODE_PORT, RETRY_AFTER};
+use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
 
 use crate::service_trust::{OWN_IMAGE, Proof, ServiceTrust};
@@ -38,8 +38,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum size of a ticket in bytes. One with the keys of a control plane and a list of components has about 30 KiB.
-const MAX_TICKET: usize = 1 << 20;
 /// First pause after a failure that may pass.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before the next request to a service whose answer names an error that an operator must correct.

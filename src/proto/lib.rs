@@ -25,6 +25,9 @@ package!(
     "init.rs",
     /// The operator initializes the first node of a cluster.
     pub const INIT: &str = "/init.API/Init";,
+    /// Maximum size of a request in bytes; anybody may send one. Ten components take 8 KiB, 64 with
+    /// patches of 1 KiB take 80 KiB.
+    pub const MAX_REQUEST: usize = 128 << 10;,
     /// TCP port of a node's init server; a member of a cluster answers `firstlight status` on it.
     pub const PORT: u16 = 9000;,
     /// Request metadata of a caller that wants progress messages; the value is `1`.
@@ -37,6 +40,11 @@ package!(
     pub const ISSUE_JOIN_TICKET: &str = "/join.API/IssueJoinTicket";,
     /// Lets a node of the cluster boot again.
     pub const ISSUE_REJOIN_TICKET: &str = "/join.API/IssueRejoinTicket";,
+    /// Maximum size of a request in bytes. A join request has a few KiB.
+    pub const MAX_REQUEST: usize = 64 << 10;,
+    /// Maximum size of a ticket in bytes. One with the keys of a control plane and a list of
+    /// components has about 30 KiB.
+    pub const MAX_TICKET: usize = 1 << 20;,
     /// TCP port of the pod.
     pub const PORT: u16 = 9090;,
     /// TCP port of the join service on every control plane (a NodePort), for nodes and the load
@@ -50,6 +58,8 @@ package!(
     "kms.rs",
     /// Derives a key from the master secret.
     pub const GET_DATA_KEY: &str = "/kms.API/GetDataKey";,
+    /// Maximum size of a request in bytes: one short id.
+    pub const MAX_REQUEST: usize = 1024;,
     /// TCP port of the key service.
     pub const PORT: u16 = 9000;
 );
@@ -66,6 +76,8 @@ package!(
     pub const RECOVER: &str = "/recoverproto.API/Recover";,
     /// Returns what the node is waiting for.
     pub const STATUS: &str = "/recoverproto.API/Status";,
+    /// Maximum size of a request in bytes: two URIs of at most 4 KiB each. Anybody may send one.
+    pub const MAX_REQUEST: usize = 16 << 10;,
     /// TCP port of the recovery server of a node that waits for its disk's key.
     pub const PORT: u16 = 9999;
 );
@@ -74,6 +86,10 @@ package!(
     "verify.rs",
     /// Returns an attestation document for a nonce.
     pub const GET_ATTESTATION: &str = "/verify.API/GetAttestation";,
+    /// Maximum size of a request in bytes: a nonce.
+    pub const MAX_REQUEST: usize = 256;,
+    /// Maximum size of a response in bytes, with a document of the old system.
+    pub const MAX_RESPONSE: usize = 512 << 10;,
     /// TCP port on each node of the old system (a NodePort).
     pub const NODE_PORT: u16 = 30081;,
     /// The user data of each document.

@@ -75,6 +75,11 @@ impl Share {
         self.limit.used() >= self.limit.most - self.limit.most / 4
     }
 
+    /// Returns whether more than a quarter is taken.
+    pub fn is_in_demand(&self) -> bool {
+        self.limit.used() > self.limit.most / 4
+    }
+
     fn fits(&self, all: usize, own: usize) -> bool {
         let free = self.limit.most.saturating_sub(all);
         own <= self.limit.least

@@ -20,14 +20,12 @@ use base::turns::Turns;
 use kms::ClusterKms;
 use node::record;
 use proto::recoverproto::{
-    RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
+    MAX_REQUEST, RECOVER, RecoverMessage, RecoverResponse, STATUS, StatusRequest, StatusResponse,
 };
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 
 /// How long the server still sends answers after the disk is open.
 const GRACE: Duration = Duration::from_secs(2);
-/// Maximum size of a request in bytes: two URIs of at most 4 KiB each. Anybody may send one.
-const MAX_REQUEST: usize = 16 << 10;
 /// Maximum size in bytes of all requests that are being received.
 const MAX_BUFFERED: usize = 1 << 20;
 /// Maximum number of callers that wait, each in a thread. Only one key is tried at a time, because a try takes as much memory

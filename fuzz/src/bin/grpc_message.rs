@@ -1,4 +1,4 @@
-//! gRPC's message framing, and the parsers of its headers.
+//! gRPC's message framing, the limit of a message's fields, and the parsers of its headers.
 #![no_main]
 
 #[path = "../../../src/rpc/h2/mod.rs"]
@@ -14,12 +14,15 @@ mod crypto {
 #[path = "../../../src/rpc/grpc"]
 #[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all
 mod grpc {
+    mod bounded;
     mod header_values;
-    #[path = "tests/hostile.rs"]
-    pub mod hostile;
+    pub mod testing;
     mod message;
     mod metadata;
     mod status;
 }
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| grpc::hostile::messages(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    grpc::testing::messages(input);
+    grpc::testing::fields(input);
+});

@@ -427,8 +427,8 @@ impl Pipe<'_, '_> {
             )));
         }
         let bytes = self.read(length)?;
-        let message = M::decode(&bytes[..])
-            .map_err(|error| Error::Misbehaved(format!("its message cannot be read: {error}")))?;
+        let message = rpc::grpc::decode::<M>(&bytes, "message")
+            .map_err(|status| Error::Misbehaved(status.message().into()))?;
         match u8::try_from(message.alert()) {
             Ok(0) => Ok((message, bytes)),
             Ok(alert) => Err(Error::PeerRefused(AlertDescription::from(alert))),

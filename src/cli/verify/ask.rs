@@ -12,11 +12,10 @@ use super::presented::{Channel, Presented};
 use attest::atls;
 use attest::attestation::{Composite, Evidence, Identified, ValidateError, Validator};
 use base::program::Failure;
-use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse};
+use proto::verify::{
+    GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE,
+};
 use rpc::grpc::{self, CallOptions, Transport};
-
-/// Maximum size in bytes of a message with a document of the old system.
-const MAX_RESPONSE: usize = 512 << 10;
 
 /// What a server presented, if it presented anything, and what the demand says of it. The outer error: it did not answer.
 type Asked = (

@@ -5,6 +5,7 @@
 //! the handler that the `router` has for it, and the handler answers through its `call`. A file
 //! knows only files above it in this list:
 //!
+//! - `bounded`: limits the fields of a message that is decoded.
 //! - `header_values`, `status`, `metadata`: what surrounds the messages.
 //! - `message`: the 5-byte prefix and size limits.
 //! - `limits`, `methods`: what a server allows, and the paths that it knows.
@@ -21,6 +22,7 @@
 #[cfg(panic = "abort")]
 compile_error!("the server survives a panicking handler only if panics unwind");
 
+mod bounded;
 mod call;
 mod client;
 mod header_values;
@@ -40,6 +42,7 @@ mod transport;
 pub use call::{Call, Receiver, Sender};
 pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
 pub use limits::Limits;
+pub use message::decode;
 pub use metadata::Metadata;
 pub use probe::{check_health, serve_health};
 pub use router::Router;
@@ -48,7 +51,6 @@ pub use status::{Code, Status};
 pub use transport::{Accept, Transport};
 
 #[cfg(test)]
-#[path = "tests/hostile.rs"]
-mod hostile;
+mod testing;
 #[cfg(test)]
 mod tests;

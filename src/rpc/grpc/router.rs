@@ -3,7 +3,6 @@
 use prost::Message;
 
 use super::call::{Call, Receiver, Sender};
-use super::message;
 use super::methods::{Method, Methods};
 use super::status::Status;
 use base::crypto::buffer::Bytes;
@@ -46,7 +45,7 @@ impl Router {
         F: Fn(&Call, Q) -> Result<R, Status> + Send + Sync + 'static,
     {
         self.add(path, true, move |call| {
-            message::encode(&handler(call, call.receive_one()?)?)
+            call.encode(&handler(call, call.receive_one()?)?)
         })
     }
 
@@ -71,7 +70,7 @@ impl Router {
         F: Fn(&Call, &mut Receiver<Q>) -> Result<R, Status> + Send + Sync + 'static,
     {
         self.add(path, false, move |call| {
-            message::encode(&handler(call, &mut Receiver::new(call))?)
+            call.encode(&handler(call, &mut Receiver::new(call))?)
         })
     }
 

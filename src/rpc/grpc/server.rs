@@ -635,13 +635,19 @@ impl ServerConnection {
         let handler = &self.server.handlers[request.method.handler];
         let deadline = request.deadline;
         let call = Call::new(self.link.clone(), stream, request);
-        let result = if self.share.handlers.take(1) {
+        // A handler may return a response of any size. While memory is in demand, it counts as
+        // several, so that only 16 run at once.
+        let count = match self.share.memory.is_in_demand() {
+            true => self.server.limits.handlers.div_ceil(16),
+            false => 1,
+        };
+        let result = if self.share.handlers.take(count) {
             let result =
                 panic::catch_unwind(AssertUnwindSafe(|| handler(&call))).unwrap_or_else(|_| {
                     log::error!("{}: a handler panicked", self.server.name);
                     Err(Status::new(Code::Internal, "the handler failed"))
                 });
-            self.share.handlers.give_back(1);
+            self.share.handlers.give_back(count);
             result
         } else {
             self.shed("the limit of running calls is reached");
@@ -708,7 +714,8 @@ impl ServerConnection {
             let name = self.server.name;
             log::info!("{name}: the connection with {peer} is closed: {why}");
         }
-        core.session.ended().is_some() || !core.session.output().is_empty()
+        let session = &mut core.session;
+        session.ended().is_some() || !session.output().is_empty() || session.requests() > 0
     }
 
     /// Stops further calls; the running ones must end within the grace. The next thread that serves

@@ -7,6 +7,7 @@ use std::{fmt, io};
 
 use prost::Message;
 
+use super::bounded::Bounded;
 use super::header_values::{decode_bin, percent_decode};
 use crate::h2::HeaderList;
 
@@ -158,7 +159,7 @@ impl Status {
     /// Returns how long the server wants the caller to wait before a retry, if it said so; at most
     /// one day.
     pub fn retry_after(&self) -> Option<Duration> {
-        let status = RpcStatus::decode(&self.details[..]).ok()?;
+        let status = RpcStatus::decode(Bounded::new(&self.details)).ok()?;
         let info = status
             .details
             .iter()

@@ -1355,11 +1355,20 @@ fn a_client_waits_for_the_servers_settings_and_respects_them() {
     );
 }
 
+/// A server that refuses any number of calls, which is the fastest way to fill its output.
+const ENDLESS: h2::Allowance = h2::Allowance {
+    burst: u32::MAX,
+    per_second: 1,
+};
+
 /// The server stops reading from a client that does not read. Once the client reads, it gets all
 /// answers.
 #[test]
 fn a_peer_that_reads_no_answers_is_not_read_and_loses_none() {
-    let server = start(Limits::default());
+    let server = start(Limits {
+        refusals: ENDLESS,
+        ..Limits::default()
+    });
     let (mut socket, mut client) = by_hand(&server);
     socket
         .set_write_timeout(Some(Duration::from_secs(1)))

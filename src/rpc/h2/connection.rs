@@ -46,6 +46,8 @@ pub struct Limits {
     /// Streams that the peer opens only to reset them or to make us reset them (CVE-2023-44487,
     /// CVE-2025-8671).
     pub resets: Allowance,
+    /// Requests that are answered with an error because they are none that the server knows.
+    pub refusals: Allowance,
     /// Frames that cost work and carry no request data: SETTINGS, PING, PRIORITY, empty DATA,
     /// unknown types, and more WINDOW_UPDATE than our own DATA explains.
     pub control: Allowance,
@@ -62,6 +64,11 @@ impl Default for Limits {
             resets: Allowance {
                 burst: 1000,
                 per_second: 33,
+            },
+            // A tool that probes for services of other servers needs a few.
+            refusals: Allowance {
+                burst: 100,
+                per_second: 10,
             },
             control: Allowance {
                 burst: 1000,
@@ -269,6 +276,7 @@ pub struct Connection {
     dead: Option<Error>,
 
     resets: Budget,
+    refusals: Budget,
     control: Budget,
     /// When the last bytes were received.
     now: Option<Instant>,
@@ -318,6 +326,7 @@ impl Connection {
             peer_goes_away: false,
             dead: None,
             resets: Budget::new(limits.resets),
+            refusals: Budget::new(limits.refusals),
             control: Budget::new(limits.control),
             now: None,
         }
@@ -1125,6 +1134,16 @@ impl Connection {
             self.die(Error {
                 code: Code::ENHANCE_YOUR_CALM,
                 reason: "too many streams that we had to reset",
+            });
+        }
+    }
+
+    /// Server: counts a request that was refused. Too many of them end the connection.
+    pub fn charge_refusal(&mut self) {
+        if self.now.is_some_and(|now| !self.refusals.spend(now)) {
+            self.die(Error {
+                code: Code::ENHANCE_YOUR_CALM,
+                reason: "too many requests that cannot be served",
             });
         }
     }

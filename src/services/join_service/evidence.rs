@@ -110,7 +110,8 @@ impl RemoteIssuer {
         };
         let bytes = self.exchange(&request.encode_to_vec());
         let bytes = bytes.map_err(|error| failed(&error))?;
-        let response = EvidenceResponse::decode(&bytes[..]).map_err(|error| failed(&error))?;
+        let response = rpc::grpc::decode::<EvidenceResponse>(&bytes, "response")
+            .map_err(|status| failed(&status.message()))?;
         if !response.error.is_empty() {
             return Err(failed(&response.error));
         }

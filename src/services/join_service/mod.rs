@@ -76,7 +76,7 @@ use kubernetes::services::migration::Migration;
 use metrics::{Exporter, Registry};
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
-use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET};
+use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{self, Call, Limits, Router, Server};
 use tickets::{ClusterAccess, Tickets};
@@ -94,8 +94,6 @@ const POLICY_FILE: &str = "attestationConfig";
 /// How long the proof of a connection is accepted: as long as a ticket takes, including its
 /// retries.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// The maximum length of a request in bytes. A join request has a few KiB.
-const MAX_REQUEST: usize = 64 << 10;
 
 /// The configuration of the service.
 pub struct Config {

@@ -20,7 +20,9 @@ use base::network::Network;
 use base::turns::Turns;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
-use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse};
+use proto::verify::{
+    GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_REQUEST,
+};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
 use serde_json::json;
 use web::Answer;
@@ -33,8 +35,6 @@ const NONCE: std::ops::RangeInclusive<usize> = 16..=32;
 const WAITING: usize = 16;
 /// How long a caller waits at most.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Maximum size of a request in bytes.
-const MAX_REQUEST: usize = 256;
 /// Maximum number of connections, and of one peer.
 const CONNECTIONS: usize = 64;
 const CONNECTIONS_PER_PEER: usize = 4;

@@ -57,7 +57,7 @@ use kubernetes::client::{self, Client};
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use members::Members;
 use metrics::{Counter, Exporter, Histogram, Labelled, Registry};
-use proto::kms::GET_DATA_KEY;
+use proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use tokens::Reviewer;
@@ -78,8 +78,6 @@ const MAX_ID_LEN: usize = 128;
 /// The maximum length of a key. Clients ask for at most 32 bytes; 64 are sufficient for XTS or HMAC
 /// with SHA-512.
 const MAX_KEY_LEN: u32 = 64;
-/// The maximum length of a request, which contains one short id.
-const MAX_REQUEST: usize = 1024;
 
 /// The configuration of the service.
 pub struct Config {

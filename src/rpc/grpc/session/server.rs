@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Call, Data, Session, Side, h2_limits};
+use super::{Call, Data, OUTPUT, Session, Side, h2_limits};
 use crate::grpc::header_values::{encode_bin, is_grpc_type, parse_timeout, percent_encode};
 use crate::grpc::limits::Limits;
 use crate::grpc::metadata::Metadata;
@@ -109,7 +109,10 @@ impl Session<ServerSide> {
         established_by: Instant,
         now: Instant,
     ) -> Session<ServerSide> {
-        let h2 = Connection::server(h2_limits(limits.streams, limits.header_bytes));
+        let h2 = Connection::server(h2::Limits {
+            refusals: limits.refusals,
+            ..h2_limits(limits.streams, limits.header_bytes)
+        });
         let side = ServerSide {
             limits,
             methods,
@@ -271,15 +274,34 @@ impl Session<ServerSide> {
         }
     }
 
-    /// Returns the number of calls whose handler can start.
+    /// Returns the number of calls whose handler can start: none while the peer does not take the
+    /// responses that it has, because a handler may return a response of any size.
     pub(crate) fn requests(&self) -> usize {
-        self.side.ready.len()
+        let responses = self
+            .side
+            .outbound
+            .iter()
+            .filter_map(|stream| self.calls.get(stream));
+        let unsent: usize = responses
+            .map(|call| match &call.side.stage {
+                Stage::Response(response) => response.message.len() - response.sent,
+                _ => 0,
+            })
+            .sum();
+        let most = self.output_limit();
+        if unsent < most {
+            self.side.ready.len()
+        } else {
+            0
+        }
     }
 
     /// Removes and returns the next request whose handler can start, with its stream. The handler's
     /// result goes to [`Session::answer`].
     pub(crate) fn next_request(&mut self) -> Option<(u32, Request)> {
-        while let Some(stream) = self.side.ready.pop_front() {
+        while self.requests() > 0
+            && let Some(stream) = self.side.ready.pop_front()
+        {
             // The call is absent if it was cancelled.
             if let Some(call) = self.calls.get_mut(&stream)
                 && matches!(call.side.stage, Stage::Request(_))
@@ -298,6 +320,16 @@ impl Session<ServerSide> {
     }
 
     // ---- responses ----
+
+    /// Counts a response that will be encoded, instead of the request. Errors if a large one does
+    /// not fit into the memory; a small one may leave at once.
+    pub(crate) fn hold_response(&mut self, stream: u32, length: usize) -> Result<(), Status> {
+        let call = self.calls.get_mut(&stream).filter(|_| length > OUTPUT);
+        match call.is_none_or(|call| call.side.held.set(length)) {
+            true => Ok(()),
+            false => Err(unread()),
+        }
+    }
 
     /// Answers a call with the result of its handler: a framed message, or nothing if the handler
     /// has sent all messages; custom metadata for the headers and for the trailers.
@@ -318,6 +350,10 @@ impl Session<ServerSide> {
             Err(status) => {
                 self.send_trailers(stream, Some(&status), &custom);
                 self.forget(stream);
+                // The request could not be decoded, or it makes no sense.
+                if matches!(status.code(), Code::Internal | Code::InvalidArgument) {
+                    self.h2.charge_refusal();
+                }
             }
         }
     }
@@ -326,6 +362,7 @@ impl Session<ServerSide> {
     /// as cancelled.
     fn refuse(&mut self, stream: u32, status: Status) {
         self.send_trailers(stream, Some(&status), &Default::default());
+        self.h2.charge_refusal();
         self.side.had_call = true;
         match self.calls.get(&stream) {
             Some(call) if call.side.has_handler() => self.finish(stream, Err(status)),
@@ -429,9 +466,10 @@ impl Session<ServerSide> {
         } else {
             self.respond(stream, Bytes(text.to_vec()), None);
         }
+        self.h2.charge_refusal();
     }
 
-    /// Leaves the rest of a response to [`Side::fill_output`].
+    /// Sends what there is room for, and leaves the rest of a response to [`Side::fill_output`].
     fn respond(&mut self, stream: u32, message: Bytes, custom: Option<(Metadata, Metadata)>) {
         if let Some(call) = self.calls.get_mut(&stream) {
             call.side.stage = Stage::Response(Response {
@@ -441,13 +479,13 @@ impl Session<ServerSide> {
                 has_moved: false,
                 moved: None,
             });
-            self.side.outbound.push_back(stream);
+            self.continue_response(stream);
         }
     }
 
     /// Frames as much of a response as the peer and the output have room for.
     fn continue_response(&mut self, stream: u32) {
-        let most = self.output_limit();
+        let most = self.output_limit().saturating_sub(self.h2.output().len());
         // The call is absent if it was cancelled.
         let Some(call) = self.calls.get_mut(&stream) else {
             return;
@@ -474,11 +512,7 @@ impl Session<ServerSide> {
         if call.side.held.set(length) {
             self.side.outbound.push_back(stream);
         } else {
-            let status = Status::new(
-                Code::ResourceExhausted,
-                "the client does not read its responses",
-            );
-            self.send_trailers(stream, Some(&status), &Default::default());
+            self.send_trailers(stream, Some(&unread()), &Default::default());
             self.forget(stream);
         }
     }
@@ -630,6 +664,13 @@ fn short_of_memory() -> Status {
     Status::new(
         Code::ResourceExhausted,
         "the server has no memory left for this request",
+    )
+}
+
+fn unread() -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        "the server has no memory left for this response: it holds too many that are not read",
     )
 }
 

@@ -255,8 +255,74 @@ fn a_response_that_nobody_reads_is_framed_no_further_and_ends() {
 }
 
 #[test]
-fn a_peer_that_takes_no_output_is_not_received() {
+fn no_handler_starts_while_a_large_response_waits() {
     let mut pair = Pair::new(Limits::default());
+    let first = pair.call(ONE, &[0; 1 << 20]);
+    let second = pair.call(ONE, b"second");
+    assert_eq!(pair.server.requests(), 2);
+    pair.answer();
+    assert_eq!(pair.server.requests(), 0);
+    assert!(pair.server.next_request().is_none());
+    pair.exchange();
+    assert_eq!(pair.response(first), Ok(1 << 20));
+    pair.answer();
+    pair.exchange();
+    assert_eq!(pair.response(second), Ok(6));
+    assert_eq!(pair.memory.used(), 0);
+}
+
+#[test]
+fn a_response_that_finds_no_room_in_the_output_counts_at_once() {
+    let mut pair = Pair::new(Limits::default());
+    let streams = [(); 3].map(|()| pair.call(ONE, &[0; 1 << 20]));
+    let requests = streams.map(|_| pair.server.next_request().unwrap().0);
+    for stream in requests {
+        let before = pair.memory.used();
+        pair.server.next_message(stream);
+        let response = encode(&vec![7_u8; 3 << 19]).unwrap();
+        pair.server.answer(stream, Ok(response), Default::default());
+        assert!(pair.server.output().len() <= OUTPUT + (1 << 10));
+        assert!(pair.memory.used() >= before + (1 << 18));
+    }
+}
+
+#[test]
+fn refused_calls_end_the_connection_unless_they_are_few() {
+    let mut pair = Pair::new(Limits::default());
+    let nope = |pair: &mut Pair| {
+        let stream = pair.open("/t.T/Nope")?.expect("a slot");
+        pair.client.send(stream, &[], true)?;
+        pair.exchange();
+        let refused = pair.response(stream).unwrap_err();
+        assert_eq!(refused.code(), Code::Unimplemented);
+        Ok::<_, Status>(())
+    };
+    // A tool that probes for services again and again.
+    for _ in 0..60 {
+        (0..10).for_each(|_| nope(&mut pair).unwrap());
+        assert_eq!(pair.pass(1), None);
+    }
+    let mut refused = 0;
+    let end = loop {
+        match nope(&mut pair) {
+            Ok(()) => refused += 1,
+            Err(status) => break status,
+        }
+    };
+    assert!((90..=110).contains(&refused), "{refused}");
+    assert!(end.message().contains("ENHANCE_YOUR_CALM"), "{end}");
+    assert!(pair.server.ended().is_some());
+}
+
+#[test]
+fn a_peer_that_takes_no_output_is_not_received() {
+    let mut pair = Pair::new(Limits {
+        refusals: h2::Allowance {
+            burst: u32::MAX,
+            per_second: 1,
+        },
+        ..Limits::default()
+    });
     for _ in 0..20_000 {
         pair.client.h2.ping();
     }

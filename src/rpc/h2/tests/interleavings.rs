@@ -113,6 +113,7 @@ impl Pair {
                     burst: [1000, 40][choice >> 7],
                     per_second: 100,
                 },
+                ..Limits::default()
             }
         };
         let (client, server) = (limits(), limits());

@@ -1,0 +1,50 @@
+//! The bytes of a message for prost, which reads a limited number of pieces from them.
+//!
+//! Prost takes at least two pieces for each field: its key, and its value or its length. So the
+//! number of pieces bounds what the fields of any message take in memory, also those of messages
+//! within it.
+
+use prost::bytes::Buf;
+
+/// Maximum number of pieces. The largest message of ours is a ticket with 64 components of
+/// Kubernetes, which has 900 pieces; one of a real cluster has 200.
+const PIECES: usize = 2048;
+/// What is read instead of the bytes beyond them: no key, length or number of a field begins so.
+const INVALID: [u8; 64] = [0xff; 64];
+
+/// The bytes of a message that are not yet read.
+pub(super) struct Bounded<'a> {
+    rest: &'a [u8],
+    pieces: usize,
+}
+
+impl Bounded<'_> {
+    pub(super) fn new(rest: &[u8]) -> Bounded<'_> {
+        Bounded { rest, pieces: 0 }
+    }
+
+    /// Returns whether the message has too many pieces. Then what was decoded is wrong.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.pieces > PIECES
+    }
+}
+
+impl Buf for Bounded<'_> {
+    fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// Returns the rest of the message, or as many invalid bytes. An empty rest would end the
+    /// decoding sooner, but [`Buf`] does not allow that the length changes by itself.
+    fn chunk(&self) -> &[u8] {
+        match self.is_exceeded() {
+            true => &INVALID[..self.rest.len().min(INVALID.len())],
+            false => self.rest,
+        }
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.rest = &self.rest[count..];
+        self.pieces += 1;
+    }
+}
