@@ -19,7 +19,7 @@ use proto::verify::{GetAttestationRequest, GetAttestationResponse};
 use rpc::grpc;
 
 /// Bytes of a message on the wire.
-const LENGTH: usize = 256 << 10;
+const LENGTH: usize = 64 << 10;
 /// Memory in bytes that the fields of a message may take in addition to three times its length: one copy of a field, and a
 /// list of them that grows.
 const MOST: usize = 256 << 10;

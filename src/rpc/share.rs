@@ -75,9 +75,10 @@ impl Share {
         self.limit.used() >= self.limit.most - self.limit.most / 4
     }
 
-    /// Returns whether more than a quarter is taken.
+    /// Returns whether more than a third is taken. One peer that takes equal parts for as long as
+    /// they fit has more than that, however large they are.
     pub fn is_in_demand(&self) -> bool {
-        self.limit.used() > self.limit.most / 4
+        self.limit.used() > self.limit.most / 3
     }
 
     fn fits(&self, all: usize, own: usize) -> bool {

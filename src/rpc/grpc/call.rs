@@ -141,15 +141,6 @@ impl Call {
         }
     }
 
-    /// Encodes the response of a method that has one, if there is memory for it.
-    pub(super) fn encode<R: Message>(&self, response: &R) -> Result<Bytes, Status> {
-        let mut core = self.link.lock();
-        core.session
-            .hold_response(self.stream, response.encoded_len())?;
-        drop(core);
-        message::encode(response)
-    }
-
     /// Sends an encoded response.
     fn send(&self, response: &[u8]) -> Result<(), Status> {
         let mut core = self.link.lock();

@@ -44,9 +44,9 @@ pub struct Limits {
     pub stall: Duration,
     /// Maximum number of calls at once on one connection (SETTINGS_MAX_CONCURRENT_STREAMS).
     pub streams: u32,
-    /// Number of calls of one connection that may be refused without a handler, or because the
-    /// request cannot be decoded. Beyond it the connection ends (ENHANCE_YOUR_CALM).
-    pub refusals: Allowance,
+    /// Number of calls of one connection that may be reset, refused without a handler, or refused
+    /// because the request cannot be decoded. Beyond it the connection ends (ENHANCE_YOUR_CALM).
+    pub resets: Allowance,
     /// Maximum number of handlers that run at once in the whole server; a further call ends with
     /// RESOURCE_EXHAUSTED. One peer (an IPv4 address, or an IPv6 network of 64 bits) leaves the
     /// last quarter to others.
@@ -83,7 +83,7 @@ impl Default for Limits {
             keepalive_timeout: Duration::from_secs(20),
             stall: Duration::from_secs(60),
             streams: 100,
-            refusals: h2::Limits::default().refusals,
+            resets: h2::Limits::default().resets,
             handlers: 128,
             header_bytes: 16 << 10,
             // The usual default of gRPC.

@@ -3,6 +3,7 @@
 use prost::Message;
 
 use super::call::{Call, Receiver, Sender};
+use super::message;
 use super::methods::{Method, Methods};
 use super::status::Status;
 use base::crypto::buffer::Bytes;
@@ -45,7 +46,7 @@ impl Router {
         F: Fn(&Call, Q) -> Result<R, Status> + Send + Sync + 'static,
     {
         self.add(path, true, move |call| {
-            call.encode(&handler(call, call.receive_one()?)?)
+            message::encode(&handler(call, call.receive_one()?)?)
         })
     }
 
@@ -70,7 +71,7 @@ impl Router {
         F: Fn(&Call, &mut Receiver<Q>) -> Result<R, Status> + Send + Sync + 'static,
     {
         self.add(path, false, move |call| {
-            call.encode(&handler(call, &mut Receiver::new(call))?)
+            message::encode(&handler(call, &mut Receiver::new(call))?)
         })
     }
 

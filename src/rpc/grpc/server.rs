@@ -636,9 +636,9 @@ impl ServerConnection {
         let deadline = request.deadline;
         let call = Call::new(self.link.clone(), stream, request);
         // A handler may return a response of any size. While memory is in demand, it counts as
-        // several, so that only 16 run at once.
+        // several, so that only 8 run at once.
         let count = match self.share.memory.is_in_demand() {
-            true => self.server.limits.handlers.div_ceil(16),
+            true => self.server.limits.handlers.div_ceil(8),
             false => 1,
         };
         let result = if self.share.handlers.take(count) {
@@ -714,8 +714,7 @@ impl ServerConnection {
             let name = self.server.name;
             log::info!("{name}: the connection with {peer} is closed: {why}");
         }
-        let session = &mut core.session;
-        session.ended().is_some() || !session.output().is_empty() || session.requests() > 0
+        core.session.ended().is_some() || !core.session.output().is_empty()
     }
 
     /// Stops further calls; the running ones must end within the grace. The next thread that serves

@@ -1366,7 +1366,7 @@ const ENDLESS: h2::Allowance = h2::Allowance {
 #[test]
 fn a_peer_that_reads_no_answers_is_not_read_and_loses_none() {
     let server = start(Limits {
-        refusals: ENDLESS,
+        resets: ENDLESS,
         ..Limits::default()
     });
     let (mut socket, mut client) = by_hand(&server);

@@ -44,10 +44,8 @@ pub struct Limits {
     /// Maximum number of received bytes of all streams that are not released yet; at least 65 535.
     pub connection_window: u32,
     /// Streams that the peer opens only to reset them or to make us reset them (CVE-2023-44487,
-    /// CVE-2025-8671).
+    /// CVE-2025-8671), and requests that are refused.
     pub resets: Allowance,
-    /// Requests that are answered with an error because they are none that the server knows.
-    pub refusals: Allowance,
     /// Frames that cost work and carry no request data: SETTINGS, PING, PRIORITY, empty DATA,
     /// unknown types, and more WINDOW_UPDATE than our own DATA explains.
     pub control: Allowance,
@@ -64,11 +62,6 @@ impl Default for Limits {
             resets: Allowance {
                 burst: 1000,
                 per_second: 33,
-            },
-            // A tool that probes for services of other servers needs a few.
-            refusals: Allowance {
-                burst: 100,
-                per_second: 10,
             },
             control: Allowance {
                 burst: 1000,
@@ -276,7 +269,6 @@ pub struct Connection {
     dead: Option<Error>,
 
     resets: Budget,
-    refusals: Budget,
     control: Budget,
     /// When the last bytes were received.
     now: Option<Instant>,
@@ -326,7 +318,6 @@ impl Connection {
             peer_goes_away: false,
             dead: None,
             resets: Budget::new(limits.resets),
-            refusals: Budget::new(limits.refusals),
             control: Budget::new(limits.control),
             now: None,
         }
@@ -1130,20 +1121,16 @@ impl Connection {
         }
         frame::rst_stream(&mut self.out, stream, code);
         self.close(stream, Closed::ResetByUs);
+        self.charge_reset();
+    }
+
+    /// Counts a stream that we had to reset, or whose request was refused. On a server, too many end
+    /// the connection.
+    pub fn charge_reset(&mut self) {
         if self.is_server && self.now.is_some_and(|now| !self.resets.spend(now)) {
             self.die(Error {
                 code: Code::ENHANCE_YOUR_CALM,
-                reason: "too many streams that we had to reset",
-            });
-        }
-    }
-
-    /// Server: counts a request that was refused. Too many of them end the connection.
-    pub fn charge_refusal(&mut self) {
-        if self.now.is_some_and(|now| !self.refusals.spend(now)) {
-            self.die(Error {
-                code: Code::ENHANCE_YOUR_CALM,
-                reason: "too many requests that cannot be served",
+                reason: "too many streams that we had to reset or refuse",
             });
         }
     }

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Call, Data, OUTPUT, Session, Side, h2_limits};
+use super::{Call, Data, Session, Side, h2_limits};
 use crate::grpc::header_values::{encode_bin, is_grpc_type, parse_timeout, percent_encode};
 use crate::grpc::limits::Limits;
 use crate::grpc::metadata::Metadata;
@@ -110,7 +110,7 @@ impl Session<ServerSide> {
         now: Instant,
     ) -> Session<ServerSide> {
         let h2 = Connection::server(h2::Limits {
-            refusals: limits.refusals,
+            resets: limits.resets,
             ..h2_limits(limits.streams, limits.header_bytes)
         });
         let side = ServerSide {
@@ -274,34 +274,15 @@ impl Session<ServerSide> {
         }
     }
 
-    /// Returns the number of calls whose handler can start: none while the peer does not take the
-    /// responses that it has, because a handler may return a response of any size.
+    /// Returns the number of calls whose handler can start.
     pub(crate) fn requests(&self) -> usize {
-        let responses = self
-            .side
-            .outbound
-            .iter()
-            .filter_map(|stream| self.calls.get(stream));
-        let unsent: usize = responses
-            .map(|call| match &call.side.stage {
-                Stage::Response(response) => response.message.len() - response.sent,
-                _ => 0,
-            })
-            .sum();
-        let most = self.output_limit();
-        if unsent < most {
-            self.side.ready.len()
-        } else {
-            0
-        }
+        self.side.ready.len()
     }
 
     /// Removes and returns the next request whose handler can start, with its stream. The handler's
     /// result goes to [`Session::answer`].
     pub(crate) fn next_request(&mut self) -> Option<(u32, Request)> {
-        while self.requests() > 0
-            && let Some(stream) = self.side.ready.pop_front()
-        {
+        while let Some(stream) = self.side.ready.pop_front() {
             // The call is absent if it was cancelled.
             if let Some(call) = self.calls.get_mut(&stream)
                 && matches!(call.side.stage, Stage::Request(_))
@@ -320,16 +301,6 @@ impl Session<ServerSide> {
     }
 
     // ---- responses ----
-
-    /// Counts a response that will be encoded, instead of the request. Errors if a large one does
-    /// not fit into the memory; a small one may leave at once.
-    pub(crate) fn hold_response(&mut self, stream: u32, length: usize) -> Result<(), Status> {
-        let call = self.calls.get_mut(&stream).filter(|_| length > OUTPUT);
-        match call.is_none_or(|call| call.side.held.set(length)) {
-            true => Ok(()),
-            false => Err(unread()),
-        }
-    }
 
     /// Answers a call with the result of its handler: a framed message, or nothing if the handler
     /// has sent all messages; custom metadata for the headers and for the trailers.
@@ -352,7 +323,7 @@ impl Session<ServerSide> {
                 self.forget(stream);
                 // The request could not be decoded, or it makes no sense.
                 if matches!(status.code(), Code::Internal | Code::InvalidArgument) {
-                    self.h2.charge_refusal();
+                    self.h2.charge_reset();
                 }
             }
         }
@@ -362,7 +333,7 @@ impl Session<ServerSide> {
     /// as cancelled.
     fn refuse(&mut self, stream: u32, status: Status) {
         self.send_trailers(stream, Some(&status), &Default::default());
-        self.h2.charge_refusal();
+        self.h2.charge_reset();
         self.side.had_call = true;
         match self.calls.get(&stream) {
             Some(call) if call.side.has_handler() => self.finish(stream, Err(status)),
@@ -466,7 +437,7 @@ impl Session<ServerSide> {
         } else {
             self.respond(stream, Bytes(text.to_vec()), None);
         }
-        self.h2.charge_refusal();
+        self.h2.charge_reset();
     }
 
     /// Sends what there is room for, and leaves the rest of a response to [`Side::fill_output`].
@@ -512,7 +483,7 @@ impl Session<ServerSide> {
         if call.side.held.set(length) {
             self.side.outbound.push_back(stream);
         } else {
-            self.send_trailers(stream, Some(&unread()), &Default::default());
+            self.send_trailers(stream, Some(&short_of_memory()), &Default::default());
             self.forget(stream);
         }
     }
@@ -663,14 +634,7 @@ fn new_call(
 fn short_of_memory() -> Status {
     Status::new(
         Code::ResourceExhausted,
-        "the server has no memory left for this request",
-    )
-}
-
-fn unread() -> Status {
-    Status::new(
-        Code::ResourceExhausted,
-        "the server has no memory left for this response: it holds too many that are not read",
+        "the server has no memory left for this call",
     )
 }
 

@@ -113,7 +113,6 @@ impl Pair {
                     burst: [1000, 40][choice >> 7],
                     per_second: 100,
                 },
-                ..Limits::default()
             }
         };
         let (client, server) = (limits(), limits());
