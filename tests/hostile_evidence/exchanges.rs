@@ -98,7 +98,8 @@ fn refusal(what: &str, sent: &[u8]) -> String {
 #[test]
 fn a_client_refuses_what_is_no_exchange_by_its_name_with_little_memory() {
     let many = "more keys, certificates or banks than a TPM has";
-    let unreadable = "its message cannot be read";
+    let unreadable = "the message cannot be decoded";
+    let fields = "it has too many fields";
     let document = "the document cannot be read";
     let genuine = FORGER.parts(&[5; 32], &[6; 32]).document();
     let nested = |depth: usize| {
@@ -137,7 +138,7 @@ fn a_client_refuses_what_is_no_exchange_by_its_name_with_little_memory() {
             "many banks",
             offering(|it| {
                 it.demand = Some(Demand {
-                    banks: vec![11; 15_000],
+                    banks: vec![11; 1000],
                     challenges: false,
                     collateral: false,
                 })
@@ -145,14 +146,35 @@ fn a_client_refuses_what_is_no_exchange_by_its_name_with_little_memory() {
             many,
         ),
         (
+            "far too many banks",
+            offering(|it| {
+                it.demand = Some(Demand {
+                    banks: vec![11; 15_000],
+                    challenges: false,
+                    collateral: false,
+                })
+            }),
+            fields,
+        ),
+        (
             "many endorsement keys",
-            offering(|it| it.identity.as_mut().unwrap().endorsements = endorsements(1500, 0, 0)),
+            offering(|it| it.identity.as_mut().unwrap().endorsements = endorsements(400, 0, 0)),
             many,
         ),
         (
+            "far too many endorsement keys",
+            offering(|it| it.identity.as_mut().unwrap().endorsements = endorsements(1500, 0, 0)),
+            fields,
+        ),
+        (
             "many certificates",
-            offering(|it| it.identity.as_mut().unwrap().endorsements = endorsements(1, 7000, 0)),
+            offering(|it| it.identity.as_mut().unwrap().endorsements = endorsements(1, 900, 0)),
             many,
+        ),
+        (
+            "far too many certificates",
+            offering(|it| it.identity.as_mut().unwrap().endorsements = endorsements(1, 7000, 0)),
+            fields,
         ),
         (
             "no identity",
