@@ -12,6 +12,7 @@ use attest::atls;
 use attest::attestation::sources::offline;
 use attest::attestation::{Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
 use attest::tpm::{Credential, Endorsement, EndorsementKind, Error, KeySource, Location, Tpm};
+use cli::policy::Edit;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
 use endorsement::roots::{self, Root};

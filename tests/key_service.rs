@@ -46,7 +46,11 @@ fn config(secret: u8, policy: &Policy) -> TempDir {
     fs::write(dir.path().join("mastersecret"), [secret; 32]).unwrap();
     fs::write(dir.path().join("salt"), [0; 32]).unwrap();
     fs::write(dir.path().join("measurementSalt"), SALT).unwrap();
-    fs::write(dir.path().join("attestationConfig"), policy.to_json()).unwrap();
+    fs::write(
+        dir.path().join("attestationConfig"),
+        cli::policy::text(policy),
+    )
+    .unwrap();
     dir
 }
 
@@ -345,7 +349,11 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
         .unwrap()
         .and_also("image 2", new.clone())
         .unwrap();
-    fs::write(dir.path().join("attestationConfig"), both.to_json()).unwrap();
+    fs::write(
+        dir.path().join("attestationConfig"),
+        cli::policy::text(&both),
+    )
+    .unwrap();
     assert!(get(&new_machine).is_err());
     program.expect("the machine runs none of the 2 accepted images");
     assert!(get(&old_machine).is_ok());
@@ -355,18 +363,26 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
         .unwrap()
         .and_also("image 2", whole)
         .unwrap();
-    fs::write(dir.path().join("attestationConfig"), both.to_json()).unwrap();
+    fs::write(
+        dir.path().join("attestationConfig"),
+        cli::policy::text(&both),
+    )
+    .unwrap();
     assert!(get(&new_machine).is_ok());
     program.expect("a new policy is in force");
-    // An invalid policy changes nothing.
-    fs::write(dir.path().join("attestationConfig"), "{").unwrap();
+    // An invalid policy changes nothing, and one with an unknown field is invalid.
     let valid = config(0, &policy());
-    assert!(
-        key_client(address, valid.path(), &new_machine)
-            .data_key(UUID, 32, None)
-            .is_ok()
-    );
-    program.expect("the old attestation policy stays in force");
+    let served = || {
+        let client = key_client(address, valid.path(), &new_machine);
+        client.data_key(UUID, 32, None).is_ok()
+    };
+    let unknown = cli::policy::text(&both).replacen('{', r#"{"atestationKeys":["000b"],"#, 1);
+    fs::write(dir.path().join("attestationConfig"), unknown).unwrap();
+    assert!(served());
+    program.expect(r#"the old attestation policy stays in force: ./attestationConfig: measurement policy: unknown field "atestationKeys""#);
+    fs::write(dir.path().join("attestationConfig"), "{").unwrap();
+    assert!(served());
+    program.expect("EOF while parsing");
 }
 
 #[test]

@@ -778,7 +778,7 @@ fn each_stage_of_a_boot_gets_its_own_ticket_only() {
 }
 
 /// Two policies that the same machines meet.
-const OTHER_POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}},"alsoAccepted":[]}"#;
+const OTHER_POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}},"name":"other"}"#;
 
 #[test]
 fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one_before() {

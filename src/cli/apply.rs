@@ -10,6 +10,7 @@ use super::output::Output;
 use super::progress::Progress;
 use super::state::State;
 use super::{UNREACHABLE, files, say};
+use attest::attestation::sources::offline;
 use attest::attestation::{Policy, Variant};
 use base::program::Failure;
 use base::stop::Stop;
@@ -127,8 +128,10 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
     let policy = if wanted == read {
         policy.into()
     } else {
-        wanted.to_json()
+        super::policy::text(&wanted)
     };
+    endorsement::validator(options.variant, wanted, &offline())
+        .map_err(|error| unusable(&error))?;
     let keeping = options.wish.keeping(&kms, &state, client)?;
     Ok(Settings {
         image: options.image.clone(),

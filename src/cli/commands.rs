@@ -4,7 +4,8 @@ use super::output::{OUTPUT, Output};
 use super::usage::{Command, Operand, Opt, Program, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, components, explain, hash_secret, init,
-    man, measure, metadata, recover, roots, share, ssh, status, timeline, upgrade, verify, wrap,
+    man, measure, metadata, policy, recover, roots, share, ssh, status, timeline, upgrade, verify,
+    wrap,
 };
 use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
@@ -23,6 +24,7 @@ pub const PROGRAM: Program = Program {
         RECOVER,
         SSH,
         MEASURE,
+        POLICY_FILE,
         ROOTS,
         COLLATERAL,
         COMPONENTS,
@@ -713,6 +715,46 @@ const MEASURE: Command = Command {
         "firstlight measure --gce-endorsement google.binarypb --gce-root GCE-cc-tcb-root_1.crt --vcpus 4 > policy.json",
     ],
     run: |given| measure::run(&super::measure_options(given)?),
+};
+
+const POLICY_FILE: Command = Command {
+    name: "policy",
+    summary: "check, show, compare or change the file with an attestation policy",
+    about: &[
+        "`check FILE` names each error, such as an unknown word, and what the policy does not pin: any TPM, any firmware, another \
+         register than those that are named. The exit code is 0 without an error, and 1 with one. An error is also a register that \
+         is zero though firmware always extends it, and a policy that does not say what boots.",
+        "`show FILE` prints what the policy requires: variant, images with their registers, attestation keys, roots, and each \
+         further requirement in words. `diff FILE FILE` prints what two policies require differently: `-` the first one, `+` the \
+         second one. The exit code is 0 if they require the same, and 1 if not.",
+        "`add-key FILE KEY..` and `remove-key FILE KEY..` change which attestation keys the policy believes. KEY is the name of a key \
+         as the console of its machine shows it; `-` reads the names from standard input. The file keeps its mode, and is replaced \
+         as a whole. The last key is removed with --trust-any-tpm only, unless the platform endorses keys.",
+    ],
+    operand: Some(Operand {
+        value: Value::Action(
+            "check|show|diff|add-key|remove-key FILE..",
+            &policy::ACTIONS,
+        ),
+        is_needed: true,
+        help: "what to do with the policy in FILE; - is standard input for check, show and diff",
+    }),
+    options: &[
+        Opt::flag(
+            "trust-any-tpm",
+            "remove-key: also remove the last key, after which a program that has no TPM and imitates one is accepted",
+        ),
+        VARIANT,
+        OUTPUT,
+    ],
+    examples: &[
+        "firstlight policy check policy.json",
+        "firstlight policy show policy.json",
+        "firstlight policy diff policy.json policy-upgrade.json",
+        "firstlight policy add-key policy.json 000b1f0c...",
+        "kubectl -n kube-system get configmap join-config -o jsonpath={.data.attestationConfig} | firstlight policy show -",
+    ],
+    run: |given| policy::run(&super::policy_options(given)?),
 };
 
 const COMPLETIONS: Command = Command {

@@ -37,7 +37,9 @@ fn bash(program: &Program) -> String {
                 None => continue,
                 Some(Value::File) => "_files; return".to_owned(),
                 Some(Value::Text(_)) => "return".to_owned(),
-                Some(Value::OneOf(_, all)) => format!("_words '{}'; return", all.join(" ")),
+                Some(Value::OneOf(_, all) | Value::Action(_, all)) => {
+                    format!("_words '{}'; return", all.join(" "))
+                }
             };
             let answer = answer.replace('_', &format!("_{name}_"));
             let short = option
@@ -56,8 +58,19 @@ fn bash(program: &Program) -> String {
             .map(|option| format!("--{}", option.name))
             .chain(short.map(|letter| format!("-{letter}")))
             .collect();
-        if let Some(Value::OneOf(_, more)) = command.operand.as_ref().map(|operand| operand.value) {
+        let operand = command.operand.as_ref().map(|operand| operand.value);
+        if let Some(Value::OneOf(_, more) | Value::Action(_, more)) = operand {
             all.extend(more.iter().map(|word| (*word).to_owned()));
+        }
+        if let Some(Value::Action(_, actions)) = operand {
+            let actions = actions
+                .iter()
+                .map(|word| format!("{}:{word}", command.name));
+            let actions: Vec<_> = actions.collect();
+            values.push_str(&format!(
+                "    {}) _{name}_files; return ;;\n",
+                actions.join("|")
+            ));
         }
         words.push_str(&format!(
             "    {}) _{name}_words '{}' ;;\n",
@@ -101,7 +114,9 @@ fn zsh(program: &Program) -> String {
     let action = |value: Value| match value {
         Value::File => format!(":{}:_files", value.name()),
         Value::Text(text) => format!(":{}: ", plain(text)),
-        Value::OneOf(text, all) => format!(":{}:({})", plain(text), all.join(" ")),
+        Value::OneOf(text, all) | Value::Action(text, all) => {
+            format!(":{}:({})", plain(text), all.join(" "))
+        }
     };
     let (mut commands, mut cases) = (String::new(), String::new());
     for command in program.commands {
@@ -127,6 +142,9 @@ fn zsh(program: &Program) -> String {
                 .iter()
                 .map(|operand| format!("'1{}'", action(operand.value))),
         );
+        if let Some(Value::Action(..)) = command.operand.as_ref().map(|operand| operand.value) {
+            specs.push("'*:FILE:_files'".to_owned());
+        }
         cases.push_str(&format!(
             "    {}) _arguments {} ;;\n",
             command.name,
@@ -185,7 +203,9 @@ fn fish(program: &Program) -> String {
                 None => String::new(),
                 Some(Value::File) => " -r -F".to_owned(),
                 Some(Value::Text(_)) => " -x".to_owned(),
-                Some(Value::OneOf(_, all)) => format!(" -x -a {}", quoted(&all.join(" "))),
+                Some(Value::OneOf(_, all) | Value::Action(_, all)) => {
+                    format!(" -x -a {}", quoted(&all.join(" ")))
+                }
             };
             let short = option
                 .short
@@ -197,7 +217,8 @@ fn fish(program: &Program) -> String {
                 quoted(option.help)
             ));
         }
-        if let Some(Value::OneOf(_, all)) = command.operand.as_ref().map(|operand| operand.value) {
+        let operand = command.operand.as_ref().map(|operand| operand.value);
+        if let Some(Value::OneOf(_, all) | Value::Action(_, all)) = operand {
             text.push_str(&format!("{only} -a {}\n", quoted(&all.join(" "))));
         }
     }

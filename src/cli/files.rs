@@ -107,6 +107,10 @@ pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, E
 
 /// Creates a file with mode 0600, which is durable on return. Fails if the file exists. A failure leaves no file.
 pub fn create_private(path: &Path, content: &[u8]) -> Result<(), Error> {
+    create(path, content, PRIVATE)
+}
+
+fn create(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
     let file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -114,7 +118,8 @@ pub fn create_private(path: &Path, content: &[u8]) -> Result<(), Error> {
         .open(path);
     let mut file = file.map_err(|error| Error::Io("create", path.into(), error))?;
     let written = file
-        .write_all(content)
+        .set_permissions(Permissions::from_mode(mode))
+        .and_then(|()| file.write_all(content))
         .and_then(|()| file.sync_all())
         .and_then(|()| sync_directory(path));
     written.map_err(|error| {
@@ -126,6 +131,19 @@ pub fn create_private(path: &Path, content: &[u8]) -> Result<(), Error> {
 
 /// Replaces the file's content, with mode 0600. A reader sees the old or the new content, even after a power cut.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), Error> {
+    replace_with(path, content, PRIVATE)
+}
+
+/// Replaces the content of a file that exists, and keeps its mode. A link stays: the file to which it leads is replaced. A reader sees
+/// the old or the new content, even after a power cut.
+pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
+    let open = |error| Error::Io("open", path.into(), error);
+    let path = fs::canonicalize(path).map_err(open)?;
+    let mode = fs::metadata(&path).map_err(open)?.permissions().mode();
+    replace_with(&path, content, mode & 0o777)
+}
+
+fn replace_with(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let fresh = PathBuf::from(fresh);
@@ -135,7 +153,7 @@ pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), Error> {
         }
         _ => {}
     }
-    create_private(&fresh, content)?;
+    create(&fresh, content, mode)?;
     let moved = fs::rename(&fresh, path).and_then(|()| sync_directory(path));
     moved.map_err(|error| Error::Io("write", path.into(), error))
 }
@@ -192,6 +210,24 @@ mod tests {
             (0o600, b"new".as_slice())
         );
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_changed_file_keeps_its_mode_and_a_link_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, link) = (dir.path().join("policy"), dir.path().join("link"));
+        fs::write(&path, "old").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for (through, kept) in [(&path, 0o644), (&link, 0o640), (&link, 0o664)] {
+            fs::set_permissions(&path, Permissions::from_mode(kept)).unwrap();
+            replace(through, format!("{kept:o}").as_bytes()).unwrap();
+            assert_eq!(mode(&path), kept);
+            let content = fs::read_to_string(&path).unwrap();
+            assert_eq!(content, format!("{kept:o}"));
+        }
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert!(replace(&dir.path().join("none"), b"").is_err());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::policy::Edit;
 use super::state::hex;
 use super::usage::Given;
 use super::{launch_digest, measure_image};

@@ -27,6 +27,7 @@ mod measure;
 mod measure_image;
 mod metadata;
 mod output;
+pub mod policy;
 mod progress;
 mod recover;
 mod roots;
@@ -373,9 +374,77 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
     })
 }
 
-/// Returns the attestation variant of the nodes.
+/// Returns the attestation variant of the nodes: that of the option, else that of the policy, else the option's default.
 fn variant_of(given: &Given) -> Result<&'static Variant, Failure> {
+    if !given.has("attestation-variant") {
+        for option in ["policy", "add-to"] {
+            let has_option = given.command().options.iter().any(|it| it.name == option);
+            if let Some(variant) = has_option.then(|| named_in(&given.path(option))).flatten() {
+                return Ok(variant);
+            }
+        }
+    }
     given.parsed("attestation-variant", Variant::named)
+}
+
+/// Returns the attestation variant that a policy names. A file that cannot be read twice, such as a pipe, is left alone, and what is
+/// wrong with the policy is said by the command that uses it.
+fn named_in(policy: &Path) -> Option<&'static Variant> {
+    let is_file = std::fs::metadata(policy).is_ok_and(|it| it.is_file());
+    let policy = is_file
+        .then(|| connect::read_policy(policy).ok())
+        .flatten()?;
+    Variant::named(policy.variant()?).ok()
+}
+
+fn policy_options(given: &Given) -> Result<policy::Options, Failure> {
+    use policy::Action;
+    let action = given.operand()?;
+    let texts = given.further().iter().cloned().map(program::text);
+    let texts: Vec<String> = texts.collect::<Result<_, _>>()?;
+    let action = match (&*action, &*texts) {
+        ("check", [file]) => Action::Check(file.into()),
+        ("show", [file]) => Action::Show(file.into()),
+        ("diff", [old, new]) => Action::Diff(old.into(), new.into()),
+        ("add-key", [file, keys @ ..]) if !keys.is_empty() => {
+            Action::AddKey(file.into(), keys.into())
+        }
+        ("remove-key", [file, keys @ ..]) if !keys.is_empty() => {
+            Action::RemoveKey(file.into(), keys.into())
+        }
+        (known, _) if policy::ACTIONS.contains(&known) => {
+            let operands = match known {
+                "diff" => "FILE FILE",
+                "add-key" | "remove-key" => "FILE KEY..",
+                _ => "FILE",
+            };
+            let text = format!("expected firstlight policy {known} {operands}");
+            return Err(Failure::Usage(text));
+        }
+        (other, _) => {
+            let suggestion = usage::suggestion("", other, policy::ACTIONS);
+            return Err(Failure::Usage(format!(
+                "there is no action {other:?}{suggestion}"
+            )));
+        }
+    };
+    let trust_any_tpm = given.has("trust-any-tpm");
+    if trust_any_tpm && !matches!(action, Action::RemoveKey(..)) {
+        return Err(Failure::Usage("--trust-any-tpm is for remove-key".into()));
+    }
+    let named = match given.has("attestation-variant") {
+        true => None,
+        false => texts.first().and_then(|file| named_in(file.as_ref())),
+    };
+    Ok(policy::Options {
+        action,
+        variant: match named {
+            Some(variant) => variant,
+            None => variant_of(given)?,
+        },
+        trust_any_tpm,
+        output: Output::of(given)?,
+    })
 }
 
 /// Returns the TPMs that may get the master secret.
@@ -458,6 +527,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
             },
         },
         pcrs,
+        variant: given.has("attestation-variant").then_some(variant),
         name,
         add_to,
         snp,

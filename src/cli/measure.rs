@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::policy::{Edit, text};
 use super::{connect, launch_digest, launch_endorsement, measure_image, say, say_all};
 use attest::attestation::variant::Measured;
 use attest::attestation::{self, KeyName, Measurement, Policy, Registers, Stage, Variant};
@@ -32,6 +33,8 @@ pub struct Options {
     /// The registers of the policy, besides that of the cluster ID; `None` takes those of the policy in `add_to`, else those that
     /// depend on the image.
     pub pcrs: Option<Vec<u32>>,
+    /// The attestation variant that the command line names; the policy names it, too.
+    pub variant: Option<&'static Variant>,
     /// The image's name.
     pub name: Option<String>,
     /// A policy to which the image is added.
@@ -76,6 +79,15 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         .as_deref()
         .map(connect::read_policy)
         .transpose()?;
+    let named = present.as_ref().and_then(Policy::variant);
+    if let (Some(wanted), Some(named)) = (options.variant, named)
+        && wanted.name != named
+    {
+        return Err(Failure::Usage(format!(
+            "--attestation-variant {}: the policy in --add-to is for {named}",
+            wanted.name
+        )));
+    }
     let pcrs = match (&options.pcrs, &present) {
         (Some(pcrs), _) => Some(pcrs.clone()),
         (None, present) => present.as_ref().map(registers),
@@ -99,11 +111,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         } => {
             let (policy, key) =
                 of_tpm(variant, location.as_ref(), pcrs.as_deref(), *trust_any_tpm)?;
-            print(present, name, &policy, key)
+            let policy = with_image(present, name, &policy, key)?;
+            say_policy(policy.of_variant(variant.name), options)
         }
         Source::TdxFirmware(path) => {
             let policy = mrtd(path).and_then(of_mrtd).map_err(Failure::failed)?;
-            print(present, name, &policy, None)
+            say_policy(with_image(present, name, &policy, None)?, options)
         }
         Source::FirmwareAlone => {
             let mrtd = match (&present, &endorsed) {
@@ -120,7 +133,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 (None, Some(name)) => policy.named(name).map_err(Failure::failed)?,
                 _ => policy,
             };
-            say(with_firmware(policy, None)?.to_json())
+            say_policy(with_firmware(policy, None)?, options)
         }
         Source::Image {
             image: source,
@@ -172,7 +185,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 policy = policy.and_sha384(&signed).map_err(Failure::failed)?;
             }
             let handed_over = source.handed_over()?;
-            say(with_firmware(policy, handed_over.as_ref())?.to_json())
+            say_policy(with_firmware(policy, handed_over.as_ref())?, options)
         }
     }
 }
@@ -256,14 +269,13 @@ fn of_launch_digests() -> Result<Policy, String> {
     policy(Measured { booted, initramfs }, &[])
 }
 
-/// Prints the policy, or the present policy with its image added.
-fn print(
-    present: Option<Policy>,
-    name: Option<&str>,
-    policy: &Policy,
-    key: Option<KeyName>,
-) -> Result<(), Failure> {
-    say(with_image(present, name, policy, key)?.to_json())
+/// Prints the policy, with the variant that the command line names.
+fn say_policy(policy: Policy, options: &Options) -> Result<(), Failure> {
+    let policy = match options.variant {
+        Some(variant) => policy.of_variant(variant.name),
+        None => policy,
+    };
+    say(text(&policy))
 }
 
 /// Returns the policy, or the present policy with its image added.
@@ -431,12 +443,12 @@ mod tests {
         let expected = |byte: &str| byte.repeat(32);
         for registers in [&[4, 15][..], &[4]] {
             assert_eq!(
-                policy(measured(), registers).unwrap().to_json(),
+                text(&policy(measured(), registers).unwrap()),
                 format!(
-                    "{{\"measurements\":{{\"15\":{{\"expected\":\"{}\",\"warnOnly\":false}},\
-                     \"4\":{{\"expected\":\"{}\",\"warnOnly\":false}}}}}}",
-                    expected("00"),
-                    expected("04")
+                    "{{\n  \"measurements\": {{\n    \"4\": {{\"expected\": \"{}\", \"warnOnly\": false}},\n    \
+                     \"15\": {{\"expected\": \"{}\", \"warnOnly\": false}}\n  }}\n}}",
+                    expected("04"),
+                    expected("00")
                 )
             );
         }

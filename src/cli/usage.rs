@@ -89,6 +89,8 @@ pub enum Value {
     Text(&'static str),
     /// One of these words, with its name in the help text.
     OneOf(&'static str, &'static [&'static str]),
+    /// One of these words, and after it the operands of that word, with their form in the help text. Only for an operand.
+    Action(&'static str, &'static [&'static str]),
 }
 
 impl Value {
@@ -96,7 +98,7 @@ impl Value {
     pub fn name(self) -> &'static str {
         match self {
             Value::File => "FILE",
-            Value::Text(name) | Value::OneOf(name, _) => name,
+            Value::Text(name) | Value::OneOf(name, _) | Value::Action(name, _) => name,
         }
     }
 }
@@ -220,6 +222,8 @@ pub struct Given {
     command: &'static Command,
     values: Values,
     operand: Option<OsString>,
+    /// The operands of an action.
+    further: Vec<OsString>,
 }
 
 impl Command {
@@ -240,6 +244,7 @@ impl Command {
             command: self,
             values: vec![],
             operand: None,
+            further: vec![],
         };
         while let Some(arg) = args.next()? {
             if HELP.is(&arg) {
@@ -258,6 +263,7 @@ impl Command {
                 (None, Arg::Value(value)) if self.operand.is_some() && given.operand.is_none() => {
                     given.operand = Some(value);
                 }
+                (None, Arg::Value(value)) if self.takes_further() => given.further.push(value),
                 (None, Arg::Long(unknown)) => {
                     let known = self.all_options().map(|option| option.name);
                     let suggestion = suggestion("--", unknown, known);
@@ -275,7 +281,7 @@ impl Command {
         if let Some(operand) = operand.filter(|_| given.operand.is_none()) {
             return Err(Failure::Usage(match operand.value {
                 Value::OneOf(_, [word]) => format!("the word {word:?} is missing"),
-                Value::OneOf(name, words) => {
+                Value::OneOf(name, words) | Value::Action(name, words) => {
                     format!("{name} is missing: expected {}", words.join(", "))
                 }
                 other => format!("{} is missing", other.name()),
@@ -289,6 +295,12 @@ impl Command {
             Some(missing) => Err(Failure::Usage(format!("--{} is missing", missing.name))),
             None => Ok(given),
         }
+    }
+
+    /// Returns whether the operand is an action, which has operands of its own.
+    fn takes_further(&self) -> bool {
+        let value = self.operand.as_ref().map(|operand| operand.value);
+        matches!(value, Some(Value::Action(..)))
     }
 
     /// Returns the command line's form: `firstlight init --endpoint HOST[:PORT] [OPTION]..`
@@ -452,6 +464,11 @@ impl Given {
     /// Returns the operand as text.
     pub fn operand(&self) -> Result<String, Failure> {
         program::text(self.operand.clone().unwrap_or_default())
+    }
+
+    /// Returns the operands of an action.
+    pub fn further(&self) -> &[OsString] {
+        &self.further
     }
 }
 

@@ -13,19 +13,6 @@ pub struct Number(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Digits<const N: usize>(pub [u8; N]);
 
-/// Reads a list that has an entry: an empty one could be meant to accept nothing, but it would accept everything.
-pub fn some<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    let list = Vec::deserialize(deserializer)?;
-    match list.is_empty() {
-        true => Err(D::Error::custom(
-            "a list is empty: name what is accepted, or leave the field out",
-        )),
-        false => Ok(list),
-    }
-}
-
 /// Returns whether a value is not written, as an absent one means the same.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()

@@ -210,21 +210,25 @@ fn evidence_with_one_fault_is_refused_by_name() {
 }
 
 #[test]
-fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
+fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
     let digest = "cc".repeat(48);
     let text = format!(
         r#"{{"measurements":{{"15":{{"expected":"{}","warnOnly":false}}}},"bootloaderVersion":4,"teeVersion":1,"snpVersion":24,"microcodeVersion":219,"firmwareSignerConfig":{{"acceptedKeyDigests":["{digest}"],"enforcementPolicy":"MAAFallback","maaURL":"https://x.attest.azure.net"}},"amdRootKey":"","amdSigningKey":""}}"#,
         "00".repeat(32)
     );
-    assert_eq!(Policy::from_json(&text).unwrap().to_json(), text);
-    let read: Value = serde_json::from_str(&text).unwrap();
+    let written = cli::policy::text(&Policy::from_json(&text).unwrap());
+    let [read, written] = [&text, &written].map(|it| serde_json::from_str::<Value>(it).unwrap());
+    assert_eq!(written, read);
     let machine = Machine::start(|_| (), |_| ());
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let mut all = read.clone();
     all["amdRootKey"] = pem("ark").into();
     all["snp"] = json!({"launchMeasurements": ["aa".repeat(48)], "chips": ["c5".repeat(64)], "hostData": ["bb".repeat(32)], "minimumGuestSvn": 7, "refuseSmt": true});
     let policy = policy(&all).unwrap();
-    assert_eq!(Policy::from_json(&policy.to_json()).unwrap(), policy);
+    assert_eq!(
+        Policy::from_json(&cli::policy::text(&policy)).unwrap(),
+        policy
+    );
     judge(&all, &offline())
         .unwrap()
         .identify(&document, NONCE)
@@ -269,12 +273,12 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written_to_the_letter() {
         (json!({"snpVersion": 256}), "256"),
         (json!({"snp": {"chip": []}}), "unknown field"),
         (json!({"snp": {"chips": ["00"]}}), "a chip has 128"),
-        (json!({"snp": {"chips": []}}), "a list is empty"),
+        (json!({"snp": {"chips": []}}), "is empty or null"),
         (
             json!({"snp": {"launchMeasurements": []}}),
-            "a list is empty",
+            "is empty or null",
         ),
-        (json!({"snp": {"hostData": []}}), "a list is empty"),
+        (json!({"snp": {"hostData": []}}), "is empty or null"),
         (
             json!({"firmwareSignerConfig": {"acceptedKeyDigests": ["00"], "enforcementPolicy": "Equal"}}),
             "expected 96 hexadecimal digits",

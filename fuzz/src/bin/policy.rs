@@ -16,5 +16,6 @@ fuzz_target!(|text: &str| {
             .mismatches(&none)
             .any(|(_, measurement, _)| !measurement.warn_only)
     );
-    assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
+    let written = cli::policy::text(&policy);
+    assert_eq!(Policy::from_json(&written).as_ref(), Ok(&policy));
 });

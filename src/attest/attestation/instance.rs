@@ -5,7 +5,7 @@
 //! {"measurements":{..},"cloud":{"accounts":["123456789012"],"sha384":{"4":"96 hex digits"}}}
 //! ```
 //!
-//! An absent or empty list demands nothing. `"sha384":{"4":"96 hex digits"}` has PCRs of another bank, which AWS signs; a list of such
+//! An absent list demands nothing, and an empty one is an error. `"sha384":{"4":"96 hex digits"}` has PCRs of another bank, which AWS signs; a list of such
 //! objects accepts what one of them has, as machines of several images. Without `roots`, those of the variant count; with `roots`, only
 //! the named ones (or certificates in PEM, the root first).
 
@@ -97,9 +97,9 @@ impl Demands {
                 text::quoted(other, 80)
             ));
         }
-        if self.sha384.len() > MAX_ENTRIES || self.sha384.iter().any(BTreeMap::is_empty) {
+        if self.sha384.len() > MAX_ENTRIES {
             return Err(format!(
-                "sha384: expected at most {MAX_ENTRIES} sets of PCRs, and none that is empty"
+                "sha384: expected at most {MAX_ENTRIES} sets of PCRs"
             ));
         }
         for (index, value) in self.sha384.iter().flatten() {
@@ -154,7 +154,6 @@ fn from_one_or_several<'de, D: Deserializer<'de>>(
         Several(Vec<BTreeMap<String, String>>),
     }
     let sets = match Sets::deserialize(deserializer)? {
-        Sets::One(one) if one.is_empty() => vec![],
         Sets::One(one) => vec![one],
         Sets::Several(several) => several,
     };
@@ -225,20 +224,11 @@ mod tests {
             assert_eq!((demands.sha384.len(), demands.check()), (count, Ok(())));
             assert_eq!(serde_json::to_string(&demands).unwrap(), *json);
         }
-        for absent in ["{}", r#"{"sha384":{}}"#, r#"{"sha384":[]}"#] {
-            let demands: Demands = serde_json::from_str(absent).unwrap();
-            assert_eq!(demands, Demands::default());
-        }
-        for (json, why) in [
-            (r#"{"sha384":[{}]}"#, "none that is empty"),
-            (
-                r#"{"sha384":[{"4":"0A"}]}"#,
-                "PCR 4: expected 96 hex digits",
-            ),
-        ] {
-            let demands: Demands = serde_json::from_str(json).unwrap();
-            assert!(demands.check().unwrap_err().contains(why), "{json}");
-        }
+        let demands: Demands = serde_json::from_str("{}").unwrap();
+        assert_eq!(demands, Demands::default());
+        let demands: Demands = serde_json::from_str(r#"{"sha384":[{"4":"0A"}]}"#).unwrap();
+        let error = demands.check().unwrap_err();
+        assert!(error.contains("PCR 4: expected 96 hex digits"), "{error}");
         let error = serde_json::from_str::<Demands>(r#"{"sha384":{"four":""}}"#).unwrap_err();
         assert!(error.to_string().contains("number of a PCR"), "{error}");
         let error = serde_json::from_str::<Demands>(r#"{"sha384":"4"}"#).unwrap_err();

@@ -49,6 +49,7 @@ pub mod td;
 pub mod variant;
 pub mod vtpm;
 pub mod wire;
+mod words;
 
 use std::sync::Arc;
 

@@ -46,21 +46,27 @@
 //!
 //! What a policy demands of the cloud's word on a machine is the field `cloud` ([`instance`]).
 //!
-//! Programs of the old system ignore unknown fields, so they require the first image, as a booted
-//! system, and accept every key. A policy with one
-//! image without a name, and without further fields, is byte for byte the same text as in the old system.
+//! A policy can name the attestation variant of its machines. Then it makes no validator of another variant:
+//!
+//! ```json
+//! {"variant":"qemu-vtpm","measurements":{..}}
+//! ```
+//!
+//! An unknown word is an error at every depth (`words.rs`). Programs of the old system ignore unknown fields, so they require the first
+//! image, as a booted system, and accept every key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use hardware::json::{Digits, is_default};
+use hardware::json::is_default;
 use hardware::tdx::Demands;
 use serde::Deserialize;
 
 use super::instance;
 use super::old_snp;
 use super::old_tdx;
-use super::{ClusterRegister, KeyName, Registers, Stage, hex, unhex};
+use super::words;
+use super::{ClusterRegister, KeyName, Registers, Stage, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::quoted;
 
@@ -81,8 +87,6 @@ const MAX_ROOT: usize = 16 << 10;
 pub(super) const OLD_TDX: &str = "qeSVN to intelRootKey";
 /// As before.
 pub(super) const OLD_SNP: &str = "bootloaderVersion to amdSigningKey";
-/// The register of a TDX machine's firmware.
-const MRTD: u32 = 0;
 /// The value of the field `require`.
 const STRONG: &str = "strong";
 /// Maximum number of characters in the name of an image.
@@ -111,6 +115,8 @@ pub struct Image {
 /// The accepted images (at least one) and the accepted attestation keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
+    /// The name of the attestation variant; `None` if the policy names none.
+    variant: Option<String>,
     images: Vec<Image>,
     /// The accepted attestation keys.
     keys: BTreeSet<KeyName>,
@@ -146,6 +152,7 @@ impl std::error::Error for PolicyError {}
 
 #[derive(Deserialize)]
 struct Json {
+    variant: Option<String>,
     #[serde(default)]
     tdx: Demands,
     #[serde(default)]
@@ -162,10 +169,9 @@ struct Json {
     #[serde(default, rename = "alsoAccepted")]
     also_accepted: Vec<JsonImage>,
     #[serde(default, rename = "attestationKeys")]
-    attestation_keys: Option<Vec<String>>,
+    attestation_keys: Vec<String>,
     #[serde(default, rename = "endorsementRoots")]
-    endorsement_roots: Option<Vec<String>>,
-    #[serde(default)]
+    endorsement_roots: Vec<String>,
     require: Option<String>,
 }
 
@@ -300,36 +306,6 @@ impl Image {
         Ok(measurements)
     }
 
-    fn json(&self) -> String {
-        let measurements = Image::json_of(&self.measurements);
-        match self.initramfs.is_empty() {
-            true => format!("\"measurements\":{measurements}"),
-            false => format!(
-                "\"measurements\":{measurements},\"initramfs\":{}",
-                Image::json_of(&self.initramfs)
-            ),
-        }
-    }
-
-    fn json_of(measurements: &BTreeMap<u32, Measurement>) -> String {
-        // Go sorts the keys of a map as strings
-        let by_name: BTreeMap<_, _> = measurements
-            .iter()
-            .map(|(index, m)| (index.to_string(), m))
-            .collect();
-        let entry = |(name, m): (&String, &&Measurement)| {
-            format!(
-                "\"{name}\":{{\"expected\":\"{}\",\"warnOnly\":{}}}",
-                hex(&m.expected),
-                m.warn_only
-            )
-        };
-        format!(
-            "{{{}}}",
-            by_name.iter().map(entry).collect::<Vec<_>>().join(",")
-        )
-    }
-
     /// Returns the kind of the registers.
     fn registers(&self) -> Registers {
         let first = self.measurements.values().next();
@@ -393,6 +369,7 @@ impl Policy {
     pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
         let images = vec![Image::new("", measurements, BTreeMap::new()).map_err(PolicyError)?];
         Policy {
+            variant: None,
             images,
             keys: BTreeSet::new(),
             roots: vec![],
@@ -458,10 +435,10 @@ impl Policy {
         Ok(self)
     }
 
-    /// Parses the JSON and ignores unknown fields.
+    /// Parses the JSON. An unknown field is an error.
     pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
-        let json: Json =
-            serde_json::from_str(text).map_err(|error| PolicyError(error.to_string()))?;
+        let json = words::check(text).and_then(|()| serde_json::from_str(text));
+        let json: Json = json.map_err(|error| PolicyError(error.to_string()))?;
         let mut images = vec![
             Image::from_json(&json.name, json.measurements, json.initramfs).map_err(PolicyError)?,
         ];
@@ -475,21 +452,10 @@ impl Policy {
             let parsed = Image::from_json(&image.name, image.measurements, image.initramfs);
             images.push(parsed.map_err(wrong)?);
         }
-        let keys: Option<Result<BTreeSet<_>, _>> = json
-            .attestation_keys
-            .map(|names| names.iter().map(|name| name.parse()).collect());
+        let keys = json.attestation_keys.iter().map(|name| name.parse());
         let keys = keys
-            .transpose()
-            .map_err(|error| PolicyError(format!("attestationKeys: {error}")))?;
-        if keys.as_ref().is_some_and(BTreeSet::is_empty) {
-            let text = "attestationKeys is empty: name a key, or omit the field to accept any TPM";
-            return Err(PolicyError(text.into()));
-        }
-        if json.endorsement_roots.as_ref().is_some_and(Vec::is_empty) {
-            let text =
-                "endorsementRoots is empty: name a root, or omit the field to accept any TPM";
-            return Err(PolicyError(text.into()));
-        }
+            .collect::<Result<_, _>>()
+            .map_err(|error: String| PolicyError(format!("attestationKeys: {error}")))?;
         if let Some(other) = json.require.as_ref().filter(|form| *form != STRONG) {
             let text = format!(
                 "require has the value {}, expected {STRONG:?}",
@@ -498,9 +464,10 @@ impl Policy {
             return Err(PolicyError(text));
         }
         Policy {
+            variant: json.variant,
             images,
-            keys: keys.unwrap_or_default(),
-            roots: json.endorsement_roots.unwrap_or_default(),
+            keys,
+            roots: json.endorsement_roots,
             tdx: json.tdx,
             cloud: json.cloud,
             old_tdx: json.old_tdx,
@@ -512,140 +479,15 @@ impl Policy {
         .checked()
     }
 
-    /// Returns the JSON. With one image without a name, and without further fields, the text is the same as in the old system.
-    pub fn to_json(&self) -> String {
-        let name =
-            |image: &Image| format!("\"name\":{}", serde_json::Value::from(image.name.as_str()));
-        let (first, further) = (&self.images[0], &self.images[1..]);
-        let mut json = format!("{{{}", first.json());
-        // the members of the old system stand beside its measurements
-        let (tdx, snp) = (
-            serde_json::to_string(&self.old_tdx).unwrap_or_default(),
-            serde_json::to_string(&self.snp).unwrap_or_default(),
-        );
-        for members in [tdx, snp] {
-            let members = members
-                .strip_prefix('{')
-                .and_then(|it| it.strip_suffix('}'));
-            if let Some(members) = members.filter(|members| !members.is_empty()) {
-                json += &format!(",{members}");
-            }
-        }
-        if !first.name.is_empty() {
-            json += &format!(",{}", name(first));
-        }
-        if !further.is_empty() {
-            let images: Vec<_> = further
-                .iter()
-                .map(|image| format!("{{{},{}}}", name(image), image.json()))
-                .collect();
-            json += &format!(",\"alsoAccepted\":[{}]", images.join(","));
-        }
-        if !self.keys.is_empty() {
-            let keys: Vec<_> = self.keys.iter().map(|key| format!("\"{key}\"")).collect();
-            json += &format!(",\"attestationKeys\":[{}]", keys.join(","));
-        }
-        if !self.roots.is_empty() {
-            json += &format!(
-                ",\"endorsementRoots\":{}",
-                serde_json::Value::from(self.roots.clone())
-            );
-        }
-        if self.requires_strong {
-            json += &format!(",\"require\":\"{STRONG}\"");
-        }
-        if self.tdx != Demands::default() {
-            let demands = serde_json::to_string(&self.tdx).unwrap_or_default();
-            json += &format!(",\"tdx\":{demands}");
-        }
-        if self.cloud != instance::Demands::default() {
-            let demands = serde_json::to_string(&self.cloud).unwrap_or_default();
-            json += &format!(",\"cloud\":{demands}");
-        }
-        json + "}"
+    /// Returns the policy of machines of this attestation variant.
+    pub fn of_variant(mut self, name: &str) -> Policy {
+        self.variant = Some(name.to_owned());
+        self
     }
 
-    /// Returns the policy that also accepts these launch digests of SEV-SNP machines, and no other than those that it names.
-    pub fn and_launch_digests(mut self, digests: &[[u8; 48]]) -> Result<Policy, PolicyError> {
-        let accepted = &mut self.snp.snp.launch_measurements;
-        for digest in digests.iter().map(|digest| Digits(*digest)) {
-            if !accepted.contains(&digest) {
-                accepted.push(digest);
-            }
-        }
-        self.checked()
-    }
-
-    /// Returns the policy that accepts these SHA-384 PCRs, too, in what AWS signs.
-    pub fn and_sha384(mut self, pcrs: &BTreeMap<u32, Vec<u8>>) -> Result<Policy, PolicyError> {
-        let pcrs = pcrs.iter().map(|(pcr, value)| (*pcr, hex(value))).collect();
-        if !self.cloud.sha384.contains(&pcrs) {
-            self.cloud.sha384.push(pcrs);
-        }
-        self.checked()
-    }
-
-    /// Returns the policy that accepts each of its images with each of these values of MRTD, too: as further images with the same other
-    /// registers. An image that names no MRTD accepts these alone. For policies of TDX machines.
-    pub fn and_mrtds(mut self, mrtds: &[[u8; 48]]) -> Result<Policy, PolicyError> {
-        if mrtds.is_empty() {
-            return Ok(self);
-        }
-        let mut images: Vec<Image> = vec![];
-        for image in &self.images {
-            let own = image.measurements.get(&MRTD).filter(|own| !own.warn_only);
-            if own.is_some() {
-                images.push(image.clone());
-            }
-            for mrtd in mrtds {
-                let value = Measurement {
-                    expected: mrtd.into(),
-                    warn_only: false,
-                };
-                let (mut measurements, mut initramfs) =
-                    (image.measurements.clone(), image.initramfs.clone());
-                measurements.insert(MRTD, value);
-                initramfs.remove(&MRTD);
-                let is_same = |other: &Image| {
-                    other.measurements == measurements && other.initramfs == initramfs
-                };
-                if self.images.iter().chain(&images).any(is_same) {
-                    continue;
-                }
-                let is_only = own.is_none() && mrtds.len() == 1;
-                let name = match (is_only, &image.name[..]) {
-                    (true, name) => name.to_owned(),
-                    (false, "") => format!("MRTD {}", hex(&mrtd[..4])),
-                    (false, name) => format!("{name}, MRTD {}", hex(&mrtd[..4])),
-                };
-                images.push(Image::new(&name, measurements, initramfs).map_err(PolicyError)?);
-            }
-        }
-        self.images = images;
-        self.checked()
-    }
-
-    /// Returns the policy with this name for its first image.
-    pub fn named(mut self, name: &str) -> Result<Policy, PolicyError> {
-        let Image {
-            measurements,
-            initramfs,
-            ..
-        } = self.images[0].clone();
-        self.images[0] = Image::new(name, measurements, initramfs).map_err(PolicyError)?;
-        self.checked()
-    }
-
-    /// Returns the policy with these registers of the initramfs for its first image, where they differ.
-    pub fn with_initramfs(
-        mut self,
-        initramfs: BTreeMap<u32, Measurement>,
-    ) -> Result<Policy, PolicyError> {
-        let Image {
-            name, measurements, ..
-        } = self.images[0].clone();
-        self.images[0] = Image::new(&name, measurements, initramfs).map_err(PolicyError)?;
-        self.checked()
+    /// Returns the name of the attestation variant, if the policy names one.
+    pub fn variant(&self) -> Option<&str> {
+        self.variant.as_deref()
     }
 
     /// Returns the policy with a further image without separate registers of the initramfs.
@@ -685,15 +527,6 @@ impl Policy {
         keys: impl IntoIterator<Item = KeyName>,
     ) -> Result<Policy, PolicyError> {
         self.keys.extend(keys);
-        self.checked()
-    }
-
-    /// Returns the policy with further roots that certify attestation keys: names of built-in roots, or certificates in PEM.
-    pub fn certified_by(
-        mut self,
-        roots: impl IntoIterator<Item = String>,
-    ) -> Result<Policy, PolicyError> {
-        self.roots.extend(roots);
         self.checked()
     }
 
@@ -944,72 +777,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_systems_json_is_read_and_written_to_the_letter() {
-        assert_eq!(
-            Policy::from_json(&old_default()).unwrap().to_json(),
-            old_default()
-        );
-    }
-
-    #[test]
-    fn each_image_of_tdx_machines_is_accepted_with_each_mrtd() {
-        let registers = |values: &[(u32, u8)]| -> BTreeMap<u32, Measurement> {
-            let one = |(index, byte): &(u32, u8)| {
-                let expected = vec![*byte; 48];
-                let warn_only = false;
-                let value = Measurement {
-                    expected,
-                    warn_only,
-                };
-                (*index, value)
-            };
-            values.iter().map(one).collect()
-        };
-        let shown = |policy: &Policy| -> Vec<(String, Vec<(u32, u8)>)> {
-            let images = policy.images().iter().map(|image| {
-                let values = image.measurements().iter();
-                let values = values.map(|(index, value)| (*index, value.expected[0]));
-                (image.name().to_owned(), values.collect())
-            });
-            images.collect()
-        };
-        let of = |name: &str, values: &[(u32, u8)]| (name.to_owned(), values.to_vec());
-        let policy = Policy::new(registers(&[(0, 1), (2, 2)])).unwrap();
-        let policy = policy
-            .and_also("new", registers(&[(0, 3), (2, 4)]))
-            .unwrap();
-        let both = policy.clone().and_mrtds(&[[1; 48], [3; 48]]).unwrap();
-        let expected = [
-            of("", &[(0, 1), (2, 2)]),
-            of("MRTD 03030303", &[(0, 3), (2, 2)]),
-            of("new", &[(0, 3), (2, 4)]),
-            of("new, MRTD 01010101", &[(0, 1), (2, 4)]),
-        ];
-        assert_eq!(shown(&both), expected);
-        assert_eq!(both.clone().and_mrtds(&[[3; 48]]).unwrap(), both);
-        // an image that names no MRTD, or only warns, becomes one that demands it
-        let mut warned = registers(&[(0, 9), (2, 2)]);
-        warned.get_mut(&0).unwrap().warn_only = true;
-        for loose in [registers(&[(2, 2)]), warned] {
-            let policy = Policy::new(loose).unwrap();
-            let one = policy.clone().and_mrtds(&[[5; 48]]).unwrap();
-            assert_eq!(shown(&one), [of("", &[(0, 5), (2, 2)])]);
-            assert!(!one.images()[0].measurements()[&0].warn_only);
-            let two = policy.clone().and_mrtds(&[[5; 48], [6; 48]]).unwrap();
-            let expected = [
-                of("MRTD 05050505", &[(0, 5), (2, 2)]),
-                of("MRTD 06060606", &[(0, 6), (2, 2)]),
-            ];
-            assert_eq!(shown(&two), expected);
-            assert_eq!(policy.clone().and_mrtds(&[]).unwrap(), policy);
-        }
-        let many: Vec<_> = (0..=MAX_IMAGES as u8).map(|byte| [byte; 48]).collect();
-        let error = policy.and_mrtds(&many).unwrap_err().to_string();
-        assert!(error.contains("more than 16"), "{error}");
-    }
-
-    #[test]
-    fn the_registers_of_a_tdx_machine_are_read_and_written_to_the_letter() {
+    fn the_registers_of_a_tdx_machine_are_read() {
         let entry = |index: u32, digit: &str| {
             let value = digit.repeat(96);
             format!("\"{index}\":{{\"expected\":\"{value}\",\"warnOnly\":false}}")
@@ -1020,7 +788,6 @@ mod tests {
             entry(4, "b")
         );
         let policy = Policy::from_json(&text).unwrap();
-        assert_eq!(policy.to_json(), text);
         assert_eq!(policy.registers(), Registers::Rtmrs);
         let fresh = policy.clone().expecting_fresh();
         assert_eq!(fresh.images()[0].measurements()[&4].expected, [0; 48]);
@@ -1039,9 +806,7 @@ mod tests {
 
     #[test]
     fn a_bare_value_is_enforced() {
-        let policy =
-            Policy::from_json(&format!(r#"{{"measurements":{{"4":"{ZERO}"}},"other":1}}"#))
-                .unwrap();
+        let policy = Policy::from_json(&format!(r#"{{"measurements":{{"4":"{ZERO}"}}}}"#)).unwrap();
         assert_eq!(
             policy.images()[0].measurements()[&4],
             Measurement {
@@ -1055,15 +820,13 @@ mod tests {
     fn a_policy_that_enforces_nothing_is_refused() {
         let warn_only =
             format!(r#"{{"measurements":{{"4":{{"expected":"{ZERO}","warnOnly":true}}}}}}"#);
-        for text in [r#"{"measurements":{}}"#, &warn_only] {
-            assert!(
-                Policy::from_json(text)
-                    .unwrap_err()
-                    .to_string()
-                    .contains("any machine"),
-                "{text}"
-            );
-        }
+        let error = Policy::from_json(&warn_only).unwrap_err().to_string();
+        assert!(error.contains("any machine"), "{error}");
+        let none = Policy::from_json(r#"{"measurements":{}}"#).unwrap_err();
+        assert!(
+            none.to_string().contains("it would require nothing"),
+            "{none}"
+        );
     }
 
     #[test]
@@ -1103,7 +866,6 @@ mod tests {
     #[test]
     fn an_image_has_registers_for_each_stage() {
         let policy = Policy::from_json(&staged()).unwrap();
-        assert_eq!(policy.to_json(), staged());
         assert!(policy.knows_stages());
         for (stage, expected) in [(Stage::Initramfs, 0xaa), (Stage::Booted, 0xbb)] {
             let policy = policy.clone().at(stage);
@@ -1119,7 +881,7 @@ mod tests {
         let text = staged().replace(&"a".repeat(64), &"b".repeat(64));
         let policy = Policy::from_json(&text).unwrap();
         assert!(!policy.knows_stages());
-        assert!(!policy.to_json().contains("initramfs"));
+        assert!(policy.images()[0].initramfs().is_empty());
     }
 
     #[test]
@@ -1183,7 +945,7 @@ mod tests {
     }
 
     #[test]
-    fn named_keys_come_back_and_are_added_to() {
+    fn named_keys_are_read_and_added_to() {
         let text = old_default();
         assert!(Policy::from_json(&text).unwrap().keys().is_empty());
         let (a, b) = (KeyName::of(b"a"), KeyName::of(b"b"));
@@ -1192,7 +954,6 @@ mod tests {
             named.keys().iter().copied().collect::<BTreeSet<_>>(),
             BTreeSet::from([a, b])
         );
-        assert_eq!(Policy::from_json(&named.to_json()).unwrap(), named);
         assert_eq!(named.believing_any(), upgrade());
         let with = |keys: &str| {
             format!(
@@ -1200,13 +961,11 @@ mod tests {
                 text.strip_suffix('}').unwrap()
             )
         };
-        let bare = with(&format!("[\"{}\"]", a.digest()));
-        assert_eq!(
-            Policy::from_json(&bare).unwrap().to_json(),
-            with(&format!("[\"{a}\"]"))
-        );
+        let read = |keys: &str| Policy::from_json(&with(keys)).unwrap();
+        let bare = read(&format!("[\"{}\"]", a.digest()));
+        assert_eq!(bare, read(&format!("[\"{a}\"]")));
+        assert_eq!(bare.keys(), &[a].into());
         for (keys, why) in [
-            ("[]", "attestationKeys is empty"),
             (r#"["000b12"]"#, "attestationKeys: not a Name"),
             ("[1]", "string"),
         ] {
@@ -1216,7 +975,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_come_back_and_end_the_belief_in_any_key() {
+    fn roots_end_the_belief_in_any_key() {
         let text = old_default();
         let with = |roots: &str| {
             let start = text.strip_suffix('}').unwrap();
@@ -1224,23 +983,17 @@ mod tests {
         };
         let roots = ["google-2022", "-----BEGIN CERTIFICATE-----\nAA==\n"];
         let policy = Policy::from_json(&text).unwrap();
-        let certified = policy
-            .clone()
-            .certified_by(roots.map(String::from))
-            .unwrap();
+        let certified = Policy::from_json(&with(&serde_json::json!(roots).to_string())).unwrap();
         assert_eq!(certified.endorsement_roots(), roots);
-        assert_eq!(Policy::from_json(&certified.to_json()).unwrap(), certified);
         assert!(policy.believes_any_key() && !certified.believes_any_key());
         let key = KeyName::of(b"a");
         assert!(!certified.believes(&key));
         let both = certified.clone().believing([key]).unwrap();
         assert!(both.believes(&key) && !both.believes(&KeyName::of(b"b")));
-        assert_eq!(Policy::from_json(&both.to_json()).unwrap(), both);
         assert_eq!(both.believing_any(), policy);
         let error = certified.without_endorsement_roots().unwrap_err();
         assert!(error.to_string().contains("does not verify"), "{error}");
         for (roots, why) in [
-            ("[]".into(), "endorsementRoots is empty"),
             ("[1]".into(), "string"),
             (
                 format!("[\"{}\"]", "x".repeat(MAX_ROOT + 1)),
@@ -1265,9 +1018,6 @@ mod tests {
         let (any, strong) = (with("").unwrap(), with(r#","require":"strong""#).unwrap());
         assert!(!any.requires_strong() && strong.requires_strong());
         assert_eq!(any.requiring_strong(), strong);
-        let text = strong.to_json();
-        assert!(text.ends_with(r#","require":"strong"}"#), "{text}");
-        assert_eq!(Policy::from_json(&text).unwrap(), strong);
         // what a later version demands is not ignored
         let error = with(r#","require":"stronger""#).unwrap_err().to_string();
         assert!(error.contains("stronger"), "{error}");
@@ -1346,21 +1096,6 @@ mod tests {
     }
 
     #[test]
-    fn the_old_system_finds_the_first_image_where_it_looks() {
-        let text = upgrade().named("image \"1.2\"").unwrap().to_json();
-        let old: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(old["measurements"]["4"]["expected"], "01".repeat(32));
-        assert!(
-            text.contains(r#","name":"image \"1.2\"","alsoAccepted":[{"name":"image 1.3","measurements":{"15":"#),
-            "{text}"
-        );
-        assert_eq!(
-            Policy::from_json(&text).unwrap(),
-            upgrade().named("image \"1.2\"").unwrap()
-        );
-    }
-
-    #[test]
     fn all_images_become_those_of_the_cluster() {
         let members = upgrade()
             .and_also("other", enforced(&[(4, 3)]))
@@ -1390,14 +1125,17 @@ mod tests {
                 "alsoAccepted: \"b\": PCR 4: expected 64 hex digits",
             ),
             (
-                r#"{"name":"b","measurements":{}}"#.into(),
+                image("b", ZERO).replace("false", "true"),
                 "alsoAccepted: \"b\": no register is enforced",
             ),
             (image("a", ZERO), "two images have the name \"a\""),
             (image("", ZERO), "a further image has no name"),
             (image("b\\u001b[2J", ZERO), "plain characters"),
             (image(&"b".repeat(MAX_NAME + 1), ZERO), "plain characters"),
-            (r#"{"measurements":{}}"#.into(), "missing field `name`"),
+            (
+                format!(r#"{{"measurements":{{"4":"{ZERO}"}}}}"#),
+                "missing field `name`",
+            ),
             (
                 (0..MAX_IMAGES)
                     .map(|n| image(&format!("i{n}"), ZERO))
@@ -1413,23 +1151,21 @@ mod tests {
     }
 
     #[test]
-    fn hostile_texts_are_refused_without_a_panic_and_what_is_read_reads_the_same_again() {
-        let keys = upgrade().believing([KeyName::of(b"a")]).unwrap();
-        for valid in [
-            old_default(),
-            upgrade().named("x").unwrap().to_json(),
-            keys.to_json(),
-            keys.certified_by(["x\n".into()]).unwrap().to_json(),
-        ] {
-            for text in mutations(valid.as_bytes(), 3000) {
-                if let Ok(policy) = Policy::from_json(&String::from_utf8_lossy(&text)) {
-                    assert_eq!(Policy::from_json(&policy.to_json()).as_ref(), Ok(&policy));
-                    assert!(
-                        policy
-                            .mismatches(&BTreeMap::new())
-                            .any(|(_, measurement, _)| !measurement.warn_only)
-                    );
-                }
+    fn hostile_texts_are_refused_without_a_panic_and_what_is_read_enforces_a_register() {
+        let (first, further) = (
+            r#"{"measurements":{"4":"00"}"#,
+            r#"{"name":"b","measurements":{"4":"00"}}"#,
+        );
+        let text = format!(
+            r#"{first},"alsoAccepted":[{further}],"attestationKeys":["00"],"endorsementRoots":["x"]}}"#
+        );
+        let text = text.replace("00", ZERO);
+        assert!(Policy::from_json(&text).is_ok());
+        for text in mutations(text.as_bytes(), 5000) {
+            if let Ok(policy) = Policy::from_json(&String::from_utf8_lossy(&text)) {
+                let none = BTreeMap::new();
+                let mut wrong = policy.mismatches(&none);
+                assert!(wrong.any(|(_, measurement, _)| !measurement.warn_only));
             }
         }
     }

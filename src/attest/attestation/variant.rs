@@ -12,6 +12,7 @@ use super::{
     qemu_vtpm,
 };
 use crate::tpm;
+use base::text::quoted;
 use proto::attested::Collateral;
 
 /// Returns what the document of a machine without a TPM says: for those who read documents from files.
@@ -104,6 +105,12 @@ pub struct UnknownVariant(String);
 impl Variant {
     /// Creates the validator of a policy. An error names what the policy lacks, or what it demands and no machine of this variant proves.
     pub fn validator_for(&self, policy: Policy, sources: &Arc<dyn Sources>) -> MadeValidator {
+        if let Some(other) = policy.variant().filter(|it| *it != self.name) {
+            let (other, own) = (quoted(other, 40), self.name);
+            let why =
+                format!("it is for the attestation variant {other}, and the machines have {own}");
+            return Err(PolicyError(why));
+        }
         let demanded = policy.demanded();
         match demanded.into_iter().find(|member| !self.judges(member)) {
             None => (self.validator)(policy, sources),

@@ -20,6 +20,7 @@ use base::program::Failure;
 use demand::Demand;
 pub use demand::Source;
 use report::Report;
+pub use report::meaning;
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -186,10 +186,7 @@ impl<'a> Report<'a> {
     }
 
     fn meaning(&self, number: u32) -> &'static str {
-        match self.kind() {
-            Registers::Pcrs => of_pcr(number),
-            Registers::Rtmrs => of_rtmr(number),
-        }
+        meaning(self.kind(), number)
     }
 
     /// Returns the table for people.
@@ -324,6 +321,14 @@ fn nearest(policy: &Policy, values: &BTreeMap<u32, Vec<u8>>) -> (Option<Stage>, 
             .count()
     });
     nearest.unwrap_or_else(|| (None, policy.images()[0].clone()))
+}
+
+/// Returns what is measured into a register.
+pub fn meaning(kind: Registers, number: u32) -> &'static str {
+    match kind {
+        Registers::Pcrs => of_pcr(number),
+        Registers::Rtmrs => of_rtmr(number),
+    }
 }
 
 /// Returns what is measured into a PCR (TCG PC Client Platform Firmware Profile; UAPI group, "Linux TPM PCR Registry").

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::report::{Policy, Report};
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
-use crate::json::{Digits, Number, is_default, some};
+use crate::json::{Digits, Number, is_default};
 
 /// The demands. The default refuses what no operator wants (debugging, migration, a VMPL above 0, a provisional firmware) and
 /// demands no version.
@@ -15,7 +15,7 @@ pub struct Demands {
     #[serde(skip)]
     pub minimum: Tcb,
     /// Further minimums of the chips that they name; each that fits a chip counts, and a chip that none fits is refused.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub floors: Vec<Floor>,
     /// The minimum version of the ABI that the guest policy must demand: major, minor.
     #[serde(skip_serializing_if = "is_default")]
@@ -42,22 +42,22 @@ pub struct Demands {
     #[serde(skip_serializing_if = "is_default")]
     pub mitigation_bits: Number,
     /// The accepted chips; empty for every chip.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub chips: Vec<Chip>,
     /// The accepted clouds of a VLEK; empty for every cloud.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub clouds: Vec<String>,
     /// The accepted launch digests; empty for every one.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub launch_measurements: Vec<Digits<48>>,
     /// The accepted host data; empty for every value.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub host_data: Vec<Digits<32>>,
     /// The accepted digests of ID keys; empty for every one.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub id_keys: Vec<Digits<48>>,
     /// The accepted digests of author keys; empty for every one.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub author_keys: Vec<Digits<48>>,
     /// What happens without AMD's list of revoked certificates: the caller, who may have the list, decides by it.
     #[serde(skip_serializing_if = "is_default")]

@@ -10,7 +10,7 @@ use super::quote::{Attributes, Body, Quote, REGISTER_LEN};
 use super::tcb::{Platform, Status};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
-use crate::json::{Digits, Number, some};
+use crate::json::{Digits, Number};
 
 /// The demands. The default is the strictest that genuine machines meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,10 +30,10 @@ pub struct Demands {
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "features")]
     pub xfam: Option<Number>,
     /// The accepted measurements of firmware (MRTD); empty: each.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_td: Vec<Digits<REGISTER_LEN>>,
     /// The accepted measurements of TDX modules; empty: each that Intel signed.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_seam: Vec<Digits<REGISTER_LEN>>,
     /// What the host must have named as configuration and owners.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,7 +45,7 @@ pub struct Demands {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mr_owner_config: Option<Digits<REGISTER_LEN>>,
     /// The accepted platforms by PPID or platform instance ID; empty: each. A stolen key of another platform is then worth nothing.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "some")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<Digits<16>>,
 }
 
@@ -278,7 +278,7 @@ fn service_td(body: &Body) -> Option<String> {
 }
 
 fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Status>, D::Error> {
-    let statuses: Vec<Status> = some(deserializer)?;
+    let statuses = Vec::deserialize(deserializer)?;
     match statuses.contains(&Status::Revoked) {
         true => Err(D::Error::custom(
             "tcbStatuses: no policy can accept a platform that is Revoked",

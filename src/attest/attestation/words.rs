@@ -1,0 +1,394 @@
+//! The words of a policy. They are checked before any value is read, at every depth: an unknown word, a word that appears twice, and a
+//! `null` or an empty list in the place of a requirement are errors, because the requirement that its author meant would not be in force.
+//!
+//! Every word of the reference system is known and enforced. None is ignored.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+use base::text::quoted;
+
+/// All words. The word "" stands for any, such as the number of a register. A list has the words of its entries. `[]` may be empty: then
+/// `Equal` accepts no signer, and `MAAFallback` asks about each.
+const WORDS: &str = r#"{
+"variant":0,"name":0,"require":0,"attestationKeys":0,"endorsementRoots":0,
+"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}},
+"alsoAccepted":{"name":0,"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}}},
+"cloud":{"roots":0,"projects":0,"accounts":0,"zones":0,"instances":0,"sha384":{"":0}},
+"tdx":{"tcbStatuses":0,"minimumEvaluation":0,"maximumCollateralDays":0,"tdAttributes":0,"xfam":0,"mrTd":0,"mrSeam":0,"mrConfigId":0,
+"mrOwner":0,"mrOwnerConfig":0,"platforms":0},
+"qeSVN":0,"pceSVN":0,"teeTCBSVN":0,"qeVendorID":0,"mrSeam":0,"xfam":0,"intelRootKey":0,
+"snp":{"floors":{"product":0,"model":0,"stepping":0,"minimum":{"fmc":0,"bootloader":0,"tee":0,"snp":0,"microcode":0}},"minimumAbi":0,
+"minimumGuestSvn":0,"maximumVmpl":0,"allowMigration":0,"refuseSmt":0,"policyBits":0,"platformBits":0,"mitigationBits":0,"chips":0,
+"clouds":0,"launchMeasurements":0,"hostData":0,"idKeys":0,"authorKeys":0,"revocationList":0},
+"bootloaderVersion":0,"teeVersion":0,"snpVersion":0,"microcodeVersion":0,
+"firmwareSignerConfig":{"acceptedKeyDigests":[],"enforcementPolicy":0,"maaURL":0},"amdRootKey":0,"amdSigningKey":0}"#;
+
+/// Checks the words of a policy. An error names the path of the word, such as `snp.floors[0].minimum.bootloder`.
+pub fn check(policy: &str) -> Result<(), serde_json::Error> {
+    let mut json = serde_json::Deserializer::from_str(policy);
+    let (words, path) = (&serde_json::from_str(WORDS)?, "");
+    Place { words, path }.deserialize(&mut json)
+}
+
+/// A place in a policy, and what may be there.
+struct Place<'a> {
+    words: &'a Value,
+    path: &'a str,
+}
+
+impl<'de> DeserializeSeed<'de> for Place<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        if self.words.is_object() {
+            return json.deserialize_any(self);
+        }
+        let value: Value = serde::Deserialize::deserialize(json)?;
+        let is_empty = value.as_array().is_some_and(Vec::is_empty) && value != *self.words;
+        match value.is_null() || is_empty {
+            true => Err(self.requires_nothing()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for Place<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object or a list of objects: {:?}", self.path)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut seen = BTreeSet::new();
+        while let Some(word) = map.next_key::<String>()? {
+            let path = format!("{}.{word}", self.path);
+            let path = path.trim_start_matches('.');
+            let known = self.words.get("").or_else(|| self.words.get(&word));
+            let words = known.ok_or_else(|| {
+                let shown = quoted(path, 120);
+                A::Error::custom(format!("unknown field {shown}{}", self.nearest(&word)))
+            })?;
+            map.next_value_seed(Place { words, path })?;
+            if !seen.insert(word) {
+                let shown = quoted(path, 120);
+                return Err(A::Error::custom(format!("{shown} appears twice")));
+            }
+        }
+        match seen.is_empty() && !self.path.is_empty() {
+            true => Err(self.requires_nothing()),
+            false => Ok(()),
+        }
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        for index in 0.. {
+            let (words, path) = (self.words, &*format!("{}[{index}]", self.path));
+            match (list.next_element_seed(Place { words, path })?, index) {
+                (None, 0) => return Err(self.requires_nothing()),
+                (None, _) => break,
+                (Some(()), _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A text may stand for an object, such as the value of a register: the reader of the values decides.
+    fn visit_str<E: Error>(self, _text: &str) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+impl Place<'_> {
+    fn requires_nothing<E: Error>(&self) -> E {
+        let shown = quoted(self.path, 120);
+        E::custom(format!(
+            "{shown} is empty or null, so it would require nothing: give a value, or omit the field"
+        ))
+    }
+
+    /// Returns the end of the error about an unknown word: the known word whose beginning and end are most alike.
+    fn nearest(&self, unknown: &str) -> String {
+        let same = |(a, b): &(char, char)| a.eq_ignore_ascii_case(b);
+        let likeness = |known: &str| {
+            let ends = unknown.chars().rev().zip(known.chars().rev());
+            let starts = unknown.chars().zip(known.chars());
+            starts.take_while(same).count() + ends.take_while(same).count()
+        };
+        let known = self.words.as_object().into_iter().flat_map(|it| it.keys());
+        let nearest = known.max_by_key(|known| likeness(known));
+        let nearest = nearest.filter(|known| 2 * likeness(known) > known.len());
+        nearest.map_or(String::new(), |known| format!("; did you mean {known:?}?"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hardware::{snp, tdx};
+    use support::mutation::mutations;
+
+    use crate::attestation::sources::offline;
+    use crate::attestation::variant::ALL;
+    use crate::attestation::{Policy, Registers, Variant, instance};
+
+    const ZERO: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+    fn policy(members: &str) -> String {
+        format!(r#"{{"measurements":{{"4":"{ZERO}"}}{members}}}"#)
+    }
+
+    fn refusal(text: &str) -> String {
+        match Policy::from_json(text) {
+            Ok(_) => panic!("accepted: {text}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn an_unknown_word_is_refused_by_its_path_at_every_depth() {
+        let value = format!(r#"{{"expected":"{ZERO}","warnOnly":false}}"#);
+        for (members, why) in [
+            (
+                r#","atestationKeys":["000b"]"#.into(),
+                r#"unknown field "atestationKeys"; did you mean "attestationKeys"?"#,
+            ),
+            (
+                r#","attestationkeys":["000b"]"#.into(),
+                r#"did you mean "attestationKeys"?"#,
+            ),
+            (
+                r#","snp":{"floors":[{"product":"Milan","minimum":{"bootloder":4}}]}"#.into(),
+                r#""snp.floors[0].minimum.bootloder"; did you mean "bootloader"?"#,
+            ),
+            (
+                r#","snp":{"launchMeasurement":["00"]}"#.into(),
+                r#""snp.launchMeasurement"; did you mean "launchMeasurements"?"#,
+            ),
+            (
+                r#","tdx":{"mrTD":["00"],"mrtds":1}"#.into(),
+                r#""tdx.mrTD"; did you mean "mrTd"?"#,
+            ),
+            (
+                r#","cloud":{"project":["p"]}"#.into(),
+                r#""cloud.project"; did you mean "projects"?"#,
+            ),
+            (
+                r#","firmwareSignerConfig":{"acceptedKeyDigest":[]}"#.into(),
+                r#""firmwareSignerConfig.acceptedKeyDigest"; did you mean "acceptedKeyDigests"?"#,
+            ),
+            (
+                format!(r#","initramfs":{{"4":{{"expected":"{ZERO}","warnonly":true}}}}"#),
+                r#""initramfs.4.warnonly"; did you mean "warnOnly"?"#,
+            ),
+            (
+                format!(r#","alsoAccepted":[{{"name":"b","measurements":{{"4":{value}}},"x":1}}]"#),
+                r#"unknown field "alsoAccepted[0].x" at line"#,
+            ),
+            (
+                r#","a\u001b[2J":1"#.into(),
+                r#"unknown field "a\u{1b}[2J" at line"#,
+            ),
+        ] {
+            let error = refusal(&policy(&members));
+            assert!(error.contains(why), "{members}: {error}");
+        }
+        let text = policy("").replace("measurements", "measurments");
+        assert!(refusal(&text).contains(r#"did you mean "measurements"?"#));
+    }
+
+    #[test]
+    fn a_word_that_appears_twice_is_refused() {
+        let twice = format!(r#"{{"measurements":{{"4":"{ZERO}","4":"{ZERO}"}}}}"#);
+        assert!(refusal(&twice).contains(r#""measurements.4" appears twice"#));
+        for (members, path) in [
+            (r#","name":"a","name":"b""#, "name"),
+            (
+                r#","attestationKeys":["a"],"attestationKeys":["b"]"#,
+                "attestationKeys",
+            ),
+            (r#","cloud":{"zones":["a"],"zones":["b"]}"#, "cloud.zones"),
+            (r#","cloud":{"sha384":{"4":"0","4":"1"}}"#, "cloud.sha384.4"),
+            (r#","snpVersion":1,"snpVersion":0"#, "snpVersion"),
+        ] {
+            let error = refusal(&policy(members));
+            assert!(
+                error.contains(&format!("{path:?} appears twice")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_null_or_an_empty_list_in_the_place_of_a_requirement_is_refused() {
+        for (members, path) in [
+            (r#","attestationKeys":null"#, "attestationKeys"),
+            (r#","attestationKeys":[]"#, "attestationKeys"),
+            (r#","endorsementRoots":null"#, "endorsementRoots"),
+            (r#","endorsementRoots":[]"#, "endorsementRoots"),
+            (r#","require":null"#, "require"),
+            (r#","variant":null"#, "variant"),
+            (r#","bootloaderVersion":null"#, "bootloaderVersion"),
+            (r#","amdRootKey":null"#, "amdRootKey"),
+            (r#","cloud":{}"#, "cloud"),
+            (r#","cloud":{"zones":[]}"#, "cloud.zones"),
+            (r#","cloud":{"sha384":{}}"#, "cloud.sha384"),
+            (r#","cloud":{"sha384":[]}"#, "cloud.sha384"),
+            (r#","cloud":{"sha384":[{}]}"#, "cloud.sha384[0]"),
+            (r#","snp":{}"#, "snp"),
+            (r#","snp":{"chips":[]}"#, "snp.chips"),
+            (r#","snp":{"floors":[]}"#, "snp.floors"),
+            (r#","tdx":{"mrTd":[]}"#, "tdx.mrTd"),
+            (r#","tdx":{"mrOwner":null}"#, "tdx.mrOwner"),
+            (r#","alsoAccepted":[]"#, "alsoAccepted"),
+            (r#","initramfs":{}"#, "initramfs"),
+        ] {
+            let error = refusal(&policy(members));
+            assert!(
+                error.contains(&format!("{path:?} is empty or null")),
+                "{members}: {error}"
+            );
+        }
+        for members in [r#","snp":null"#, r#","firmwareSignerConfig":null"#] {
+            assert!(
+                refusal(&policy(members)).contains("null, expected an object"),
+                "{members}"
+            );
+        }
+        let null = r#"{"measurements":{"4":null}}"#;
+        assert!(
+            refusal(null).contains(r#"expected an object or a list of objects: "measurements.4""#)
+        );
+    }
+
+    /// Policies as the reference system writes them for each variant.
+    #[test]
+    fn policies_of_the_reference_system_are_read_as_they_are() {
+        let registers = |digits: usize| {
+            let value = "ab".repeat(digits / 2);
+            let one = |index| format!(r#""{index}":{{"expected":"{value}","warnOnly":false}}"#);
+            format!(r#""measurements":{{{},{}}}"#, one(11), one(4))
+        };
+        let versions =
+            r#","bootloaderVersion":4,"teeVersion":0,"snpVersion":24,"microcodeVersion":219"#;
+        let roots = r#","amdRootKey":"","amdSigningKey":"""#;
+        let signer = |digests: &str, policy: &str| {
+            format!(
+                r#","firmwareSignerConfig":{{"acceptedKeyDigests":{digests},"enforcementPolicy":{policy},"maaURL":""}}"#
+            )
+        };
+        let digest = "0a".repeat(48);
+        let tdx = format!(
+            r#","qeSVN":0,"pceSVN":0,"teeTCBSVN":"{0}","qeVendorID":"{0}","mrSeam":"","xfam":"e702060000000000","intelRootKey":"""#,
+            "05".repeat(16)
+        );
+        for (variant, further) in [
+            ("qemu-vtpm", String::new()),
+            ("qemu-tdx", String::new()),
+            ("gcp-sev-es", String::new()),
+            ("aws-nitro-tpm", String::new()),
+            ("azure-trustedlaunch", String::new()),
+            ("azure-tdx", tdx.clone()),
+            ("azure-tdx", tdx.replace(r#""mrSeam":"","#, "")),
+            ("aws-sev-snp", format!("{versions}{roots}")),
+            ("gcp-sev-snp", format!("{versions}{roots}")),
+            (
+                "azure-sev-snp",
+                format!(
+                    "{versions}{}{roots}",
+                    signer(&format!("[\"{digest}\"]"), "\"MAAFallback\"")
+                ),
+            ),
+            (
+                "azure-sev-snp",
+                format!("{versions}{}{roots}", signer("[]", "\"WarnOnly\"")),
+            ),
+            (
+                "azure-sev-snp",
+                format!(
+                    "{versions}{}{roots}",
+                    signer(&format!("\"{digest}\""), "true")
+                ),
+            ),
+        ] {
+            let digits = if variant == "qemu-tdx" { 96 } else { 64 };
+            let registers =
+                registers(digits).replace("\"11\"", if digits == 96 { "\"1\"" } else { "\"11\"" });
+            let text = format!("{{{registers}{further}}}");
+            let policy = Policy::from_json(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let variant = Variant::named(variant).unwrap();
+            let made = variant.validator_for(policy, &offline());
+            assert!(made.is_ok(), "{text}: {:?}", made.err());
+        }
+    }
+
+    #[test]
+    fn a_policy_makes_validators_of_the_variant_that_it_names() {
+        let named = |name: &str| policy(&format!(r#","variant":"{name}""#));
+        for variant in ALL.iter().filter(|it| it.registers == Registers::Pcrs) {
+            let own = Policy::from_json(&named(variant.name)).unwrap();
+            assert_eq!(own.variant(), Some(variant.name));
+            assert!(
+                variant.validator_for(own, &offline()).is_ok(),
+                "{variant:?}"
+            );
+            let other = Policy::from_json(&named("home")).unwrap();
+            let error = variant
+                .validator_for(other, &offline())
+                .err()
+                .unwrap()
+                .to_string();
+            let expected = format!(
+                "it is for the attestation variant \"home\", and the machines have {}",
+                variant.name
+            );
+            assert!(error.contains(&expected), "{error}");
+        }
+    }
+
+    /// The table has the words that the readers of values know, no more and no fewer.
+    #[test]
+    fn the_words_are_those_that_are_read() {
+        fn known<T: serde::de::DeserializeOwned>() -> BTreeSet<String> {
+            let error = serde_json::from_str::<T>(r#"{"?":0}"#)
+                .err()
+                .unwrap()
+                .to_string();
+            let (_, words) = error.split_once("expected one of").unwrap();
+            words
+                .split('`')
+                .skip(1)
+                .step_by(2)
+                .map(str::to_owned)
+                .collect()
+        }
+        let words: Value = serde_json::from_str(WORDS).unwrap();
+        let listed = |place: &str| -> BTreeSet<String> {
+            let words = words.pointer(place).unwrap().as_object().unwrap();
+            words.keys().cloned().collect()
+        };
+        assert_eq!(listed("/cloud"), known::<instance::Demands>());
+        assert_eq!(listed("/tdx"), known::<tdx::Demands>());
+        assert_eq!(listed("/snp"), known::<snp::demands::Demands>());
+        assert_eq!(listed("/snp/floors"), known::<snp::demands::Floor>());
+        assert_eq!(listed("/snp/floors/minimum"), known::<snp::tcb::Tcb>());
+    }
+
+    #[test]
+    fn altered_texts_are_accepted_or_refused_and_end() {
+        let valid = policy(
+            r#","cloud":{"zones":["z"],"sha384":[{"4":"0"}]},"snp":{"floors":[{"minimum":{"fmc":1}}]},"tdx":{"xfam":"0x3"},"alsoAccepted":[{"name":"b"}]"#,
+        );
+        check(&valid).unwrap();
+        for text in mutations(valid.as_bytes(), 3000) {
+            let _ = check(&String::from_utf8_lossy(&text));
+        }
+        let deep = "[".repeat(100_000);
+        assert!(check(&format!(r#"{{"cloud":{{"zones":{deep}"#)).is_err());
+        assert!(check(&format!(r#"{{"alsoAccepted":{deep}"#)).is_err());
+    }
+}

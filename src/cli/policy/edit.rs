@@ -1,0 +1,177 @@
+//! Changes of policies. A changed policy is read again, so it is one that every reader accepts.
+
+use std::collections::BTreeMap;
+
+use attest::attestation::policy::PolicyError;
+use attest::attestation::{Image, KeyName, Measurement, Policy};
+use serde_json::{Value, json};
+
+use super::text::{registers, value};
+use crate::state::hex;
+
+/// The register of a TDX machine's firmware.
+const MRTD: u32 = 0;
+
+/// A policy, or why the changed policy is invalid.
+type Changed = Result<Policy, PolicyError>;
+
+/// Changes of a policy.
+pub trait Edit: Sized {
+    /// Returns the policy that also accepts these launch digests of SEV-SNP machines. Without further digests it then accepts no other.
+    fn and_launch_digests(self, digests: &[[u8; 48]]) -> Changed;
+    /// Returns the policy that also accepts these SHA-384 PCRs in what AWS signs.
+    fn and_sha384(self, pcrs: &BTreeMap<u32, Vec<u8>>) -> Changed;
+    /// Returns the policy that accepts each of its images also with each of these values of MRTD: as further images with the same other
+    /// registers. An image that names no MRTD then accepts only these. For policies of TDX machines.
+    fn and_mrtds(self, mrtds: &[[u8; 48]]) -> Changed;
+    /// Returns the policy with this name for its first image.
+    fn named(self, name: &str) -> Changed;
+    /// Returns the policy with these registers of the initramfs for its first image, where they differ.
+    fn with_initramfs(self, initramfs: BTreeMap<u32, Measurement>) -> Changed;
+    /// Returns the policy with further roots that certify attestation keys: names of built-in roots, or certificates in PEM.
+    fn certified_by(self, roots: impl IntoIterator<Item = String>) -> Changed;
+    /// Returns the policy without these attestation keys.
+    fn disbelieving(self, keys: &[KeyName]) -> Changed;
+}
+
+impl Edit for Policy {
+    fn and_launch_digests(self, digests: &[[u8; 48]]) -> Changed {
+        let new = digests.iter().map(|digest| Value::from(hex(digest)));
+        match digests.is_empty() {
+            true => Ok(self),
+            false => changed(&self, |json| {
+                add(&mut json["snp"]["launchMeasurements"], new);
+            }),
+        }
+    }
+
+    fn and_sha384(self, pcrs: &BTreeMap<u32, Vec<u8>>) -> Changed {
+        let pcrs = pcrs
+            .iter()
+            .map(|(pcr, value)| (pcr.to_string(), hex(value)));
+        let pcrs: BTreeMap<_, _> = pcrs.collect();
+        changed(&self, |json| {
+            let sets = &mut json["cloud"]["sha384"];
+            if sets.is_object() {
+                *sets = json!([sets]);
+            }
+            add(sets, [json!(pcrs)]);
+        })
+    }
+
+    fn and_mrtds(self, mrtds: &[[u8; 48]]) -> Changed {
+        let mut images: Vec<Value> = vec![];
+        let present: Vec<_> = self
+            .images()
+            .iter()
+            .map(|it| image(it, it.name()))
+            .collect();
+        for of in self.images().iter().filter(|_| !mrtds.is_empty()) {
+            let own = of.measurements().get(&MRTD).filter(|own| !own.warn_only);
+            if own.is_some() {
+                images.push(image(of, of.name()));
+            }
+            for mrtd in mrtds {
+                let is_only = own.is_none() && mrtds.len() == 1;
+                let name = match (is_only, of.name()) {
+                    (true, name) => name.to_owned(),
+                    (false, "") => format!("MRTD {}", hex(&mrtd[..4])),
+                    (false, name) => format!("{name}, MRTD {}", hex(&mrtd[..4])),
+                };
+                let mut new = image(of, &name);
+                let index = MRTD.to_string();
+                new["measurements"][&index] = json!({"expected": hex(mrtd), "warnOnly": false});
+                if let Some(initramfs) = new["initramfs"].as_object_mut() {
+                    initramfs.remove(&index);
+                }
+                let is_same = |other: &Value| {
+                    ["measurements", "initramfs"]
+                        .iter()
+                        .all(|it| other[it] == new[it])
+                };
+                if !present.iter().chain(&images).any(is_same) {
+                    images.push(new);
+                }
+            }
+        }
+        if images.is_empty() {
+            return Ok(self);
+        }
+        changed(&self, |json| {
+            let Value::Object(first) = without_empty(images.remove(0)) else {
+                return;
+            };
+            if let Some(members) = json.as_object_mut() {
+                members.remove("name");
+                members.remove("initramfs");
+                members.remove("alsoAccepted");
+                members.extend(first);
+            }
+            if !images.is_empty() {
+                json["alsoAccepted"] = images.into_iter().map(without_empty).collect();
+            }
+        })
+    }
+
+    fn named(self, name: &str) -> Changed {
+        changed(&self, |json| json["name"] = name.into())
+    }
+
+    fn with_initramfs(self, initramfs: BTreeMap<u32, Measurement>) -> Changed {
+        match initramfs.is_empty() {
+            true => Ok(self),
+            false => changed(&self, |json| json["initramfs"] = registers(&initramfs)),
+        }
+    }
+
+    fn certified_by(self, roots: impl IntoIterator<Item = String>) -> Changed {
+        let roots = roots.into_iter().map(Value::from);
+        changed(&self, |json| add(&mut json["endorsementRoots"], roots))
+    }
+
+    fn disbelieving(self, keys: &[KeyName]) -> Changed {
+        let kept: Vec<_> = self
+            .keys()
+            .iter()
+            .filter(|key| !keys.contains(key))
+            .collect();
+        let kept: Vec<_> = kept.iter().map(ToString::to_string).collect();
+        changed(&self, |json| {
+            match (kept.is_empty(), json.as_object_mut()) {
+                (true, Some(members)) => drop(members.remove("attestationKeys")),
+                _ => json["attestationKeys"] = kept.into(),
+            }
+        })
+    }
+}
+
+fn changed(policy: &Policy, change: impl FnOnce(&mut Value)) -> Changed {
+    let mut json = value(policy);
+    change(&mut json);
+    Policy::from_json(&json.to_string())
+}
+
+/// Adds entries to a list, without those that it has. An absent list becomes one.
+fn add(list: &mut Value, entries: impl IntoIterator<Item = Value>) {
+    let mut all = list.as_array().cloned().unwrap_or_default();
+    for entry in entries {
+        if !all.contains(&entry) {
+            all.push(entry);
+        }
+    }
+    *list = all.into();
+}
+
+/// Returns an image with both its fields of registers.
+fn image(image: &Image, name: &str) -> Value {
+    let (booted, initramfs) = (image.measurements(), image.initramfs());
+    json!({"name": name, "measurements": registers(booted), "initramfs": registers(initramfs)})
+}
+
+/// Returns an image without the registers of an initramfs that has none of its own.
+fn without_empty(mut image: Value) -> Value {
+    if let Some(members) = image.as_object_mut() {
+        members.retain(|name, value| name != "initramfs" || value != &json!({}));
+    }
+    image
+}

@@ -1,0 +1,212 @@
+//! `firstlight policy`: checks, shows, compares and changes the file with an attestation policy. `text` writes policies for all commands,
+//! `edit` changes them, `facts` says in words what one requires, and `check` what it leaves open.
+
+mod check;
+mod edit;
+mod facts;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use attest::attestation::sources::offline;
+use attest::attestation::{KeyName, Policy, Variant};
+use base::program::Failure;
+use serde_json::{Value, json};
+
+use super::connect::read_policy;
+use super::files;
+use super::output::{Output, say_all};
+
+pub use edit::Edit;
+pub use text::text;
+
+/// What is done.
+#[derive(Debug)]
+pub enum Action {
+    /// Errors of the policy, and what it does not pin.
+    Check(PathBuf),
+    /// What the policy requires.
+    Show(PathBuf),
+    /// What two policies require differently.
+    Diff(PathBuf, PathBuf),
+    /// Adds attestation keys.
+    AddKey(PathBuf, Vec<String>),
+    /// Removes attestation keys.
+    RemoveKey(PathBuf, Vec<String>),
+}
+
+/// The options of the command line.
+#[derive(Debug)]
+pub struct Options {
+    /// What is done.
+    pub action: Action,
+    /// The attestation variant of the machines, if the policy names none.
+    pub variant: &'static Variant,
+    /// Whether the last key may be removed.
+    pub trust_any_tpm: bool,
+    /// The form of the result.
+    pub output: Output,
+}
+
+/// The words of the command line for [`Action`].
+pub const ACTIONS: [&str; 5] = ["check", "show", "diff", "add-key", "remove-key"];
+
+/// Runs the command.
+pub fn run(options: &Options) -> Result<(), Failure> {
+    match &options.action {
+        Action::Check(file) => check(options, file),
+        Action::Show(file) => {
+            let policy = read(file)?;
+            options.output.json(&facts::json(&policy))?;
+            print(options.output, &facts::table(&policy))
+        }
+        Action::Diff(old, new) => diff(options, old, new),
+        Action::AddKey(file, keys) => add_keys(options, file, &names(keys)?),
+        Action::RemoveKey(file, keys) => remove_keys(options, file, &names(keys)?),
+    }
+}
+
+/// Reads a policy from a file, or from standard input (`-`).
+fn read(file: &Path) -> Result<Policy, Failure> {
+    match files::is_standard_input(file) {
+        true => read_policy(Path::new("/dev/stdin")),
+        false => read_policy(file),
+    }
+}
+
+fn print(output: Output, lines: &str) -> Result<(), Failure> {
+    match output {
+        Output::Text => say_all(lines),
+        Output::Json => Ok(()),
+    }
+}
+
+fn check(options: &Options, file: &Path) -> Result<(), Failure> {
+    let found = match read(file) {
+        Ok(policy) => check::found(&policy, options.variant),
+        Err(Failure::Failed(_, why)) => check::Found::error(why),
+        Err(other) => return Err(other),
+    };
+    let (errors, open) = (&found.errors, &found.open);
+    let json = json!({"variant": options.variant.name, "errors": errors, "open": open});
+    options.output.json(&json)?;
+    let lines = |kind: &str, all: &[String]| -> String {
+        all.iter().map(|it| format!("{kind}: {it}\n")).collect()
+    };
+    let text = lines("error", errors) + &lines("not pinned", open);
+    print(options.output, &text)?;
+    let file = file.display();
+    match errors.len() {
+        0 => options.output.say(format_args!("{file}: no error")),
+        1 => Err(Failure::failed(format!("{file}: 1 error"))),
+        count => Err(Failure::failed(format!("{file}: {count} errors"))),
+    }
+}
+
+fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Failure> {
+    let differences = facts::differences(&read(old)?, &read(new)?);
+    let json = differences
+        .iter()
+        .map(|it| json!({"what": it.what, "before": it.before, "after": it.after}));
+    options.output.json(&json.collect::<Vec<Value>>().into())?;
+    let lines: String = differences.iter().map(ToString::to_string).collect();
+    print(options.output, &lines)?;
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{} and {} differ",
+            old.display(),
+            new.display()
+        ))),
+    }
+}
+
+fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Failure> {
+    let policy = read_policy(file)?;
+    if !options.variant.judges("attestationKeys") {
+        return Err(Failure::failed(format!(
+            "{}: machines with the attestation variant {} have no attestation key",
+            file.display(),
+            options.variant.name
+        )));
+    }
+    if policy.believes_any_key() {
+        log::warn!(
+            "the policy named no key before: now it accepts only machines whose keys it names"
+        );
+    }
+    let (present, new): (Vec<&KeyName>, Vec<_>) =
+        keys.iter().partition(|key| policy.keys().contains(*key));
+    if !new.is_empty() {
+        let added = policy.clone().believing(new.iter().map(|key| **key));
+        write(file, &added.map_err(Failure::failed)?)?;
+    }
+    let json = json!({"added": shown(&new), "present": shown(&present)});
+    options.output.json(&json)?;
+    for key in present {
+        options.output.say(format_args!("already there: {key}"))?;
+    }
+    for key in new {
+        options.output.say(format_args!("added: {key}"))?;
+    }
+    Ok(())
+}
+
+fn remove_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Failure> {
+    let policy = read_policy(file)?;
+    let failed = |why: String| Failure::failed(format!("{}: {why}", file.display()));
+    if let Some(key) = keys.iter().find(|key| !policy.keys().contains(*key)) {
+        return Err(failed(format!(
+            "the policy does not name the key {key}: nothing was changed"
+        )));
+    }
+    let removed = policy.disbelieving(keys).map_err(Failure::failed)?;
+    let judge = endorsement::validator(options.variant, removed.clone(), &offline());
+    let judge = judge.map_err(|error| failed(error.to_string()))?;
+    if judge.believes_any_tpm() && !options.trust_any_tpm {
+        return Err(failed(
+            "without its last key the policy would accept any TPM, and a program that only simulates one: add another key first \
+             (`firstlight policy add-key`), or give --trust-any-tpm"
+                .into(),
+        ));
+    }
+    write(file, &removed)?;
+    options.output.json(&json!({"removed": shown(keys)}))?;
+    for key in keys {
+        options.output.say(format_args!("removed: {key}"))?;
+    }
+    Ok(())
+}
+
+fn shown(keys: &[impl ToString]) -> Vec<String> {
+    keys.iter().map(ToString::to_string).collect()
+}
+
+/// Returns the keys with these names, each once. `-` stands for the lines of standard input.
+fn names(texts: &[String]) -> Result<Vec<KeyName>, Failure> {
+    let mut all = vec![];
+    for text in texts {
+        if text != "-" {
+            all.push(text.clone());
+            continue;
+        }
+        let input = files::read_open(Path::new("standard input"), io::stdin().lock());
+        let input = String::from_utf8_lossy(&input.map_err(Failure::failed)?).into_owned();
+        all.extend(input.split_whitespace().map(str::to_owned));
+    }
+    let keys: Result<BTreeSet<KeyName>, _> = all.iter().map(|text| text.parse()).collect();
+    let keys = keys.map_err(Failure::Usage)?;
+    match keys.is_empty() {
+        true => Err(Failure::Usage("standard input has no key".into())),
+        false => Ok(keys.into_iter().collect()),
+    }
+}
+
+fn write(file: &Path, policy: &Policy) -> Result<(), Failure> {
+    let text = text(policy) + "\n";
+    files::replace(file, text.as_bytes()).map_err(Failure::failed)
+}

@@ -1,0 +1,416 @@
+//! Policies as each program reads them, and `firstlight policy` as the operator sees it. `src/attest/attestation/words.rs` and
+//! `src/cli/policy/tests.rs` have the cases, and `tests/key_service.rs` the key service.
+
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use attest::attestation::{KeyName, Policy};
+use serde_json::{Value, json};
+use support::program::{Program, built};
+use support::swtpm::Swtpm;
+use tempfile::TempDir;
+
+/// A slip of the pen: without the check, any TPM is believed.
+const SLIP: &str = r#"unknown field "atestationKeys"; did you mean "attestationKeys"?"#;
+
+fn measured(members: &str) -> String {
+    let value = "ab".repeat(32);
+    format!(
+        r#"{{"measurements":{{"11":"{value}","4":{{"expected":"{value}","warnOnly":false}}}}{members}}}"#
+    )
+}
+
+fn slip() -> String {
+    measured(&format!(r#","atestationKeys":["{}"]"#, key("a")))
+}
+
+fn key(name: &str) -> KeyName {
+    KeyName::of(name.as_bytes())
+}
+
+fn folder(policy: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("policy.json"), policy).unwrap();
+    folder
+}
+
+fn run_with(folder: &Path, args: &[&str], input: &str) -> Output {
+    let mut command = Command::new(built("firstlight"));
+    command.args(args).current_dir(folder);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // a command that reads no input may be gone
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+/// Returns exit code, standard output and standard error of a command.
+fn run(folder: &Path, args: &[&str]) -> (i32, String, String) {
+    let output = run_with(folder, args, "");
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code().unwrap(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+fn policy(folder: &Path, args: &[&str]) -> (i32, String, String) {
+    run(folder, &[&["policy"], args].concat())
+}
+
+#[test]
+fn every_command_refuses_a_policy_with_an_unknown_field() {
+    let folder = folder(&slip());
+    fs::write(folder.path().join("secret"), "correct horse\n").unwrap();
+    fs::set_permissions(folder.path().join("secret"), Permissions::from_mode(0o600)).unwrap();
+    let bytes = "A".repeat(43) + "=";
+    for (name, content) in [
+        (
+            "firstlight-mastersecret.json",
+            format!(r#"{{"key":"{bytes}","salt":"{bytes}"}}"#),
+        ),
+        (
+            "firstlight-state.json",
+            format!(r#"{{"version":1,"measurementSalt":"{bytes}"}}"#),
+        ),
+    ] {
+        fs::write(folder.path().join(name), content).unwrap();
+        fs::set_permissions(folder.path().join(name), Permissions::from_mode(0o600)).unwrap();
+    }
+    let tpm = Swtpm::start();
+    let location = tpm.location();
+    for command in [
+        &[
+            "init",
+            "--endpoint=127.0.0.1:1",
+            "--init-secret=secret",
+            "--timeout=2s",
+            "--policy",
+        ][..],
+        &[
+            "recover",
+            "--endpoint=127.0.0.1:1",
+            "--timeout=2s",
+            "--policy",
+        ],
+        &["status", "127.0.0.1:1", "--timeout=2s", "--policy"],
+        &["verify", "127.0.0.1:1", "--timeout=2s", "--policy"],
+        &["apply", "--print", "--image=x.y/z:1", "--policy"],
+        &["measure", "--tpm", &location, "--name=b", "--add-to"],
+        &["policy", "show"],
+        &["policy", "add-key", "policy.json", &key("b").to_string()],
+    ] {
+        let file: &[&str] = match command.contains(&"policy.json") {
+            true => &[],
+            false => &["policy.json"],
+        };
+        let (code, _, said) = run(folder.path(), &[command, file].concat());
+        assert_eq!(code, 1, "{command:?}: {said}");
+        assert!(said.contains(SLIP), "{command:?}: {said}");
+    }
+    let (code, found, _) = policy(folder.path(), &["check", "policy.json"]);
+    assert!(code == 1 && found.contains(SLIP), "{found}");
+    assert_eq!(
+        fs::read_to_string(folder.path().join("policy.json")).unwrap(),
+        slip()
+    );
+}
+
+#[test]
+fn a_node_refuses_a_service_policy_with_an_unknown_field() {
+    let folder = folder(&slip());
+    let file = folder.path().join("policy.json");
+    let error = node::service_trust::read_policy(&file).err().unwrap();
+    assert!(error.contains(SLIP), "{error}");
+    fs::write(&file, measured("")).unwrap();
+    assert!(node::service_trust::read_policy(&file).is_ok());
+}
+
+#[test]
+fn a_join_service_does_not_start_with_an_unknown_field_and_keeps_its_policy_if_one_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = |text: &str| {
+        fs::write(folder.path().join("new"), text).unwrap();
+        fs::rename(
+            folder.path().join("new"),
+            folder.path().join("attestationConfig"),
+        )
+        .unwrap();
+    };
+    let service = || {
+        let mut command = Command::new(built("join-service"));
+        command.args([
+            "--key-service=127.0.0.1:1",
+            "--key-service-auth=none",
+            "--listen=127.0.0.1:0",
+        ]);
+        command.args([
+            "--attestation-variant=qemu-vtpm",
+            "--metrics=127.0.0.1:0",
+            "--config=.",
+        ]);
+        command.current_dir(folder.path());
+        command
+    };
+    set(&slip());
+    let refused = service().output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains(SLIP), "{said}");
+    // the policy is for machines of another variant
+    set(&measured(r#","variant":"gcp-sev-es""#));
+    let refused = service().output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        said.contains("it is for the attestation variant \"gcp-sev-es\""),
+        "{said}"
+    );
+
+    set(&measured(&format!(
+        r#","variant":"qemu-vtpm","attestationKeys":["{}"]"#,
+        key("a")
+    )));
+    let program = Program::start(&mut service());
+    let line = program.expect("metrics on http://");
+    let metrics = line
+        .split_whitespace()
+        .find(|word| word.starts_with("http://"))
+        .unwrap();
+    let metric = |line: &str| {
+        let text = ureq::get(metrics)
+            .call()
+            .unwrap()
+            .body_mut()
+            .read_to_string()
+            .unwrap();
+        text.lines().any(|one| one == line)
+    };
+    assert!(metric("firstlight_attestation_policy_stale 0"));
+    set(&slip());
+    let line = program.expect("the old policy stays in force");
+    assert!(line.contains(SLIP), "{line}");
+    assert!(metric("firstlight_attestation_policy_stale 1"));
+    assert!(metric("firstlight_attestation_any_tpm 0"));
+}
+
+#[test]
+fn keys_are_added_and_removed_and_the_file_keeps_its_mode() {
+    let folder = folder(&measured(r#","name":"image 1","variant":"qemu-vtpm""#));
+    let (file, link) = (
+        folder.path().join("policy.json"),
+        folder.path().join("link"),
+    );
+    symlink("policy.json", &link).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| key(name).to_string());
+    let keys = || Policy::from_json(&fs::read_to_string(&file).unwrap()).unwrap();
+    let (code, said, _) = policy(folder.path(), &["add-key", "link", &a, &b]);
+    assert_eq!(code, 0);
+    assert!(
+        said.contains(&format!("added: {a}\n")) && said.contains(&format!("added: {b}\n")),
+        "{said}"
+    );
+    assert_eq!(keys().keys(), &[key("a"), key("b")].into());
+    let before = fs::metadata(&file).unwrap();
+    let (code, said, _) = policy(folder.path(), &["add-key", "policy.json", &a[4..]]);
+    assert_eq!((code, said), (0, format!("already there: {a}\n")));
+    let input = format!("{c}\n\n  {b}\n");
+    let output = run_with(
+        folder.path(),
+        &["policy", "add-key", "policy.json", "-", "-o", "json"],
+        &input,
+    );
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said, json!({"added": [c], "present": [b]}));
+    let text = fs::read_to_string(&file).unwrap();
+    let order = [
+        "\"variant\"",
+        "\"name\"",
+        "\"4\"",
+        "\"11\"",
+        "\"attestationKeys\"",
+    ];
+    let places: Vec<_> = order.map(|word| text.find(word).unwrap()).into();
+    assert!(places.is_sorted() && text.ends_with("}\n"), "{text}");
+    // what changes nothing
+    for (args, why) in [
+        (
+            &["add-key", "policy.json", "000b12"][..],
+            "not a Name of an attestation key",
+        ),
+        (
+            &["add-key", "policy.json"],
+            "expected firstlight policy add-key FILE KEY..",
+        ),
+        (
+            &["add-key", "policy.json", "-"],
+            "standard input has no key",
+        ),
+        (&["add-kye", "policy.json", &a], "did you mean add-key?"),
+        (
+            &["remove-key", "policy.json", &key("d").to_string()],
+            "does not name the key",
+        ),
+        (
+            &["remove-key", "policy.json", &a, &key("d").to_string()],
+            "nothing was changed",
+        ),
+        (
+            &["remove-key", "policy.json", &a, &b, &c],
+            "without its last key the policy would accept any TPM",
+        ),
+        (
+            &["add-key", "policy.json", &a, "--trust-any-tpm"],
+            "--trust-any-tpm is for remove-key",
+        ),
+        (
+            &["check", "policy.json", "policy.json"],
+            "expected firstlight policy check FILE",
+        ),
+        (&["add-key", "none.json", &a], "cannot open none.json"),
+    ] {
+        let (code, _, said) = policy(folder.path(), args);
+        assert!(code != 0 && said.contains(why), "{args:?}: {code} {said}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), text);
+    }
+    let (code, said, _) = policy(folder.path(), &["remove-key", "policy.json", &a, &b]);
+    assert_eq!(code, 0);
+    assert!(said.contains(&format!("removed: {a}\n")), "{said}");
+    assert_eq!(keys().keys(), &[key("c")].into());
+    let (code, ..) = policy(
+        folder.path(),
+        &["remove-key", "policy.json", &c, "--trust-any-tpm"],
+    );
+    assert!(code == 0 && keys().believes_any_key());
+    assert!(link.is_symlink());
+    assert_eq!(
+        fs::metadata(&file).unwrap().permissions().mode(),
+        before.permissions().mode()
+    );
+    let others = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(others, 2);
+    // a machine without a TPM has no such key
+    let tdx = measured(r#","variant":"qemu-tdx""#).replace(&"ab".repeat(32), &"ab".repeat(48));
+    fs::write(&file, tdx).unwrap();
+    let (code, _, said) = policy(folder.path(), &["add-key", "policy.json", &a]);
+    assert!(
+        code == 1 && said.contains("qemu-tdx have no attestation key"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_policy_is_checked_shown_and_compared() {
+    let folder = folder(&measured(""));
+    let path = folder.path();
+    let (code, found, _) = policy(path, &["check", "policy.json"]);
+    assert_eq!(code, 0, "{found}");
+    assert!(
+        found.contains("not pinned: the attestation key: any TPM is accepted"),
+        "{found}"
+    );
+    assert!(
+        found.contains("not pinned: PCR 9 (") && found.ends_with("policy.json: no error\n"),
+        "{found}"
+    );
+    let (code, found, said) = policy(
+        path,
+        &[
+            "check",
+            "policy.json",
+            "-o",
+            "json",
+            "--attestation-variant=qemu-tdx",
+        ],
+    );
+    let found: Value = serde_json::from_str(&found).unwrap();
+    assert!(code == 1 && said.contains("policy.json: 1 error"), "{said}");
+    assert_eq!(found["errors"].as_array().unwrap().len(), 1, "{found}");
+
+    let named = measured(&format!(
+        r#","variant":"gcp-sev-es","attestationKeys":["{}"]"#,
+        key("a")
+    ));
+    fs::write(path.join("new.json"), &named).unwrap();
+    let output = run_with(path, &["policy", "show", "-"], &named);
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        shown.starts_with("variant: gcp-sev-es\nimage: without a name\n  PCR 4  "),
+        "{shown}"
+    );
+    assert!(
+        shown.contains(&format!("attestation keys:\n  {}\n", key("a"))),
+        "{shown}"
+    );
+    let (code, shown, _) = policy(path, &["show", "new.json", "-o", "json"]);
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(
+        (code, &shown["images"][0]["registers"][1]["index"]),
+        (0, &json!(11))
+    );
+    // the variant is that of the policy
+    let (_, found, _) = policy(path, &["check", "new.json", "-o", "json"]);
+    let found: Value = serde_json::from_str(&found).unwrap();
+    assert_eq!(found["variant"], "gcp-sev-es");
+
+    let (code, differences, said) = policy(path, &["diff", "policy.json", "new.json"]);
+    let expected = format!(
+        "- attestation keys: none is named\n+ variant: gcp-sev-es\n+ attestation key {}: believed\n",
+        key("a")
+    );
+    assert_eq!((code, differences), (1, expected));
+    assert!(said.contains("policy.json and new.json differ"), "{said}");
+    let (code, differences, _) = policy(path, &["diff", "new.json", "new.json", "-o", "json"]);
+    assert_eq!((code, differences.trim()), (0, "[]"));
+}
+
+#[test]
+fn measure_names_the_variant_and_another_one_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let tpm = Swtpm::start();
+    let location = tpm.location();
+    let (code, policy, said) = run(
+        folder.path(),
+        &["measure", "--tpm", &location, "--pcrs=4,11"],
+    );
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(
+        Policy::from_json(&policy).unwrap().variant(),
+        Some("qemu-vtpm")
+    );
+    fs::write(folder.path().join("policy.json"), policy).unwrap();
+    let other = ["--policy=policy.json", "--attestation-variant=gcp-sev-es"];
+    let verify = [
+        &["verify", "127.0.0.1:1", "--timeout=2s", "--fresh"],
+        &other[..],
+    ]
+    .concat();
+    let (code, _, said) = run(folder.path(), &verify);
+    assert_eq!(code, 1, "{said}");
+    assert!(
+        said.contains(
+            "it is for the attestation variant \"qemu-vtpm\", and the machines have gcp-sev-es"
+        ),
+        "{said}"
+    );
+    let added = [
+        "measure",
+        "--tpm",
+        &location,
+        "--add-to=policy.json",
+        "--name=b",
+        "--attestation-variant=gcp-sev-es",
+    ];
+    let (code, _, said) = run(folder.path(), &added);
+    assert_eq!(code, 2, "{said}");
+    assert!(
+        said.contains("the policy in --add-to is for qemu-vtpm"),
+        "{said}"
+    );
+}
