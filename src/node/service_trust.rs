@@ -4,12 +4,17 @@
 //! that runs the same image as the node itself: the node compares the registers of boot loader, kernel, initrd and command line with its
 //! own. PCR 15 names the cluster, and a ticket of another cluster is refused.
 //!
+//! Registers alone prove no machine: a program without a TPM can sign any registers with a key of its own. A fresh node with
+//! `require=strong` therefore demands more ([`ServiceTrust::demand`]), which `bootstrapper` finds out (`src/bootstrapper/platform.rs`).
+//! A node that rejoins needs no more, because the key must open its disk.
+//!
 //! | the service | a fresh node | a node that rejoins |
 //! |---|---|---|
 //! | proves the node's image, or one of `service-policy` | believes it | believes it |
 //! | proves another image | refuses it | believes it, and says so: the key must open the disk anyway |
 //! | proves no cluster, or another one than `cluster-id` | refuses it | refuses it |
 //! | proves nothing | believes it, and says so; with `require=strong` refuses it | the same |
+//! | proves its registers with any key | believes it, and says so; with `require=strong` only if it is of the cluster `cluster-id` | believes it |
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +25,7 @@ use attest::attestation::carried::Carried;
 use attest::attestation::sources::Sources;
 use attest::attestation::{
     ClusterRegister, Composite, Evidence, Identified, Measurement, Policy, Registers, Stage,
-    ValidateError, Validator, Variant,
+    ValidateError, Validator, Variant, unhex,
 };
 use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
@@ -51,8 +56,10 @@ pub struct Settings {
 
 /// What this node demands of a join service.
 pub struct ServiceTrust {
-    settings: Settings,
-    variant: &'static Variant,
+    /// The settings of the node.
+    pub settings: Settings,
+    /// The variant of the node, and of the services.
+    pub variant: &'static Variant,
     tpm: tpm::Location,
     stage: Stage,
     /// The accepted images. They are read from the TPM once.
@@ -66,20 +73,22 @@ pub struct Proof {
     pub cluster: ClusterRegister,
     /// Why its image is not one of those that this node knows.
     pub other_image: Option<String>,
+    /// Whether any key could have signed this: a program without a TPM can claim the same.
+    pub by_any_key: bool,
 }
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.by_any_key {
+            false => "proves",
+            true => "claims, as a program without a TPM could,",
+        };
         let image = match self.other_image {
             None => "an accepted image, and ",
             Some(_) => "",
         };
-        write!(
-            f,
-            "{image}the cluster with {} {}",
-            self.cluster.name(),
-            self.cluster
-        )
+        let (name, cluster) = (self.cluster.name(), &self.cluster);
+        write!(f, "{verb} {image}the cluster with {name} {cluster}")
     }
 }
 
@@ -87,23 +96,14 @@ impl std::str::FromStr for ClusterId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<ClusterId, String> {
-        let wrong = || format!("expected {} hexadecimal digits", 2 * CLUSTER_ID_LEN);
-        if text.len() != 2 * CLUSTER_ID_LEN || !text.bytes().all(|digit| digit.is_ascii_hexdigit())
-        {
-            return Err(wrong());
-        }
-        let mut id = [0; CLUSTER_ID_LEN];
-        for (index, byte) in id.iter_mut().enumerate() {
-            let digits = &text[2 * index..2 * index + 2];
-            *byte = u8::from_str_radix(digits, 16).map_err(|_| wrong())?;
-        }
-        Ok(ClusterId(id))
+        let id = unhex(text).map(ClusterId);
+        id.ok_or_else(|| format!("expected {} hexadecimal digits", 2 * CLUSTER_ID_LEN))
     }
 }
 
 impl fmt::Display for ClusterId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        hex(&self.0).fmt(f)
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -181,8 +181,13 @@ impl ServiceTrust {
         }))
     }
 
+    /// Demands this policy from now on, in place of [`ServiceTrust::images`].
+    pub fn demand(&mut self, images: Policy) {
+        self.images = Mutex::new(Some(images));
+    }
+
     /// Returns the accepted images: this machine's own, and those of the settings.
-    fn images(&self) -> Result<Policy, String> {
+    pub fn images(&self) -> Result<Policy, String> {
         let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(images) = &*images {
             return Ok(images.clone());
@@ -297,6 +302,7 @@ impl Judge {
         let _ = self.proof.set(Proof {
             cluster,
             other_image,
+            by_any_key: self.images.believes_any_tpm(),
         });
         Ok(identified)
     }
@@ -423,6 +429,7 @@ mod tests {
         let proof = |id: &[u8; 32]| Proof {
             cluster: Registers::Pcrs.after(id),
             other_image: None,
+            by_any_key: false,
         };
         let (ours, other) = ([1; 32], [2; 32]);
         let open = trust(None);

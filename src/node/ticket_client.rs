@@ -270,10 +270,7 @@ impl Connection<'_> {
                 );
             }
             Some(proof) => {
-                timeline.event(
-                    "ticket",
-                    format_args!("from {service}, which proves {proof}"),
-                );
+                timeline.event("ticket", format_args!("from {service}, which {proof}"));
                 if let Some(why) = &proof.other_image {
                     timeline.event(
                         "other-image",

@@ -25,7 +25,7 @@ use crate::setting::{
 use crate::status::{expect, verify_by};
 
 /// The ID of the cluster whose tickets the test's join services give.
-fn joined_cluster() -> [u8; 32] {
+pub fn joined_cluster() -> [u8; 32] {
     let secret = Secret::new(joining::MEASUREMENT_SECRET.to_vec());
     cluster_id(&secret, &joining::MEASUREMENT_SALT)
 }
@@ -80,7 +80,7 @@ impl Host {
     }
 
     /// Returns what the join service in a pod has.
-    fn evidence(&self) -> Arc<dyn Issuer> {
+    pub fn evidence(&self) -> Arc<dyn Issuer> {
         Arc::new(RemoteIssuer::new(&qemu_vtpm::VARIANT, self.socket()))
     }
 
@@ -148,7 +148,11 @@ fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() 
     let _good = setting.join_service_of(8, member.evidence(), tickets);
     setting.set_control_planes(&[3, 4, 5, 6, 7, 8]);
     let ticket = node.expect("ticket: from join service");
-    let expected = format!("{}:30090, which proves an accepted image", setting.host(8));
+    // the settings name no key, but the cluster, and the ticket has its secrets
+    let expected = format!(
+        "{}:30090, which claims, as a program without",
+        setting.host(8)
+    );
     assert!(ticket.contains(&expected), "{ticket}");
     assert!(end_of_member(&mut node).success(), "{}", node.output());
 }
@@ -258,7 +262,10 @@ fn an_upgrade_names_the_image_of_the_services_in_the_nodes_settings() {
     setting.set_control_planes(&[3]);
     let pcr4 = host.tpm.tool("tpm2_pcrread", &["sha256:4"]).to_lowercase();
     let pcr4 = pcr4.split("0x").nth(1).unwrap().trim();
-    let text = format!(r#"{{"measurements":{{"4":"{pcr4}"}},"name":"image 1.2"}}"#);
+    let key = qemu_vtpm::key_name(&host.location()).unwrap();
+    let text = format!(
+        r#"{{"measurements":{{"4":"{pcr4}"}},"name":"image 1.2","attestationKeys":["{key}"]}}"#
+    );
     let policy = setting.file("services.json", text);
     let mut command = setting.joining(&disk, "Worker");
     command.arg("--require=strong").arg("--service-policy");
@@ -297,7 +304,7 @@ fn a_node_that_rejoins_and_the_join_service_prove_themselves_to_each_other() {
     let id = hex(&own_cluster());
     command.args(["--require=strong", "--cluster-id", &id]);
     let mut node = Program::start(&mut command);
-    node.expect("which proves an accepted image");
+    node.expect("an accepted image, and the cluster with PCR 15");
     expect_opened(&mut node);
 
     // a node of the old form gets nothing, and the service says why

@@ -304,7 +304,7 @@ fn sha256(parts: &[&[u8]]) -> [u8; 32] {
 }
 
 /// Decodes `2 * N` hexadecimal digits.
-fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     base::text::unhex(text)?.try_into().ok()
 }
 
