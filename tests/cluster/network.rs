@@ -25,6 +25,8 @@ pub struct Network {
     metadata: MetadataServer,
     machines: Mutex<Vec<Value>>,
     control_planes: Arc<Mutex<Vec<Ipv4Addr>>>,
+    /// The names of the attestation keys of the machines.
+    pub keys: Mutex<Vec<String>>,
 }
 
 impl Network {
@@ -34,6 +36,7 @@ impl Network {
         let network = NETWORK.get_or_init(Network::new);
         network.machines.lock().unwrap().clear();
         network.control_planes.lock().unwrap().clear();
+        network.keys.lock().unwrap().clear();
         network
     }
 
@@ -54,6 +57,7 @@ impl Network {
             metadata,
             machines: Mutex::default(),
             control_planes,
+            keys: Mutex::default(),
         }
     }
 

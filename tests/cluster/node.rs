@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use attest::attestation::qemu_vtpm;
 use base::crypto::{KEY_LEN, Secret};
 use base::time;
 use disk::luks;
 use disk::state_disk::Handover;
 use ring::digest::{SHA256, digest};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::network::{BRIDGE, HOST, Network};
@@ -63,7 +64,10 @@ impl Node {
         let is_control_plane = role == "ControlPlane";
         let name = name.to_lowercase().replace('_', "-");
         let process = RefCell::new(start(dir.path(), &logs, &name, number));
-        let tpm = RefCell::new(Swtpm::start_at(HOST));
+        let tpm = Swtpm::start_at(HOST);
+        let key = qemu_vtpm::key_name(&tpm.location().parse().unwrap()).unwrap();
+        network.keys.lock().unwrap().push(key.to_string());
+        let tpm = RefCell::new(tpm);
         let node = Node {
             dir,
             logs,
@@ -110,21 +114,21 @@ impl Node {
         *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
     }
 
-    /// Starts `bootstrapper` as an image does.
+    /// Starts `bootstrapper` as an image does. It believes services with its own image on the machines of this test.
     pub fn start_bootstrapper(&self) {
-        self.restart_bootstrapper("");
+        let nobody =
+            json!({"measurements": {"4": "11".repeat(32)}, "name": "no image of this test"});
+        self.accept_services(&nobody.to_string());
     }
 
-    /// Starts the bootstrapper again, and lets it accept join services on machines that meet this policy.
+    /// Starts the bootstrapper again, and lets it accept join services on machines of this test that meet this policy.
     pub fn accept_services(&self, policy: &str) {
         const FILE: &str = "/etc/firstlight/services.json";
-        self.put(FILE, policy.as_bytes(), 0o644);
-        self.restart_bootstrapper(&format!("service-policy={FILE}\n"));
-    }
-
-    fn restart_bootstrapper(&self, more: &str) {
+        let mut policy: Value = serde_json::from_str(policy).unwrap();
+        policy["attestationKeys"] = json!(*self.network.keys.lock().unwrap());
+        self.put(FILE, policy.to_string().as_bytes(), 0o644);
         let settings = format!(
-            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents=/opt/components\nrequire=strong\n{more}",
+            "csp=qemu\nvariant=qemu-vtpm\ntpm={}\ndisk={DISK}\ncomponents=/opt/components\nrequire=strong\nservice-policy={FILE}\n",
             self.tpm.borrow().location()
         );
         self.put("/etc/firstlight/node.conf", settings.as_bytes(), 0o644);
