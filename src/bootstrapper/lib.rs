@@ -13,8 +13,8 @@
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete ─► member
 //! ```
 //!
-//! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`]. Both run a [`race`] for the
-//! [`node_lock`]. The steps after the lock are in [`init`] and [`join`]; each runs as a [`job`], and [`setup`] has what both
+//! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`]. [`platform`] says what a join service must have beside the image.
+//! Both run a [`race`] for the [`node_lock`]. The steps after the lock are in [`init`] and [`join`]; each runs as a [`job`], and [`setup`] has what both
 //! share. [`cluster`] has the steps by which an init sets up Kubernetes. [`kubelet`] and [`etcd`] manage what a member runs, and
 //! [`member`] answers `firstlight status`, and [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a
 //! member to another version of Kubernetes.
@@ -31,6 +31,7 @@ pub mod join_client;
 pub mod kubelet;
 pub mod member;
 pub mod node_lock;
+pub mod platform;
 pub mod race;
 pub mod secret_guard;
 pub mod setup;
@@ -127,6 +128,16 @@ impl Bootstrapper {
         if is_marked.map_err(Error::Tpm)? {
             return self.start_member();
         }
+        let what = format!(
+            "the TPM at {} to tell what join services must have",
+            self.tpm
+        );
+        let trust = self
+            .timeline
+            .waiting_for(what, || platform::demanding(self.trust, &self.tpm))
+            // its name is what a policy needs
+            .inspect_err(|_| quotes::announce_key(&self.timeline, self.issuer.as_ref(), &self.tpm))
+            .map_err(Error::Unpinned)?;
         let device = state_disk::device::find(
             self.disk.as_deref(),
             &self.cloud.state_disk,
@@ -148,7 +159,7 @@ impl Bootstrapper {
                 key_file: self.key_file,
             },
             issuer: self.issuer.clone(),
-            trust: self.trust,
+            trust,
             tpm: self.tpm,
             policy: self.policy,
             settings: self.settings,
@@ -290,6 +301,8 @@ fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
 pub enum Error {
     /// PCR 15 cannot be read.
     Tpm(tpm::Error),
+    /// The setting `require=strong` would accept a program without a TPM: why, and what to do.
+    Unpinned(String),
     /// Another program than ours has measured into PCR 15: which one, and what to do.
     ForeignWriter(String),
     /// The state disk is missing, or cannot be used.
@@ -306,7 +319,7 @@ impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Error::Tpm(error) => write!(f, "reading PCR 15: {error}"),
-            Error::ForeignWriter(writer) => f.write_str(writer),
+            Error::Unpinned(text) | Error::ForeignWriter(text) => f.write_str(text),
             Error::Disk(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "listening on {address}: {error}"),
             Error::Thread(error) => write!(f, "starting a thread: {error}"),

@@ -34,7 +34,8 @@ pub fn help() -> String {
   --listen ADDRESS     the address on which the node serves the operator  [0.0.0.0]
   --cluster-id HEX     takes tickets of this cluster only; by default of any cluster whose join service proves this machine's image
   --service-policy FILE  measurement policy, JSON: images of join services that are accepted beside this machine's own
-  --require strong     refuses join services that prove nothing, as those of the old form
+  --require strong     refuses join services that prove nothing, as those of the old form; a fresh node needs what pins them:
+                       --cluster-id, attestationKeys in --service-policy, or the values of its own cloud platform
   --events PATH        also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)
   --debug              log at debug level
   --log-format FORMAT  text, or json: one object a line with ts, level, logger, msg, uptime  [text]

@@ -38,7 +38,7 @@ pub fn pem(name: &str) -> String {
 }
 
 pub struct Machine {
-    cloud: CloudTpm,
+    pub cloud: CloudTpm,
     host: Host,
 }
 

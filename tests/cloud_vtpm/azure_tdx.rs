@@ -43,20 +43,20 @@ impl Sources for Collected {
 }
 
 /// Makes the report of the paravisor one of TDX.
-fn of_tdx(report: &mut [u8]) {
+pub fn of_tdx(report: &mut [u8]) {
     report.copy_within(32 + 0x50..32 + 0x90, REPORT_DATA);
     report[1224] = 4;
 }
 
 /// A machine, with the parts of its quote.
 pub struct Machine {
-    cloud: CloudTpm,
+    pub cloud: CloudTpm,
     host: Host,
-    signed: Signed,
+    pub signed: Signed,
 }
 
 impl Machine {
-    fn start(parts: &Parts, alter: impl Fn(&mut Vec<u8>)) -> Machine {
+    pub fn start(parts: &Parts, alter: impl Fn(&mut Vec<u8>)) -> Machine {
         let cloud = CloudTpm::azure(|report| {
             of_tdx(report);
             alter(report);
@@ -77,7 +77,7 @@ impl Machine {
         }
     }
 
-    fn issuer(&self) -> Arc<dyn Issuer> {
+    pub fn issuer(&self) -> Arc<dyn Issuer> {
         let machine = Arc::new(Prepared::new(AzureTdxMachine::new(self.host.url())));
         Arc::new(vtpm::Issuer::new(self.cloud.location(), None, machine))
     }

@@ -110,7 +110,7 @@ impl Machine {
             .store(CERTIFICATE_INDEX, certificate, ATTRIBUTES_OF_GCE, None);
     }
 
-    fn issuer(&self) -> Arc<dyn Issuer> {
+    pub fn issuer(&self) -> Arc<dyn Issuer> {
         let machine = Arc::new(GoogleMachine::new(self.host.url()));
         let log = Some(PathBuf::from(self.cloud.path("log")));
         Arc::new(vtpm::Issuer::new(self.cloud.location(), log, machine))
@@ -119,6 +119,10 @@ impl Machine {
 
 /// Returns the extension with the instance.
 fn of_instance(zone: &str, is_production: bool) -> CustomExtension {
+    of_instance_in("example", zone, is_production)
+}
+
+fn of_instance_in(project: &str, zone: &str, is_production: bool) -> CustomExtension {
     let text = |text: &str| element(der::UTF8_STRING, &[text.as_bytes()]);
     let number = |bytes: &[u8]| element(der::INTEGER, &[bytes]);
     let truth = if is_production { 0xff } else { 0 };
@@ -133,7 +137,7 @@ fn of_instance(zone: &str, is_production: bool) -> CustomExtension {
     let fields = [
         text(zone),
         number(&[7]),
-        text("example"),
+        text(project),
         number(&[0, 0x80, 0, 0, 0, 0, 0, 0, 1]),
         text("node-1"),
         element(context(0), &[&properties]),
@@ -143,8 +147,13 @@ fn of_instance(zone: &str, is_production: bool) -> CustomExtension {
 }
 
 pub fn good() -> CertificateParams {
+    good_in("example")
+}
+
+/// Returns a good certificate of an instance in this project.
+pub fn good_in(project: &str) -> CertificateParams {
     let mut params = of_attestation_key("9223372036854775809", None);
-    params.custom_extensions = vec![of_instance("europe-west3-b", true)];
+    params.custom_extensions = vec![of_instance_in(project, "europe-west3-b", true)];
     params
 }
 

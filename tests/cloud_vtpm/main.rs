@@ -31,6 +31,7 @@ mod refusals;
 mod rejoin;
 mod sev_snp;
 mod shown;
+mod strong;
 
 #[test]
 fn each_variant_of_a_cloud_accepts_its_correct_document() {

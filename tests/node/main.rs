@@ -19,6 +19,7 @@ mod memory;
 mod mutual;
 use common::setting;
 mod status;
+mod strong;
 mod trust;
 mod unlock;
 mod verification;

@@ -1,0 +1,182 @@
+//! What a fresh node with `require=strong` demands of a join service beside its image: that the registers are those of a machine.
+//!
+//! Anybody can sign registers with a key of his own. So the registers of a join service count only if the key that signed them is one
+//! that `service-policy` names, or one that a platform endorses. A platform endorses the key of each machine of its kind, so the node
+//! demands what its own platform says of this machine, unless `service-policy` says it:
+//!
+//! | variant | demanded | read from |
+//! |---|---|---|
+//! | `aws-nitro-tpm`, `aws-sev-snp` | the SHA-384 PCRs of the image, which AWS's hypervisor signs (`cloud.sha384`) | the TPM |
+//! | `azure-sev-snp` | who signed the paravisor (`snp.idKeys`) | the paravisor's report in the TPM |
+//! | `azure-tdx` | the measurement of the paravisor (`tdx.mrTd`) | the same |
+//! | `gcp-sev-es`, `gcp-sev-snp` | the project (`cloud.projects`) | the certificate of the attestation key in the TPM |
+//! | `azure-trustedlaunch`, `qemu-tdx` | nothing further: Azure certifies each key, and Intel signs the registers, among them that of the firmware | |
+//! | `qemu-vtpm` | there is nothing, so the setting is refused | |
+//!
+//! With the setting `cluster-id`, nothing of this is demanded: the ticket has the secrets from which that ID is derived
+//! ([`Ticket::cluster`](super::ticket::Ticket::cluster)), so its sender has been in the cluster, on whatever machine.
+//!
+//! Only a node that joins needs this. A node that rejoins gets a key, which counts if it opens the disk and if the disk's header has a MAC
+//! under the measurement secret beside it; an operator can give it without any proof (`firstlight recover`).
+
+use attest::attestation::sources::offline;
+use attest::attestation::vtpm::Machine;
+use attest::attestation::{
+    Policy, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, gcp_sev_es, gcp_sev_snp,
+    hcl,
+};
+use attest::tpm::{Bank, Location, Tpm};
+use base::x509::Certificate;
+use cloud::http::LINK_LOCAL;
+use hcl::{HardwareReport, HclReport};
+use node::service_trust::ServiceTrust;
+use serde_json::{Value, json};
+
+/// The PCR of the boot loader, which is never zero in a bank that the firmware extends.
+const BOOT_LOADER: u32 = 4;
+/// The PCR that systemd extends during the boot. It is compared in the SHA-256 bank.
+const PHASES: u32 = 11;
+/// ID_KEY_DIGEST in a report of SEV-SNP (AMD, "SEV Secure Nested Paging Firmware ABI", table "ATTESTATION_REPORT").
+const ID_KEY_DIGEST: usize = 0xe0;
+/// MRTD in a TDREPORT: TDINFO_STRUCT is at 512, and has ATTRIBUTES and XFAM before it (Intel, "TDX Module ABI", TDREPORT_STRUCT).
+const MRTD: usize = 512 + 16;
+/// The length of both.
+const DIGEST: usize = 48;
+
+/// What the operator can do if a platform pins nothing.
+const ADVICE: &str = "set cluster-id, or name in service-policy the attestation keys of the machines with join services (attestationKeys)";
+
+/// Returns the trust of a fresh node, whose TPM is at this location. With `require=strong` it refuses what any machine of the variant, or a
+/// program, could claim. The error says why `require=strong` would not do that.
+pub fn demanding(mut trust: ServiceTrust, tpm: &Location) -> Result<ServiceTrust, String> {
+    if !trust.requires_strong() || trust.settings.cluster.is_some() {
+        return Ok(trust);
+    }
+    let (variant, images) = (trust.variant, trust.images()?);
+    let demanded = match images.keys().is_empty() {
+        true => and_own(variant, tpm, images)?,
+        false => images,
+    };
+    match believes_any_tpm(variant, &demanded)? {
+        false => trust.demand(demanded),
+        true => {
+            return Err(refused(
+                variant,
+                "a program without a TPM can claim the registers of this machine",
+            ));
+        }
+    }
+    Ok(trust)
+}
+
+fn refused(variant: &Variant, why: &str) -> String {
+    format!(
+        "the setting require=strong would pin nothing: with the variant {}, {why}; {ADVICE}",
+        variant.name
+    )
+}
+
+fn believes_any_tpm(variant: &Variant, policy: &Policy) -> Result<bool, String> {
+    let validator = variant.validator_for(policy.clone(), &offline());
+    let validator = validator.map_err(|error| format!("setting service-policy: {error}"))?;
+    Ok(validator.believes_any_tpm())
+}
+
+/// Returns the policy that also demands what this machine's platform says of it.
+fn and_own(variant: &Variant, tpm: &Location, images: Policy) -> Result<Policy, String> {
+    let wrong = |why: String| refused(variant, &why);
+    let cloud = images.cloud();
+    match variant.oid {
+        aws_nitro_tpm::OID | aws_sev_snp::OID => and_own_sha384(tpm, images).map_err(wrong),
+        gcp_sev_es::OID | gcp_sev_snp::OID
+            if cloud.projects.is_empty() && cloud.instances.is_empty() =>
+        {
+            and(
+                "cloud",
+                "projects",
+                &own_project(tpm).map_err(wrong)?,
+                &images,
+            )
+        }
+        azure_sev_snp::OID if believes_any_tpm(variant, &images)? => {
+            and("snp", "idKeys", &own_id_key(tpm).map_err(wrong)?, &images)
+        }
+        azure_tdx::OID if believes_any_tpm(variant, &images)? => {
+            and("tdx", "mrTd", &own_mrtd(tpm).map_err(wrong)?, &images)
+        }
+        _ => Ok(images),
+    }
+}
+
+/// Returns the policy with one value for a member of one of its fields, as an operator would write it.
+fn and(field: &str, member: &str, value: &str, policy: &Policy) -> Result<Policy, String> {
+    log::info!(
+        "require=strong: a join service must have what this machine has: {field}.{member} {value}"
+    );
+    let read = serde_json::from_str(&policy.to_json());
+    let mut json: Value = read.map_err(|error| error.to_string())?;
+    json[field][member] = json!([value]);
+    Policy::from_json(&json.to_string()).map_err(|error| error.to_string())
+}
+
+/// Returns the policy that also accepts this machine's SHA-384 PCRs of the registers that an image of the policy has.
+fn and_own_sha384(tpm: &Location, images: Policy) -> Result<Policy, String> {
+    let read = Tpm::open(tpm).and_then(|mut tpm| tpm.pcrs(Bank::Sha384));
+    let mut pcrs = read.map_err(|error| error.to_string())?;
+    let is_zero = |value: &Vec<u8>| value.iter().all(|byte| *byte == 0);
+    if pcrs.get(&BOOT_LOADER).is_none_or(is_zero) {
+        return Err("the firmware extends no SHA-384 PCR of this machine".into());
+    }
+    // this machine's own image is the last one
+    let own = images.images().last().map(|image| image.measurements());
+    pcrs.retain(|pcr, _| *pcr != PHASES && own.is_some_and(|own| own.contains_key(pcr)));
+    log::info!(
+        "require=strong: a join service must have the SHA-384 PCRs {:?} of this machine",
+        pcrs.keys()
+    );
+    images.and_sha384(&pcrs).map_err(|error| error.to_string())
+}
+
+fn own_project(tpm: &Location) -> Result<String, String> {
+    let machine = gcp_sev_es::GoogleMachine::new(LINK_LOCAL);
+    let read = Tpm::open(tpm).map_err(|error| error.to_string());
+    let read = read.and_then(|mut tpm| machine.key_certificate(&mut tpm).map_err(|why| why.0));
+    let certificate = read?.ok_or("the TPM has no certificate of its attestation key")?;
+    let certificate = Certificate::parse(&certificate)
+        .map_err(|_| "the certificate of the TPM's attestation key cannot be read")?;
+    let instance = gcp_sev_es::instance(&certificate)?;
+    let (name, _) = instance.project.ok_or("the certificate names no project")?;
+    Ok(name)
+}
+
+fn own_id_key(tpm: &Location) -> Result<String, String> {
+    with_report(tpm, |report| match report {
+        HardwareReport::Snp(report) => digest_at(report, ID_KEY_DIGEST),
+        _ => None,
+    })
+}
+
+fn own_mrtd(tpm: &Location) -> Result<String, String> {
+    with_report(tpm, |report| match report {
+        HardwareReport::Tdx(report) => digest_at(report, MRTD),
+        _ => None,
+    })
+}
+
+/// Returns a digest of the hardware's report that the paravisor has stored. The paravisor is a part of this machine, so nobody signs this.
+fn with_report(
+    tpm: &Location,
+    digest: fn(&HardwareReport<'_>) -> Option<String>,
+) -> Result<String, String> {
+    let stored = hcl::stored(tpm).map_err(|why| why.0)?;
+    let report = HclReport::parse(&stored)?;
+    digest(&report.hardware)
+        .ok_or_else(|| "the report of the paravisor does not name its firmware".into())
+}
+
+/// Returns the hexadecimal digits of a digest; `None` if it is absent or zero.
+fn digest_at(report: &[u8], at: usize) -> Option<String> {
+    let digest = report.get(at..at + DIGEST)?;
+    let is_zero = digest.iter().all(|byte| *byte == 0);
+    (!is_zero).then(|| digest.iter().map(|byte| format!("{byte:02x}")).collect())
+}
