@@ -455,6 +455,32 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
 }
 
 #[test]
+fn measure_writes_no_policy_of_a_bank_that_the_firmware_does_not_extend() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tpm = Swtpm::start();
+    let measure = |tpm: &Swtpm, more: &[&str]| {
+        let location = tpm.location();
+        let output = firstlight(
+            dir.path(),
+            &[&["measure", "--tpm", &location], more].concat(),
+        );
+        let texts = [text(&output.stdout), text(&output.stderr)];
+        (output.status.code(), texts)
+    };
+    tpm.reset();
+    for more in [&[][..], &["--pcrs", "9,11"]] {
+        let (code, [policy, said]) = measure(&tpm, more);
+        assert_eq!((code, policy.as_str()), (Some(1), ""), "{said}");
+        assert!(said.contains("does not extend the SHA-256 bank"), "{said}");
+    }
+    tpm.reboot();
+    let (code, [_, said]) = measure(&tpm, &[]);
+    assert_eq!(code, Some(0), "{said}");
+    // the kernel of that machine is not known
+    assert!(said.contains("the host's ACPI tables"), "{said}");
+}
+
+#[test]
 fn measure_adds_an_image_to_a_policy_with_the_registers_that_it_has() {
     let dir = tempfile::tempdir().unwrap();
     let tpm = Swtpm::start();

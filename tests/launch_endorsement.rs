@@ -207,7 +207,7 @@ fn launch_digests_are_those_that_google_signed() {
         "--memory",
         "2048",
         "--cmdline",
-        "quiet",
+        "quiet efi=noruntime",
     ];
     let all = [&endorsement[..], &image, &["--vcpus", "8"]].concat();
     let (policy, _) = measured(&all);

@@ -20,7 +20,7 @@ use support::foreign::fetched;
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
 
-const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1";
+const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 efi=noruntime SYSTEMD_FORCE_MEASURE=1";
 const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
 const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 
@@ -328,15 +328,30 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
         );
         policy.images()[0].measurements().keys().copied().collect()
     };
+    // a policy without PCR 4 or 11 is one only for those who know
     let (code, policy, said) = measure(&[]);
-    assert_eq!(
-        (code, registers(&policy)),
-        (Some(0), vec![8, 9, 12, 13, 15]),
-        "{said}"
-    );
-    for word in ["PCR 4", "Secure Boot on", "PCR 11", "initramfs", "--units"] {
+    assert_eq!((code, policy.as_str()), (Some(1), ""), "{said}");
+    let of_4 = [
+        "PCR 4 would not be in the policy",
+        "Secure Boot on",
+        "--accept-incomplete",
+    ];
+    for word in of_4.into_iter().chain(["PCR 11", "initramfs", "--units"]) {
         assert!(said.contains(word), "{word}: {said}");
     }
+    let (code, policy, said) = measure(&["--secure-boot", "off"]);
+    assert_eq!((code, policy.as_str()), (Some(1), ""), "{said}");
+    assert!(said.contains("PCR 11 would not be in"), "{said}");
+    let (code, policy, said) = measure(&["--pcrs", "9,12"]);
+    assert_eq!((code, policy.as_str()), (Some(1), ""), "{said}");
+    assert!(said.contains("PCR 4 would not be in"), "{said}");
+    let (code, policy, said) = measure(&["--accept-incomplete"]);
+    assert_eq!(
+        (code, registers(&policy)),
+        (Some(0), vec![2, 3, 8, 9, 12, 13, 15]),
+        "{said}"
+    );
+    assert!(said.contains("lacks PCR 4"), "{said}");
     let (code, policy, said) = measure(&[
         "--stage",
         "booted",
@@ -345,12 +360,12 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
         "--units",
         "all",
     ]);
-    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert_eq!(code, Some(0), "{said}");
     assert_eq!(registers(&policy), [2, 3, 4, 8, 9, 11, 12, 13, 15]);
 
     // without a stage, the policy has both
     let (code, policy, said) = measure(&["--secure-boot", "off", "--units", "all"]);
-    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert_eq!(code, Some(0), "{said}");
     assert_eq!(registers(&policy), [2, 3, 4, 8, 9, 11, 12, 13, 15]);
     let policy = attest::attestation::Policy::from_json(&policy).unwrap();
     let initramfs = policy.images()[0].initramfs();
@@ -381,7 +396,14 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
     }
 
     // one byte of the command line
-    std::fs::write(&path, unified("bookworm", b"console=ttyS0 panic=-2")).unwrap();
+    std::fs::write(
+        &path,
+        unified(
+            "bookworm",
+            b"console=ttyS0 panic=-2 efi=noruntime SYSTEMD_FORCE_MEASURE=1",
+        ),
+    )
+    .unwrap();
     let given = [
         "--stage",
         "booted",
@@ -405,6 +427,102 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
     .into_keys()
     .collect();
     assert_eq!(changed, [4, 9, 11]);
+}
+
+/// The options under which each register has one value.
+const ONE_VALUE: [&str; 4] = ["--secure-boot", "off", "--units", "all"];
+
+/// A Debian kernel, with other words in place of what its version says of its builder.
+fn marked(kernel: &[u8]) -> Vec<u8> {
+    let mut kernel = kernel.to_vec();
+    let at = 0x200 + usize::from(u16::from_le_bytes([kernel[0x20e], kernel[0x20f]]));
+    let length = kernel[at..].iter().position(|byte| *byte == 0).unwrap();
+    let word = b" aml-confined";
+    kernel[at + length - word.len()..at + length].copy_from_slice(word);
+    kernel
+}
+
+/// What the host can do beside the registers is listed, and what gives it commands in the machine needs a word of the operator.
+#[test]
+fn an_image_is_judged_by_what_it_leaves_open_to_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.efi");
+    let measure = |kernel: &[u8], command_line: &str, more: &[&str]| {
+        let sections: [(&str, &[u8]); 3] = [
+            (".cmdline", command_line.as_bytes()),
+            (".initrd", b""),
+            (".linux", kernel),
+        ];
+        let stub = systemd_boot("trixie").join("linuxx64.efi.stub");
+        std::fs::write(&path, uki(&stub, &sections)).unwrap();
+        let output = firstlight(&[&[path.to_str().unwrap()], more].concat());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let said = [text(&output.stdout), text(&output.stderr)];
+        (output.status.code().unwrap(), said)
+    };
+    let closed = "console=ttyS0 panic=10 roothash=ab efi=noruntime SYSTEMD_FORCE_MEASURE=1 \
+                  systemd.import_credentials=no systemd.gpt_auto=no noresume";
+    let (stock, confined) = (linux(), marked(&linux()));
+
+    let (code, [policy, said]) = measure(&confined, closed, &ONE_VALUE);
+    assert_eq!(code, 0, "{said}");
+    assert!(!said.contains("leaves open"), "{said}");
+    assert!(policy.contains(r#""acpiTables":"confined""#), "{policy}");
+
+    // a stock kernel trusts the host's ACPI tables
+    let (code, [policy, said]) = measure(&stock, closed, &ONE_VALUE);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("ACPI tables: open"), "{said}");
+    assert!(!policy.contains("acpiTables"), "{policy}");
+    // which a policy can refuse
+    let demanding = folder.path().join("policy.json");
+    let (_, [policy, _]) = measure(&confined, closed, &ONE_VALUE);
+    let demand = policy.trim().strip_suffix('}').unwrap().to_owned();
+    std::fs::write(&demanding, demand + r#","requireConfinedAcpi":true}"#).unwrap();
+    let added = ["--add-to", demanding.to_str().unwrap(), "--name", "second"];
+    let more = [&ONE_VALUE[..], &added].concat();
+    let (code, [policy, said]) = measure(&stock, closed, &more);
+    assert_eq!((code, policy.as_str()), (1, ""), "{said}");
+    assert!(said.contains("requireConfinedAcpi: second"), "{said}");
+
+    // EFI variables are commands to systemd
+    let open = closed.replace(" efi=noruntime", "");
+    let (code, [policy, said]) = measure(&stock, &open, &ONE_VALUE);
+    assert_eq!((code, policy.as_str()), (1, ""), "{said}");
+    for word in ["SystemdOptions", "efi=noruntime", "--accept-efi-variables"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let accepted = [&ONE_VALUE[..], &["--accept-efi-variables"]].concat();
+    let (code, [_, said]) = measure(&stock, &open, &accepted);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("EFI variables: open"), "{said}");
+    // PCR 4 has another value with Secure Boot
+    let on = ["--secure-boot", "on", "--units", "all"];
+    let (code, [_, said]) = measure(&stock, &open, &on);
+    assert!(code == 0 && !said.contains("EFI variables"), "{said}");
+
+    // the list for people and for programs
+    let explain = [&ONE_VALUE[..], &["--explain"]].concat();
+    let (code, [text, _]) = measure(&stock, "root=/dev/vda1 rd.break", &explain);
+    assert_eq!(code, 0);
+    for line in [
+        "  root file system: open: ",
+        "  credentials: open: ",
+        "  parameters of shells: open: rd.break. Closed by: remove",
+        "  logins on consoles: not seen: ",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let (_, [json, said]) = measure(&stock, &open, &[&explain[..], &["-o", "json"]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap_or_else(|_| panic!("{said}"));
+    let host = json["host"].as_array().unwrap();
+    let efi = host
+        .iter()
+        .find(|it| it["name"] == "EFI variables")
+        .unwrap();
+    assert_eq!(efi["state"], "open");
+    assert_eq!(json["registers"][0]["name"], "PCR 4");
+    assert_eq!(measure(&stock, &open, &["-o", "json"]).0, 2);
 }
 
 /// What AWS's own tool computes of an image: PCR 4 and 12, without Secure Boot.
@@ -470,7 +588,14 @@ fn the_sha_384_values_of_a_policy_are_those_of_all_stages() {
     let variant = ["--attestation-variant", "aws-nitro-tpm"];
     let first = firstlight(&[&[file], &variant[..], &off].concat());
     std::fs::write(&policy, first.stdout).unwrap();
-    std::fs::write(&path, unified("bookworm", b"console=ttyS0 panic=-2")).unwrap();
+    std::fs::write(
+        &path,
+        unified(
+            "bookworm",
+            b"console=ttyS0 panic=-2 efi=noruntime SYSTEMD_FORCE_MEASURE=1",
+        ),
+    )
+    .unwrap();
     let further = ["--add-to", policy.to_str().unwrap(), "--name", "second"];
     let both = firstlight(&[&[file], &variant[..], &off, &further].concat());
     let both = Policy::from_json(&String::from_utf8(both.stdout).unwrap()).unwrap();
@@ -517,7 +642,7 @@ fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
         "--initrd",
         &initrd,
         "--cmdline",
-        "quiet",
+        "quiet efi=noruntime",
     ];
     let measure = |arguments: &[&[&str]]| {
         let output = firstlight(&arguments.concat());
@@ -535,7 +660,8 @@ fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
     assert_eq!(policy_values(&alone)[&0], values[&0]);
     assert_eq!(values[&4], [0; 48]);
     let loader = Loader::AsIs;
-    let image = Image::direct_linux(&linux, Some(b"an initrd"), "quiet", loader).unwrap();
+    let image =
+        Image::direct_linux(&linux, Some(b"an initrd"), "quiet efi=noruntime", loader).unwrap();
     for register in [2, 3] {
         let expected = image.value(Platform::Tdx, register, &Given::default());
         assert_eq!(expected.as_ref(), Ok(&values[&register]));
@@ -627,7 +753,7 @@ const COMPARED: [u32; 3] = [4, 9, 11];
 /// Restarts the TPM, and measures what a boot measures. Returns the event log of that boot (TCG PC Client Platform Firmware Profile,
 /// §10).
 fn measure_boot(tpm: &mut Swtpm, log: &image::Log) -> Vec<u8> {
-    tpm.reboot();
+    tpm.reset();
     let spec = b"Spec ID Event03\0\0\0\0\0\0\x02\0\x02\x01\0\0\0\x0b\0\x20\0\0";
     let mut bytes = [&[0, 0, 0, 0, 3, 0, 0, 0][..], &[0; 20]].concat();
     bytes.extend((spec.len() as u32).to_le_bytes());
@@ -644,6 +770,8 @@ fn measure_boot(tpm: &mut Swtpm, log: &image::Log) -> Vec<u8> {
         bytes.extend(data);
         extended.push(format!("{}:sha256={}", event.register, hex(&event.digest)));
     }
+    // what a firmware measures of Secure Boot
+    extended.push(format!("7:sha256={}", "07".repeat(32)));
     let arguments: Vec<_> = extended.iter().map(String::as_str).collect();
     tpm.tool("tpm2_pcrextend", &arguments);
     bytes

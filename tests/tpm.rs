@@ -73,6 +73,28 @@ fn a_genuine_document_gives_its_user_data() {
     assert_eq!(validate(ZERO_15, &issue(&tpm), NONCE).unwrap(), USER_DATA);
 }
 
+/// The firmware extends another bank, so that a program of the machine decides what is in this one.
+#[test]
+fn a_machine_whose_firmware_does_not_extend_the_bank_is_refused_whatever_the_policy_says() {
+    let mut tpm = Swtpm::start();
+    tpm.reset();
+    let zeros: &[&[(u32, [u8; 32])]] = &[ZERO_15, &[(4, [0; 32]), (9, [0; 32]), (15, [0; 32])]];
+    for registers in zeros {
+        let refusal = validate(registers, &issue(&tpm), NONCE);
+        let refusal = refusal.unwrap_err().to_string();
+        assert!(refusal.contains("tpm2_pcrallocate"), "{refusal}");
+    }
+    // as systemd-pcrosseparator does
+    let word = "ab".repeat(32);
+    let separators = [4, 7].map(|pcr| format!("{pcr}:sha256={word}"));
+    tpm.tool("tpm2_pcrextend", &[&separators[0], &separators[1]]);
+    let refusal = validate(ZERO_15, &issue(&tpm), NONCE);
+    let refusal = refusal.unwrap_err().to_string();
+    assert!(refusal.contains("tpm2_pcrallocate"), "{refusal}");
+    tpm.reboot();
+    assert!(validate(ZERO_15, &issue(&tpm), NONCE).is_ok());
+}
+
 #[test]
 fn the_document_has_the_old_systems_form() {
     let tpm = Swtpm::start();

@@ -19,6 +19,19 @@ pub fn unverified_root(command_line: &str) -> Option<&'static str> {
     )
 }
 
+/// The word by which the version of a kernel says that AML, the code in ACPI tables, cannot access its memory. The kernel of our image
+/// has it.
+const CONFINED: &str = "aml-confined";
+
+/// Returns what follows if a kernel with this version (/proc/version) runs the host's ACPI tables without limits; `None` if it confines
+/// them.
+pub fn trusted_acpi(version: &str) -> Option<&'static str> {
+    (!version.contains(CONFINED)).then_some(
+        "the kernel lets code in the host's ACPI tables write its memory, and no PCR has these tables: whoever controls the host can \
+         change what runs. Take a kernel that confines them (docs/images.md)",
+    )
+}
+
 /// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system cannot prove that it is an
 /// initramfs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +105,14 @@ pub fn words_of(pcr: u32) -> &'static [&'static str] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_says_in_its_version_that_it_confines_acpi_tables() {
+        let version = "Linux version 6.12.48 (root@build) #1 SMP Debian 6.12.48-1";
+        assert!(trusted_acpi(version).is_some_and(|why| why.contains("ACPI")));
+        assert_eq!(trusted_acpi(&format!("{version} aml-confined")), None);
+        assert!(trusted_acpi("").is_some());
+    }
 
     #[test]
     fn a_root_file_system_needs_a_hash() {

@@ -561,7 +561,8 @@ const MEASURE: Command = Command {
               image alone. IMAGE is a raw disk with an EFI system partition, or a unified kernel image (UKI). It prints a policy \
               (JSON) with the registers that have one value; for each of the others, it says which values it can have and when, \
               or why its value cannot be known, and what to do instead. --stage, --secure-boot and --units say how the machines \
-              boot. The policy accepts any TPM until it names attestation keys.",
+              boot. The policy accepts any TPM until it names attestation keys. What the image leaves open to the machine's host is listed \
+              on standard error, each with the line that closes it.",
         "Without an image, run it on a node whose software you trust. It prints a policy that demands the present values of \
               the TPM's registers. It names the machine's attestation key, and accepts no other machine until it names more keys.",
         "The policy always demands that PCR 15 is zero, as in a node that belongs to no cluster yet.",
@@ -624,7 +625,19 @@ const MEASURE: Command = Command {
         ),
         Opt::flag(
             "explain",
-            "print all values of each register with the events that give them, and no policy",
+            "print all values of each register with the events that give them, and what the image leaves open to the machine's \
+             host, and no policy",
+        ),
+        OUTPUT,
+        Opt::flag(
+            "accept-incomplete",
+            "write the policy although PCR 4 (TDX: RTMR 1) or PCR 11 has no single value: machines that boot something else may \
+             meet it",
+        ),
+        Opt::flag(
+            "accept-efi-variables",
+            "write the policy although the host can give systemd commands by EFI variables: without Secure Boot, and without \
+             efi=noruntime in the image",
         ),
         Opt::value(
             "tpm",

@@ -2,16 +2,24 @@
 //! will meet that boot an image, from the image alone.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::policy::{Edit, text};
 use super::{connect, launch_digest, launch_endorsement, measure_image, say, say_all};
+use attest::attestation::registers::check_bank;
 use attest::attestation::variant::Measured;
 use attest::attestation::{self, KeyName, Measurement, Policy, Registers, Stage, Variant};
 use attest::tpm::Location;
+use base::boot;
 use base::program::Failure;
 use image::firmware::Firmware;
-use image::tdx;
+use image::{Bank, Platform, tdx};
+
+use super::output::Output;
+
+/// The version of the kernel that runs.
+const VERSION: &str = "/proc/version";
 
 /// The PCR into which systemd measures the phases of a boot.
 const PHASES_PCR: u32 = 11;
@@ -141,6 +149,11 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             signs_sha384,
         } => {
             let image = measure_image::read(source)?;
+            if source.explain && source.output == Output::Json {
+                return source
+                    .output
+                    .json(&measure_image::explain_json(source, &image));
+            }
             if source.explain {
                 let mut text = measure_image::explain(source, &image);
                 if let Some(machines) = &options.snp {
@@ -162,14 +175,22 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 Some(_) => registers.iter().copied().filter(|it| *it != MRTD).collect(),
                 None => registers.to_vec(),
             };
-            let mut measured = measure_image::values(source, &image, &of_image)?;
+            let is_launched = options.snp.is_some() && source.is_handed_over();
+            let mut measured = measure_image::values(source, &image, &of_image, is_launched)?;
+            measure_image::judge(source, &image)?;
             if let Some(firmware) = tdx_firmware {
                 let mrtd = mrtd(firmware).map_err(Failure::failed)?;
                 measured.booted.insert(MRTD, mrtd.clone());
                 measured.initramfs.insert(MRTD, mrtd);
             }
             let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
-            let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
+            let boot_loader = source.platform.boot_loader();
+            let is_bound = is_launched || pcrs.contains(&boot_loader);
+            let is_confined = is_bound && image.contents().confines_acpi();
+            let mut policy = policy(measured, &pcrs).map_err(Failure::failed)?;
+            if is_confined {
+                policy = policy.with_confined_kernel();
+            }
             let name = name.map_or_else(|| source.name(), str::to_owned);
             let lacks_sha384 = present
                 .as_ref()
@@ -216,6 +237,12 @@ fn of_tpm(
         None => (variant.location)().map_err(Failure::failed)?,
     };
     let measured = (variant.measure)(&location, Stage::Booted).map_err(Failure::failed)?;
+    if kind(&measured.booted) == Registers::Pcrs {
+        let values = measured.booted.iter();
+        let values = values.map(|(pcr, value)| (*pcr, value.expected.clone()));
+        check_bank(&values.collect())
+            .map_err(|why| Failure::failed(format!("{location}: {why}")))?;
+    }
     if let Some(writer) = attestation::foreign_writer(&location) {
         log::warn!("{writer}");
     }
@@ -223,8 +250,22 @@ fn of_tpm(
         Registers::Pcrs => &OF_IMAGE,
         Registers::Rtmrs => &OF_TDX,
     });
-    let policy =
+    let boot_loader = match kind(&measured.booted) {
+        Registers::Pcrs => Platform::Tpm(Bank::Sha256).boot_loader(),
+        Registers::Rtmrs => Platform::Tdx.boot_loader(),
+    };
+    let mut policy =
         policy(measured, pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
+    // a TPM on a port is another machine's
+    let version = match location {
+        Location::Swtpm(..) => String::new(),
+        _ => fs::read_to_string(VERSION).unwrap_or_default(),
+    };
+    match boot::trusted_acpi(&version) {
+        None if pcrs.contains(&boot_loader) => policy = policy.with_confined_kernel(),
+        Some(why) if !policy.images()[0].confines_acpi() => log::warn!("{why}"),
+        _ => {}
+    }
     let key = match trust_any_tpm {
         true => None,
         // the platform of the host signs for such a machine, which has no key of its own
@@ -247,7 +288,7 @@ fn of_mrtd(mrtd: Measurement) -> Result<Policy, String> {
 
 /// Returns MRTD of the firmware in this file.
 fn mrtd(path: &Path) -> Result<Measurement, String> {
-    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mrtd = Firmware::parse(&bytes).and_then(|firmware| tdx::mrtd(&firmware));
     let mrtd = mrtd.map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(enforced(mrtd))

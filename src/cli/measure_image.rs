@@ -6,17 +6,18 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::output::Output;
 use super::state::hex;
 use super::usage::Given;
 use attest::attestation::variant::Measured;
 use attest::attestation::{Measurement, Registers};
 use base::program::{self, Failure};
-use image::{Bank, Case, Image, Loader, Platform, RTMR_1, Stage, Units};
+use image::host::{self, Channel, State};
+use image::{Bank, Case, Image, Loader, Platform, Stage, Units};
+use serde_json::{Value, json};
 
-/// The registers that bind a policy to an image: at least one of them must be in it.
-const BINDING: [u32; 3] = [4, 9, 11];
-/// That of a TDX machine: without it, anything could run before the image and measure what the image would.
-const BINDING_OF_TDX: [u32; 1] = [RTMR_1];
+/// The PCR with the stages of a boot.
+const PHASES: u32 = 11;
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -29,6 +30,12 @@ pub struct Options {
     pub explain: bool,
     /// Whether the operator named the registers, so that none may be left out.
     are_registers_named: bool,
+    /// Whether the policy may lack the registers that bind it to the image.
+    accepts_incomplete: bool,
+    /// Whether the host may choose what the machine reads from EFI variables.
+    accepts_efi_variables: bool,
+    /// The form of what `explain` prints.
+    pub output: Output,
 }
 
 /// What boots.
@@ -74,6 +81,11 @@ impl Options {
         }))
     }
 
+    /// Returns whether QEMU hands the image over, so that the launch digest of an SEV-SNP machine has it.
+    pub fn is_handed_over(&self) -> bool {
+        matches!(self.boots, Boots::Kernel { .. })
+    }
+
     fn path(&self) -> &Path {
         match &self.boots {
             Boots::Image { path, .. } | Boots::Kernel { path, .. } => path,
@@ -95,6 +107,9 @@ pub fn of_image(path: PathBuf, uki: Option<String>) -> Options {
         platform: Platform::Tpm(Bank::Sha256),
         explain: false,
         are_registers_named: false,
+        accepts_incomplete: false,
+        accepts_efi_variables: false,
+        output: Output::Text,
     }
 }
 
@@ -145,6 +160,12 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
         }
         false => Platform::Tpm(Bank::Sha256),
     };
+    let output = Output::of(given)?;
+    if output == Output::Json && !given.has("explain") {
+        return Err(Failure::Usage(
+            "-o json belongs to --explain: a policy is JSON anyway".into(),
+        ));
+    }
     let word = |name| given.has(name).then(|| given.text(name)).transpose();
     Ok(Options {
         boots,
@@ -158,6 +179,9 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
         platform,
         explain: given.has("explain"),
         are_registers_named: given.has("pcrs"),
+        accepts_incomplete: given.has("accept-incomplete"),
+        accepts_efi_variables: given.has("accept-efi-variables"),
+        output,
     })
 }
 
@@ -248,8 +272,14 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
 }
 
 /// Returns the value of each of these registers that has only one at each stage of the boot, or at the stage that the operator named.
-/// Warns of the others, unless the operator named them; then they are an error.
-pub fn values(options: &Options, image: &Image, registers: &[u32]) -> Result<Measured, Failure> {
+/// Warns of the others, unless the operator named them; then they are an error. `is_launched`: whether a launch digest in the policy has
+/// the image.
+pub fn values(
+    options: &Options,
+    image: &Image,
+    registers: &[u32],
+    is_launched: bool,
+) -> Result<Measured, Failure> {
     let (mut booted, mut initramfs) = (BTreeMap::new(), BTreeMap::new());
     let mut several = String::new();
     let platform = options.platform;
@@ -282,21 +312,7 @@ pub fn values(options: &Options, image: &Image, registers: &[u32]) -> Result<Mea
             several.trim_end()
         )));
     }
-    // a register that nothing extends has the same value for every image
-    let binds = |register: &u32| {
-        let value = booted.get(register);
-        value.is_some_and(|value| value.expected.iter().any(|byte| *byte != 0))
-    };
-    let binding = match platform {
-        Platform::Tpm(_) => &BINDING[..],
-        Platform::Tdx => &BINDING_OF_TDX,
-    };
-    if !binding.iter().any(binds) {
-        return Err(Failure::failed(format!(
-            "no register that binds a policy to the image has one value ({choose}):\n{}",
-            several.trim_end()
-        )));
-    }
+    check_binding(options, registers, &booted, several.trim_end(), is_launched)?;
     if !several.is_empty() {
         log::warn!(
             "these registers are not in the policy ({choose}):\n{}",
@@ -304,6 +320,97 @@ pub fn values(options: &Options, image: &Image, registers: &[u32]) -> Result<Mea
         );
     }
     Ok(Measured { booted, initramfs })
+}
+
+/// Fails if a policy of these values accepts machines that boot something else. `several` lists the registers without a value.
+fn check_binding(
+    options: &Options,
+    registers: &[u32],
+    values: &BTreeMap<u32, Measurement>,
+    several: &str,
+    is_launched: bool,
+) -> Result<(), Failure> {
+    let boot_loader = options.platform.boot_loader();
+    let binds = is_launched
+        || values
+            .get(&boot_loader)
+            .is_some_and(|it| it.expected.iter().any(|byte| *byte != 0));
+    let (register, why) = if !binds {
+        let why = "without it, anything could run first and measure into the other registers what the image would";
+        (boot_loader, why)
+    } else if options.platform != Platform::Tdx
+        && registers.contains(&PHASES)
+        && !values.contains_key(&PHASES)
+    {
+        let why = "without it, a booted system could get what only an initramfs gets";
+        (PHASES, why)
+    } else {
+        return Ok(());
+    };
+    let name = options.platform.name(register);
+    let choose = "--secure-boot and --units choose among several values, --memory or --kernel-as-is gives that of --kernel; \
+                  --explain prints the events";
+    if options.accepts_incomplete {
+        log::warn!("the policy lacks {name} (--accept-incomplete): {why}");
+        return Ok(());
+    }
+    Err(Failure::failed(format!(
+        "{name} would not be in the policy: {why}. {choose}; --accept-incomplete writes the policy all the same\n{several}"
+    )))
+}
+
+/// Says what the image leaves open to the host. Fails if the host can choose what systemd reads from EFI variables, which no register of
+/// the policy has.
+pub fn judge(options: &Options, image: &Image) -> Result<(), Failure> {
+    let channels = image.channels(options.platform, &options.given);
+    let is = |state| {
+        channels
+            .iter()
+            .filter(move |it: &&Channel| it.state == state)
+    };
+    let open: String = is(State::Open).map(line).collect();
+    let unseen: Vec<&str> = is(State::Unseen).map(|it| it.name).collect();
+    let path = options.path().display();
+    if !open.is_empty() {
+        log::warn!(
+            "{path} leaves open to the machine's host (docs/threat-model.md):\n{}",
+            open.trim_end()
+        );
+    }
+    if !unseen.is_empty() {
+        log::info!(
+            "{path}: not seen: {}; --explain says why",
+            unseen.join(", ")
+        );
+    }
+    let efi = channels
+        .iter()
+        .find(|it| it.name == host::EFI_VARIABLES && it.state != State::Closed);
+    match efi {
+        Some(efi) if options.given.secure_boot != Some(true) && !options.accepts_efi_variables => {
+            Err(Failure::failed(format!(
+                "{path}: without Secure Boot the host of the machine chooses its EFI variables: {}. Build the image with {}, or accept \
+                 that the host can run programs in the machine (--accept-efi-variables)",
+                efi.found, efi.closed_by
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns a channel as a line.
+fn line(channel: &Channel) -> String {
+    let Channel {
+        name,
+        state,
+        found,
+        closed_by,
+    } = channel;
+    let state = state.word();
+    match state {
+        "closed" => format!("  {name}: {state}: {found}\n"),
+        _ => format!("  {name}: {state}: {found}. Closed by: {closed_by}\n"),
+    }
 }
 
 /// Returns the values of these PCRs in the SHA-384 bank that are the same at all stages of the boot: AWS's word has no stages.
@@ -316,11 +423,10 @@ pub fn sha384(
     let one = |pcr: &u32| Some((*pcr, image.value(platform, *pcr, &options.given).ok()?));
     let of_image = pcrs.iter().filter(|it| !is_of_cluster(platform, **it));
     let values: BTreeMap<u32, Vec<u8>> = of_image.filter_map(one).collect();
-    match BINDING.iter().any(|pcr| values.contains_key(pcr)) {
+    match values.contains_key(&platform.boot_loader()) || options.accepts_incomplete {
         true => Ok(values),
         false => Err(Failure::failed(
-            "no register that binds a policy to the image has the same SHA-384 value at all stages of the boot: \
-             --secure-boot, --units and --stage choose among several values",
+            "PCR 4 has several SHA-384 values: --secure-boot, --units and --stage choose among them",
         )),
     }
 }
@@ -341,13 +447,48 @@ fn enforced(expected: Vec<u8>) -> Measurement {
     }
 }
 
-/// Returns all values of each register with the events that give them.
+/// Returns all values of each register with the events that give them, and what the image leaves open to the host.
 pub fn explain(options: &Options, image: &Image) -> String {
     let mut text = format!("{}: {}\n", options.path().display(), image.description());
     for (register, cases) in image.registers(options.platform, &options.given) {
         text += &lines(options.platform, register, &cases, true);
     }
-    text
+    text += "what the image leaves open to the machine's host\n";
+    let channels = image.channels(options.platform, &options.given);
+    text + &channels.iter().map(line).collect::<String>()
+}
+
+/// Returns the same for programs.
+pub fn explain_json(options: &Options, image: &Image) -> Value {
+    let registers = image.registers(options.platform, &options.given);
+    let registers = registers.into_iter().map(|(register, cases)| {
+        let cases: Vec<Value> = cases.iter().map(case_json).collect();
+        json!({"index": register, "name": options.platform.name(register), "values": cases})
+    });
+    let channels = image.channels(options.platform, &options.given);
+    let channels = channels.iter().map(|it| {
+        json!({"name": it.name, "state": it.state.word(), "found": it.found, "closedBy": it.closed_by})
+    });
+    json!({
+        "image": options.path().display().to_string(),
+        "boots": image.description(),
+        "kernel": image.contents().kernel,
+        "registers": registers.collect::<Vec<Value>>(),
+        "host": channels.collect::<Vec<Value>>(),
+    })
+}
+
+fn case_json(case: &Case) -> Value {
+    let events = case.events.iter();
+    let events = events.map(|it| json!({"digest": hex(&it.digest), "what": it.what}));
+    json!({
+        "value": case.value.as_deref().ok().map(hex),
+        "why": case.value.as_ref().err().map(|missing| &missing.why),
+        "instead": case.value.as_ref().err().map(|missing| &missing.instead),
+        "stage": case.stage.map(Stage::word),
+        "when": case.when,
+        "events": events.collect::<Vec<Value>>(),
+    })
 }
 
 /// Returns the cases of a register as lines.

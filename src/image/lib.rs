@@ -13,6 +13,8 @@ mod event_log;
 mod fat;
 pub mod firmware;
 mod gpt;
+pub mod host;
+mod initrd;
 pub mod launch_endorsement;
 mod linux;
 mod pe;
@@ -144,6 +146,31 @@ impl Image {
             Kind::DirectLinux(linux) => &linux.warnings,
             _ => self.unified().map_or(&[], |uki| &uki.warnings),
         }
+    }
+
+    /// Returns what is known of what the image does with its machine's host.
+    pub fn contents(&self) -> &host::Contents {
+        match &self.0 {
+            Kind::DirectLinux(linux) => &linux.contents,
+            Kind::Disk(disk) => &disk.uki.contents,
+            Kind::File(uki) | Kind::DirectUki(uki) => &uki.contents,
+        }
+    }
+
+    /// Returns each channel from the host into the machine, and whether the image closes it. With Secure Boot on, given by the operator,
+    /// PCR 4 may be another one than without: then it proves that Secure Boot is on.
+    pub fn channels(&self, platform: Platform, given: &Given) -> Vec<host::Channel> {
+        let with = |on| {
+            let secure_boot = Some(on);
+            let given = Given {
+                secure_boot,
+                ..*given
+            };
+            self.value(platform, platform.boot_loader(), &given)
+        };
+        let proves_it = given.secure_boot == Some(true)
+            && matches!((with(true), with(false)), (Ok(on), Ok(off)) if on != off);
+        self.contents().channels(proves_it)
     }
 
     /// Returns what is measured in a boot under these conditions.

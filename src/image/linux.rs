@@ -3,6 +3,7 @@
 use super::bytes::u32_at;
 use super::digest::Digest;
 use super::event_log::{Log, Missing, utf16};
+use super::host::Contents;
 use super::pe::Pe;
 use base::boot;
 
@@ -19,8 +20,8 @@ const LARGE_MEMORY: u64 = 0xb000_0000;
 const LOW_MEMORY: u64 = 0x8000_0000;
 /// The end of the setup header.
 const SETUP_HEADER_END: usize = 0x230;
-/// Maximum length of a kernel's version.
-const MAX_VERSION: usize = 64;
+/// Maximum length of a kernel's version: release, builder and build, of at most 64 bytes each, with what is between them.
+const MAX_VERSION: usize = 256;
 /// Where the setup header has its magic number.
 const MAGIC: usize = 0x202;
 
@@ -42,21 +43,24 @@ pub struct Release(Option<(u32, u32)>);
 /// The first release whose EFI stub measures the command line and the initrd on TDX machines.
 const MEASURES_ON_TDX: (u32, u32) = (6, 9);
 
+/// Returns the version in a kernel's file, as /proc/version has it (Linux boot protocol, kernel_version); empty if it has none.
+pub fn version(kernel: &[u8]) -> &str {
+    let read = || {
+        let header = kernel.get(MAGIC..)?;
+        let at = header.strip_prefix(b"HdrS")?.get(8..)?.first_chunk()?;
+        let at = 0x200 + usize::from(u16::from_le_bytes(*at));
+        let text = kernel.get(at..)?.split(|byte| *byte == 0).next()?;
+        str::from_utf8(&text[..text.len().min(MAX_VERSION)]).ok()
+    };
+    read().unwrap_or_default()
+}
+
 impl Release {
-    /// Reads the release from the kernel's file (Linux boot protocol, kernel_version).
+    /// Reads the release from the kernel's file.
     pub fn of(kernel: &[u8]) -> Release {
-        let read = || {
-            let at = 0x200 + usize::from(u16::from_le_bytes(*kernel.get(0x20e..)?.first_chunk()?));
-            let text = kernel.get(at..)?.split(|byte| *byte == 0).next()?;
-            let text = str::from_utf8(&text[..text.len().min(MAX_VERSION)]).ok()?;
-            let mut numbers = text.split(|c: char| !c.is_ascii_digit());
-            let mut number = || numbers.next()?.parse().ok();
-            Some((number()?, number()?))
-        };
-        let has_header = kernel
-            .get(MAGIC..)
-            .is_some_and(|rest| rest.starts_with(b"HdrS"));
-        Release(has_header.then(read).flatten())
+        let mut numbers = version(kernel).split(|c: char| !c.is_ascii_digit());
+        let mut number = || numbers.next()?.parse().ok();
+        Release(number().zip(number()))
     }
 
     /// Returns whether the kernel measures its command line and initrd, or why that is not known.
@@ -82,6 +86,8 @@ pub struct Linux {
     command_line: Digest,
     initrd: Option<Digest>,
     release: Release,
+    /// What is known of what it does with the host.
+    pub contents: Contents,
     /// What an operator should know.
     pub warnings: Vec<String>,
 }
@@ -122,6 +128,12 @@ impl Linux {
             command_line: Digest::of(&[&utf16(&options)]),
             initrd: initrd.map(|initrd| Digest::of(&[initrd])),
             release: Release::of(kernel),
+            contents: Contents::new(
+                Some(command_line),
+                version(kernel),
+                initrd.unwrap_or_default(),
+                None,
+            ),
             warnings: boot::unverified_root(command_line)
                 .map(str::to_owned)
                 .into_iter()

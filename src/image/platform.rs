@@ -44,6 +44,15 @@ impl Platform {
         }
     }
 
+    /// Returns the register into which the firmware measures what it starts. Without it, anything could run first, and measure into the
+    /// other registers what the image would.
+    pub fn boot_loader(self) -> u32 {
+        match self {
+            Platform::Tpm(_) => 4,
+            Platform::Tdx => RTMR_1,
+        }
+    }
+
     /// Returns the registers that tell of the image.
     pub fn registers(self) -> &'static [u32] {
         match self {

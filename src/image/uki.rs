@@ -4,7 +4,8 @@
 use super::cpio;
 use super::digest::Digest;
 use super::event_log::{Log, Missing, utf16};
-use super::linux::Release;
+use super::host::Contents;
+use super::linux::{self, Release};
 use super::pe::{Pe, Section};
 use base::boot;
 
@@ -71,8 +72,11 @@ pub struct Uki {
     /// The release of the kernel.
     release: Release,
     sidecars: Vec<String>,
-    /// Whether `systemd.tpm2_measured_os=0` turns the units off.
+    /// Whether the command line turns the units off: `systemd.tpm2_measured_os=0`, or `efi=noruntime` without
+    /// `SYSTEMD_FORCE_MEASURE=1`.
     is_measuring_off: bool,
+    /// What is known of what it does with the host.
+    pub contents: Contents,
     /// What an operator should know.
     pub warnings: Vec<String>,
 }
@@ -149,21 +153,31 @@ impl Uki {
             _ => None,
         };
         let release = Release::of(&linux);
-        drop(linux);
         let text = sections.read(".cmdline")?;
         let words = text
             .as_deref()
             .map(String::from_utf8_lossy)
             .unwrap_or_default();
+        let contents = Contents::new(
+            text.as_ref().map(|_| &*words),
+            linux::version(&linux),
+            &sections.read(".initrd")?.unwrap_or_default(),
+            Some(major),
+        );
+        drop(linux);
         warnings.extend(boot::unverified_root(&words).map(str::to_owned));
         let has_console = words
             .split_whitespace()
             .any(|word| word.starts_with("console="));
-        let is_measuring_off = major >= ADDS_BOOT_SECRET
+        // systemd's units measure only where they see a variable of the stub, or are told to
+        let has = |start: &str| words.split_whitespace().any(|word| word.starts_with(start));
+        let is_blind = has("efi=noruntime") && !has("SYSTEMD_FORCE_MEASURE=1");
+        let is_turned_off = major >= ADDS_BOOT_SECRET
             && words.split_whitespace().any(|word| {
                 let value = word.strip_prefix("systemd.tpm2_measured_os=");
                 value.is_some_and(|value| ["0", "no", "n", "false", "f", "off"].contains(&value))
             });
+        let is_measuring_off = is_blind || is_turned_off;
         let command_line = match &text {
             None => Err(Missing::new(
                 "the image has no command line: whoever starts it chooses one",
@@ -220,6 +234,7 @@ impl Uki {
                 .map(|it| it.sidecars.clone())
                 .unwrap_or_default(),
             is_measuring_off,
+            contents,
             warnings,
         })
     }

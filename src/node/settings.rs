@@ -90,6 +90,11 @@ pub fn read(program: Program) -> Vec<Result<String, String>> {
     file.into_iter().chain(command_line).collect()
 }
 
+/// Returns why the host's ACPI tables are a danger to the kernel that runs, if they are.
+pub fn trusted_acpi() -> Option<&'static str> {
+    boot::trusted_acpi(&fs::read_to_string("/proc/version").unwrap_or_default())
+}
+
 /// Returns why the root file system that the kernel command line names is a danger, if it is.
 pub fn unverified_root() -> Option<&'static str> {
     let bytes = fs::read(COMMAND_LINE).ok()?;

@@ -137,10 +137,12 @@ fn in_initrd(mut settings: Settings) -> Result<(), Failure> {
 fn start(settings: Settings) -> Result<(), Failure> {
     let (timeline, stop) = settings.shared.start("unlock")?;
     timeline.event("clock", clock(SystemTime::now()));
-    if settings.initrd
-        && let Some(why) = settings::unverified_root()
-    {
-        timeline.event("unverified", why);
+    if settings.initrd {
+        let root = settings::unverified_root().map(|why| ("unverified", why));
+        let acpi = settings::trusted_acpi().map(|why| ("acpi", why));
+        for (name, why) in root.into_iter().chain(acpi) {
+            timeline.event(name, why);
+        }
     }
     timeline.waiting_for(
         "the kernel's random numbers; give the machine a virtio-rng device or a processor with RDRAND",

@@ -134,7 +134,7 @@ impl Meeting {
 
     /// Returns what the node, whose setting service-policy has these members, connects with.
     fn client(&self, further: &Value) -> atls::Client {
-        let policy = with(ours(), &json!({"measurements": {"4": "00".repeat(32)}}));
+        let policy = with(ours(), &json!({"measurements": {"8": "00".repeat(32)}}));
         let file = self.dir.path().join("service-policy");
         std::fs::write(&file, with(policy, further).to_string()).unwrap();
         let settings = service_trust::Settings {

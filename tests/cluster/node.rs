@@ -248,7 +248,7 @@ impl Node {
         self.sh("rm -rf /run/state/bin/* /run/state/kubernetes/*");
     }
 
-    /// Resets the TPM, so that its PCRs are zero again.
+    /// Resets the TPM, so that its PCRs are those after the firmware again.
     pub fn power_cycle_the_tpm(&self) {
         self.tpm.borrow_mut().reboot();
     }

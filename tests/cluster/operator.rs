@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
+use support::swtpm::PCR_4;
 use tempfile::TempDir;
 
 use crate::node::{Node, ROOT, hex, tool};
@@ -22,10 +23,10 @@ pub struct Operator {
     kubernetes: PathBuf,
 }
 
-/// Returns the policy that the cluster's nodes meet: without firmware nothing extends the boot loader's register.
+/// Returns the policy that the cluster's nodes meet: their firmware starts, and measures, nothing.
 pub fn policy() -> String {
-    let zero = json!({"expected": "00".repeat(32), "warnOnly": false});
-    json!({"measurements": {"4": zero, "15": zero}}).to_string()
+    let enforced = |value: &[u8]| json!({"expected": hex(value), "warnOnly": false});
+    json!({"measurements": {"4": enforced(&PCR_4), "15": enforced(&[0; 32])}}).to_string()
 }
 
 impl Operator {

@@ -11,6 +11,7 @@ use ring::rand::SystemRandom;
 use ring::rsa::KeyPair as RsaKeyPair;
 use ring::signature::{KeyPair, RSA_PKCS1_SHA256, RsaPublicKeyComponents};
 use serde_json::json;
+use support::swtpm::PCR_4;
 
 pub struct Forger {
     key: RsaKeyPair,
@@ -31,7 +32,7 @@ impl Forger {
         KeyName::of(&joined(&self.parts(&[], &[]).key))
     }
 
-    /// Returns what makes the document of a machine whose PCRs are all zero.
+    /// Returns what makes the document of a machine whose PCRs are zero, except for those that every firmware extends.
     pub fn parts(&self, user_data: &[u8], nonce: &[u8]) -> Parts<'_> {
         let components: RsaPublicKeyComponents<Vec<u8>> = self.key.public_key().into();
         let extra_data = sha256(&sha256(&[user_data, nonce].concat()));
@@ -64,7 +65,13 @@ impl Forger {
                 ("digest", vec![]),
             ],
             signature: *b"\0\x14\0\x0b",
-            values: (0..24).map(|pcr| (pcr, vec![0; 32])).collect(),
+            values: (0..24)
+                .map(|pcr| match pcr {
+                    4 => (pcr, PCR_4.to_vec()),
+                    7 => (pcr, vec![7; 32]),
+                    _ => (pcr, vec![0; 32]),
+                })
+                .collect(),
             digest: None,
         }
     }

@@ -14,6 +14,7 @@ use std::sync::{Arc, LazyLock};
 
 use attest::attestation::{Measurement, Policy, Validator, qemu_vtpm};
 use common::forger::Forger;
+use support::swtpm::PCR_4;
 
 const USER_DATA: &[u8] = &[5; 32];
 const NONCE: &[u8] = &[6; 32];
@@ -67,7 +68,7 @@ fn demanding(pcr_4: [u8; 32]) -> Policy {
 }
 
 fn policy() -> Policy {
-    demanding([0; 32])
+    demanding(PCR_4)
 }
 
 /// Returns how much memory work in this thread needs at most, in bytes.

@@ -199,7 +199,7 @@ fn every_field_of_a_quote_and_of_its_key_is_checked_by_itself() {
     parts.values.get_mut(&5).unwrap().pop();
     expect("a moved boundary", &parts.document(), values);
     let mut parts = new();
-    parts.values.insert(4, vec![7; 32]);
+    parts.values.insert(4, vec![9; 32]);
     expect(
         "another register",
         &parts.document(),

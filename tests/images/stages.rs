@@ -187,6 +187,7 @@ fn policy(image: &Path, units: &str) -> Result<String> {
         .arg("measure")
         .arg(image)
         .args(["--secure-boot", "off", "--units", units])
+        .arg("--accept-efi-variables")
         .output()
         .context("run firstlight")?;
     let policy = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,5 +1,6 @@
 //! Node and join service verify each other: the machine of the service proves itself too, by its host's evidence.
 
+use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +16,7 @@ use proto::join::{ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTick
 use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server, Transport};
 use services::join_service::evidence::RemoteIssuer;
 use support::program::built;
-use support::swtpm::Swtpm;
+use support::swtpm::{PCR_4, Swtpm};
 
 use crate::joining;
 use crate::program::Program;
@@ -173,7 +174,7 @@ fn an_operator_verifies_a_join_service_that_refuses_him() {
     ];
     let id = hex(&joined_cluster());
     // it names no key, as the machines of the services are none of the setting's
-    let text = r#"{"measurements":{"4":"00","15":"00"}}"#.replace("00", &"00".repeat(32));
+    let text = r#"{"measurements":{"8":"00","15":"00"}}"#.replace("00", &"00".repeat(32));
     let policy = setting.file("any-key.json", text);
     let ask = |number: u8| {
         let service = format!("{}:30090", setting.host(number));
@@ -188,6 +189,11 @@ fn an_operator_verifies_a_join_service_that_refuses_him() {
     ];
     expect(&ask(3), 0, &facts);
     expect(&ask(4), 3, &["attestation refused", "PCR 15"]);
+    expect(&ask(3), 0, &["ACPI:      the host's tables are trusted"]);
+    let marked = fs::read_to_string(&policy).unwrap();
+    let mark = r#"{"acpiTables":"confined","requireConfinedAcpi":true,"#;
+    fs::write(&policy, marked.replacen('{', mark, 1)).unwrap();
+    expect(&ask(3), 0, &["ACPI:      the host's tables are confined"]);
     // it proves nothing in either form
     let nothing = ask(5);
     assert!(matches!(nothing.0, 3 | 4), "{nothing:?}");
@@ -213,7 +219,7 @@ fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
         (address.to_string(), server.unwrap())
     };
     let ((init, _init), (recovery, _recovery)) = (relay(9000), relay(9999));
-    let policy = setting.policy_of(&[(4, [0; 32]), (15, [0; 32])]);
+    let policy = setting.policy_of(&[(4, PCR_4), (15, [0; 32])]);
     let policy = policy.display().to_string();
     let master = setting.master_secret(MASTER_KEY).display().to_string();
     // an init for this cluster has begun, so the operator accepts a member of it

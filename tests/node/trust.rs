@@ -87,7 +87,7 @@ fn policy(setting: &Setting, keys: &[&str]) -> String {
         format!(r#","attestationKeys":["{}"]"#, keys.join("\",\""))
     };
     let text = format!(
-        r#"{{"measurements":{{"4":"{0}","15":"{0}"}}{keys}}}"#,
+        r#"{{"measurements":{{"8":"{0}","15":"{0}"}}{keys}}}"#,
         "00".repeat(32)
     );
     setting
@@ -174,6 +174,35 @@ fn status_and_verify_judge_by_the_key_that_the_operator_names() {
     }
 }
 
+/// The firmware measures into another bank, so that the values of this one prove nothing: whatever the policy says, the machine gets
+/// neither a master secret nor a ticket, and `verify` refuses it.
+#[test]
+fn a_machine_whose_firmware_does_not_extend_the_bank_gets_nothing() {
+    let mut setting = Setting::new();
+    setting.tpm.reset();
+    let location = setting.tpm.location().parse().unwrap();
+    let issuer: Issuer = Arc::new(qemu_vtpm::issuer(location, None));
+    let node = Node::of(issuer.clone());
+    let policy = policy(&setting, &[]);
+    let why = "does not extend the SHA-256 bank";
+    for what in ["recover", "init"] {
+        let (code, said) = node.operate(&setting, what, &policy, &["--trust-any-tpm"]);
+        assert!(code == 3 && said.contains(why), "{what}: {code}: {said}");
+        assert!(!node.has_master_secret(), "{what}: {said}");
+    }
+    let endpoint = node.server.local_addr().to_string();
+    let arguments = ["verify", &endpoint, "--policy", &policy, "--fresh"];
+    let mut verify = Program::start(&mut setting.firstlight(&arguments));
+    assert_eq!(verify.exit().code(), Some(3), "{}", verify.output());
+    assert!(verify.output().contains(why), "{}", verify.output());
+
+    let (_service, keys) = setting.key_service(3, MASTER_KEY);
+    let service = setting.join_service(5, keys, policy.as_ref());
+    let address = SocketAddr::new(setting.host(5), 30090);
+    assert!(rejoin(address, issuer).is_err());
+    service.expect(why);
+}
+
 #[test]
 fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_of_pcr_15() {
     let setting = Setting::new();
@@ -185,9 +214,9 @@ fn a_machine_of_another_cluster_gets_no_master_secret_whatever_the_policy_says_o
     let node = Node::of(Arc::new(qemu_vtpm::issuer(location, None)));
     let zero = "00".repeat(32);
     for text in [
-        format!(r#"{{"measurements":{{"4":"{zero}"}}}}"#),
+        format!(r#"{{"measurements":{{"8":"{zero}"}}}}"#),
         format!(
-            r#"{{"measurements":{{"4":"{zero}","15":{{"expected":"{zero}","warnOnly":true}}}}}}"#
+            r#"{{"measurements":{{"8":"{zero}","15":{{"expected":"{zero}","warnOnly":true}}}}}}"#
         ),
     ] {
         let policy = setting.file("open.json", text).display().to_string();
@@ -255,7 +284,7 @@ fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_na
     assert!(rejoin(address, forger).is_ok(), "{}", service.output());
 
     // a member of any cluster is not a fresh machine
-    let open = format!(r#"{{"measurements":{{"4":"{}"}}}}"#, "00".repeat(32));
+    let open = format!(r#"{{"measurements":{{"8":"{}"}}}}"#, "00".repeat(32));
     let service = setting.join_service(6, keys, &setting.file("config/attestationConfig", open));
     let address = SocketAddr::new(setting.host(6), 30090);
     assert!(

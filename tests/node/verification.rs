@@ -12,6 +12,7 @@ use attest::attestation::{Issuer, Measurement, Policy, Validator, qemu_vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use support::foreign::go_program;
+use support::swtpm::PCR_4;
 
 use crate::mutual::{Host, hex, own_cluster};
 use crate::setting::{MASTER_KEY, Setting, wait_for_port};
@@ -36,7 +37,7 @@ fn ask(service: &SocketAddr, nonce: &[u8]) -> Vec<u8> {
 }
 
 fn policy(setting: &Setting) -> PathBuf {
-    setting.policy_of(&[(4, [0; 32]), (15, [0; 32])])
+    setting.policy_of(&[(4, PCR_4), (15, [0; 32])])
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A software TPM on loopback, and tpm2-tools to check its state independently.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,29 @@ use tempfile::TempDir;
 /// Time limit for the start of swtpm.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The TPM of one machine. [`Swtpm::reboot`] keeps its keys and resets its PCRs.
+/// SHA-256 of what a firmware measures into PCR 4, "Calling EFI Application from Boot Option", and then into each of PCR 0 to 7, four zeros
+/// (TCG PC Client Platform Firmware Profile, EV_EFI_ACTION and EV_SEPARATOR).
+const CALLING: [u8; 32] = [
+    0x3d, 0x67, 0x72, 0xb4, 0xf8, 0x4e, 0xd4, 0x75, 0x95, 0xd7, 0x2a, 0x2c, 0x4c, 0x5f, 0xfd, 0x15,
+    0xf5, 0xbb, 0x72, 0xc7, 0x50, 0x7f, 0xe2, 0x6f, 0x2a, 0xae, 0xe2, 0xc6, 0x9d, 0x56, 0x33, 0xba,
+];
+const SEPARATOR: [u8; 32] = [
+    0xdf, 0x3f, 0x61, 0x98, 0x04, 0xa9, 0x2f, 0xdb, 0x40, 0x57, 0x19, 0x2d, 0xc4, 0x3d, 0xd7, 0x48,
+    0xea, 0x77, 0x8a, 0xdc, 0x52, 0xbc, 0x49, 0x8c, 0xe8, 0x05, 0x24, 0xc0, 0x14, 0xb8, 0x11, 0x19,
+];
+/// PCR 4 of the SHA-256 bank after that: extended with the digests of both.
+pub const PCR_4: [u8; 32] = [
+    0x7a, 0x94, 0xff, 0xe8, 0xa7, 0x72, 0x9a, 0x56, 0x6d, 0x3d, 0x3c, 0x57, 0x7f, 0xcb, 0x4b, 0x6b,
+    0x1e, 0x67, 0x1f, 0x31, 0x54, 0x03, 0x75, 0xf8, 0x0e, 0xae, 0x63, 0x82, 0xab, 0x78, 0x5e, 0x35,
+];
+/// TPM2_PCR_Extend of a SHA-256 bank up to the number of the PCR, and from there to the digest (TPM 2.0 part 3, §22.2): the size of the
+/// command; a session with an empty password; one digest, of SHA-256.
+const EXTEND: [u8; 10] = [0x80, 2, 0, 0, 0, 65, 0, 0, 1, 0x82];
+const ONE_DIGEST: [u8; 19] = [
+    0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0x0b,
+];
+
+/// The TPM of one machine, whose firmware has measured the start of a boot loader. [`Swtpm::reboot`] keeps its keys and resets its PCRs.
 pub struct Swtpm {
     state: PathBuf,
     /// Deletes the state, unless it is the caller's.
@@ -42,6 +64,7 @@ impl Swtpm {
         for _ in 0..50 {
             let port = free_pair(address);
             if let Some(process) = run(&state, address, port) {
+                measure_firmware(address, port);
                 return Swtpm {
                     state,
                     _folder: folder,
@@ -59,9 +82,16 @@ impl Swtpm {
         format!("swtpm:host={},port={}", self.address, self.port)
     }
 
-    /// Switches the power off and on.
+    /// Switches the power off and on, and measures what a firmware does.
     #[allow(dead_code)] // not used by every test
     pub fn reboot(&mut self) {
+        self.reset();
+        measure_firmware(self.address, self.port);
+    }
+
+    /// Switches the power off and on. All PCRs are as with a firmware that does not know the TPM, or none of its banks.
+    #[allow(dead_code)] // not used by every test
+    pub fn reset(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
         let end = Instant::now() + PATIENCE;
@@ -188,6 +218,21 @@ fn run(state: &Path, address: Ipv4Addr, port: u16) -> Option<Child> {
     }
     let _ = process.kill();
     None
+}
+
+/// Measures into the SHA-256 bank what a firmware does before it starts a boot loader.
+fn measure_firmware(address: Ipv4Addr, port: u16) {
+    let mut tpm = TcpStream::connect((address, port)).unwrap();
+    tpm.set_read_timeout(Some(PATIENCE)).unwrap();
+    let separators = (0..8u32).map(|pcr| (pcr, SEPARATOR));
+    for (pcr, event) in [(4, CALLING)].into_iter().chain(separators) {
+        let command = [&EXTEND[..], &pcr.to_be_bytes(), &ONE_DIGEST, &event].concat();
+        tpm.write_all(&command).unwrap();
+        // the header: tag, size, code; then an empty parameter area and the session's answer
+        let mut response = [0; 19];
+        tpm.read_exact(&mut response).unwrap();
+        assert_eq!(response[6..10], [0; 4], "PCR {pcr}");
+    }
 }
 
 /// Returns whether swtpm listens, from the socket table of the kernel: a test connection may hang swtpm.

@@ -44,6 +44,13 @@
 //! {"measurements":{..},"require":"strong"}
 //! ```
 //!
+//! A host's ACPI tables contain code that a usual kernel runs with access to all memory. `firstlight measure` marks images whose kernel
+//! confines it, and a policy can demand that each of its images has this mark:
+//!
+//! ```json
+//! {"measurements":{..},"acpiTables":"confined","requireConfinedAcpi":true}
+//! ```
+//!
 //! What a policy demands of the cloud's word on a machine is the field `cloud` ([`instance`]).
 //!
 //! A policy can name the attestation variant of its machines. Then it makes no validator of another variant:
@@ -87,6 +94,8 @@ const MAX_ROOT: usize = 16 << 10;
 pub(super) const OLD_TDX: &str = "qeSVN to intelRootKey";
 /// As before.
 pub(super) const OLD_SNP: &str = "bootloaderVersion to amdSigningKey";
+/// The register of the host's tables in a TDX machine.
+const RTMR_0: u32 = 1;
 /// The value of the field `require`.
 const STRONG: &str = "strong";
 /// Maximum number of characters in the name of an image.
@@ -110,6 +119,15 @@ pub struct Image {
     measurements: BTreeMap<u32, Measurement>,
     /// The registers that differ in the initramfs.
     initramfs: BTreeMap<u32, Measurement>,
+    /// Whether its kernel confines the code in ACPI tables.
+    has_confined_kernel: bool,
+}
+
+/// What a kernel does with the host's ACPI tables.
+#[derive(Deserialize)]
+enum AcpiTables {
+    #[serde(rename = "confined")]
+    Confined,
 }
 
 /// The accepted images (at least one) and the accepted attestation keys.
@@ -132,6 +150,8 @@ pub struct Policy {
     snp: old_snp::Demands,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
+    /// Whether each image must confine the code in ACPI tables.
+    requires_confined_acpi: bool,
     /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
     only_named_keys: bool,
     /// Whether the words of clouds that the policy demands may be missing. Not a part of the JSON.
@@ -173,6 +193,10 @@ struct Json {
     #[serde(default, rename = "endorsementRoots")]
     endorsement_roots: Vec<String>,
     require: Option<String>,
+    #[serde(default, rename = "acpiTables")]
+    acpi_tables: Option<AcpiTables>,
+    #[serde(default, rename = "requireConfinedAcpi")]
+    requires_confined_acpi: bool,
 }
 
 #[derive(Deserialize)]
@@ -181,6 +205,8 @@ struct JsonImage {
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
     initramfs: BTreeMap<String, JsonMeasurement>,
+    #[serde(default, rename = "acpiTables")]
+    acpi_tables: Option<AcpiTables>,
 }
 
 #[derive(Deserialize)]
@@ -199,8 +225,21 @@ impl Image {
     fn new(
         name: &str,
         measurements: BTreeMap<u32, Measurement>,
-        mut initramfs: BTreeMap<u32, Measurement>,
+        initramfs: BTreeMap<u32, Measurement>,
     ) -> Result<Image, String> {
+        let mut image = Image {
+            name: name.into(),
+            measurements,
+            initramfs,
+            has_confined_kernel: false,
+        };
+        image.check()?;
+        Ok(image)
+    }
+
+    /// Fails if the parts of the image do not fit together.
+    fn check(&mut self) -> Result<(), String> {
+        let name = &self.name;
         let is_plain = name.chars().all(|c| c == ' ' || c.is_ascii_graphic());
         if !is_plain || name.len() > MAX_NAME || name.trim() != name {
             return Err(format!(
@@ -208,13 +247,9 @@ impl Image {
                 quoted(name, 120)
             ));
         }
-        initramfs.retain(|index, measurement| measurements.get(index) != Some(measurement));
-        let image = Image {
-            name: name.into(),
-            measurements,
-            initramfs,
-        };
-        let values = image.measurements.values().chain(image.initramfs.values());
+        self.initramfs
+            .retain(|index, measurement| self.measurements.get(index) != Some(measurement));
+        let values = self.measurements.values().chain(self.initramfs.values());
         let kinds: BTreeSet<_> = values.map(|it| Registers::of(&it.expected)).collect();
         if kinds.len() > 1 || kinds.contains(&None) {
             return Err(
@@ -228,13 +263,13 @@ impl Image {
                 .all(|measurement| measurement.warn_only)
         };
         if Stage::ALL
-            .map(|stage| image.at(stage))
+            .map(|stage| self.at(stage))
             .into_iter()
             .any(enforces_nothing)
         {
             return Err("no register is enforced, so it would accept any machine".into());
         }
-        Ok(image)
+        Ok(())
     }
 
     /// Returns the registers at this stage.
@@ -250,14 +285,17 @@ impl Image {
         name: &str,
         measurements: BTreeMap<String, JsonMeasurement>,
         initramfs: BTreeMap<String, JsonMeasurement>,
+        acpi_tables: Option<AcpiTables>,
     ) -> Result<Image, String> {
-        let initramfs = Image::measurements_from_json(initramfs)
-            .map_err(|error| format!("initramfs: {error}"))?;
-        Image::new(
-            name,
-            Image::measurements_from_json(measurements)?,
-            initramfs,
-        )
+        let mut image = Image {
+            name: name.into(),
+            measurements: Image::measurements_from_json(measurements)?,
+            initramfs: Image::measurements_from_json(initramfs)
+                .map_err(|error| format!("initramfs: {error}"))?,
+            has_confined_kernel: acpi_tables.is_some(),
+        };
+        image.check()?;
+        Ok(image)
     }
 
     fn measurements_from_json(
@@ -328,6 +366,12 @@ impl Image {
         &self.initramfs
     }
 
+    /// Returns whether the host's ACPI tables cannot change the machine: its kernel confines them, or a TDX machine's RTMR 0 pins them.
+    pub fn confines_acpi(&self) -> bool {
+        let rtmr_0 = self.measurements.get(&RTMR_0).filter(|it| !it.warn_only);
+        self.has_confined_kernel || self.registers() == Registers::Rtmrs && rtmr_0.is_some()
+    }
+
     /// Returns the registers of the booted system that do not have the expected value, in ascending order: index, expected value, and actual value
     /// (`None`: the register is not in `values`).
     pub fn mismatches<'a>(
@@ -378,6 +422,7 @@ impl Policy {
             old_tdx: old_tdx::Demands::default(),
             snp: old_snp::Demands::default(),
             requires_strong: false,
+            requires_confined_acpi: false,
             only_named_keys: false,
             without_words: false,
         }
@@ -402,6 +447,12 @@ impl Policy {
             }
             if at > 0 && image.name.is_empty() {
                 return Err(PolicyError("a further image has no name".into()));
+            }
+            if self.requires_confined_acpi && !image.confines_acpi() {
+                return Err(PolicyError(format!(
+                    "requireConfinedAcpi: {image} has no \"acpiTables\":\"confined\": its kernel lets the host's ACPI tables write \
+                     its memory"
+                )));
             }
             if images[..at].iter().any(|other| other.name == image.name) {
                 return Err(PolicyError(format!(
@@ -439,9 +490,13 @@ impl Policy {
     pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
         let json = words::check(text).and_then(|()| serde_json::from_str(text));
         let json: Json = json.map_err(|error| PolicyError(error.to_string()))?;
-        let mut images = vec![
-            Image::from_json(&json.name, json.measurements, json.initramfs).map_err(PolicyError)?,
-        ];
+        let first = Image::from_json(
+            &json.name,
+            json.measurements,
+            json.initramfs,
+            json.acpi_tables,
+        );
+        let mut images = vec![first.map_err(PolicyError)?];
         for image in json.also_accepted {
             let wrong = |error| {
                 PolicyError(format!(
@@ -449,7 +504,12 @@ impl Policy {
                     quoted(&image.name, 120)
                 ))
             };
-            let parsed = Image::from_json(&image.name, image.measurements, image.initramfs);
+            let parsed = Image::from_json(
+                &image.name,
+                image.measurements,
+                image.initramfs,
+                image.acpi_tables,
+            );
             images.push(parsed.map_err(wrong)?);
         }
         let keys = json.attestation_keys.iter().map(|name| name.parse());
@@ -473,6 +533,7 @@ impl Policy {
             old_tdx: json.old_tdx,
             snp: json.snp,
             requires_strong: json.require.is_some(),
+            requires_confined_acpi: json.requires_confined_acpi,
             only_named_keys: false,
             without_words: false,
         }
@@ -490,6 +551,12 @@ impl Policy {
         self.variant.as_deref()
     }
 
+    /// Returns the policy whose first image has a kernel that confines the code in ACPI tables.
+    pub fn with_confined_kernel(mut self) -> Policy {
+        self.images[0].has_confined_kernel = true;
+        self
+    }
+
     /// Returns the policy with a further image without separate registers of the initramfs.
     pub fn and_also(
         self,
@@ -501,8 +568,9 @@ impl Policy {
     }
 
     /// Returns the policy with a further image, under this name.
-    pub fn and_image(mut self, name: &str, image: Image) -> Result<Policy, PolicyError> {
-        let image = Image::new(name, image.measurements, image.initramfs).map_err(PolicyError)?;
+    pub fn and_image(mut self, name: &str, mut image: Image) -> Result<Policy, PolicyError> {
+        image.name = name.into();
+        image.check().map_err(PolicyError)?;
         self.images.push(image);
         self.checked()
     }
@@ -1021,6 +1089,64 @@ mod tests {
         // what a later version demands is not ignored
         let error = with(r#","require":"stronger""#).unwrap_err().to_string();
         assert!(error.contains("stronger"), "{error}");
+    }
+
+    #[test]
+    fn a_policy_can_demand_that_each_image_confines_the_hosts_acpi_tables() {
+        let policy = |mark: &str, further: &str, demand: &str| {
+            Policy::from_json(&format!(
+                r#"{{"measurements":{{"8":"{ZERO}"}}{mark},"name":"a"{further}{demand}}}"#
+            ))
+        };
+        let (mark, demand) = (
+            r#","acpiTables":"confined""#,
+            r#","requireConfinedAcpi":true"#,
+        );
+        let other = |mark: &str| {
+            format!(r#","alsoAccepted":[{{"name":"b","measurements":{{"9":"{ZERO}"}}{mark}}}]"#)
+        };
+        let marked = policy(mark, &other(mark), demand).unwrap();
+        assert!(marked.images().iter().all(Image::confines_acpi));
+        assert_eq!(Policy::from_json(&marked.to_json()), Ok(marked.clone()));
+        for (wrong, name) in [
+            (policy("", &other(mark), demand), "a has no"),
+            (policy(mark, &other(""), demand), "b has no"),
+            (
+                marked.clone().and_also("c", enforced(&[(4, 1)])),
+                "c has no",
+            ),
+        ] {
+            let error = wrong.unwrap_err().to_string();
+            assert!(
+                error.contains("requireConfinedAcpi") && error.contains(name),
+                "{error}"
+            );
+        }
+        let open = policy("", &other(mark), "").unwrap();
+        assert!(!open.images()[0].confines_acpi() && open.images()[1].confines_acpi());
+        // what later versions know is not taken for the mark
+        assert!(policy(r#","acpiTables":"measured""#, "", "").is_err());
+        // a mark stays with its image
+        let new = policy(mark, "", "").unwrap();
+        assert_eq!(
+            new.clone().named("x").unwrap().to_json(),
+            new.to_json().replace("\"a\"", "\"x\"")
+        );
+        let both = marked.and_image("c", new.images()[0].clone()).unwrap();
+        assert!(both.images()[2].confines_acpi());
+        assert!(open.with_confined_kernel().images()[0].confines_acpi());
+    }
+
+    #[test]
+    fn rtmr_0_of_a_tdx_machine_pins_the_hosts_acpi_tables() {
+        let policy = |register: &str| {
+            let value = "ab".repeat(48);
+            Policy::from_json(&format!(
+                r#"{{"measurements":{{"2":"{value}","1":{register}}},"requireConfinedAcpi":true}}"#
+            ).replace("VALUE", &value))
+        };
+        assert!(policy(r#""VALUE""#).is_ok());
+        assert!(policy(r#"{"expected":"VALUE","warnOnly":true}"#).is_err());
     }
 
     fn enforced(values: &[(u32, u8)]) -> BTreeMap<u32, Measurement> {

@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 
 use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
 use super::quote::{Attest, Key};
+use super::registers::check_bank;
 use super::variant::Measured;
 use super::{
     Challenge, ClusterRegister, Identified, Identity, IssueError, KeyName, Measurement, Oid,
@@ -363,6 +364,10 @@ impl Validator {
             ));
         }
         let values = quoted_values(&document, nonce, Bank::Sha256)?;
+        // whatever the policy says; evidence that is only shown to a person is not refused
+        if !self.policy.without_words {
+            check_bank(&values)?;
+        }
         let log = &document.attestation.event_log.0;
         self.policy.check(&values, |index, measurement, got| {
             mismatch(index, measurement, got, log)

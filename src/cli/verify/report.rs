@@ -32,6 +32,8 @@ pub struct Report<'a> {
     platform: Option<Arc<PlatformClaims>>,
     stage: Option<Stage>,
     image: Option<String>,
+    /// Whether the image confines the host's ACPI tables.
+    confines_acpi: Option<bool>,
     registers: Vec<Register>,
 }
 
@@ -105,6 +107,7 @@ impl<'a> Report<'a> {
             platform: genuine.as_ref().and_then(|it| it.platform.clone()),
             stage: None,
             image: None,
+            confines_acpi: None,
             registers: vec![],
             verdict,
         };
@@ -118,6 +121,7 @@ impl<'a> Report<'a> {
     fn compare(&mut self, values: &BTreeMap<u32, Vec<u8>>) {
         let (stage, image) = nearest(&self.demand.policy, values);
         self.stage = stage;
+        self.confines_acpi = Some(image.confines_acpi());
         self.image = Some(image.name().into()).filter(|name: &String| !name.is_empty());
         let is_set = |value: &Vec<u8>| !value.iter().all(|byte| matches!(byte, 0 | 0xff));
         let measurements = image.measurements();
@@ -174,6 +178,20 @@ impl<'a> Report<'a> {
         })
     }
 
+    /// Returns what the proven image does with the host's ACPI tables.
+    fn acpi(&self) -> Option<&'static str> {
+        let is_proven = matches!(self.verdict, Verdict::Proven);
+        self.confines_acpi
+            .filter(|_| is_proven)
+            .map(|confines| match confines {
+                true => "the host's tables are confined",
+                false => {
+                    "the host's tables are trusted: the policy does not say that the kernel confines them (requireConfinedAcpi refuses such \
+                     images)"
+                }
+            })
+    }
+
     /// Returns the cluster that was proven.
     fn cluster(&self) -> Option<String> {
         let proven = matches!(self.verdict, Verdict::Proven);
@@ -213,6 +231,7 @@ impl<'a> Report<'a> {
             facts.push(("signed by", Some(platform.signed_by.clone()), ""));
             facts.push(("chip", chip, "not named"));
         }
+        facts.push(("ACPI", self.acpi().map(String::from), "unknown"));
         let shown = match self.is_genuine {
             true => facts.len(),
             false => 2,
@@ -265,6 +284,7 @@ impl<'a> Report<'a> {
             "role": self.role,
             "stage": self.stage(),
             "image": self.image,
+            "confinesAcpi": self.confines_acpi.filter(|_| matches!(self.verdict, Verdict::Proven)),
             "cluster": self.cluster(),
             "key": self.key.map(|key| key.to_string()),
             "believed": self.belief(),

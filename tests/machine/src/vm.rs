@@ -213,6 +213,8 @@ impl Machine {
             self.command_line.as_ref(),
             OsStr::new("--memory"),
             memory.as_ref(),
+            // this host writes no variables
+            OsStr::new("--accept-efi-variables"),
         ])
     }
 

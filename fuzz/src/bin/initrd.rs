@@ -1,0 +1,10 @@
+//! Initrds: of any bytes, the files are listed as far as they can be read.
+#![no_main]
+
+use image::host::Contents;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let contents = Contents::new(Some("quiet"), "", bytes, Some(257));
+    assert_eq!(contents.channels(false).len(), 11);
+});

@@ -1,0 +1,582 @@
+//! What an image leaves open to the host of its machine: each channel by which a host that changes no register could still make the
+//! machine do something, whether the image closes it, and the line that does. docs/threat-model.md lists the channels.
+//!
+//! Known are the kernel's command line, the kernel's version and, unless they are compressed in another way than by gzip, the files of
+//! the initrd. The root file system is not read.
+
+use base::boot;
+
+use super::initrd::{self, Files};
+
+/// The program by which firstlight's dracut and initramfs-tools modules close channels of the host, and the words that it adds to the
+/// kernel command line, unless there is a word with the same name (initramfs/close-host).
+const MODULE: &str = "usr/lib/firstlight/close-host";
+const OF_MODULE: &str =
+    "systemd.import_credentials=no systemd.gpt_auto=no systemd.ssh_auto=no noresume";
+/// The name of the channel that Secure Boot closes.
+pub const EFI_VARIABLES: &str = "EFI variables";
+/// Programs that obey the host or the network, by their names in an initrd.
+const SERVERS: [&str; 8] = [
+    "sshd",
+    "dropbear",
+    "tinysshd",
+    "qemu-ga",
+    "google_guest_agent",
+    "waagent",
+    "amazon-ssm-agent",
+    "cloud-init",
+];
+/// The first version of systemd that starts sshd on a vsock by itself (systemd-ssh-generator).
+const SSH_BY_VSOCK: u32 = 256;
+/// Names of parameters that open a shell or replace what starts. The kernel and systemd take `-` for `_`.
+const SHELLS: [&str; 17] = [
+    "systemd.debug_shell",
+    "rd.systemd.debug_shell",
+    "systemd.unit",
+    "rd.systemd.unit",
+    "systemd.run",
+    "rd.systemd.run",
+    "rd.shell",
+    "rd.break",
+    "break",
+    "init",
+    "rdinit",
+    "single",
+    "emergency",
+    "rescue",
+    "kgdboc",
+    "ekgdboc",
+    "SYSTEMD_SULOGIN_FORCE",
+];
+
+/// What is known of what an image does with its host.
+pub struct Contents {
+    /// The kernel's command line; `None`: whoever starts the image chooses one.
+    pub command_line: Option<String>,
+    /// The version in the kernel's file; empty if it tells none.
+    pub kernel: String,
+    files: Files,
+    /// The version of systemd's stub.
+    pub systemd: Option<u32>,
+}
+
+/// Whether a channel is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The image leaves it open.
+    Open,
+    /// It is not in what was read.
+    Unseen,
+    /// The image closes it.
+    Closed,
+}
+
+/// A channel from the host into the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Channel {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether the image closes it.
+    pub state: State,
+    /// What was found.
+    pub found: String,
+    /// The line that closes it.
+    pub closed_by: &'static str,
+}
+
+impl State {
+    /// Returns the word for lists: `open`, `not seen`, `closed`.
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Open => "open",
+            State::Unseen => "not seen",
+            State::Closed => "closed",
+        }
+    }
+}
+
+/// The words of a kernel command line. Of two with one name the last counts.
+struct Words<'a>(&'a str);
+
+impl<'a> Words<'a> {
+    /// Returns the word with this name, and its value: empty without one.
+    fn word(&self, name: &str) -> Option<(&'a str, &'a str)> {
+        let words = self.0.split_whitespace().map(|word| {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            (word, name.replace('-', "_"), value.trim_matches('"'))
+        });
+        let found = words.filter(|(_, this, _)| this == name).last();
+        found.map(|(word, _, value)| (word, value))
+    }
+
+    fn value(&self, name: &str) -> Option<&'a str> {
+        self.word(name).map(|(_, value)| value)
+    }
+
+    fn is_off(&self, name: &str) -> bool {
+        self.value(name).is_some_and(is_no)
+    }
+}
+
+fn is_no(value: &str) -> bool {
+    ["0", "no", "n", "false", "f", "off"].contains(&value)
+}
+
+impl Contents {
+    /// Takes what is known of an image.
+    pub fn new(
+        command_line: Option<&str>,
+        kernel: &str,
+        initrd: &[u8],
+        systemd: Option<u32>,
+    ) -> Contents {
+        let mut wanted = vec![MODULE];
+        wanted.extend(SERVERS);
+        Contents {
+            command_line: command_line.map(str::to_owned),
+            kernel: kernel.to_owned(),
+            files: initrd::find(initrd, &wanted),
+            systemd,
+        }
+    }
+
+    /// Returns whether the kernel confines the code in ACPI tables.
+    pub fn confines_acpi(&self) -> bool {
+        boot::trusted_acpi(&self.kernel).is_none()
+    }
+
+    /// Returns each channel. `proves_secure_boot`: whether the registers show that Secure Boot is on.
+    pub fn channels(&self, proves_secure_boot: bool) -> Vec<Channel> {
+        let with = |has_module| {
+            let line = self.command_line.as_deref().unwrap_or_default();
+            let added = if has_module { OF_MODULE } else { "" };
+            let judge = Judge {
+                contents: self,
+                words: &format!("{added} {line}"),
+                has_module,
+                proves_secure_boot,
+            };
+            judge.channels()
+        };
+        let mut channels = with(self.files.found.contains(MODULE));
+        if self.files.unread.is_some() {
+            // the module closes some of them
+            for (channel, closed) in channels.iter_mut().zip(with(true)) {
+                if (channel.state, closed.state) == (State::Open, State::Closed) {
+                    channel.state = State::Unseen;
+                    channel.found +=
+                        "; closed if the initrd, which cannot be read, has firstlight's module";
+                }
+            }
+        }
+        channels
+    }
+}
+
+/// Judges the contents of an image.
+struct Judge<'a> {
+    contents: &'a Contents,
+    /// The kernel command line as systemd gets it.
+    words: &'a str,
+    has_module: bool,
+    proves_secure_boot: bool,
+}
+
+impl Judge<'_> {
+    fn channels(&self) -> Vec<Channel> {
+        vec![
+            self.root(),
+            self.efi_variables(),
+            self.credentials(),
+            self.acpi(),
+            self.shells(),
+            self.shell_after_failure(),
+            self.consoles(),
+            self.servers(),
+            self.resume(),
+            self.sysrq(),
+            self.partitions(),
+        ]
+    }
+
+    fn words(&self) -> Words<'_> {
+        Words(self.words)
+    }
+
+    fn root(&self) -> Channel {
+        let words = self.words();
+        let (state, found) = match self
+            .contents
+            .command_line
+            .as_deref()
+            .map(boot::unverified_root)
+        {
+            None => (State::Open, "the image has no command line of its own"),
+            Some(Some(_)) => (State::Open, "root= without the hash of dm-verity"),
+            Some(None)
+                if [
+                    "roothash",
+                    "usrhash",
+                    "dm_mod.create",
+                    "systemd.verity_root_data",
+                ]
+                .iter()
+                .any(|name| words.value(name).is_some()) =>
+            {
+                (State::Closed, "verified by dm-verity")
+            }
+            Some(None) => (
+                State::Unseen,
+                "neither root= nor roothash=: the initrd decides",
+            ),
+        };
+        channel(
+            "root file system",
+            state,
+            found,
+            "roothash=HASH on the kernel command line, with dm-verity (docs/images.md)",
+        )
+    }
+
+    /// systemd 252 to 257 takes the variable SystemdOptions for a part of the kernel command line unless Secure Boot is on.
+    fn efi_variables(&self) -> Channel {
+        let words = self.words();
+        let efi = words.value("efi").unwrap_or_default();
+        let has = |option: &str| efi.split(',').any(|it| it == option);
+        let (state, found) = if has("noruntime") || words.value("noefi").is_some() {
+            (State::Closed, "the kernel does not read them")
+        } else if self.has_module && !has("runtime") {
+            (State::Closed, "the initrd has firstlight's module")
+        } else if self.proves_secure_boot {
+            (State::Closed, "PCR 4 shows that Secure Boot is on")
+        } else {
+            (
+                State::Open,
+                "systemd reads SystemdOptions like the kernel command line, and no register has it",
+            )
+        };
+        channel(
+            EFI_VARIABLES,
+            state,
+            found,
+            "efi=noruntime on the kernel command line",
+        )
+    }
+
+    fn credentials(&self) -> Channel {
+        let (state, found) = match self.words().is_off("systemd.import_credentials") {
+            true => (State::Closed, "systemd imports none"),
+            false => (
+                State::Open,
+                "systemd imports them from SMBIOS and fw_cfg, and no register has them",
+            ),
+        };
+        channel(
+            "credentials",
+            state,
+            found,
+            "systemd.import_credentials=no on the kernel command line",
+        )
+    }
+
+    fn acpi(&self) -> Channel {
+        let (state, found) = match self.contents.confines_acpi() {
+            true => (State::Closed, "the kernel confines the code in them"),
+            false => (
+                State::Open,
+                "the kernel lets the code in them write its memory",
+            ),
+        };
+        channel(
+            "ACPI tables",
+            state,
+            found,
+            "a kernel that confines them, as that of make mkosi; on TDX machines also a policy with RTMR 0 (docs/attestation.md)",
+        )
+    }
+
+    fn shells(&self) -> Channel {
+        let words = self.words();
+        let is_open = |name: &&&str| match (**name, words.value(name)) {
+            (_, None) => false,
+            // these are switches
+            (
+                "systemd.debug_shell"
+                | "rd.systemd.debug_shell"
+                | "rd.shell"
+                | "SYSTEMD_SULOGIN_FORCE",
+                Some(value),
+            ) => !is_no(value),
+            ("systemd.unit" | "rd.systemd.unit", Some(value)) => ["rescue", "emergency", "debug"]
+                .iter()
+                .any(|it| value.contains(it)),
+            _ => true,
+        };
+        let open: Vec<&str> = SHELLS
+            .iter()
+            .filter(is_open)
+            .filter_map(|name| Some(words.word(name)?.0))
+            .collect();
+        let (state, found) = match open.is_empty() {
+            true => (State::Closed, "none".to_owned()),
+            false => (State::Open, open.join(" ")),
+        };
+        channel(
+            "parameters of shells",
+            state,
+            &found,
+            "remove them from the kernel command line",
+        )
+    }
+
+    /// Without these words dracut and initramfs-tools open a shell on the console if the boot fails, which the host can bring about.
+    fn shell_after_failure(&self) -> Channel {
+        let words = self.words();
+        let panics = words.value("panic").is_some_and(|value| value != "0");
+        let (state, found) = match panics || words.is_off("rd.shell") {
+            true => (State::Closed, "the machine restarts instead"),
+            false => (
+                State::Open,
+                "an initrd may open a shell on the console if the boot fails",
+            ),
+        };
+        channel(
+            "shell after a failure",
+            state,
+            found,
+            "panic=10 rd.shell=0 rd.emergency=reboot on the kernel command line",
+        )
+    }
+
+    fn consoles(&self) -> Channel {
+        channel(
+            "logins on consoles",
+            State::Unseen,
+            "the root file system was not read",
+            "mask getty@, serial-getty@, console-getty, debug-shell in the root file system",
+        )
+    }
+
+    fn servers(&self) -> Channel {
+        let found: Vec<&str> = SERVERS
+            .into_iter()
+            .filter(|name| self.contents.files.found.contains(name))
+            .collect();
+        let by_vsock = self
+            .contents
+            .systemd
+            .is_some_and(|version| version >= SSH_BY_VSOCK)
+            && !self.words().is_off("systemd.ssh_auto");
+        let (state, text) = match (&found[..], by_vsock) {
+            ([_, ..], _) => (State::Open, format!("the initrd has {}", found.join(", "))),
+            ([], true) => (
+                State::Unseen,
+                "the root file system was not read; systemd starts an sshd on a vsock".to_owned(),
+            ),
+            ([], false) => (
+                State::Unseen,
+                "the root file system was not read".to_owned(),
+            ),
+        };
+        channel(
+            "sshd and guest agents",
+            state,
+            &text,
+            "remove them from the image; systemd.ssh_auto=no on the kernel command line",
+        )
+    }
+
+    fn resume(&self) -> Channel {
+        let words = self.words();
+        let names = ["noresume", "nohibernate"];
+        let is_off =
+            names.iter().any(|name| words.value(name).is_some()) || words.is_off("hibernate");
+        let (state, found) = match (words.word("resume"), is_off.then_some(())) {
+            (_, Some(())) => (State::Closed, "off"),
+            (Some((word, _)), None) => (State::Open, word),
+            (None, None) => (
+                State::Open,
+                "the EFI variable HibernateLocation or the initrd may name a disk, whose content becomes the memory",
+            ),
+        };
+        channel(
+            "resume from hibernation",
+            state,
+            found,
+            "noresume on the kernel command line",
+        )
+    }
+
+    fn sysrq(&self) -> Channel {
+        let words = self.words();
+        let (state, found) = match words.value("sysctl.kernel.sysrq") {
+            _ if words.value("sysrq_always_enabled").is_some() => {
+                (State::Open, "sysrq_always_enabled")
+            }
+            Some("0") => (State::Closed, "off"),
+            None if self.has_module => (State::Closed, "the initrd has firstlight's module"),
+            _ => (
+                State::Unseen,
+                "the kernel's default counts until the root file system sets another",
+            ),
+        };
+        channel(
+            "SysRq on consoles",
+            state,
+            found,
+            "sysctl.kernel.sysrq=0 on the kernel command line",
+        )
+    }
+
+    fn partitions(&self) -> Channel {
+        let (state, found) = match self.words().is_off("systemd.gpt_auto") {
+            true => (State::Closed, "systemd.gpt_auto=no"),
+            false => (
+                State::Open,
+                "systemd mounts partitions by their types, also those that the host adds",
+            ),
+        };
+        channel(
+            "partitions by type (gpt-auto)",
+            state,
+            found,
+            "systemd.gpt_auto=no on the kernel command line",
+        )
+    }
+}
+
+fn channel(name: &'static str, state: State, found: &str, closed_by: &'static str) -> Channel {
+    Channel {
+        name,
+        state,
+        found: found.to_owned(),
+        closed_by,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cpio;
+    use super::*;
+
+    const CLOSED: &str = "console=ttyS0 panic=10 roothash=ab efi=noruntime systemd.import_credentials=no systemd.gpt-auto=no noresume \
+                          sysctl.kernel.sysrq=0 systemd.ssh_auto=no";
+
+    fn contents(command_line: &str, kernel: &str, initrd: &[u8]) -> Contents {
+        Contents::new(Some(command_line), kernel, initrd, Some(257))
+    }
+
+    /// The channels in this state.
+    fn named(contents: &Contents, state: State) -> Vec<&'static str> {
+        let channels = contents.channels(false).into_iter();
+        channels
+            .filter(|it| it.state == state)
+            .map(|it| it.name)
+            .collect()
+    }
+
+    #[test]
+    fn what_an_image_leaves_open_is_named() {
+        let closed = contents(CLOSED, "6.12 aml-confined", &[]);
+        assert_eq!(named(&closed, State::Open), Vec::<&str>::new());
+        assert_eq!(
+            named(&closed, State::Unseen),
+            ["logins on consoles", "sshd and guest agents"]
+        );
+        let open = contents("root=/dev/vda1", "6.12", &[]);
+        assert_eq!(
+            named(&open, State::Open),
+            [
+                "root file system",
+                "EFI variables",
+                "credentials",
+                "ACPI tables",
+                "shell after a failure",
+                "resume from hibernation",
+                "partitions by type (gpt-auto)",
+            ]
+        );
+        let without = Contents::new(None, "", &[], None);
+        assert!(named(&without, State::Open).contains(&"root file system"));
+    }
+
+    #[test]
+    fn each_line_closes_its_channel_and_its_opposite_does_not() {
+        for (channel, word, opposite) in [
+            ("EFI variables", "efi=noruntime", "efi=debug"),
+            ("EFI variables", "efi=debug,noruntime", "efi=noruntimes"),
+            (
+                "credentials",
+                "systemd.import_credentials=no",
+                "systemd.import_credentials=yes",
+            ),
+            (
+                "resume from hibernation",
+                "resume=/dev/vdb noresume",
+                "resume=/dev/vdb",
+            ),
+            (
+                "SysRq on consoles",
+                "sysctl.kernel.sysrq=0",
+                "sysctl.kernel.sysrq=0 sysrq_always_enabled",
+            ),
+            (
+                "partitions by type (gpt-auto)",
+                "systemd.gpt_auto=0",
+                "systemd.gpt_auto=0 systemd.gpt_auto=1",
+            ),
+            ("shell after a failure", "panic=1", "panic=0"),
+            (
+                "parameters of shells",
+                "systemd.debug-shell=no",
+                "systemd.debug-shell",
+            ),
+            (
+                "parameters of shells",
+                "systemd.unit=multi-user.target",
+                "systemd.unit=rescue.target",
+            ),
+            ("parameters of shells", "rd.shell=0", "rd.shell"),
+            ("parameters of shells", "quiet", "init=/bin/sh"),
+            ("parameters of shells", "quiet", "break=premount"),
+        ] {
+            let is_closed =
+                |line: &str| named(&contents(line, "", &[]), State::Closed).contains(&channel);
+            assert!(is_closed(word), "{word}");
+            assert!(!is_closed(opposite), "{opposite}");
+        }
+    }
+
+    #[test]
+    fn the_initrd_tells_as_far_as_it_can_be_read() {
+        let by_module = [
+            "EFI variables",
+            "credentials",
+            "resume from hibernation",
+            "partitions by type (gpt-auto)",
+        ];
+        let with = |line: &str| contents(line, "", &cpio::archive(MODULE, b""));
+        let packed = contents("quiet", "", b"\x28\xb5\x2f\xfd");
+        for channel in by_module {
+            assert!(
+                named(&with("quiet"), State::Closed).contains(&channel),
+                "{channel}"
+            );
+            assert!(
+                named(&packed, State::Unseen).contains(&channel),
+                "{channel}"
+            );
+            let without = contents("quiet", "", &cpio::archive("init", b""));
+            assert!(named(&without, State::Open).contains(&channel), "{channel}");
+        }
+        // the kernel command line has the last word
+        let line = "efi=runtime systemd.import_credentials=yes";
+        assert_eq!(named(&with(line), State::Open)[..2], by_module[..2]);
+        let served = contents(CLOSED, "aml-confined", &cpio::archive("usr/sbin/sshd", b""));
+        assert_eq!(named(&served, State::Open), ["sshd and guest agents"]);
+        // Secure Boot in a register closes the variables
+        let channels = contents("quiet", "", &[]).channels(true);
+        let efi = channels.iter().find(|it| it.name == "EFI variables");
+        assert_eq!(efi.map(|it| it.state), Some(State::Closed));
+    }
+}
