@@ -445,7 +445,7 @@ fn a_node_that_rejoins_accepts_another_image_of_its_cluster_and_no_other_cluster
     let _updated = setting.join_service_with(5, keys, &policy, &["--evidence", &evidence]);
     setting.set_control_planes(&[3, 4, 5]);
     node.expect("other-image: join service");
-    node.expect("PCR 4: expected 00000000");
+    node.expect("PCR 4: expected 7a94ffe8");
     expect_opened(&mut node);
 }
 
