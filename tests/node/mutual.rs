@@ -137,7 +137,7 @@ fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() 
         node.expect(why);
     };
     refused(3, "the setting require=strong refuses such a service");
-    refused(4, "PCR 4: expected 00000000");
+    refused(4, "PCR 4: expected 7a94ffe8");
     node.expect("name it in the setting service-policy");
     refused(5, "PCR 15 is zero, so its machine belongs to no cluster");
     refused(6, "another cluster than the setting cluster-id names");
