@@ -16,6 +16,8 @@ pub enum Seen {
     Text(&'static str),
     /// This shell command succeeds in the booted system. The image of mkosi has no shell: not looked for there.
     Command(&'static str),
+    /// In what the machine writes to the console that the host has added.
+    SecondConsole(&'static str),
 }
 
 /// What a host tries.
@@ -272,11 +274,28 @@ pub const ATTACKS: &[Attack] = &[
         works: never,
     },
     Attack {
-        name: "device-agent",
+        name: "login-on-hvc0",
         give: |given, _| {
+            let log = second_console(given.machine);
+            let chardev = format!("file,id=hvc,path={}", log.display());
             given.machine.add_device(&[
                 "-device",
                 "virtio-serial-pci",
+                "-chardev",
+                &chardev,
+                "-device",
+                "virtconsole,chardev=hvc",
+            ]);
+            Ok(())
+        },
+        seen: Seen::SecondConsole("login:"),
+        // seen with Debian 12's dracut; where a machine is slow, systemd gives this console up
+        works: never,
+    },
+    Attack {
+        name: "device-agent",
+        give: |given, _| {
+            given.machine.add_device(&[
                 "-chardev",
                 "null,id=agent",
                 "-device",
@@ -348,6 +367,11 @@ pub fn give_all(machine: &mut Machine) -> Result<()> {
     let (variables, files) = (given.variables, given.files);
     machine.add_fw_cfg_credential("tmpfiles.extra", &files)?;
     machine.set_variables(&variables)
+}
+
+/// The file of the console that the host has added.
+pub fn second_console(machine: &Machine) -> PathBuf {
+    machine.folder().join("second-console")
 }
 
 /// The word that an attack writes.

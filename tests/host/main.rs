@@ -17,6 +17,7 @@ use machine::maker::{
 };
 use machine::vm::Vm;
 use machine::{Failure, Result};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Time limit of a boot with all attacks, on a loaded machine without KVM.
@@ -140,10 +141,11 @@ fn a_firmware_driver_of_the_host_is_refused_by_pcr_2() -> Result<()> {
 fn nothing_works(name: &str, image: Image) -> Result<()> {
     let mut setting = images::node(name, image)?;
     attacks::give_all(&mut setting.machine)?;
+    let second_console = attacks::second_console(&setting.machine);
     let mut vm = ready(&mut setting)?;
     setting.accept(&flow::attestation_key(&vm)?)?;
     println!("{}", setting.status_of_fresh(&vm, INIT)?);
-    match &left_marks(&mut vm, image)?[..] {
+    match &left_marks(&mut vm, image, &second_console)?[..] {
         [] => Ok(()),
         marks => Err(Failure(format!(
             "the host had its way: {}",
@@ -156,12 +158,13 @@ fn nothing_works(name: &str, image: Image) -> Result<()> {
 fn they_work(name: &str, image: Image) -> Result<()> {
     let mut machine = images::without_us(name, image)?;
     attacks::give_all(&mut machine)?;
+    let second_console = attacks::second_console(&machine);
     let mut vm = machine.boot()?;
     match image {
         Image::Mkosi => drop(vm.console.wait_for("firstlight[run]", BOOT)?),
         Image::Initrd(_) => first_answer(&mut vm)?,
     }
-    let marks = left_marks(&mut vm, image)?;
+    let marks = left_marks(&mut vm, image, &second_console)?;
     println!("  these work without Firstlight: {}", marks.join(", "));
     let expected = ATTACKS.iter().filter(|attack| (attack.works)(image));
     let missing = expected.filter(|attack| !marks.contains(&attack.name));
@@ -207,7 +210,7 @@ fn first_answer(vm: &mut Vm) -> Result<()> {
 }
 
 /// Does what a host can do to a machine that runs, and returns the names of the attacks that have left their mark.
-fn left_marks(vm: &mut Vm, image: Image) -> Result<Vec<&'static str>> {
+fn left_marks(vm: &mut Vm, image: Image, second_console: &Path) -> Result<Vec<&'static str>> {
     vm.monitor("nmi")?;
     vm.monitor("chardev-send-break serial0")?;
     // the key counts if it follows soon; without SysRq it is a line for whatever reads the console
@@ -223,11 +226,13 @@ fn left_marks(vm: &mut Vm, image: Image) -> Result<Vec<&'static str>> {
             vm.command(&questions(), PATIENCE)?
         }
     };
+    let second = std::fs::read_to_string(second_console).unwrap_or_default();
     let lines = vm.console.lines();
     let on_console = |text: &str| lines.iter().any(|line| line.text.ends_with(text));
     let worked = ATTACKS.iter().filter(|attack| match attack.seen {
         Seen::Console => on_console(&mark(attack)),
         Seen::Text(text) => lines.iter().any(|line| line.text.contains(text)),
+        Seen::SecondConsole(text) => second.contains(text),
         Seen::Command(_) => answers.lines().any(|line| line == mark(attack)),
     });
     Ok(worked.map(|attack| attack.name).collect())
