@@ -26,11 +26,12 @@ use attest::attestation::{
     hcl,
 };
 use attest::tpm::{Bank, Location, Tpm};
+use base::text::hex;
 use base::x509::Certificate;
 use cloud::http::LINK_LOCAL;
+use hardware::json::Digits;
 use hcl::{HardwareReport, HclReport};
 use node::service_trust::ServiceTrust;
-use serde_json::{Value, json};
 
 /// The PCR of the boot loader, which is never zero in a bank that the firmware extends.
 const BOOT_LOADER: u32 = 4;
@@ -86,37 +87,37 @@ fn believes_any_tpm(variant: &Variant, policy: &Policy) -> Result<bool, String> 
 fn and_own(variant: &Variant, tpm: &Location, images: Policy) -> Result<Policy, String> {
     let wrong = |why: String| refused(variant, &why);
     let cloud = images.cloud();
-    match variant.oid {
-        aws_nitro_tpm::OID | aws_sev_snp::OID => and_own_sha384(tpm, images).map_err(wrong),
+    let demanding = match variant.oid {
+        aws_nitro_tpm::OID | aws_sev_snp::OID => {
+            return and_own_sha384(tpm, images).map_err(wrong);
+        }
         gcp_sev_es::OID | gcp_sev_snp::OID
             if cloud.projects.is_empty() && cloud.instances.is_empty() =>
         {
-            and(
-                "cloud",
-                "projects",
-                &own_project(tpm).map_err(wrong)?,
-                &images,
-            )
+            let project = own_project(tpm).map_err(wrong)?;
+            announce("project", &project);
+            images.with_platform(|cloud, _, _| cloud.projects = vec![project])
         }
         azure_sev_snp::OID if believes_any_tpm(variant, &images)? => {
-            and("snp", "idKeys", &own_id_key(tpm).map_err(wrong)?, &images)
+            let key = own_id_key(tpm).map_err(wrong)?;
+            announce("ID key", &hex(&key));
+            images.with_platform(|_, snp, _| snp.snp.id_keys = vec![Digits(key)])
         }
         azure_tdx::OID if believes_any_tpm(variant, &images)? => {
-            and("tdx", "mrTd", &own_mrtd(tpm).map_err(wrong)?, &images)
+            let mrtd = own_mrtd(tpm).map_err(wrong)?;
+            announce("MRTD", &hex(&mrtd));
+            images.with_platform(|_, _, tdx| tdx.mr_td = vec![Digits(mrtd)])
         }
-        _ => Ok(images),
-    }
+        _ => return Ok(images),
+    };
+    demanding.map_err(|error| error.to_string())
 }
 
-/// Returns the policy with one value for a member of one of its fields, as an operator would write it.
-fn and(field: &str, member: &str, value: &str, policy: &Policy) -> Result<Policy, String> {
+/// Says which value of this machine a join service must have.
+fn announce(requirement: &str, value: &str) {
     log::info!(
-        "require=strong: a join service must have what this machine has: {field}.{member} {value}"
+        "require=strong: a join service must have what this machine has: {requirement} {value}"
     );
-    let read = serde_json::from_str(&policy.to_json());
-    let mut json: Value = read.map_err(|error| error.to_string())?;
-    json[field][member] = json!([value]);
-    Policy::from_json(&json.to_string()).map_err(|error| error.to_string())
 }
 
 /// Returns the policy that also accepts this machine's SHA-384 PCRs of the registers that an image of the policy has.
@@ -134,7 +135,9 @@ fn and_own_sha384(tpm: &Location, images: Policy) -> Result<Policy, String> {
         "require=strong: a join service must have the SHA-384 PCRs {:?} of this machine",
         pcrs.keys()
     );
-    images.and_sha384(&pcrs).map_err(|error| error.to_string())
+    let pcrs = pcrs.iter().map(|(pcr, value)| (*pcr, hex(value))).collect();
+    let demanding = images.with_platform(|cloud, _, _| cloud.sha384.push(pcrs));
+    demanding.map_err(|error| error.to_string())
 }
 
 fn own_project(tpm: &Location) -> Result<String, String> {
@@ -149,14 +152,14 @@ fn own_project(tpm: &Location) -> Result<String, String> {
     Ok(name)
 }
 
-fn own_id_key(tpm: &Location) -> Result<String, String> {
+fn own_id_key(tpm: &Location) -> Result<[u8; DIGEST], String> {
     with_report(tpm, |report| match report {
         HardwareReport::Snp(report) => digest_at(report, ID_KEY_DIGEST),
         _ => None,
     })
 }
 
-fn own_mrtd(tpm: &Location) -> Result<String, String> {
+fn own_mrtd(tpm: &Location) -> Result<[u8; DIGEST], String> {
     with_report(tpm, |report| match report {
         HardwareReport::Tdx(report) => digest_at(report, MRTD),
         _ => None,
@@ -166,17 +169,16 @@ fn own_mrtd(tpm: &Location) -> Result<String, String> {
 /// Returns a digest of the hardware's report that the paravisor has stored. The paravisor is a part of this machine, so nobody signs this.
 fn with_report(
     tpm: &Location,
-    digest: fn(&HardwareReport<'_>) -> Option<String>,
-) -> Result<String, String> {
+    digest: fn(&HardwareReport<'_>) -> Option<[u8; DIGEST]>,
+) -> Result<[u8; DIGEST], String> {
     let stored = hcl::stored(tpm).map_err(|why| why.0)?;
     let report = HclReport::parse(&stored)?;
     digest(&report.hardware)
         .ok_or_else(|| "the report of the paravisor does not name its firmware".into())
 }
 
-/// Returns the hexadecimal digits of a digest; `None` if it is absent or zero.
-fn digest_at(report: &[u8], at: usize) -> Option<String> {
-    let digest = report.get(at..at + DIGEST)?;
-    let is_zero = digest.iter().all(|byte| *byte == 0);
-    (!is_zero).then(|| digest.iter().map(|byte| format!("{byte:02x}")).collect())
+/// Returns a digest; `None` if it is absent or zero.
+fn digest_at(report: &[u8], at: usize) -> Option<[u8; DIGEST]> {
+    let digest = report.get(at..)?.first_chunk().copied()?;
+    (digest != [0; DIGEST]).then_some(digest)
 }

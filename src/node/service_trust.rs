@@ -29,7 +29,6 @@ use attest::attestation::{
 };
 use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
-use base::text::hex;
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR Registry"). All machines with one
 /// image have the same values. The others depend on firmware and disks.

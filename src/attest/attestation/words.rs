@@ -14,9 +14,9 @@ use base::text::quoted;
 /// All words. The word "" stands for any, such as the number of a register. A list has the words of its entries. `[]` may be empty: then
 /// `Equal` accepts no signer, and `MAAFallback` asks about each.
 const WORDS: &str = r#"{
-"variant":0,"name":0,"require":0,"attestationKeys":0,"endorsementRoots":0,
+"variant":0,"name":0,"require":0,"acpiTables":0,"requireConfinedAcpi":0,"attestationKeys":0,"endorsementRoots":0,
 "measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}},
-"alsoAccepted":{"name":0,"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}}},
+"alsoAccepted":{"name":0,"acpiTables":0,"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}}},
 "cloud":{"roots":0,"projects":0,"accounts":0,"zones":0,"instances":0,"sha384":{"":0}},
 "tdx":{"tcbStatuses":0,"minimumEvaluation":0,"maximumCollateralDays":0,"tdAttributes":0,"xfam":0,"mrTd":0,"mrSeam":0,"mrConfigId":0,
 "mrOwner":0,"mrOwnerConfig":0,"platforms":0},

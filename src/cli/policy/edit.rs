@@ -104,6 +104,7 @@ impl Edit for Policy {
             if let Some(members) = json.as_object_mut() {
                 members.remove("name");
                 members.remove("initramfs");
+                members.remove("acpiTables");
                 members.remove("alsoAccepted");
                 members.extend(first);
             }
@@ -165,7 +166,12 @@ fn add(list: &mut Value, entries: impl IntoIterator<Item = Value>) {
 /// Returns an image with both its fields of registers.
 fn image(image: &Image, name: &str) -> Value {
     let (booted, initramfs) = (image.measurements(), image.initramfs());
-    json!({"name": name, "measurements": registers(booted), "initramfs": registers(initramfs)})
+    let mut json =
+        json!({"name": name, "measurements": registers(booted), "initramfs": registers(initramfs)});
+    if image.has_confined_kernel() {
+        json["acpiTables"] = "confined".into();
+    }
+    json
 }
 
 /// Returns an image without the registers of an initramfs that has none of its own.

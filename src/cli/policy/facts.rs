@@ -11,10 +11,14 @@ use crate::state::hex;
 use crate::verify::meaning;
 
 /// The requirements beside registers and keys, each with what it requires.
-const MEANINGS: [(&str, &str); 48] = [
+const MEANINGS: [(&str, &str); 49] = [
     (
         "require",
         "the form of attested TLS in which machines prove themselves",
+    ),
+    (
+        "requireConfinedAcpi",
+        "the kernel of each image confines the code in the host's ACPI tables",
     ),
     (
         "cloud.roots",
@@ -143,11 +147,12 @@ const MEANINGS: [(&str, &str); 48] = [
     ("amdSigningKey", "AMD's certificate below the root"),
 ];
 /// The fields that are no further requirements.
-const OTHERS: [&str; 7] = [
+const OTHERS: [&str; 8] = [
     "variant",
     "name",
     "measurements",
     "initramfs",
+    "acpiTables",
     "alsoAccepted",
     "attestationKeys",
     "endorsementRoots",

@@ -8,15 +8,17 @@ use serde_json::{Map, Value, json};
 use crate::state::hex;
 
 /// The fields that come first, in this order. Others follow in the order of the alphabet.
-const FIRST: [&str; 8] = [
+const FIRST: [&str; 10] = [
     "variant",
     "name",
     "measurements",
     "initramfs",
+    "acpiTables",
     "alsoAccepted",
     "attestationKeys",
     "endorsementRoots",
     "require",
+    "requireConfinedAcpi",
 ];
 /// Maximum columns of an object or a list on one line: the value of a TDX machine's register fits.
 const WIDTH: usize = 150;
@@ -43,6 +45,9 @@ pub fn value(policy: &Policy) -> Value {
         if !image.initramfs().is_empty() {
             members["initramfs"] = registers(image.initramfs());
         }
+        if image.has_confined_kernel() {
+            members["acpiTables"] = "confined".into();
+        }
         members
     });
     let mut images: Vec<Value> = images.collect();
@@ -59,6 +64,9 @@ pub fn value(policy: &Policy) -> Value {
     }
     if policy.requires_strong() {
         add("require", "strong".into());
+    }
+    if policy.requires_confined_acpi() {
+        add("requireConfinedAcpi", true.into());
     }
     if *policy.tdx() != Default::default() {
         add("tdx", json!(policy.tdx()));
