@@ -69,7 +69,7 @@ storm: setup ## measure many nodes that arrive at one join service at once, with
 	@tools/kubernetes.sh kube-apiserver etcd >/dev/null
 	cargo bench --locked --bench storm
 
-proto: setup ## generate src/proto from proto/
+proto: setup ## generate src/proto and src/booted_proto from proto/
 	UPDATE_PROTO=1 cargo test --locked --test proto
 
 h2spec: setup ## run the public HTTP/2 conformance suite against our server, plaintext and TLS

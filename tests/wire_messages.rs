@@ -3,19 +3,19 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
+use booted_proto::init::{InitRequest, InitResponse};
+use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
+use booted_proto::verify::{GetAttestationRequest, GetAttestationResponse};
 use prost::Message;
 use prost::encoding::encode_varint;
 use proto::attested::{Collateral, Offer, Proof};
-use proto::evidence::{EvidenceRequest, EvidenceResponse};
-use proto::init::{InitRequest, InitResponse};
 use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
 };
-use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use proto::node::{TimelineRequest, TimelineResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
-use proto::verify::{GetAttestationRequest, GetAttestationResponse};
 use rpc::grpc;
 
 /// Bytes of a message on the wire.
@@ -134,7 +134,11 @@ fn the_largest_genuine_messages_are_decoded() {
     request.apiserver_cert_sans = vec!["a-long-name.of.an.api-server.example.com".into(); 300];
     request.kms_uri = "kms://".into();
     let bytes = request.encode_to_vec();
-    assert!(bytes.len() < proto::init::MAX_REQUEST, "{}", bytes.len());
+    assert!(
+        bytes.len() < booted_proto::init::MAX_REQUEST,
+        "{}",
+        bytes.len()
+    );
     let decoded = grpc::decode::<InitRequest>(&bytes, "request").unwrap();
     assert!(decoded == request);
     let mut ticket = IssueJoinTicketResponse::default();

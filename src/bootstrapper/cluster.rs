@@ -21,6 +21,7 @@ use base::backoff::Backoff;
 use base::child_process::Cause;
 use base::crypto::Secret;
 use base::stop::Stop;
+use booted_proto::init::InitRequest;
 use cloud::{Cloud, Instance};
 use kms::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
@@ -29,7 +30,6 @@ use kubernetes::machine_record::{self, Record};
 use kubernetes::parameters::{self, Networks};
 use kubernetes::{kubeadm, kubelet_certificate};
 use proto::components::Component as Wire;
-use proto::init::InitRequest;
 
 /// kubeadm's configuration for the init; it has no secrets.
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-init.yaml");

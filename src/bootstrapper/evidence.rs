@@ -16,8 +16,8 @@ use prost::Message;
 
 use attest::attestation::{self, Issuer, Request, Role, wire};
 use attest::tpm::{self, Bank};
-use proto::evidence::{EvidenceRequest, EvidenceResponse};
-use proto::verify::USER_DATA;
+use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
+use booted_proto::verify::USER_DATA;
 use sys::poll::Poller;
 
 /// How long the program waits for a further caller before it ends; systemd starts it again.

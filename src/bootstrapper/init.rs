@@ -12,10 +12,10 @@ use base::crypto::{
     Secret, cluster_id,
 };
 use base::stop::Stop;
+use booted_proto::init::InitRequest;
 use cloud::Role;
 use disk::state_disk::NodeState;
 use kms::ClusterKms;
-use proto::init::InitRequest;
 use rpc::grpc::{Code, Status};
 
 /// The result of a successful init.

@@ -25,13 +25,13 @@ use super::secret_guard::{SecretGuard, Verdict};
 use super::setup::{Node, Outcome};
 use attest::atls;
 use attest::attestation::Issuer;
-use node::record;
-use proto::init::PROGRESS;
-use proto::init::init_response::Kind;
-use proto::init::{
+use booted_proto::init::PROGRESS;
+use booted_proto::init::init_response::Kind;
+use booted_proto::init::{
     INIT, InitFailureResponse, InitRequest, InitResponse, InitSuccessResponse, MAX_REQUEST,
     ProgressResponse,
 };
+use node::record;
 use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
 
 /// Interval of the checks for a lost operator and for a stop.

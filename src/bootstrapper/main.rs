@@ -8,6 +8,7 @@ use attest::attestation::Stage;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
+use booted_proto::init;
 use bootstrapper::evidence::{self, Evidence};
 use bootstrapper::{Bootstrapper, Ending, member, upgrade};
 use kubernetes::components;
@@ -15,7 +16,6 @@ use lexopt::Parser;
 use node::options::{self, Options, STOPPED};
 use node::quotes;
 use node::settings::Program;
-use proto::init;
 use sys::wiping::Wiping;
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library.

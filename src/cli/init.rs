@@ -21,13 +21,14 @@ use attest::attestation::Variant;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use base::program::Failure;
+use booted_proto::init;
+use booted_proto::init::init_response::Kind;
+use booted_proto::init::{InitRequest, InitResponse, ProgressResponse};
 use kms::{ClusterKms, NO_STORE};
 use kubernetes::services::migration::Migration;
 use kubernetes::{kubeconfig, parameters, services};
 use proto::components::Component;
-use proto::init::init_response::Kind;
-use proto::init::{InitRequest, InitResponse, ProgressResponse};
-use proto::{init, join};
+use proto::join;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
 
@@ -648,7 +649,7 @@ mod tests {
     use super::*;
     use attest::atls;
     use attest::attestation::variant;
-    use proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
+    use booted_proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
     use rpc::grpc::{Accept, Call, Limits, Router, Sender, Server};
 
     /// Starts a node with attested TLS that proves nothing, and with the test's handler.

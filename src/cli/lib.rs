@@ -145,7 +145,7 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
         ));
     }
     Ok(init::Options {
-        endpoint: endpoint_of(given, proto::init::PORT)?,
+        endpoint: endpoint_of(given, booted_proto::init::PORT)?,
         variant: variant_of(given)?,
         policy: given.path("policy"),
         trust: trust_of(given)?,
@@ -604,8 +604,10 @@ fn evidence_source(given: &Given) -> Result<verify::Source, Failure> {
         endpoint.map_err(Failure::Usage)
     };
     match (given.has("evidence"), given.has("plain")) {
-        (false, false) => Ok(verify::Source::Server(endpoint(proto::init::PORT)?)),
-        (false, true) => Ok(verify::Source::Plain(endpoint(proto::verify::NODE_PORT)?)),
+        (false, false) => Ok(verify::Source::Server(endpoint(booted_proto::init::PORT)?)),
+        (false, true) => Ok(verify::Source::Plain(endpoint(
+            booted_proto::verify::NODE_PORT,
+        )?)),
         (true, false) if !given.has_operand() => Ok(verify::Source::File(given.path("evidence"))),
         (true, _) => Err(Failure::Usage(
             "--evidence: give neither a server nor --plain with it".into(),

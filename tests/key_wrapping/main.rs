@@ -15,8 +15,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
+use booted_proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use common::attested::{plain_channel, within};
-use proto::kms::{GET_DATA_KEY, GetDataKeyRequest, GetDataKeyResponse};
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::python;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use attest::atls;
 use base::text::is_visible;
-use proto::init::init_response::Kind;
-use proto::init::{InitFailureResponse, InitRequest, InitResponse, ProgressResponse};
+use booted_proto::init::init_response::Kind;
+use booted_proto::init::{InitFailureResponse, InitRequest, InitResponse, ProgressResponse};
 use proto::node::{TimelineRequest, TimelineResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use attest::atls;
 use attest::attestation::{self, qemu_vtpm};
 use attest::tpm::Tpm;
-use proto::init::{InitRequest, InitResponse};
+use booted_proto::init::{InitRequest, InitResponse};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};

@@ -10,7 +10,8 @@ use super::super::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::evidence::Evidence;
 use attest::attestation::{Measurement, Oid, Policy, ValidateError, Validator, Variant};
 use base::program::Failure;
-use proto::{init, recoverproto};
+use booted_proto::init;
+use proto::recoverproto;
 
 /// Returns the document of the first server of the node that answers: the recovery server of a node in its initramfs, or the
 /// server of a booted node.

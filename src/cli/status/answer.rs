@@ -1,7 +1,7 @@
 //! The servers that a node can have, and what they answer.
 
 use attest::attestation::KeyName;
-use proto::init;
+use booted_proto::init;
 use proto::recoverproto::{self, StatusResponse};
 use rpc::grpc::Status;
 

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use attest::attestation::KeyName;
-use proto::{init, recoverproto};
+use booted_proto::init;
+use proto::recoverproto;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, SERVICES};

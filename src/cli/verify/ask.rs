@@ -12,7 +12,9 @@ use super::presented::{Channel, Presented};
 use attest::atls;
 use attest::attestation::{Composite, Evidence, Identified, ValidateError, Validator};
 use base::program::Failure;
-use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE};
+use booted_proto::verify::{
+    GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE,
+};
 use rpc::grpc::{self, CallOptions, Transport};
 
 /// What a server presented, if it presented anything, and what the demand says of it. The outer error: it did not answer.

@@ -15,7 +15,7 @@ use attest::attestation::{
 };
 use attest::tpm::{Endorsement, EndorsementKind};
 use base::program::Failure;
-use proto::verify::USER_DATA;
+use booted_proto::verify::USER_DATA;
 
 /// The version of the file.
 const VERSION: u32 = 1;

@@ -105,7 +105,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let mut key = PathBuf::from(master_secret::KEY_FILE);
     let mut salt = PathBuf::from(master_secret::SALT_FILE);
     let mut config = Config {
-        listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), proto::kms::PORT),
+        listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), booted_proto::kms::PORT),
         clients: Clients::Any,
         api: None,
         grants: None,

@@ -16,10 +16,10 @@ use attest::attestation::{
     Identity, IssueError, Issuer, Oid, Request, Role, Validator, Variant, wire,
 };
 use base::crypto::random;
+use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use collateral::Fetching;
 use prost::Message;
 use proto::attested::Collateral;
-use proto::evidence::{EvidenceRequest, EvidenceResponse};
 use rpc::grpc::{Accept, Transport};
 use rpc::half_open::PeersTurn;
 

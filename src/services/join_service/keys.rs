@@ -22,9 +22,9 @@ use attest::attestation::{self, Variant};
 use attest::tpm::Location;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::program::{self, Failure};
+use booted_proto::kms::GET_DATA_KEY;
+use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
-use proto::kms::GET_DATA_KEY;
-use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
 
 /// The default file of a pod's token for the key service.

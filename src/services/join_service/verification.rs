@@ -20,7 +20,9 @@ use base::network::Network;
 use base::turns::Turns;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
-use proto::verify::{GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_REQUEST};
+use booted_proto::verify::{
+    GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_REQUEST,
+};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
 use serde_json::json;
 use web::Answer;

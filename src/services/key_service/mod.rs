@@ -49,6 +49,8 @@ use base::crypto::{
 };
 use base::logger::peer;
 use base::stop::Stop;
+use booted_proto::kms::{GET_DATA_KEY, MAX_REQUEST};
+use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
@@ -57,8 +59,6 @@ use kubernetes::client::{self, Client};
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use members::Members;
 use metrics::{Counter, Exporter, Histogram, Labelled, Registry};
-use proto::kms::{GET_DATA_KEY, MAX_REQUEST};
-use proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use rpc::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use tokens::Reviewer;
 use zeroize::Zeroizing;

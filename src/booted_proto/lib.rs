@@ -1,0 +1,54 @@
+//! The messages that only the booted system, the services and the operator's program speak. `proto`
+//! has the others, and says how they are generated.
+
+macro_rules! package {
+    ($name:ident, $file:literal $(, $fact:item)*) => {
+        #[allow(missing_docs, clippy::all)]
+        pub mod $name {
+            include!($file);
+            $($fact)*
+        }
+    };
+}
+
+// the generated messages name these
+use proto::{attested, components};
+
+package!(evidence, "evidence.rs");
+package!(
+    init,
+    "init.rs",
+    /// The operator initializes the first node of a cluster.
+    pub const INIT: &str = "/init.API/Init";,
+    /// Maximum size of a request in bytes; anybody may send one. Ten components take 8 KiB, 64 with
+    /// patches of 1 KiB take 80 KiB.
+    pub const MAX_REQUEST: usize = 128 << 10;,
+    /// TCP port of a node's init server; a member of a cluster answers `firstlight status` on it.
+    pub const PORT: u16 = 9000;,
+    /// Request metadata of a caller that wants progress messages; the value is `1`.
+    pub const PROGRESS: &str = "firstlight-progress";
+);
+package!(
+    kms,
+    "kms.rs",
+    /// Derives a key from the master secret.
+    pub const GET_DATA_KEY: &str = "/kms.API/GetDataKey";,
+    /// Maximum size of a request in bytes: one short id.
+    pub const MAX_REQUEST: usize = 1024;,
+    /// TCP port of the key service.
+    pub const PORT: u16 = 9000;
+);
+package!(
+    verify,
+    "verify.rs",
+    /// Returns an attestation document for a nonce.
+    pub const GET_ATTESTATION: &str = "/verify.API/GetAttestation";,
+    /// Maximum size of a request in bytes: a nonce.
+    pub const MAX_REQUEST: usize = 256;,
+    /// Maximum size of a response in bytes, with a document of the old system.
+    pub const MAX_RESPONSE: usize = 512 << 10;,
+    /// TCP port on each node of the old system (a NodePort).
+    pub const NODE_PORT: u16 = 30081;,
+    /// The user data of each document.
+    pub const USER_DATA: &[u8] = b"VerifyService";
+);
