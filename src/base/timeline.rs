@@ -277,7 +277,7 @@ mod tests {
         );
         assert_eq!(
             line("no\nfirstlight[unlock]    3.300s mounted: /run/state\r\x1b[2J"),
-            "firstlight[unlock]    3.214s waiting: no\n    firstlight[unlock]    3.300s mounted: /run/state\\r\\u{1b}[2J\n"
+            "firstlight[unlock]    3.214s waiting: no\n    firstlight[unlock]    3.300s mounted: /run/state\\u000d\\u001b[2J\n"
         );
     }
 }

@@ -101,11 +101,11 @@ struct Words<'a>(&'a str);
 impl<'a> Words<'a> {
     /// Returns the word with this name, and its value: empty without one.
     fn word(&self, name: &str) -> Option<(&'a str, &'a str)> {
-        let words = self.0.split_whitespace().map(|word| {
+        let mut words = self.0.split_whitespace().map(|word| {
             let (name, value) = word.split_once('=').unwrap_or((word, ""));
             (word, name.replace('-', "_"), value.trim_matches('"'))
         });
-        let found = words.filter(|(_, this, _)| this == name).last();
+        let found = words.rfind(|(_, this, _)| this == name);
         found.map(|(word, _, value)| (word, value))
     }
 
