@@ -421,7 +421,7 @@ fn measure_prints_the_policy_of_what_the_tpm_holds() {
     Policy::from_json(&policy).unwrap();
     let json: serde_json::Value = serde_json::from_str(&policy).unwrap();
     let measurements = json["measurements"].as_object().unwrap();
-    assert_eq!(measurements.len(), 7, "{policy}");
+    assert_eq!(measurements.len(), 9, "{policy}");
     let pcr9 = measurements["9"]["expected"].as_str().unwrap();
     let shown = tpm.tool("tpm2_pcrread", &["sha256:9"]).to_lowercase();
     assert!(shown.contains(pcr9) && pcr9 != "0".repeat(64), "{shown}");

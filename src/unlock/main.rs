@@ -138,10 +138,11 @@ fn start(settings: Settings) -> Result<(), Failure> {
     let (timeline, stop) = settings.shared.start("unlock")?;
     timeline.event("clock", clock(SystemTime::now()));
     if settings.initrd {
-        let root = settings::unverified_root().map(|why| ("unverified", why));
-        let acpi = settings::trusted_acpi().map(|why| ("acpi", why));
-        for (name, why) in root.into_iter().chain(acpi) {
-            timeline.event(name, why);
+        if let Some(why) = settings::unverified_root() {
+            timeline.event("unverified", why);
+        }
+        if let Some(why) = settings::trusted_acpi() {
+            timeline.event("acpi", why);
         }
     }
     timeline.waiting_for(

@@ -403,7 +403,7 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
     let verify = |pcr: &str, more: &[&str]| {
         let mut policy = maa.policy("MAAFallback");
         policy["amdRootKey"] = pem("ark").into();
-        policy["measurements"] = json!({"4": {"expected": pcr.repeat(32)}});
+        policy["measurements"] = json!({"9": {"expected": pcr.repeat(32)}});
         std::fs::write(folder.path().join("policy.json"), policy.to_string()).unwrap();
         let output = Command::new(support::program::built("firstlight"))
             .current_dir(folder.path())
@@ -420,7 +420,7 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
     assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
     // what it proves all the same is shown, but nobody has vouched for its key
     for shown in [
-        "PCR 4   differs",
+        "PCR 9   differs",
         "\nbelieved:  any key\n",
         &format!("\nID_KEY_DIGEST       {}\n", "cc".repeat(48)),
     ] {

@@ -73,7 +73,6 @@ fn join(trust: &ServiceTrust, service: Arc<dyn Issuer>) -> Result<Proof, String>
     let judge = trust.judge().unwrap();
     let client = atls::Client::new(None, vec![])
         .verify_strong(vec![judge.clone()])
-        .to_join_service()
         .require_strong();
     evidence::meet(&client, service)?;
     Ok(judge.proof().unwrap())
