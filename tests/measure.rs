@@ -467,7 +467,7 @@ fn an_image_is_judged_by_what_it_leaves_open_to_the_host() {
     let (code, [policy, said]) = measure(&confined, closed, &ONE_VALUE);
     assert_eq!(code, 0, "{said}");
     assert!(!said.contains("leaves open"), "{said}");
-    assert!(policy.contains(r#""acpiTables":"confined""#), "{policy}");
+    assert!(policy.contains(r#""acpiTables": "confined""#), "{policy}");
 
     // a stock kernel trusts the host's ACPI tables
     let (code, [policy, said]) = measure(&stock, closed, &ONE_VALUE);
