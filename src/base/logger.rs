@@ -31,6 +31,7 @@ use crate::text;
 const OURS: [&str; 24] = [
     "attest",
     "base",
+    "booted_proto",
     "bootstrapper",
     "cli",
     "cloud",

@@ -241,8 +241,15 @@ impl Judge<'_> {
     /// systemd 252 to 257 takes the variable SystemdOptions for a part of the kernel command line unless Secure Boot is on.
     fn efi_variables(&self) -> Channel {
         let words = self.words();
-        let efi = words.value("efi").unwrap_or_default();
-        let has = |option: &str| efi.split(',').any(|it| it == option);
+        // each word counts for the kernel, and for the initrd's module
+        let has = |option: &str| {
+            let mut all = words.0.split_whitespace();
+            let options = |word: &str| {
+                let options = word.strip_prefix("efi=").unwrap_or_default();
+                options.split(',').any(|it| it == option)
+            };
+            all.any(options)
+        };
         let (state, found) = if has("noruntime") || words.value("noefi").is_some() {
             (State::Closed, "the kernel does not read them")
         } else if self.has_module && !has("runtime") {

@@ -14,7 +14,7 @@ const FILE_SIZE: usize = 6;
 const NAME_SIZE: usize = 11;
 /// Maximum length of a name with the zero behind it (PATH_MAX).
 const MAX_NAME: usize = 4096;
-/// Maximum number of bytes that are decompressed of one part.
+/// Maximum number of bytes that are decompressed of an initrd.
 const MAX_UNPACKED: u64 = 1 << 30;
 const TRAILER: &[u8] = b"TRAILER!!!";
 
@@ -29,7 +29,7 @@ pub struct Files {
 
 /// Looks for files in an initrd. Each of `wanted` is the end of a path, as `bin/sshd` or `sshd`.
 pub fn find(initrd: &[u8], wanted: &[&'static str]) -> Files {
-    let (mut rest, mut files) = (initrd, Files::default());
+    let (mut rest, mut files, mut left) = (initrd, Files::default(), MAX_UNPACKED);
     while let Some(start) = rest.iter().position(|byte| *byte != 0) {
         rest = &rest[start..];
         let mut see = |name: &[u8]| {
@@ -41,7 +41,7 @@ pub fn find(initrd: &[u8], wanted: &[&'static str]) -> Files {
         };
         let read = match rest {
             [b'0', ..] => archive(&mut rest, &mut see),
-            [0x1f, 0x8b, ..] => gunzipped(&mut rest, &mut see),
+            [0x1f, 0x8b, ..] => gunzipped(&mut rest, &mut left, &mut see),
             _ => Err("it is compressed in another way than by gzip"),
         };
         if read.is_err() {
@@ -52,10 +52,15 @@ pub fn find(initrd: &[u8], wanted: &[&'static str]) -> Files {
     files
 }
 
-/// Reads the archives in a gzip stream.
-fn gunzipped(packed: &mut &[u8], see: &mut impl FnMut(&[u8])) -> Result<(), &'static str> {
-    let mut stream = GzDecoder::new(packed).take(MAX_UNPACKED);
+/// Reads the archives in a gzip stream, of which at most `left` bytes are decompressed.
+fn gunzipped(
+    packed: &mut &[u8],
+    left: &mut u64,
+    see: &mut impl FnMut(&[u8]),
+) -> Result<(), &'static str> {
+    let mut stream = GzDecoder::new(packed).take(*left);
     loop {
+        *left = stream.limit();
         let mut first = [0];
         match stream.read(&mut first) {
             Ok(0) if stream.limit() > 0 => return Ok(()),

@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use attest::attestation::carried::Carried;
 use attest::attestation::sources::Sources;
 use attest::attestation::{
-    ClusterRegister, Composite, Evidence, Identified, Measurement, Policy, Registers, Stage,
-    ValidateError, Validator, Variant, unhex,
+    ClusterRegister, Composite, Evidence, Identified, Image, Measurement, Policy, PolicyError,
+    Registers, Stage, ValidateError, Validator, Variant, unhex,
 };
 use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
@@ -121,12 +121,21 @@ pub fn read_policy(file: &Path) -> Result<Policy, String> {
             )));
         }
     }
-    // there must be room for the node's own image
-    let with_own = policy
-        .clone()
-        .and_image(OWN_IMAGE, policy.images()[0].clone());
-    with_own.map_err(|error| wrong(&error))?;
+    // there must be room for the node's own image, and it must meet the requirements of images
+    own_image(policy.images()[0].measurements().clone())
+        .and_then(|own| policy.clone().and_image(OWN_IMAGE, own))
+        .map_err(|error| wrong(&error))?;
     Ok(policy)
+}
+
+/// Returns this machine's image with these registers, and with the mark of its kernel if that confines the host's ACPI tables.
+fn own_image(registers: BTreeMap<u32, Measurement>) -> Result<Image, PolicyError> {
+    let own = Policy::new(registers)?;
+    let own = match crate::settings::trusted_acpi() {
+        None => own.with_confined_kernel(),
+        Some(_) => own,
+    };
+    Ok(own.images()[0].clone())
 }
 
 impl ServiceTrust {
@@ -193,11 +202,10 @@ impl ServiceTrust {
         }
         let measured = (self.variant.measure)(&self.tpm, self.stage)
             .map_err(|error| format!("this machine's own registers cannot be read: {error}"))?;
-        let own = Policy::new(of_image(measured.booted))
-            .map_err(|error| format!("{OWN_IMAGE}: {error}"))?;
+        let own = of_image(measured.booted);
         let accepted = match &self.settings.policy {
-            None => Ok(own),
-            Some(policy) => policy.clone().and_image(OWN_IMAGE, own.images()[0].clone()),
+            None => Policy::new(own),
+            Some(policy) => own_image(own).and_then(|own| policy.clone().and_image(OWN_IMAGE, own)),
         };
         let accepted = accepted.map_err(|error| format!("setting service-policy: {error}"))?;
         Ok(images.insert(accepted).clone())
@@ -383,6 +391,15 @@ mod tests {
         let registers: Vec<_> = policy.images()[0].measurements().keys().collect();
         assert_eq!(registers, [&4, &11], "PCR 15 is not compared by the policy");
         assert!(!policy.requires_strong());
+        // this node's own image is one more, and no kernel that runs tests has the mark
+        let confined = read(&format!(
+            r#"{{"measurements":{{"4":"{zero}"}},"acpiTables":"confined","requireConfinedAcpi":true}}"#
+        ));
+        let error = confined.unwrap_err();
+        assert!(
+            error.contains("requireConfinedAcpi: this machine's image has no"),
+            "{error}"
+        );
         let strong = read(&format!(
             r#"{{"measurements":{{"4":"{zero}"}},"require":"strong"}}"#
         ));

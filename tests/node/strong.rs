@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use attest::attestation::{IssueError, Issuer, Oid, qemu_vtpm};
+use attest::attestation::session::{Role, user_data};
+use attest::attestation::{IssueError, Issuer, Oid, Request, qemu_vtpm};
 use attest::tpm::Tpm;
 use ring::digest::{SHA256, digest};
 
@@ -30,6 +31,12 @@ impl Issuer for Liar {
         let extended = digest(&SHA256, &[&[0; 32], event.as_ref()].concat());
         parts.values.insert(15, extended.as_ref().to_vec());
         Ok(parts.document())
+    }
+
+    /// It says that it is a join service, as the evidence of a real one does.
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        let user_data = user_data(Role::JoinService, request.session, &[]);
+        self.issue(&user_data, request.nonce)
     }
 }
 

@@ -11,10 +11,13 @@ mod crypto {
     pub mod buffer;
 }
 
+#[path = "../../../src/rpc/bounded.rs"]
+#[allow(dead_code)]
+mod bounded;
+
 #[path = "../../../src/rpc/grpc"]
 #[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all
 mod grpc {
-    mod bounded;
     mod header_values;
     pub mod testing;
     mod message;

@@ -52,7 +52,7 @@ install() {
     inst_multiple sh cat mkdir mount rmdir sleep umount
     rm -f "$initdir/init"
     inst_simple "$moddir/init" /init
-    [[ -x $initdir/usr/lib/systemd/systemd ]] || dfatal "firstlight: the initrd has no /usr/lib/systemd/systemd"
+    [[ -x $initdir/usr/lib/systemd/systemd ]] || { dfatal "firstlight: the initrd has no /usr/lib/systemd/systemd"; return 1; }
     inst_multiple -o /usr/lib/modprobe.d/firstlight.conf /etc/modprobe.d/firstlight.conf /etc/mke2fs.conf /etc/firstlight/node.conf /etc/firstlight/machines.json
     # in a cloud `unlock` asks an API over HTTPS (docs/clouds.md)
     if grep -qsE '^[[:space:]]*csp[[:space:]]*=[[:space:]]*(aws|azure|gcp|openstack|stackit)' /etc/firstlight/node.conf; then

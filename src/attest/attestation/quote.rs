@@ -29,8 +29,8 @@ const CURVE_P384: u16 = 0x0004;
 /// signs only structures that its TPM generated. Azure's key also has noDA, and so did ours in an earlier version.
 const ATTRIBUTES: u32 = 0x0005_0072;
 const NO_DA: u32 = 0x0000_0400;
-/// TPM_RH_OWNER and TPM_RH_ENDORSEMENT (§7.4): the hierarchies of attestation keys.
-const HIERARCHIES: [u32; 2] = [0x4000_0001, 0x4000_000b];
+/// TPM_RH_OWNER, TPM_RH_ENDORSEMENT and TPM_RH_PLATFORM (§7.4): the hierarchies of attestation keys. The last is only the firmware's.
+const HIERARCHIES: [u32; 3] = [0x4000_0001, 0x4000_000b, 0x4000_000c];
 const DEFAULT_EXPONENT: u32 = 65537;
 
 /// An attestation key.

@@ -527,7 +527,7 @@ fn quoted_values(
     let attest = Attest::parse(&quote.quote.0)
         .ok_or("the data that the TPM signed is not a quote of one bank")?;
     if !attest.is_signed_by(&attestation.ak_pub.0) {
-        return Err("the TPM has its attestation key under another Name than the document".into());
+        return Err("the TPM has its attestation key under another Name than the document, or made it below another key".into());
     }
     let instance_info = document.instance_info();
     if attest.extra_data != tpm_nonce(instance_info, &extra_data(&document.user_data.0, nonce)) {

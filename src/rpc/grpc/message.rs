@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use prost::Message;
 
-use super::bounded::Bounded;
 use super::status::{Code, Status};
+use crate::bounded::Bounded;
 use base::crypto::buffer::Bytes;
 
 /// Length of the prefix in bytes: Compressed-Flag and Message-Length.

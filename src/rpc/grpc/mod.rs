@@ -5,7 +5,6 @@
 //! the handler that the `router` has for it, and the handler answers through its `call`. A file
 //! knows only files above it in this list:
 //!
-//! - `bounded`: limits the fields of a message that is decoded.
 //! - `header_values`, `status`, `metadata`: what surrounds the messages.
 //! - `message`: the 5-byte prefix and size limits.
 //! - `limits`, `methods`: what a server allows, and the paths that it knows.
@@ -22,7 +21,6 @@
 #[cfg(panic = "abort")]
 compile_error!("the server survives a panicking handler only if panics unwind");
 
-mod bounded;
 mod call;
 mod client;
 mod header_values;

@@ -7,8 +7,8 @@ use std::{fmt, io};
 
 use prost::Message;
 
-use super::bounded::Bounded;
 use super::header_values::{decode_bin, percent_decode};
+use crate::bounded::Bounded;
 use crate::h2::HeaderList;
 
 /// The status codes of gRPC's `statuscodes.md`.

@@ -13,18 +13,18 @@ const PIECES: usize = 2048;
 const INVALID: [u8; 64] = [0xff; 64];
 
 /// The bytes of a message that are not yet read.
-pub(super) struct Bounded<'a> {
+pub(crate) struct Bounded<'a> {
     rest: &'a [u8],
     pieces: usize,
 }
 
 impl Bounded<'_> {
-    pub(super) fn new(rest: &[u8]) -> Bounded<'_> {
+    pub(crate) fn new(rest: &[u8]) -> Bounded<'_> {
         Bounded { rest, pieces: 0 }
     }
 
     /// Returns whether the message has too many pieces. Then what was decoded is wrong.
-    pub(super) fn is_exceeded(&self) -> bool {
+    pub(crate) fn is_exceeded(&self) -> bool {
         self.pieces > PIECES
     }
 }
