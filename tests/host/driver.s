@@ -5,14 +5,15 @@ start:
   sub rsp, 40
   # EFI_SYSTEM_TABLE.ConOut, and its OutputString
   mov rcx, [rdx + 64]
-  lea rdx, [rip + word]
+  lea rdx, [rip + mark]
   call [rcx + 8]
   xor eax, eax
   add rsp, 40
   ret
 .data
 .balign 8
-word: .string16 "\r\nhost-runs-driver\r\n"
+# not named `word`, which is a size in this syntax
+mark: .string16 "\r\nhost-runs-driver\r\n"
 # a program for UEFI must have something to relocate
 .balign 8
-.quad word
+.quad mark
