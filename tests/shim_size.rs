@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Maximum number of lines of code in `src/rpc/h2` and `src/rpc/grpc`, without tests, comments and
 /// blank lines.
-const MOST: usize = 5300;
+const MOST: usize = 5320;
 /// Files that are compiled only for tests.
 const TESTS: [&str; 3] = ["tests", "tests.rs", "testing.rs"];
 
