@@ -147,7 +147,7 @@ impl<W: Write> Painter<W> {
     }
 }
 
-/// Returns a peer's text for a terminal, on one line: what a terminal does not show for what it is, is escaped, also a line break.
+/// Returns a peer's text for a terminal, on one line: line breaks, control, invisible and reordering characters are escaped.
 pub fn printable(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     text.chars().for_each(|c| text::push(&mut line, c));

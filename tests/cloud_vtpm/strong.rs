@@ -175,7 +175,7 @@ fn a_node_at_aws_with_sev_snp_demands_the_same() {
     let machine = AwsSnpMachine::new(Chip::new(|_| ()), Some(Arc::new(Documents::default())));
     let issuer = vtpm::Issuer::new(member.tpm.location(), None, Arc::new(machine));
     join(&strict, Arc::new(issuer)).unwrap();
-    // this hypervisor signs zeros, as those of a machine with another image
+    // this hypervisor signs a bank of zeros: it stands for a machine with another image
     let other = CloudTpm::start();
     boot(&other.location(), true);
     let hypervisor = Arc::new(Hypervisor::new(&authority, &good(), |_| ()));
