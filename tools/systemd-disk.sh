@@ -10,7 +10,7 @@
 
 suite=${1:?bookworm, trixie or sid} out=${2:?where to} bootstrapper=${3:?the program bootstrapper, or the package firstlight-node} kernel=${4:-}
 debian=$("$ROOT/tools/debian.sh" "$suite" measuring)
-inputs=("$ROOT/systemd" "$0" "$debian/done")
+inputs=("$ROOT/systemd" "$ROOT/initramfs/modprobe.conf" "$0" "$debian/done")
 [ "$bootstrapper" = - ] || inputs+=("$bootstrapper")
 if [ -e "$out" ] && [ -z "$(find "${inputs[@]}" -newer "$out" -print -quit)" ]; then exit; fi
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
@@ -28,6 +28,8 @@ case $bootstrapper in
 *.deb) install_package "$root" "$bootstrapper" ;;
 *)
   "$ROOT/systemd/install.sh" "$bootstrapper" "$root"
+  # from the package firstlight-initramfs, which firstlight-node needs
+  install -D -m 644 "$ROOT/initramfs/modprobe.conf" "$root/usr/lib/modprobe.d/firstlight.conf"
   while read -r word unit; do [ "$word" != enable ] || units+=("$unit"); done <"$ROOT/systemd/80-firstlight.preset"
   ;;
 esac

@@ -3,9 +3,11 @@
 use super::Image;
 use machine::host::{Variable, Vendor, utf16};
 use machine::vm::Machine;
-use machine::{Context, Result};
+use machine::{Context, Failure, Result};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 use support::boot_image::run;
 
 /// Where a mark shows.
@@ -83,6 +85,10 @@ pub const ATTACKS: &[Attack] = &[
             given
                 .options
                 .push("systemd.run_failure_action=none".to_owned());
+            // the command replaces the default target, and the machine must come up as without it
+            given
+                .options
+                .push("systemd.wants=multi-user.target".to_owned());
             Ok(())
         },
         seen: Seen::Console,
@@ -138,7 +144,7 @@ pub const ATTACKS: &[Attack] = &[
             Ok(())
         },
         seen: Seen::Console,
-        works: initrd,
+        works: dracut,
     },
     Attack {
         name: "credential-files-unit",
@@ -236,23 +242,9 @@ pub const ATTACKS: &[Attack] = &[
     },
     // devices
     Attack {
-        name: "device-9p",
-        give: |given, _| {
-            let folder = given.machine.folder().join("shared");
-            std::fs::create_dir(&folder).context("make a folder")?;
-            let share = format!(
-                "local,id=share,security_model=none,readonly=on,path={}",
-                folder.display()
-            );
-            given.machine.add_device(&[
-                "-fsdev",
-                &share,
-                "-device",
-                "virtio-9p-pci,fsdev=share,mount_tag=host",
-            ]);
-            Ok(())
-        },
-        seen: Seen::Command("grep -E '^(9pnet_virtio|virtiofs) ' /proc/modules"),
+        name: "device-virtiofs",
+        give: |given, _| given.folder(),
+        seen: Seen::Command("grep '^virtiofs ' /proc/modules"),
         works: initrd,
     },
     Attack {
@@ -290,7 +282,7 @@ pub const ATTACKS: &[Attack] = &[
         },
         seen: Seen::SecondConsole("login:"),
         // seen with Debian 12's dracut; where a machine is slow, systemd gives this console up
-        works: never,
+        works: dracut,
     },
     Attack {
         name: "device-agent",
@@ -322,6 +314,7 @@ pub const ATTACKS: &[Attack] = &[
         name: "dhcp-domain",
         give: |_, _| Ok(()),
         seen: Seen::Command("grep host-runs-dhcp /proc/sys/kernel/hostname"),
+        // it is our own script that asks DHCP in an initrd of initramfs-tools; without it nobody does
         works: never,
     },
     // disks
@@ -386,6 +379,42 @@ impl Given<'_> {
         let content = base64::engine::general_purpose::STANDARD.encode(content);
         self.files
             .push_str(&format!("f~ {path} - - - - {content}\n"));
+    }
+
+    /// Adds a device with a folder of the host. The driver of 9p would be loaded in the same way, but the kernel under test has none.
+    fn folder(&mut self) -> Result<()> {
+        let folder = self.machine.folder().join("shared");
+        let socket = self.machine.folder().join("shared.socket");
+        std::fs::create_dir(&folder).context("make a folder")?;
+        let mut daemon = Command::new("/usr/lib/qemu/virtiofsd")
+            .arg(format!("--socket-path={}", socket.display()))
+            .arg("-o")
+            .arg(format!("source={}", folder.display()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start virtiofsd")?;
+        while !socket.exists() {
+            if let Some(status) = daemon.try_wait().context("watch virtiofsd")? {
+                return Err(Failure(format!("virtiofsd ended: {status}")));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        // it ends with the machine
+        thread::spawn(move || daemon.wait());
+        let memory = self.machine.memory;
+        self.machine.add_device(&[
+            "-chardev",
+            &format!("socket,id=share,path={}", socket.display()),
+            "-device",
+            "vhost-user-fs-pci,chardev=share,tag=host",
+            // the daemon reads and writes the machine's memory
+            "-object",
+            &format!("memory-backend-memfd,id=shared,size={memory}M,share=on"),
+            "-numa",
+            "node,memdev=shared",
+        ]);
+        Ok(())
     }
 
     /// Adds a disk with swap; `hibernated`: with the signature of a hibernated system (kernel/power/swap.c).
