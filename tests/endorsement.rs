@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use attest::atls;
 use attest::attestation::sources::offline;
 use attest::attestation::{Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
-use attest::tpm::{Credential, Endorsement, EndorsementKind, Error, KeySource, Location, Tpm};
 use cli::policy::Edit;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
@@ -22,6 +21,7 @@ use support::foreign::go_module;
 use support::openssl::openssl;
 use support::swtpm::{self, Swtpm};
 use tempfile::TempDir;
+use tpm::{Credential, Endorsement, EndorsementKind, Error, KeySource, Location, Tpm};
 
 /// A TPM as its vendor delivers it.
 struct Delivered {

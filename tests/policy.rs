@@ -1,4 +1,4 @@
-//! Policies as each program reads them, and `firstlight policy` as the operator sees it. `src/attest/attestation/words.rs` and
+//! Policies as each program reads them, and `firstlight policy` as the operator sees it. `src/verifier/words.rs` and
 //! `src/cli/policy/tests.rs` have the cases, and `tests/key_service.rs` the key service.
 
 use std::fs::{self, Permissions};

@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex};
 
 use attest::attestation::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
 use attest::attestation::{Registers, cluster_register, is_marked};
-use attest::tpm::{Bank, Location, Tpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bootstrapper::node_lock::{Locking, NodeLock};
 use serde_json::{Value, json};
 use swtpm::{Proxy, Swtpm, message};
+use tpm::{Bank, Location, Tpm};
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 const NONCE: &[u8] = b"the verifier's own random number";

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex, mpsc};
 
-use attest::tpm::{Bank, Credential, EndorsementKind, KeySource, Location, Tpm};
 use support::swtpm::{Proxy, Swtpm, manufacture, message};
+use tpm::{Bank, Credential, EndorsementKind, KeySource, Location, Tpm};
 
 const NONCE: &[u8] = b"the verifier's own random number";
 const EVENT: &[u8] = b"an event";
@@ -322,7 +322,7 @@ fn a_response_of_another_length_is_an_error_or_changes_nothing() {
     let quote = |location: &str| {
         let mut tpm = Tpm::open(&location.parse().unwrap())?;
         let (key, quotes) = tpm.quotes(KeySource::Own, NONCE, &[Bank::Sha256])?;
-        Ok::<_, attest::tpm::Error>((key, quotes.len()))
+        Ok::<_, tpm::Error>((key, quotes.len()))
     };
     let genuine = quote(&tpm.location()).unwrap();
     let lengths: [fn(usize) -> usize; 5] = [

@@ -1,6 +1,5 @@
-//! Remote attestation: [`tpm`] accesses the TPM, [`attestation`] makes documents and validates them against a policy, [`atls`]
+//! Remote attestation: [`attestation`] makes documents and validates them against a policy, [`atls`]
 //! transports them in TLS certificates.
 
 pub mod atls;
 pub mod attestation;
-pub mod tpm;

@@ -28,7 +28,7 @@ use sys::clock;
 use crate::text;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 25] = [
+const OURS: [&str; 27] = [
     "attest",
     "base",
     "booted_proto",
@@ -52,7 +52,9 @@ const OURS: [&str; 25] = [
     "ssh",
     "sys",
     "tls",
+    "tpm",
     "unlock",
+    "verifier",
     "web",
 ];
 /// The level for libraries; their other records help only in debugging.

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use prost::Message;
 
 use attest::attestation::{self, Issuer, Request, Role, wire};
-use attest::tpm::{self, Bank};
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::verify::USER_DATA;
 use sys::poll::Poller;
+use tpm::{self, Bank};
 
 /// How long the program waits for a further caller before it ends; systemd starts it again.
 const IDLE: Duration = Duration::from_secs(60);
@@ -209,9 +209,9 @@ mod tests {
 
     use attest::attestation::session::user_data;
     use attest::attestation::{IssueError, Oid, qemu_vtpm};
-    use attest::tpm::Tpm;
     use support::mutation::mutations;
     use support::swtpm::Swtpm;
+    use tpm::Tpm;
 
     use super::*;
 

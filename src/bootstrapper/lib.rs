@@ -46,7 +46,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attest::attestation::{self, Issuer};
-use attest::tpm;
 use base::backoff::Backoff;
 use base::child_process;
 use base::stop::Stop;

@@ -8,7 +8,6 @@
 //! The TPM keeps the lock beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
 
 use attest::attestation;
-use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::{Mutex, PoisonError};
 

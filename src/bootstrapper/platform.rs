@@ -25,13 +25,13 @@ use attest::attestation::{
     Policy, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, gcp_sev_es, gcp_sev_snp,
     hcl,
 };
-use attest::tpm::{Bank, Location, Tpm};
 use base::text::hex;
 use base::x509::Certificate;
 use cloud::http::LINK_LOCAL;
 use hardware::json::Digits;
 use hcl::{HardwareReport, HclReport};
 use node::service_trust::ServiceTrust;
+use tpm::{Bank, Location, Tpm};
 
 /// The PCR of the boot loader, which is never zero in a bank that the firmware extends.
 const BOOT_LOADER: u32 = 4;

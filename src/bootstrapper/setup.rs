@@ -13,7 +13,6 @@ use super::job::{Job, without_tokens};
 use super::node_lock::Locking;
 use super::race::Entrant;
 use attest::attestation::Issuer;
-use attest::tpm;
 use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::stop::Stop;

@@ -10,11 +10,11 @@ use super::{connect, launch_digest, launch_endorsement, measure_image, say, say_
 use attest::attestation::registers::check_bank;
 use attest::attestation::variant::Measured;
 use attest::attestation::{self, KeyName, Measurement, Policy, Registers, Stage, Variant};
-use attest::tpm::Location;
 use base::boot;
 use base::program::Failure;
 use image::firmware::Firmware;
 use image::{Bank, Platform, tdx};
+use tpm::Location;
 
 use super::output::Output;
 

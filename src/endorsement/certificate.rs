@@ -3,10 +3,10 @@
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, UnixTime};
 use webpki::{EndEntityCert, ring as algorithms};
 
-use attest::tpm::{Endorsement, EndorsementKind};
 use base::der::{BIT_STRING, BOOLEAN, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, context};
 use base::text;
 use base::x509::may_certify;
+use tpm::{Endorsement, EndorsementKind};
 
 use crate::credential::EndorsementKey;
 use crate::roots::Root;

@@ -20,7 +20,7 @@ use rsa::traits::PublicKeyParts;
 use rsa::{Oaep, RsaPublicKey};
 use zeroize::Zeroizing;
 
-use attest::tpm::{Credential, EndorsementKind};
+use tpm::{Credential, EndorsementKind};
 
 /// Label of the seed (part 1 §24.4), with its terminating zero where a label has one.
 const IDENTITY: &str = "IDENTITY\0";

@@ -9,7 +9,7 @@ use attest::attestation::sources::Sources;
 use attest::attestation::{
     Challenge, Evidence, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant,
 };
-use attest::tpm::{Endorsement, EndorsementKind};
+use tpm::{Endorsement, EndorsementKind};
 
 use crate::roots::Root;
 use crate::{attestation_key, certificate};

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::{io, thread};
 
 use attest::attestation::{Issuer, Stage, Variant, variant};
-use attest::tpm;
 use base::logger;
 use base::program::{self, Failure};
 use base::stop::Stop;

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 
 use attest::attestation::{Identity, IssueError, Issuer, KeyName, Oid, Request};
-use attest::tpm;
 use base::timeline::Timeline;
 use sys::clock;
 

@@ -27,7 +27,6 @@ use attest::attestation::{
     ClusterRegister, Composite, Evidence, Identified, Image, Measurement, Policy, PolicyError,
     Registers, Stage, ValidateError, Validator, Variant, unhex,
 };
-use attest::tpm;
 use base::crypto::CLUSTER_ID_LEN;
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR Registry"). All machines with one

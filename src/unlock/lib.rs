@@ -72,7 +72,6 @@ use std::thread;
 use std::time::Duration;
 
 use attest::attestation::{self, Issuer};
-use attest::tpm;
 use base::crypto::{KEY_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;

@@ -14,7 +14,6 @@ use attest::attestation::aws_nitro_tpm::{AwsMachine, VARIANT};
 use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use attest::attestation::sources::Sources;
 use attest::attestation::{Issuer, vtpm};
-use attest::tpm::Tpm;
 use collateral::{Caller, Fetching, Settings};
 use common::cloud_server::{self, Answer};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
@@ -24,6 +23,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 use support::mutation::mutations;
+use tpm::Tpm;
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};

@@ -10,8 +10,8 @@ use attest::attestation::aws_sev_snp::{AwsSnpMachine, VARIANT};
 use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use attest::attestation::sources::Sources;
 use attest::attestation::{Issuer, vtpm};
-use attest::tpm::{Bank, Tpm};
 use serde_json::{Value, json};
+use tpm::{Bank, Tpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use attest::atls;
 use attest::attestation::{Issuer, Stage, aws_sev_snp};
-use attest::tpm::Tpm;
 use bootstrapper::evidence::Evidence;
 use collateral::{Fetching, Settings};
 use common::evidence::{self, Bringing};
@@ -22,6 +21,7 @@ use serde_json::{Value, json};
 use services::join_service::evidence::RemoteIssuer;
 use services::join_service::keys::Auth;
 use services::join_service::{Config, JoinService};
+use tpm::Tpm;
 
 use crate::cloud_tpm::CloudTpm;
 use crate::collateral_server::{Answer, Server};

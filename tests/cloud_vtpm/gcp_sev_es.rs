@@ -12,7 +12,6 @@ use attest::attestation::gcp_sev_es::{
 use attest::attestation::instance::Demands;
 use attest::attestation::quote::Attest;
 use attest::attestation::{Issuer, event_log, vtpm};
-use attest::tpm::KeySource;
 use base::der::{self, context, element};
 use base::x509::Certificate;
 use base64::Engine;
@@ -22,6 +21,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use serde_json::{Value, json};
 use support::foreign::go_module;
+use tpm::KeySource;
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{ATTRIBUTES_OF_GCE, CloudTpm, NONCE, USER_DATA};

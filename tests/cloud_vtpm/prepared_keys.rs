@@ -14,13 +14,13 @@ use attest::attestation::vtpm::{self, Endorser, Evidence, Machine};
 use attest::attestation::{
     Identified, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy, Validator,
 };
-use attest::tpm::{Bank, KeySource, Tpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::SubjectPublicKeyInfoDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 use support::foreign::rust_crate;
+use tpm::{Bank, KeySource, Tpm};
 
 /// A machine with a prepared key and nothing that endorses it.
 struct Prepared(KeySource);

@@ -4,11 +4,11 @@ use attest::attestation::ak_certificate::{self, Root};
 use attest::attestation::gcp_sev_es::{ROOTS, usage};
 use attest::attestation::instance::Demands;
 use attest::attestation::nitro_document::NitroDocument;
-use attest::tpm::{Endorsement, EndorsementKind};
 use common::long_certificate::with_long_algorithm;
 use rcgen::KeyPair;
 use rustls::pki_types::UnixTime;
 use serde_json::json;
+use tpm::{Endorsement, EndorsementKind};
 
 use crate::authority::{Authority, PublicKey, other_usage};
 use crate::gcp_sev_es::good;

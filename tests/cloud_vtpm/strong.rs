@@ -12,12 +12,12 @@ use attest::attestation::{
     Issuer, Stage, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx,
     azure_trustedlaunch, gcp_sev_es, qemu_vtpm, vtpm,
 };
-use attest::tpm::{Location, Tpm};
 use bootstrapper::platform;
 use common::evidence::{self, Bringing};
 use node::service_trust::{self, ClusterId, Proof, ServiceTrust, Settings};
 use proto::attested::Collateral;
 use serde_json::{Value, json};
+use tpm::{Location, Tpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{Hypervisor, good, host};

@@ -11,7 +11,6 @@ use attest::atls;
 use attest::attestation::carried::Carried;
 use attest::attestation::sources::Sources;
 use attest::attestation::{Issuer, Registers, Stage, Variant, qemu_tdx, td};
-use attest::tpm::Location;
 use bootstrapper::evidence::Evidence;
 use collateral::{Fetching, Kept, Settings};
 use common::evidence::{self, Bringing};
@@ -23,6 +22,7 @@ use proto::attested;
 use rcgen::date_time_ymd;
 use services::join_service::evidence::RemoteIssuer;
 use support::mutation::mutations;
+use tpm::Location;
 
 use super::forged::{PCK, Parts, revoked};
 use super::machine::kernels_folder;

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use attest::atls;
 use attest::attestation::sources::{Sources, offline};
 use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qemu_tdx, td};
-use attest::tpm::Location;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use support::foreign::go_module;
+use tpm::Location;
 
 use super::forged::{Parts, Signed};
 use super::json::assert_documented;
@@ -517,6 +517,6 @@ fn the_registers_of_a_machine_are_read_and_a_wrong_one_is_noticed() {
         error.contains("expected tdx:/sys/class/misc/tdx_guest/measurements"),
         "{error}"
     );
-    let error = attest::tpm::Tpm::open(&location).err().unwrap().to_string();
+    let error = tpm::Tpm::open(&location).err().unwrap().to_string();
     assert!(error.contains("has no TPM"), "{error}");
 }

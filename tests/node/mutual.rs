@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use attest::atls;
 use attest::attestation::{Claims, Form, Issuer, Policy, qemu_vtpm};
-use attest::tpm::{self, Tpm};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use base64::Engine;
 use proto::join::{ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -17,6 +16,7 @@ use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server, Transport};
 use services::join_service::evidence::RemoteIssuer;
 use support::program::built;
 use support::swtpm::{PCR_4, Swtpm};
+use tpm::{self, Tpm};
 
 use crate::joining;
 use crate::program::Program;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use attest::attestation::session::{Role, user_data};
 use attest::attestation::{IssueError, Issuer, Oid, Request, qemu_vtpm};
-use attest::tpm::Tpm;
 use ring::digest::{SHA256, digest};
+use tpm::Tpm;
 
 use crate::forger::Forger;
 use crate::joining::{Cluster, JoinService, MEASUREMENT_SECRET};

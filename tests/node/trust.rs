@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use attest::atls;
 use attest::attestation::{self, qemu_vtpm};
-use attest::tpm::Tpm;
 use booted_proto::init::{InitRequest, InitResponse};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
+use tpm::Tpm;
 
 use crate::forger::Forger;
 use crate::program::Program;

@@ -10,7 +10,7 @@ use endorsement::attestation_key;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-#[path = "../../../src/attest/attestation/quote.rs"]
+#[path = "../../../src/verifier/quote.rs"]
 #[allow(dead_code)]
 mod quote;
 use quote::{Attest, Key};

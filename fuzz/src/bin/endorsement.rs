@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use attest::tpm::{Endorsement, EndorsementKind};
+use tpm::{Endorsement, EndorsementKind};
 use endorsement::attestation_key::check;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;

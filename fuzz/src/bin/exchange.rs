@@ -39,7 +39,7 @@ mod atls {
     use crate::attestation::{
         Challenge, IssueError, Issuer, Oid, Request, Role, ValidateError, Validator,
     };
-    use crate::tpm::{Credential, Endorsement, EndorsementKind};
+    use tpm::{Credential, Endorsement, EndorsementKind};
 
     /// What `src/attest/atls/mod.rs` has for the files.
     const ALPN_H2: &[u8] = b"h2";

@@ -2,7 +2,7 @@
 #![no_main]
 
 use attest::attestation::nsm::Answer;
-use attest::tpm::MESSAGE_SIZE;
+use tpm::MESSAGE_SIZE;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let bytes = &bytes[..bytes.len().min(MESSAGE_SIZE)];

@@ -1,7 +1,7 @@
 //! The responses of a TPM to the commands of a node: the header, and the parameters of each command.
 #![no_main]
 
-use attest::tpm::{parse_response, read_answers};
+use tpm::{parse_response, read_answers};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok((_, parameters)) = parse_response(bytes) {

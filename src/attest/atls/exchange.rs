@@ -45,8 +45,8 @@ use crate::attestation::wire;
 use crate::attestation::{
     Challenge, Evidence, Identified, Issuer, KeyName, Role, ValidateError, Validator,
 };
-use crate::tpm::Bank;
 use proto::attested::{Collateral, Demand, Identity, Offer, Proof};
+use tpm::Bank;
 
 /// Label of the exporter (RFC 8446 §7.5). The context is empty.
 const EXPORTER: &[u8] = b"EXPORTER-firstlight-attested-1";

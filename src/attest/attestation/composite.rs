@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{Challenge, Identified, Identity, KeyName, Oid, ValidateError, Validator};
-use crate::tpm::Endorsement;
 use proto::attested::Collateral;
+use tpm::Endorsement;
 
 /// What a peer presents as proof in one connection.
 #[derive(Clone, Copy)]

@@ -11,44 +11,73 @@
 //! `document` is the JSON document; `quote` verifies what the TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine, and [`maa`] what Microsoft says of it;
 //! [`event_log`], [`phases`] and [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
 
+#[path = "../../verifier/ak_certificate.rs"]
 pub mod ak_certificate;
+#[path = "../../verifier/aws_hypervisor.rs"]
 pub mod aws_hypervisor;
+#[path = "../../verifier/aws_nitro_tpm.rs"]
 pub mod aws_nitro_tpm;
+#[path = "../../verifier/aws_sev_snp.rs"]
 pub mod aws_sev_snp;
+#[path = "../../verifier/azure_sev_snp.rs"]
 pub mod azure_sev_snp;
+#[path = "../../verifier/azure_tdx.rs"]
 pub mod azure_tdx;
+#[path = "../../verifier/azure_trustedlaunch.rs"]
 pub mod azure_trustedlaunch;
+#[path = "../../verifier/carried.rs"]
 pub mod carried;
 pub mod composite;
 mod document;
+#[path = "../../verifier/event_log.rs"]
 pub mod event_log;
 pub mod excerpt;
+#[path = "../../verifier/gcp_sev_es.rs"]
 pub mod gcp_sev_es;
+#[path = "../../verifier/gcp_sev_snp.rs"]
 pub mod gcp_sev_snp;
+#[path = "../../verifier/hcl.rs"]
 pub mod hcl;
+#[path = "../../verifier/instance.rs"]
 pub mod instance;
 mod key_name;
+#[path = "../../verifier/maa.rs"]
 pub mod maa;
+#[path = "../../verifier/nitro_document.rs"]
 pub mod nitro_document;
 pub mod nsm;
+#[path = "../../verifier/old_snp.rs"]
 pub mod old_snp;
+#[path = "../../verifier/old_tdx.rs"]
 pub mod old_tdx;
+#[path = "../../verifier/phases.rs"]
 pub mod phases;
+#[path = "../../verifier/policy.rs"]
 pub mod policy;
 pub mod prepared;
+#[path = "../../verifier/qemu_tdx.rs"]
 pub mod qemu_tdx;
+#[path = "../../verifier/qemu_vtpm.rs"]
 pub mod qemu_vtpm;
+#[path = "../../verifier/quote.rs"]
 pub mod quote;
 pub mod registers;
 pub mod session;
+#[path = "../../verifier/snp.rs"]
 pub mod snp;
+#[path = "../../verifier/sources.rs"]
 pub mod sources;
+#[path = "../../verifier/stage.rs"]
 pub mod stage;
 pub mod systemd_log;
+#[path = "../../verifier/td.rs"]
 pub mod td;
+#[path = "../../verifier/variant.rs"]
 pub mod variant;
+#[path = "../../verifier/vtpm.rs"]
 pub mod vtpm;
 pub mod wire;
+#[path = "../../verifier/words.rs"]
 mod words;
 
 use std::sync::Arc;
@@ -68,7 +97,7 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::text::{hex, printable};
 use proto::attested::Collateral;
 
-use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
+use tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
 
 /// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd 2c 05 01`.
 pub type Oid = &'static [u8];

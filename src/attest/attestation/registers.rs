@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::crypto::CLUSTER_ID_LEN;
 use ring::digest::{Algorithm, SHA256, SHA384, digest};
 
-use crate::tpm::CLUSTER_ID_PCR;
+use tpm::CLUSTER_ID_PCR;
 
 /// The kind of a machine's registers. Their length tells it, so a policy does not need to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,7 +5,7 @@
 //! document has the same user data.
 
 use super::sha256;
-use crate::tpm::{Bank, Credential, Endorsement, EndorsementKind};
+use tpm::{Bank, Credential, Endorsement, EndorsementKind};
 
 /// The label of the user data: no other use of an attestation key hashes it.
 const LABEL: &[u8] = b"firstlight attested TLS, version 1";

@@ -1,8 +1,8 @@
 //! The messages of `proto/attested.proto`, to and from the types of this crate.
 
 use super::{Challenge, Identity, Oid};
-use crate::tpm::{Credential, Endorsement, EndorsementKind};
 use proto::attested;
+use tpm::{Credential, Endorsement, EndorsementKind};
 
 /// Returns the message of an identity with the OID of its variant.
 pub fn identity(variant: Oid, identity: Identity) -> attested::Identity {

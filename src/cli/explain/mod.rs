@@ -165,13 +165,13 @@ pub fn explained(bytes: &[u8]) -> Result<String, String> {
 mod tests {
     use super::*;
     use attest::attestation::{Measurement, Policy};
-    use attest::tpm::CLUSTER_ID_PCR;
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
     use compare::Verdict;
     use evidence::Registers;
     use support::mutation::{corpus, mutations};
     use text::hex;
+    use tpm::CLUSTER_ID_PCR;
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU.
     const OVMF: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");

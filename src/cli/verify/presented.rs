@@ -13,9 +13,9 @@ use attest::attestation::composite::Session;
 use attest::attestation::{
     Evidence, Identified, Identity, KeyName, Role, Validator, Variant, session,
 };
-use attest::tpm::{Endorsement, EndorsementKind};
 use base::program::Failure;
 use booted_proto::verify::USER_DATA;
+use tpm::{Endorsement, EndorsementKind};
 
 /// The version of the file.
 const VERSION: u32 = 1;

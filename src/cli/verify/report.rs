@@ -13,7 +13,7 @@ use super::presented::Presented;
 use attest::attestation::{
     Identified, Image, KeyName, PlatformClaims, Policy, Property, Registers, Stage, TcbPart,
 };
-use attest::tpm::CLUSTER_ID_PCR;
+use tpm::CLUSTER_ID_PCR;
 
 /// What the command says.
 pub struct Report<'a> {

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use attest::attestation::{Variant, variant};
-use attest::tpm::Location;
 use base::backoff::Backoff;
 use base::logger;
 use base::program::{self, Failure};
@@ -20,6 +19,7 @@ use services::key_service::master_secret::{self, MasterSecret};
 use services::key_service::{self, Clients, Config, KeyService};
 use sys::signal::StopSignals;
 use sys::wiping::Wiping;
+use tpm::Location;
 
 /// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
 #[global_allocator]

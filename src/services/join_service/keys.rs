@@ -19,13 +19,13 @@ use crate::key_service::members::Members;
 use crate::observed;
 use attest::atls;
 use attest::attestation::{self, Variant};
-use attest::tpm::Location;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::program::{self, Failure};
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
+use tpm::Location;
 
 /// The default file of a pod's token for the key service.
 pub const TOKEN_FILE: &str = "/var/run/secrets/firstlight/key-service/token";

@@ -42,7 +42,6 @@ use crate::observed;
 use attest::atls;
 use attest::attestation::sources::Sources;
 use attest::attestation::{self, Claims, ClusterRegister, IssueError, Variant};
-use attest::tpm;
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
     cluster_id,

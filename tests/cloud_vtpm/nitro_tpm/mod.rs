@@ -16,7 +16,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use attest::tpm::Location;
+use tpm::Location;
 
 use self::session::{Authorization, CONTINUE, DECRYPT, SaltKey, Session, hash};
 use crate::aws_nitro_tpm::{BYTES, Hypervisor, MAP, TEXT, bytes, head, text};

@@ -27,9 +27,9 @@ use crate::attestation::{
     Challenge, Identified, Identity, IssueError, Issuer, KeyName, Oid, Request, Role,
     ValidateError, Validator,
 };
-use crate::tpm::{Credential, Endorsement, EndorsementKind};
 use proto::attested::{Demand, Offer, Proof};
 use rpc::half_open::PeersTurn;
+use tpm::{Credential, Endorsement, EndorsementKind};
 
 /// Alters a message, which is behind its length, of this end with this number. It is called once for each message.
 type Alteration = Arc<Mutex<dyn FnMut(Role, usize, &[u8]) -> Vec<u8> + Send>>;

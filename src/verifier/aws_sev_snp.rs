@@ -21,7 +21,7 @@ use super::sources::Sources;
 use super::variant::{CLOUD, KEYS, OF_AWS, SNP};
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant};
-use crate::tpm::{self, KeySource, Tpm};
+use tpm::{self, KeySource, Tpm};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

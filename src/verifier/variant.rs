@@ -11,7 +11,6 @@ use super::{
     aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, gcp_sev_snp, qemu_tdx,
     qemu_vtpm,
 };
-use crate::tpm;
 use base::text::quoted;
 use proto::attested::Collateral;
 

@@ -27,7 +27,6 @@ use super::td;
 use super::variant::{KEYS, TDX};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{IssueError, Oid, PlatformClaims, Policy, Variant};
-use crate::tpm;
 use proto::attested::Collateral as Brought;
 
 /// The variant's line in the table.

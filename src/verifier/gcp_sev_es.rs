@@ -28,7 +28,7 @@ use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{
     IssueError, KeyName, Oid, PlatformClaims, Policy, PolicyError, Variant, printable, sha256,
 };
-use crate::tpm::{self, KeySource, Tpm};
+use tpm::{self, KeySource, Tpm};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

@@ -26,7 +26,7 @@ use super::{
     PlatformClaims, Policy, Request, Stage, ValidateError, event_log, excerpt, hex, printable,
     sha256,
 };
-use crate::tpm::{self, Bank, CLUSTER_ID_PCR, Endorsement, KeySource, Tpm};
+use tpm::{self, Bank, CLUSTER_ID_PCR, Endorsement, KeySource, Tpm};
 
 /// The file in which the kernel provides the event log of the firmware.
 const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";

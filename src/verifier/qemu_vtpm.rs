@@ -11,7 +11,7 @@ use super::Registers;
 use super::variant::KEYS;
 use super::vtpm::{self, Endorser, Evidence, Machine};
 use super::{KeyName, Oid, PlatformClaims, Policy, Variant};
-use crate::tpm::{self, KeySource};
+use tpm::{self, KeySource};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

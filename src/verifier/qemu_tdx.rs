@@ -26,8 +26,8 @@ use super::{
     ClusterRegister, Identified, IssueError, KeyName, Measurement, Oid, Policy, Registers, Stage,
     ValidateError, Variant, excerpt, hex, printable, sha256, td,
 };
-use crate::tpm::{self, Location};
 use proto::attested::Collateral as Brought;
+use tpm::{self, Location};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

@@ -22,7 +22,7 @@ use serde_json::Value;
 
 use super::quote::rsa_spki;
 use super::{IssueError, printable, sha256};
-use crate::tpm::{self, Tpm};
+use tpm::{self, Tpm};
 
 /// The NV index of the report.
 pub const INDEX: u32 = 0x0140_0001;

@@ -27,7 +27,7 @@ use super::prepared::{self, Prepared, Source};
 use super::variant::{CLOUD, KEYS};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
-use crate::tpm::{self, Tpm};
+use tpm::{self, Tpm};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

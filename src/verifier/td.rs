@@ -11,8 +11,8 @@ use hardware::tdx::{Collateral, Quote, Verifier, guest};
 
 use super::sources::Sources;
 use super::{ClusterRegister, PlatformClaims, Policy, PolicyError, Registers};
-use crate::tpm::{Error, Location};
 use proto::attested::Collateral as Brought;
+use tpm::{Error, Location};
 
 /// The RTMR that a machine extends with the ID of its cluster: the only one that firmware, boot loaders and kernels leave alone (UEFI 2.11
 /// chapter 38). The old system named RTMR 2, into which boot loaders measure; its variant could not be selected, so no cluster has it.

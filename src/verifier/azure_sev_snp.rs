@@ -25,7 +25,6 @@ use super::sources::Sources;
 use super::variant::{KEYS, SNP};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant, printable};
-use crate::tpm;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

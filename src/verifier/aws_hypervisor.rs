@@ -27,7 +27,7 @@ use super::quote::Key;
 use super::sources::Sources;
 use super::vtpm::Evidence;
 use super::{IssueError, PlatformClaims, Policy, PolicyError, hex};
-use crate::tpm::{self, Bank, KeySource, Tpm};
+use tpm::{self, Bank, KeySource, Tpm};
 
 /// The root of NitroTPMs and Nitro Enclaves.
 const ROOTS: &[&roots::Root] = &[&roots::AWS_NITRO];

@@ -388,10 +388,10 @@ mod tests {
     use support::mutation::mutations;
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with kernel, command line and initrd from `-kernel` and related options.
-    const LOG: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");
+    const LOG: &[u8] = include_bytes!("../../tests/data/event-log-ovmf.bin");
     /// From SeaBIOS in QEMU, with the values of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in the same boot.
-    const SEABIOS: &[u8] = include_bytes!("../../../tests/data/event-log-seabios.bin");
-    const SEABIOS_PCRS: &str = include_str!("../../../tests/data/event-log-seabios.pcrs");
+    const SEABIOS: &[u8] = include_bytes!("../../tests/data/event-log-seabios.bin");
+    const SEABIOS_PCRS: &str = include_str!("../../tests/data/event-log-seabios.pcrs");
 
     #[test]
     fn a_log_leads_to_the_registers_of_its_boot() {
