@@ -17,8 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls::{Client, Server};
-use attest::attestation;
-use attest::attestation::{Issuer, Validator};
+use verifier::{Issuer, Validator};
 
 #[path = "../src/attest/atls/tests/dummy.rs"]
 mod dummy;

@@ -36,7 +36,6 @@ use std::fs;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use attest::attestation::sources::Sources;
 use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE, context};
 use collateral::{Fetching, Kept, Settings};
 use hardware::snp::chain::Chain;
@@ -54,6 +53,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
 use support::foreign::rust_crate;
 use support::openssl::openssl;
+use verifier::sources::Sources;
 
 /// 2025-07-01: all certificates and lists are valid.
 const NOW: u64 = 1_751_328_000;

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+// the included file names it so
 use attest::atls::{Client, Error, Server};
 use attest::attestation;
-use attest::attestation::{IssueError, Issuer, Oid, Request, Role, Validator};
 use rpc::grpc::Transport;
 use support::foreign::go_program;
+use verifier::{IssueError, Issuer, Oid, Request, Role, Validator};
 
 #[path = "../src/attest/atls/tests/dummy.rs"]
 mod dummy;

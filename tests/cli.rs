@@ -12,9 +12,9 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::attestation::Policy;
 use swtpm::Swtpm;
 use tempfile::TempDir;
+use verifier::Policy;
 
 const POLICY: &str = r#"{"measurements":{"11":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 

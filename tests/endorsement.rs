@@ -9,8 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::sources::offline;
-use attest::attestation::{Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
 use cli::policy::Edit;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
@@ -22,6 +20,8 @@ use support::openssl::openssl;
 use support::swtpm::{self, Swtpm};
 use tempfile::TempDir;
 use tpm::{Credential, Endorsement, EndorsementKind, Error, KeySource, Location, Tpm};
+use verifier::sources::offline;
+use verifier::{Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
 
 /// A TPM as its vendor delivers it.
 struct Delivered {

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use attest::atls;
-use attest::attestation::event_log::{EV_NO_ACTION, Event, Log, SHA1, SHA256, explain, parse};
-use attest::attestation::excerpt::{excerpt, of_whole_registers};
-use attest::attestation::session::{Request, Role};
-use attest::attestation::{Issuer, Measurement, Policy, qemu_vtpm};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA384};
 use serde_json::Value;
 use support::foreign::go_module;
 use support::mutation::mutations;
 use support::program::{PATIENCE, Program};
 use support::swtpm::Swtpm;
+use verifier::event_log::{EV_NO_ACTION, Event, Log, SHA1, SHA256, explain, parse};
+use verifier::excerpt::{excerpt, of_whole_registers};
+use verifier::session::{Request, Role};
+use verifier::{Issuer, Measurement, Policy, qemu_vtpm};
 
 const TPM_TOOLS: &str = "github.com/google/go-tpm-tools";
 const EVENTLOG: &str = "github.com/google/go-eventlog";

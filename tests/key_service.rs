@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Measurement, Policy, Stage, qemu_vtpm, vtpm};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
@@ -27,6 +26,7 @@ use services::key_service::{Clients, Config, KeyService};
 use swtpm::Swtpm;
 use tempfile::TempDir;
 use tpm::Tpm;
+use verifier::{Measurement, Policy, Stage, qemu_vtpm, vtpm};
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// The key of [`UUID`] with a master secret and a salt of 32 zeros each.

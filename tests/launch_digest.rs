@@ -4,13 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use attest::attestation::Policy;
 use image::firmware::Firmware;
 use image::snp::{Cpu, Hypervisor, Kernel, Launch, LaunchDigest};
 use support::boot_image;
 use support::foreign::{python, rust_crate};
 use support::mutation::mutations;
 use support::program::built;
+use verifier::Policy;
 
 /// The firmware of Debian's package `ovmf`, whose metadata has no place for a kernel's hashes.
 const DEBIAN: &str = "/usr/share/ovmf/OVMF.fd";

@@ -7,7 +7,6 @@ use std::process::{Command, Output};
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use attest::attestation::Policy;
 use image::firmware::Firmware;
 use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root};
 use support::foreign::go_program;
@@ -15,6 +14,7 @@ use support::mutation::mutations;
 use support::openssl::openssl;
 use support::program::built;
 use tempfile::TempDir;
+use verifier::Policy;
 
 const DAY: u64 = 24 * 3600;
 /// Google's certificates, and so ours, have signatures of this kind.

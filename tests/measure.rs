@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Measurement, Policy, qemu_vtpm, vtpm};
 use image::{Bank, Given, Image, Loader, Platform, Stage, Units};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -19,6 +18,7 @@ use support::boot_image::{disk, kernel, run, systemd_boot, tdx_firmware, uki};
 use support::foreign::fetched;
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
+use verifier::{Measurement, Policy, qemu_vtpm, vtpm};
 
 const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 efi=noruntime SYSTEMD_FORCE_MEASURE=1";
 const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
@@ -321,7 +321,7 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
         )
     };
     let registers = |policy: &str| -> Vec<u32> {
-        let policy = attest::attestation::Policy::from_json(policy).unwrap();
+        let policy = verifier::Policy::from_json(policy).unwrap();
         assert_eq!(
             (policy.images()[0].name(), policy.keys().len()),
             ("image-1.efi", 0)
@@ -367,7 +367,7 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
     let (code, policy, said) = measure(&["--secure-boot", "off", "--units", "all"]);
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(registers(&policy), [2, 3, 4, 8, 9, 11, 12, 13, 15]);
-    let policy = attest::attestation::Policy::from_json(&policy).unwrap();
+    let policy = verifier::Policy::from_json(&policy).unwrap();
     let initramfs = policy.images()[0].initramfs();
     assert_eq!(initramfs.keys().copied().collect::<Vec<_>>(), [11]);
 
@@ -713,7 +713,7 @@ fn measure_again(folder: &tempfile::TempDir, given: &[&str]) -> String {
 }
 
 fn policy_values(policy: &str) -> BTreeMap<u32, Vec<u8>> {
-    let policy = attest::attestation::Policy::from_json(policy).unwrap();
+    let policy = verifier::Policy::from_json(policy).unwrap();
     let measurements = policy.images()[0].measurements().iter();
     measurements
         .map(|(pcr, value)| (*pcr, value.expected.clone()))

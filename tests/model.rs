@@ -15,6 +15,7 @@ use plain::crypto;
 extern crate base as plain;
 extern crate self as attest;
 extern crate self as base;
+extern crate self as tpm;
 
 /// The `base::sync` of the included modules.
 mod sync {
@@ -22,8 +23,8 @@ mod sync {
     pub use std::sync::{Arc, PoisonError};
 }
 
-/// A TPM that counts its calls, and may fail during one.
-mod tpm {
+/// The crate `tpm` of the included modules: a TPM that counts its calls, and may fail during one.
+mod fake_tpm {
     use std::fmt;
     // it is only used under the lock, so loom need not model it
     use std::sync::{Arc, Mutex};
@@ -44,9 +45,11 @@ mod tpm {
     }
 }
 
+pub use fake_tpm::{Error, Location};
+
 /// Measures into that TPM. systemd's log has nothing about PCR 15.
 mod attestation {
-    use super::tpm::{Error, Location};
+    use super::{Error, Location};
 
     pub fn mark(location: &Location, id: &[u8]) -> Result<(), Error> {
         location.extended.lock().unwrap().push(id.to_vec());
@@ -187,7 +190,7 @@ fn ask(ticket_at: usize, over: &Stop, has_ticket: &Mutex<bool>) {
 }
 
 fn run(scenario: Scenario) {
-    let tpm = tpm::Location {
+    let tpm = Location {
         extended: Arc::default(),
         fails: scenario.tpm_fails,
     };

@@ -7,11 +7,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use attest::attestation::{KeyName, Policy};
 use serde_json::{Value, json};
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
 use tempfile::TempDir;
+use verifier::{KeyName, Policy};
 
 /// A slip of the pen: without the check, any TPM is believed.
 const SLIP: &str = r#"unknown field "atestationKeys"; did you mean "attestationKeys"?"#;
@@ -127,10 +127,12 @@ fn every_command_refuses_a_policy_with_an_unknown_field() {
 fn a_node_refuses_a_service_policy_with_an_unknown_field() {
     let folder = folder(&slip());
     let file = folder.path().join("policy.json");
-    let error = node::service_trust::read_policy(&file).err().unwrap();
+    let error = bootstrapper::service_trust::read_policy(&file)
+        .err()
+        .unwrap();
     assert!(error.contains(SLIP), "{error}");
     fs::write(&file, measured("")).unwrap();
-    assert!(node::service_trust::read_policy(&file).is_ok());
+    assert!(bootstrapper::service_trust::read_policy(&file).is_ok());
 }
 
 #[test]

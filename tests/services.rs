@@ -16,7 +16,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation;
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use base::crypto;
 use booted_proto::kms::GET_DATA_KEY;
@@ -547,13 +546,13 @@ fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
 
 struct Never;
 
-impl attest::attestation::Validator for Never {
-    fn oid(&self) -> attest::attestation::Oid {
-        attest::attestation::Validator::oid(&Anybody)
+impl verifier::Validator for Never {
+    fn oid(&self) -> verifier::Oid {
+        verifier::Validator::oid(&Anybody)
     }
 
-    fn validate(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, attest::attestation::ValidateError> {
-        Err(attest::attestation::ValidateError("never".into()))
+    fn validate(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, verifier::ValidateError> {
+        Err(verifier::ValidateError("never".into()))
     }
 }
 
@@ -650,7 +649,7 @@ fn rejoin_from(tpm: &Swtpm, address: SocketAddr) -> Result<IssueRejoinTicketResp
 
 /// Connects as a machine with this TPM.
 fn channel_from(tpm: &Swtpm, address: SocketAddr) -> Result<rpc::grpc::Channel, Status> {
-    let issuer = attestation::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
+    let issuer = verifier::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     let transport = client
@@ -859,7 +858,7 @@ fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     ));
     let address = address(&join.expect("serving join requests"));
     let tpm = Swtpm::start();
-    let issuer = attestation::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
+    let issuer = verifier::qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
     let client = atls::Client::new(Some(Arc::new(issuer)), vec![]);
     let socket = TcpStream::connect(address).unwrap();
     let transport = client
@@ -914,7 +913,7 @@ fn join_service_tells_its_health_in_plaintext_and_gives_no_ticket_there() {
         key_auth: Auth::None,
         config_dir: dir.path().into(),
         health: Some("127.0.0.1:0".parse().unwrap()),
-        variant: &attestation::qemu_vtpm::VARIANT,
+        variant: &verifier::qemu_vtpm::VARIANT,
         evidence: None,
         verification: None,
         verification_http: None,

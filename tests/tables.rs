@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use attest::attestation::variant;
 use serde_json::{Value, json};
 use support::ROOT;
 use support::program::built;
+use verifier::variant;
 
 #[test]
 fn the_chart_accepts_the_clouds_and_variants_of_the_tables() {

@@ -10,14 +10,14 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
-use attest::attestation::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
-use attest::attestation::{Registers, cluster_register, is_marked};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bootstrapper::node_lock::{Locking, NodeLock};
 use serde_json::{Value, json};
 use swtpm::{Proxy, Swtpm, message};
 use tpm::{Bank, Location, Tpm};
+use verifier::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
+use verifier::{Registers, cluster_register, is_marked};
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 const NONCE: &[u8] = b"the verifier's own random number";
@@ -1060,7 +1060,7 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
 /// little as possible: each command takes a TPM of hardware some hundredths of a second, and a signature some tenths.
 #[test]
 fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
-    use attest::attestation::session::{Request, Role};
+    use verifier::session::{Request, Role};
     // TPM_CC (part 2 §6.5.2)
     const CREATE_PRIMARY: u32 = 0x131;
     const SHUTDOWN: u32 = 0x145;
@@ -1110,7 +1110,7 @@ fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
 /// swtpm has four banks; each quote takes the TPM some time.
 #[test]
 fn a_proof_of_the_strong_form_has_only_the_banks_that_the_peer_compares() {
-    use attest::attestation::session::{Request, Role};
+    use verifier::session::{Request, Role};
     let tpm = Swtpm::start();
     let issuer = qemu_vtpm::issuer(location(&tpm), None);
     let request = Request {

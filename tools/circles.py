@@ -14,6 +14,7 @@ import sys
 KNOWN = {
     "src/attest/attestation",
     "src/tpm",
+    "src/verifier",
     "src/cli",
     "src/cloud",
     "src/kms",

@@ -12,7 +12,6 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::Issuer;
 use base::backoff::Backoff;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD_NO_PAD;
@@ -26,6 +25,7 @@ use proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
 use rpc::grpc::{Code, Status};
 use rpc::h2::{Connection, Event, Field, HeaderList, Indexing, Limits, SendError};
 use rustls::{AlertDescription, ClientConnection};
+use verifier::Issuer;
 
 /// The time limits of a node, as in its JoinClient: from the first byte to the end of the
 /// handshake, and for the call.

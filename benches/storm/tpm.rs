@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use attest::attestation::{self, IssueError, Issuer, Oid};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use ring::digest::{SHA256, digest};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair};
 use serde_json::json;
+use verifier::{IssueError, Issuer, Oid};
 
 /// TPMT_PUBLIC before the point: an ECC key of nameAlg SHA-256 with the attributes of an attestation key, without policy, for ECDSA
 /// with SHA-256 on P-256 (TCG, part 2, §12.2.4).
@@ -39,7 +39,7 @@ fn sha256(parts: &[&[u8]]) -> Vec<u8> {
 
 impl Issuer for Tpm {
     fn oid(&self) -> Oid {
-        attestation::qemu_vtpm::OID
+        verifier::qemu_vtpm::OID
     }
 
     /// Returns TPMS_ATTEST, TPMT_SIGNATURE and TPMT_PUBLIC (TCG, "Trusted Platform Module Library",

@@ -1,5 +1,5 @@
-//! Remote attestation: [`attestation`] makes documents and validates them against a policy, [`atls`]
-//! transports them in TLS certificates.
+//! What a machine proves (RFC 9334: the attester): [`attestation`] makes documents, [`atls`] transports them in TLS certificates. Whoever judges
+//! documents gives attested TLS a validator of the crate `verifier`.
 
 pub mod atls;
 pub mod attestation;

@@ -18,7 +18,7 @@ use attest::attestation::{self, Issuer, Request, Role, wire};
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::verify::USER_DATA;
 use sys::poll::Poller;
-use tpm::{self, Bank};
+use tpm::Bank;
 
 /// How long the program waits for a further caller before it ends; systemd starts it again.
 const IDLE: Duration = Duration::from_secs(60);

@@ -30,7 +30,7 @@ use cloud::{Instance, Role};
 use disk::state_disk::NewDisk;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
-use node::service_trust::ServiceTrust;
+use node::service_trust::{ServiceVerifier, Settings};
 use node::ticket_client::{Failure, JoinService, MetadataAnswer, TicketClient, TicketRequester};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
@@ -180,8 +180,12 @@ impl TicketRequester for Seeker {
         &self.issuer
     }
 
-    fn trust(&self) -> &ServiceTrust {
-        &self.node.trust
+    fn demands(&self) -> &Settings {
+        &self.node.trust.settings
+    }
+
+    fn verifier(&self) -> Result<Option<Arc<dyn ServiceVerifier>>, String> {
+        Ok(Some(self.node.trust.judge()?))
     }
 
     /// Makes a new request when the metadata of this machine change: an operator may correct them while the node asks.

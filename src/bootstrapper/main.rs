@@ -2,14 +2,15 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use attest::attestation::Stage;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_proto::init;
 use bootstrapper::evidence::{self, Evidence};
+use bootstrapper::service_trust::{self, ServiceTrust};
 use bootstrapper::{Bootstrapper, Ending, member, upgrade};
 use kubernetes::components;
 use lexopt::Parser;
@@ -17,6 +18,7 @@ use node::options::{self, Options, STOPPED};
 use node::quotes;
 use node::settings::Program;
 use sys::wiping::Wiping;
+use verifier::{Policy, Variant};
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library.
 #[global_allocator]
@@ -35,6 +37,7 @@ Options
                        right hash is taken from here instead of the network
   --allow-unverified-components
                        installs components without a hash too
+  --service-policy FILE  measurement policy, JSON: images of join services that are accepted beside this machine's own
   --settings           also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)
   --serve-evidence     does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that
                        systemd passes (firstlight-evidence.socket); ends when nobody has called for a minute
@@ -81,6 +84,8 @@ fn main() -> ExitCode {
 #[derive(Default)]
 struct Settings {
     shared: Options,
+    /// The images of join services that are accepted beside the node's own.
+    services: Option<Policy>,
     policy: components::Policy,
     components: components::Settings,
     /// Whether the image's settings are read too.
@@ -92,6 +97,7 @@ impl Settings {
     fn parse(&mut self, arguments: Parser) -> Result<(), Failure> {
         let Settings {
             shared,
+            services,
             policy,
             components,
             read,
@@ -99,6 +105,11 @@ impl Settings {
         } = self;
         shared.parse(arguments, |name, arguments| {
             match name {
+                "service-policy" => {
+                    let file = PathBuf::from(arguments.value()?);
+                    let policy = service_trust::read_policy(&file).map_err(Failure::Usage)?;
+                    *services = Some(policy);
+                }
                 "components" => components.image = Some(arguments.value()?.into()),
                 "allow-unverified-components" => policy.allow_unverified = true,
                 "settings" => *read = true,
@@ -147,7 +158,8 @@ fn start(settings: Settings) -> Result<(), Failure> {
 fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, String> {
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
-    let trust = options.service_trust(Stage::Booted)?;
+    let variant = Variant::named(&options.variant).map_err(|error| error.to_string())?;
+    let trust = ServiceTrust::new(options.services, settings.services, variant, tpm.clone());
     let (cloud, metadata) = options.cloud()?;
     let listen = SocketAddr::new(options.listen, init::PORT);
     let bootstrapper = Bootstrapper {

@@ -19,19 +19,20 @@
 //! Only a node that joins needs this. A node that rejoins gets a key, which counts if it opens the disk and if the disk's header has a MAC
 //! under the measurement secret beside it; an operator can give it without any proof (`firstlight recover`).
 
-use attest::attestation::sources::offline;
-use attest::attestation::vtpm::Machine;
-use attest::attestation::{
-    Policy, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, gcp_sev_es, gcp_sev_snp,
-    hcl,
-};
 use base::text::hex;
 use base::x509::Certificate;
 use cloud::http::LINK_LOCAL;
 use hardware::json::Digits;
 use hcl::{HardwareReport, HclReport};
-use node::service_trust::ServiceTrust;
 use tpm::{Bank, Location, Tpm};
+use verifier::sources::offline;
+use verifier::vtpm::Machine;
+use verifier::{
+    Policy, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, gcp_sev_es, gcp_sev_snp,
+    hcl,
+};
+
+use super::service_trust::ServiceTrust;
 
 /// The PCR of the boot loader, which is never zero in a bank that the firmware extends.
 const BOOT_LOADER: u32 = 4;
@@ -50,7 +51,7 @@ const ADVICE: &str = "set cluster-id, or name in service-policy the attestation 
 /// Returns the trust of a fresh node, whose TPM is at this location. With `require=strong` it refuses what any machine of the variant, or a
 /// program, could claim. The error says why `require=strong` would not do that.
 pub fn demanding(mut trust: ServiceTrust, tpm: &Location) -> Result<ServiceTrust, String> {
-    if !trust.requires_strong() || trust.settings.cluster.is_some() {
+    if !trust.settings.require_strong || trust.settings.cluster.is_some() {
         return Ok(trust);
     }
     let (variant, images) = (trust.variant, trust.images()?);

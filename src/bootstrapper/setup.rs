@@ -12,6 +12,7 @@ use std::{env, fmt};
 use super::job::{Job, without_tokens};
 use super::node_lock::Locking;
 use super::race::Entrant;
+use super::service_trust::ServiceTrust;
 use attest::attestation::Issuer;
 use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
@@ -23,7 +24,6 @@ use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::parameters::{Invalid, NodeName};
 use kubernetes::{client, kubeadm, kubelet_certificate};
-use node::service_trust::ServiceTrust;
 use sys::file;
 
 /// The directory of the components' programs; it precedes the image's own in PATH.

@@ -10,14 +10,14 @@ use super::output::Output;
 use super::progress::Progress;
 use super::state::State;
 use super::{UNREACHABLE, files, say};
-use attest::attestation::sources::offline;
-use attest::attestation::{Policy, Variant};
 use base::program::Failure;
 use base::stop::Stop;
 use kubernetes::client::{self, Client, Config};
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Applied, MetadataService, Phase, Report, Settings};
 use serde_json::{Value, json};
+use verifier::sources::offline;
+use verifier::{Policy, Variant};
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -10,12 +10,12 @@ use base64::engine::general_purpose::STANDARD;
 use super::sources::sources;
 use super::verify::presented;
 use super::{files, say_all};
-use attest::attestation::sources::Sources;
 use base::program::Failure;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
+use verifier::sources::Sources;
 
 /// Characters in a line of PEM (RFC 7468 §2).
 const LINE: usize = 64;

@@ -7,8 +7,8 @@ use super::{
     man, measure, metadata, policy, recover, roots, share, ssh, status, timeline, upgrade, verify,
     wrap,
 };
-use attest::attestation::variant;
 use base::program::{FAILED, USAGE};
+use verifier::variant;
 
 /// The program with all its commands.
 pub const PROGRAM: Program = Program {

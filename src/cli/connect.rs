@@ -13,14 +13,14 @@ use super::progress::{Progress, human};
 use super::sources::sources;
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
 use attest::atls;
-use attest::attestation::stage::validator_at_any_stage;
-use attest::attestation::{
-    Composite, Evidence, Identified, KeyName, Policy, Stage, ValidateError, Validator, Variant,
-};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use rpc::grpc::{Channel, Transport};
+use verifier::stage::validator_at_any_stage;
+use verifier::{
+    Composite, Evidence, Identified, KeyName, Policy, Stage, ValidateError, Validator, Variant,
+};
 
 /// Time limit of one connection attempt. A lost SYN is sent again after 1, 3 and 7 seconds (RFC 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);

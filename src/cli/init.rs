@@ -17,7 +17,6 @@ use super::output::Output;
 use super::progress::Progress;
 use super::state::{State, hex};
 use super::{UNREACHABLE, apply, components, files};
-use attest::attestation::Variant;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use base::program::Failure;
@@ -31,6 +30,7 @@ use proto::components::Component;
 use proto::join;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
+use verifier::Variant;
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";
@@ -648,9 +648,9 @@ mod tests {
 
     use super::*;
     use attest::atls;
-    use attest::attestation::variant;
     use booted_proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
     use rpc::grpc::{Accept, Call, Limits, Router, Sender, Server};
+    use verifier::variant;
 
     /// Starts a node with attested TLS that proves nothing, and with the test's handler.
     fn node<F>(handler: F) -> Server

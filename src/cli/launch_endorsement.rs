@@ -8,10 +8,10 @@ use super::policy::Edit;
 use super::state::hex;
 use super::usage::Given;
 use super::{launch_digest, measure_image};
-use attest::attestation::variant::{self, Variant};
-use attest::attestation::{Policy, Registers};
 use base::program::Failure;
 use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root, Snp, Tdx};
+use verifier::variant::{self, Variant};
+use verifier::{Policy, Registers};
 
 /// The option that names the file.
 const OPTION: &str = "gce-endorsement";

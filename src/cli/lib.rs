@@ -52,7 +52,6 @@ use base64::engine::general_purpose::STANDARD;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
-use attest::attestation::{KeyName, Registers, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::logger;
 use base::program::{self, Failure};
@@ -67,6 +66,7 @@ use output::{Output, say, say_all};
 use proto::recoverproto;
 use sys::process;
 use usage::Given;
+use verifier::{KeyName, Registers, Variant};
 
 /// The names of AMD's products.
 const PRODUCTS: [&str; 3] = ["Milan", "Genoa", "Turin"];

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use super::policy::{Edit, text};
 use super::{connect, launch_digest, launch_endorsement, measure_image, say, say_all};
-use attest::attestation::registers::check_bank;
-use attest::attestation::variant::Measured;
-use attest::attestation::{self, KeyName, Measurement, Policy, Registers, Stage, Variant};
 use base::boot;
 use base::program::Failure;
 use image::firmware::Firmware;
 use image::{Bank, Platform, tdx};
 use tpm::Location;
+use verifier::registers::check_bank;
+use verifier::variant::Measured;
+use verifier::{KeyName, Measurement, Policy, Registers, Stage, Variant};
 
 use super::output::Output;
 
@@ -243,7 +243,7 @@ fn of_tpm(
         check_bank(&values.collect())
             .map_err(|why| Failure::failed(format!("{location}: {why}")))?;
     }
-    if let Some(writer) = attestation::foreign_writer(&location) {
+    if let Some(writer) = verifier::foreign_writer(&location) {
         log::warn!("{writer}");
     }
     let pcrs = pcrs.unwrap_or(match kind(&measured.booted) {

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use super::output::Output;
 use super::state::hex;
 use super::usage::Given;
-use attest::attestation::variant::Measured;
-use attest::attestation::{Measurement, Registers};
 use base::program::{self, Failure};
 use image::host::{self, Channel, State};
 use image::{Bank, Case, Image, Loader, Platform, Stage, Units};
 use serde_json::{Value, json};
+use verifier::variant::Measured;
+use verifier::{Measurement, Registers};
 
 /// The PCR with the stages of a boot.
 const PHASES: u32 = 11;

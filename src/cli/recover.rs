@@ -9,12 +9,12 @@ use super::master_secret::Source;
 use super::output::Output;
 use super::progress::{Progress, human, printable};
 use super::state::State;
-use attest::attestation::{KeyName, Variant};
 use base::program::Failure;
 use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};
+use verifier::{KeyName, Variant};
 
 /// The method that takes the master secret.
 const RECOVER: &str = "/recoverproto.API/Recover";
@@ -314,8 +314,8 @@ mod tests {
     use super::*;
     use crate::master_secret;
     use attest::atls;
-    use attest::attestation::variant;
     use rpc::grpc::{Call, Limits, Router, Server};
+    use verifier::variant;
 
     const UUID: &str = "0f5b7c1e-93a4-4d2b-8c6d-aa00bb11cc22";
 

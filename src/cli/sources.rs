@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use attest::attestation::sources::{self, Sources};
 use base::program::Failure;
 use collateral::{Fetching, Flags, Kept};
+use verifier::sources::{self, Sources};
 
 use super::usage::Given;
 

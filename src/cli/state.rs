@@ -10,9 +10,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::files::{self, Error};
-use attest::attestation::KeyName;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{self, CLUSTER_ID_LEN};
+use verifier::KeyName;
 
 const VERSION: u32 = 1;
 

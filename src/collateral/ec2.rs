@@ -16,10 +16,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::attestation::instance::Instance;
 use base::backoff::Backoff;
 use cloud::aws::Client;
 use cloud::aws_caller::{self, Variables};
+use verifier::instance::Instance;
 
 use crate::describe::{Undescribed, describe};
 

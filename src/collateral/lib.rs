@@ -31,9 +31,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use attest::attestation::instance::Instance;
-use attest::attestation::maa::{Question, Word};
-use attest::attestation::sources::Sources;
 use hardware::snp::chain::{self, Fetched};
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
@@ -41,6 +38,9 @@ use hardware::tdx::dcap::named_platform;
 use hardware::tdx::{Collateral, Quote};
 use kubernetes::client::Client;
 use ureq::tls::RootCerts;
+use verifier::instance::Instance;
+use verifier::maa::{Question, Word};
+use verifier::sources::Sources;
 
 use cache::{Cache, Entry, Origin, Patience};
 use ec2::Ec2;

@@ -19,7 +19,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use attest::attestation::maa::{Question, Word};
 use base::text;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -28,6 +27,7 @@ use hardware::snp::report::Report;
 use serde::Deserialize;
 use serde_json::json;
 use ureq::tls::RootCerts;
+use verifier::maa::{Question, Word};
 
 use crate::https::{Failure, Limit, Request, Server, retried};
 

@@ -1,7 +1,7 @@
 //! The checks on the attestation key of a peer, before a credential is made for it.
 
-use attest::attestation::KeyName;
 use base::bytes::Reader;
+use verifier::KeyName;
 
 const ALG_RSA: u16 = 0x0001;
 const ALG_SHA256: u16 = 0x000b;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rustls::pki_types::UnixTime;
 use zeroize::Zeroizing;
 
-use attest::attestation::sources::Sources;
-use attest::attestation::{
+use tpm::{Endorsement, EndorsementKind};
+use verifier::sources::Sources;
+use verifier::{
     Challenge, Evidence, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant,
 };
-use tpm::{Endorsement, EndorsementKind};
 
 use crate::roots::Root;
 use crate::{attestation_key, certificate};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{io, thread};
 
-use attest::attestation::{Issuer, Stage, Variant, variant};
+use attest::attestation::{Issuer, Variant, variant};
 use base::logger;
 use base::program::{self, Failure};
 use base::stop::Stop;
@@ -15,7 +15,7 @@ use disk::state_disk::handover;
 use lexopt::{Arg, Parser};
 use log::LevelFilter;
 
-use crate::service_trust::{self, ServiceTrust};
+use crate::service_trust;
 
 /// Returns the part of the help text that describes [`Options`].
 pub fn help() -> String {
@@ -31,10 +31,10 @@ pub fn help() -> String {
                                                                    [/run/cryptsetup-keys.d/state.key]
   --record PATH        the record of this boot's events, for `firstlight status --timeline`  [/run/firstlight/timeline]
   --listen ADDRESS     the address on which the node serves the operator  [0.0.0.0]
-  --cluster-id HEX     takes tickets of this cluster only; by default of any cluster whose join service proves this machine's image
-  --service-policy FILE  measurement policy, JSON: images of join services that are accepted beside this machine's own
-  --require strong     refuses join services that prove nothing, as those of the old form; a fresh node needs what pins them:
-                       --cluster-id, attestationKeys in --service-policy, or the values of its own cloud platform
+  --cluster-id HEX     takes tickets of this cluster only; by default of any cluster
+  --require strong     refuses join services of the old form of attested TLS; `bootstrapper` of a fresh node also refuses those that prove
+                       nothing, and needs what pins them: --cluster-id, attestationKeys in --service-policy, or the values of its own
+                       cloud platform
   --events PATH        also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)
   --debug              log at debug level
   --log-format FORMAT  text, or json: one object a line with ts, level, logger, msg, uptime  [text]
@@ -49,7 +49,8 @@ pub const STOPPED: u8 = 143;
 /// The options of both programs.
 pub struct Options {
     csp: String,
-    variant: String,
+    /// The name of the attestation variant.
+    pub variant: String,
     metadata: Option<String>,
     tpm: Option<tpm::Location>,
     /// The state disk; if `None`, it is found by its serial number.
@@ -62,7 +63,8 @@ pub struct Options {
     pub listen: IpAddr,
     record: PathBuf,
     events: Option<PathBuf>,
-    services: service_trust::Settings,
+    /// What this machine demands of join services.
+    pub services: service_trust::Settings,
     debug: bool,
     log_format: logger::Format,
 }
@@ -116,11 +118,6 @@ impl Options {
                 "cluster-id" => {
                     let id = program::parsed("cluster-id", arguments.value()?)?;
                     self.services.cluster = Some(id);
-                }
-                "service-policy" => {
-                    let file = PathBuf::from(arguments.value()?);
-                    let policy = service_trust::read_policy(&file).map_err(Failure::Usage)?;
-                    self.services.policy = Some(policy);
                 }
                 "require" => match program::text(arguments.value()?)?.as_str() {
                     "strong" => self.services.require_strong = true,
@@ -179,14 +176,6 @@ impl Options {
         };
         let issuer = (variant.issuer)(&location);
         Ok((location, issuer))
-    }
-
-    /// Returns what this machine, which is at `stage` of its boot, demands of join services.
-    pub fn service_trust(&self, stage: Stage) -> Result<ServiceTrust, String> {
-        let variant = Variant::named(&self.variant).map_err(|error| error.to_string())?;
-        let (location, _) = self.attestation()?;
-        let settings = self.services.clone();
-        Ok(ServiceTrust::new(settings, variant, location, stage))
     }
 
     /// Returns the cloud of this machine, and the client of its metadata service.

@@ -43,7 +43,7 @@ const SETTINGS: [Setting; 16] = [
     both("tpm"),
     both("listen"),
     both("cluster-id"),
-    both("service-policy"),
+    only(Program::Bootstrapper, "service-policy"),
     both("require"),
     both("events"),
     both("log-format"),

@@ -2,8 +2,8 @@
 //!
 //! One thread lists the join services every 15 s; one thread per service requests the ticket. Each thread has its own
 //! jittered back-off from 1 s. A dead service therefore delays no other service, and a metadata service that hangs does
-//! not delay a ticket that has already arrived. A service that knows the strong form of attested TLS proves its machine, which
-//! [`ServiceTrust`] judges; one of the old system proves nothing. The [`TicketRequester`] checks each answer.
+//! not delay a ticket that has already arrived. A requester with a [`ServiceVerifier`] judges what a service proves in the strong form of
+//! attested TLS; one of the old system proves nothing. The [`TicketRequester`] checks each answer.
 //!
 //! ```text
 //!   metadata ─► load balancer, other control planes ─► one thread each: connect, attest, TicketRequester::request
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use prost::Message;
 
 use attest::atls;
-use attest::attestation::{ClusterRegister, Issuer};
+use attest::attestation::{ClusterRegister, Issuer, Validator};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::{Held, Stop};
@@ -30,7 +30,7 @@ use cloud::{Instance, Metadata, Role};
 use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
 
-use crate::service_trust::{OWN_IMAGE, Proof, ServiceTrust};
+use crate::service_trust::{Proof, ServiceVerifier, Settings};
 
 /// Time limit for the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -70,7 +70,11 @@ pub trait TicketRequester: Send + Sync + 'static {
     /// Returns the issuer that attests this machine.
     fn issuer(&self) -> &Arc<dyn Issuer>;
     /// Returns what this machine demands of a join service.
-    fn trust(&self) -> &ServiceTrust;
+    fn demands(&self) -> &Settings;
+    /// Returns the verifier of one connection; `None` if this machine only proves itself. The error may pass: the TPM does not answer.
+    fn verifier(&self) -> Result<Option<Arc<dyn ServiceVerifier>>, String> {
+        Ok(None)
+    }
     /// Receives the answer of the metadata service: once before the first request, and again after each listing.
     fn update_metadata(&self, _answer: MetadataAnswer) {}
     /// Requests a ticket from one service. After an error the service is asked again.
@@ -206,18 +210,19 @@ impl JoinService {
         })
         .map_err(|error| format!("cannot connect: {error}"))?;
         let held = finished.hold(&socket).map_err(|error| error.to_string())?;
-        let (trust, issuer) = (requester.trust(), requester.issuer().clone());
-        let judge = trust.judge()?;
+        let (demands, issuer) = (requester.demands(), requester.issuer().clone());
+        let verifier = requester.verifier()?;
+        let validators = verifier.iter().map(|it| it.clone() as Arc<dyn Validator>);
         let mut client = atls::Client::new(Some(issuer), vec![])
-            .verify_strong(vec![judge.clone()])
+            .verify_strong(validators.collect())
             .to_join_service();
-        if trust.requires_strong() {
+        if demands.require_strong {
             client = client.require_strong();
         }
         let transport = client.connect(socket, Instant::now() + HANDSHAKE_TIMEOUT);
         let transport = transport.map_err(|error| {
             let mut failure = Failure::from(&error);
-            if error.is_other_form() && trust.requires_strong() {
+            if error.is_other_form() && demands.require_strong {
                 failure.text += "; the setting require=strong refuses such a service";
             }
             failure
@@ -228,8 +233,8 @@ impl JoinService {
         Ok(Connection {
             service: *self,
             channel,
-            trust,
-            proof: judge.proof(),
+            demands,
+            proof: verifier.map(|verifier| verifier.proof()),
             _held: held,
         })
     }
@@ -239,28 +244,34 @@ impl JoinService {
 pub struct Connection<'a> {
     service: JoinService,
     channel: Channel,
-    trust: &'a ServiceTrust,
-    proof: Option<Proof>,
+    demands: &'a Settings,
+    /// What the service proved, if this machine judged it.
+    proof: Option<Option<Proof>>,
     _held: Held<'a>,
 }
 
 impl Connection<'_> {
     /// Returns the PCR 15 that the cluster of a ticket must have; `None` if nobody knows.
     pub fn cluster_of_ticket(&self) -> Option<ClusterRegister> {
-        self.trust.cluster_of_ticket(self.proof.as_ref())
+        self.demands.cluster_of_ticket(self.proved())
     }
 
     /// Checks that a ticket is one of the cluster of this service, or of the setting `cluster-id`.
     pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Failure> {
-        let checked = self.trust.check_cluster(self.proof.as_ref(), cluster_id);
+        let checked = self.demands.check_cluster(self.proved(), cluster_id);
         checked.map_err(Failure::lasting)
     }
 
-    /// Reports a ticket on the console, and on what the belief in it rests.
+    fn proved(&self) -> Option<&Proof> {
+        self.proof.as_ref()?.as_ref()
+    }
+
+    /// Reports a ticket on the console, and on what the belief in it rests if this machine judged the service.
     pub fn report_ticket(&self, timeline: &Timeline) {
         let service = self.service;
         match &self.proof {
-            None => {
+            None => timeline.event("ticket", format_args!("from {service}")),
+            Some(None) => {
                 timeline.event("ticket", format_args!("from {service}"));
                 timeline.event(
                     "unproved",
@@ -269,14 +280,8 @@ impl Connection<'_> {
                     ),
                 );
             }
-            Some(proof) => {
+            Some(Some(proof)) => {
                 timeline.event("ticket", format_args!("from {service}, which {proof}"));
-                if let Some(why) = &proof.other_image {
-                    timeline.event(
-                        "other-image",
-                        format_args!("{service} does not run {OWN_IMAGE}; its key is tried nevertheless: {why}"),
-                    );
-                }
             }
         }
     }
@@ -497,11 +502,8 @@ fn to_string(error: impl fmt::Display) -> String {
 mod tests {
     use std::net::TcpListener;
 
-    use attest::attestation::{IssueError, Oid, Stage, ValidateError, Validator, variant};
+    use attest::attestation::{IssueError, Oid, ValidateError};
     use rpc::grpc::{Limits, Router, Server};
-    use support::swtpm::Swtpm;
-
-    use crate::service_trust::Settings;
 
     use super::*;
 
@@ -591,7 +593,7 @@ mod tests {
     /// 1.3.9900.1.1, the dummy variant of the old system.
     const TEST_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
 
-    struct Requester(Stop, Arc<dyn Issuer>, ServiceTrust);
+    struct Requester(Stop, Arc<dyn Issuer>, Settings);
 
     impl TicketRequester for Requester {
         const MAX_PAUSE: Duration = FIRST_PAUSE;
@@ -604,7 +606,7 @@ mod tests {
             &self.1
         }
 
-        fn trust(&self) -> &ServiceTrust {
+        fn demands(&self) -> &Settings {
             &self.2
         }
 
@@ -628,14 +630,7 @@ mod tests {
         let transport = Arc::new(server.only_old());
         let (router, limits) = (Router::new(), Limits::default());
         let server = Server::start("test", listener, transport, router, limits).unwrap();
-        let tpm = Swtpm::start();
-        let trust = ServiceTrust::new(
-            Settings::default(),
-            &variant::ALL[0],
-            tpm.location().parse().unwrap(),
-            Stage::Booted,
-        );
-        let failure = Requester(Stop::new(), Arc::new(AnyDocument), trust)
+        let failure = Requester(Stop::new(), Arc::new(AnyDocument), Settings::default())
             .request(&service)
             .unwrap_err();
         server.stop(Duration::ZERO);

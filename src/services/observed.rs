@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use attest::attestation::Validator;
-use attest::attestation::sources::{Sources, offline};
 use collateral::{Fetching, Statistics as Fetches};
 use metrics::Registry;
 use rpc::grpc::{Server, Statistics};
+use verifier::Validator;
+use verifier::sources::{Sources, offline};
 
 /// Adds the metrics of a server: connections, running calls, and refusals by a limit. Each has the
 /// label `server` with the value `name`.

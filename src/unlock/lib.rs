@@ -82,7 +82,7 @@ use disk::state_disk::{
     self, Disk, Handover, MAPPING, NodeState, device, filesystem, handover, node_state,
 };
 use node::quotes;
-use node::service_trust::ServiceTrust;
+use node::service_trust::Settings;
 use node::ticket_client::TicketClient;
 use recovery::RecoveryServer;
 use rejoin::Rejoin;
@@ -108,8 +108,8 @@ pub struct Unlock {
     pub metadata: Arc<dyn Metadata>,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
-    /// What a join service must prove.
-    pub trust: Arc<ServiceTrust>,
+    /// What the node demands of a join service.
+    pub demands: Settings,
     /// The TPM whose PCR 15 is extended with the cluster ID.
     pub tpm: tpm::Location,
     /// Ends every wait.
@@ -307,7 +307,7 @@ impl Unlock {
         let rejoin = Arc::new(Rejoin {
             waiting: waiting.clone(),
             issuer,
-            trust: self.trust.clone(),
+            demands: self.demands,
             timeline,
         });
         let rejoin = TicketClient::start(self.metadata.clone(), rejoin);

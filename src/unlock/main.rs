@@ -3,10 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use attest::attestation::Stage;
 use base::crypto::random;
 use base::program::{self, Failure};
 use base::stop::Stop;
@@ -168,7 +166,6 @@ fn clock(now: SystemTime) -> String {
 fn unlock(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<(), String> {
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
-    let trust = options.service_trust(Stage::Initramfs)?;
     let (cloud, metadata) = options.cloud()?;
     let unlock = Unlock {
         cloud,
@@ -180,7 +177,7 @@ fn unlock(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<(), Str
         timeout: settings.timeout,
         recovery: SocketAddr::new(options.listen, recoverproto::PORT),
         issuer: quotes::reported(timeline, issuer, tpm.clone()),
-        trust: Arc::new(trust),
+        demands: options.services,
         tpm,
         stop: stop.clone(),
         timeline,

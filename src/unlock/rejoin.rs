@@ -1,8 +1,8 @@
 //! Rejoin: the node attests itself to a join service of its cluster and receives the key of its state disk.
 //!
-//! The node asks all join services at once ([`ticket_client`](node::ticket_client)), and judges what they prove
-//! ([`service_trust`](node::service_trust)). It accepts a key only if the key opens the disk, and if the disk then belongs to the
-//! cluster whose member sent the key.
+//! The node asks all join services at once ([`ticket_client`](node::ticket_client)). It proves itself, and judges no service: it accepts a key
+//! only if the key opens the disk, if the MAC in the disk's header fits the measurement secret beside the key, and if the cluster of both is
+//! that of the setting `cluster-id`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use node::service_trust::ServiceTrust;
+use node::service_trust::Settings;
 use node::ticket_client::{Failure, JoinService, TicketRequester};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -24,8 +24,8 @@ pub struct Rejoin {
     pub waiting: Arc<Waiting>,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
-    /// What a join service must prove.
-    pub trust: Arc<ServiceTrust>,
+    /// What the node demands of a join service.
+    pub demands: Settings,
     /// Receives the events for the console.
     pub timeline: Timeline,
 }
@@ -41,8 +41,8 @@ impl TicketRequester for Rejoin {
         &self.issuer
     }
 
-    fn trust(&self) -> &ServiceTrust {
-        &self.trust
+    fn demands(&self) -> &Settings {
+        &self.demands
     }
 
     fn request(&self, service: &JoinService) -> Result<(), Failure> {

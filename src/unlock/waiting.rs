@@ -57,7 +57,7 @@ pub enum Refused {
     WrongKey,
     /// The key opens the disk, but the header does not belong to the cluster of this measurement secret.
     OtherCluster,
-    /// The key opens the disk, but the disk's cluster has another PCR 15 than the one that the source proved or the settings demand.
+    /// The key opens the disk, but the disk's cluster has another PCR 15 than the one that the settings demand.
     OtherMember,
     /// The key opens the disk, but the header names no cluster, and the source does not say that the cluster is migrating.
     NoCluster,
@@ -329,8 +329,8 @@ impl std::fmt::Display for Refused {
                 "the key opens this disk, but the disk's header does not belong to the cluster of this measurement secret; check that this is a state disk",
             ),
             Refused::OtherMember => f.write_str(
-                "the key opens this disk, but the disk belongs to another cluster than the machine of the join service, or than \
-                 the setting cluster-id names (PCR 15)",
+                "the key opens this disk, but the disk belongs to another cluster than the one that the setting cluster-id \
+                 names (PCR 15)",
             ),
             Refused::NoCluster => f.write_str(
                 "the key opens this disk, but the disk's header names no cluster, as on state disks of the old system and on \

@@ -1,85 +1,42 @@
 //! The variant `azure-trustedlaunch`: a virtual machine of Azure with a virtual TPM, which is not confidential. Azure certifies the
-//! attestation key of the TPM.
+//! attestation key of the TPM. `attest` describes its document.
 //!
-//! ```text
-//! instance info = { certificate of the attestation key, its issuer }, as in the old system; beside it, further certificates
-//! ```
-//!
-//! Azure has two hierarchies below one root. In one of them the certificate names where its issuer is published, and the machine
-//! fetches the chain from there. In the other it does not, and the issuer is built in. No list of revoked certificates is consulted:
-//! Azure publishes none for attestation keys, which are certified for a year.
+//! Where a certificate does not name its issuer, the issuer is built in. No list of revoked certificates is consulted: Azure publishes none
+//! for attestation keys, which are certified for a year.
 
 use std::sync::Arc;
 
-use base::der;
+pub use attest::attestation::azure_trustedlaunch::*;
 use base::text;
-use base::x509::Certificate;
-use cloud::http::{Http, MAX_BODY};
 use rustls::pki_types::UnixTime;
-use serde::{Deserialize, Serialize};
 use webpki::KeyUsage;
 
-use super::Registers;
 use super::ak_certificate::{self, Root};
-use super::document::Base64;
 use super::instance::{Demands, Instance};
-use super::prepared::{self, Prepared, Source};
 use super::variant::{CLOUD, KEYS};
 use super::vtpm::{self, Endorser, Evidence};
-use super::{IssueError, Oid, PlatformClaims, Policy, PolicyError, Variant};
-use tpm::{self, Tpm};
+use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    name: "azure-trustedlaunch",
-    oid: OID,
-    registers: Registers::Pcrs,
+    attester: &attest::attestation::azure_trustedlaunch::VARIANT,
     judges: &[KEYS, CLOUD],
-    location: tpm::Location::default_device,
-    issuer: |location| {
-        let machine = Prepared::new(AzureMachine);
-        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
-    },
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
     collateral: None,
     measure: vtpm::measure,
-    key_name: prepared::key_name,
 };
-/// 1.3.9900.4.2
-pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x02];
 
-/// The NV index of the certificate of the attestation key: DER, then zeros.
-pub const CERTIFICATE_INDEX: u32 = 0x01c1_01d0;
 /// The extended key usage of attestation keys, tcg-kp-AIKCertificate (2.23.133.8.3): the content of the OID.
 const ATTESTATION_KEY: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x03];
-/// The extension authorityInfoAccess, 1.3.6.1.5.5.7.1.1, and its method caIssuers, 1.3.6.1.5.5.7.48.2 (RFC 5280 §4.2.2.1).
-const AUTHORITY_INFO: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x01, 0x01];
-const ISSUERS: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x30, 0x02];
-/// uniformResourceIdentifier [6] of a GeneralName.
-const URI: u8 = 0x86;
-/// Maximum number of certificates that a machine fetches: a regional authority, and the one above it, which is built in too.
-const MAX_FETCHED: usize = 2;
+
 /// Ends of the names of machines: without and with confidential hardware.
 const NAMES: [&str; 2] = [
     ".TrustedVM.Azure.windows.net",
     ".ConfidentialVM.Azure.windows.net",
 ];
+
 /// Azure's roots, with the authorities below them that are published outside of certificates.
 const ROOTS: &[&roots::Root] = &[&roots::AZURE_2023, &roots::MICROSOFT_2021];
-
-/// The names are those of the old system; `Chain` is ours.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-pub struct InstanceInfo {
-    ak_cert: Base64,
-    #[serde(rename = "CA")]
-    ca: Base64,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    chain: Vec<Base64>,
-}
-
-/// A machine of Azure.
-pub struct AzureMachine;
 
 /// Makes a validator that accepts documents that meet `policy`.
 fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
@@ -88,95 +45,6 @@ fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
         demands: policy.cloud().clone(),
     };
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
-}
-
-impl Source for AzureMachine {
-    type Info = InstanceInfo;
-    const OID: Oid = OID;
-
-    fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
-        let certificate = certificate(location)?;
-        let (issuers, is_complete) = issuers(&certificate);
-        let mut issuers = issuers.into_iter().map(Base64);
-        let info = InstanceInfo {
-            ak_cert: Base64(certificate),
-            ca: issuers.next().unwrap_or_default(),
-            chain: issuers.collect(),
-        };
-        Ok((info, is_complete))
-    }
-}
-
-/// Returns the certificate of the attestation key, which the TPM has.
-fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
-    let padded = Tpm::open(location).and_then(|mut tpm| tpm.nv(CERTIFICATE_INDEX));
-    let padded = padded.map_err(|error| IssueError(error.to_string()))?;
-    let padded = padded.unwrap_or_default();
-    let certificate = der::Reader::new(&padded).expect_whole(der::SEQUENCE);
-    certificate.map(<[u8]>::to_vec).map_err(|_| {
-        IssueError(format!(
-            "the TPM has no certificate at the NV index {CERTIFICATE_INDEX:#x}: is this a machine of Azure with trusted launch?"
-        ))
-    })
-}
-
-/// Fetches the certificates above one; returns them, and whether they are all. A verifier may have those that are missing.
-fn issuers(certificate: &[u8]) -> (Vec<Vec<u8>>, bool) {
-    let mut issuers: Vec<Vec<u8>> = vec![];
-    while issuers.len() < MAX_FETCHED {
-        let places = places_of_issuer(issuers.last().map_or(certificate, Vec::as_slice));
-        if places.is_empty() {
-            break;
-        }
-        match fetch(&places) {
-            Some(issuer) => issuers.push(issuer),
-            None => return (issuers, false),
-        }
-    }
-    (issuers, true)
-}
-
-/// Returns the URLs at which a certificate says that its issuer is published.
-fn places_of_issuer(certificate: &[u8]) -> Vec<String> {
-    let read = || {
-        let access = Certificate::parse(certificate)
-            .ok()?
-            .extension(AUTHORITY_INFO)?;
-        let mut descriptions =
-            der::Reader::new(der::Reader::new(access).expect(der::SEQUENCE).ok()?);
-        let mut places = vec![];
-        while !descriptions.is_empty() {
-            let mut description = der::Reader::new(descriptions.expect(der::SEQUENCE).ok()?);
-            let method = description.expect(der::OBJECT_IDENTIFIER).ok()?;
-            if let (ISSUERS, (URI, place)) = (method, description.read().ok()?) {
-                places.extend(std::str::from_utf8(place).map(str::to_owned));
-            }
-        }
-        Some(places)
-    };
-    read().unwrap_or_default()
-}
-
-/// Returns the certificate that the first place provides.
-fn fetch(places: &[String]) -> Option<Vec<u8>> {
-    places
-        .iter()
-        .filter(|place| place.starts_with("http://"))
-        .find_map(|place| {
-            let (base, path) = place.rsplit_once('/')?;
-            let fetched = Http::new(base).get(path, &[], MAX_BODY);
-            match fetched {
-                Ok(body) if Certificate::parse(&body).is_ok() => Some(body),
-                Ok(_) => {
-                    log::warn!("{place} is no certificate");
-                    None
-                }
-                Err(error) => {
-                    log::warn!("the issuer of the attestation key's certificate: {error}");
-                    None
-                }
-            }
-        })
 }
 
 /// Judges by the certificates of Azure.

@@ -13,8 +13,6 @@ use proto::attested;
 use super::printable;
 use super::sources::Sources;
 
-/// Maximum size in bytes of all that a peer brings: Intel's collateral of a platform has about 25 KiB.
-pub const MAX: usize = 128 << 10;
 /// Why there is no list of revoked certificates.
 const NO_LIST: &str = "the peer sent no list of AMD, and this program fetches none";
 /// Maximum length of an error of serde_json in a log line.

@@ -1,116 +1,19 @@
-//! The TCG event log: the events with which firmware and boot loader extended the PCRs ("TCG PC Client Platform Firmware Profile
-//! Specification", §10). The log is not signed; it is trustworthy only if a replay gives the quoted values, and even then nothing
-//! vouches for the types of its events, nor for data without the event's digest. It is used to explain a value to a person, and never to
-//! accept a value; [`super::gcp_sev_es`] alone asks it what is in a value.
-//!
-//! A log has one of two forms. In a crypto-agile log, the first event says which banks the other events have digests of. In a
-//! legacy log, which has no such event, each event has a SHA-1 digest. The log of a TDX guest (ACPI table CCEL) is crypto-agile,
-//! with SHA-384 digests and the number of a measurement register in place of the PCR: 0 is MRTD, 1 to 4 are RTMR0 to RTMR3 (UEFI
-//! 2.11, §38.4.1). Bytes 0xff follow its last event.
-//!
-//! [`super::excerpt`] shortens a log that has no room in a document.
+//! What the event log of a machine ([`attest::attestation::event_log`]) says of a register. The log is not signed; it is trustworthy only if a
+//! replay gives the quoted values, and even then nothing vouches for the types of its events, nor for data without the event's digest. It is
+//! used to explain a value to a person, and never to accept a value; [`super::gcp_sev_es`] alone asks it what is in a value.
 
 use std::fmt::Write;
 
-use super::{hex, phases, sha256};
-use base::bytes::Reader;
+pub use attest::attestation::event_log::*;
 
-/// TPM_ALG_ID of the digests in legacy logs.
-pub const SHA1: u16 = 0x0004;
-/// TPM_ALG_ID of the bank that policies name.
-pub const SHA256: u16 = 0x000b;
-/// The type of an event that extends no PCR.
-pub const EV_NO_ACTION: u32 = 3;
-/// What an excerpt has in place of the rest of an event's data; the length of the whole data follows (little-endian, 32 bits).
-pub(super) const CUT: &[u8] = b"\0Firstlight cut\0";
+use super::{hex, phases, sha256};
+
 const STARTUP_LOCALITY: &[u8] = b"StartupLocality\0";
-const SPEC_ID: &[u8] = b"Spec ID Event03\0";
-/// Maximum number of algorithms; no TPM has this many banks.
-const MAX_ALGORITHMS: u32 = 8;
 /// PCRs of the dynamic root of trust, which start at all ones ("TCG PC Client Platform TPM Profile", §4.6.2).
 const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
 /// Maximum number of entries in an explanation.
 const SHOWN_ENTRIES: usize = 12;
 const SHOWN_TEXT: usize = 48;
-
-/// A log, borrowed from its bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Log<'a> {
-    /// The banks with their digest lengths in bytes, by TPM_ALG_ID.
-    pub banks: Vec<(u16, usize)>,
-    /// Whether the log is crypto-agile; else it is a legacy log.
-    pub is_agile: bool,
-    /// The events.
-    pub events: Vec<Event<'a>>,
-}
-
-/// One entry, borrowed from the bytes of the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event<'a> {
-    /// The PCR that was extended.
-    pub pcr: u32,
-    /// The type of the event (§10.4.1).
-    pub kind: u32,
-    /// The digest with which the SHA-256 bank was extended; `None` if the log does not have it.
-    pub sha256: Option<&'a [u8; 32]>,
-    /// The data of the event.
-    pub data: &'a [u8],
-    /// All digests as the log has them: TPML_DIGEST_VALUES, or one SHA-1 digest.
-    pub(super) digests: &'a [u8],
-}
-
-impl<'a> Log<'a> {
-    /// Returns the digest with which an event of this log extended a bank; `None` if the log does not have it.
-    pub fn digest(&self, event: &Event<'a>, bank: u16) -> Option<&'a [u8]> {
-        if !self.is_agile {
-            return (bank == SHA1).then_some(event.digests);
-        }
-        let mut reader = Reader(event.digests.get(4..)?);
-        std::iter::from_fn(|| digest(&mut reader, &self.banks))
-            .find(|(of, _)| *of == bank)
-            .map(|(_, digest)| digest)
-    }
-}
-
-impl<'a> Event<'a> {
-    /// Returns the data without what [`super::excerpt`] puts in place of the rest, and the length of the whole data in bytes.
-    pub fn uncut(&self) -> (&'a [u8], usize) {
-        let cut = || {
-            let (data, len) = self.data.split_last_chunk::<4>()?;
-            Some((data.strip_suffix(CUT)?, u32::from_le_bytes(*len) as usize))
-        };
-        cut().unwrap_or((self.data, self.data.len()))
-    }
-}
-
-/// Returns the log with its entries up to the first entry that cannot be parsed.
-pub fn parse(log: &[u8]) -> Log<'_> {
-    let mut reader = Reader(log);
-    let mut parsed = Log {
-        banks: vec![(SHA1, 20)],
-        is_agile: false,
-        events: vec![],
-    };
-    // the header has the old SHA-1 form, and says whether the other entries have this form too
-    let Some(header) = old_event(&mut reader) else {
-        return parsed;
-    };
-    let spec = header
-        .data
-        .strip_prefix(SPEC_ID)
-        .filter(|_| header.kind == EV_NO_ACTION);
-    parsed.events.push(header);
-    let Some(spec) = spec else {
-        let events = std::iter::from_fn(|| old_event(&mut reader));
-        parsed.events.extend(events);
-        return parsed;
-    };
-    parsed.is_agile = true;
-    parsed.banks = algorithms(&mut Reader(spec)).unwrap_or_default();
-    let events = std::iter::from_fn(|| agile_event(&mut reader, &parsed.banks));
-    parsed.events.extend(events);
-    parsed
-}
 
 /// Explains the value of a PCR: returns the entries and the words of systemd that give it, or says that the log does not explain
 /// it; then compares with the words of systemd that give the expected value.
@@ -327,63 +230,9 @@ fn variable_name(kind: u32, data: &[u8]) -> Option<&[u8]> {
     data.get(32..)?.get(..len * 2)
 }
 
-/// Reads the data of an event.
-fn data<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
-    let len = reader.u32_le()?;
-    reader.take(len as usize)
-}
-
-/// Reads a TCG_PCClientPCREvent.
-fn old_event<'a>(reader: &mut Reader<'a>) -> Option<Event<'a>> {
-    let (pcr, kind) = (reader.u32_le()?, reader.u32_le()?);
-    Some(Event {
-        pcr,
-        kind,
-        sha256: None,
-        digests: reader.take(20)?,
-        data: data(reader)?,
-    })
-}
-
-/// Reads the digest lengths by TPM_ALG_ID: TCG_EfiSpecIDEvent after its signature.
-fn algorithms(reader: &mut Reader<'_>) -> Option<Vec<(u16, usize)>> {
-    reader.take(4 + 1 + 1 + 1 + 1)?; // class of platform, version, errata, size of a UINTN
-    let count = reader.u32_le().filter(|count| *count <= MAX_ALGORITHMS)?;
-    (0..count)
-        .map(|_| Some((reader.u16_le()?, reader.u16_le()?.into())))
-        .collect()
-}
-
-/// Reads a TPMT_HA.
-fn digest<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<(u16, &'a [u8])> {
-    let bank = reader.u16_le()?;
-    let (_, len) = banks.iter().find(|(known, _)| *known == bank)?;
-    Some((bank, reader.take(*len)?))
-}
-
-/// Reads a TCG_PCR_EVENT2.
-fn agile_event<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<Event<'a>> {
-    let (pcr, kind) = (reader.u32_le()?, reader.u32_le()?);
-    let start = reader.0;
-    let count = reader.u32_le().filter(|count| *count <= MAX_ALGORITHMS)?;
-    let mut sha256 = None;
-    for _ in 0..count {
-        let (bank, digest) = digest(reader, banks)?;
-        if bank == SHA256 {
-            sha256 = digest.try_into().ok();
-        }
-    }
-    Some(Event {
-        pcr,
-        kind,
-        sha256,
-        digests: &start[..start.len() - reader.0.len()],
-        data: data(reader)?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::{excerpt::excerpt, unhex};
     use super::*;
     use support::mutation::mutations;
 
@@ -553,6 +402,18 @@ mod tests {
         assert_eq!(value_when_booted(LOG, 11, &[1; 32]), None);
         // systemd does not measure into it any more
         assert_eq!(value_when_booted(b"", 4, &[1; 32]), Some([1; 32]));
+    }
+
+    #[test]
+    fn a_register_is_explained_by_an_excerpt_too() {
+        let mut excerpts = (0..LOG.len()).map(|max| excerpt(LOG, max));
+        let shortest = excerpts.find(|excerpt| !excerpt.is_empty()).unwrap();
+        let pcr_4 = "3158b022960960c9ad14ff0cdd54078f7a864752cf1df3ac7786eed7ff2d0471";
+        assert_eq!(
+            explain(&shortest, 4, &unhex::<32>(pcr_4).unwrap(), &[2; 32]),
+            "measured into it: EV_EFI_BOOT_SERVICES_APPLICATION 19f1811d.. (cut), \
+             EV_EFI_ACTION 3d6772b4.. (cut), EV_SEPARATOR df3f6198.."
+        );
     }
 
     #[test]

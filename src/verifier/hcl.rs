@@ -1,18 +1,9 @@
-//! The report of Azure's paravisor (the "host compatibility layer", HCL), which the TPM of a machine has at an NV index: a report of
-//! the hardware, and runtime data (JSON) with the attestation key of the TPM. The hardware has signed the hash of the runtime data.
-//!
-//! ```text
-//!    0  "HCLA", version, size, request type, status, reserved: nothing signs this header
-//!   32  report of the hardware: 1184 bytes of SEV-SNP, or 1024 of TDX (TDREPORT), or none
-//! 1216  size of the rest, version 1, type of the report, hash (1 is SHA-256), length of the runtime data: 32 bits each, little endian
-//! 1236  runtime data, then zeros
-//! ```
-//!
-//! The layout is that of OpenHCL (microsoft/openvmm, `openhcl_attestation_protocol/src/igvm_attest/get.rs`).
+//! The runtime data of Azure's paravisor: JSON with the attestation key of the TPM. `attest` describes the report in which it is, and the
+//! hardware has signed its hash.
 
 use std::collections::BTreeMap;
 
-use base::bytes::Reader;
+pub use attest::attestation::hcl::*;
 use base::text::unhex;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -21,105 +12,14 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::quote::rsa_spki;
-use super::{IssueError, printable, sha256};
-use tpm::{self, Tpm};
+use super::{printable, sha256};
 
-/// The NV index of the report.
-pub const INDEX: u32 = 0x0140_0001;
-/// The NV index for data of the machine, which the paravisor includes in the next report: at most [`USER_DATA_LEN`] bytes.
-pub const USER_DATA_INDEX: u32 = 0x0140_0002;
-/// The size of [`USER_DATA_INDEX`] in bytes.
-pub const USER_DATA_LEN: usize = 64;
-/// The persistent handle of the attestation key.
-pub const KEY_HANDLE: u32 = 0x8100_0003;
-
-const HEADER: usize = 32;
-const HARDWARE_REPORT: usize = 1184;
-const TDREPORT: usize = 1024;
-/// Size of the five numbers before the runtime data.
-const NUMBERS: u32 = 20;
-const SHA256: u32 = 1;
 /// Maximum size of runtime data in bytes. Genuine data has about 1200.
 const MAX_RUNTIME_DATA: usize = 16 << 10;
 /// The name of the attestation key among the keys of the runtime data.
 const ATTESTATION_KEY: &str = "HCLAkPub";
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
-
-/// Returns the bytes at [`INDEX`] of the TPM at this location.
-pub fn stored(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
-    let stored = Tpm::open(location).and_then(|mut tpm| tpm.nv(INDEX));
-    let stored = stored.map_err(|error| IssueError(error.to_string()))?;
-    stored.ok_or_else(|| {
-        IssueError(format!(
-            "the TPM has no HCL report at the NV index {INDEX:#x}: is this a confidential machine of Azure?"
-        ))
-    })
-}
-
-/// A report of the paravisor.
-#[derive(Debug, PartialEq, Eq)]
-pub struct HclReport<'a> {
-    /// The report of the hardware.
-    pub hardware: HardwareReport<'a>,
-    /// The runtime data, byte for byte as the hardware has signed their hash.
-    pub runtime_data: &'a [u8],
-}
-
-/// The report of the hardware below a paravisor. Nothing of it is verified.
-#[derive(Debug, PartialEq, Eq)]
-pub enum HardwareReport<'a> {
-    /// A report of SEV-SNP: 1184 bytes.
-    Snp(&'a [u8]),
-    /// A TDREPORT of TDX: 1024 bytes. The host makes a quote from it.
-    Tdx(&'a [u8]),
-    /// The machine is not confidential (trusted launch).
-    None,
-}
-
-impl<'a> HclReport<'a> {
-    /// Parses the content of the NV index. Only the padding may follow the runtime data.
-    pub fn parse(bytes: &'a [u8]) -> Result<HclReport<'a>, &'static str> {
-        Self::read(bytes).ok_or("the HCL report is truncated")?
-    }
-
-    fn read(bytes: &'a [u8]) -> Option<Result<HclReport<'a>, &'static str>> {
-        let mut reader = Reader(bytes);
-        if !reader.take(HEADER)?.starts_with(b"HCLA") {
-            return Some(Err("the HCL report does not start with HCLA"));
-        }
-        let hardware = reader.take(HARDWARE_REPORT)?;
-        let (size, version, kind) = (reader.u32_le()?, reader.u32_le()?, reader.u32_le()?);
-        let (hash, length) = (reader.u32_le()?, reader.u32_le()?);
-        if version != 1 {
-            return Some(Err("the HCL report's data is not of version 1"));
-        }
-        if hash != SHA256 {
-            return Some(Err("the HCL report's hash is not SHA-256"));
-        }
-        if length.checked_add(NUMBERS) != Some(size) {
-            return Some(Err("the HCL report's two sizes contradict each other"));
-        }
-        let runtime_data = reader.take(usize::try_from(length).ok()?)?;
-        if reader.0.iter().any(|byte| *byte != 0) {
-            return Some(Err("bytes follow the runtime data of the HCL report"));
-        }
-        let hardware = match kind {
-            2 => HardwareReport::Snp(hardware),
-            4 => HardwareReport::Tdx(&hardware[..TDREPORT]),
-            3 => HardwareReport::None,
-            _ => {
-                return Some(Err(
-                    "the HCL report's type is none of SEV-SNP, TDX and trusted launch",
-                ));
-            }
-        };
-        Some(Ok(HclReport {
-            hardware,
-            runtime_data,
-        }))
-    }
-}
 
 /// What the paravisor tells about a machine.
 #[derive(Debug, PartialEq)]
@@ -260,62 +160,8 @@ mod tests {
         )
     }
 
-    fn report(kind: u32, json: &str) -> Vec<u8> {
-        let length = json.len() as u32;
-        let numbers = [length + NUMBERS, 1, kind, SHA256, length].map(u32::to_le_bytes);
-        [
-            &b"HCLA"[..],
-            &[0; HEADER - 4],
-            &[7; HARDWARE_REPORT],
-            numbers.as_flattened(),
-            json.as_bytes(),
-            &[0; 100],
-        ]
-        .concat()
-    }
-
     fn report_data(json: &str) -> Vec<u8> {
         [sha256(&[json.as_bytes()]), [0; 32]].concat()
-    }
-
-    #[test]
-    fn a_report_is_cut_by_its_length_and_not_at_a_zero() {
-        let json = json().replace("\"A-1\"", "\"A\0\"");
-        for (kind, expected) in [
-            (2, HardwareReport::Snp(&[7; HARDWARE_REPORT])),
-            (4, HardwareReport::Tdx(&[7; TDREPORT])),
-            (3, HardwareReport::None),
-        ] {
-            let bytes = report(kind, &json);
-            let read = HclReport::parse(&bytes).unwrap();
-            assert_eq!(read.hardware, expected);
-            assert_eq!(read.runtime_data, json.as_bytes());
-        }
-    }
-
-    #[test]
-    fn a_report_of_another_form_is_refused_by_its_name() {
-        let good = report(2, &json());
-        let with = |at: usize, value: u32| {
-            let mut bytes = good.clone();
-            bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            bytes
-        };
-        let long = [good.as_slice(), &[1]].concat();
-        for (bytes, why) in [
-            (with(0, 0), "HCLA"),
-            (with(1220, 2), "version 1"),
-            (with(1224, 1), "type is none"),
-            (with(1228, 2), "not SHA-256"),
-            (with(1216, 7), "contradict"),
-            (with(1232, u32::MAX), "contradict"),
-            (long, "bytes follow"),
-            (good[..1300].to_vec(), "truncated"),
-            (vec![], "truncated"),
-        ] {
-            let error = HclReport::parse(&bytes).unwrap_err();
-            assert!(error.contains(why), "{error}, expected {why}");
-        }
     }
 
     #[test]
@@ -378,15 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn mutated_reports_cause_no_panic_and_no_altered_byte_of_the_runtime_data_is_accepted() {
+    fn no_altered_byte_of_the_runtime_data_is_accepted() {
         let (json, spki) = (json(), rsa_spki(&MODULUS));
         let signed = report_data(&json);
-        for bytes in mutations(&report(4, &json), 10_000) {
-            if let Ok(report) = HclReport::parse(&bytes) {
-                let _ = RuntimeData::parse(report.runtime_data);
-                let accepted = RuntimeData::verify(report.runtime_data, &signed, &spki);
-                assert_eq!(accepted.is_ok(), report.runtime_data == json.as_bytes());
-            }
+        for bytes in mutations(json.as_bytes(), 10_000) {
+            let _ = RuntimeData::parse(&bytes);
+            let accepted = RuntimeData::verify(&bytes, &signed, &spki);
+            assert_eq!(accepted.is_ok(), bytes == json.as_bytes());
         }
     }
 }

@@ -1,1 +1,47 @@
-//! Judges what other machines prove (RFC 9334: the verifier). Until the next step, the crate `attest` compiles the files beside this one.
+//! Judges what other machines prove (RFC 9334: the verifier): a policy has the reference values, the validator of a variant compares the
+//! evidence of a machine with them, and verifies who has signed it. The crate `attest` makes evidence and transports it. Programs that only
+//! prove themselves do not link this crate: `unlock` does not (`tools/check-deps.sh`).
+//!
+//! The names of [`attest::attestation`] are also names of this crate: a validator is made of what a machine proves.
+//!
+//! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them; [`vtpm`], [`td`] and [`snp`] are what several
+//! have in common; [`policy`] defines which register values and which keys are accepted, and `words` which names a policy may have;
+//! [`sources`] gets what evidence does not contain, and [`carried`] has what a peer brings of it; [`stage`] distinguishes an initramfs from a
+//! booted system; [`quote`] verifies what a TPM signed; [`hcl`] is what Azure's paravisor says about a machine, and [`maa`] what Microsoft
+//! says of it; [`event_log`] and [`phases`] explain the value of a register to a person.
+
+pub mod ak_certificate;
+pub mod aws_hypervisor;
+pub mod aws_nitro_tpm;
+pub mod aws_sev_snp;
+pub mod azure_sev_snp;
+pub mod azure_tdx;
+pub mod azure_trustedlaunch;
+pub mod carried;
+pub mod event_log;
+pub mod gcp_sev_es;
+pub mod gcp_sev_snp;
+pub mod hcl;
+pub mod instance;
+pub mod maa;
+pub mod nitro_document;
+pub mod old_snp;
+pub mod old_tdx;
+pub mod phases;
+pub mod policy;
+pub mod qemu_tdx;
+pub mod qemu_vtpm;
+pub mod quote;
+pub mod snp;
+pub mod sources;
+pub mod stage;
+pub mod td;
+pub mod variant;
+pub mod vtpm;
+mod words;
+
+pub use attest::attestation::*;
+pub use policy::{Image, Measurement, Policy, PolicyError};
+pub use variant::Variant;
+
+use base::text::{hex, printable};

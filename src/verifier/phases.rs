@@ -50,7 +50,7 @@ pub fn when_booted(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attestation::unhex;
+    use crate::unhex;
 
     fn after(words: &[&str]) -> [u8; 32] {
         words

@@ -4,55 +4,32 @@
 //! accepted, as in the old system; then a program without a TPM can attest with a key that it made. The variant is for tests, and for
 //! clouds whose virtual TPM is trusted.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Registers;
+pub use attest::attestation::qemu_vtpm::*;
+
 use super::variant::KEYS;
-use super::vtpm::{self, Endorser, Evidence, Machine};
-use super::{KeyName, Oid, PlatformClaims, Policy, Variant};
-use tpm::{self, KeySource};
+use super::vtpm::{self, Endorser, Evidence};
+use super::{Oid, PlatformClaims, Policy, Variant};
+
+/// No platform endorses keys.
+struct AnyPlatform;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    name: "qemu-vtpm",
-    oid: OID,
-    registers: Registers::Pcrs,
+    attester: &attest::attestation::qemu_vtpm::VARIANT,
     judges: &[KEYS],
-    location: tpm::Location::default_device,
-    issuer: |location| Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(QemuVtpm))),
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy)))),
     collateral: None,
     measure: vtpm::measure,
-    key_name,
 };
-/// 1.3.9900.5.1
-pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
-
-struct QemuVtpm;
-
-/// Makes an issuer for the TPM at `location`, with the event log in the given file if it exists.
-pub fn issuer(location: tpm::Location, event_log: Option<PathBuf>) -> vtpm::Issuer {
-    vtpm::Issuer::new(location, event_log, Arc::new(QemuVtpm))
-}
 
 /// Makes a validator that accepts documents that meet `policy`.
 pub fn validator(policy: Arc<Policy>) -> vtpm::Validator {
-    vtpm::Validator::new(policy, Arc::new(QemuVtpm))
+    vtpm::Validator::new(policy, Arc::new(AnyPlatform))
 }
 
-/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
-pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    vtpm::key_name(location, KeySource::Own)
-}
-
-impl Machine for QemuVtpm {
-    fn oid(&self) -> Oid {
-        OID
-    }
-}
-
-impl Endorser for QemuVtpm {
+impl Endorser for AnyPlatform {
     fn oid(&self) -> Oid {
         OID
     }

@@ -1,30 +1,19 @@
-//! What the variants of SEV-SNP have in common: the report of the chip in the instance info, and who has signed it.
-//!
-//! ```text
-//! instance info = { certificate of the chip's key, its chain, report of the chip, what the cloud adds }, as in the old system
-//! ```
-//!
-//! What REPORT_DATA binds differs, and is in the files of the variants.
+//! What the variants of SEV-SNP have in common: who has signed the report of the chip, and what it proves. `attest` describes the instance
+//! info, which has the report.
 
 use std::sync::Arc;
 
-use base::der;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+pub use attest::attestation::snp::*;
 use hardware::snp;
 use hardware::snp::certificate::Certificate;
-use hardware::snp::certificate_table::{CertificateTable, Kind};
 use hardware::snp::chain::{Chain, Fetched, check_list};
 use hardware::snp::demands::{Demands, RevocationList};
-use hardware::snp::guest;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
-use serde::{Deserialize, Serialize};
 
-use super::document::{Base64, Document};
-use super::gcp_sev_es::Names;
+use super::document::Document;
 use super::old_snp::Enforcement;
 use super::sources::Sources;
 use super::{PlatformClaims, Policy, PolicyError};
@@ -32,109 +21,13 @@ use proto::attested::Collateral;
 
 /// Maximum number of certificates that a machine sends beside that of its chip: ASK and ARK.
 const MAX_CHAIN: usize = 2;
-
-/// The names are those of the old system.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-pub struct InstanceInfo {
-    /// The certificate of the key that signed the report, in PEM.
-    #[serde(default)]
-    pub report_signer: Option<Base64>,
-    /// Certificates above it in PEM. A root among them counts for nothing.
-    #[serde(default)]
-    pub cert_chain: Option<Base64>,
-    /// The report.
-    pub attestation_report: Base64,
-    /// What Azure's paravisor adds.
-    #[serde(default)]
-    pub azure: Option<Azure>,
-    /// The names of Google's machine.
-    #[serde(rename = "GCP", default)]
-    pub gcp: Option<Names>,
-    /// The attestation document of AWS's hypervisor. The old system has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attestation_document: Option<Base64>,
-}
-
-/// What Azure's paravisor adds.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-pub struct Azure {
-    /// The runtime data of the paravisor.
-    pub runtime_data: Base64,
-    /// A token of Microsoft's attestation service, which is not asked.
-    #[serde(rename = "MAAToken", default)]
-    pub maa_token: String,
-}
-
 /// Why a report is not judged for which there is no certificate of the chip.
 const NO_LEAF: &str = "nobody has the certificate of the chip";
 
-/// Requests reports of the chip.
-pub trait Reporter: Send + Sync {
-    /// Returns a report over these bytes, and the certificate table of the host.
-    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String>;
-}
-
-/// The kernel of this machine.
-pub struct Kernel;
-
-impl Reporter for Kernel {
-    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
-        guest::report(report_data)
-    }
-}
-
-impl InstanceInfo {
-    /// Makes the instance info with a report over these bytes. The certificate of a chip may be missing, as a verifier can get it from AMD; that
-    /// of a cloud's key may not.
-    pub fn of(
-        reporter: &dyn Reporter,
-        report_data: &[u8; 64],
-        gcp: Option<Names>,
-    ) -> Result<InstanceInfo, String> {
-        let (report, table) = reporter.report(report_data)?;
-        let table = CertificateTable::parse(&table)?;
-        let (kind, signer) = match Report::parse(&report)?.signer()? {
-            signer @ Signer::Vcek => (Kind::VCEK, signer),
-            signer @ Signer::Vlek => (Kind::VLEK, signer),
-        };
-        let leaf = table.get(kind).map(pem);
-        if leaf.is_none() && signer == Signer::Vlek {
-            return Err("the host did not give the certificate of the VLEK that signed the report, and nobody else has it".into());
-        }
-        Ok(InstanceInfo {
-            report_signer: leaf.map(Base64),
-            cert_chain: table.get(Kind::ASK).map(|ask| Base64(pem(ask))),
-            attestation_report: Base64(report),
-            azure: None,
-            gcp,
-            attestation_document: None,
-        })
-    }
-
-    /// Returns the certificates above that of the chip's key that the machine sent.
-    fn sent_chain(&self) -> Result<Vec<Vec<u8>>, String> {
-        let chain = self.cert_chain.as_ref();
-        chain.map_or(Ok(vec![]), |chain| several(&chain.0))
-    }
-}
-
-/// Returns a certificate of the host's table in PEM. It is there in PEM or DER, and zeros may follow.
-fn pem(certificate: &[u8]) -> Vec<u8> {
-    let Ok(der) = der::Reader::new(certificate).expect_whole(der::SEQUENCE) else {
-        let end = certificate.iter().rposition(|byte| *byte != 0);
-        let text = &certificate[..end.map_or(0, |end| end + 1)];
-        return text.trim_ascii().to_vec();
-    };
-    let text = STANDARD.encode(der);
-    let mut pem = b"-----BEGIN CERTIFICATE-----\n".to_vec();
-    for line in text.as_bytes().chunks(64) {
-        pem.extend_from_slice(line);
-        pem.push(b'\n');
-    }
-    pem.extend_from_slice(b"-----END CERTIFICATE-----");
-    pem
+/// Returns the certificates above that of the chip's key that the machine sent.
+fn sent_chain(info: &InstanceInfo) -> Result<Vec<Vec<u8>>, String> {
+    let chain = info.cert_chain.as_ref();
+    chain.map_or(Ok(vec![]), |chain| several(&chain.0))
 }
 
 /// What the judgement of a report needs beside it.
@@ -284,7 +177,7 @@ impl Hardware {
             Ok(fetched) => fetched.revoked.as_deref().map_err(String::clone),
             Err(why) => Err(why.clone()),
         };
-        let mut between = info.sent_chain()?;
+        let mut between = sent_chain(info)?;
         between.extend(fetched.iter().map(|fetched| fetched.intermediate.clone()));
         self.under_a_root(report, product, leaf, &between, &list)
     }
@@ -299,7 +192,7 @@ impl Hardware {
                 fetched.leaf.clone().ok_or(NO_LEAF)?
             }
         };
-        let (between, now) = (info.sent_chain()?, UnixTime::now());
+        let (between, now) = (sent_chain(info)?, UnixTime::now());
         for authority in self
             .authorities
             .iter()

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-pub use base::boot::Stage;
-
 use super::policy::PolicyError;
 use super::sources::Sources;
-use super::{Composite, Evidence, Identified, Policy, ValidateError, Validator, Variant};
+use super::{Composite, Evidence, Identified, Policy, Stage, ValidateError, Validator, Variant};
 
 /// Returns the validator of a policy for machines at any stage. It reports the stage ([`Identified::stage`]) if the policy has
 /// registers that differ between the stages.

@@ -1,15 +1,18 @@
-//! The table of attestation variants.
+//! The table of attestation variants, with what judges them.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
+
+use attest::attestation::variant::Variant as Attester;
+pub use attest::attestation::variant::{DEFAULT, NAMES, UnknownVariant};
 
 use super::policy::{OLD_SNP, OLD_TDX, PolicyError};
 use super::sources::Sources;
 use super::{
-    Issuer, KeyName, Measurement, Oid, Policy, Registers, Stage, Validator, aws_nitro_tpm,
-    aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, gcp_sev_snp, qemu_tdx,
-    qemu_vtpm,
+    Measurement, Policy, Stage, Validator, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx,
+    azure_trustedlaunch, gcp_sev_es, gcp_sev_snp, qemu_tdx, qemu_vtpm,
 };
 use base::text::quoted;
 use proto::attested::Collateral;
@@ -17,29 +20,19 @@ use proto::attested::Collateral;
 /// Returns what the document of a machine without a TPM says: for those who read documents from files.
 pub use super::qemu_tdx::said;
 
-/// An attestation variant: what a machine presents as evidence, and how a peer validates it. The file of the variant defines it.
+/// An attestation variant: what a machine presents as evidence, and how a verifier judges it. The file of the variant defines it.
 pub struct Variant {
-    /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart.
-    pub name: &'static str,
-    /// The OID of the certificate extension that contains a document of this variant.
-    pub oid: Oid,
-    /// The kind of its machines' registers.
-    pub registers: Registers,
+    /// The variant as a machine of it, an attester, knows it. A variant derefs to it.
+    pub attester: &'static Attester,
     /// What its validator judges beside the registers, by the names of a policy's members. A policy that demands more is refused: it
     /// would demand nothing.
     pub judges: &'static [&'static [&'static str]],
-    /// Returns where this machine's registers are, if nobody says it: its TPM.
-    pub location: fn() -> Result<tpm::Location, tpm::Error>,
-    /// Creates the issuer of this machine, whose TPM is at this location.
-    pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
     /// Creates the validator of a policy, for [`Variant::validator_for`]. An error names what the policy lacks for this variant.
     pub(super) validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
     /// Returns what validators of a document of this variant need beside it, as the sources have it; `None` if nothing is needed.
     pub collateral: Option<FindCollateral>,
     /// Returns the registers of this machine, which is at this stage of its boot.
     pub measure: fn(&tpm::Location, Stage) -> Result<Measured, tpm::Error>,
-    /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
-    pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
 }
 
 /// Finds in the sources what validators of a document need beside it; `None` if the sources have nothing, or if it is no document of the
@@ -71,14 +64,7 @@ pub const SNP: &[&str] = &["snp", OLD_SNP];
 /// What is demanded of TDX machines.
 pub const TDX: &[&str] = &["tdx", OLD_TDX];
 
-/// All variants. To add one:
-///
-/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `mod.rs`;
-/// 2. add its constant here;
-/// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
-/// 4. add it to the table of options in `docs/images.md`, and to "Variants" in `README.md`.
-///
-/// A variant whose evidence is not a TPM's quote also needs a field in `document.rs` and its claims in `policy.rs`.
+/// All variants, in the order of [`attest::attestation::variant::ALL`], which says how to add one.
 pub const ALL: &[Variant] = &[
     qemu_vtpm::VARIANT,
     qemu_tdx::VARIANT,
@@ -90,16 +76,6 @@ pub const ALL: &[Variant] = &[
     aws_sev_snp::VARIANT,
     gcp_sev_snp::VARIANT,
 ];
-
-/// The names of [`ALL`].
-pub const NAMES: [&str; ALL.len()] = base::names!(ALL);
-
-/// The name of the variant that a program uses if its command line names none.
-pub const DEFAULT: &str = qemu_vtpm::VARIANT.name;
-
-/// No variant has this name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnknownVariant(String);
 
 impl Variant {
     /// Creates the validator of a policy. An error names what the policy lacks, or what it demands and no machine of this variant proves.
@@ -144,28 +120,25 @@ impl Variant {
     }
 }
 
+impl Deref for Variant {
+    type Target = Attester;
+
+    fn deref(&self) -> &Attester {
+        self.attester
+    }
+}
+
 impl fmt::Debug for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
 }
 
-impl fmt::Display for UnknownVariant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, supported) = (&self.0, NAMES.join(", "));
-        write!(
-            f,
-            "the attestation variant {name:?} is not supported; supported: {supported}"
-        )
-    }
-}
-
-impl std::error::Error for UnknownVariant {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attestation::sources::offline;
+    use crate::sources::offline;
+    use crate::{KeyName, Registers};
 
     #[test]
     fn a_variant_is_found_by_its_name_and_others_are_refused() {
@@ -177,6 +150,12 @@ mod tests {
             error.contains("\"home\"") && error.ends_with(&NAMES.join(", ")),
             "{error}"
         );
+    }
+
+    #[test]
+    fn each_variant_that_machines_prove_is_judged() {
+        let attesters = attest::attestation::variant::ALL.iter();
+        assert!(attesters.map(|it| it.oid).eq(ALL.iter().map(|it| it.oid)));
     }
 
     /// Each member of a policy that demands something, with the variants that judge it: a validator that ignores a demand admits whom the

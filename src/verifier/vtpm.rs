@@ -1,73 +1,29 @@
-//! What the variants with a TPM have in common: the issuer and the validator of their document.
+//! What the variants with a TPM have in common: the validator of their document. `attest` describes the document and makes it.
 //!
-//! ```text
-//! extra data = SHA-256(user data ‖ verifier's nonce)        TPM's nonce = SHA-256(instance info ‖ extra data)
-//! document   = { attestation key, a quote of each bank over the TPM's nonce with the values, event log, instance info, user data }
-//! machine    = SHA-256(attestation key): the Name of the key without its nameAlg (TPM 2.0 part 1 §16). The TPM derives the
-//!              key from its own seed: the key is the same after each reboot and differs from that of any other TPM
-//! ```
-//!
-//! What differs is in the file of the variant: where its attestation key comes from and what endorses the key. [`Machine`] adds
-//! this to a document, as the instance info; [`Endorser`] judges it.
+//! What differs is in the file of the variant: what endorses the attestation key. [`Endorser`] judges it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use super::document::{Attestation, Base64, Document, MAX_DOCUMENT, Pcrs, Quote};
-use super::quote::{Attest, Key};
+use attest::attestation::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
+pub use attest::attestation::vtpm::{Issuer, Machine, key_name};
+
+use super::document::{Document, MAX_DOCUMENT};
+use super::quote::{Attest, Key, Signed};
 use super::registers::check_bank;
 use super::variant::Measured;
 use super::{
-    Challenge, ClusterRegister, Identified, Identity, IssueError, KeyName, Measurement, Oid,
-    PlatformClaims, Policy, Request, Stage, ValidateError, event_log, excerpt, hex, printable,
-    sha256,
+    Challenge, ClusterRegister, Identified, KeyName, Measurement, Oid, PlatformClaims, Policy,
+    Stage, ValidateError, event_log, hex, printable,
 };
-use tpm::{self, Bank, CLUSTER_ID_PCR, Endorsement, KeySource, Tpm};
+use tpm::{Bank, CLUSTER_ID_PCR, Endorsement, Tpm};
 
-/// The file in which the kernel provides the event log of the firmware.
-const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
-/// Maximum size of the event log in bytes. Of a longer log, events are omitted: the certificate must fit a TLS handshake message of 64 KiB,
-/// and base64 adds a third.
-const MAX_EVENT_LOG: usize = 24 << 10;
-/// Pause before a TPM that failed to tell its certificates is asked again.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// Maximum size of the user data in bytes; attested TLS uses 32 bytes.
 const MAX_USER_DATA: usize = 1024;
 /// Maximum length of an error of serde_json in a log line: it repeats unexpected input of any length.
 const SHOWN_ERROR: usize = 160;
-
-/// Returns at most as many bytes of an event log.
-type Shorten = fn(&[u8], usize) -> Vec<u8>;
-
-/// What a variant adds to the documents of its machines.
-pub trait Machine: Send + Sync {
-    /// Returns the OID of the variant.
-    fn oid(&self) -> Oid;
-    /// Returns where the attestation key comes from.
-    fn key_source(&self) -> KeySource {
-        KeySource::Own
-    }
-    /// Gets what the machine needs from services of its host. They may be slow, so this is called while the TPM at `location` is closed.
-    fn prepare(&self, _location: &tpm::Location) -> Result<(), IssueError> {
-        Ok(())
-    }
-    /// Returns the instance info of a document with this extra data: what endorses the attestation key of the open TPM.
-    fn instance_info(
-        &self,
-        _tpm: &mut Tpm,
-        _extra_data: &[u8; 32],
-    ) -> Result<Option<Vec<u8>>, IssueError> {
-        Ok(None)
-    }
-    /// Returns the certificate of the attestation key (DER) that the TPM has, if it is not in the instance info.
-    fn key_certificate(&self, _tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
-        Ok(None)
-    }
-}
 
 /// Judges what endorses the attestation key of a machine.
 pub trait Endorser: Send + Sync {
@@ -127,203 +83,6 @@ impl Evidence<'_> {
             false => Ok(None),
         }
     }
-}
-
-/// Makes documents with the TPM of this machine.
-pub struct Issuer {
-    machine: Arc<dyn Machine>,
-    location: tpm::Location,
-    event_log: Option<PathBuf>,
-    identity: Mutex<Option<Known>>,
-}
-
-/// The keys of this machine, which never change, as far as the TPM has told them.
-struct Known {
-    identity: Identity,
-    /// When the TPM is asked again for certificates that it failed to tell.
-    ask_again: Option<Instant>,
-}
-
-impl Issuer {
-    /// Makes an issuer for the TPM at `location`, with the event log in the given file if it exists.
-    pub fn new(
-        location: tpm::Location,
-        event_log: Option<PathBuf>,
-        machine: Arc<dyn Machine>,
-    ) -> Issuer {
-        Issuer {
-            machine,
-            location,
-            event_log,
-            identity: Mutex::default(),
-        }
-    }
-
-    /// Makes an issuer for the TPM at `location` with the event log of this machine.
-    pub fn of_this_machine(location: &tpm::Location, machine: Arc<dyn Machine>) -> Issuer {
-        Issuer::new(location.clone(), Some(EVENT_LOG.into()), machine)
-    }
-
-    /// Returns the event log, or what `shorten` leaves of it: a validator does not need it.
-    fn read_event_log(&self, shorten: Shorten) -> Vec<u8> {
-        let Some(path) = &self.event_log else {
-            return vec![];
-        };
-        match std::fs::read(path) {
-            Ok(log) => shorten(&log, MAX_EVENT_LOG),
-            Err(error) => {
-                log::debug!("cannot read the event log {}: {error}", path.display());
-                vec![]
-            }
-        }
-    }
-
-    fn document(
-        &self,
-        opened: Result<Tpm, tpm::Error>,
-        user_data: &[u8],
-        nonce: &[u8],
-        banks: &[Bank],
-        shorten: Shorten,
-    ) -> Result<Vec<u8>, IssueError> {
-        let mut tpm = opened.map_err(failed)?;
-        let extra_data = extra_data(user_data, nonce);
-        let instance_info = self.machine.instance_info(&mut tpm, &extra_data)?;
-        let key_certificate = self.machine.key_certificate(&mut tpm)?;
-        let tpm_nonce = tpm_nonce(instance_info.as_deref().unwrap_or_default(), &extra_data);
-        let (ak_pub, quotes) = tpm
-            .quotes(self.machine.key_source(), &tpm_nonce, banks)
-            .map_err(failed)?;
-        drop(tpm);
-        let document = Document {
-            attestation: Attestation {
-                ak_pub: Base64(ak_pub),
-                quotes: quotes.into_iter().map(wire_quote).collect(),
-                event_log: Base64(self.read_event_log(shorten)),
-                ak_cert: Base64(key_certificate.unwrap_or_default()),
-                tee_attestation: (),
-            },
-            instance_info: instance_info.map(Base64),
-            user_data: Base64(user_data.into()),
-        };
-        serde_json::to_vec(&document).map_err(|error| IssueError(error.to_string()))
-    }
-}
-
-impl super::Issuer for Issuer {
-    fn oid(&self) -> Oid {
-        self.machine.oid()
-    }
-
-    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.machine.prepare(&self.location)?;
-        let opened = Tpm::open(&self.location);
-        self.document(opened, user_data, nonce, &[], excerpt::of_whole_registers)
-    }
-
-    fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        self.machine.prepare(&self.location)?;
-        let opened = Tpm::open_for_stranger(&self.location);
-        self.document(opened, user_data, nonce, &[], excerpt::of_whole_registers)
-    }
-
-    fn identity(&self) -> Result<Identity, IssueError> {
-        if let Some(identity) = self.known_identity() {
-            return Ok(identity);
-        }
-        let mut tpm = Tpm::open(&self.location).map_err(failed)?;
-        let key = tpm
-            .attestation_key(self.machine.key_source())
-            .map_err(failed)?;
-        let (endorsements, ask_again) = match tpm.endorsements() {
-            Ok(endorsements) => (endorsements, None),
-            // without certificates the machine can still prove itself to peers that do not demand them
-            Err(error) => {
-                log::warn!("{error}");
-                (vec![], Some(Instant::now() + ASK_AGAIN))
-            }
-        };
-        let identity = Identity { key, endorsements };
-        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(Known {
-            identity: identity.clone(),
-            ask_again,
-        });
-        Ok(identity)
-    }
-
-    fn known_identity(&self) -> Option<Identity> {
-        let known = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = known.as_ref()?;
-        let is_due = known.ask_again.is_some_and(|at| at <= Instant::now());
-        (!is_due).then(|| known.identity.clone())
-    }
-
-    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
-        self.machine.prepare(&self.location)?;
-        let open = match request.for_stranger {
-            true => Tpm::open_for_stranger,
-            false => Tpm::open,
-        };
-        let secret = match request.challenge {
-            None => None,
-            Some((kind, credential)) => {
-                let mut tpm = open(&self.location).map_err(failed)?;
-                Some(
-                    tpm.activate(self.machine.key_source(), kind, credential)
-                        .map_err(failed)?,
-                )
-            }
-        };
-        let secret = secret.as_ref().map_or(&[][..], |secret| secret.expose());
-        let user_data = request.user_data(secret);
-        self.document(
-            open(&self.location),
-            &user_data,
-            request.nonce,
-            request.banks,
-            excerpt::excerpt,
-        )
-    }
-
-    fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
-        let name = KeyName::of(&super::Issuer::identity(self)?.key);
-        Ok(Some(name.digest().into()))
-    }
-}
-
-fn failed(error: tpm::Error) -> IssueError {
-    IssueError(error.to_string())
-}
-
-/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
-pub fn key_name(location: &tpm::Location, source: KeySource) -> Result<KeyName, tpm::Error> {
-    Tpm::open(location)?
-        .attestation_key(source)
-        .map(|public| KeyName::of(&public))
-}
-
-fn wire_quote(quote: tpm::Quote) -> Quote {
-    let pcrs = quote
-        .pcrs
-        .into_iter()
-        .map(|(index, value)| (index.to_string(), Base64(value)))
-        .collect();
-    Quote {
-        quote: Base64(quote.attest),
-        raw_sig: Base64(quote.signature),
-        pcrs: Pcrs {
-            hash: quote.bank as u16,
-            pcrs,
-        },
-    }
-}
-
-fn extra_data(user_data: &[u8], nonce: &[u8]) -> [u8; 32] {
-    sha256(&[user_data, nonce])
-}
-
-fn tpm_nonce(instance_info: &[u8], extra_data: &[u8; 32]) -> [u8; 32] {
-    sha256(&[instance_info, extra_data])
 }
 
 /// Validates documents against a policy.

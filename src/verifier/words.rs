@@ -132,9 +132,9 @@ mod tests {
     use hardware::{snp, tdx};
     use support::mutation::mutations;
 
-    use crate::attestation::sources::offline;
-    use crate::attestation::variant::ALL;
-    use crate::attestation::{Policy, Registers, Variant, instance};
+    use crate::sources::offline;
+    use crate::variant::ALL;
+    use crate::{Policy, Registers, Variant, instance};
 
     const ZERO: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 

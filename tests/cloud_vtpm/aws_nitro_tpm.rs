@@ -9,11 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::aws_hypervisor::Documents;
-use attest::attestation::aws_nitro_tpm::{AwsMachine, VARIANT};
-use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
-use attest::attestation::sources::Sources;
-use attest::attestation::{Issuer, vtpm};
 use collateral::{Caller, Fetching, Settings};
 use common::cloud_server::{self, Answer};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
@@ -24,6 +19,11 @@ use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 use support::mutation::mutations;
 use tpm::Tpm;
+use verifier::aws_hypervisor::Documents;
+use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
+use verifier::nitro_document::{MAX_DOCUMENT, NitroDocument};
+use verifier::sources::Sources;
+use verifier::{Issuer, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};

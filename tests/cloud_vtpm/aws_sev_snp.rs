@@ -5,13 +5,13 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use attest::attestation::aws_hypervisor::{Documents, NitroTpm as OfTpm};
-use attest::attestation::aws_sev_snp::{AwsSnpMachine, VARIANT};
-use attest::attestation::nitro_document::{MAX_DOCUMENT, NitroDocument};
-use attest::attestation::sources::Sources;
-use attest::attestation::{Issuer, vtpm};
 use serde_json::{Value, json};
 use tpm::{Bank, Tpm};
+use verifier::aws_hypervisor::{Documents, NitroTpm as OfTpm};
+use verifier::aws_sev_snp::{AwsSnpMachine, VARIANT};
+use verifier::nitro_document::{MAX_DOCUMENT, NitroDocument};
+use verifier::sources::Sources;
+use verifier::{Issuer, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{

@@ -2,10 +2,6 @@
 
 use std::sync::Arc;
 
-use attest::attestation::azure_sev_snp::{AzureSnpMachine, VARIANT};
-use attest::attestation::prepared::Prepared;
-use attest::attestation::sources::{Sources, offline};
-use attest::attestation::{Issuer, Policy, Validator, hcl, vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hardware::snp::chain::Fetched;
@@ -13,6 +9,10 @@ use hardware::snp::report::Report;
 use hardware::snp::tcb::Product;
 use serde_json::{Value, json};
 use support::foreign::rust_crate;
+use verifier::azure_sev_snp::{AzureSnpMachine, VARIANT};
+use verifier::prepared::Prepared;
+use verifier::sources::{Sources, offline};
+use verifier::{Issuer, Policy, Validator, hcl, vtpm};
 
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_snp::{CHIP, Hierarchy, correct_report};

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use attest::attestation::azure_tdx::{AzureTdxMachine, VARIANT, validator};
-use attest::attestation::prepared::Prepared;
-use attest::attestation::sources::Sources;
-use attest::attestation::{Issuer, Policy, Validator, hcl, td, vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hardware::tdx::Collateral;
 use hardware::tdx::quote::Quote;
 use serde_json::{Value, json};
 use support::mutation::mutations;
+use verifier::azure_tdx::{AzureTdxMachine, VARIANT, validator};
+use verifier::prepared::Prepared;
+use verifier::sources::Sources;
+use verifier::{Issuer, Policy, Validator, hcl, td, vtpm};
 
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_tdx::{Parts, Signed};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use attest::attestation::azure_trustedlaunch::{AzureMachine, CERTIFICATE_INDEX, VARIANT};
-use attest::attestation::prepared::Prepared;
-use attest::attestation::{Issuer, vtpm};
 use rcgen::{CertificateParams, IsCa, KeyUsagePurpose};
 use serde_json::{Value, json};
 use support::mutation::mutations;
+use verifier::azure_trustedlaunch::{AzureMachine, CERTIFICATE_INDEX, VARIANT};
+use verifier::prepared::Prepared;
+use verifier::{Issuer, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key, published_at};
 use crate::cloud_tpm::{ATTRIBUTES_OF_AZURE, AZURE, CloudTpm, NONCE, USER_DATA};

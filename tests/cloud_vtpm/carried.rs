@@ -10,18 +10,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Issuer, Stage, aws_sev_snp};
 use bootstrapper::evidence::Evidence;
+use bootstrapper::service_trust::{self, ServiceTrust};
 use collateral::{Fetching, Settings};
 use common::evidence::{self, Bringing};
 use kubernetes::services::migration::Migration;
-use node::service_trust::{self, ServiceTrust};
+use node::service_trust::Settings;
 use proto::attested::Collateral;
 use serde_json::{Value, json};
 use services::join_service::evidence::RemoteIssuer;
 use services::join_service::keys::Auth;
 use services::join_service::{Config, JoinService};
 use tpm::Tpm;
+use verifier::{Issuer, aws_sev_snp};
 
 use crate::cloud_tpm::CloudTpm;
 use crate::collateral_server::{Answer, Server};
@@ -137,12 +138,9 @@ impl Meeting {
         let policy = with(ours(), &json!({"measurements": {"8": "00".repeat(32)}}));
         let file = self.dir.path().join("service-policy");
         std::fs::write(&file, with(policy, further).to_string()).unwrap();
-        let settings = service_trust::Settings {
-            policy: Some(service_trust::read_policy(&file).unwrap()),
-            ..service_trust::Settings::default()
-        };
+        let policy = service_trust::read_policy(&file).unwrap();
         let (variant, tpm) = (&aws_sev_snp::VARIANT, self.node.location());
-        let trust = ServiceTrust::new(settings, variant, tpm, Stage::Booted);
+        let trust = ServiceTrust::new(Settings::default(), Some(policy), variant, tpm);
         atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), vec![])
             .verify_strong(vec![trust.judge().unwrap()])
             .to_join_service()

@@ -3,13 +3,13 @@
 use std::fs;
 use std::sync::Arc;
 
-use attest::attestation::vtpm::{self, Machine};
-use attest::attestation::{Issuer, hcl};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::json;
 use support::swtpm::Swtpm;
 use tpm::{KeySource, Location, Tpm};
+use verifier::vtpm::{self, Machine};
+use verifier::{Issuer, hcl};
 
 pub const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 pub const NONCE: &[u8] = b"the verifier's own random number";

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use attest::attestation::variant::Variant;
-use attest::attestation::{Policy, Validator, aws_sev_snp, azure_sev_snp, gcp_sev_snp};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use verifier::variant::Variant;
+use verifier::{Policy, Validator, aws_sev_snp, azure_sev_snp, gcp_sev_snp};
 
 use crate::aws_nitro_tpm::INSTANCE;
 use crate::cloud_tpm::NONCE;
@@ -75,7 +75,7 @@ fn belief(
 }
 
 fn of_variant(variant: &'static Variant) -> impl Fn(Policy) -> Arc<dyn Validator> {
-    let sources = attest::attestation::sources::offline();
+    let sources = verifier::sources::offline();
     move |policy| variant.validator_for(policy, &sources).unwrap()
 }
 

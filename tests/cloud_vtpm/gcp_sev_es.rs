@@ -5,13 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use attest::attestation::ak_certificate::{self, Root};
-use attest::attestation::gcp_sev_es::{
-    CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VARIANT, instance,
-};
-use attest::attestation::instance::Demands;
-use attest::attestation::quote::Attest;
-use attest::attestation::{Issuer, event_log, vtpm};
 use base::der::{self, context, element};
 use base::x509::Certificate;
 use base64::Engine;
@@ -22,6 +15,11 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use serde_json::{Value, json};
 use support::foreign::go_module;
 use tpm::KeySource;
+use verifier::ak_certificate::{self, Root};
+use verifier::gcp_sev_es::{CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VARIANT, instance};
+use verifier::instance::Demands;
+use verifier::quote::Attest;
+use verifier::{Issuer, event_log, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{ATTRIBUTES_OF_GCE, CloudTpm, NONCE, USER_DATA};
@@ -493,7 +491,7 @@ fn genuine_certificates_of_google_lead_to_its_roots_and_name_their_instances() {
             let (sign, enc) = (file("sign"), file("enc"));
             let roots = of_google();
             let verify = |der: &[u8]| {
-                let usage = attest::attestation::gcp_sev_es::usage();
+                let usage = verifier::gcp_sev_es::usage();
                 let key = Certificate::parse(der).unwrap().key().to_vec();
                 let (root, certificate) =
                     ak_certificate::verify(der, &[], &roots, usage, &key, time)?;
@@ -558,7 +556,7 @@ fn genuine_attestations_of_google_have_the_certified_key_and_googles_firmware() 
             let attest = fields(&quote, 1).remove(0);
             assert!(Attest::parse(&attest).unwrap().is_signed_by(&key));
         }
-        let usage = attest::attestation::gcp_sev_es::usage();
+        let usage = verifier::gcp_sev_es::usage();
         let now = UnixTime::now();
         ak_certificate::verify(&certificate, &[], &roots, usage, fields_of.key(), now).unwrap();
         assert!(instance(&fields_of).unwrap().id.is_some());

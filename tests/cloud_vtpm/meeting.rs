@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::sources::{Sources, offline};
-use attest::attestation::{Issuer, Policy, Validator, Variant};
 use serde_json::Value;
+use verifier::sources::{Sources, offline};
+use verifier::{Issuer, Policy, Validator, Variant};
 
 use crate::cloud_tpm::{NONCE, USER_DATA};
 

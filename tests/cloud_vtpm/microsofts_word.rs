@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use attest::atls;
-use attest::attestation::sources::{Sources, offline};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use collateral::{Fetching, Microsoft, Settings};
@@ -17,6 +16,7 @@ use hardware::snp::report::Report;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
+use verifier::sources::{Sources, offline};
 
 use crate::azure_sev_snp::{Machine, judge, pem};
 use crate::cloud_tpm::{NONCE, USER_DATA};

@@ -6,14 +6,14 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use attest::attestation::aws_hypervisor::{self, NitroTpm as Documents};
-use attest::attestation::aws_nitro_tpm::{AwsMachine, VARIANT};
-use attest::attestation::nitro_document::NitroDocument;
-use attest::attestation::{Issuer, vtpm};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tpm::{Bank, KeySource, Location, Tpm};
+use verifier::aws_hypervisor::{self, NitroTpm as Documents};
+use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
+use verifier::nitro_document::NitroDocument;
+use verifier::{Issuer, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{Draft, Hypervisor, INSTANCE, bytes, demands, good, host};

@@ -8,12 +8,6 @@ use crate::cloud_tpm::{
     AZURE, CloudTpm, NONCE, TEMPLATES, USER_DATA, hcl_report, runtime_data, unhex,
 };
 
-use attest::attestation::hcl::{self, HardwareReport, HclReport, RuntimeData};
-use attest::attestation::quote::{Attest, Key};
-use attest::attestation::vtpm::{self, Endorser, Evidence, Machine};
-use attest::attestation::{
-    Identified, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy, Validator,
-};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::SubjectPublicKeyInfoDer;
@@ -21,6 +15,12 @@ use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 use support::foreign::rust_crate;
 use tpm::{Bank, KeySource, Tpm};
+use verifier::hcl::{self, HardwareReport, HclReport, RuntimeData};
+use verifier::quote::{Attest, Key};
+use verifier::vtpm::{self, Endorser, Evidence, Machine};
+use verifier::{
+    Identified, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy, Validator,
+};
 
 /// A machine with a prepared key and nothing that endorses it.
 struct Prepared(KeySource);

@@ -1,14 +1,14 @@
 //! How long the refusals of certificates and documents are.
 
-use attest::attestation::ak_certificate::{self, Root};
-use attest::attestation::gcp_sev_es::{ROOTS, usage};
-use attest::attestation::instance::Demands;
-use attest::attestation::nitro_document::NitroDocument;
 use common::long_certificate::with_long_algorithm;
 use rcgen::KeyPair;
 use rustls::pki_types::UnixTime;
 use serde_json::json;
 use tpm::{Endorsement, EndorsementKind};
+use verifier::ak_certificate::{self, Root};
+use verifier::gcp_sev_es::{ROOTS, usage};
+use verifier::instance::Demands;
+use verifier::nitro_document::NitroDocument;
 
 use crate::authority::{Authority, PublicKey, other_usage};
 use crate::gcp_sev_es::good;

@@ -9,13 +9,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::Issuer;
 use common::attested::within;
 use proto::join::{ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use rpc::grpc::Channel;
 use serde_json::{Value, json};
 use support::program::{self, Program};
 use tempfile::TempDir;
+use verifier::Issuer;
 
 use crate::meeting::Correct;
 use crate::{aws_nitro_tpm, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, sev_snp};

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use attest::attestation::aws_hypervisor::Documents;
-use attest::attestation::aws_sev_snp::AwsSnpMachine;
-use attest::attestation::gcp_sev_snp::GoogleSnpMachine;
-use attest::attestation::snp::Reporter;
-use attest::attestation::sources::Sources;
-use attest::attestation::{Issuer, Policy, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use serde_json::{Value, json};
+use verifier::aws_hypervisor::Documents;
+use verifier::aws_sev_snp::AwsSnpMachine;
+use verifier::gcp_sev_snp::GoogleSnpMachine;
+use verifier::snp::Reporter;
+use verifier::sources::Sources;
+use verifier::{Issuer, Policy, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{self, Hypervisor};

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::Variant;
 use serde_json::{Value, json};
+use verifier::Variant;
 
 use crate::json::assert_documented;
 use crate::meeting::Correct;

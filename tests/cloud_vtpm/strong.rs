@@ -5,19 +5,20 @@ use std::process::Command;
 use std::sync::Arc;
 
 use attest::atls;
-use attest::attestation::aws_hypervisor::NitroTpm as Documents;
-use attest::attestation::aws_nitro_tpm::AwsMachine;
-use attest::attestation::aws_sev_snp::AwsSnpMachine;
-use attest::attestation::{
-    Issuer, Stage, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx,
-    azure_trustedlaunch, gcp_sev_es, qemu_vtpm, vtpm,
-};
 use bootstrapper::platform;
+use bootstrapper::service_trust::{self, ServiceTrust};
 use common::evidence::{self, Bringing};
-use node::service_trust::{self, ClusterId, Proof, ServiceTrust, Settings};
+use node::service_trust::{ClusterId, Proof, ServiceVerifier, Settings};
 use proto::attested::Collateral;
 use serde_json::{Value, json};
 use tpm::{Location, Tpm};
+use verifier::aws_hypervisor::NitroTpm as Documents;
+use verifier::aws_nitro_tpm::AwsMachine;
+use verifier::aws_sev_snp::AwsSnpMachine;
+use verifier::{
+    Issuer, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch,
+    gcp_sev_es, qemu_vtpm, vtpm,
+};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{Hypervisor, good, host};
@@ -60,11 +61,11 @@ fn trust_with(
     );
     std::fs::write(&file, policy.to_string()).unwrap();
     let settings = Settings {
-        policy: Some(service_trust::read_policy(&file).unwrap()),
         require_strong: true,
         cluster,
     };
-    let trust = ServiceTrust::new(settings, variant, tpm.clone(), Stage::Booted);
+    let policy = service_trust::read_policy(&file).unwrap();
+    let trust = ServiceTrust::new(settings, Some(policy), variant, tpm.clone());
     platform::demanding(trust, tpm)
 }
 

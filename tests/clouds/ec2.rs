@@ -6,9 +6,9 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::attestation::instance::Instance;
-use attest::attestation::sources::{Sources, offline};
 use collateral::{Caller, Fetching, Settings};
+use verifier::instance::Instance;
+use verifier::sources::{Sources, offline};
 
 use super::aws::{Moto, lone_instance, place, refusal, xml};
 use super::server::{self, Answer, Request};

@@ -19,7 +19,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::qemu_vtpm;
 use base::time;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -33,6 +32,7 @@ use proto::join::{
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};
 use swtpm::Swtpm;
+use verifier::qemu_vtpm;
 
 /// Pods of kube-system for each cluster: CoreDNS, twice.
 const PODS_OF_CLUSTER: usize = 2;

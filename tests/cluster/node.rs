@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use attest::attestation::qemu_vtpm;
 use base::crypto::{KEY_LEN, Secret};
 use base::time;
 use disk::luks;
@@ -17,6 +16,7 @@ use disk::state_disk::Handover;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use verifier::qemu_vtpm;
 
 use crate::network::{BRIDGE, HOST, Network};
 use crate::program::Program;

@@ -12,7 +12,6 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use attest::attestation::sources::Sources;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use collateral::parsers::{self, Item};
@@ -36,6 +35,7 @@ use server::{Answer, Fault, Server};
 use support::foreign::rust_crate;
 use support::mutation::mutations;
 use support::program::built;
+use verifier::sources::Sources;
 
 /// 2025-07-01: all contents are valid.
 const JULY_2025: u64 = 1_751_328_000;

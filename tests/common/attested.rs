@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
 use rpc::grpc::{CallOptions, Channel, Transport};
+use verifier::{IssueError, Issuer, Oid, ValidateError, Validator};
 
 /// Attestation that anybody can issue: a peer with it is accepted, a peer without it is refused.
 pub struct Anybody;

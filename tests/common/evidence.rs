@@ -9,9 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Identity, IssueError, Issuer, Oid, Request};
 use bootstrapper::evidence::{self, Evidence};
 use proto::attested::Collateral;
+use verifier::{Identity, IssueError, Issuer, Oid, Request};
 
 /// Has a host give this evidence at a socket, which may have been another host's, until the process ends.
 pub fn give(evidence: Evidence, socket: &Path) {

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use attest::attestation::{IssueError, Issuer, KeyName, Oid, qemu_vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
@@ -12,6 +11,7 @@ use ring::rsa::KeyPair as RsaKeyPair;
 use ring::signature::{KeyPair, RSA_PKCS1_SHA256, RsaPublicKeyComponents};
 use serde_json::json;
 use support::swtpm::PCR_4;
+use verifier::{IssueError, Issuer, KeyName, Oid, qemu_vtpm};
 
 pub struct Forger {
     key: RsaKeyPair,

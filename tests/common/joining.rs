@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use attest::atls;
-use attest::attestation::{Issuer, Measurement, Policy, qemu_vtpm};
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -20,6 +19,7 @@ use kubernetes::kubelet_request::authority_hashes;
 use proto::components::Component;
 use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse};
 use rpc::grpc::{Call, Limits, Router, Server, Status};
+use verifier::{Issuer, Measurement, Policy, qemu_vtpm};
 
 use crate::setting::Setting;
 use support::openssl::openssl;

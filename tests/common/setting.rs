@@ -7,11 +7,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use attest::attestation::{KeyName, qemu_vtpm};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, derive_key};
 use disk::luks::{self, ClusterToken};
 use disk::state_disk::Handover;
 use tempfile::TempDir;
+use verifier::{KeyName, qemu_vtpm};
 
 use support::metadata::MetadataServer;
 use support::program::{PATIENCE, Program};

@@ -8,21 +8,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::carried::Carried;
-use attest::attestation::sources::Sources;
-use attest::attestation::{Issuer, Registers, Stage, Variant, qemu_tdx, td};
 use bootstrapper::evidence::Evidence;
+use bootstrapper::service_trust::ServiceTrust;
 use collateral::{Fetching, Kept, Settings};
 use common::evidence::{self, Bringing};
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::Product;
-use node::service_trust::{self, ServiceTrust};
+use node::service_trust::Settings;
 use prost::Message;
 use proto::attested;
 use rcgen::date_time_ymd;
 use services::join_service::evidence::RemoteIssuer;
 use support::mutation::mutations;
 use tpm::Location;
+use verifier::carried::Carried;
+use verifier::sources::Sources;
+use verifier::{Issuer, Registers, Variant, qemu_tdx, td};
 
 use super::forged::{PCK, Parts, revoked};
 use super::machine::kernels_folder;
@@ -98,12 +99,8 @@ impl Meeting {
 
     /// Connects the node to a service; returns why it refuses it.
     fn join(&self, issuer: Arc<dyn Issuer>) -> Result<(), String> {
-        let trust = ServiceTrust::new(
-            service_trust::Settings::default(),
-            &VARIANT,
-            location(&self.node),
-            Stage::Booted,
-        );
+        let node = location(&self.node);
+        let trust = ServiceTrust::new(Settings::default(), None, &VARIANT, node);
         let client = atls::Client::new(None, vec![])
             .verify_strong(vec![trust.judge().unwrap()])
             .to_join_service();

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, SystemTime};
 
-use attest::attestation::Policy;
 use base::time;
 use hardware::tdx::dcap::Hex;
 use hardware::tdx::{Collateral, Verifier};
@@ -16,6 +15,7 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
 use rustls::pki_types::CertificateDer;
 use serde_json::Value;
+use verifier::Policy;
 
 /// The serial numbers of the certificates.
 pub const ROOT: u64 = 1;

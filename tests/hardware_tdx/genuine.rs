@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use attest::attestation::sources::offline;
-use attest::attestation::{Policy, td};
 use serde_json::json;
 use support::foreign::rust_crate;
 use support::mutation::mutations;
+use verifier::sources::offline;
+use verifier::{Policy, td};
 
 use super::*;
 

@@ -11,13 +11,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::sources::{Sources, offline};
-use attest::attestation::{self, Identified, Issuer, Policy, Stage, Validator, qemu_tdx, td};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use support::foreign::go_module;
 use tpm::Location;
+use verifier::sources::{Sources, offline};
+use verifier::{Identified, Issuer, Policy, Stage, Validator, qemu_tdx, td};
 
 use super::forged::{Parts, Signed};
 use super::json::assert_documented;
@@ -367,7 +367,7 @@ fn a_document_has_the_log_and_the_events_of_each_register_are_shown() {
         }
     }
     // a member of a cluster, which the operator names or not
-    let member = attestation::Registers::Rtmrs.after(&[0x11; 32]);
+    let member = verifier::Registers::Rtmrs.after(&[0x11; 32]);
     parts.body[472..520].copy_from_slice(member.as_ref());
     let document = issued(parts.clone());
     let (code, errors, registers) = explained(&document, &[]);
@@ -489,23 +489,21 @@ fn the_registers_of_a_machine_are_read_and_a_wrong_one_is_noticed() {
     let measured = (qemu_tdx::VARIANT.measure)(&location, Stage::Booted).unwrap();
     let first: Vec<_> = measured.booted.values().map(|it| it.expected[0]).collect();
     assert_eq!(first, [0xa0, 1, 2, 4, 0]);
-    assert!(!attestation::is_marked(&location).unwrap());
+    assert!(!verifier::is_marked(&location).unwrap());
     // a plain file keeps what is written to it, unlike a register: the machine notices that it was not extended
-    let error = attestation::mark(&location, &[7; 32])
-        .unwrap_err()
-        .to_string();
+    let error = verifier::mark(&location, &[7; 32]).unwrap_err().to_string();
     assert!(
         error.contains("something else has measured into it"),
         "{error}"
     );
-    assert!(attestation::is_marked(&location).unwrap());
+    assert!(verifier::is_marked(&location).unwrap());
     let written = fs::read(folder.path().join("rtmr3:sha384")).unwrap();
     assert_eq!(
         written,
         ring::digest::digest(&ring::digest::SHA384, &[7; 32]).as_ref()
     );
     fs::write(folder.path().join("rtmr3:sha384"), [0; 47]).unwrap();
-    let error = attestation::cluster_register(&location)
+    let error = verifier::cluster_register(&location)
         .unwrap_err()
         .to_string();
     assert!(error.contains("47 bytes, expected 48"), "{error}");

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use attest::atls::hello::hide_server_name;
 use attest::atls::{Client, Error};
-use attest::attestation::{Issuer, qemu_vtpm};
 use base::der;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -19,6 +18,7 @@ use rustls::crypto::ring::sign::any_ecdsa_type;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ServerConfig, ServerConnection};
+use verifier::{Issuer, qemu_vtpm};
 
 use crate::{FORGER, policy};
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use attest::attestation::{Issuer, Validator, qemu_vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use support::swtpm::Swtpm;
+use verifier::{Issuer, Validator, qemu_vtpm};
 
 use crate::{NONCE, USER_DATA, expect, policy, refusal};
 

@@ -2,12 +2,12 @@
 
 use std::sync::LazyLock;
 
-use attest::attestation::event_log::{EV_NO_ACTION, SHA256 as BANK, parse};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
 use support::mutation::mutations;
+use verifier::event_log::{EV_NO_ACTION, SHA256 as BANK, parse};
 
 use crate::{FORGER, NONCE, USER_DATA, demanding, refusal_by};
 

@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls::{Client, Error};
-use attest::attestation::qemu_vtpm;
 use prost::Message;
 use proto::attested::{ALPN, Challenge, Demand, Endorsement, Identity, Offer, Proof};
+use verifier::qemu_vtpm;
 
 use crate::certificates::{Certificate, handshake, sockets};
 use crate::{FORGER, memory, policy};

@@ -12,9 +12,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use attest::attestation::{Measurement, Policy, Validator, qemu_vtpm};
 use common::forger::Forger;
 use support::swtpm::PCR_4;
+use verifier::{Measurement, Policy, Validator, qemu_vtpm};
 
 const USER_DATA: &[u8] = &[5; 32];
 const NONCE: &[u8] = &[6; 32];

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use attest::attestation::event_log::{self, EV_NO_ACTION};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use image::{Bank, Conditions, Given, Image, Loader, Platform, RTMR_1, RTMR_2, Units};
@@ -15,6 +14,7 @@ use machine::initramfs::{self, Overlay};
 use machine::vm::{Firmware, Machine, Source, kernel};
 use machine::{Context, Failure, Result};
 use support::boot_image::{disk, run, signed, systemd_boot, uki};
+use verifier::event_log::{self, EV_NO_ACTION};
 
 const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 quiet no_timer_check\n";
 pub const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant, SystemTime};
 use ::services::join_service::cleaner::{Cleaner, Task};
 use ::services::join_service::{Config, JoinService};
 use attest::atls;
-use attest::attestation::{self, qemu_vtpm};
 use base::stop::Stop;
 use base::time;
 use base64::Engine;
@@ -33,6 +32,7 @@ use proto::join::{
 use rpc::grpc::{Channel, Code, Status};
 use serde_json::{Value, json};
 use support::random::Random;
+use verifier::qemu_vtpm;
 
 use crate::kube_apiserver::{Cluster, PATIENCE};
 use crate::program::Program;
@@ -485,7 +485,7 @@ fn program(setup: &Setup, cluster: &Cluster, config: &Path) -> (Program, SocketA
 
 /// Returns whether a machine is accepted at all: whether it gets the key of this disk.
 fn lets_in(tpm: &Swtpm, address: SocketAddr, disk_number: u8) -> bool {
-    let issuer: Arc<dyn attestation::Issuer> =
+    let issuer: Arc<dyn verifier::Issuer> =
         Arc::new(qemu_vtpm::issuer(tpm.location().parse().unwrap(), None));
     let client = atls::Client::new(Some(issuer), vec![]);
     let socket = TcpStream::connect(address).unwrap();

@@ -15,8 +15,6 @@ use crate::swtpm::Swtpm;
 use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
 use attest::atls;
-use attest::attestation;
-use attest::attestation::qemu_vtpm;
 use base::crypto::Secret;
 use base::stop::Stop;
 use base::time;
@@ -42,6 +40,7 @@ use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
+use verifier::qemu_vtpm;
 
 /// A policy that any machine with 32 zeros in PCR 15 meets.
 pub const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
@@ -447,7 +446,7 @@ pub fn channel_from(source: IpAddr, tpm: &Swtpm, address: SocketAddr) -> Channel
 /// Connects a client with this attestation.
 pub fn channel_of(
     source: IpAddr,
-    issuer: Arc<dyn attestation::Issuer>,
+    issuer: Arc<dyn verifier::Issuer>,
     address: SocketAddr,
 ) -> Channel {
     let client = atls::Client::new(Some(issuer), vec![]);

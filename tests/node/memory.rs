@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Measurement, Policy, Validator, qemu_vtpm};
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;
@@ -20,6 +19,7 @@ use proto::join::{
 };
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
+use verifier::{Measurement, Policy, Validator, qemu_vtpm};
 
 use crate::program::{PATIENCE, Program};
 use crate::setting::{Setting, wait_for_port};

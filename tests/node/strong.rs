@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use attest::attestation::session::{Role, user_data};
-use attest::attestation::{IssueError, Issuer, Oid, Request, qemu_vtpm};
 use ring::digest::{SHA256, digest};
 use tpm::Tpm;
+use verifier::session::{Role, user_data};
+use verifier::{IssueError, Issuer, Oid, Request, qemu_vtpm};
 
 use crate::forger::Forger;
 use crate::joining::{Cluster, JoinService, MEASUREMENT_SECRET};

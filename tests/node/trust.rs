@@ -5,18 +5,18 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{self, qemu_vtpm};
 use booted_proto::init::{InitRequest, InitResponse};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Sender, Server, Status};
 use tpm::Tpm;
+use verifier::qemu_vtpm;
 
 use crate::forger::Forger;
 use crate::program::Program;
 use crate::setting::{MASTER_KEY, Setting, set_private};
 
-type Issuer = Arc<dyn attestation::Issuer>;
+type Issuer = Arc<dyn verifier::Issuer>;
 
 /// The servers to which an operator sends the master secret; they keep each key URI that they get.
 struct Node {

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::{Measurement, Policy, qemu_vtpm};
 use base::crypto::Secret;
 use kms::{ClusterKms, NO_STORE};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
@@ -15,6 +14,7 @@ use proto::recoverproto::{RecoverMessage, RecoverResponse};
 use rpc::grpc::{Call, CallOptions, Channel, Code, Limits, Router, Server, Status};
 use socket2::{Domain, Socket, Type};
 use support::program::built;
+use verifier::{Measurement, Policy, qemu_vtpm};
 
 use crate::program::{PATIENCE, Program};
 use crate::setting::{MASTER_KEY, MEASUREMENT_SALT, Setting, wait_for_port};

@@ -8,11 +8,11 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use attest::attestation::{Issuer, Measurement, Policy, Validator, qemu_vtpm};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use support::foreign::go_program;
 use support::swtpm::PCR_4;
+use verifier::{Issuer, Measurement, Policy, Validator, qemu_vtpm};
 
 use crate::mutual::{Host, hex, own_cluster};
 use crate::setting::{MASTER_KEY, Setting, wait_for_port};

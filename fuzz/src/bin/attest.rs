@@ -10,10 +10,7 @@ use endorsement::attestation_key;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-#[path = "../../../src/verifier/quote.rs"]
-#[allow(dead_code)]
-mod quote;
-use quote::{Attest, Key};
+use verifier::quote::{Attest, Key, Signed};
 
 /// What a software TPM made.
 struct Genuine {

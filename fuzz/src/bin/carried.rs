@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-use attest::attestation::carried::Carried;
-use attest::attestation::sources::Sources;
 use firstlight_fuzz::{NOW, quote, short};
 use hardware::snp::chain::check_list;
 use hardware::snp::report::Signer;
@@ -14,6 +12,8 @@ use libfuzzer_sys::fuzz_target;
 use prost::Message;
 use proto::attested::Proof;
 use rustls::pki_types::UnixTime;
+use verifier::carried::Carried;
+use verifier::sources::Sources;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(proof) = Proof::decode(bytes) else {

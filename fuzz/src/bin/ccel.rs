@@ -2,10 +2,10 @@
 //! limited size and does nothing to a terminal.
 #![no_main]
 
-use attest::attestation::event_log::{Event, Log, parse};
-use attest::attestation::excerpt::excerpt;
 use cli::explain::explained;
 use libfuzzer_sys::fuzz_target;
+use verifier::event_log::{Event, Log, parse};
+use verifier::excerpt::excerpt;
 
 /// TPM_ALG_ID.
 const SHA_384: u16 = 0x000c;

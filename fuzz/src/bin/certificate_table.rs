@@ -2,11 +2,11 @@
 //! read again as a certificate. The seed has the certificate of a chip of the tests.
 #![no_main]
 
-use attest::attestation::snp::{InstanceInfo, Reporter};
 use hardware::snp::certificate::Certificate;
-use hardware::snp::certificate_table::{CertificateTable, Kind};
 use hardware::snp::report::LEN;
 use libfuzzer_sys::fuzz_target;
+use tee::certificate_table::{CertificateTable, Kind};
+use verifier::snp::{InstanceInfo, Reporter};
 
 /// A host that gives this table.
 struct Host<'a>(&'a [u8]);

@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use attest::attestation::qemu_vtpm::validator;
-use attest::attestation::vtpm::Validator;
-use attest::attestation::{Measurement, Policy, Validator as _};
 use libfuzzer_sys::fuzz_target;
+use verifier::qemu_vtpm::validator;
+use verifier::vtpm::Validator;
+use verifier::{Measurement, Policy, Validator as _};
 
 const NONCE: &[u8] = b"the verifier's own random number";
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";

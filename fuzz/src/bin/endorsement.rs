@@ -4,13 +4,13 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use tpm::{Endorsement, EndorsementKind};
 use endorsement::attestation_key::check;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;
 use endorsement::roots::{Root, names};
 use libfuzzer_sys::fuzz_target;
 use rustls::pki_types::UnixTime;
+use tpm::{Endorsement, EndorsementKind};
 
 static ROOTS: LazyLock<Vec<Root>> = LazyLock::new(|| {
     let parse = |name| Root::parse(name).expect("it is built in");

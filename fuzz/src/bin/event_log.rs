@@ -2,10 +2,10 @@
 //! digests.
 #![no_main]
 
-use attest::attestation::event_log::{SHA256 as BANK, explain, parse};
-use attest::attestation::excerpt::{excerpt, of_whole_registers};
 use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};
+use verifier::event_log::{SHA256 as BANK, explain, parse};
+use verifier::excerpt::{excerpt, of_whole_registers};
 
 /// Of an entry that is not extended.
 const EV_NO_ACTION: u32 = 3;
@@ -39,7 +39,7 @@ fuzz_target!(|log: &[u8]| {
         let bytes = excerpt(log, max);
         let short = parse(&bytes);
         assert!(bytes.len() <= max && of_whole_registers(log, max).len() <= max);
-        let digests = |log: &[attest::attestation::event_log::Event]| -> Vec<_> {
+        let digests = |log: &[verifier::event_log::Event]| -> Vec<_> {
             let digests = log.iter().skip(1);
             digests
                 .map(|event| (event.pcr, event.sha256.copied()))

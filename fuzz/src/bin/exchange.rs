@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 
 // the included files name them so
-use attest::{attestation, tpm};
+use attest::attestation;
 
 #[allow(dead_code, unused_imports)] // of the files, this fuzzer does not need all
 #[path = "../../../src/attest/atls"]

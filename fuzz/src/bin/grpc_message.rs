@@ -19,10 +19,10 @@ mod bounded;
 #[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all
 mod grpc {
     mod header_values;
-    pub mod testing;
     mod message;
     mod metadata;
     mod status;
+    pub mod testing;
 }
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -1,7 +1,7 @@
 //! The attestation document of a NitroTPM.
 #![no_main]
 
-use attest::attestation::nitro_document::NitroDocument;
+use verifier::nitro_document::NitroDocument;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(document) = NitroDocument::parse(bytes) {

@@ -1,8 +1,8 @@
 //! What a NitroTPM answers to a request for an attestation document: what is then in the NV index.
 #![no_main]
 
-use attest::attestation::nsm::Answer;
 use tpm::MESSAGE_SIZE;
+use verifier::nsm::Answer;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let bytes = &bytes[..bytes.len().min(MESSAGE_SIZE)];

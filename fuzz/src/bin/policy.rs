@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use attest::attestation::Policy;
 use libfuzzer_sys::fuzz_target;
+use verifier::Policy;
 
 fuzz_target!(|text: &str| {
     let Ok(policy) = Policy::from_json(text) else {

@@ -1,7 +1,7 @@
 //! The runtime data in a report of Azure's paravisor: JSON with the attestation key.
 #![no_main]
 
-use attest::attestation::hcl::RuntimeData;
+use verifier::hcl::RuntimeData;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(data) = RuntimeData::parse(bytes) {

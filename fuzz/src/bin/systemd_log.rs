@@ -1,8 +1,8 @@
 //! systemd's own event log: the explanation of a value stays short, and does nothing to a terminal.
 #![no_main]
 
-use attest::attestation::systemd_log::{explain, parse};
 use libfuzzer_sys::fuzz_target;
+use verifier::systemd_log::{explain, parse};
 
 fuzz_target!(|log: &[u8]| {
     // the shortest record is longer than 40 bytes

@@ -38,8 +38,7 @@ use zeroize::Zeroizing;
 
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
-use crate::attestation::carried;
-use crate::attestation::composite::Session as Bound;
+use crate::attestation::composite::{MAX_COLLATERAL, Session as Bound};
 use crate::attestation::session::{self, Request};
 use crate::attestation::wire;
 use crate::attestation::{
@@ -59,7 +58,7 @@ const MAX_PARTS: usize = 8;
 /// Maximum size of a proof in bytes, as of a certificate in the old form.
 const MAX_PROOF: usize = 64 << 10;
 /// Maximum size of a proof with collateral, for the end that demanded it.
-const MAX_PROOF_WITH_COLLATERAL: usize = MAX_PROOF + carried::MAX;
+const MAX_PROOF_WITH_COLLATERAL: usize = MAX_PROOF + MAX_COLLATERAL;
 /// Maximum size of what is given to TLS at once: the buffer of rustls has 64 KiB.
 const MAX_PART: usize = 16 << 10;
 /// Maximum size of a proof without a document.
@@ -294,7 +293,7 @@ impl End<'_> {
             .map_err(Error::Issuer)?;
         drop(turn);
         let collateral = demand.collateral.then(|| issuer.collateral(&document));
-        let fits = |collateral: &Collateral| collateral.encoded_len() < carried::MAX;
+        let fits = |collateral: &Collateral| collateral.encoded_len() < MAX_COLLATERAL;
         Ok(Proof {
             document,
             collateral: collateral.flatten().filter(fits),

@@ -6,6 +6,9 @@ use super::{Challenge, Identified, Identity, KeyName, Oid, ValidateError, Valida
 use proto::attested::Collateral;
 use tpm::Endorsement;
 
+/// Maximum size in bytes of the collateral that a peer sends: Intel's of a platform has about 25 KiB.
+pub const MAX_COLLATERAL: usize = 128 << 10;
+
 /// What a peer presents as proof in one connection.
 #[derive(Clone, Copy)]
 pub struct Evidence<'a> {

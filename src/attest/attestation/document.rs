@@ -14,11 +14,13 @@ pub const MAX_DOCUMENT: usize = 256 << 10;
 /// The document.
 #[derive(Serialize, Deserialize)]
 pub struct Document {
+    /// What comes from the TPM.
     #[serde(rename = "Attestation")]
     pub attestation: Attestation,
     /// Bytes that are specific to the cloud. The nonce of the quote includes them. Empty in QEMU.
     #[serde(rename = "InstanceInfo")]
     pub instance_info: Option<Base64>,
+    /// What the issuer bound.
     #[serde(rename = "UserData")]
     pub user_data: Base64,
 }
@@ -37,6 +39,7 @@ pub struct Attestation {
     pub ak_pub: Base64,
     /// One quote for each bank.
     pub quotes: Vec<Quote>,
+    /// The event log of the firmware; empty if the machine has none.
     #[serde(default, skip_serializing_if = "Base64::is_empty")]
     pub event_log: Base64,
     /// The certificate of the attestation key, DER.
@@ -54,6 +57,7 @@ pub struct Quote {
     pub quote: Base64,
     /// TPMT_SIGNATURE.
     pub raw_sig: Base64,
+    /// The quoted values.
     pub pcrs: Pcrs,
 }
 
@@ -114,6 +118,7 @@ impl Pcrs {
 pub struct Base64(pub Vec<u8>);
 
 impl Base64 {
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,94 +1,50 @@
 //! Attestation: documents that prove to a peer what software a machine runs.
 //!
-//! An [`Issuer`] makes a document on the machine itself; a [`Validator`] validates the document of a peer. Attested TLS
-//! ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
+//! An [`Issuer`] makes a document on the machine itself. A [`Validator`] judges the document of a peer; the crate `verifier` has all of them.
+//! Attested TLS ([`crate::atls`]) transports a document in a certificate extension whose OID names the variant.
 //!
 //! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them; [`vtpm`] is what the variants with a TPM
-//! have in common;
-//! [`sources`] gets what evidence does not contain, and [`carried`] has what a peer brings of it; [`session`] binds a document to one connection, and [`wire`] has its messages; [`stage`]
-//! distinguishes an initramfs from a booted system; [`policy`] defines which register values and which keys are accepted; `key_name`
-//! is the name of a key; `td` reads the registers of a machine without a TPM; `composite` has validators that are made of others;
-//! `document` is the JSON document; `quote` verifies what the TPM signed in it; [`hcl`] is what Azure's paravisor says about a machine, and [`maa`] what Microsoft says of it;
-//! [`event_log`], [`phases`] and [`systemd_log`] explain the value of a register to a person; [`excerpt`] shortens an event log.
+//! have in common; [`prepared`] keeps what a machine sends; [`session`] binds a document to one connection, and [`wire`] has its messages;
+//! [`key`] is an attestation key, and `key_name` its name; [`td`] reads the registers of a machine without a TPM; `composite` is the evidence
+//! of a peer, and validators that are made of others; [`document`] is the JSON document; [`hcl`] is the report of Azure's paravisor;
+//! [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] says what systemd has measured.
 
-#[path = "../../verifier/ak_certificate.rs"]
-pub mod ak_certificate;
-#[path = "../../verifier/aws_hypervisor.rs"]
 pub mod aws_hypervisor;
-#[path = "../../verifier/aws_nitro_tpm.rs"]
 pub mod aws_nitro_tpm;
-#[path = "../../verifier/aws_sev_snp.rs"]
 pub mod aws_sev_snp;
-#[path = "../../verifier/azure_sev_snp.rs"]
 pub mod azure_sev_snp;
-#[path = "../../verifier/azure_tdx.rs"]
 pub mod azure_tdx;
-#[path = "../../verifier/azure_trustedlaunch.rs"]
 pub mod azure_trustedlaunch;
-#[path = "../../verifier/carried.rs"]
-pub mod carried;
 pub mod composite;
-mod document;
-#[path = "../../verifier/event_log.rs"]
+pub mod document;
 pub mod event_log;
 pub mod excerpt;
-#[path = "../../verifier/gcp_sev_es.rs"]
 pub mod gcp_sev_es;
-#[path = "../../verifier/gcp_sev_snp.rs"]
 pub mod gcp_sev_snp;
-#[path = "../../verifier/hcl.rs"]
 pub mod hcl;
-#[path = "../../verifier/instance.rs"]
-pub mod instance;
+pub mod key;
 mod key_name;
-#[path = "../../verifier/maa.rs"]
-pub mod maa;
-#[path = "../../verifier/nitro_document.rs"]
-pub mod nitro_document;
 pub mod nsm;
-#[path = "../../verifier/old_snp.rs"]
-pub mod old_snp;
-#[path = "../../verifier/old_tdx.rs"]
-pub mod old_tdx;
-#[path = "../../verifier/phases.rs"]
-pub mod phases;
-#[path = "../../verifier/policy.rs"]
-pub mod policy;
 pub mod prepared;
-#[path = "../../verifier/qemu_tdx.rs"]
 pub mod qemu_tdx;
-#[path = "../../verifier/qemu_vtpm.rs"]
 pub mod qemu_vtpm;
-#[path = "../../verifier/quote.rs"]
-pub mod quote;
 pub mod registers;
 pub mod session;
-#[path = "../../verifier/snp.rs"]
 pub mod snp;
-#[path = "../../verifier/sources.rs"]
-pub mod sources;
-#[path = "../../verifier/stage.rs"]
-pub mod stage;
 pub mod systemd_log;
-#[path = "../../verifier/td.rs"]
 pub mod td;
-#[path = "../../verifier/variant.rs"]
 pub mod variant;
-#[path = "../../verifier/vtpm.rs"]
 pub mod vtpm;
 pub mod wire;
-#[path = "../../verifier/words.rs"]
-mod words;
 
 use std::sync::Arc;
 
+pub use base::boot::Stage;
 pub use composite::{Composite, Evidence};
-pub use hardware::claims::{PlatformClaims, Property, TcbPart};
 pub use key_name::KeyName;
-pub use policy::{Image, Measurement, Policy, PolicyError};
 pub use registers::{ClusterRegister, Registers};
 pub use session::{Identity, Request, Role};
-pub use stage::Stage;
+pub use tee::claims::{PlatformClaims, Property, TcbPart};
 pub use variant::Variant;
 
 use zeroize::Zeroizing;
@@ -97,7 +53,7 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::text::{hex, printable};
 use proto::attested::Collateral;
 
-use tpm::{self, Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
+use tpm::{Bank, CLUSTER_ID_PCR, Credential, Endorsement, EndorsementKind, Tpm};
 
 /// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd 2c 05 01`.
 pub type Oid = &'static [u8];
@@ -324,7 +280,7 @@ pub fn cluster_register(location: &tpm::Location) -> Result<ClusterRegister, tpm
 }
 
 /// Returns SHA-256 of the concatenated parts.
-fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+pub fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     let mut context = ring::digest::Context::new(&ring::digest::SHA256);
     parts.iter().for_each(|part| context.update(part));
     let mut hash = [0; 32];

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::hcl::KEY_HANDLE;
 use super::vtpm::{self, Machine};
 use super::{IssueError, KeyName, Oid};
-use tpm::{self, KeySource, Tpm};
+use tpm::{KeySource, Tpm};
 
 /// Pause before what is missing is asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(60);

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::evidence::{Entry, Register, Registers};
-use attest::attestation::{self, Policy, phases};
 use base::crypto::CLUSTER_ID_LEN;
 use image::{Bank, Case, Image, Platform};
+use verifier::{Policy, phases};
 
 /// The PCR of the kernel's IMA, which has a log of its own.
 const IMA_PCR: u32 = 10;
@@ -122,7 +122,7 @@ impl Expected {
                 (image.name(), stage, values)
             })
         });
-        let differences = |values: &BTreeMap<u32, attest::attestation::Measurement>| {
+        let differences = |values: &BTreeMap<u32, verifier::Measurement>| {
             let of = |number| registers.by_number.get(&number).and_then(Register::value);
             let differs = values
                 .iter()
@@ -139,7 +139,7 @@ impl Expected {
             (name, None) => format!("expected of {name:?}"),
             (name, Some(stage)) => format!("expected of {name:?} in the {stage}"),
         };
-        let one = |(number, value): (u32, attest::attestation::Measurement)| {
+        let one = |(number, value): (u32, verifier::Measurement)| {
             let expected = ExpectedRegister {
                 value: Some(value.expected.to_vec()),
                 events: None,
@@ -204,7 +204,7 @@ impl Expected {
     }
 
     /// Replaces the expected value of the cluster ID's register.
-    pub fn and_cluster(&mut self, id: &[u8; CLUSTER_ID_LEN], kind: attestation::Registers) {
+    pub fn and_cluster(&mut self, id: &[u8; CLUSTER_ID_LEN], kind: verifier::Registers) {
         let register = self.by_number.entry(kind.of_cluster_id()).or_default();
         let value = kind.after(id);
         register.value = Some(value.as_ref().into());

@@ -4,8 +4,8 @@
 
 use super::device_path;
 use super::text::{ascii, guid, plain, utf16};
-use attest::attestation::event_log::{self, Event};
 use base::bytes::Reader;
+use verifier::event_log::{self, Event};
 
 /// Maximum number of certificates of a variable that are named.
 const SHOWN_NAMES: usize = 8;

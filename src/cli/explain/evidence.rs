@@ -8,8 +8,8 @@ use ring::digest::{Algorithm, Context};
 use serde::Deserialize;
 
 use super::decode;
-use attest::attestation::event_log::{self, EV_NO_ACTION, Log, SHA1, SHA256};
-use attest::attestation::{self, phases, systemd_log, variant};
+use verifier::event_log::{self, EV_NO_ACTION, Log, SHA1, SHA256};
+use verifier::{phases, systemd_log, variant};
 
 /// TPM_ALG_ID of SHA-384.
 const SHA384: u16 = 0x000c;
@@ -302,10 +302,10 @@ impl Registers {
     }
 
     /// Returns the kind of the registers, by which policies number them.
-    pub fn kind(&self) -> attestation::Registers {
+    pub fn kind(&self) -> verifier::Registers {
         match self.is_tdx {
-            true => attestation::Registers::Rtmrs,
-            false => attestation::Registers::Pcrs,
+            true => verifier::Registers::Rtmrs,
+            false => verifier::Registers::Pcrs,
         }
     }
 

@@ -21,12 +21,12 @@ use super::connect::read_policy;
 use super::files;
 use super::measure_image;
 use super::output::{Output, print, say_all};
-use attest::attestation::Variant;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use compare::{Expected, Finding};
 use evidence::Evidence;
 use report::Pen;
+use verifier::Variant;
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -164,7 +164,6 @@ pub fn explained(bytes: &[u8]) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use attest::attestation::{Measurement, Policy};
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
     use compare::Verdict;
@@ -172,6 +171,7 @@ mod tests {
     use support::mutation::{corpus, mutations};
     use text::hex;
     use tpm::CLUSTER_ID_PCR;
+    use verifier::{Measurement, Policy};
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU.
     const OVMF: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(fresh[&9], Verdict::Differs);
         assert_eq!(fresh[&15], Verdict::Matches);
         // a member of some cluster, and of the one that the operator names
-        let member = attest::attestation::Registers::Pcrs.after(&[0x11; 32]);
+        let member = verifier::Registers::Pcrs.after(&[0x11; 32]);
         let of_15 = |value: &[u8], is_known| {
             verdicts(&of(quoted(CLUSTER_ID_PCR, value), is_known))[&CLUSTER_ID_PCR]
         };

@@ -8,10 +8,10 @@ use super::super::connect::{Attempt, Endpoint, Node};
 use super::super::sources::sources;
 use super::super::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::evidence::Evidence;
-use attest::attestation::{Measurement, Oid, Policy, ValidateError, Validator, Variant};
 use base::program::Failure;
 use booted_proto::init;
 use proto::recoverproto;
+use verifier::{Measurement, Oid, Policy, ValidateError, Validator, Variant};
 
 /// Returns the document of the first server of the node that answers: the recovery server of a node in its initramfs, or the
 /// server of a booted node.

@@ -1,8 +1,8 @@
 //! Judges a policy: what makes it unusable or worthless (an error), and what it does not pin.
 
-use attest::attestation::old_snp::Enforcement;
-use attest::attestation::sources::offline;
-use attest::attestation::{Image, Policy, Registers, Variant};
+use verifier::old_snp::Enforcement;
+use verifier::sources::offline;
+use verifier::{Image, Policy, Registers, Variant};
 
 use crate::verify::meaning;
 

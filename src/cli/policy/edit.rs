@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use attest::attestation::policy::PolicyError;
-use attest::attestation::{Image, KeyName, Measurement, Policy};
 use serde_json::{Value, json};
+use verifier::policy::PolicyError;
+use verifier::{Image, KeyName, Measurement, Policy};
 
 use super::text::{registers, value};
 use crate::state::hex;

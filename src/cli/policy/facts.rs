@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use attest::attestation::{Measurement, Policy};
 use endorsement::roots::Root;
 use serde_json::{Value, json};
+use verifier::{Measurement, Policy};
 
 use super::text::{in_order, value};
 use crate::state::hex;

@@ -12,10 +12,10 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use attest::attestation::sources::offline;
-use attest::attestation::{KeyName, Policy, Variant};
 use base::program::Failure;
 use serde_json::{Value, json};
+use verifier::sources::offline;
+use verifier::{KeyName, Policy, Variant};
 
 use super::connect::read_policy;
 use super::files;

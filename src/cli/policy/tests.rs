@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use attest::attestation::variant::NAMES;
-use attest::attestation::{KeyName, Measurement, Policy, Variant};
 use serde_json::{Value, json};
 use support::mutation::mutations;
+use verifier::variant::NAMES;
+use verifier::{KeyName, Measurement, Policy, Variant};
 
 use super::{Edit, check, facts, text};
 

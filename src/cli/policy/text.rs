@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use attest::attestation::{Measurement, Policy};
 use serde_json::{Map, Value, json};
+use verifier::{Measurement, Policy};
 
 use crate::state::hex;
 

@@ -1,9 +1,9 @@
 //! The servers that a node can have, and what they answer.
 
-use attest::attestation::KeyName;
 use booted_proto::init;
 use proto::recoverproto::{self, StatusResponse};
 use rpc::grpc::Status;
+use verifier::KeyName;
 
 use crate::connect::Standing;
 

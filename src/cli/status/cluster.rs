@@ -7,11 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use attest::attestation::KeyName;
 use base::program::{FAILED, Failure};
 use base::stop::Stop;
 use kubernetes::client::{self, Client, Config, NODES, Selector};
 use serde_json::{Value, json};
+use verifier::KeyName;
 
 use super::inquiry::Inquiry;
 use super::report::{FRESH, OTHER_CLUSTER, Report, State, UNPROVEN, WAITS_FOR_KEY};

@@ -10,11 +10,11 @@ use super::report::Report;
 use crate::connect::{Attempt, Endpoint, Node, Reached, Standing};
 use crate::recover;
 use attest::atls;
-use attest::attestation::{Policy, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use proto::node::{self, TimelineRequest, TimelineResponse};
 use rpc::grpc::{CallOptions, Channel, Status};
+use verifier::{Policy, Variant};
 
 /// Time limit of a call, which the node answers from memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);

@@ -24,12 +24,12 @@ use super::progress::printable;
 use super::state::State;
 use super::timeline;
 use answer::Answer;
-use attest::attestation::{KeyName, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use inquiry::Inquiry;
 use report::Report;
 use rpc::grpc::{Code, Status};
+use verifier::{KeyName, Variant};
 
 /// The options of the command line.
 #[derive(Debug)]

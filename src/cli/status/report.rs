@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use attest::attestation::KeyName;
 use booted_proto::init;
 use proto::recoverproto;
 use serde_json::{Value, json};
+use verifier::KeyName;
 
 use super::answer::{Answer, SERVICES};
 use crate::connect::{Endpoint, Standing};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::super::connect::Endpoint;
 use super::super::sources::sources;
-use attest::attestation::stage::validator_at_any_stage;
-use attest::attestation::{Policy, Validator, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
+use verifier::stage::validator_at_any_stage;
+use verifier::{Policy, Validator, Variant};
 
 /// Where evidence comes from.
 #[derive(Debug)]

@@ -14,13 +14,13 @@ use super::connect::read_policy_with;
 use super::output::{Output, say_all};
 use super::state::State;
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
-use attest::attestation::{KeyName, Variant};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use demand::Demand;
 pub use demand::Source;
 use report::Report;
 pub use report::meaning;
+use verifier::{KeyName, Variant};
 
 /// The options of the command line.
 #[derive(Debug)]

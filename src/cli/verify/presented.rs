@@ -9,13 +9,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::super::files;
-use attest::attestation::composite::Session;
-use attest::attestation::{
-    Evidence, Identified, Identity, KeyName, Role, Validator, Variant, session,
-};
 use base::program::Failure;
 use booted_proto::verify::USER_DATA;
 use tpm::{Endorsement, EndorsementKind};
+use verifier::composite::Session;
+use verifier::{Evidence, Identified, Identity, KeyName, Role, Validator, Variant, session};
 
 /// The version of the file.
 const VERSION: u32 = 1;
@@ -114,7 +112,7 @@ impl Presented {
 
     /// Judges the document as attested TLS does, with the session that was kept. A file does not prove when it was written.
     pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, String> {
-        let refused = |error: attest::attestation::ValidateError| error.to_string();
+        let refused = |error: verifier::ValidateError| error.to_string();
         let mut evidence = Evidence {
             document: &self.document,
             nonce: &self.nonce,
@@ -285,8 +283,8 @@ fn decode(name: &str, text: &str) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use attest::attestation::variant;
     use support::mutation::mutations;
+    use verifier::variant;
 
     fn kept() -> Presented {
         let endorsement = Endorsement {

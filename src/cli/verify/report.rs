@@ -10,10 +10,10 @@ use super::super::sources::without_words;
 use super::super::state::hex;
 use super::demand::{Demand, Source};
 use super::presented::Presented;
-use attest::attestation::{
+use tpm::CLUSTER_ID_PCR;
+use verifier::{
     Identified, Image, KeyName, PlatformClaims, Policy, Property, Registers, Stage, TcbPart,
 };
-use tpm::CLUSTER_ID_PCR;
 
 /// What the command says.
 pub struct Report<'a> {

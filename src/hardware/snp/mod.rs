@@ -6,14 +6,13 @@
 //! Structures: AMD 56860 "SEV Secure Nested Paging Firmware ABI" and 57230 "VCEK Certificate and KDS Interface".
 
 pub mod certificate;
-pub mod certificate_table;
 pub mod chain;
 pub mod demands;
-pub mod guest;
 pub mod report;
 pub mod tcb;
 
 use rustls_pki_types::UnixTime;
+pub use tee::certificate_table;
 
 use crate::PlatformClaims;
 use certificate::Certificate;

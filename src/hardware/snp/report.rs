@@ -3,9 +3,8 @@
 use std::fmt;
 
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
+pub use tee::snp::{LEN, Signer};
 
-/// Length of a report in bytes.
-pub const LEN: usize = 0x4a0;
 /// The bytes that the chip signs.
 const SIGNED: std::ops::Range<usize> = 0..0x2a0;
 /// ECDSA with P-384 and SHA-384.
@@ -76,15 +75,6 @@ pub struct Report {
     pub committed_firmware: Firmware,
     /// The mitigations at the launch and now, as bits; since version 5.
     pub mitigations: Option<Mitigations>,
-}
-
-/// The key that signs a report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signer {
-    /// The versioned chip endorsement key.
-    Vcek,
-    /// The versioned loaded endorsement key, which a cloud gives to its machines.
-    Vlek,
 }
 
 /// The guest policy.
@@ -189,15 +179,7 @@ impl Report {
 
     /// Returns which key signed the report.
     pub fn signer(&self) -> Result<Signer, String> {
-        if self.signer_info & 2 != 0 {
-            return Err("the host masked the key of the chip, so the report is not signed".into());
-        }
-        match self.signer_info >> 2 & 7 {
-            0 => Ok(Signer::Vcek),
-            1 => Ok(Signer::Vlek),
-            7 => Err("the report is not signed".into()),
-            other => Err(format!("the report is signed by the unknown key {other}")),
-        }
+        Signer::of(self.signer_info)
     }
 
     /// Returns whether a key certified the ID key.
@@ -344,14 +326,5 @@ fn with_names(value: u64, names: &[(u32, &str)]) -> String {
 impl fmt::Display for Firmware {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.major, self.minor, self.build)
-    }
-}
-
-impl fmt::Display for Signer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Signer::Vcek => "VCEK",
-            Signer::Vlek => "VLEK",
-        })
     }
 }

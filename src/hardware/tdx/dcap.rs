@@ -15,7 +15,8 @@ use ring::digest::{SHA256, digest};
 use ring::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+pub use tee::collateral::{Collateral, Hex};
 use webpki::{
     CertRevocationList, EndEntityCert, ExpirationPolicy, KeyUsage, RevocationOptionsBuilder,
 };
@@ -38,34 +39,6 @@ const REPORT_DATA: usize = 320;
 const UNNAMED: &str = "the PCK certificate does not name its platform";
 /// Maximum size of the parts of collateral in bytes: genuine TCB information has about 20 KiB.
 const MAX_PART: usize = 256 << 10;
-
-/// What Intel publishes about a platform. The JSON is that of the crate `dcap-qvl`, whose tools and others' write it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Collateral {
-    /// The levels of the platform: the exact bytes that Intel signed.
-    pub tcb_info: String,
-    /// The signature, r ‖ s, in hexadecimal digits.
-    pub tcb_info_signature: Hex,
-    /// The certificates of the signer in PEM.
-    pub tcb_info_issuer_chain: String,
-    /// The identity of the quoting enclave: the exact bytes that Intel signed.
-    pub qe_identity: String,
-    /// As of the TCB information.
-    pub qe_identity_signature: Hex,
-    /// As of the TCB information.
-    pub qe_identity_issuer_chain: String,
-    /// The list of revoked authorities, in DER.
-    pub root_ca_crl: Hex,
-    /// The list of revoked platforms, in DER.
-    pub pck_crl: Hex,
-    /// The certificates of the authority that signed the list of platforms, in PEM. The quote has them too.
-    #[serde(default)]
-    pub pck_crl_issuer_chain: String,
-}
-
-/// Bytes, in JSON as hexadecimal digits.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hex(pub Vec<u8>);
 
 /// A quote that is genuine, and what is proved beside its body. Only [`Verifier::verify`] makes it, so nobody can judge one quote by
 /// the verdict on another.
@@ -475,20 +448,5 @@ fn in_words(error: &webpki::Error) -> String {
         }
         UnknownIssuer | InvalidSignatureForPublicKey => "it does not lead to the root".into(),
         error => text::of_error(error),
-    }
-}
-
-impl Serialize for Hex {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        serializer.serialize_str(&digits)
-    }
-}
-
-impl<'de> Deserialize<'de> for Hex {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Hex, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let bytes = crate::unhex(&text).map(Hex);
-        bytes.ok_or_else(|| serde::de::Error::custom("expected hexadecimal digits"))
     }
 }

@@ -1,12 +1,11 @@
 //! Intel TDX: what a quote contains, who signed it, and what an operator can demand of it.
 //!
 //! `quote` parses quotes; `dcap` verifies them with Intel's collateral and `certificate`s, and `tcb` judges the platform by it;
-//! `demands` is what a policy can demand beside the registers; `guest` gets quotes from the kernel of this machine.
+//! `demands` is what a policy can demand beside the registers.
 
 mod certificate;
 pub mod dcap;
 pub mod demands;
-pub mod guest;
 pub mod quote;
 pub mod tcb;
 

@@ -11,11 +11,8 @@
 use std::fmt;
 
 use base::bytes::Reader;
+pub use tee::tdx::{MAX_QUOTE, REGISTER_LEN, Register};
 
-/// Maximum size of a quote in bytes: genuine ones have about 5 KiB, and their certificate chain differs by some hundred bytes.
-pub const MAX_QUOTE: usize = 32 << 10;
-/// Length in bytes of a register.
-pub const REGISTER_LEN: usize = 48;
 /// The `tee_type` of TDX in the header.
 const TEE_TDX: u32 = 0x81;
 /// The `attestation_key_type` ECDSA P-256.
@@ -27,9 +24,6 @@ const INTEL_QE: [u8; 16] = [
 /// Types of the certification data: the report of the quoting enclave, which contains a PCK certificate chain.
 const QE_REPORT: u16 = 6;
 const PCK_CHAIN: u16 = 5;
-
-/// A register: MRTD, an RTMR, or an identity of 48 bytes.
-pub type Register = [u8; REGISTER_LEN];
 
 /// A quote whose structure is valid. Nothing in it is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]

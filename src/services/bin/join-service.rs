@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use attest::attestation::{Variant, variant};
 use base::logger;
 use base::program::{self, Failure};
 use base::stop::Stop;
@@ -20,6 +19,7 @@ use services::check;
 use services::join_service::keys::Flags;
 use services::join_service::{self, Config, JoinService};
 use sys::wiping::Wiping;
+use verifier::{Variant, variant};
 
 /// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
 #[global_allocator]

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use attest::attestation::{Variant, variant};
 use base::backoff::Backoff;
 use base::logger;
 use base::program::{self, Failure};
@@ -20,6 +19,7 @@ use services::key_service::{self, Clients, Config, KeyService};
 use sys::signal::StopSignals;
 use sys::wiping::Wiping;
 use tpm::Location;
+use verifier::{Variant, variant};
 
 /// Wipes freed memory, so that no copies of secrets remain in buffers of libraries.
 #[global_allocator]

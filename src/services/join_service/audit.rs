@@ -17,11 +17,11 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 
 use super::refusal::Refusal;
-use attest::attestation::PlatformClaims;
 use base::crypto::random;
 use base::time;
 use kubernetes::client::{self, Client, EVENTS};
 use metrics::{Counter, Histogram, Labelled, Registry};
+use verifier::PlatformClaims;
 
 /// Maximum number of events in the queue.
 const QUEUE: usize = 64;
@@ -299,7 +299,7 @@ impl Drop for EventSender {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use attest::attestation::{Property, TcbPart};
+    use verifier::{Property, TcbPart};
 
     #[test]
     fn the_record_of_a_decision_has_what_was_proved_of_the_platform() {

@@ -11,10 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use attest::atls;
-use attest::attestation::sources::Sources;
-use attest::attestation::{
-    Identity, IssueError, Issuer, Oid, Request, Role, Validator, Variant, wire,
-};
 use base::crypto::random;
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use collateral::Fetching;
@@ -22,6 +18,8 @@ use prost::Message;
 use proto::attested::Collateral;
 use rpc::grpc::{Accept, Transport};
 use rpc::half_open::PeersTurn;
+use verifier::sources::Sources;
+use verifier::{Identity, IssueError, Issuer, Oid, Request, Role, Validator, Variant, wire};
 
 /// Where the host listens.
 pub const SOCKET: &str = "/run/firstlight/evidence/socket";

@@ -18,7 +18,6 @@ use zeroize::Zeroizing;
 use crate::key_service::members::Members;
 use crate::observed;
 use attest::atls;
-use attest::attestation::{self, Variant};
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::program::{self, Failure};
 use booted_proto::kms::GET_DATA_KEY;
@@ -26,6 +25,7 @@ use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
 use tpm::Location;
+use verifier::Variant;
 
 /// The default file of a pod's token for the key service.
 pub const TOKEN_FILE: &str = "/var/run/secrets/firstlight/key-service/token";
@@ -78,7 +78,7 @@ pub enum Auth {
 /// The command line options of a program that uses a key service.
 ///
 /// ```no_run
-/// # use attest::attestation::Variant;
+/// # use verifier::Variant;
 /// # use services::join_service::keys::Flags;
 /// # fn f(variant: &'static Variant, mut args: lexopt::Parser) -> Result<(), base::program::Failure> {
 /// # use lexopt::prelude::*;
@@ -469,7 +469,7 @@ impl Inner {
         else {
             return Transport::plain(socket).map_err(|error| error.to_string());
         };
-        let register = attestation::cluster_register(tpm).map_err(|error| error.to_string())?;
+        let register = verifier::cluster_register(tpm).map_err(|error| error.to_string())?;
         if register.is_fresh() {
             return Err(format!(
                 "this machine has joined no cluster since it started ({} is zero)",

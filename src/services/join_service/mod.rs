@@ -59,9 +59,6 @@ use std::time::{Duration, SystemTime};
 
 use crate::observed;
 use approver::Approver;
-use attest::attestation::sources::Sources;
-use attest::attestation::stage::validator_at_any_stage;
-use attest::attestation::{Policy, Validator, Variant};
 use audit::{Audit, EventSender};
 use base::stop::Stop;
 use cleaner::{Cleaner, CleanerThread};
@@ -81,6 +78,9 @@ use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{self, Call, Limits, Router, Server};
 use tickets::{ClusterAccess, Tickets};
 use verification::Verification;
+use verifier::sources::Sources;
+use verifier::stage::validator_at_any_stage;
+use verifier::{Policy, Validator, Variant};
 
 /// The directory where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";

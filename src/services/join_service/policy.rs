@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use attest::attestation::{Composite, Validator};
 use metrics::Registry;
+use verifier::{Composite, Validator};
 
 /// How often the file is read. The kubelet takes up to a minute to update it.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -224,10 +224,10 @@ fn read(path: &Path) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use attest::attestation::{Oid, ValidateError};
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::time::Instant;
+    use verifier::{Oid, ValidateError};
 
     use super::*;
 

@@ -30,7 +30,6 @@ use super::records::{self, Claimant};
 use super::refusal::Refusal;
 use super::request::{self, JoinRequest};
 use super::{approver, joining_node, reservation, tokens};
-use attest::attestation::{Claims, Form, Stage};
 use base::crypto::{
     KEY_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID,
     SSH_USER_CA_SEED_ID, Secret,
@@ -47,6 +46,7 @@ use proto::join::{
 use rpc::grpc::{Call, Status};
 use ssh::key::ED25519_BLOB_LEN;
 use ssh::{Authority, PublicKey};
+use verifier::{Claims, Form, Stage};
 
 /// The timeout of an API call within a ticket. Callers wait 30 s.
 const API_TIMEOUT: Duration = Duration::from_secs(8);

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::attestation::Variant;
 use base::network::Network;
 use base::turns::Turns;
 use base64::Engine;
@@ -25,6 +24,7 @@ use booted_proto::verify::{
 };
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
 use serde_json::json;
+use verifier::Variant;
 use web::Answer;
 
 use super::evidence::RemoteIssuer;

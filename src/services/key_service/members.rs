@@ -16,8 +16,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use attest::attestation::sources::Sources;
-use attest::attestation::{ClusterRegister, Composite, Policy, Stage, Validator, Variant};
+use verifier::sources::Sources;
+use verifier::{ClusterRegister, Composite, Policy, Stage, Validator, Variant};
 
 /// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";

@@ -40,8 +40,6 @@ use std::time::{Duration, Instant};
 
 use crate::observed;
 use attest::atls;
-use attest::attestation::sources::Sources;
-use attest::attestation::{self, Claims, ClusterRegister, IssueError, Variant};
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
     cluster_id,
@@ -60,6 +58,8 @@ use members::Members;
 use metrics::{Counter, Exporter, Histogram, Labelled, Registry};
 use rpc::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
 use tokens::Reviewer;
+use verifier::sources::Sources;
+use verifier::{Claims, ClusterRegister, IssueError, Variant};
 use zeroize::Zeroizing;
 
 /// The default directory of the cluster's `join-config`, with the attestation policy and the
@@ -356,7 +356,7 @@ fn attested(
     let path = config_dir.join(MEASUREMENT_SALT_FILE);
     let lengths = MEASUREMENT_SALT_LEN..=MEASUREMENT_SALT_LEN;
     let salt = master_secret::read(&path, "measurement salt", lengths).map_err(Error::Secret)?;
-    let register = attestation::cluster_register(tpm)
+    let register = verifier::cluster_register(tpm)
         .map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
     if register.is_fresh() {
         return Err(Error::NoMember { is_fresh: true });

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::dummy::{Dummy, OID};
 use super::*;
-use crate::attestation::carried;
+use crate::attestation::composite::MAX_COLLATERAL;
 use crate::attestation::{Evidence, Identified};
 use proto::attested::Collateral;
 
@@ -67,8 +67,8 @@ fn collateral_goes_to_the_client_that_demands_it_as_long_as_it_is_not_too_long()
         (1, true, true),
         (1, false, false),
         // a document and this do not fit the buffer of TLS
-        (carried::MAX - 16, true, true),
-        (carried::MAX, true, false),
+        (MAX_COLLATERAL - 16, true, true),
+        (MAX_COLLATERAL, true, false),
     ] {
         let collateral = Collateral {
             intel: vec![7; len],

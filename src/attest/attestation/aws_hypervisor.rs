@@ -1,0 +1,82 @@
+//! What the variants of AWS have in common: the document in which its hypervisor signs the PCRs of a machine's NitroTPM, together with the
+//! key that the machine names.
+//!
+//! ```text
+//! AttestationDocument in the instance info: nonce = extra data, public_key = attestation key (SubjectPublicKeyInfo)
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::document::Base64;
+use super::key::Key;
+use super::{IssueError, nsm};
+use tpm::{KeySource, Tpm};
+
+/// Makes attestation documents of the NitroTPM of this machine.
+pub trait Documents: Send + Sync {
+    /// Returns a document with this nonce and this public key; `None` if this TPM never makes documents, and the log has said so.
+    fn document(
+        &self,
+        tpm: &mut Tpm,
+        nonce: &[u8],
+        public_key: &[u8],
+    ) -> Result<Option<Vec<u8>>, String>;
+}
+
+/// The NitroTPM: AWS's hypervisor makes the document. A TPM that does not know the command is asked once.
+#[derive(Default)]
+pub struct NitroTpm {
+    makes_none: AtomicBool,
+}
+
+impl Documents for NitroTpm {
+    fn document(
+        &self,
+        tpm: &mut Tpm,
+        nonce: &[u8],
+        public_key: &[u8],
+    ) -> Result<Option<Vec<u8>>, String> {
+        if self.makes_none.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let request = nsm::attestation_request(nonce, public_key)?;
+        let answer = tpm.nsm_request(&request).map_err(|error| {
+            let makes_none = matches!(error, tpm::Error::NoDocuments(..));
+            self.makes_none.store(makes_none, Ordering::Relaxed);
+            error.to_string()
+        })?;
+        match nsm::Answer::parse(&answer) {
+            Ok(nsm::Answer::Document(document)) => Ok(Some(document.into())),
+            Ok(nsm::Answer::Error(name)) => Err(format!("AWS's hypervisor refused: {name}")),
+            Err(why) => Err(format!(
+                "the answer of AWS's hypervisor cannot be read: {why}"
+            )),
+        }
+    }
+}
+
+/// Returns the attestation key of this machine as certificates contain it: SubjectPublicKeyInfo, DER.
+pub fn spki(tpm: &mut Tpm) -> Result<Vec<u8>, IssueError> {
+    let key = tpm.attestation_key(KeySource::Own);
+    let key = key.map_err(|error| IssueError(error.to_string()))?;
+    let key = Key::parse(&key).map_err(|error| IssueError(error.into()))?;
+    Ok(key.spki())
+}
+
+/// Returns a document with this extra data and this key, for the instance info. The log says why there is none: a peer whose policy demands
+/// none accepts the machine.
+pub fn document(
+    documents: Option<&Arc<dyn Documents>>,
+    tpm: &mut Tpm,
+    extra_data: &[u8; 32],
+    spki: &[u8],
+) -> Option<Base64> {
+    match documents?.document(tpm, extra_data, spki) {
+        Ok(document) => document.map(Base64),
+        Err(why) => {
+            log::warn!("no attestation document of the NitroTPM is sent: {why}");
+            None
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The variant `aws-nitro-tpm`: a machine of EC2 with a NitroTPM. Nothing certifies its attestation key, but AWS's hypervisor signs it
+//! ([`super::aws_hypervisor`]).
+//!
+//! ```text
+//! instance info = the instance identity document of EC2, as in the old system; beside it, AttestationDocument
+//! ```
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cloud::http::{Http, LINK_LOCAL, MAX_BODY};
+use serde_json::{Map, Value};
+
+use super::aws_hypervisor::{self, Documents, NitroTpm};
+use super::vtpm::{self, Machine};
+use super::{IssueError, KeyName, Oid, Registers, Variant, printable};
+use tpm::{KeySource, Tpm};
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "aws-nitro-tpm",
+    oid: OID,
+    registers: Registers::Pcrs,
+    location: tpm::Location::default_device,
+    issuer: |location| {
+        let machine = AwsMachine::new(LINK_LOCAL, Some(Arc::new(NitroTpm::default())));
+        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+    },
+    key_name,
+};
+
+/// 1.3.9900.2.1
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x02, 0x01];
+/// The paths of the metadata service, version 2, with the fields that they need.
+const TOKEN: &str = "latest/api/token";
+const IDENTITY: &str = "latest/dynamic/instance-identity/document";
+const LIFETIME: (&str, &str) = ("X-aws-ec2-metadata-token-ttl-seconds", "60");
+const TOKEN_FIELD: &str = "X-aws-ec2-metadata-token";
+/// The member of the instance info with the attestation document.
+const DOCUMENT: &str = "AttestationDocument";
+/// Maximum length of an error of serde_json in a log line.
+const SHOWN_ERROR: usize = 160;
+
+/// A machine of EC2.
+pub struct AwsMachine {
+    metadata: Http,
+    documents: Option<Arc<dyn Documents>>,
+    /// The instance identity document, which never changes, once it is known.
+    known: Mutex<Option<Map<String, Value>>>,
+}
+
+/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
+pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
+    vtpm::key_name(location, KeySource::Own)
+}
+
+impl AwsMachine {
+    /// Makes a machine whose metadata service has this URL. Without `documents`, it proves what a machine of the old system proves.
+    pub fn new(metadata: &str, documents: Option<Arc<dyn Documents>>) -> AwsMachine {
+        AwsMachine {
+            metadata: Http::new(metadata),
+            documents,
+            known: Mutex::default(),
+        }
+    }
+
+    fn identity(&self) -> Result<Map<String, Value>, IssueError> {
+        let failed = |error: cloud::Error| IssueError(error.to_string());
+        let token = self.metadata.put(TOKEN, &[LIFETIME]).map_err(failed)?;
+        let token = String::from_utf8_lossy(&token);
+        let fields = [(TOKEN_FIELD, token.trim_end())];
+        let body = self.metadata.get(IDENTITY, &fields, MAX_BODY);
+        serde_json::from_slice(&body.map_err(failed)?).map_err(|error| {
+            let (url, error) = (
+                self.metadata.url(IDENTITY),
+                printable(&error.to_string(), SHOWN_ERROR),
+            );
+            IssueError(format!("metadata: GET {url}: expected an object: {error}"))
+        })
+    }
+}
+
+impl Machine for AwsMachine {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn prepare(&self, _location: &tpm::Location) -> Result<(), IssueError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            *known = Some(self.identity()?);
+        }
+        Ok(())
+    }
+
+    fn instance_info(
+        &self,
+        tpm: &mut Tpm,
+        extra_data: &[u8; 32],
+    ) -> Result<Option<Vec<u8>>, IssueError> {
+        let known = self
+            .known
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let mut info = known.unwrap_or_default();
+        let spki = aws_hypervisor::spki(tpm)?;
+        let documents = self.documents.as_ref();
+        if let Some(document) = aws_hypervisor::document(documents, tpm, extra_data, &spki) {
+            let document = serde_json::to_value(document);
+            let document = document.map_err(|error| IssueError(error.to_string()))?;
+            info.insert(DOCUMENT.into(), document);
+        }
+        serde_json::to_vec(&info)
+            .map(Some)
+            .map_err(|error| IssueError(error.to_string()))
+    }
+}

@@ -1,0 +1,86 @@
+//! The variant `aws-sev-snp`: a machine of AWS with SEV-SNP, and a NitroTPM. The chip signs the digest of the attestation key.
+//!
+//! ```text
+//! REPORT_DATA = SHA-512(attestation key as SubjectPublicKeyInfo, DER), as in the old system
+//! ```
+//!
+//! The quote of the TPM has the nonce of the connection. AWS signs with a VLEK on shared hosts, the chip with a VCEK on dedicated ones.
+
+use std::sync::Arc;
+
+use ring::digest::{SHA512, digest};
+
+use super::aws_hypervisor::{self, Documents, NitroTpm};
+use super::snp::{InstanceInfo, Kernel, Reporter};
+use super::vtpm::{self, Machine};
+use super::{IssueError, KeyName, Oid, Registers, Variant};
+use tpm::{KeySource, Tpm};
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "aws-sev-snp",
+    oid: OID,
+    registers: Registers::Pcrs,
+    location: tpm::Location::default_device,
+    issuer: |location| {
+        let documents = Some(Arc::new(NitroTpm::default()) as Arc<dyn Documents>);
+        let machine = AwsSnpMachine::new(Arc::new(Kernel), documents);
+        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+    },
+    key_name,
+};
+
+/// 1.3.9900.2.2
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x02, 0x02];
+
+/// A machine of AWS.
+pub struct AwsSnpMachine {
+    reporter: Arc<dyn Reporter>,
+    documents: Option<Arc<dyn Documents>>,
+}
+
+/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
+pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
+    vtpm::key_name(location, KeySource::Own)
+}
+
+impl AwsSnpMachine {
+    /// Makes a machine whose chip makes these reports. Without `documents`, it proves what a machine of the old system proves.
+    pub fn new(
+        reporter: Arc<dyn Reporter>,
+        documents: Option<Arc<dyn Documents>>,
+    ) -> AwsSnpMachine {
+        AwsSnpMachine {
+            reporter,
+            documents,
+        }
+    }
+}
+
+impl Machine for AwsSnpMachine {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn instance_info(
+        &self,
+        tpm: &mut Tpm,
+        extra_data: &[u8; 32],
+    ) -> Result<Option<Vec<u8>>, IssueError> {
+        let spki = aws_hypervisor::spki(tpm)?;
+        let info = InstanceInfo::of(&*self.reporter, &report_data(&spki), None);
+        let mut info = info.map_err(IssueError)?;
+        info.attestation_document =
+            aws_hypervisor::document(self.documents.as_ref(), tpm, extra_data, &spki);
+        serde_json::to_vec(&info)
+            .map(Some)
+            .map_err(|error| IssueError(error.to_string()))
+    }
+}
+
+/// Returns the REPORT_DATA of a machine with this attestation key.
+pub fn report_data(spki: &[u8]) -> [u8; 64] {
+    let mut report_data = [0; 64];
+    report_data.copy_from_slice(digest(&SHA512, spki).as_ref());
+    report_data
+}

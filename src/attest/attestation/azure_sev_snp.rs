@@ -1,0 +1,110 @@
+//! The variant `azure-sev-snp`: a machine of Azure with SEV-SNP, and a virtual TPM in its paravisor. The paravisor's report has the
+//! attestation key, and the chip has signed the report.
+//!
+//! ```text
+//! instance info = { certificate of the chip's key, its chain, report of the chip, runtime data of the paravisor }, as in the old system
+//! REPORT_DATA   = SHA-256(runtime data) ‖ 32 zeros; the runtime data has the attestation key
+//! ```
+//!
+//! The report is the same for each connection: the quote of the TPM has the nonce.
+
+use std::sync::Arc;
+
+use cloud::http::{Http, LINK_LOCAL, MAX_BODY};
+use serde::Deserialize;
+
+use super::document::Base64;
+use super::hcl::{self, HardwareReport, HclReport};
+use super::prepared::{self, Prepared, Source};
+use super::snp::{Azure, InstanceInfo};
+use super::{IssueError, Oid, Registers, Variant, printable, vtpm};
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "azure-sev-snp",
+    oid: OID,
+    registers: Registers::Pcrs,
+    location: tpm::Location::default_device,
+    issuer: |location| {
+        let machine = Prepared::new(AzureSnpMachine::new(LINK_LOCAL));
+        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+    },
+    key_name: prepared::key_name,
+};
+
+/// 1.3.9900.4.1
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x01];
+/// Where Azure has the certificate of the chip.
+const CERTIFICATION: &str = "metadata/THIM/amd/certification";
+/// Maximum length of an error of serde_json in a log line.
+const SHOWN_ERROR: usize = 160;
+
+/// What Azure has about the chip: PEM.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Certification {
+    vcek_cert: String,
+    #[serde(default)]
+    certificate_chain: String,
+}
+
+/// A machine of Azure.
+pub struct AzureSnpMachine {
+    host: Http,
+}
+
+impl AzureSnpMachine {
+    /// Makes a machine whose host has its services at this URL.
+    pub fn new(host: &str) -> AzureSnpMachine {
+        AzureSnpMachine {
+            host: Http::new(host),
+        }
+    }
+
+    fn certification(&self) -> Result<Certification, String> {
+        let fields = [("Metadata", "true")];
+        let body = self.host.get(CERTIFICATION, &fields, MAX_BODY);
+        serde_json::from_slice(&body.map_err(|error| error.to_string())?).map_err(|error| {
+            let (url, error) = (
+                self.host.url(CERTIFICATION),
+                printable(&error.to_string(), SHOWN_ERROR),
+            );
+            format!("metadata: GET {url}: expected the certificate of the chip: {error}")
+        })
+    }
+}
+
+impl Source for AzureSnpMachine {
+    type Info = InstanceInfo;
+    const OID: Oid = OID;
+
+    fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
+        let stored = hcl::stored(location)?;
+        let report = HclReport::parse(&stored).map_err(|why| IssueError(why.into()))?;
+        let HardwareReport::Snp(report_of_chip) = report.hardware else {
+            let why = "the HCL report is not of SEV-SNP: is this another variant of Azure?";
+            return Err(IssueError(why.into()));
+        };
+        // a verifier may get the certificate from AMD
+        let certification = self.certification();
+        let certification = certification.inspect_err(|why| log::warn!("{why}")).ok();
+        let is_complete = certification.is_some();
+        let (signer, chain) = match certification {
+            Some(found) => (Some(found.vcek_cert), Some(found.certificate_chain)),
+            None => (None, None),
+        };
+        let pem = |text: String| Base64(text.trim().into());
+        let info = InstanceInfo {
+            report_signer: signer.map(pem),
+            cert_chain: chain.map(pem),
+            attestation_report: Base64(report_of_chip.into()),
+            azure: Some(Azure {
+                runtime_data: Base64(report.runtime_data.into()),
+                maa_token: String::new(),
+            }),
+            gcp: None,
+            attestation_document: None,
+        };
+        Ok((info, is_complete))
+    }
+}

@@ -1,0 +1,112 @@
+//! The variant `azure-tdx`: a TDX machine of Azure with a virtual TPM in its paravisor. The paravisor's report has the attestation key,
+//! and the hardware has signed the report.
+//!
+//! ```text
+//! instance info = { quote of TDX, runtime data of the paravisor }, as in the old system; beside it, Intel's collateral if the machine has it
+//! REPORTDATA    = SHA-256(runtime data) ‖ 32 zeros; the runtime data has the attestation key
+//! ```
+//!
+//! The report is the same for each connection: the quote of the TPM has the nonce. The registers of the policy are the PCRs.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use cloud::http::{Http, LINK_LOCAL};
+use serde::{Deserialize, Serialize};
+use tee::collateral::Collateral;
+
+use super::document::Base64;
+use super::hcl::{self, HardwareReport, HclReport};
+use super::prepared::{self, Prepared, Source};
+use super::{IssueError, Oid, Registers, Variant, td, vtpm};
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "azure-tdx",
+    oid: OID,
+    registers: Registers::Pcrs,
+    location: tpm::Location::default_device,
+    issuer: |location| {
+        let machine = Prepared::new(AzureTdxMachine::new(LINK_LOCAL));
+        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+    },
+    key_name: prepared::key_name,
+};
+
+/// 1.3.9900.4.3
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x03];
+/// The path of Azure's quoting service, which makes a quote from a TDREPORT.
+const QUOTE_PATH: &str = "acc/tdquote";
+
+/// The names are those of the old system; the collateral is ours.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct InstanceInfo {
+    /// The quote.
+    pub attestation_report: Base64,
+    /// The runtime data of the paravisor.
+    pub runtime_data: Base64,
+    /// Intel's collateral of the platform.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collateral: Option<Collateral>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    quote: String,
+}
+
+/// A machine of Azure.
+pub struct AzureTdxMachine {
+    host: Http,
+}
+
+impl AzureTdxMachine {
+    /// Makes a machine whose host has its services at this URL.
+    pub fn new(host: &str) -> AzureTdxMachine {
+        AzureTdxMachine {
+            host: Http::new(host),
+        }
+    }
+}
+
+impl Source for AzureTdxMachine {
+    type Info = InstanceInfo;
+    const OID: Oid = OID;
+
+    fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
+        let stored = hcl::stored(location)?;
+        let report = HclReport::parse(&stored).map_err(|why| IssueError(why.into()))?;
+        let HardwareReport::Tdx(report_of_td) = report.hardware else {
+            let why = "the HCL report is not of TDX: is this another variant of Azure?";
+            return Err(IssueError(why.into()));
+        };
+        let request = format!(r#"{{"report":"{}"}}"#, URL_SAFE_NO_PAD.encode(report_of_td));
+        let answer = self
+            .host
+            .post_json(QUOTE_PATH, &[("Metadata", "true")], &request)
+            .map_err(|error| IssueError(error.to_string()))?;
+        let read = || {
+            let answer: Answer = serde_json::from_slice(&answer).ok()?;
+            URL_SAFE_NO_PAD
+                .decode(answer.quote.trim_end_matches('='))
+                .ok()
+        };
+        let quote = read().ok_or_else(|| {
+            let url = self.host.url(QUOTE_PATH);
+            IssueError(format!("POST {url}: expected a quote in base64url"))
+        })?;
+        let info = InstanceInfo {
+            attestation_report: Base64(quote),
+            runtime_data: Base64(report.runtime_data.into()),
+            collateral: None,
+        };
+        Ok((info, true))
+    }
+
+    fn add_present(&self, info: &mut InstanceInfo) {
+        info.collateral = td::collateral(Path::new(td::COLLATERAL));
+    }
+}

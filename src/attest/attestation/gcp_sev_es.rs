@@ -1,0 +1,143 @@
+//! The variant `gcp-sev-es`: a shielded machine of Google Compute Engine with AMD SEV. Google certifies the attestation key of the
+//! virtual TPM, and the certificate names the instance.
+//!
+//! ```text
+//! instance info = { zone, project_id, instance_name }, as in the old system
+//! certificate   = in the field ak_cert, where go-tpm-tools puts it: the old system ignores it, and asks Google's API for the key
+//! PCR 0         = the firmware measures its version, and with what the host encrypts the memory
+//! ```
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::der;
+use base::text::quoted;
+use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY};
+use serde::{Deserialize, Serialize};
+
+use super::vtpm::{self, Machine};
+use super::{IssueError, KeyName, Oid, Registers, Variant, printable};
+use tpm::{KeySource, Tpm};
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "gcp-sev-es",
+    oid: OID,
+    registers: Registers::Pcrs,
+    location: tpm::Location::default_device,
+    issuer: |location| {
+        let machine = GoogleMachine::new(LINK_LOCAL);
+        Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
+    },
+    key_name,
+};
+
+/// 1.3.9900.3.1
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x03, 0x01];
+/// The NV indices of the certificate and of the template of the RSA attestation key (go-tpm-tools, client/handles.go).
+pub const CERTIFICATE_INDEX: u32 = 0x01c1_0000;
+const KEY: KeySource = KeySource::Template(0x01c1_0001);
+/// The folder of the metadata, and the field without which the service refuses.
+const METADATA: &str = "computeMetadata/v1";
+const FIELDS: Fields<'_> = &[("Metadata-Flavor", "Google")];
+/// Maximum length in characters of a name of the metadata.
+const MAX_NAME: usize = 256;
+
+/// The names of a machine. The members are those of the old system, which are those of go-tpm-tools.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Names {
+    /// The zone.
+    pub zone: String,
+    /// The project.
+    pub project_id: String,
+    /// The instance.
+    pub instance_name: String,
+}
+
+/// A machine of Google Compute Engine.
+pub struct GoogleMachine {
+    metadata: Http,
+    /// The names, which never change, once they are known.
+    known: Mutex<Option<Names>>,
+}
+
+/// Returns the Name of the attestation key of this machine.
+pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
+    vtpm::key_name(location, KEY)
+}
+
+impl GoogleMachine {
+    /// Makes a machine whose metadata service has this URL.
+    pub fn new(metadata: &str) -> GoogleMachine {
+        GoogleMachine {
+            metadata: Http::new(metadata),
+            known: Mutex::default(),
+        }
+    }
+
+    /// Returns the names of the machine, if they are known.
+    pub fn names(&self) -> Option<Names> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.clone()
+    }
+
+    fn metadata(&self, name: &str) -> Result<String, IssueError> {
+        let path = format!("{METADATA}/{name}");
+        let body = self.metadata.get(&path, FIELDS, MAX_BODY);
+        let body = body.map_err(|error| IssueError(error.to_string()))?;
+        let text = String::from_utf8_lossy(&body);
+        let text = text.trim_end();
+        match text.is_empty() || printable(text, MAX_NAME) != text {
+            false => Ok(text.to_owned()),
+            true => Err(IssueError(format!(
+                "metadata: GET {}: expected a name, got {}",
+                self.metadata.url(&path),
+                quoted(text, 80)
+            ))),
+        }
+    }
+}
+
+impl Machine for GoogleMachine {
+    fn oid(&self) -> Oid {
+        OID
+    }
+
+    fn key_source(&self) -> KeySource {
+        KEY
+    }
+
+    fn prepare(&self, _location: &tpm::Location) -> Result<(), IssueError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            // projects/NUMBER/zones/ZONE
+            let zone = self.metadata("instance/zone")?;
+            *known = Some(Names {
+                zone: zone.rsplit('/').next().unwrap_or_default().into(),
+                project_id: self.metadata("project/project-id")?,
+                instance_name: self.metadata("instance/name")?,
+            });
+        }
+        Ok(())
+    }
+
+    fn instance_info(
+        &self,
+        _tpm: &mut Tpm,
+        _extra_data: &[u8; 32],
+    ) -> Result<Option<Vec<u8>>, IssueError> {
+        let names = self.names();
+        let info = names.map(|names| serde_json::to_vec(&names));
+        info.transpose()
+            .map_err(|error| IssueError(error.to_string()))
+    }
+
+    fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
+        let stored = tpm.nv(CERTIFICATE_INDEX);
+        let stored = stored.map_err(|error| IssueError(error.to_string()))?;
+        // zeros may follow
+        Ok(stored.and_then(|stored| {
+            let mut reader = der::Reader::new(&stored);
+            reader.expect_whole(der::SEQUENCE).ok().map(<[u8]>::to_vec)
+        }))
+    }
+}

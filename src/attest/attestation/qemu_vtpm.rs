@@ -1,0 +1,39 @@
+//! The variant `qemu-vtpm`: the TPM 2.0 of a machine, without a platform that endorses its attestation key.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::vtpm::{self, Machine};
+use super::{KeyName, Oid, Registers, Variant};
+use tpm::KeySource;
+
+/// The variant's line in the table.
+pub const VARIANT: Variant = Variant {
+    name: "qemu-vtpm",
+    oid: OID,
+    registers: Registers::Pcrs,
+    location: tpm::Location::default_device,
+    issuer: |location| Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(QemuVtpm))),
+    key_name,
+};
+
+/// 1.3.9900.5.1
+pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
+
+struct QemuVtpm;
+
+/// Makes an issuer for the TPM at `location`, with the event log in the given file if it exists.
+pub fn issuer(location: tpm::Location, event_log: Option<PathBuf>) -> vtpm::Issuer {
+    vtpm::Issuer::new(location, event_log, Arc::new(QemuVtpm))
+}
+
+/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
+pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
+    vtpm::key_name(location, KeySource::Own)
+}
+
+impl Machine for QemuVtpm {
+    fn oid(&self) -> Oid {
+        OID
+    }
+}

@@ -1,0 +1,112 @@
+//! What the variants of SEV-SNP have in common: the report of the chip in the instance info.
+//!
+//! ```text
+//! instance info = { certificate of the chip's key, its chain, report of the chip, what the cloud adds }, as in the old system
+//! ```
+//!
+//! What REPORT_DATA binds differs, and is in the files of the variants.
+
+use base::der;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use tee::certificate_table::{CertificateTable, Kind};
+use tee::snp::{self as guest, Signer};
+
+use super::document::Base64;
+use super::gcp_sev_es::Names;
+
+/// The names are those of the old system.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct InstanceInfo {
+    /// The certificate of the key that signed the report, in PEM.
+    #[serde(default)]
+    pub report_signer: Option<Base64>,
+    /// Certificates above it in PEM. A root among them counts for nothing.
+    #[serde(default)]
+    pub cert_chain: Option<Base64>,
+    /// The report.
+    pub attestation_report: Base64,
+    /// What Azure's paravisor adds.
+    #[serde(default)]
+    pub azure: Option<Azure>,
+    /// The names of Google's machine.
+    #[serde(rename = "GCP", default)]
+    pub gcp: Option<Names>,
+    /// The attestation document of AWS's hypervisor. The old system has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attestation_document: Option<Base64>,
+}
+
+/// What Azure's paravisor adds.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Azure {
+    /// The runtime data of the paravisor.
+    pub runtime_data: Base64,
+    /// A token of Microsoft's attestation service, which is not asked.
+    #[serde(rename = "MAAToken", default)]
+    pub maa_token: String,
+}
+
+/// Requests reports of the chip.
+pub trait Reporter: Send + Sync {
+    /// Returns a report over these bytes, and the certificate table of the host.
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String>;
+}
+
+/// The kernel of this machine.
+pub struct Kernel;
+
+impl Reporter for Kernel {
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
+        guest::report(report_data)
+    }
+}
+
+impl InstanceInfo {
+    /// Makes the instance info with a report over these bytes. The certificate of a chip may be missing, as a verifier can get it from AMD; that
+    /// of a cloud's key may not.
+    pub fn of(
+        reporter: &dyn Reporter,
+        report_data: &[u8; 64],
+        gcp: Option<Names>,
+    ) -> Result<InstanceInfo, String> {
+        let (report, table) = reporter.report(report_data)?;
+        let table = CertificateTable::parse(&table)?;
+        let (kind, signer) = match Signer::of_report(&report)? {
+            signer @ Signer::Vcek => (Kind::VCEK, signer),
+            signer @ Signer::Vlek => (Kind::VLEK, signer),
+        };
+        let leaf = table.get(kind).map(pem);
+        if leaf.is_none() && signer == Signer::Vlek {
+            return Err("the host did not give the certificate of the VLEK that signed the report, and nobody else has it".into());
+        }
+        Ok(InstanceInfo {
+            report_signer: leaf.map(Base64),
+            cert_chain: table.get(Kind::ASK).map(|ask| Base64(pem(ask))),
+            attestation_report: Base64(report),
+            azure: None,
+            gcp,
+            attestation_document: None,
+        })
+    }
+}
+
+/// Returns a certificate of the host's table in PEM. It is there in PEM or DER, and zeros may follow.
+pub fn pem(certificate: &[u8]) -> Vec<u8> {
+    let Ok(der) = der::Reader::new(certificate).expect_whole(der::SEQUENCE) else {
+        let end = certificate.iter().rposition(|byte| *byte != 0);
+        let text = &certificate[..end.map_or(0, |end| end + 1)];
+        return text.trim_ascii().to_vec();
+    };
+    let text = STANDARD.encode(der);
+    let mut pem = b"-----BEGIN CERTIFICATE-----\n".to_vec();
+    for line in text.as_bytes().chunks(64) {
+        pem.extend_from_slice(line);
+        pem.push(b'\n');
+    }
+    pem.extend_from_slice(b"-----END CERTIFICATE-----");
+    pem
+}

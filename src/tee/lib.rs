@@ -1,0 +1,12 @@
+//! Evidence from the confidential hardware of this machine (a trusted execution environment, TEE): reports of AMD SEV-SNP and quotes of Intel
+//! TDX, as the kernel returns them. Nothing here verifies evidence: the crate `hardware` does. [`claims`] is what a verifier returns, and
+//! [`collateral`] what Intel publishes about a platform; a machine can send it beside its quote.
+
+pub mod certificate_table;
+pub mod claims;
+pub mod collateral;
+pub mod snp;
+pub mod tdx;
+pub mod tsm;
+
+use base::text::{hex, unhex};

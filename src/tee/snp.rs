@@ -1,0 +1,111 @@
+//! Reports of this machine, which is a guest of SEV-SNP, as far as the machine must know them (AMD 56860 §7.3).
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+use sys::sev_guest;
+
+use crate::tsm;
+
+/// Length of a report in bytes.
+pub const LEN: usize = 0x4a0;
+/// Where a report has REPORT_DATA, and what says which key signed it.
+const REPORT_DATA: Range<usize> = 0x50..0x90;
+const SIGNER_INFO: Range<usize> = 0x48..0x4c;
+/// The device of kernels without configfs-tsm.
+const DEVICE: &str = "/dev/sev-guest";
+
+/// The key that signs a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signer {
+    /// The versioned chip endorsement key.
+    Vcek,
+    /// The versioned loaded endorsement key, which a cloud gives to its machines.
+    Vlek,
+}
+
+impl Signer {
+    /// Returns the key that the signer info of a report names.
+    pub fn of(info: u32) -> Result<Signer, String> {
+        if info & 2 != 0 {
+            return Err("the host masked the key of the chip, so the report is not signed".into());
+        }
+        match info >> 2 & 7 {
+            0 => Ok(Signer::Vcek),
+            1 => Ok(Signer::Vlek),
+            7 => Err("the report is not signed".into()),
+            other => Err(format!("the report is signed by the unknown key {other}")),
+        }
+    }
+
+    /// Returns the key that signed a report of this machine.
+    pub fn of_report(report: &[u8]) -> Result<Signer, String> {
+        let info = report
+            .get(SIGNER_INFO)
+            .and_then(|info| info.try_into().ok());
+        let info = info.ok_or("the report has no signer info")?;
+        Signer::of(u32::from_le_bytes(info))
+    }
+}
+
+impl fmt::Display for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Signer::Vcek => "VCEK",
+            Signer::Vlek => "VLEK",
+        })
+    }
+}
+
+/// Returns a report over these bytes, requested at VMPL 0, and the host's certificate table, which may be empty.
+pub fn report(report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
+    let device = Path::new(DEVICE);
+    let (report, table) = match !tsm::exists() && device.exists() {
+        false => {
+            let made = tsm::report("sev_guest", report_data, Some(0))?;
+            (made.evidence, made.auxiliary)
+        }
+        true => sev_guest::open(device)
+            .and_then(|device| sev_guest::extended_report(&device, report_data, 0))
+            .map_err(|error| format!("{DEVICE}: {error}"))?,
+    };
+    Ok((checked(report, report_data)?, table))
+}
+
+/// Returns the report after it checked that the report is over these bytes: the kernel loses an error of a write.
+fn checked(mut report: Vec<u8>, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
+    report.truncate(LEN);
+    if report.len() != LEN {
+        let len = report.len();
+        return Err(format!(
+            "the kernel returned no report: it has {len} bytes, expected {LEN}"
+        ));
+    }
+    match report[REPORT_DATA] == *report_data {
+        true => Ok(report),
+        false => Err("the kernel returned a report that was made for another caller".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_for_another_caller_is_refused() {
+        let mut report = vec![0; LEN];
+        report[0] = 2;
+        report[0xa] = 2;
+        report[0x34] = 1;
+        report[0x50] = 7;
+        let mut own = [0; 64];
+        own[0] = 7;
+        let longer = [report.clone(), vec![0; 100]].concat();
+        assert_eq!(checked(longer, &own).unwrap(), report);
+        let error = checked(report.clone(), &[0; 64]).unwrap_err();
+        assert!(error.contains("another caller"), "{error}");
+        let error = checked(report[1..].to_vec(), &own).unwrap_err();
+        assert!(error.contains("no report"), "{error}");
+    }
+}
