@@ -15,7 +15,6 @@ use bootstrapper::service_trust::{self, ServiceTrust};
 use collateral::{Fetching, Settings};
 use common::evidence::{self, Bringing};
 use kubernetes::services::migration::Migration;
-use node::service_trust::Settings;
 use proto::attested::Collateral;
 use serde_json::{Value, json};
 use services::join_service::evidence::RemoteIssuer;
@@ -140,7 +139,7 @@ impl Meeting {
         std::fs::write(&file, with(policy, further).to_string()).unwrap();
         let policy = service_trust::read_policy(&file).unwrap();
         let (variant, tpm) = (&aws_sev_snp::VARIANT, self.node.location());
-        let trust = ServiceTrust::new(Settings::default(), Some(policy), variant, tpm);
+        let trust = ServiceTrust::new(Default::default(), Some(policy), variant, tpm);
         atls::Client::new(Some(aws(&self.node, Chip::new(|_| ()))), vec![])
             .verify_strong(vec![trust.judge().unwrap()])
             .to_join_service()

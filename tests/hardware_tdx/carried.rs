@@ -14,7 +14,6 @@ use collateral::{Fetching, Kept, Settings};
 use common::evidence::{self, Bringing};
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::Product;
-use node::service_trust::Settings;
 use prost::Message;
 use proto::attested;
 use rcgen::date_time_ymd;
@@ -100,7 +99,7 @@ impl Meeting {
     /// Connects the node to a service; returns why it refuses it.
     fn join(&self, issuer: Arc<dyn Issuer>) -> Result<(), String> {
         let node = location(&self.node);
-        let trust = ServiceTrust::new(Settings::default(), None, &VARIANT, node);
+        let trust = ServiceTrust::new(Default::default(), None, &VARIANT, node);
         let client = atls::Client::new(None, vec![])
             .verify_strong(vec![trust.judge().unwrap()])
             .to_join_service();
