@@ -17,6 +17,7 @@ KNOWN = {
     "src/verifier",
     "src/cli",
     "src/cloud",
+    "src/cloud_api",
     "src/kms",
 }
 

@@ -311,7 +311,8 @@ fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
         Some(path) => Some(inline(path.as_ref())?),
         None => url,
     };
-    match Cloud::named(&cloud).and_then(|cloud| cloud.metadata(url.as_deref())) {
+    let named = Cloud::named(&cloud);
+    match named.and_then(|cloud| cloud_api::metadata(cloud, url.as_deref())) {
         Ok(_) => Ok(MetadataService {
             cloud: Some(cloud),
             url,

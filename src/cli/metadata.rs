@@ -115,7 +115,7 @@ mod tests {
         };
         let server = serve(&options).unwrap_or_else(|error| panic!("{error:?}"));
         let url = format!("http://{}", server.local_addr());
-        let node = Cloud::named("qemu").unwrap().metadata(Some(&url)).unwrap();
+        let node = cloud_api::metadata(Cloud::named("qemu").unwrap(), Some(&url)).unwrap();
         let expected = Machines::parse(LIST.as_bytes()).unwrap();
         let own = node.own_instance().unwrap();
         assert_eq!(own.name, "control-plane-0");

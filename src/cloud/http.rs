@@ -23,7 +23,7 @@ pub const MAX_BODY: u64 = 64 << 10;
 /// Time limit of a request, from the first packet to the last byte of the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of the connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Time limit of a request to an API: a page of a thousand machines takes seconds.
 const API_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest pause that a service can demand: a wrong value must not keep a node out for hours.
@@ -43,7 +43,7 @@ pub struct Http {
 }
 
 /// An answer with any status.
-pub(super) struct Answer {
+pub struct Answer {
     /// The request: method and URL.
     pub request: String,
     pub status: u16,
@@ -98,13 +98,13 @@ impl Http {
     }
 
     /// Makes a client with this time limit of a request.
-    pub(super) fn within(base_url: &str, limit: Duration) -> Http {
+    pub fn within(base_url: &str, limit: Duration) -> Http {
         Http::with(base_url, limit, |config| config.max_idle_connections(0))
     }
 
     /// Makes a client of the cloud's API at this base URL: `https://..`, or `http://` on an address of this machine. The image's
     /// certificates of authorities decide whether it is the API.
-    pub(super) fn api(base_url: &str) -> Result<Http, Error> {
+    pub fn api(base_url: &str) -> Result<Http, Error> {
         check_api(base_url).map_err(|problem| Error::Url {
             url: base_url.to_owned(),
             problem: format!("{problem}; expected https://HOST[:PORT][/PATH]"),
@@ -146,7 +146,7 @@ impl Http {
     }
 
     /// Returns path and query of a URL of this service; `None` if it is another one's. The usual port may be there or not.
-    pub(super) fn path_of<'a>(&self, url: &'a str) -> Option<&'a str> {
+    pub fn path_of<'a>(&self, url: &'a str) -> Option<&'a str> {
         let (own, other): (Uri, Uri) = (self.base.parse().ok()?, url.parse().ok()?);
         let port = |uri: &Uri| {
             uri.port_u16()
@@ -166,7 +166,7 @@ impl Http {
     }
 
     /// Returns `HOST[:PORT]`, as a request names it.
-    pub(super) fn host(&self) -> &str {
+    pub fn host(&self) -> &str {
         let (_, rest) = self.base.split_once("://").unwrap_or_default();
         rest.split('/').next().unwrap_or_default()
     }
@@ -204,7 +204,7 @@ impl Http {
 
     /// Returns the answer to a request, at most `limit` bytes. An answer that demands a pause (429 or 503 with `Retry-After`) is an
     /// error, and so is each request before the end of the pause, which is then not sent.
-    pub(super) fn send(
+    pub fn send(
         &self,
         method: &str,
         path: &str,
@@ -269,7 +269,7 @@ impl Http {
 }
 
 /// Says as a clause what is wrong with the base URL of an API.
-pub(super) fn check_api(url: &str) -> Result<(), String> {
+pub fn check_api(url: &str) -> Result<(), String> {
     let uri: Uri = url.parse().map_err(|error| format!("{error}"))?;
     let host = uri.host().unwrap_or_default();
     if host.is_empty() {

@@ -3,24 +3,13 @@
 //!
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
-pub mod aws;
-pub mod aws_caller;
-pub mod azure;
-mod bearer;
-pub mod gcp;
-mod guard;
 pub mod http;
-pub mod openstack;
-mod pages;
-mod place;
 pub mod qemu;
-pub mod sigv4;
-mod stackit;
+mod range;
 mod state_disk;
 pub mod r#static;
 
-/// Reads the code and the message of an error. Azure's storage has them in the same XML as AWS.
-pub use aws::parse_error;
+pub use range::Range;
 pub use state_disk::StateDisk;
 pub use r#static::Machines;
 
@@ -28,7 +17,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-pub use guard::Range;
+use state_disk::{DATA_DISK, EBS, PERSISTENT_DISK, SECOND_VIRTIO};
 use ureq::http::Uri;
 use ureq::http::uri::Authority;
 
@@ -88,27 +77,66 @@ pub struct Cloud {
     /// Whether kubelet and controller manager leave the cloud's objects to a cloud controller manager
     /// (`--cloud-provider=external`).
     pub external_cloud_provider: bool,
-    /// Creates the client of the metadata service at this place, as `--metadata` names it; `None` is the default. Sends no request.
-    client: fn(place: Option<&str>) -> Made,
+    /// Creates the client of a metadata service that answers everything without an API of the cloud, at this place, as `--metadata`
+    /// names it; `None` is the default. Sends no request. `None` if the cloud has no such service.
+    client: Option<fn(place: Option<&str>) -> Made>,
 }
 
 /// The client of a metadata service, if its place is valid.
-type Made = Result<Arc<dyn Metadata>, Error>;
+pub type Made = Result<Arc<dyn Metadata>, Error>;
+
+/// Amazon Web Services.
+pub const AWS: Cloud = Cloud {
+    name: "aws",
+    state_disk: EBS,
+    external_cloud_provider: true,
+    client: None,
+};
+
+/// Google Cloud.
+pub const GCP: Cloud = Cloud {
+    name: "gcp",
+    state_disk: PERSISTENT_DISK,
+    external_cloud_provider: true,
+    client: None,
+};
+
+/// Microsoft Azure.
+pub const AZURE: Cloud = Cloud {
+    name: "azure",
+    state_disk: DATA_DISK,
+    external_cloud_provider: true,
+    client: None,
+};
+
+/// OpenStack.
+pub const OPENSTACK: Cloud = Cloud {
+    name: "openstack",
+    state_disk: SECOND_VIRTIO,
+    external_cloud_provider: false,
+    client: None,
+};
+
+/// STACKIT: the same services as OpenStack's, under another name.
+pub const STACKIT: Cloud = Cloud {
+    name: "stackit",
+    ..OPENSTACK
+};
 
 /// All clouds. To add one:
 ///
-/// 1. write its file beside `qemu.rs`, and name it as a module above;
-/// 2. add its constant here;
+/// 1. add its constant above, and name it here;
+/// 2. if only an API of the cloud knows the machine's peers: write its file in the crate `cloud_api`, and add it to the table there;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
 /// 4. add it to the tables of options in `docs/images.md` and `docs/services.md`.
 pub const ALL: &[Cloud] = &[
     qemu::CLOUD,
     r#static::CLOUD,
-    aws::CLOUD,
-    gcp::CLOUD,
-    azure::CLOUD,
-    openstack::CLOUD,
-    stackit::CLOUD,
+    AWS,
+    GCP,
+    AZURE,
+    OPENSTACK,
+    STACKIT,
 ];
 
 /// The names of [`ALL`].
@@ -125,9 +153,10 @@ impl Cloud {
             .ok_or_else(|| Error::UnknownCloud(name.to_owned()))
     }
 
-    /// Creates the client of the metadata service. `place`, e.g. `http://10.42.0.1:8080`, replaces the default. Sends no request.
-    pub fn metadata(&self, place: Option<&str>) -> Result<Arc<dyn Metadata>, Error> {
-        (self.client)(place)
+    /// Creates the client of a metadata service that answers everything without an API of the cloud; `None` if the cloud has none.
+    /// `place`, e.g. `http://10.42.0.1:8080`, replaces the default. Sends no request.
+    pub fn metadata(&self, place: Option<&str>) -> Option<Made> {
+        self.client.map(|client| client(place))
     }
 }
 
@@ -149,7 +178,7 @@ pub trait Metadata: Send + Sync {
 }
 
 /// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
-fn is_host(host: &str) -> bool {
+pub fn is_host(host: &str) -> bool {
     let label = |label: &str| {
         !label.is_empty()
             && label
@@ -166,7 +195,7 @@ fn is_bcrypt(text: &str) -> bool {
 }
 
 /// Returns the bcrypt hash in an answer, without a line break at its end.
-fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
+pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
     match std::str::from_utf8(body).map(str::trim_ascii_end) {
         Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
         // the error does not repeat the answer, which may be the init secret itself
@@ -178,29 +207,6 @@ fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
     }
 }
 
-/// Returns parameters as a form (`application/x-www-form-urlencoded`), in which everything but letters, digits and `-._~` is encoded.
-fn form(parameters: &[(&str, &str)]) -> String {
-    let encoded: Vec<_> = parameters
-        .iter()
-        .map(|(name, value)| format!("{name}={}", encoded(value)))
-        .collect();
-    encoded.join("&")
-}
-
-/// Returns text as a part of a URL (RFC 3986 §2.1).
-pub fn encoded(text: &str) -> String {
-    let mut url = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                url.push(byte.into());
-            }
-            _ => url.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    url
-}
-
 /// Checks the base URL of a service.
 fn check_url(url: &str) -> Result<(), Error> {
     clause_on_url(url).map_err(|problem| Error::Url {
@@ -210,7 +216,7 @@ fn check_url(url: &str) -> Result<(), Error> {
 }
 
 /// Says as a clause what is wrong with a base URL.
-fn clause_on_url(url: &str) -> Result<(), String> {
+pub fn clause_on_url(url: &str) -> Result<(), String> {
     // metadata services have no certificates
     if !url.starts_with("http://") {
         return Err("it does not begin with http://".into());
@@ -387,7 +393,7 @@ mod tests {
             "http://[fd00::1]:80/",
             "http://metadata.internal/v1",
         ] {
-            assert!(qemu::CLOUD.metadata(Some(url)).is_ok(), "{url}");
+            assert!(qemu::CLOUD.metadata(Some(url)).unwrap().is_ok(), "{url}");
         }
         for (url, problem) in [
             ("", "does not begin"),
@@ -409,6 +415,7 @@ mod tests {
         ] {
             let error = qemu::CLOUD
                 .metadata(Some(url))
+                .unwrap()
                 .err()
                 .unwrap_or_else(|| panic!("{url:?}"))
                 .to_string();

@@ -25,10 +25,10 @@ pub const CLOUD: Cloud = Cloud {
     name: "qemu",
     state_disk: SECOND_VIRTIO,
     external_cloud_provider: false,
-    client: |url| {
+    client: Some(|url| {
         url.map_or(Ok(()), check_url)?;
         Ok(Arc::new(Client::new(url.unwrap_or(BASE_URL))))
-    },
+    }),
 };
 
 /// The URL of the service in a network that the old system's Terraform made.

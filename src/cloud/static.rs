@@ -47,7 +47,7 @@ pub const CLOUD: Cloud = Cloud {
     name: "static",
     state_disk: SECOND_VIRTIO,
     external_cloud_provider: false,
-    client: |place| Ok(Arc::new(Client::new(place)?)),
+    client: Some(|place| Ok(Arc::new(Client::new(place)?))),
 };
 
 /// The file with the list that an image contains.
@@ -539,7 +539,7 @@ mod tests {
     #[test]
     fn a_list_in_the_value_or_in_a_file_is_read() {
         let inline = format!("base64:{}", STANDARD.encode(list()));
-        let client = CLOUD.metadata(Some(&inline)).unwrap();
+        let client = CLOUD.metadata(Some(&inline)).unwrap().unwrap();
         assert_eq!(client.load_balancer_endpoint().unwrap(), "cluster.example");
         assert_eq!(client.init_secret_hash().unwrap(), HASH);
         assert_eq!(client.peers().unwrap().len(), 2);
@@ -547,6 +547,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("machines-{}", std::process::id()));
         let client = CLOUD
             .metadata(Some(&format!("file:{}", path.display())))
+            .unwrap()
             .unwrap();
         let missing = client.peers().unwrap_err().to_string();
         let place = path.display().to_string();

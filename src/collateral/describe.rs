@@ -2,9 +2,9 @@
 
 use base::text::quoted;
 use cloud::Error;
-use cloud::aws::{Client, Failed, child, children, document, is_name};
-use cloud::aws_caller::Unsigned;
 use cloud::http::excerpt;
+use cloud_api::aws::{Client, Failed, child, children, document, is_name};
+use cloud_api::aws_caller::Unsigned;
 use roxmltree::Node;
 
 /// Maximum size in bytes of an answer: an instance with fifteen network interfaces of fifty addresses each has less.

@@ -17,8 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::backoff::Backoff;
-use cloud::aws::Client;
-use cloud::aws_caller::{self, Variables};
+use cloud_api::aws::Client;
+use cloud_api::aws_caller::{self, Variables};
 use verifier::instance::Instance;
 
 use crate::describe::{Undescribed, describe};
@@ -52,7 +52,7 @@ pub struct Caller {
 impl Caller {
     /// Takes the places of the services from the metadata service of this cloud, if it is AWS.
     pub fn take_place(&mut self, cloud: &str, place: Option<&str>) {
-        if cloud.eq_ignore_ascii_case(cloud::aws::CLOUD.name) {
+        if cloud.eq_ignore_ascii_case(cloud::AWS.name) {
             self.place = place.map(str::to_owned);
         }
     }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use base::text;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use cloud::sigv4::sha256;
+use cloud_api::sigv4::sha256;
 use hardware::snp::report::Report;
 use serde::Deserialize;
 use serde_json::json;

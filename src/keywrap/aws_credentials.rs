@@ -1,11 +1,11 @@
-//! Requests to AWS, signed by whom [`aws_caller`](cloud::aws_caller) finds: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`
+//! Requests to AWS, signed by whom [`aws_caller`](cloud_api::aws_caller) finds: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`
 //! and `AWS_SESSION_TOKEN`, or the instance's role (IMDSv2).
 
 use std::time::SystemTime;
 
-use cloud::aws::{self, Client};
-use cloud::aws_caller::{self, Signer, Unsigned};
-use cloud::sigv4;
+use cloud_api::aws::{self, Client};
+use cloud_api::aws_caller::{self, Signer, Unsigned};
+use cloud_api::sigv4;
 
 use super::error::Error;
 use super::https::{Answer, Fields, Server};

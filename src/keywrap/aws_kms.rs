@@ -11,8 +11,8 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cloud::aws;
-use cloud::aws_caller::Signer;
+use cloud_api::aws;
+use cloud_api::aws_caller::Signer;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;

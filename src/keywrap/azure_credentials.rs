@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::Read;
 
-use cloud::azure::Client;
+use cloud_api::azure::Client;
 use zeroize::Zeroizing;
 
 use super::error::Error;

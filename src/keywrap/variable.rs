@@ -1,6 +1,6 @@
 //! Credentials in the environment, as the services' own programs have them.
 
-use cloud::aws_caller;
+use cloud_api::aws_caller;
 use zeroize::Zeroizing;
 
 use super::error::Error;

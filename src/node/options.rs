@@ -181,7 +181,7 @@ impl Options {
     /// Returns the cloud of this machine, and the client of its metadata service.
     pub fn cloud(&self) -> Result<(&'static Cloud, Arc<dyn Metadata>), String> {
         let cloud = Cloud::named(&self.csp).map_err(|error| error.to_string())?;
-        let metadata = cloud.metadata(self.metadata.as_deref());
+        let metadata = cloud_api::metadata(cloud, self.metadata.as_deref());
         Ok((cloud, metadata.map_err(|error| error.to_string())?))
     }
 }

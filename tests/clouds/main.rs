@@ -19,7 +19,7 @@ const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy
 /// Makes the client of a cloud whose services are here.
 fn client(cloud: &str, place: &str) -> Arc<dyn Metadata> {
     let cloud = Cloud::named(cloud).unwrap();
-    cloud.metadata(Some(place)).unwrap()
+    cloud_api::metadata(cloud, Some(place)).unwrap()
 }
 
 /// Returns the text of the error.

@@ -1215,9 +1215,11 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
         machine
             .metadata
             .set_peers(&format!("[{me},{}]", machine.instance("plane-3", 3)));
-        let metadata = cloud::qemu::CLOUD
-            .metadata(Some(&format!("http://{}", machine.metadata.address)))
-            .unwrap();
+        let metadata = cloud_api::metadata(
+            &cloud::qemu::CLOUD,
+            Some(&format!("http://{}", machine.metadata.address)),
+        )
+        .unwrap();
         let listen = SocketAddr::new(machine.host(3), 30090);
         let service = JoinService::start(Config {
             listen,

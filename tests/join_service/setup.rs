@@ -132,9 +132,11 @@ impl Setup {
             require_strong: false,
             kubernetes: Some(account),
             metadata: Some(
-                cloud::qemu::CLOUD
-                    .metadata(Some(&format!("http://{}", self.metadata.address)))
-                    .unwrap(),
+                cloud_api::metadata(
+                    &cloud::qemu::CLOUD,
+                    Some(&format!("http://{}", self.metadata.address)),
+                )
+                .unwrap(),
             ),
             pki_dir: self.dir.path().join("pki"),
             migration: self.migration,

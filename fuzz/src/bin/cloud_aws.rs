@@ -1,7 +1,7 @@
 //! The answers of AWS; the first byte says which of them the rest is.
 #![no_main]
 
-use cloud::aws::{
+use cloud_api::aws::{
     parse_arn, parse_credentials, parse_dns_name, parse_error, parse_identity, parse_instances,
 };
 use collateral::parsers::parse_described;

@@ -1,7 +1,7 @@
 //! The answers of Azure; the first byte says which of them the rest is.
 #![no_main]
 
-use cloud::azure::{
+use cloud_api::azure::{
     Frontend, parse_document, parse_load_balancers, parse_machines, parse_public_address,
     parse_token,
 };

@@ -1,7 +1,9 @@
 //! The answers of Google Cloud; the first byte says which of them the rest is.
 #![no_main]
 
-use cloud::gcp::{parse_forwarding_rules, parse_instances, parse_member, parse_name, parse_token};
+use cloud_api::gcp::{
+    parse_forwarding_rules, parse_instances, parse_member, parse_name, parse_token,
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use cloud::Range;
-use cloud::openstack::{
+use cloud_api::openstack::{
     parse_address, parse_description, parse_load_balancers, parse_servers, parse_token,
     parse_user_data,
 };

@@ -165,7 +165,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     // The chart passes each of its options, and an empty value means that the option is not set.
     let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
     let metadata = (!cloud.is_empty())
-        .then(|| Cloud::named(&cloud)?.metadata(url))
+        .then(|| cloud_api::metadata(Cloud::named(&cloud)?, url))
         .transpose()
         .map_err(Failure::failed)?;
     let kubernetes = kubernetes(kubeconfig.as_deref())?;

@@ -11,7 +11,6 @@
 //! Requests to the APIs are signed with the credentials of the instance's role, or for a verifier as [`aws_caller`](super::aws_caller)
 //! says.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,27 +18,12 @@ use base::time;
 use roxmltree::{Document, Node, ParsingOptions};
 use serde::Deserialize;
 use serde_json::json;
-use sys::nvme;
 use zeroize::Zeroizing;
 
 use super::aws_caller::{self, Signer, Unsigned, Variables, is_region};
-use super::guard::{Guarded, Range};
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::place::Place;
-use super::state_disk::{StateDisk, text};
-use super::{Cloud, Error, Instance, Metadata, Role, bcrypt_hash, form, pages, sigv4};
-
-/// Amazon Web Services.
-pub const CLOUD: Cloud = Cloud {
-    name: "aws",
-    state_disk: StateDisk {
-        description: "the EBS volume that is attached as /dev/sdb",
-        label: "sdb",
-        label_of: volume_name,
-    },
-    external_cloud_provider: true,
-    client: |place| Ok(Arc::new(Guarded::new(Client::new(place)?))),
-};
+use super::{Error, Instance, Metadata, Range, Role, bcrypt_hash, form, pages, sigv4};
 
 /// The names by which `--metadata` replaces the address of an API.
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];
@@ -570,23 +554,6 @@ impl Credentials {
     }
 }
 
-/// Returns the name with which an EBS volume is attached, e.g. `sdb`: its NVMe controller has it in the area of the vendor ("Amazon EBS
-/// volumes and NVMe").
-fn volume_name(_: &Path, disk: &str) -> Option<String> {
-    if !disk.starts_with("nvme") {
-        return None;
-    }
-    volume_name_in(&nvme::identify_controller(&Path::new("/dev").join(disk)).ok()?)
-}
-
-/// Returns the name in the answer to Identify Controller.
-fn volume_name_in(answer: &[u8; nvme::ANSWER]) -> Option<String> {
-    // NVM Express Base Specification, Identify Controller: model number, vendor specific
-    let (model, name) = (text(&answer[24..64]), text(&answer[3072..3104]));
-    let name = name.strip_prefix("/dev/").unwrap_or(&name);
-    (model == "Amazon Elastic Block Store").then(|| name.to_owned())
-}
-
 /// Makes a call with parameters as a form.
 fn query<'a>(service: &'static str, permission: &'static str, body: &'a str) -> Call<'a> {
     Call {
@@ -1110,23 +1077,6 @@ mod tests {
             let expected = (code.to_owned(), message.to_owned());
             assert_eq!(parse_error(body.as_bytes()), expected, "{body}");
         }
-    }
-
-    #[test]
-    fn the_volume_name_is_that_of_an_ebs_volume() {
-        let mut answer = [0; nvme::ANSWER];
-        answer[24..64].copy_from_slice(b"Amazon Elastic Block Store              ");
-        for (field, name) in [
-            (&b"sdb"[..], "sdb"),
-            (b"/dev/sdb", "sdb"),
-            (b"xvda", "xvda"),
-        ] {
-            answer[3072..3104].fill(b' ');
-            answer[3072..3072 + field.len()].copy_from_slice(field);
-            assert_eq!(volume_name_in(&answer).as_deref(), Some(name));
-        }
-        answer[24..64].copy_from_slice(b"Amazon EC2 NVMe Instance Storage        ");
-        assert_eq!(volume_name_in(&answer), None);
     }
 
     #[test]

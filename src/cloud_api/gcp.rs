@@ -10,34 +10,17 @@
 //! Requests to the API have the token of the instance's service account.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::IpAddr;
-use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use sys::nvme;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token};
-use super::guard::Guarded;
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::place::Place;
-use super::state_disk::{StateDisk, text};
-use super::{Cloud, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
-
-/// Google Cloud.
-pub const CLOUD: Cloud = Cloud {
-    name: "gcp",
-    state_disk: StateDisk {
-        description: "the persistent disk with the device name state-disk",
-        label: "state-disk",
-        label_of: device_name,
-    },
-    external_cloud_provider: true,
-    client: |place| Ok(Arc::new(Guarded::new(Client::new(place)?))),
-};
+use super::{Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
 
 /// The address of the API.
 const API: &str = "https://compute.googleapis.com";
@@ -253,44 +236,6 @@ impl Metadata for Client {
 /// Returns the region of a zone: `europe-west3` of `europe-west3-b`.
 fn region(zone: &str) -> &str {
     zone.rsplit_once('-').map_or(zone, |(region, _)| region)
-}
-
-/// Returns the device name of a persistent disk: from its NVMe namespace, or the identification of a SCSI disk.
-fn device_name(block_devices: &Path, disk: &str) -> Option<String> {
-    if let Some(number) = disk.strip_prefix("nvme") {
-        let (_, namespace) = number.split_once('n')?;
-        let device = Path::new("/dev").join(disk);
-        return name_in_namespace(
-            &nvme::identify_namespace(&device, namespace.parse().ok()?).ok()?,
-        );
-    }
-    name_in_page(&fs::read(block_devices.join(disk).join("device/vpd_pg83")).ok()?)
-}
-
-/// Returns the device name in the answer to Identify Namespace: JSON in the area of the vendor (google_nvme_id of Google's guest
-/// configs).
-fn name_in_namespace(answer: &[u8; nvme::ANSWER]) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Vendor {
-        device_name: String,
-    }
-    let vendor: Vendor = serde_json::from_str(&text(&answer[384..])).ok()?;
-    Some(vendor.device_name)
-}
-
-/// Returns the device name in page 83h of the vital product data (SPC-4, Device Identification): the designator with the vendor's
-/// identification (T10) is `Google  PersistentDisk  NAME`.
-fn name_in_page(page: &[u8]) -> Option<String> {
-    let mut rest = page.get(4..)?;
-    while let [_, kind, _, len, more @ ..] = rest {
-        let len = usize::from(*len);
-        let value = text(more.get(..len)?);
-        if kind & 0xf == 1 && value.starts_with("Google") {
-            return value.split_whitespace().last().map(str::to_owned);
-        }
-        rest = &more[len..];
-    }
-    None
 }
 
 fn nonsense(request: &str, expected: &'static str, got: String) -> Error {
@@ -628,29 +573,6 @@ mod tests {
         );
         for bad in ["", "a/", "..", "a b", "a?b", "ä", &"a".repeat(200)] {
             assert_eq!(name(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_disk_has_its_device_name_by_nvme_and_by_scsi() {
-        let mut answer = [0; nvme::ANSWER];
-        let vendor = br#"{"device_name":"state-disk","disk_type":"PERSISTENT"}"#;
-        answer[384..384 + vendor.len()].copy_from_slice(vendor);
-        assert_eq!(name_in_namespace(&answer).as_deref(), Some("state-disk"));
-        answer[384] = b'x';
-        assert_eq!(name_in_namespace(&answer), None);
-        let designator =
-            |kind: u8, value: &[u8]| [&[2, kind, 0, value.len() as u8], value].concat();
-        let body = [
-            designator(3, &[0x50, 1, 2, 3, 4, 5, 6, 7]),
-            designator(1, b"Google  PersistentDisk  state-disk"),
-        ]
-        .concat();
-        let page = [&[0, 0x83, 0, body.len() as u8], &body[..]].concat();
-        assert_eq!(name_in_page(&page).as_deref(), Some("state-disk"));
-        assert_eq!(name_in_page(&page[..20]), None);
-        for page in mutations(&page, 5000) {
-            let _ = name_in_page(&page);
         }
     }
 

@@ -21,19 +21,9 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
-use super::guard::{Guarded, Range};
 use super::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::place::Place;
-use super::state_disk::SECOND_VIRTIO;
-use super::{Cloud, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
-
-/// OpenStack.
-pub const CLOUD: Cloud = Cloud {
-    name: "openstack",
-    state_disk: SECOND_VIRTIO,
-    external_cloud_provider: false,
-    client: |place| Ok(Arc::new(Guarded::new(Client::new(place)?))),
-};
+use super::{Error, Instance, Metadata, Range, Role, bcrypt_hash, encoded, pages};
 
 /// The version of the metadata service that the old system asks.
 const VERSION: &str = "openstack/2018-08-27";

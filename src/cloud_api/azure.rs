@@ -9,33 +9,17 @@
 //! Requests to the API have the token of the machine's managed identity: the only one, or the one that `--metadata` names.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::net::IpAddr;
-use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
-use super::guard::Guarded;
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::place::Place;
-use super::state_disk::StateDisk;
-use super::{Cloud, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
-
-/// Microsoft Azure.
-pub const CLOUD: Cloud = Cloud {
-    name: "azure",
-    state_disk: StateDisk {
-        description: "the data disk with the logical unit number 0",
-        label: "lun0",
-        label_of: data_disk,
-    },
-    external_cloud_provider: true,
-    client: |place| Ok(Arc::new(Guarded::new(Client::new(place)?))),
-};
+use super::{Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
 
 /// The clouds of Azure (`azEnvironment`) and their addresses of the API.
 const ENVIRONMENTS: [(&str, &str); 3] = [
@@ -436,29 +420,6 @@ fn environment(document: &Document) -> &'static str {
     found.unwrap_or(&ENVIRONMENTS[0]).1
 }
 
-/// Returns `lunN` for the data disk with the logical unit number N, as Azure's udev rules do it: on the second SCSI controller of
-/// Hyper-V, or on the controller of NVMe disks, whose first namespace is the disk of the operating system.
-fn data_disk(block_devices: &Path, disk: &str) -> Option<String> {
-    let folder = block_devices.join(disk);
-    let read = |name: &str| fs::read_to_string(folder.join(name));
-    if disk.starts_with("nvme") {
-        let model = read("device/model").ok()?;
-        let namespace: u32 = read("nsid").ok()?.trim().parse().ok()?;
-        let lun = namespace.checked_sub(2)?;
-        return model
-            .starts_with("MSFT NVMe Accelerator")
-            .then(|| format!("lun{lun}"));
-    }
-    let device = fs::canonicalize(folder.join("device")).ok()?;
-    let is_of_data = device
-        .iter()
-        .any(|part| part.to_string_lossy().starts_with("f8b3781b-"));
-    // HOST:CHANNEL:TARGET:LUN
-    let name = device.file_name()?.to_string_lossy();
-    let (_, lun) = name.rsplit_once(':')?;
-    is_of_data.then(|| format!("lun{lun}"))
-}
-
 fn json<T: DeserializeOwned>(
     request: &str,
     expected: &'static str,
@@ -647,8 +608,6 @@ pub fn parse_public_address(request: &str, body: &[u8]) -> Result<String, Error>
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
-
     use support::mutation::mutations;
 
     use super::*;
@@ -759,39 +718,6 @@ mod tests {
         let error = parse_token("GET x", br#"{"access_token":"eyJ0 ","expires_in":"1"}"#);
         let error = error.err().unwrap().to_string();
         assert!(!error.contains("eyJ0"), "{error}");
-    }
-
-    #[test]
-    fn the_data_disk_has_its_number_by_scsi_and_by_nvme() {
-        let sys = tempfile::tempdir().unwrap();
-        let blocks = sys.path().join("block");
-        let add = |name: &str, controller: &str, lun: u32| {
-            let device =
-                format!("vmbus/{controller}-1e82-4818-a1c3-63d806ec15bb/host1/1:0:0:{lun}");
-            let device = sys.path().join(device);
-            fs::create_dir_all(&device).unwrap();
-            fs::create_dir_all(blocks.join(name)).unwrap();
-            symlink(device, blocks.join(name).join("device")).unwrap();
-        };
-        add("sda", "f8b3781a", 0);
-        add("sdb", "f8b3781b", 0);
-        add("sdc", "f8b3781b", 3);
-        for (name, namespace) in [("nvme0n1", "1\n"), ("nvme0n2", "2\n")] {
-            fs::create_dir_all(blocks.join(name).join("device")).unwrap();
-            fs::write(blocks.join(name).join("nsid"), namespace).unwrap();
-            let model = blocks.join(name).join("device/model");
-            fs::write(model, "MSFT NVMe Accelerator v1.0              \n").unwrap();
-        }
-        for (name, expected) in [
-            ("sda", None),
-            ("sdb", Some("lun0")),
-            ("sdc", Some("lun3")),
-            ("nvme0n1", None),
-            ("nvme0n2", Some("lun0")),
-            ("sdz", None),
-        ] {
-            assert_eq!(data_disk(&blocks, name).as_deref(), expected, "{name}");
-        }
     }
 
     #[test]
