@@ -1,19 +1,16 @@
-//! Requests to a service of the cloud: to one of the host, which machines reach at an address of their own network (metadata services,
-//! and those that sign for confidential machines), and to the cloud's API over HTTPS. The answers come from the host or the cloud, so
-//! each is limited in time and size. No redirect is followed.
+//! Requests to a service of the cloud. The answers come from the host or the cloud, so each is limited in time and size. No redirect is
+//! followed. A service of the host, which machines reach at an address of their own network (metadata services, and those that sign
+//! for confidential machines), is asked without TLS ([`plain`](super::plain)); the crate `cloud_api` asks the cloud's API over HTTPS.
 
-use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::time;
-use ureq::config::ConfigBuilder;
-use ureq::http::{HeaderMap, Request, Uri};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
-use ureq::typestate::AgentScope;
-use ureq::{Agent, AsSendBody};
 
 use super::Error;
+use super::plain::Plain;
+pub use super::transport::Fields;
+use super::transport::{Request, Transport};
 
 /// The link-local address of the services of Azure, AWS and Google Compute Engine.
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
@@ -22,21 +19,14 @@ pub const MAX_BODY: u64 = 64 << 10;
 
 /// Time limit of a request, from the first packet to the last byte of the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of the connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Time limit of a request to an API: a page of a thousand machines takes seconds.
-const API_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest pause that a service can demand: a wrong value must not keep a node out for hours.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Maximum number of characters of an invalid answer in an error.
 const SHOWN: usize = 120;
 
-/// The header fields of a request: names and values.
-pub type Fields<'a> = &'a [(&'a str, &'a str)];
-
 /// A client of one service. Each call makes one request, without retries.
 pub struct Http {
-    agent: Agent,
+    transport: Box<dyn Transport>,
     base: String,
     /// Until when the service wants no request, and why.
     pause: Mutex<Option<(Instant, String)>>,
@@ -46,8 +36,10 @@ pub struct Http {
 pub struct Answer {
     /// The request: method and URL.
     pub request: String,
+    /// The HTTP status.
     pub status: u16,
-    headers: HeaderMap,
+    fields: Vec<(String, String)>,
+    /// The body.
     pub body: Vec<u8>,
 }
 
@@ -73,7 +65,9 @@ impl Answer {
 
     /// Returns the value of a header field.
     pub fn field(&self, name: &str) -> Option<&str> {
-        Some(self.headers.get(name)?.to_str().ok()?.trim())
+        let mut fields = self.fields.iter();
+        let found = fields.find(|(known, _)| known.eq_ignore_ascii_case(name))?;
+        Some(found.1.trim())
     }
 
     /// Returns when the service sent the answer.
@@ -94,50 +88,21 @@ impl Answer {
 impl Http {
     /// Makes a client of the service of the host at this base URL, e.g. [`LINK_LOCAL`].
     pub fn new(base_url: &str) -> Http {
-        Http::within(base_url, TIMEOUT)
+        Http::by(base_url, Plain(TIMEOUT))
     }
 
-    /// Makes a client with this time limit of a request.
-    pub fn within(base_url: &str, limit: Duration) -> Http {
-        Http::with(base_url, limit, |config| config.max_idle_connections(0))
-    }
-
-    /// Makes a client of the cloud's API at this base URL: `https://..`, or `http://` on an address of this machine. The image's
-    /// certificates of authorities decide whether it is the API.
-    pub fn api(base_url: &str) -> Result<Http, Error> {
-        check_api(base_url).map_err(|problem| Error::Url {
-            url: base_url.to_owned(),
-            problem: format!("{problem}; expected https://HOST[:PORT][/PATH]"),
-        })?;
-        Ok(Http::with(base_url, API_TIMEOUT, |config| {
-            config.tls_config(
-                TlsConfig::builder()
-                    .root_certs(roots())
-                    .unversioned_rustls_crypto_provider(tls::provider())
-                    .build(),
-            )
-        }))
-    }
-
-    fn with(
-        base_url: &str,
-        limit: Duration,
-        more: impl FnOnce(ConfigBuilder<AgentScope>) -> ConfigBuilder<AgentScope>,
-    ) -> Http {
-        let config = Agent::config_builder()
-            .timeout_global(Some(limit))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            // no proxy: proxy settings in the environment must not redirect the request
-            .proxy(None)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .http_status_as_error(false)
-            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
+    /// Makes a client of the service at this base URL, whose requests go this way.
+    pub fn by(base_url: &str, transport: impl Transport + 'static) -> Http {
         Http {
-            agent: more(config).build().into(),
+            transport: Box::new(transport),
             base: base_url.trim_end_matches('/').to_owned(),
             pause: Mutex::default(),
         }
+    }
+
+    /// Returns the base URL.
+    pub fn base(&self) -> &str {
+        &self.base
     }
 
     /// Returns the URL of a path.
@@ -145,46 +110,20 @@ impl Http {
         format!("{}/{path}", self.base)
     }
 
-    /// Returns path and query of a URL of this service; `None` if it is another one's. The usual port may be there or not.
-    pub fn path_of<'a>(&self, url: &'a str) -> Option<&'a str> {
-        let (own, other): (Uri, Uri) = (self.base.parse().ok()?, url.parse().ok()?);
-        let port = |uri: &Uri| {
-            uri.port_u16()
-                .or((uri.scheme_str()? == "https").then_some(443))
-        };
-        let is_same = own.scheme() == other.scheme()
-            && own.host()?.eq_ignore_ascii_case(other.host()?)
-            && port(&own) == port(&other)
-            && !other.authority()?.as_str().contains('@');
-        let (_, rest) = url.split_once("://")?;
-        let (_, path) = rest.split_once('/').filter(|_| is_same)?;
-        let below = own.path().trim_matches('/');
-        match below {
-            "" => Some(path),
-            _ => path.strip_prefix(below)?.strip_prefix('/'),
-        }
-    }
-
-    /// Returns `HOST[:PORT]`, as a request names it.
-    pub fn host(&self) -> &str {
-        let (_, rest) = self.base.split_once("://").unwrap_or_default();
-        rest.split('/').next().unwrap_or_default()
-    }
-
     /// Returns the answer to GET, at most `limit` bytes.
     pub fn get(&self, path: &str, fields: Fields<'_>, limit: u64) -> Result<Vec<u8>, Error> {
-        self.successful("GET", path, fields, (), limit)
+        self.successful("GET", path, fields, None, limit)
     }
 
     /// Returns the answer to PUT without a body.
     pub fn put(&self, path: &str, fields: Fields<'_>) -> Result<Vec<u8>, Error> {
-        self.successful("PUT", path, fields, &b""[..], MAX_BODY)
+        self.successful("PUT", path, fields, Some(b""), MAX_BODY)
     }
 
     /// Returns the answer to POST with JSON. The type is `application/json` without parameters: Azure refuses others.
     pub fn post_json(&self, path: &str, fields: Fields<'_>, json: &str) -> Result<Vec<u8>, Error> {
         let of_json = [fields, &[("Content-Type", "application/json")]].concat();
-        self.successful("POST", path, &of_json, json.as_bytes(), MAX_BODY)
+        self.successful("POST", path, &of_json, Some(json.as_bytes()), MAX_BODY)
     }
 
     fn successful(
@@ -192,7 +131,7 @@ impl Http {
         method: &str,
         path: &str,
         fields: Fields<'_>,
-        body: impl AsSendBody,
+        body: Option<&[u8]>,
         limit: u64,
     ) -> Result<Vec<u8>, Error> {
         let answer = self.send(method, path, fields, body, limit)?;
@@ -209,34 +148,31 @@ impl Http {
         method: &str,
         path: &str,
         fields: Fields<'_>,
-        body: impl AsSendBody,
+        body: Option<&[u8]>,
         limit: u64,
     ) -> Result<Answer, Error> {
         let url = self.url(path);
         let request = format!("{method} {url}");
         self.check_pause(&request)?;
-        let unreachable = |error: ureq::Error| Error::Unreachable {
+        let unreachable = |error| Error::Unreachable {
             request: request.clone(),
-            error: error.to_string(),
+            error,
         };
-        let with_field = |builder: ureq::http::request::Builder, (name, value): &(&str, &str)| {
-            builder.header(*name, *value)
-        };
-        let prepared = fields
-            .iter()
-            .fold(Request::builder().method(method).uri(&url), with_field)
-            .body(body)
-            .map_err(|error| unreachable(error.into()))?;
-        let mut response = self.agent.run(prepared).map_err(unreachable)?;
-        let status = response.status().as_u16();
-        let headers = response.headers().clone();
-        let body = response.body_mut().with_config().limit(limit).read_to_vec();
+        let sent = self.transport.send(&Request {
+            method,
+            url: &url,
+            fields,
+            body,
+            limit,
+        });
+        let response = sent.map_err(unreachable)?;
+        let status = response.status;
         let answer = Answer {
             status,
-            headers,
+            fields: response.fields,
             body: match status {
-                200 => body.map_err(unreachable)?,
-                _ => body.unwrap_or_default(),
+                200 => response.body.map_err(unreachable)?,
+                _ => response.body.unwrap_or_default(),
             },
             request: request.clone(),
         };
@@ -266,42 +202,6 @@ impl Http {
             _ => Ok(()),
         }
     }
-}
-
-/// Says as a clause what is wrong with the base URL of an API.
-pub fn check_api(url: &str) -> Result<(), String> {
-    let uri: Uri = url.parse().map_err(|error| format!("{error}"))?;
-    let host = uri.host().unwrap_or_default();
-    if host.is_empty() {
-        return Err("it has no host".into());
-    }
-    let authority = uri.authority().map(|authority| authority.as_str());
-    if authority.is_some_and(|authority| authority.contains('@')) {
-        return Err("it contains a user name".into());
-    }
-    if uri.query().is_some() || url.contains('#') {
-        return Err("it has more than a path after its host".into());
-    }
-    let literal = host.trim_start_matches('[').trim_end_matches(']');
-    let is_own = literal.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
-    match uri.scheme_str() {
-        Some("https") => Ok(()),
-        Some("http") if is_own => Ok(()),
-        _ => Err("requests with credentials need https".into()),
-    }
-}
-
-/// Returns the certificates of web servers' authorities of this image. Without any, each request says that the certificate of the
-/// API is not trusted.
-fn roots() -> RootCerts {
-    let authorities = tls::web_authorities(None).unwrap_or_default();
-    if authorities.is_empty() {
-        log::warn!("this image has no certificates of web servers' authorities");
-    }
-    let of_ureq = authorities
-        .iter()
-        .map(|der| Certificate::from_der(der).to_owned());
-    of_ureq.collect::<Vec<_>>().into()
 }
 
 /// Returns the time of a `Retry-After`: seconds, or a date (RFC 9110 §10.2.3).
@@ -391,57 +291,6 @@ mod tests {
         }
         for value in mutations(b"Sun, 06 Nov 1994 08:49:37 GMT", 5000) {
             let _ = retry_pause(&String::from_utf8_lossy(&value), at);
-        }
-    }
-
-    #[test]
-    fn credentials_go_only_over_https_or_to_this_machine() {
-        for good in [
-            "https://ec2.eu-central-1.amazonaws.com",
-            "https://[2001:db8::1]:8443/path",
-            "http://127.0.0.1:5000",
-            "http://[::1]:5000",
-        ] {
-            assert!(Http::api(good).is_ok(), "{good}");
-        }
-        for bad in [
-            "",
-            "ec2.amazonaws.com",
-            "http://ec2.amazonaws.com",
-            "http://10.0.0.1",
-            "http://127.0.0.1.example",
-            "http://localhost",
-            "https://",
-            "https://me@host",
-            "https://host/?a",
-            "ftp://127.0.0.1",
-        ] {
-            assert!(Http::api(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn a_link_leads_to_the_same_service_or_nowhere() {
-        for (base, link, path) in [
-            ("https://a", "https://a/b?c=d", Some("b?c=d")),
-            ("https://a", "https://A:443/b", Some("b")),
-            ("https://a:443/x", "https://a/x/b", Some("b")),
-            ("http://127.0.0.1:80", "http://127.0.0.1:80/b", Some("b")),
-            ("https://a", "http://a/b", None),
-            ("https://a", "https://b/b", None),
-            ("https://a", "https://a.b/b", None),
-            ("https://a", "https://a:444/b", None),
-            ("https://a", "https://a@b/b", None),
-            ("https://a", "https://u@a/b", None),
-            ("https://a/x", "https://a/xy/b", None),
-            ("https://a", "/b", None),
-            ("https://a", "", None),
-        ] {
-            assert_eq!(Http::new(base).path_of(link), path, "{base} {link}");
-        }
-        let http = Http::new("https://a");
-        for link in mutations(b"https://a:443/b?c=d", 5000) {
-            let _ = http.path_of(&String::from_utf8_lossy(&link));
         }
     }
 

@@ -1,13 +1,16 @@
-//! The clouds: the metadata service of each, which describes this machine, its peers and the address of the cluster, and the
-//! few other values in which clouds differ. Each cloud has a file, and a line in [`ALL`].
+//! The clouds: what marks the state disk in each, and what the metadata of a machine itself says of it and of its peers. Each cloud has
+//! a line in [`ALL`]. The crate `cloud_api` has the clients of those clouds whose peers only an API knows.
 //!
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
 pub mod http;
+pub mod peers;
+pub mod plain;
 pub mod qemu;
 mod range;
 mod state_disk;
 pub mod r#static;
+pub mod transport;
 
 pub use range::Range;
 pub use state_disk::StateDisk;
@@ -18,8 +21,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use state_disk::{DATA_DISK, EBS, PERSISTENT_DISK, SECOND_VIRTIO};
-use ureq::http::Uri;
-use ureq::http::uri::Authority;
 
 /// The role of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -77,9 +78,20 @@ pub struct Cloud {
     /// Whether kubelet and controller manager leave the cloud's objects to a cloud controller manager
     /// (`--cloud-provider=external`).
     pub external_cloud_provider: bool,
-    /// Creates the client of a metadata service that answers everything without an API of the cloud, at this place, as `--metadata`
-    /// names it; `None` is the default. Sends no request. `None` if the cloud has no such service.
-    client: Option<fn(place: Option<&str>) -> Made>,
+    /// What the machine's own metadata says of the cluster.
+    pub own: Own,
+}
+
+/// What the metadata of a machine itself says of its cluster, without an API of the cloud.
+#[derive(Clone, Copy)]
+pub enum Own {
+    /// All: a list of machines, for which no network is needed. Makes the client of the list at a place, as `--metadata` names it; `None`
+    /// is the default. Sends no request.
+    List(fn(place: Option<&str>) -> Made),
+    /// All: a metadata service that describes all machines.
+    Service(fn(place: Option<&str>) -> Made),
+    /// The tag [`peers::TAG`] of the machine.
+    Tag(peers::Ask),
 }
 
 /// The client of a metadata service, if its place is valid.
@@ -90,7 +102,7 @@ pub const AWS: Cloud = Cloud {
     name: "aws",
     state_disk: EBS,
     external_cloud_provider: true,
-    client: None,
+    own: Own::Tag(peers::aws),
 };
 
 /// Google Cloud.
@@ -98,7 +110,7 @@ pub const GCP: Cloud = Cloud {
     name: "gcp",
     state_disk: PERSISTENT_DISK,
     external_cloud_provider: true,
-    client: None,
+    own: Own::Tag(peers::gcp),
 };
 
 /// Microsoft Azure.
@@ -106,7 +118,7 @@ pub const AZURE: Cloud = Cloud {
     name: "azure",
     state_disk: DATA_DISK,
     external_cloud_provider: true,
-    client: None,
+    own: Own::Tag(peers::azure),
 };
 
 /// OpenStack.
@@ -114,7 +126,7 @@ pub const OPENSTACK: Cloud = Cloud {
     name: "openstack",
     state_disk: SECOND_VIRTIO,
     external_cloud_provider: false,
-    client: None,
+    own: Own::Tag(peers::openstack),
 };
 
 /// STACKIT: the same services as OpenStack's, under another name.
@@ -156,7 +168,10 @@ impl Cloud {
     /// Creates the client of a metadata service that answers everything without an API of the cloud; `None` if the cloud has none.
     /// `place`, e.g. `http://10.42.0.1:8080`, replaces the default. Sends no request.
     pub fn metadata(&self, place: Option<&str>) -> Option<Made> {
-        self.client.map(|client| client(place))
+        match self.own {
+            Own::List(client) | Own::Service(client) => Some(client(place)),
+            Own::Tag(_) => None,
+        }
     }
 }
 
@@ -209,37 +224,10 @@ pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
 
 /// Checks the base URL of a service.
 fn check_url(url: &str) -> Result<(), Error> {
-    clause_on_url(url).map_err(|problem| Error::Url {
+    plain::Url::check_base(url).map_err(|problem| Error::Url {
         url: url.to_owned(),
         problem: format!("{problem}; expected http://HOST[:PORT]"),
     })
-}
-
-/// Says as a clause what is wrong with a base URL.
-pub fn clause_on_url(url: &str) -> Result<(), String> {
-    // metadata services have no certificates
-    if !url.starts_with("http://") {
-        return Err("it does not begin with http://".into());
-    }
-    let uri: Uri = url.parse().map_err(|error| format!("{error}"))?;
-    let authority = uri.authority().map(Authority::as_str).unwrap_or_default();
-    if authority.contains('@') {
-        return Err("it contains a user name".into());
-    }
-    if uri.host().is_none_or(str::is_empty) {
-        return Err("it has no host".into());
-    }
-    // http::Uri accepts any digits as port
-    let port = authority
-        .strip_prefix(uri.host().unwrap_or_default())
-        .unwrap_or_default();
-    if !port.is_empty() && uri.port_u16().is_none_or(|port| port == 0) {
-        return Err("its port is invalid".into());
-    }
-    if uri.query().is_some() || url.contains('#') {
-        return Err("it has more than a path after its host".into());
-    }
-    Ok(())
 }
 
 /// Why the metadata service gave no valid answer.
@@ -402,7 +390,7 @@ mod tests {
             ("10.42.0.1:8080", "does not begin"),
             ("https://10.42.0.1", "does not begin"),
             ("ftp://10.42.0.1", "does not begin"),
-            ("http://", "empty"),
+            ("http://", "no host"),
             ("http://:8080", "no host"),
             ("http://10.42.0.1:", "port"),
             ("http://10.42.0.1:0", "port"),

@@ -18,14 +18,14 @@ use serde::de::DeserializeOwned;
 
 use super::http::{Http, MAX_BODY, excerpt};
 use super::state_disk::SECOND_VIRTIO;
-use super::{Cloud, Error, Instance, Metadata, Role, bcrypt_hash, check_url, is_host};
+use super::{Cloud, Error, Instance, Metadata, Own, Role, bcrypt_hash, check_url, is_host};
 
 /// The machines that QEMU runs on a host of the operator.
 pub const CLOUD: Cloud = Cloud {
     name: "qemu",
     state_disk: SECOND_VIRTIO,
     external_cloud_provider: false,
-    client: Some(|url| {
+    own: Own::Service(|url| {
         url.map_or(Ok(()), check_url)?;
         Ok(Arc::new(Client::new(url.unwrap_or(BASE_URL))))
     }),
@@ -183,7 +183,8 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use super::super::http::CONNECT_TIMEOUT;
+    use super::super::plain::Plain;
+    use super::super::transport::CONNECT_TIMEOUT;
     use super::*;
     use support::mutation::mutations;
 
@@ -356,7 +357,7 @@ mod tests {
     fn a_service_that_sends_a_byte_at_a_time_runs_into_the_limit() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let http = Http::within(&url, Duration::from_millis(300));
+        let http = Http::by(&url, Plain(Duration::from_millis(300)));
         let client = Client { http };
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();

@@ -40,14 +40,14 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use super::state_disk::SECOND_VIRTIO;
-use super::{Cloud, Error, Instance, Metadata, Role, is_bcrypt, is_host};
+use super::{Cloud, Error, Instance, Metadata, Own, Role, is_bcrypt, is_host};
 
 /// Machines that no cloud describes: bare metal, libvirt, Proxmox, QEMU.
 pub const CLOUD: Cloud = Cloud {
     name: "static",
     state_disk: SECOND_VIRTIO,
     external_cloud_provider: false,
-    client: Some(|place| Ok(Arc::new(Client::new(place)?))),
+    own: Own::List(|place| Ok(Arc::new(Client::new(place)?))),
 };
 
 /// The file with the list that an image contains.

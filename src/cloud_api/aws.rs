@@ -22,6 +22,7 @@ use zeroize::Zeroizing;
 
 use super::aws_caller::{self, Signer, Unsigned, Variables, is_region};
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
+use super::https::Api;
 use super::place::Place;
 use super::{Error, Instance, Metadata, Range, Role, bcrypt_hash, form, pages, sigv4};
 
@@ -57,9 +58,9 @@ pub struct Client {
 }
 
 struct Apis {
-    ec2: Http,
-    elb: Http,
-    tagging: Http,
+    ec2: Api,
+    elb: Api,
+    tagging: Api,
 }
 
 /// What the instance identity document says.
@@ -319,8 +320,8 @@ impl Client {
         let named = named.filter(|url| !url.is_empty());
         let of_variables = |name: &str| named.as_deref().filter(|_| name == "ec2");
         let api = |name: &str, host: &str| match self.place.api(name).or(of_variables(name)) {
-            Some(url) => Http::api(url),
-            None => Http::api(&format!("https://{host}.{region}.{domain}")),
+            Some(url) => Api::new(url),
+            None => Api::new(&format!("https://{host}.{region}.{domain}")),
         };
         let apis = Apis {
             ec2: api("ec2", "ec2")?,
@@ -332,11 +333,11 @@ impl Client {
 
     /// Returns the answer of an API. A request that fails because of this machine's clock is repeated with the API's clock, and one that
     /// fails because of its credentials with new ones, each once.
-    fn call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Error> {
+    fn call(&self, api: &Api, call: &Call<'_>) -> Result<Vec<u8>, Error> {
         self.try_call(api, call).map_err(|failed| failed.error)
     }
 
-    fn try_call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Failed> {
+    fn try_call(&self, api: &Api, call: &Call<'_>) -> Result<Vec<u8>, Failed> {
         let (mut is_clock_set, mut is_renewed) = (false, false);
         loop {
             let signer = match self.variables {
@@ -386,7 +387,7 @@ impl Client {
 
     fn send(
         &self,
-        api: &Http,
+        api: &Api,
         call: &Call<'_>,
         signer: &Signer,
     ) -> Result<super::http::Answer, Error> {
@@ -409,7 +410,7 @@ impl Client {
             sigv4::authorization(&signer.key(), region, call.service, &date, &request);
         fields.retain(|(name, _)| *name != "host");
         fields.push(("authorization", &authorization));
-        api.send("POST", "", &fields, call.body.as_bytes(), call.limit)
+        api.send("POST", "", &fields, Some(call.body.as_bytes()), call.limit)
     }
 
     /// Returns a page of the cluster's instances and the mark of the next page.

@@ -18,6 +18,7 @@ use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
+use super::https::Api;
 use super::place::Place;
 use super::{Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
 
@@ -50,7 +51,7 @@ pub struct Client {
     imds: Http,
     place: Place,
     bearer: Bearer,
-    api: OnceLock<Http>,
+    api: OnceLock<Api>,
 }
 
 /// What the metadata service says about the machine.
@@ -264,12 +265,12 @@ impl Client {
     }
 
     /// Returns the API of this cloud.
-    fn api(&self, document: &Document) -> Result<&Http, Error> {
+    fn api(&self, document: &Document) -> Result<&Api, Error> {
         if let Some(api) = self.api.get() {
             return Ok(api);
         }
         let url = self.place.api("arm").unwrap_or(environment(document));
-        let api = Http::api(url)?;
+        let api = Api::new(url)?;
         Ok(self.api.get_or_init(|| api))
     }
 

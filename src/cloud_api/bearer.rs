@@ -7,7 +7,8 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::Error;
-use super::http::{Answer, Http};
+use super::http::Answer;
+use super::https::Api;
 
 /// How long before its end a token is renewed. A metadata service has a new one at least four minutes before.
 const EARLY: Duration = Duration::from_secs(200);
@@ -69,7 +70,7 @@ impl Bearer {
     /// Returns the answer to GET of this path and query. `new` gets a token; a token that the API refuses is renewed once.
     pub fn get(
         &self,
-        api: &Http,
+        api: &Api,
         path: &str,
         fields: super::http::Fields<'_>,
         limit: u64,
@@ -99,7 +100,7 @@ impl Bearer {
 
     fn send(
         &self,
-        api: &Http,
+        api: &Api,
         path: &str,
         fields: super::http::Fields<'_>,
         limit: u64,
@@ -109,7 +110,7 @@ impl Bearer {
         let (name, prefix) = self.field;
         let value = Zeroizing::new(format!("{prefix}{}", *token.value));
         let all = [fields, &[("accept", "application/json"), (name, &value)]].concat();
-        api.send("GET", path, &all, (), limit)
+        api.send("GET", path, &all, None, limit)
     }
 
     fn token(&self, new: &dyn Fn() -> Result<Token, Error>) -> Result<Token, Error> {

@@ -19,6 +19,7 @@ use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token};
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
+use super::https::Api;
 use super::place::Place;
 use super::{Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
 
@@ -32,7 +33,7 @@ const NEXT: &str = "the instance's service account needs the permissions of docs
 /// A client of the services.
 pub struct Client {
     metadata: Http,
-    compute: Http,
+    compute: Api,
     bearer: Bearer,
     own: OnceLock<Own>,
 }
@@ -88,7 +89,7 @@ impl Client {
         let place = Place::parse(place, LINK_LOCAL, &["compute"], &[])?;
         Ok(Client {
             metadata: Http::new(&place.service),
-            compute: Http::api(place.api("compute").unwrap_or(API))?,
+            compute: Api::new(place.api("compute").unwrap_or(API))?,
             bearer: Bearer::new(("authorization", "Bearer "), NEXT),
             own: OnceLock::new(),
         })
@@ -98,7 +99,7 @@ impl Client {
     fn metadata(&self, path: &str) -> Result<Vec<u8>, Error> {
         let path = format!("computeMetadata/v1/{path}");
         let fields = [("Metadata-Flavor", "Google")];
-        let answer = self.metadata.send("GET", &path, &fields, (), MAX_BODY)?;
+        let answer = self.metadata.send("GET", &path, &fields, None, MAX_BODY)?;
         match answer.field("Metadata-Flavor") {
             Some("Google") => answer.content(),
             _ => Err(Error::Nonsense {

@@ -9,6 +9,7 @@ pub mod azure;
 mod bearer;
 pub mod gcp;
 mod guard;
+mod https;
 pub mod openstack;
 mod pages;
 mod place;
@@ -20,9 +21,8 @@ pub use aws::parse_error;
 use std::sync::Arc;
 
 use cloud::http;
-use cloud::{
-    Cloud, Error, Instance, Made, Metadata, Range, Role, bcrypt_hash, clause_on_url, is_host,
-};
+use cloud::plain::Url;
+use cloud::{Cloud, Error, Instance, Made, Metadata, Range, Role, bcrypt_hash, is_host};
 use guard::Guarded;
 
 /// The clouds whose API is asked, and how the client of each is made.

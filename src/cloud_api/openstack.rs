@@ -22,6 +22,7 @@ use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
 use super::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
+use super::https::Api;
 use super::place::Place;
 use super::{Error, Instance, Metadata, Range, Role, bcrypt_hash, encoded, pages};
 
@@ -154,12 +155,12 @@ impl Client {
             next: "put the credentials of docs/clouds.md into it".into(),
         })?;
         let url = url.trim_end_matches('/');
-        let keystone = Http::api(&match url.ends_with("/v3") {
+        let keystone = Api::new(&match url.ends_with("/v3") {
             true => url.to_owned(),
             false => format!("{url}/v3"),
         })?;
         let fields = [("content-type", "application/json")];
-        let body = body.as_bytes();
+        let body = Some(body.as_bytes());
         let answer = keystone.send("POST", "auth/tokens", &fields, body, MAX_CATALOG)?;
         let token = answer.field("X-Subject-Token").map(str::to_owned);
         if answer.status != 201 {
@@ -213,7 +214,7 @@ impl Client {
                 next: "name the region in the user data: openstack-region-name".into(),
             });
         };
-        let api = Http::api(&url)?;
+        let api = Api::new(&url)?;
         let answer = self
             .bearer
             .get(&api, path, fields, MAX_PAGE, &|| self.token())?;

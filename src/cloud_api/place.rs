@@ -1,8 +1,8 @@
 //! Where the services of a cloud are, as `--metadata` says: `[URL][,NAME=URL]..`. The first URL is the metadata service's. A name and a
 //! URL replace the usual address of an API, for private endpoints and sovereign clouds. A cloud may also know names with other values.
 
-use super::http::check_api;
-use super::{Error, clause_on_url};
+use super::https::check_api;
+use super::{Error, Url};
 
 /// The services' places.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Place {
                 // the usual metadata service
                 None if index == 0 && part.is_empty() && text.len() > 1 => {}
                 None if index == 0 => {
-                    clause_on_url(part).map_err(fault)?;
+                    Url::check_base(part).map_err(fault)?;
                     place.service = part.to_owned();
                 }
                 None => return Err(fault(format!("{part:?} is no API's name and URL"))),
