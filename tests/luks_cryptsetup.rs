@@ -274,6 +274,29 @@ fn token_0_is_the_text_that_constellation_writes() {
 }
 
 #[test]
+fn cryptsetup_accepts_the_token_with_the_peers_and_preserves_it() {
+    let mut it = Fixture::ours();
+    let peers = luks::Peers {
+        load_balancer: Some("cluster.example".into()),
+        control_planes: vec![[10, 0, 0, 11].into()],
+    };
+    let mut header = it.header();
+    assert!(header.set_peers(&mut it.disk, &peers).unwrap());
+    it.commit();
+    let dump = it.ok("luksDump", &[], &["disk"]);
+    assert!(
+        dump.contains("1: firstlight-cluster") && dump.contains("2: firstlight-peers"),
+        "{dump}"
+    );
+    it.ok(
+        "luksChangeKey",
+        &[&["--key-file", "new"], &CHEAPEST[..]].concat(),
+        &["disk", "old"],
+    );
+    assert_eq!(it.header().peers().unwrap(), Some(peers));
+}
+
+#[test]
 fn cryptsetup_accepts_the_cluster_token_and_preserves_it() {
     let mut it = Fixture::ours();
     assert_eq!(it.header().cluster_token().unwrap(), None);

@@ -9,7 +9,7 @@ use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use base::crypto::Secret;
 use disk::device_mapper::may_hold_data;
 use disk::luks::{
-    self, ClusterToken, DATA_OFFSET, Device, DiskState, Error, Header, Integrity, Probe,
+    self, ClusterToken, DATA_OFFSET, Device, DiskState, Error, Header, Integrity, Peers, Probe,
 };
 
 use support::cut_off;
@@ -442,6 +442,34 @@ fn an_interrupted_write_of_a_cluster_token_leaves_the_token_or_none() {
     });
     assert_eq!(seen, [INITIALIZED_NEW]);
     assert_eq!(tokens, [Some(other), Some(cluster())]);
+}
+
+#[test]
+fn an_interrupted_write_of_the_peers_leaves_the_old_ones_or_the_new_ones() {
+    let peers = |last| Peers {
+        load_balancer: Some("cluster.example".into()),
+        control_planes: vec![[10, 0, 0, last].into()],
+    };
+    let (mut disk, mut header) = opened(&committed());
+    assert!(header.set_peers(&mut disk, &peers(1)).unwrap());
+    let before = disk.image.into_inner();
+    let (mut disk, mut header) = opened(&before);
+    assert!(header.set_peers(&mut disk, &peers(2)).unwrap());
+    let mut found = Vec::new();
+    let seen = cut_everywhere(&before, &disk, |image, _| {
+        let header = opened(image).1;
+        assert_eq!(header.cluster_token().unwrap(), Some(cluster()));
+        let peers = header.peers().unwrap();
+        if !found.contains(&peers) {
+            found.push(peers);
+        }
+    });
+    assert_eq!(seen, [INITIALIZED_NEW]);
+    assert_eq!(found, [Some(peers(1)), Some(peers(2))]);
+    // the same peers are not written again
+    let (mut disk, mut header) = opened(&disk.image.into_inner());
+    assert!(!header.set_peers(&mut disk, &peers(2)).unwrap());
+    assert!(disk.epochs.concat().is_empty());
 }
 
 #[test]

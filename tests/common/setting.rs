@@ -134,6 +134,18 @@ impl Setting {
         self.initialized_disk_of(&MASTER_KEY)
     }
 
+    /// Such a disk, whose header names these hosts of the setting as control planes.
+    pub fn disk_that_knows(&self, control_planes: &[u8]) -> PathBuf {
+        let disk = self.initialized_disk();
+        let hosts = control_planes.iter().map(|number| self.host(*number));
+        let peers = luks::Peers {
+            load_balancer: None,
+            control_planes: hosts.collect(),
+        };
+        assert!(disk::state_disk::set_peers(&disk, &peers).unwrap());
+        disk
+    }
+
     /// Such a disk from the old system: its header does not name its cluster.
     pub fn disk_of_before(&self) -> PathBuf {
         let disk = self.initialized_disk();

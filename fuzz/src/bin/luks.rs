@@ -7,7 +7,7 @@
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use base::crypto::Secret;
-use disk::luks::{self, Device, DiskState, Error, Header, Integrity, Probe};
+use disk::luks::{self, Device, DiskState, Error, Header, Integrity, Peers, Probe};
 use libfuzzer_sys::fuzz_target;
 use ring::digest::{SHA256, digest};
 use serde_json::Value;
@@ -141,6 +141,19 @@ fuzz_target!(|input: &[u8]| {
     if header.repair(&mut disk).is_ok() {
         let again = probe_luks(&mut disk);
         assert!(again.copies_agree() && again.metadata() == header.metadata());
+    }
+    let known = header.peers();
+    if let Ok(Some(peers)) = &known {
+        assert!(peers.control_planes.len() <= 32);
+    }
+    let peers = Peers {
+        load_balancer: Some("cluster.example".into()),
+        control_planes: vec![[10, 0, 0, 1].into()],
+    };
+    if let Ok(has_changed) = header.set_peers(&mut disk, &peers) {
+        assert_eq!(has_changed, known != Ok(Some(peers.clone())));
+        let again = probe_luks(&mut disk);
+        assert_eq!(again.peers(), Ok(Some(peers)));
     }
     if header.mark_for_reset(&mut disk).is_ok() {
         let again = probe_luks(&mut disk);

@@ -7,8 +7,7 @@
 //!
 //! Storage volumes of the cluster have keys of the same kind as state disks. Only the nodes of the cluster, its join service and
 //! the holder of the master secret can compute this MAC, so a volume cannot pass as a state disk. The salt in the header allows
-//! the node to compute the cluster ID before it reads the file system. The old system and cryptsetup preserve tokens of
-//! unknown types.
+//! the node to compute the cluster ID before it reads the file system.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -17,15 +16,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::Error;
+use super::token;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key};
 
 /// The `type` of the token.
 const TYPE: &str = "firstlight-cluster";
 const MAC_LEN: usize = 32;
-/// The first number of the token; token 0 is that of Constellation.
+/// The first number of the token.
 const FIRST_ID: u32 = 1;
-/// LUKS2_TOKENS_MAX of libcryptsetup.
-const MAX_TOKENS: u32 = 32;
 
 /// The content of the token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,17 +81,9 @@ fn message(uuid: &str, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Vec<u8> {
 
 /// Reads the token from the metadata. The error says what is wrong.
 pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, String> {
-    let mut ours = tokens
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(_, token)| token["type"] == TYPE);
-    let Some((id, token)) = ours.next() else {
+    let Some((id, token)) = token::find(tokens, TYPE)? else {
         return Ok(None);
     };
-    if ours.next().is_some() {
-        return Err(format!("more than one token of type {TYPE:?}"));
-    }
     let json = Json::deserialize(token).map_err(|error| format!("token {id}: {error}"))?;
     Ok(Some(ClusterToken {
         measurement_salt: bytes(&json.measurement_salt)
@@ -111,21 +101,14 @@ fn bytes<const N: usize>(text: &str) -> Result<[u8; N], String> {
 
 /// Writes the token: replaces an older one, or uses the first free number.
 pub(super) fn set(metadata: &mut Value, token: &ClusterToken) -> Result<(), Error> {
-    let tokens = &metadata["tokens"];
-    let is_ours = |id: &u32| tokens[id.to_string()]["type"] == TYPE;
-    let is_free = |id: &u32| tokens.get(id.to_string()).is_none();
-    let id = (FIRST_ID..MAX_TOKENS)
-        .find(is_ours)
-        .or_else(|| (FIRST_ID..MAX_TOKENS).find(is_free));
-    let id = id.ok_or(Error::NoRoom("another token"))?;
     let json = Json {
         kind: TYPE.into(),
         keyslots: vec![],
         mac: BASE64_STANDARD.encode(token.mac),
         measurement_salt: BASE64_STANDARD.encode(token.measurement_salt),
     };
-    metadata["tokens"][id.to_string()] = serde_json::to_value(json).expect("strings are JSON");
-    Ok(())
+    let json = serde_json::to_value(json).expect("strings are JSON");
+    token::set(metadata, FIRST_ID, json)
 }
 
 #[cfg(test)]
@@ -173,7 +156,7 @@ mod tests {
             Some([5; 32])
         );
         let mut full = json!({"tokens": {}});
-        for id in 0..MAX_TOKENS {
+        for id in 0..token::MAX_TOKENS {
             full["tokens"][id.to_string()] = json!({"type": "a"});
         }
         assert!(matches!(set(&mut full, &token()), Err(Error::NoRoom(_))));

@@ -19,6 +19,7 @@ use super::json::{ensure, is_digits, keyslots_area};
 use super::layout::{
     AREA_ALIGN, BINARY_LEN, DATA_OFFSET, HDR_SIZE, STRIPES, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN,
 };
+use super::peers::{self, Peers};
 
 /// Cipher of the data and of the keyslot areas.
 const CIPHER: &str = "aes-xts-plain64";
@@ -125,6 +126,11 @@ impl Header {
     /// Returns the cluster token; `None` if there is none. Errors: [`Error::NotOurs`].
     pub fn cluster_token(&self) -> Result<Option<ClusterToken>, Error> {
         cluster_token::read(&self.metadata["tokens"]).map_err(Error::NotOurs)
+    }
+
+    /// Returns where the cluster's join services are; `None` if the header does not say. The error says what is wrong with the token.
+    pub fn peers(&self) -> Result<Option<Peers>, String> {
+        peers::read(&self.metadata["tokens"])
     }
 
     /// Returns whether the disk holds the state of a node.

@@ -21,10 +21,11 @@
 //! - `header`: the 4096 binary bytes and their checksum
 //! - `json`: the JSON area; decides whether it is valid LUKS2 (an invalid header copy is ignored)
 //! - `metadata`: decides which valid metadata belongs to a state disk; limits for hostile headers; edits
-//! - `cluster_token`: the token that names the cluster of the disk, with a MAC
+//! - `cluster_token`: the token that names the cluster of the disk, with a MAC; `peers`: the token with the addresses of join services;
+//!   `token` finds and places both
 //! - `keyslot`: argon2id, area encryption, splitter, digest
 //! - `write`: the operations that change the disk ([`format()`], [`Header::replace_passphrase_and_mark`],
-//!   [`Header::mark_for_reset`]), with a table of the states after a power failure at each step
+//!   [`Header::set_peers`], [`Header::mark_for_reset`]), with a table of the states after a power failure at each step
 
 mod cluster_token;
 mod device;
@@ -34,9 +35,11 @@ mod json;
 mod keyslot;
 mod layout;
 mod metadata;
+mod peers;
 mod probe;
 #[cfg(test)]
 mod tests;
+mod token;
 mod write;
 
 pub use cluster_token::ClusterToken;
@@ -45,5 +48,6 @@ pub use error::Error;
 pub use header::Header;
 pub use layout::{DATA_OFFSET, MIN_DEVICE_SIZE, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN};
 pub use metadata::{DiskState, Geometry, Integrity};
+pub use peers::Peers;
 pub use probe::{Probe, probe};
 pub use write::format;

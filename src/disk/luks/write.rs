@@ -35,6 +35,7 @@ use super::layout::{
     VOLUME_KEY_LEN,
 };
 use super::metadata::{self, DiskState, Integrity};
+use super::peers::{self, Peers};
 use super::probe::{Probe, probe};
 use super::{json, keyslot};
 use base::crypto::{self, Secret};
@@ -188,6 +189,20 @@ impl Header {
         let mut metadata = self.metadata.clone();
         cluster_token::set(&mut metadata, token)?;
         self.store(dev, metadata)
+    }
+
+    /// Writes where the cluster's join services are, with one write of the metadata. Returns whether it has changed; nothing is written if
+    /// not. Durable on return.
+    ///
+    /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
+    pub fn set_peers(&mut self, dev: &mut impl Device, peers: &Peers) -> Result<bool, Error> {
+        self.checked(Integrity::Optional)?;
+        let mut metadata = self.metadata.clone();
+        let has_changed = peers::set(&mut metadata, peers)?;
+        if has_changed {
+            self.store(dev, metadata)?;
+        }
+        Ok(has_changed)
     }
 
     /// Marks the disk as uninitialized, so that the next boot formats it. Durable on return.

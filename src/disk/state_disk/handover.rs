@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 use super::{Error, NodeState};
-use crate::luks::{self, ClusterToken};
+use crate::luks::{self, ClusterToken, Peers};
 use base::crypto::Secret;
 
 /// The path of the passphrase of this boot, as in the old system. The file system is in RAM, so a reboot loses the file.
@@ -185,6 +185,15 @@ impl NewDisk {
         self.header.uuid()
     }
 
+    /// Writes into the header where the cluster's join services are. The commit keeps it; a disk that is not committed is formatted.
+    pub fn name_peers(&mut self, peers: &Peers) -> Result<(), Error> {
+        let mut device = open(&self.handover.device, true)?;
+        let written = self.header.set_peers(&mut device, peers);
+        written
+            .map(drop)
+            .map_err(|error| Error::Luks(self.handover.device.clone(), error))
+    }
+
     /// Commits the disk: only after this call does a reboot unlock it. The node state becomes durable first. Then one write of
     /// the header replaces the passphrase, marks the disk as initialized, and binds it to the cluster of `measurement_secret`.
     pub fn commit(
@@ -204,6 +213,22 @@ impl NewDisk {
         self.handover.remove_files();
         Ok(())
     }
+}
+
+/// Returns where the disk's header says that the cluster's join services are; nothing if it does not say.
+pub fn peers(device: &Path) -> Result<Peers, Error> {
+    let header = super::classify::ours(&mut open(device, false)?, device)?;
+    // a token that is wrong is replaced
+    Ok(header.peers().ok().flatten().unwrap_or_default())
+}
+
+/// Writes into the header of the disk where the cluster's join services are. Returns whether that has changed.
+pub fn set_peers(device: &Path, peers: &Peers) -> Result<bool, Error> {
+    let mut file = open(device, true)?;
+    let mut header = super::classify::ours(&mut file, device)?;
+    header
+        .set_peers(&mut file, peers)
+        .map_err(|error| Error::Luks(device.into(), error))
 }
 
 /// Marks the disk so that the next boot formats it.
@@ -292,10 +317,22 @@ mod tests {
             measurement_salt: [2; 32],
         };
         let secret = Secret::random(KEY_LEN);
-        NewDisk::open(&handover)
-            .unwrap()
-            .commit(folder.path(), &state, &Secret::random(KEY_LEN), &secret)
+        let known = Peers {
+            load_balancer: Some("cluster.example".into()),
+            control_planes: vec![[10, 0, 0, 11].into()],
+        };
+        let mut new = NewDisk::open(&handover).unwrap();
+        new.name_peers(&known).unwrap();
+        new.commit(folder.path(), &state, &Secret::random(KEY_LEN), &secret)
             .unwrap();
+        // the commit keeps what the header says of peers, and the same is not written again
+        assert_eq!(peers(&handover.device).unwrap(), known);
+        let before = super::super::classify::ours(&mut disk, &handover.device).unwrap();
+        assert!(!set_peers(&handover.device, &known).unwrap());
+        let after = super::super::classify::ours(&mut disk, &handover.device).unwrap();
+        assert_eq!(before.sequence_id(), after.sequence_id());
+        assert!(set_peers(&handover.device, &Peers::default()).unwrap());
+        assert!(peers(&handover.device).unwrap().is_empty());
         let header = super::super::classify::ours(&mut disk, &handover.device).unwrap();
         let token = header.cluster_token().unwrap().unwrap();
         assert_eq!(token.verified_salt(&header.uuid(), &secret), Some([2; 32]));

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use classify::{Disk, classify};
-pub use handover::{Handover, NewDisk, mark_for_reset};
+pub use handover::{Handover, NewDisk, mark_for_reset, peers, set_peers};
 pub use node_state::{NodeState, has_kubelet, is_complete, mark_begun, mark_complete};
 
 use crate::{device_mapper, luks};

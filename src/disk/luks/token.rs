@@ -1,0 +1,38 @@
+//! Our tokens in the metadata beside token 0, each found by its `type`. The old system and cryptsetup preserve tokens of unknown types.
+
+use serde_json::Value;
+
+use super::error::Error;
+
+/// LUKS2_TOKENS_MAX of libcryptsetup.
+pub const MAX_TOKENS: u32 = 32;
+
+/// Finds the token of this type, and its number. The error says what is wrong.
+pub fn find<'a>(tokens: &'a Value, kind: &str) -> Result<Option<(&'a str, &'a Value)>, String> {
+    let mut ours = tokens
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, token)| token["type"] == kind);
+    let found = ours.next().map(|(id, token)| (id.as_str(), token));
+    match ours.next() {
+        Some(_) => Err(format!("more than one token of type {kind:?}")),
+        None => Ok(found),
+    }
+}
+
+/// Writes a token: replaces those of its type, or uses the first free number from `first` on. Token 0 is that of Constellation.
+pub fn set(metadata: &mut Value, first: u32, token: Value) -> Result<(), Error> {
+    let tokens = &metadata["tokens"];
+    let is_ours = |id: &u32| tokens[id.to_string()]["type"] == token["type"];
+    let is_free = |id: &u32| tokens.get(id.to_string()).is_none();
+    let ours: Vec<u32> = (1..MAX_TOKENS).filter(is_ours).collect();
+    let free = (first..MAX_TOKENS).find(is_free);
+    let id = ours.first().copied().or(free);
+    let id = id.ok_or(Error::NoRoom("another token"))?;
+    if let Some(tokens) = metadata["tokens"].as_object_mut() {
+        tokens.retain(|number, _| !ours.iter().any(|id| *number == id.to_string()));
+    }
+    metadata["tokens"][id.to_string()] = token;
+    Ok(())
+}
