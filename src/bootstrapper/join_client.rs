@@ -31,7 +31,9 @@ use disk::state_disk::NewDisk;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
 use node::service_trust::{ServiceVerifier, Settings};
-use node::ticket_client::{Failure, JoinService, MetadataAnswer, TicketClient, TicketRequester};
+use node::ticket_client::{
+    Failure, JoinService, MetadataAnswer, Source, TicketClient, TicketRequester,
+};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
 
@@ -119,9 +121,10 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     });
     let over = seeker.over.clone();
     let _stopped = stop.on_stop(move || over.stop());
+    let sources = vec![Source::Metadata(node.metadata.clone())];
     // thread creation may succeed later
     let client = loop {
-        match TicketClient::start(node.metadata.clone(), seeker.clone()) {
+        match TicketClient::start(sources.clone(), seeker.clone()) {
             Ok(client) => break client,
             Err(error) => seeker.note(
                 "this machine",

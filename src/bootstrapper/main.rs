@@ -11,7 +11,7 @@ use base::timeline::Timeline;
 use booted_proto::init;
 use bootstrapper::evidence::{self, Evidence};
 use bootstrapper::service_trust::{self, ServiceTrust};
-use bootstrapper::{Bootstrapper, Ending, member, upgrade};
+use bootstrapper::{Bootstrapper, Ending, member, peers, upgrade};
 use kubernetes::components;
 use lexopt::Parser;
 use node::options::{self, Options, STOPPED};
@@ -160,7 +160,16 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, St
     let (tpm, issuer) = options.attestation()?;
     let variant = Variant::named(&options.variant).map_err(|error| error.to_string())?;
     let trust = ServiceTrust::new(options.services, settings.services, variant, tpm.clone());
-    let (cloud, metadata) = options.cloud()?;
+    let cloud = options.cloud()?;
+    let metadata = cloud_api::metadata(cloud, options.metadata.as_deref());
+    let metadata = metadata.map_err(|error| error.to_string())?;
+    let keeper = peers::Keeper {
+        metadata: metadata.clone(),
+        disk: options.disk.clone(),
+        cloud,
+        stop: stop.clone(),
+        timeline,
+    };
     let listen = SocketAddr::new(options.listen, init::PORT);
     let bootstrapper = Bootstrapper {
         cloud,
@@ -179,8 +188,10 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, St
     };
     let ending = bootstrapper.run().map_err(|error| error.to_string())?;
     if ending.is_member() {
+        let keeping = keeper.start();
         // anybody may ask a member for a quote, so these quotes are not events
         member::serve(listen, issuer, stop, &timeline);
+        drop(keeping);
     }
     Ok(ending)
 }

@@ -26,7 +26,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// The length of one wait; a stop ends it at once.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Answers on `address` until `stop`. If it cannot listen, it only prints an event, since a member works without this server.
+/// Answers on `address` until `stop`. If it cannot listen, it prints an event and waits, since a member works
+/// without this server.
 pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline: &Timeline) {
     let limits = Limits {
         connections: CONNECTIONS,
@@ -44,17 +45,17 @@ pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline
     let router = record::serve(Router::new(), *timeline);
     let server = TcpListener::bind(address)
         .and_then(|listener| Server::start("member", listener, tls, router, limits));
-    match server {
+    match &server {
         Ok(server) => {
             timeline.event(
                 "member",
                 format_args!("`firstlight status` is answered on {}", server.local_addr()),
             );
-            while !stop.wait(LONG) {}
         }
         Err(error) => timeline.event(
             "member",
             format_args!("`firstlight status` gets no answer: {address}: {error}"),
         ),
     }
+    while !stop.wait(LONG) {}
 }

@@ -11,6 +11,7 @@ use std::{env, fmt};
 
 use super::job::{Job, without_tokens};
 use super::node_lock::Locking;
+use super::peers;
 use super::race::Entrant;
 use super::service_trust::ServiceTrust;
 use attest::attestation::Issuer;
@@ -19,6 +20,7 @@ use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud::{Cloud, Instance, Metadata};
+use disk::luks::Peers;
 use disk::state_disk::{self, Handover, NewDisk, NodeState, mark_begun, mark_complete};
 use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubelet_certificate::KubeletCertificate;
@@ -68,7 +70,7 @@ impl Node {
         locking
     }
 
-    /// Commits the disk: marks the set-up as begun, gives the disk the key that `key_of` derives for its UUID, and binds it to the
+    /// Commits the disk: writes into its header where the join services are, marks the set-up as begun, gives the disk the key that `key_of` derives for its UUID, and binds it to the
     /// cluster of this measurement secret. Returns the UUID.
     pub fn commit_disk(
         &self,
@@ -77,10 +79,17 @@ impl Node {
         key_of: impl FnOnce(&str) -> Result<Secret, String>,
     ) -> Result<String, String> {
         let failed = |error: state_disk::Error| format!("setting up the state disk: {error}");
-        let disk = NewDisk::open(&self.disk)
+        let mut disk = NewDisk::open(&self.disk)
             .map_err(|error| format!("opening the state disk: {error}"))?;
         let uuid = disk.uuid();
         let key = key_of(&uuid)?;
+        let what = "the metadata service to name the control planes";
+        let known = self
+            .timeline
+            .waiting_for(what, || peers::known(&*self.metadata, Peers::default()));
+        if !known.peers.is_empty() {
+            disk.name_peers(&known.peers).map_err(failed)?;
+        }
         mark_begun(&self.root)
             .map_err(state_disk::Error::NodeState)
             .map_err(failed)?;

@@ -10,7 +10,7 @@ use base::logger;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::{Cloud, Metadata};
+use cloud::Cloud;
 use disk::state_disk::handover;
 use lexopt::{Arg, Parser};
 use log::LevelFilter;
@@ -51,7 +51,8 @@ pub struct Options {
     csp: String,
     /// The name of the attestation variant.
     pub variant: String,
-    metadata: Option<String>,
+    /// The place of the metadata service; `None` is the cloud's default.
+    pub metadata: Option<String>,
     tpm: Option<tpm::Location>,
     /// The state disk; if `None`, it is found by its serial number.
     pub disk: Option<PathBuf>,
@@ -178,11 +179,9 @@ impl Options {
         Ok((location, issuer))
     }
 
-    /// Returns the cloud of this machine, and the client of its metadata service.
-    pub fn cloud(&self) -> Result<(&'static Cloud, Arc<dyn Metadata>), String> {
-        let cloud = Cloud::named(&self.csp).map_err(|error| error.to_string())?;
-        let metadata = cloud_api::metadata(cloud, self.metadata.as_deref());
-        Ok((cloud, metadata.map_err(|error| error.to_string())?))
+    /// Returns the cloud of this machine.
+    pub fn cloud(&self) -> Result<&'static Cloud, String> {
+        Cloud::named(&self.csp).map_err(|error| error.to_string())
     }
 }
 

@@ -35,7 +35,7 @@ struct Setting {
 }
 
 /// The options that are settings. The paths by which the initrd and the booted system find each other are not among them.
-const SETTINGS: [Setting; 16] = [
+const SETTINGS: [Setting; 17] = [
     both("csp"),
     both("variant"),
     both("metadata"),
@@ -47,6 +47,7 @@ const SETTINGS: [Setting; 16] = [
     both("require"),
     both("events"),
     both("log-format"),
+    only(Program::Unlock, "peers"),
     only(Program::Unlock, "timeout"),
     only(Program::Unlock, "onfail"),
     only(Program::Bootstrapper, "components"),

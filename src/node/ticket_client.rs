@@ -6,12 +6,16 @@
 //! attested TLS; one of the old system proves nothing. The [`TicketRequester`] checks each answer.
 //!
 //! ```text
-//!   metadata ─► load balancer, other control planes ─► one thread each: connect, attest, TicketRequester::request
+//!   sources ─► load balancer, other control planes ─► one thread each: connect, attest, TicketRequester::request
 //!      ▲                    every 15 s                             ▲   back-off, or the pause that the server asks for │
 //!      └─────────────────────────────────────────                  └──────────────────────────────────────────────────┘
 //! ```
+//!
+//! The first listing ends at the first [`Source`] that names a host; each later one goes through all sources, because the hosts that are
+//! known so far gave no ticket.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -79,6 +83,8 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn update_metadata(&self, _answer: MetadataAnswer) {}
     /// Requests a ticket from one service. After an error the service is asked again.
     fn request(&self, service: &JoinService) -> Result<(), Failure>;
+    /// Receives that no host of the first listing gave a ticket until the next listing.
+    fn unanswered(&self) {}
     /// Records that `source` is asked now. The answer may take up to a minute.
     fn asked(&self, source: &str);
     /// Records that `source`, which gives no tickets itself, has answered.
@@ -93,6 +99,24 @@ pub struct MetadataAnswer {
     pub own: Option<Instance>,
     /// The host name or address under which all control planes are reached.
     pub load_balancer: Option<String>,
+}
+
+/// A source of hosts that may have a join service.
+#[derive(Clone)]
+pub enum Source {
+    /// A metadata service, or a list of machines: it describes the whole cluster.
+    Metadata(Arc<dyn Metadata>),
+    /// Host names and addresses.
+    Hosts(Hosts),
+}
+
+/// Host names and addresses from one source.
+#[derive(Clone)]
+pub struct Hosts {
+    /// The name of the source, for people.
+    pub name: &'static str,
+    /// Returns the hosts. The error is a clause for people.
+    pub list: Arc<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>,
 }
 
 /// Why a request gave no ticket.
@@ -310,17 +334,17 @@ impl Connection<'_> {
 pub struct TicketClient(Option<JoinHandle<()>>);
 
 impl TicketClient {
-    /// Starts requests to every join service that `metadata` lists.
+    /// Starts requests to every join service that the sources list, which are asked in this order.
     ///
     /// # Errors
     /// If no thread can be created.
     pub fn start<R: TicketRequester>(
-        metadata: Arc<dyn Metadata>,
+        sources: Vec<Source>,
         requester: Arc<R>,
     ) -> std::io::Result<TicketClient> {
         let lister = thread::Builder::new().name("tickets".into());
         lister
-            .spawn(move || request_from_all(metadata.as_ref(), &requester))
+            .spawn(move || request_from_all(&sources, &requester))
             .map(|thread| TicketClient(Some(thread)))
     }
 }
@@ -340,45 +364,69 @@ impl Drop for TicketClient {
     }
 }
 
-fn request_from_all<R: TicketRequester>(metadata: &dyn Metadata, requester: &Arc<R>) {
+fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) {
     let finished = requester.finished();
     let mut threads = BTreeMap::new();
     let mut backoff = Backoff::new(FIRST_PAUSE, LIST_INTERVAL);
+    let mut is_first = true;
     while !finished.is_stopped() {
-        let listed = list(metadata, &**requester);
-        requester.update_metadata(listed.answer);
-        for host in listed.hosts {
-            if threads.len() < MAX_SERVICES && !threads.contains_key(&host) {
-                let (requester, service) = (
-                    requester.clone(),
-                    JoinService(SocketAddr::new(host, NODE_PORT)),
-                );
-                let thread = thread::Builder::new().name("ticket-ask".into());
-                match thread.spawn(move || request_from(&service, &*requester)) {
-                    Ok(thread) => drop(threads.insert(host, thread)),
-                    Err(error) => {
-                        log::warn!("cannot create a thread for join service {host}: {error}")
-                    }
+        let mut is_complete = false;
+        for source in sources {
+            let listed = list(source, &**requester);
+            is_complete |= listed.is_complete;
+            if let Some(answer) = listed.answer {
+                requester.update_metadata(answer);
+            }
+            for host in listed.hosts {
+                if threads.len() < MAX_SERVICES
+                    && let Entry::Vacant(unknown) = threads.entry(host)
+                    && let Some(thread) = start(host, requester)
+                {
+                    unknown.insert(thread);
                 }
+            }
+            if finished.is_stopped() || (is_first && !threads.is_empty()) {
+                break;
             }
         }
         if !threads.is_empty() {
             requester.answered("metadata");
-        } else if listed.is_complete {
+        } else if is_complete {
             requester.note(
                 "metadata",
                 &Failure::from("no other control plane is known".to_owned()),
             );
         }
         if threads.is_empty() {
+            requester.unanswered();
             wait_for_network(finished, backoff.pause());
-        } else {
-            finished.wait(LIST_INTERVAL);
+        } else if !finished.wait(LIST_INTERVAL) {
+            requester.unanswered();
         }
+        is_first &= threads.is_empty();
     }
     for (_, thread) in threads {
         let _ = thread.join();
     }
+}
+
+/// Starts the thread that requests tickets from the join service of a host.
+fn start<R: TicketRequester>(host: IpAddr, requester: &Arc<R>) -> Option<JoinHandle<()>> {
+    let (requester, service) = (
+        requester.clone(),
+        JoinService(SocketAddr::new(host, NODE_PORT)),
+    );
+    let thread = thread::Builder::new().name("ticket-ask".into());
+    thread
+        .spawn(move || request_from(&service, &*requester))
+        .inspect_err(|error| log::warn!("cannot create a thread for join service {host}: {error}"))
+        .ok()
+}
+
+/// Returns whether this machine has an address.
+fn has_network() -> bool {
+    let addresses = sys::interfaces::addresses().unwrap_or_default();
+    addresses.iter().any(|address| !address.is_loopback())
 }
 
 /// Waits for `pause`; an address that this machine gets meanwhile ends the pause, because then the network has just come up.
@@ -407,20 +455,55 @@ fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
             return;
         }
         requester.note(&name, &failure);
-        finished.wait(failure.pause(&mut backoff));
+        let pause = failure.pause(&mut backoff);
+        match has_network() {
+            true => drop(finished.wait(pause)),
+            false => wait_for_network(finished, pause),
+        }
     }
 }
 
 /// The result of one listing.
 struct Listing {
-    answer: MetadataAnswer,
+    /// What a metadata service says.
+    answer: Option<MetadataAnswer>,
     hosts: Vec<IpAddr>,
-    /// Every source has answered.
+    /// A metadata service has answered every question.
     is_complete: bool,
 }
 
+fn list(source: &Source, requester: &impl TicketRequester) -> Listing {
+    match source {
+        Source::Metadata(metadata) => describe(&**metadata, requester),
+        Source::Hosts(hosts) => resolve_all(hosts, requester),
+    }
+}
+
+/// Lists the addresses of hosts except this machine's. A name that cannot be resolved does not hide the others.
+fn resolve_all(source: &Hosts, requester: &impl TicketRequester) -> Listing {
+    let mut hosts = vec![];
+    ask(requester, source.name, || {
+        let mut failed = None;
+        for host in (source.list)()? {
+            match resolve(&host) {
+                Ok(addresses) => hosts.extend(addresses),
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    });
+    // this machine runs no join service before it has its ticket
+    let own = sys::interfaces::addresses().unwrap_or_default();
+    hosts.retain(|host| host.is_loopback() || !own.contains(host));
+    Listing {
+        answer: None,
+        hosts,
+        is_complete: false,
+    }
+}
+
 /// Lists the load balancer and all control planes except this machine. An error of one source does not hide the others.
-fn list(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
+fn describe(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
     let mut load_balancer = None;
     let addresses = ask(requester, "load balancer", || {
         let host = metadata.load_balancer_endpoint().map_err(to_string)?;
@@ -446,7 +529,7 @@ fn list(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
     hosts.sort();
     hosts.dedup();
     Listing {
-        answer: MetadataAnswer { own, load_balancer },
+        answer: Some(MetadataAnswer { own, load_balancer }),
         hosts,
         is_complete,
     }

@@ -56,11 +56,12 @@
 //! sectors or replay older sectors of the same boot, but it cannot make sectors that the kernel accepts. A disk that claims to
 //! be uninitialized is formatted in the same way, and nothing of its old content is read.
 //!
-//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them. [`network`] tells why nobody is reached, [`initrd`] has the
+//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them; [`peers`] lists the hosts that rejoin asks. [`network`] tells why nobody is reached, [`initrd`] has the
 //! settings of an initrd. The operations on the disk are in the crate `disk`.
 
 pub mod initrd;
 pub mod network;
+pub mod peers;
 pub mod recovery;
 pub mod rejoin;
 pub mod waiting;
@@ -75,7 +76,7 @@ use attest::attestation::{self, Issuer};
 use base::crypto::{KEY_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::{Cloud, Metadata};
+use cloud::Cloud;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
 use disk::state_disk::{
@@ -84,6 +85,7 @@ use disk::state_disk::{
 use node::quotes;
 use node::service_trust::Settings;
 use node::ticket_client::TicketClient;
+use peers::Sources;
 use recovery::RecoveryServer;
 use rejoin::Rejoin;
 use waiting::{Opened, Waiting};
@@ -104,8 +106,8 @@ pub struct Unlock {
     pub cloud: &'static Cloud,
     /// How long to wait for the key; `None`: without end.
     pub timeout: Option<Duration>,
-    /// Describes this node and its peers.
-    pub metadata: Arc<dyn Metadata>,
+    /// Where the join services are, beside what the disk's header says.
+    pub sources: Sources,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
     /// What the node demands of a join service.
@@ -310,7 +312,7 @@ impl Unlock {
             demands: self.demands,
             timeline,
         });
-        let rejoin = TicketClient::start(self.metadata.clone(), rejoin);
+        let rejoin = TicketClient::start(self.sources.with(header), rejoin);
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }

@@ -10,6 +10,7 @@ use base::program::{self, Failure};
 use base::stop::Stop;
 use base::time;
 use base::timeline::Timeline;
+use cloud::peers::parse_hosts;
 use lexopt::Parser;
 use node::options::{self, Options};
 use node::quotes;
@@ -18,6 +19,7 @@ use proto::recoverproto;
 use sys::wiping::Wiping;
 use unlock::Unlock;
 use unlock::initrd::OnFailure;
+use unlock::peers::Sources;
 
 /// Wipes freed memory, because libraries copy secrets into their buffers.
 #[global_allocator]
@@ -30,6 +32,8 @@ Usage: unlock [OPTIONS]
 
 Options
   --mke2fs PATH        the program that makes the ext4 file system [/sbin/mke2fs]
+  --peers HOST[,HOST..]  where join services are asked for the disk's key first: control planes or their load balancer, by name or
+                       address; then at the hosts that the disk's header and the machine's metadata name
   --timeout SECONDS    how long to wait for the key of the disk    [0: without end]
   --initrd             also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE),
                        and does after a failure what --onfail says
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
 struct Settings {
     shared: Options,
     mke2fs: PathBuf,
+    peers: Vec<String>,
     timeout: Option<Duration>,
     initrd: bool,
     onfail: OnFailure,
@@ -75,6 +80,7 @@ impl Default for Settings {
         Settings {
             shared: Options::new(),
             mke2fs: "/sbin/mke2fs".into(),
+            peers: vec![],
             timeout: None,
             initrd: false,
             onfail: OnFailure::Reboot,
@@ -87,6 +93,7 @@ impl Settings {
         let Settings {
             shared,
             mke2fs,
+            peers,
             timeout,
             initrd,
             onfail,
@@ -94,6 +101,10 @@ impl Settings {
         shared.parse(arguments, |name, arguments| {
             match name {
                 "mke2fs" => *mke2fs = arguments.value()?.into(),
+                "peers" => {
+                    let hosts = parse_hosts(&program::text(arguments.value()?)?);
+                    *peers = hosts.map_err(|why| Failure::Usage(format!("--peers: {why}")))?;
+                }
                 "timeout" => {
                     let seconds: u64 = program::parsed("timeout", arguments.value()?)?;
                     *timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
@@ -166,10 +177,11 @@ fn clock(now: SystemTime) -> String {
 fn unlock(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<(), String> {
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
-    let (cloud, metadata) = options.cloud()?;
+    let cloud = options.cloud()?;
+    let sources = Sources::new(&settings.peers, cloud, options.metadata.as_deref());
     let unlock = Unlock {
         cloud,
-        metadata,
+        sources: sources.map_err(|error| error.to_string())?,
         disk: options.disk,
         root: options.root,
         key_file: options.key_file,

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::peers::MOVED;
 use super::waiting::{Candidate, Refused, Waiting};
 use attest::attestation::Issuer;
 use base::crypto::MEASUREMENT_SALT_LEN;
@@ -60,8 +61,12 @@ impl TicketRequester for Rejoin {
         }
     }
 
+    fn unanswered(&self) {
+        self.waiting.hint("no key yet", MOVED);
+    }
+
     fn asked(&self, source: &str) {
-        self.waiting.asked(source);
+        self.waiting.hint(source, "asked, no answer yet");
     }
 
     fn answered(&self, source: &str) {

@@ -218,14 +218,14 @@ impl Waiting {
         }
     }
 
-    /// Records that the source `name` is asked now.
-    pub fn asked(&self, name: &str) {
-        let unanswered = Note {
+    /// Records something about `name` that is no result of a try; an earlier report stays.
+    pub fn hint(&self, name: &str, text: &str) {
+        let hint = Note {
             tries: 0,
-            text: "asked, no answer yet".into(),
+            text: text.into(),
         };
         let mut state = self.lock();
-        state.notes.entry(name.into()).or_insert(unanswered);
+        state.notes.entry(name.into()).or_insert(hint);
     }
 
     /// Removes the last report of the source `name`: it has answered, and there is nothing to report.

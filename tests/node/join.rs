@@ -99,6 +99,10 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     node.expect("joining with oken\": \"[token]");
     assert_no_token(&node);
     assert_committed(&disk);
+    // its next boot asks there
+    let known = disk::state_disk::peers(&disk).unwrap();
+    assert_eq!(known.control_planes, [2, 3].map(|n| setting.host(n)));
+    assert!(known.load_balancer.is_some());
     assert_measured(&setting);
     assert!(
         !setting.path("state.key").exists(),
@@ -159,8 +163,12 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
             && setting.path("mount/ssh/ssh_host_cert.pub").exists()
     );
 
-    // when the program starts again in this boot, the node is a member
+    // when the program starts again in this boot, the node is a member, and its header follows the cloud
+    setting.set_control_planes(&[3, 4]);
     let mut again = Program::start(&mut setting.joining(&disk, "Worker"));
+    again.expect("peers: the disk's header names 3 control planes and ");
+    let known = disk::state_disk::peers(&disk).unwrap();
+    assert_eq!(known.control_planes, [2, 3, 4].map(|n| setting.host(n)));
     assert!(end_of_member(&mut again).success(), "{}", again.output());
     again.expect("a member of its cluster");
     assert_eq!(setting.kubeadm_calls().lines().count(), 1);

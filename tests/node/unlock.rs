@@ -2,12 +2,13 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use attest::atls;
 use base::crypto::Secret;
+use common::cloud_server::{self, Answer};
 use kms::{ClusterKms, NO_STORE};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};
@@ -75,6 +76,137 @@ fn a_list_of_machines_takes_the_place_of_a_clouds_metadata() {
         let mut node = Program::start(command.args(["--csp", cloud, "--metadata", &place]));
         expect_opened(&mut node, &join_service);
     }
+}
+
+/// The clouds whose peers only an API knows.
+const WITH_API: [&str; 5] = ["aws", "gcp", "azure", "openstack", "stackit"];
+
+/// Starts the metadata service of a machine, whose tag names this host; `None` if it has no tag. Returns its URL and the paths that it
+/// was asked for.
+fn metadata_with_tag(host: Option<String>) -> (String, Arc<Mutex<Vec<String>>>) {
+    let asked = Arc::new(Mutex::new(vec![]));
+    let paths = asked.clone();
+    let url = cloud_server::start(move |request| {
+        paths.lock().unwrap().push(request.path.clone());
+        let is_token = request.method == "PUT";
+        let is_allowed = match &*request.path {
+            "/latest/api/token" => is_token,
+            path if path.starts_with("/latest/") => {
+                request.field("x-aws-ec2-metadata-token") == Some("token")
+            }
+            path if path.starts_with("/computeMetadata/") => {
+                request.field("metadata-flavor") == Some("Google")
+            }
+            path if path.starts_with("/metadata/") => request.field("metadata") == Some("true"),
+            _ => true,
+        };
+        match (&*request.path, &host) {
+            _ if !is_allowed => Answer::text(401, ""),
+            ("/latest/api/token", _) => Answer::text(200, "token"),
+            ("/metadata/instance/compute/tagsList", None) => Answer::json(200, "[]"),
+            (_, None) => Answer::text(404, ""),
+            ("/latest/meta-data/tags/instance/firstlight-peers", Some(host))
+            | ("/computeMetadata/v1/instance/attributes/firstlight-peers", Some(host)) => {
+                Answer::text(200, host)
+            }
+            ("/metadata/instance/compute/tagsList", Some(host)) => {
+                let tag = serde_json::json!({"name": "firstlight-peers", "value": host});
+                Answer::json(200, serde_json::json!([{"name": "a", "value": "b"}, tag]))
+            }
+            ("/openstack/2018-08-27/user_data", Some(host)) => {
+                let data = serde_json::json!({"openstack-load-balancer-endpoint": host});
+                Answer::json(200, data)
+            }
+            _ => Answer::text(404, ""),
+        }
+    });
+    (url, asked)
+}
+
+#[test]
+fn a_reboot_in_each_cloud_needs_the_header_and_no_request_to_the_cloud() {
+    let setting = Setting::new();
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    for cloud in WITH_API {
+        let (metadata, asked) = metadata_with_tag(None);
+        let disk = setting.disk_that_knows(&[3]);
+        let mut command = setting.unlock(&disk);
+        let mut node = Program::start(command.args(["--csp", cloud, "--metadata", &metadata]));
+        expect_opened(&mut node, &setting.host(3).to_string());
+        assert!(asked.lock().unwrap().is_empty(), "{cloud}");
+    }
+}
+
+#[test]
+fn the_tag_of_a_machine_leads_where_the_header_does_not() {
+    let setting = Setting::new();
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let join_service = setting.host(3).to_string();
+    for cloud in WITH_API {
+        let (metadata, asked) = metadata_with_tag(Some(join_service.clone()));
+        let disk = setting.initialized_disk();
+        let mut command = setting.unlock(&disk);
+        let mut node = Program::start(command.args(["--csp", cloud, "--metadata", &metadata]));
+        expect_opened(&mut node, &join_service);
+        // two for AWS: the token, and the tag
+        let asked = asked.lock().unwrap();
+        assert!((1..=2).contains(&asked.len()), "{cloud}: {asked:?}");
+    }
+    // the setting comes first
+    let (metadata, asked) = metadata_with_tag(None);
+    let disk = setting.disk_that_knows(&[4]);
+    let mut command = setting.unlock(&disk);
+    command.args([
+        "--csp",
+        "aws",
+        "--metadata",
+        &metadata,
+        "--peers",
+        &join_service,
+    ]);
+    let mut node = Program::start(&mut command);
+    expect_opened(&mut node, &join_service);
+    assert!(!node.output().contains(&setting.host(4).to_string()));
+    assert!(asked.lock().unwrap().is_empty());
+}
+
+/// All control planes have moved while the machine was off: the console says what an operator can do, and each way works.
+#[test]
+fn a_node_whose_control_planes_have_all_moved_says_what_to_do() {
+    let setting = Setting::new();
+    let moved = setting.disk_that_knows(&[4]);
+    let (metadata, _) = metadata_with_tag(None);
+    let mut command = setting.unlock(&moved);
+    let node = Program::start(command.args(["--csp", "aws", "--metadata", &metadata]));
+    // after the first report, which comes before the second listing
+    for expected in [
+        "if all control planes have moved, name one of them by the setting peers or in the machine's tag firstlight-peers, or run \
+         `firstlight recover`",
+        "this machine has no tag firstlight-peers: set it to",
+        &setting.host(4).to_string(),
+    ] {
+        node.expect(expected);
+    }
+    node.terminate();
+    // a disk without the token names the same ways
+    let before = setting.initialized_disk();
+    let mut command = setting.unlock(&before);
+    let node = Program::start(command.args(["--csp", "aws", "--metadata", &metadata]));
+    node.expect("disk header: it names no control plane: the disk is of the old system, or");
+    node.terminate();
+    let node = Program::start(&mut setting.unlock(&before));
+    node.expect("disk header: it names no control plane");
+    node.expect("if all control planes have moved, name one");
+    node.terminate();
+    // the next listing asks the tag, too
+    let (_keys, keys) = setting.key_service(3, MASTER_KEY);
+    let _join = setting.join_service(3, keys, &setting.policy());
+    let (metadata, _) = metadata_with_tag(Some(setting.host(3).to_string()));
+    let mut command = setting.unlock(&moved);
+    let mut node = Program::start(command.args(["--csp", "aws", "--metadata", &metadata]));
+    expect_opened(&mut node, &setting.host(3).to_string());
 }
 
 #[test]

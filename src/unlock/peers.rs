@@ -1,0 +1,154 @@
+//! Where the join services of the cluster are: the sources that a reboot asks, in this order. None of them is an API of a cloud.
+//!
+//! 1. the setting `peers` of the image
+//! 2. a list of machines, if the cloud is `static`
+//! 3. the header of the state disk, which `bootstrapper` keeps current
+//! 4. the metadata of the machine itself, by plain HTTP: the tag [`TAG`](cloud::peers::TAG), or a service that describes all machines
+//!
+//! None of them is trusted: a wrong host leads to no key that opens the disk.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use cloud::peers::Tag;
+use cloud::{Cloud, Error, Own};
+use disk::luks::{Header, Peers};
+use node::ticket_client::{Hosts, Source};
+
+/// What a node can do when no source leads to a join service.
+pub const MOVED: &str = "if all control planes have moved, name one of them by the setting peers or in the machine's tag \
+                         firstlight-peers, or run `firstlight recover`";
+
+/// The sources beside the header.
+pub struct Sources {
+    before: Vec<Source>,
+    after: Vec<Source>,
+}
+
+impl Sources {
+    /// Returns the sources of a machine in this cloud: the hosts of the setting `peers`, and the metadata at this place. Sends no request.
+    pub fn new(setting: &[String], cloud: &Cloud, place: Option<&str>) -> Result<Sources, Error> {
+        let mut before = fixed("setting peers", setting);
+        let mut after = vec![];
+        match cloud.own {
+            Own::List(client) => before.push(Source::Metadata(client(place)?)),
+            Own::Service(client) => after.push(Source::Metadata(client(place)?)),
+            Own::Tag(ask) => {
+                let tag = Tag::new(ask, place)?;
+                let list = move || tag.hosts().map_err(|error| error.to_string());
+                after.push(source("machine's tag", list));
+            }
+        }
+        Ok(Sources { before, after })
+    }
+
+    /// Returns all sources of a machine whose disk has this header.
+    pub fn with(&self, header: &Header) -> Vec<Source> {
+        let of_header = in_header(header.peers());
+        [&self.before[..], &of_header, &self.after].concat()
+    }
+}
+
+/// Returns the sources that a header has.
+fn in_header(peers: Result<Option<Peers>, String>) -> Vec<Source> {
+    const NAME: &str = "disk header";
+    let known = peers.map(Option::unwrap_or_default);
+    match known {
+        Ok(peers) if peers.is_empty() => {
+            let why = "it names no control plane: the disk is of the old system, or of a version of Firstlight before this one";
+            vec![source(NAME, move || Err(why.into()))]
+        }
+        Ok(peers) => {
+            let planes = peers.control_planes.iter().map(IpAddr::to_string);
+            let hosts: Vec<_> = planes.chain(peers.load_balancer).collect();
+            fixed(NAME, &hosts)
+        }
+        Err(why) => vec![source(NAME, move || Err(why.clone()))],
+    }
+}
+
+/// Returns sources of these hosts. The addresses come first: a DNS server that does not answer delays no request to them.
+fn fixed(name: &'static str, hosts: &[String]) -> Vec<Source> {
+    let is_address = |host: &&String| host.parse::<IpAddr>().is_ok();
+    let (addresses, names): (Vec<_>, Vec<_>) = hosts.iter().partition(is_address);
+    let parts = [addresses, names].into_iter();
+    let parts = parts.filter(|hosts| !hosts.is_empty());
+    parts
+        .map(|hosts| {
+            let hosts: Vec<String> = hosts.into_iter().cloned().collect();
+            source(name, move || Ok(hosts.clone()))
+        })
+        .collect()
+}
+
+fn source(
+    name: &'static str,
+    list: impl Fn() -> Result<Vec<String>, String> + Send + Sync + 'static,
+) -> Source {
+    Source::Hosts(Hosts {
+        name,
+        list: Arc::new(list),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(sources: &[Source]) -> Vec<(&str, Result<Vec<String>, String>)> {
+        let hosts = sources.iter().map(|source| match source {
+            Source::Hosts(hosts) => (hosts.name, (hosts.list)()),
+            Source::Metadata(_) => ("metadata", Ok(vec![])),
+        });
+        hosts.collect()
+    }
+
+    #[test]
+    fn the_addresses_of_a_header_come_before_its_name() {
+        let peers = Peers {
+            load_balancer: Some("cluster.example".into()),
+            control_planes: vec![[10, 0, 0, 1].into()],
+        };
+        let found = in_header(Ok(Some(peers.clone())));
+        let expected = [
+            ("disk header", Ok(vec!["10.0.0.1".into()])),
+            ("disk header", Ok(vec!["cluster.example".into()])),
+        ];
+        assert_eq!(listed(&found), expected);
+        let address = Peers {
+            load_balancer: Some("10.0.0.9".into()),
+            ..peers
+        };
+        let found = in_header(Ok(Some(address)));
+        let expected = vec!["10.0.0.1".to_owned(), "10.0.0.9".into()];
+        assert_eq!(listed(&found), [("disk header", Ok(expected))]);
+    }
+
+    #[test]
+    fn a_header_without_peers_says_why() {
+        for (peers, why) in [
+            (Ok(None), "it names no control plane"),
+            (Ok(Some(Peers::default())), "it names no control plane"),
+            (Err("token 1: x".into()), "token 1: x"),
+        ] {
+            let found = in_header(peers);
+            let [(_, Err(error))] = &listed(&found)[..] else {
+                panic!("{:?}", listed(&found));
+            };
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_cloud_has_its_sources_around_the_header() {
+        let setting = ["a.example".to_owned(), "10.0.0.1".into()];
+        for cloud in cloud::ALL {
+            let sources = Sources::new(&setting, cloud, None).unwrap();
+            let count = (sources.before.len(), sources.after.len());
+            let is_list = matches!(cloud.own, Own::List(_));
+            let expected = if is_list { (3, 0) } else { (2, 1) };
+            assert_eq!(count, expected, "{}", cloud.name);
+        }
+        assert!(Sources::new(&[], &cloud::AWS, Some("10.0.0.1")).is_err());
+    }
+}
