@@ -5,6 +5,8 @@ use super::{
     CLOUD, DRACUT, DRACUT_13, INITRAMFS_TOOLS, INITRAMFS_TOOLS_13, INITRAMFS_TOOLS_UBUNTU, Maker,
     NETWORK_MANAGER, setting,
 };
+use disk::luks::Peers;
+use disk::state_disk::set_peers;
 use machine::flow::{self, PATIENCE, Setting};
 use machine::initramfs::Overlay;
 use machine::vm::{CARD, HOST, HOST_IPV6, Network, Vm};
@@ -188,7 +190,10 @@ fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()
     let gives_up = "firstlight.timeout=25 firstlight.onfail=poweroff";
     let no_key = "error: no key for the state disk in time: ";
 
+    // the disk's header leads to the join service, so nobody misses the metadata service
     let metadata = setting.machine.host_ports.insert(METADATA, free_port()?);
+    opens(&mut setting, "", " network: 10.42.0.15")?;
+    forget_peers(&setting)?;
     let named = "load balancer: metadata: GET http://10.42.0.1:8080/endpoint: ";
     stays_closed(&mut setting, gives_up, &[named, no_key])?;
     setting
@@ -214,6 +219,7 @@ fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()
     let _only_one = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
     setting.metadata.set_endpoint("lb.test");
     setting.metadata.set_peers("[]");
+    forget_peers(&setting)?;
     let name_server = NameServer::start()?;
     let fixed = "net.ifnames=0 ip=10.42.0.77::10.42.0.2:255.255.0.0::eth0:none:10.42.0.2";
     opens(&mut setting, fixed, " network: 10.42.0.77")?;
@@ -221,6 +227,7 @@ fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()
 
     setting.machine.network = Network::Ipv6;
     setting.metadata.set_endpoint(HOST_IPV6);
+    forget_peers(&setting)?;
     let metadata = Relay::start(0, setting.metadata.address.port())?;
     let _join_service = Relay::start(JOIN, setting.machine.host_ports[&JOIN])?;
     let port = metadata.address.port();
@@ -243,6 +250,7 @@ fn says_what_is_strange(name: &str, maker: Maker) -> Result<()> {
 
     setting.metadata.set_endpoint("lb.invalid");
     setting.metadata.set_peers("[]");
+    forget_peers(&setting)?;
     let gives_up = "firstlight.timeout=35 firstlight.onfail=poweroff";
     let named = "load balancer: cannot resolve the name lb.invalid: asked DNS server 10.42.0.3, ";
     let no_key = "error: no key for the state disk in time: ";
@@ -327,6 +335,14 @@ fn stays_closed(setting: &mut Setting, words: &str, named: &[&str]) -> Result<()
 fn opens(setting: &mut Setting, words: &str, network: &str) -> Result<()> {
     let vm = boot(setting, words)?;
     is_opened(vm, network)
+}
+
+/// Takes out of the disk's header where join services are, so that the metadata service has to say it. The machine is off.
+fn forget_peers(setting: &Setting) -> Result<()> {
+    let written = set_peers(&setting.path("state.disk"), &Peers::default());
+    written
+        .map(drop)
+        .map_err(|error| Failure(error.to_string()))
 }
 
 fn is_opened(mut vm: Vm, network: &str) -> Result<()> {

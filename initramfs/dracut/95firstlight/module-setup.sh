@@ -54,13 +54,6 @@ install() {
     inst_simple "$moddir/init" /init
     [[ -x $initdir/usr/lib/systemd/systemd ]] || { dfatal "firstlight: the initrd has no /usr/lib/systemd/systemd"; return 1; }
     inst_multiple -o /usr/lib/modprobe.d/firstlight.conf /etc/modprobe.d/firstlight.conf /etc/mke2fs.conf /etc/firstlight/node.conf /etc/firstlight/machines.json
-    # in a cloud `unlock` asks an API over HTTPS (docs/clouds.md)
-    if grep -qsE '^[[:space:]]*csp[[:space:]]*=[[:space:]]*(aws|azure|gcp|openstack|stackit)' /etc/firstlight/node.conf; then
-        local debian=/etc/ssl/certs/ca-certificates.crt fedora=/etc/pki/tls/certs/ca-bundle.crt
-        inst_multiple -o $debian $fedora
-        [[ -s $initdir$debian || -s $initdir$fedora ]] ||
-            dwarning "firstlight: $debian is missing, so the initrd trusts no HTTPS API of the cloud: install ca-certificates"
-    fi
     mkdir -p "$initdir"/etc/{cmdline.d,modules-load.d}
     cmdline >"$initdir/etc/cmdline.d/95-firstlight.conf"
     printf '%s\n' $FIRSTLIGHT_LOADED >"$initdir/etc/modules-load.d/firstlight.conf"
