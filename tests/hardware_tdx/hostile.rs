@@ -583,15 +583,33 @@ fn each_part_of_the_platform_counts() {
         let below = |by: u8| {
             judged(&move |it: &mut Parts| it.svns.as_mut().unwrap().0[part] -= by).unwrap_err()
         };
-        assert!(below(1).contains(outdated), "{part}: {}", below(1));
-        assert!(below(2).contains(too_old), "{part}: {}", below(2));
+        assert_eq!(
+            below(1),
+            format!(
+                "the TCB status of the platform {outdated}: CPUSVN[{part}] is 4, expected at least 5"
+            )
+        );
+        assert_eq!(
+            below(2),
+            format!("{too_old} that Intel knows: CPUSVN[{part}] is 3, expected at least 4")
+        );
         judged(&move |it| it.svns.as_mut().unwrap().0[part] += 1).unwrap();
     }
     // the first two are the module's, which has an identity of its own
     for part in 2..16 {
         let below = |by: u8| judged(&move |it: &mut Parts| it.body[part] -= by).unwrap_err();
-        assert!(below(1).contains(outdated), "{part}: {}", below(1));
-        assert!(below(2).contains(too_old), "{part}: {}", below(2));
+        let named = |svn: u8| {
+            format!(
+                ": TEE_TCB_SVN[{part}] is {svn}, expected at least {}",
+                svn + 1
+            )
+        };
+        assert!(
+            below(1).ends_with(&format!("{outdated}{}", named(2))),
+            "{}",
+            below(1)
+        );
+        assert!(below(2).ends_with(&named(1)), "{part}: {}", below(2));
         // the module now is as old as the one at the start
         let now = |it: &mut Parts| {
             let mut now = [4, 1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3];
@@ -611,11 +629,25 @@ fn each_part_of_the_platform_counts() {
         assert!(error.contains(too_old), "{part}: {error}");
     }
     all_refused(&[
-        (&|it| it.svns.as_mut().unwrap().1 = 10, outdated),
-        (&|it| it.svns.as_mut().unwrap().1 = 9, too_old),
+        (
+            &|it| it.svns.as_mut().unwrap().1 = 10,
+            "expected UpToDate: PCESVN is 10, expected at least 11",
+        ),
+        (
+            &|it| it.svns.as_mut().unwrap().1 = 9,
+            "each level that Intel knows: PCESVN is 9, expected at least 10",
+        ),
+        (
+            &|it| it.svns = Some(([3; 16], 9)),
+            "CPUSVN[3] is 3, expected at least 4, and 13 more",
+        ),
         (
             &|it| it.body[0] = 3,
-            "is OutOfDate (INTEL-SA-00002), expected UpToDate",
+            "is OutOfDate (INTEL-SA-00002), expected UpToDate: the SVN of the TDX module is 3, expected at least 4",
+        ),
+        (
+            &|it| it.qe_report[258] = 3,
+            "is OutOfDate (INTEL-SA-00002), expected UpToDate: the SVN of the quoting enclave is 3, expected at least 4",
         ),
         (
             &|it| it.body[0] = 2,
@@ -746,11 +778,25 @@ fn what_the_machine_may_do_is_judged() {
             &|it| it.body[123] = 0,
             "TDATTRIBUTES: expected 0x0000000010000000 (SEPT_VE_DISABLE), got 0x0000000000000000",
         ),
-        (&|it| it.body[129] = 0x40, "XFAM 0x40e7"),
-        (&|it| it.body[130] = 0x08, "XFAM 0x800e7"),
-        (&|it| it.body[135] = 0x80, "XFAM 0x80000000000000e7"),
-        (&|it| it.body[128] = 0xe6, "x87 and SSE are missing"),
+        (
+            &|it| it.body[129] = 0x40,
+            "XFAM 0x40e7: user interrupts (bit 14) on; the policy's xfam can accept it",
+        ),
+        (
+            &|it| it.body[130] = 0x08,
+            "XFAM 0x800e7: unknown (bit 19) on",
+        ),
+        (
+            &|it| it.body[135] = 0x80,
+            "XFAM 0x80000000000000e7: unknown (bit 63) on",
+        ),
+        (&|it| it.body[128] = 0xe6, "XFAM 0xe6: x87 (bit 0) off"),
     ]);
+    // only what is wrong is named
+    let error = judged(&|it| it.body[129] = 0x40).unwrap_err();
+    for other in ["x87", "SSE", "processor trace", "branch records", "unknown"] {
+        assert!(!error.contains(other), "{error}");
+    }
     for bit in (0..64).filter(|bit| *bit != 28) {
         let set = move |it: &mut Parts| it.body[120 + bit / 8] |= 1 << (bit % 8);
         let error = judged(&set).unwrap_err();

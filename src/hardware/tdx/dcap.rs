@@ -48,6 +48,7 @@ pub struct Verified<'q> {
     root: &'static str,
     status: Status,
     advisories: Vec<String>,
+    lacks: Vec<String>,
     evaluation: u32,
     platform: Platform,
     collateral_issued: u64,
@@ -73,6 +74,11 @@ impl<'q> Verified<'q> {
     /// Returns Intel's names of what is wrong with a platform that is not up to date.
     pub fn advisories(&self) -> &[String] {
         &self.advisories
+    }
+
+    /// Returns what is too old of a platform that is not up to date.
+    pub fn lacks(&self) -> &[String] {
+        &self.lacks
     }
 
     /// Returns the number of Intel's evaluation of which both the levels and the identity are.
@@ -188,16 +194,9 @@ impl Verifier {
             Enclave::parse(quote.qe_report).ok_or("the report of the quoting enclave is short")?;
         let enclave_level = identity.level_of(&enclave)?;
         let levels = levels(&info, &platform, &quote.body)?;
-        let mut advisories = vec![];
-        for advisory in levels
-            .iter()
-            .chain([&enclave_level])
-            .flat_map(|level| &level.advisories)
-        {
-            if !advisories.contains(advisory) {
-                advisories.push(advisory.clone());
-            }
-        }
+        let judged = || levels.iter().chain([&enclave_level]);
+        let advisories = each_once(judged().flat_map(|level| &level.advisories));
+        let lacks = each_once(judged().flat_map(|level| &level.lacks));
         let mut statuses = levels
             .iter()
             .map(|level| level.status.with_part(enclave_level.status));
@@ -214,6 +213,7 @@ impl Verifier {
             root: self.name,
             status,
             advisories,
+            lacks,
             evaluation: info.evaluation.min(identity.evaluation),
             platform,
             collateral_issued,
@@ -237,6 +237,17 @@ fn check_signatures(quote: &Quote<'_>, key: &[u8]) -> Result<(), String> {
     let attestation_key = [&[4][..], quote.attestation_key].concat();
     verify(&attestation_key, quote.signed, quote.signature)
         .ok_or_else(|| "the quote is not signed by its attestation key".into())
+}
+
+/// Returns each text once.
+fn each_once<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut all = vec![];
+    for text in texts {
+        if !all.contains(text) {
+            all.push(text.clone());
+        }
+    }
+    all
 }
 
 /// Writes the names of advisories behind a status.

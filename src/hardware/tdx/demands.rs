@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::dcap::{Verified, in_brackets};
 use super::quote::{Attributes, Body, Quote, REGISTER_LEN};
-use super::tcb::{Platform, Status};
+use super::tcb::{Platform, Status, few};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
 use crate::json::{Digits, Number};
@@ -81,6 +81,9 @@ const XFAM_KNOWN: u64 = 0x6dbe7;
 /// Features that a policy must name: processor trace (8), user interrupts (14), records of branches (15) tell others what the TD does.
 const XFAM_NAMED: u64 = 1 << 8 | 1 << 14 | 1 << 15;
 
+/// The names of the features by bit.
+const XFAM_NAMES: &str = "x87,SSE,AVX,,,AVX-512,AVX-512,AVX-512,processor trace,PKU,,CET,CET,,user interrupts,branch records,,AMX,AMX";
+
 impl Demands {
     /// Judges a machine. Returns its claims; an error names each demand that it does not meet.
     pub fn judge(&self, verified: &Verified<'_>) -> Result<PlatformClaims, String> {
@@ -143,10 +146,11 @@ impl Demands {
         let status = verified.status();
         (!self.tcb_statuses.contains(&status)).then(|| {
             let names: Vec<_> = self.tcb_statuses.iter().map(Status::to_string).collect();
+            let (names, lacks) = (names.join(" or "), few(verified.lacks()));
             format!(
-                "the TCB status of the platform is {status}{}, expected {}",
+                "the TCB status of the platform is {status}{}, expected {names}{}{lacks}",
                 in_brackets(verified.advisories()),
-                names.join(" or ")
+                if lacks.is_empty() { "" } else { ": " },
             )
         })
     }
@@ -179,13 +183,26 @@ impl Demands {
 
     fn features(&self, body: &Body) -> Option<String> {
         let got = body.xfam;
-        let Some(wanted) = self.xfam else {
-            let right = got & XFAM_ALWAYS == XFAM_ALWAYS && got & (XFAM_NAMED | !XFAM_KNOWN) == 0;
-            return (!right).then(|| {
-                format!("XFAM {got:#x}: x87 and SSE are missing, or processor trace, user interrupts, branch records or an unknown feature is on")
-            });
+        let (wrong, start) = match self.xfam {
+            Some(Number(wanted)) => (got ^ wanted, format!(": expected {wanted:#x}, got")),
+            None => (
+                XFAM_ALWAYS & !got | got & (XFAM_NAMED | !XFAM_KNOWN),
+                String::new(),
+            ),
         };
-        (got != wanted.0).then(|| format!("XFAM: expected {:#x}, got {got:#x}", wanted.0))
+        let advice = match self.xfam.is_none() && wrong & !XFAM_NAMED == 0 {
+            true => "; the policy's xfam can accept it",
+            false => "",
+        };
+        let bits = (0..64).filter(|bit| wrong >> bit & 1 == 1);
+        let named = bits.map(|bit| {
+            let name = XFAM_NAMES.split(',').nth(bit).unwrap_or_default();
+            let name = if name.is_empty() { "unknown" } else { name };
+            let state = if got >> bit & 1 == 1 { "on" } else { "off" };
+            format!("{name} (bit {bit}) {state}")
+        });
+        let named = named.collect::<Vec<_>>().join(", ");
+        (wrong != 0).then(|| format!("XFAM{start} {got:#x}: {named}{advice}"))
     }
 
     fn platform(&self, platform: &Platform) -> Option<String> {

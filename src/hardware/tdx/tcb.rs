@@ -254,6 +254,25 @@ struct Svn {
 pub(super) struct Judged {
     pub status: Status,
     pub advisories: Vec<String>,
+    /// What is too old to be up to date.
+    pub lacks: Vec<String>,
+}
+
+/// Maximum number of parts of a platform that an error names.
+const NAMED: usize = 4;
+
+/// Lists the first of these texts.
+pub(super) fn few(all: &[String]) -> String {
+    let named = all[..all.len().min(NAMED)].join(", ");
+    match all.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named}, and {more} more"),
+    }
+}
+
+/// Says that a version is too old; `None` if it is not.
+fn too_old(name: &str, got: u16, wanted: u16) -> Option<String> {
+    (got < wanted).then(|| format!("{name} is {got}, expected at least {wanted}"))
 }
 
 impl TcbInfo {
@@ -326,29 +345,29 @@ impl TcbInfo {
     pub fn level_of(&self, platform: &Platform, svn: &[u8; 16]) -> Result<Judged, String> {
         let mut levels: Vec<_> = self.tcb_levels.iter().collect();
         levels.sort_by_key(|level| std::cmp::Reverse(level.tcb.order()));
-        let level = levels
-            .into_iter()
-            .find(|level| level.tcb.is_reached(platform, svn));
+        let lacks = |level: &Level| level.tcb.lacks(platform, svn);
+        // of several levels that lack as little, the lowest
+        let nearest = |status: Option<Status>| {
+            let levels = levels.iter().rev();
+            let levels = levels.filter(|level| status.is_none_or(|it| level.status == it));
+            let nearest = levels.map(|level| lacks(level)).min_by_key(Vec::len);
+            nearest.unwrap_or_default()
+        };
+        let level = levels.iter().find(|level| lacks(level).is_empty());
         let level = level.ok_or_else(|| {
-            format!(
-                "the platform is older than each level that Intel knows: TEE_TCB_SVN {}",
-                hex(svn)
-            )
+            let lacks = few(&nearest(None));
+            format!("the platform is older than each level that Intel knows: {lacks}")
         })?;
         let mut judged = Judged {
             status: level.status,
             advisories: level.advisories.clone(),
+            lacks: nearest(Some(Status::UpToDate)),
         };
         if let Some(module) = self.module(svn)? {
-            let of_module = level_of(&module.tcb_levels, svn[0].into());
-            let of_module = of_module.ok_or_else(|| {
-                format!(
-                    "the TDX module is older than each that Intel knows: SVN {}",
-                    svn[0]
-                )
-            })?;
+            let of_module = judged_by("the TDX module", &module.tcb_levels, svn[0].into())?;
             judged.status = judged.status.with_part(of_module.status);
-            judged.advisories.extend(of_module.advisories.clone());
+            judged.advisories.extend(of_module.advisories);
+            judged.lacks.extend(of_module.lacks);
         }
         Ok(judged)
     }
@@ -361,17 +380,24 @@ impl Tcb {
         (svns(&self.sgx), self.pcesvn, svns(&self.tdx))
     }
 
-    /// Returns whether each part of the platform has at least the version of this level. If the module has an identity of its own,
-    /// the first two parts of TDX do not count.
-    fn is_reached(&self, platform: &Platform, svn: &[u8; 16]) -> bool {
-        let reached = |got: &[u8; 16], wanted: &[Component; 16], skip| {
-            let mut parts = got.iter().zip(wanted).skip(skip);
-            parts.all(|(got, wanted)| *got >= wanted.svn)
+    /// Returns each part of the platform that is older than this level demands. If the module has an identity of its own, the first two
+    /// parts of TDX do not count.
+    fn lacks(&self, platform: &Platform, svn: &[u8; 16]) -> Vec<String> {
+        let older = |name: &str, got: &[u8; 16], wanted: &[Component; 16], skip: usize| {
+            let one = |at: usize| {
+                too_old(
+                    &format!("{name}[{at}]"),
+                    got[at].into(),
+                    wanted[at].svn.into(),
+                )
+            };
+            (skip..16).filter_map(one).collect::<Vec<_>>()
         };
         let skip = if svn[1] > 0 { 2 } else { 0 };
-        reached(&platform.cpu_svn, &self.sgx, 0)
-            && platform.pce_svn >= self.pcesvn
-            && reached(svn, &self.tdx, skip)
+        let mut lacks = older("CPUSVN", &platform.cpu_svn, &self.sgx, 0);
+        lacks.extend(too_old("PCESVN", platform.pce_svn, self.pcesvn));
+        lacks.extend(older("TEE_TCB_SVN", svn, &self.tdx, skip));
+        lacks
     }
 }
 
@@ -404,24 +430,25 @@ impl Identity {
         if !right {
             return Err("the quoting enclave is not the one that Intel names (QE identity)".into());
         }
-        let level = level_of(&self.tcb_levels, enclave.svn);
-        let level = level.ok_or_else(|| {
-            format!(
-                "the quoting enclave is older than each that Intel knows: SVN {}",
-                enclave.svn
-            )
-        })?;
-        Ok(Judged {
-            status: level.status,
-            advisories: level.advisories.clone(),
-        })
+        judged_by("the quoting enclave", &self.tcb_levels, enclave.svn)
     }
 }
 
-/// Returns the highest level that a version reaches.
-fn level_of(levels: &[SvnLevel], svn: u16) -> Option<&SvnLevel> {
+/// Returns the highest level that a version of the module or the enclave reaches.
+fn judged_by(name: &str, levels: &[SvnLevel], svn: u16) -> Result<Judged, String> {
     let reached = levels.iter().filter(|level| level.tcb.isvsvn <= svn);
-    reached.max_by_key(|level| level.tcb.isvsvn)
+    let level = reached
+        .max_by_key(|level| level.tcb.isvsvn)
+        .ok_or_else(|| format!("{name} is older than each that Intel knows: SVN {svn}"))?;
+    let good = levels.iter().filter(|it| it.status == Status::UpToDate);
+    let good = good.map(|it| it.tcb.isvsvn).min().unwrap_or(0);
+    Ok(Judged {
+        status: level.status,
+        advisories: level.advisories.clone(),
+        lacks: too_old(&format!("the SVN of {name}"), svn, good)
+            .into_iter()
+            .collect(),
+    })
 }
 
 /// Returns whether bytes have the value in the bits of the mask; false if lengths differ.
