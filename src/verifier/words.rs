@@ -19,7 +19,7 @@ const WORDS: &str = r#"{
 "alsoAccepted":{"name":0,"acpiTables":0,"measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}}},
 "cloud":{"roots":0,"projects":0,"accounts":0,"zones":0,"instances":0,"sha384":{"":0}},
 "tdx":{"tcbStatuses":0,"minimumEvaluation":0,"maximumCollateralDays":0,"tdAttributes":0,"xfam":0,"mrTd":0,"mrSeam":0,"mrConfigId":0,
-"mrOwner":0,"mrOwnerConfig":0,"platforms":0},
+"mrOwner":0,"mrOwnerConfig":0,"mrServiceTd":0,"platforms":0},
 "qeSVN":0,"pceSVN":0,"teeTCBSVN":0,"qeVendorID":0,"mrSeam":0,"xfam":0,"intelRootKey":0,
 "snp":{"floors":{"product":0,"model":0,"stepping":0,"minimum":{"fmc":0,"bootloader":0,"tee":0,"snp":0,"microcode":0}},"minimumAbi":0,
 "minimumGuestSvn":0,"maximumVmpl":0,"allowMigration":0,"refuseSmt":0,"policyBits":0,"platformBits":0,"mitigationBits":0,"chips":0,

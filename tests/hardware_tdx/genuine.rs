@@ -82,6 +82,35 @@ fn a_genuine_quote_of_an_outdated_platform_is_refused_by_name() {
     );
 }
 
+/// The report of a TD in Azure, with a paravisor: TDREPORT_STRUCT behind 32 bytes of Azure's. It has no quote, so a quote of our own
+/// hierarchy carries its attributes and features.
+#[test]
+fn both_generations_of_azures_machines_meet_one_policy() {
+    let file = rust_crate("az_cvm_vtpm", "az-cvm-vtpm").join("test/hcl-report-tdx.bin");
+    let report = fs::read(file).unwrap();
+    let of_td = report[32 + 512..][..16].to_vec();
+    let parts = forged::Parts::default();
+    let mut of_azure = parts.clone();
+    of_azure.body[120..136].copy_from_slice(&of_td);
+    let judged = |parts: &forged::Parts, demands: &str| {
+        let signed = parts.sign(&[7; 64]);
+        let quote = Quote::parse(&signed.quote).unwrap();
+        let verifier = signed.verifier();
+        let verified = verifier.verify(quote, &signed.collateral, JULY_2025);
+        let demands: Demands = serde_json::from_str(demands).unwrap();
+        demands.judge(&verified.unwrap()).map(drop)
+    };
+    let refused = judged(&of_azure, "{}").unwrap_err();
+    assert_eq!(
+        refused,
+        "TDATTRIBUTES: expected 0x0000000010000000 (SEPT_VE_DISABLE), got 0x0000000000000000"
+    );
+    let both = r#"{"tdAttributes":["0x10000000","0x0"]}"#;
+    for parts in [&parts, &of_azure] {
+        judged(parts, both).unwrap();
+    }
+}
+
 #[test]
 fn collateral_is_valid_for_its_time_and_its_platform_only() {
     let (quote, collateral) = sample("tdx_quote");
@@ -316,6 +345,15 @@ fn a_policy_that_means_nothing_is_refused() {
         ),
         (r#"{"tdAttributes":"0x10040000"}"#, "(reserved bit 18)"),
         (
+            r#"{"tdAttributes":["0x0","0x30000000"]}"#,
+            "no policy can allow 0x0000000020000000 (MIGRATABLE)",
+        ),
+        (r#"{"tdAttributes":["0x0",1]}"#, "expected a string"),
+        (
+            r#"{"mrServiceTd":["00"]}"#,
+            "expected 96 hexadecimal digits",
+        ),
+        (
             r#"{"tdAttributes":"10000000"}"#,
             "expected 0x and at most 16 hexadecimal digits",
         ),
@@ -336,6 +374,12 @@ fn a_policy_that_means_nothing_is_refused() {
         "ab".repeat(48),
         "cd".repeat(16)
     );
+    let demands: Demands = serde_json::from_str(&all).unwrap();
+    assert_eq!(serde_json::to_string(&demands).unwrap(), all);
+    let more = r#""tdAttributes":["0x10000001","0x0"]"#;
+    let all = all.replace(r#""tdAttributes":"0x10000001""#, more);
+    let named = format!(r#""mrServiceTd":["{}"],"platforms""#, "ef".repeat(48));
+    let all = all.replace(r#""platforms""#, &named);
     let demands: Demands = serde_json::from_str(&all).unwrap();
     assert_eq!(serde_json::to_string(&demands).unwrap(), all);
 }

@@ -805,6 +805,18 @@ fn what_the_machine_may_do_is_judged() {
     let debug = r#"{"tdAttributes":"0x10000001"}"#;
     judged_by(debug, &|it| it.body[120] = 1).unwrap();
     assert!(judged_by(debug, &|_| {}).is_err(), "attributes are exact");
+    // two generations of machines in one policy
+    let both = r#"{"tdAttributes":["0x10000000","0x0"]}"#;
+    judged_by(both, &|_| {}).unwrap();
+    judged_by(both, &|it| it.body[123] = 0).unwrap();
+    let error = judged_by(both, &|it| it.body[120] = 1).unwrap_err();
+    assert!(
+        error.contains(
+            "expected 0x0000000010000000 (SEPT_VE_DISABLE) or 0x0000000000000000, got \
+             0x0000000010000001 (DEBUG, SEPT_VE_DISABLE): the host can look into"
+        ),
+        "{error}"
+    );
     let interrupts = r#"{"xfam":"0x40e7"}"#;
     judged_by(interrupts, &|it| it.body[129] = 0x40).unwrap();
 
@@ -821,6 +833,34 @@ fn what_the_machine_may_do_is_judged() {
             "{at}: {error}"
         );
     }
+    // a service TD that the policy names, in each place of its hash; its attributes are in MRSERVICETD
+    let named = format!(
+        r#"{{"mrServiceTd":["{}","01{}"]}}"#,
+        "aa".repeat(48),
+        "00".repeat(47)
+    );
+    for (kind, at) in [(3, 600), (4, 600), (4, 729), (4, 785 + 44)] {
+        judged_by(&named, &move |it: &mut Parts| {
+            it.version_5(kind, now);
+            it.body[at] = 1;
+        })
+        .unwrap();
+        let other = judged_by(&named, &move |it: &mut Parts| {
+            it.version_5(kind, now);
+            it.body[at] = 2;
+        });
+        let error = other.unwrap_err();
+        let value = format!("02{}", "00".repeat(47));
+        assert!(error.contains(&value), "{at}: {error}");
+        assert!(error.contains("mrServiceTd"), "{at}: {error}");
+    }
+    // attributes without a hash name nothing, and a named one need not be there
+    let error = judged_by(&named, &move |it: &mut Parts| {
+        it.version_5(4, now);
+        it.body[777] = 1;
+    });
+    assert!(error.unwrap_err().contains("another TD serves the machine"));
+    judged_by(&named, &|_| {}).unwrap();
     // the ID of the machine, its devices and where it was created are not judged
     for at in [648, 649, 681, 728, 785, 828] {
         judged(&move |it: &mut Parts| {

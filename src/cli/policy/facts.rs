@@ -11,7 +11,7 @@ use crate::state::hex;
 use crate::verify::meaning;
 
 /// The requirements beside registers and keys, each with what it requires.
-const MEANINGS: [(&str, &str); 49] = [
+const MEANINGS: [(&str, &str); 50] = [
     (
         "require",
         "the form of attested TLS in which machines prove themselves",
@@ -50,7 +50,7 @@ const MEANINGS: [(&str, &str); 49] = [
         "tdx.maximumCollateralDays",
         "maximum age of Intel's collateral in days",
     ),
-    ("tdx.tdAttributes", "attributes of the TD"),
+    ("tdx.tdAttributes", "accepted attributes of the TD"),
     ("tdx.xfam", "processor features of the TD"),
     ("tdx.mrTd", "the firmware (MRTD) is one of these"),
     ("tdx.mrSeam", "the TDX module (MRSEAM) is one of these"),
@@ -62,6 +62,10 @@ const MEANINGS: [(&str, &str); 49] = [
     (
         "tdx.mrOwnerConfig",
         "configuration of the owner (MROWNERCONFIG)",
+    ),
+    (
+        "tdx.mrServiceTd",
+        "a TD that serves the machine (MRSERVICETD) is one of these",
     ),
     (
         "tdx.platforms",

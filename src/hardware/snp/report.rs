@@ -25,13 +25,14 @@ const POLICY_BITS: [(u32, &str); 9] = [
     (25, "PAGE_SWAP_DISABLE"),
 ];
 /// The names of the bits of the platform info (56860 §7.3).
-const PLATFORM_BITS: [(u32, &str); 7] = [
+const PLATFORM_BITS: [(u32, &str); 8] = [
     (0, "SMT_EN"),
     (1, "TSME_EN"),
     (2, "ECC_EN"),
     (3, "RAPL_DIS"),
     (4, "CIPHERTEXT_HIDING_DRAM_EN"),
     (5, "ALIAS_CHECK_COMPLETE"),
+    (6, "IOMMU_WRITE_SAFE"),
     (7, "TIO_EN"),
 ];
 

@@ -3,7 +3,8 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 use super::dcap::{Verified, in_brackets};
 use super::quote::{Attributes, Body, Quote, REGISTER_LEN};
@@ -23,9 +24,9 @@ pub struct Demands {
     pub minimum_evaluation: u32,
     /// The greatest age of the collateral in days. Until then a revocation or a new vulnerability may go unnoticed.
     pub maximum_collateral_days: u32,
-    /// The attributes of the TD.
-    #[serde(deserialize_with = "attributes")]
-    pub td_attributes: Number,
+    /// The accepted attributes of the TD, in JSON one value or a list.
+    #[serde(deserialize_with = "attributes", serialize_with = "one_or_several")]
+    pub td_attributes: Vec<Number>,
     /// The processor features of the TD (XFAM); absent: each that is not refused always.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "features")]
     pub xfam: Option<Number>,
@@ -44,6 +45,9 @@ pub struct Demands {
     /// As before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mr_owner_config: Option<Digits<REGISTER_LEN>>,
+    /// The accepted service TDs (MRSERVICETD), beside none. They cannot move the TD: no policy allows the attribute MIGRATABLE.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mr_service_td: Vec<Digits<REGISTER_LEN>>,
     /// The accepted platforms by PPID or platform instance ID; empty: each. A stolen key of another platform is then worth nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<Digits<16>>,
@@ -55,13 +59,14 @@ impl Default for Demands {
             tcb_statuses: vec![Status::UpToDate],
             minimum_evaluation: MINIMUM_EVALUATION,
             maximum_collateral_days: MAXIMUM_COLLATERAL_DAYS,
-            td_attributes: Number(Attributes::USUAL.0),
+            td_attributes: vec![Number(Attributes::USUAL.0)],
             xfam: None,
             mr_td: vec![],
             mr_seam: vec![],
             mr_config_id: None,
             mr_owner: None,
             mr_owner_config: None,
+            mr_service_td: vec![],
             platforms: vec![],
         }
     }
@@ -80,7 +85,6 @@ const XFAM_ALWAYS: u64 = 0b11;
 const XFAM_KNOWN: u64 = 0x6dbe7;
 /// Features that a policy must name: processor trace (8), user interrupts (14), records of branches (15) tell others what the TD does.
 const XFAM_NAMED: u64 = 1 << 8 | 1 << 14 | 1 << 15;
-
 /// The names of the features by bit.
 const XFAM_NAMES: &str = "x87,SSE,AVX,,,AVX-512,AVX-512,AVX-512,processor trace,PKU,,CET,CET,,user interrupts,branch records,,AMX,AMX";
 
@@ -132,7 +136,7 @@ impl Demands {
                 &[&body.mr_owner_config],
             ),
             self.platform(platform),
-            service_td(body),
+            self.service_td(body),
         ];
         wrong.into_iter().flatten().collect()
     }
@@ -173,12 +177,17 @@ impl Demands {
     }
 
     fn attributes(&self, body: &Body) -> Option<String> {
-        let (got, wanted) = (body.td_attributes, Attributes(self.td_attributes.0));
-        let debug = match got.is_debug() && !wanted.is_debug() {
+        let got = body.td_attributes;
+        let accepted = self.td_attributes.iter().map(|it| Attributes(it.0));
+        let debug = match got.is_debug() {
             true => ": the host can look into a machine with DEBUG",
             false => "",
         };
-        (got != wanted).then(|| format!("TDATTRIBUTES: expected {wanted}, got {got}{debug}"))
+        (!accepted.clone().any(|it| it == got)).then(|| {
+            let accepted: Vec<_> = accepted.map(|it| it.to_string()).collect();
+            let accepted = accepted.join(" or ");
+            format!("TDATTRIBUTES: expected {accepted}, got {got}{debug}")
+        })
     }
 
     fn features(&self, body: &Body) -> Option<String> {
@@ -203,6 +212,26 @@ impl Demands {
         });
         let named = named.collect::<Vec<_>>().join(", ");
         (wrong != 0).then(|| format!("XFAM{start} {got:#x}: {named}{advice}"))
+    }
+
+    /// Refuses a TD that another TD serves, or served when it was created, unless the policy names that one.
+    fn service_td(&self, body: &Body) -> Option<String> {
+        let hash = body.td15.as_ref().map(|td15| td15.mr_service_td);
+        let bound = body.service_tds.iter().flatten();
+        let mut all = hash
+            .map(|hash| (hash, 0))
+            .into_iter()
+            .chain(bound.map(|it| (it.hash, it.attributes)));
+        let other = all.find(|(hash, attributes)| match *hash == [0; REGISTER_LEN] {
+            true => *attributes != 0,
+            false => !self.mr_service_td.contains(&Digits(*hash)),
+        });
+        other.map(|(hash, attributes)| {
+            format!(
+                "another TD serves the machine (MRSERVICETD {}, attributes {attributes:#x}); the policy's mrServiceTd can accept it",
+                hex(&hash)
+            )
+        })
     }
 
     fn platform(&self, platform: &Platform) -> Option<String> {
@@ -282,18 +311,6 @@ fn one_of<const N: usize>(name: &str, accepted: &[Digits<N>], got: &[&[u8]]) -> 
     })
 }
 
-/// Refuses a TD that another TD serves, or served when it was created: it can migrate it.
-fn service_td(body: &Body) -> Option<String> {
-    let hash = body.td15.as_ref().map(|td15| td15.mr_service_td);
-    let bound = body.service_tds.iter().flatten();
-    let mut all = hash
-        .into_iter()
-        .map(|hash| (hash, 0))
-        .chain(bound.map(|it| (it.hash, it.attributes)));
-    all.any(|it| it != ([0; REGISTER_LEN], 0))
-        .then(|| "another TD serves the machine (MRSERVICETD, or the hash or attributes of service TDs, are not zero) and could move it".into())
-}
-
 fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Status>, D::Error> {
     let statuses = Vec::deserialize(deserializer)?;
     match statuses.contains(&Status::Revoked) {
@@ -304,13 +321,28 @@ fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Status>, D
     }
 }
 
-fn attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Number, D::Error> {
-    let number = Number::deserialize(deserializer)?;
-    match Attributes(number.0).never_allowed() {
-        Attributes(0) => Ok(number),
-        never => Err(D::Error::custom(format!(
-            "tdAttributes: no policy can allow {never}"
-        ))),
+fn attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Number>, D::Error> {
+    let all = match Value::deserialize(deserializer)? {
+        Value::Array(all) => all,
+        one => vec![one],
+    };
+    let one = |value: Value| {
+        let number = Number::deserialize(value).map_err(D::Error::custom)?;
+        match Attributes(number.0).never_allowed() {
+            Attributes(0) => Ok(number),
+            never => Err(D::Error::custom(format!(
+                "tdAttributes: no policy can allow {never}"
+            ))),
+        }
+    };
+    all.into_iter().map(one).collect()
+}
+
+/// Writes a list with one entry as the entry.
+fn one_or_several<S: Serializer>(all: &[Number], serializer: S) -> Result<S::Ok, S::Error> {
+    match all {
+        [one] => one.serialize(serializer),
+        all => all.serialize(serializer),
     }
 }
 

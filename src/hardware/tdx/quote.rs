@@ -299,7 +299,8 @@ const ATTRIBUTES: [(u32, &str); 13] = [
 ];
 
 impl Attributes {
-    /// The attributes of a TD that nobody can look into and that uses nothing special: SEPT_VE_DISABLE only, as each genuine quote.
+    /// The attributes of a TD that nobody can look into and that uses nothing special: SEPT_VE_DISABLE only. TDs in Azure, which run
+    /// below a paravisor, have none at all.
     pub const USUAL: Attributes = Attributes(1 << 28);
     /// Another TD can serve the TD, and move it to another platform: SERVTD_EXT, MIGRATABLE.
     const OF_SERVICE_TD: u64 = 1 << 17 | 1 << 29;
