@@ -170,6 +170,19 @@ fn a_disk_gives_the_values_of_the_image_on_it() {
     }
 }
 
+/// mkfs.vfat makes FAT32 of any size if it is told to, and systemd-repart tells it so for a small partition.
+#[test]
+fn a_fat32_with_too_few_clusters_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.raw");
+    // mtools takes it for FAT16, as firmware does, so it cannot put a file there
+    disk(&path, 32, 32, &[]);
+    let said = refusal(&path, None);
+    let expected =
+        "EFI system partition: it is FAT32 with 64496 clusters, but FAT32 has at least 65525";
+    assert!(said.starts_with(expected), "{said}");
+}
+
 fn refusal(disk: &Path, chosen: Option<&str>) -> String {
     match Image::disk(std::fs::File::open(disk).unwrap(), chosen) {
         Ok(image) => panic!("{}", image.description()),

@@ -105,6 +105,19 @@ impl<D: Read + Seek> Fat<D> {
         if clusters == 0 || reserved == 0 || tables == 0 {
             return wrong("it has no clusters");
         }
+        // a boot sector of FAT32 has the size of the table in another field; firmware goes by that, and refuses what does not fit
+        if half(22) == 0 && clusters < FAT16_CLUSTERS {
+            return Err(format!(
+                "it is FAT32 with {clusters} clusters, but FAT32 has at least {FAT16_CLUSTERS}: firmware does not read it. Make the \
+                 partition larger (systemd-repart: SizeMinBytes=), or its clusters smaller (mkfs.vfat -s 1)"
+            ));
+        }
+        if half(22) != 0 && clusters >= FAT16_CLUSTERS {
+            return Err(format!(
+                "it is FAT12 or FAT16 with {clusters} clusters, but FAT16 has fewer than {FAT16_CLUSTERS}: firmware does not read it. \
+                 Make FAT32 of it (mkfs.vfat -F 32)"
+            ));
+        }
         let bits = match clusters {
             count if count < FAT12_CLUSTERS => Bits::Fat12,
             count if count < FAT16_CLUSTERS => Bits::Fat16,
