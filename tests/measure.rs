@@ -86,7 +86,7 @@ fn systemd_measure_expects_the_same_pcr_11_in_each_phase() {
     for (name, content) in parts {
         std::fs::write(folder.path().join(name), content).unwrap();
     }
-    let image = Image::uki(&unified("bookworm", COMMAND_LINE)).unwrap();
+    let image = Image::uki(&unified("bookworm", COMMAND_LINE), None).unwrap();
     for (at, units, phase) in [
         (Stage::Initramfs, Units::None, ":"),
         (Stage::Initramfs, Units::All, "enter-initrd"),
@@ -131,7 +131,7 @@ fn check_digests(suite: &str, starts_in_firmware: bool) {
     let file = folder.path().join("image.efi");
     let bytes = unified(suite, COMMAND_LINE);
     std::fs::write(&file, &bytes).unwrap();
-    let image = Image::uki(&bytes).unwrap();
+    let image = Image::uki(&bytes, None).unwrap();
     let cases = &image.registers(PCRS, &stage(Stage::Initramfs, Units::None))[&4];
     let digest = |what: &str| {
         let event = cases[0].events.iter().find(|event| event.what == what);
@@ -149,7 +149,7 @@ fn a_disk_gives_the_values_of_the_image_on_it() {
     let path = folder.path().join("disk.raw");
     let bytes = unified("trixie", COMMAND_LINE);
     let given = stage(Stage::Initramfs, Units::All);
-    let expected = values(&Image::uki(&bytes).unwrap(), &given);
+    let expected = values(&Image::uki(&bytes, None).unwrap(), &given);
     assert_eq!(
         expected.keys().copied().collect::<Vec<_>>(),
         [2, 3, 4, 8, 9, 11, 12, 13, 15]
@@ -163,7 +163,7 @@ fn a_disk_gives_the_values_of_the_image_on_it() {
             ("loader/random-seed", &small),
         ];
         disk(&path, mebibytes, fat, &files);
-        let on_disk = Image::disk(std::fs::File::open(&path).unwrap(), None).unwrap();
+        let on_disk = Image::disk(std::fs::File::open(&path).unwrap(), None, None).unwrap();
         let mut got = values(&on_disk, &given);
         assert!(got.remove(&5).is_some());
         assert_eq!(got, expected, "FAT{fat}");
@@ -183,8 +183,117 @@ fn a_fat32_with_too_few_clusters_is_named() {
     assert!(said.starts_with(expected), "{said}");
 }
 
+/// Runs Debian 13's ukify, which has this folder as its working directory.
+fn ukify(folder: &Path, arguments: &[&str]) {
+    let tools = systemd_boot("trixie");
+    let mut command = Command::new(fetched("python.sh"));
+    command
+        .arg(tools.join("ukify"))
+        .arg("build")
+        .args(arguments);
+    let stub = match arguments.iter().any(|it| it.starts_with("--linux")) {
+        true => "linuxx64.efi.stub",
+        // a profile alone
+        false => "addonx64.efi.stub",
+    };
+    command.arg(format!("--stub={}", tools.join(stub).display()));
+    run(command.current_dir(folder));
+}
+
+#[test]
+fn a_profile_of_an_image_is_chosen_and_named_in_the_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(at("initrd"), b"an initrd").unwrap();
+    std::fs::write(at("release"), OS_RELEASE).unwrap();
+    let line = String::from_utf8(COMMAND_LINE.into()).unwrap();
+    let [main, reset, plain] =
+        ["main", "reset", "plain"].map(|word| format!("--cmdline={line} {word}"));
+    let of_reset = "--profile=ID=reset\nTITLE=Factory reset";
+    ukify(folder.path(), &[of_reset, &reset, "--output=reset.efi"]);
+    ukify(
+        folder.path(),
+        &["--profile=TITLE=Plain", &plain, "--output=plain.efi"],
+    );
+    let linux = format!("--linux={}", kernel().display());
+    let build = |own: [&str; 2], more: &[&str], output: &str| {
+        let parts = [&linux, "--initrd=initrd", "--os-release=@release"];
+        ukify(
+            folder.path(),
+            &[&parts[..], &own, more, &[&format!("--output={output}")]].concat(),
+        );
+    };
+    let joined = ["--join-profile=reset.efi", "--join-profile=plain.efi"];
+    build([&main, "--profile=ID=main\nTITLE=Main"], &joined, "all.efi");
+    // the same profile as the first of an image
+    build([&reset, of_reset], &joined[1..], "first.efi");
+    build([&main, "--os-release=@release"], &[], "none.efi");
+
+    let measure = |arguments: &[&str]| {
+        let output = firstlight(&[arguments, &ONE_VALUE[..]].concat());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match output.status.success() {
+            true => Ok(text(&output.stdout)),
+            false => Err(text(&output.stderr)),
+        }
+    };
+    let policy = |arguments: &[&str]| {
+        let policy = Policy::from_json(&measure(arguments).unwrap()).unwrap();
+        let image = &policy.images()[0];
+        let values = image.measurements().clone();
+        (
+            image.name().to_owned(),
+            [9, 11].map(|pcr| values[&pcr].expected.clone()),
+        )
+    };
+    let (all, first) = (at("all.efi"), at("first.efi"));
+    let (name, of_main) = policy(&[&all]);
+    assert_eq!(name, "all.efi, profile main");
+    let (name, of_first) = policy(&[&first]);
+    assert_eq!(name, "first.efi, profile reset");
+    for word in ["reset", "1"] {
+        let (name, chosen) = policy(&[&all, "--profile", word]);
+        assert_eq!(name, "all.efi, profile reset");
+        assert_eq!(chosen, of_first, "--profile {word}");
+        assert_ne!(chosen[1], of_main[1]);
+    }
+    assert_eq!(policy(&[&all, "--profile", "main"]).1, of_main);
+    assert_eq!(policy(&[&all, "--profile", "2"]).0, "all.efi, profile 2");
+    assert_eq!(
+        policy(&[&all, "--profile", "2", "--name", "mine"]).0,
+        "mine"
+    );
+    // on a disk, and handed over by QEMU
+    let path = folder.path().join("disk.raw");
+    disk(&path, 96, 32, &[(DEFAULT, &std::fs::read(&all).unwrap())]);
+    let (name, on_disk) = policy(&[path.to_str().unwrap(), "--profile", "reset"]);
+    assert_eq!(
+        (name.as_str(), on_disk),
+        ("disk.raw, profile reset", of_first)
+    );
+    let (name, _) = policy(&["--kernel", &all, "--profile", "reset"]);
+    assert_eq!(name, "all.efi, profile reset");
+    let explained = measure(&[&all, "--profile", "reset", "--explain"]).unwrap();
+    assert!(
+        explained.contains("its profile reset (Factory reset)"),
+        "{explained}"
+    );
+
+    let error = measure(&[&all, "--profile", "rescue"]).unwrap_err();
+    assert!(
+        error.contains("no profile rescue: it has main, reset, 2"),
+        "{error}"
+    );
+    let error = measure(&[&at("none.efi"), "--profile", "main"]).unwrap_err();
+    assert!(error.contains("the image has no profiles"), "{error}");
+    assert_eq!(policy(&[&at("none.efi")]).0, "none.efi");
+    let error =
+        measure(&["--kernel", kernel().to_str().unwrap(), "--profile", "main"]).unwrap_err();
+    assert!(error.contains("--profile: "), "{error}");
+}
+
 fn refusal(disk: &Path, chosen: Option<&str>) -> String {
-    match Image::disk(std::fs::File::open(disk).unwrap(), chosen) {
+    match Image::disk(std::fs::File::open(disk).unwrap(), chosen, None) {
         Ok(image) => panic!("{}", image.description()),
         Err(error) => error,
     }
@@ -196,7 +305,7 @@ fn what_boots_is_found_on_the_disk_or_asked_for() {
     let path = folder.path().join("disk.raw");
     let image = unified("trixie", COMMAND_LINE);
     let manager = std::fs::read(systemd_boot("trixie").join("systemd-bootx64.efi")).unwrap();
-    let open = |chosen| Image::disk(std::fs::File::open(&path).unwrap(), chosen).unwrap();
+    let open = |chosen| Image::disk(std::fs::File::open(&path).unwrap(), chosen, None).unwrap();
 
     disk(
         &path,
@@ -214,7 +323,8 @@ fn what_boots_is_found_on_the_disk_or_asked_for() {
             .replace("257.13-1~deb13u1", &version("trixie"))
     );
     let given = stage(Stage::Initramfs, Units::All);
-    let [direct, managed] = [Image::uki(&image).unwrap(), only].map(|image| values(&image, &given));
+    let [direct, managed] =
+        [Image::uki(&image, None).unwrap(), only].map(|image| values(&image, &given));
     assert_ne!(managed[&4], direct[&4]);
     assert_eq!((&managed[&9], &managed[&11]), (&direct[&9], &direct[&11]));
 
@@ -275,7 +385,7 @@ fn what_cannot_be_known_is_named_with_its_reason() {
         ("EFI/BOOT/BOOTX64.EFI.extra.d/token.cred", b"secret"),
     ];
     disk(&path, 64, 32, &files);
-    let on_disk = Image::disk(std::fs::File::open(&path).unwrap(), None).unwrap();
+    let on_disk = Image::disk(std::fs::File::open(&path).unwrap(), None, None).unwrap();
     let missing = not_known(&on_disk, &given);
     assert_eq!(missing.keys().copied().collect::<Vec<_>>(), [4, 9, 12, 13]);
     assert!(missing[&12].contains("EFI/BOOT/BOOTX64.EFI.extra.d/token.cred"));
@@ -294,7 +404,7 @@ fn what_the_newest_stub_adds_is_named_with_its_reason() {
         32,
         &[(DEFAULT, &newest[..]), ("loader/random-seed", &[1; 32])],
     );
-    let open = || Image::disk(Cursor::new(std::fs::read(&path).unwrap()), None).unwrap();
+    let open = || Image::disk(Cursor::new(std::fs::read(&path).unwrap()), None, None).unwrap();
     let none = stage(Stage::Initramfs, Units::None);
     assert!(not_known(&open(), &none)[&9].contains("boot-secret"));
     let esp = path.with_extension("esp");
@@ -307,9 +417,9 @@ fn what_the_newest_stub_adds_is_named_with_its_reason() {
     assert!(not_known(&open(), &none).is_empty());
 
     // the machine's console
-    let silent = Image::direct_uki(&unified("sid", b"panic=-1")).unwrap();
+    let silent = Image::direct_uki(&unified("sid", b"panic=-1"), None).unwrap();
     assert!(not_known(&silent, &none)[&9].contains("console="));
-    let loud = Image::direct_uki(&newest).unwrap();
+    let loud = Image::direct_uki(&newest, None).unwrap();
     assert!(not_known(&loud, &none).is_empty());
 }
 
@@ -809,11 +919,11 @@ fn image_of(form: &str, folder: &Path, linux: &[u8], initrd: &[u8], command_line
     ];
     let bytes = uki(&systemd_boot("trixie").join("linuxx64.efi.stub"), &sections);
     if form == "unified kernel image" {
-        return Image::uki(&bytes).unwrap();
+        return Image::uki(&bytes, None).unwrap();
     }
     let path = folder.join("disk.raw");
     disk(&path, 40, 16, &[(DEFAULT, &bytes)]);
-    Image::disk(std::fs::File::open(&path).unwrap(), None).unwrap()
+    Image::disk(std::fs::File::open(&path).unwrap(), None, None).unwrap()
 }
 
 /// One changed byte in any part of an image: the join service refuses the machine, and its log names that part with its digest.

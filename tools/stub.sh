@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches systemd's EFI stub and boot manager of a Debian release and prints the folder that holds them: linuxx64.efi.stub,
-# systemd-bootx64.efi.
+# Fetches systemd's EFI stub and boot manager of a Debian release, and its ukify if it has one, and prints the folder that holds them:
+# linuxx64.efi.stub, systemd-bootx64.efi, ukify.
 #
 #   tools/stub.sh SUITE        bookworm (systemd 252), trixie (257), sid (the newest)
 #
@@ -9,7 +9,10 @@
 . "$(dirname "$0")/lib.sh"
 
 suite=${1:?usage: tools/stub.sh SUITE}
-prefix=$CACHE/stub-$suite
+packages=(systemd-boot-efi)
+# systemd 252 has none
+[ "$suite" = bookworm ] || packages+=(systemd-ukify)
+prefix=$CACHE/systemd-boot-$suite
 if [ -e "$prefix/done" ]; then echo "$prefix"; exit; fi
 
 # two tests may ask at the same time
@@ -18,9 +21,11 @@ if [ ! -e "$prefix/done" ]; then
   work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
   say "fetching systemd's EFI stub of Debian $suite"
   source="deb $(mirror) $suite main"
-  (cd "$work" && private_apt "$source" -- update && private_apt "$source" -- download systemd-boot-efi) >&2
+  (cd "$work" && private_apt "$source" -- update && private_apt "$source" -- download "${packages[@]}") >&2
   rm -rf "$prefix"; mkdir -p "$prefix"
-  dpkg-deb --fsys-tarfile "$work"/*.deb | tar x -C "$prefix" --strip-components=6 --wildcards './usr/lib/systemd/boot/efi/*x64*'
+  unpack() { dpkg-deb --fsys-tarfile "$work/$1"_*.deb | tar x -C "$prefix" --transform 's,.*/,,' --wildcards "$2"; }
+  unpack systemd-boot-efi './usr/lib/systemd/boot/efi/*x64*'
+  [ "$suite" = bookworm ] || unpack systemd-ukify ./usr/bin/ukify
   (cd "$work" && sha256sum ./*.deb) >"$prefix/done"
 fi
 echo "$prefix"

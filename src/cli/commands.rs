@@ -398,6 +398,11 @@ const EXPLAIN: Command = Command {
             "the unified kernel image that boots, on the disk of --against-image; needed if there are several",
         ),
         Opt::value(
+            "profile",
+            Value::Text("ID"),
+            "the profile of the unified kernel image that boots: its ID, or its number from 0; without it the first",
+        ),
+        Opt::value(
             "policy",
             Value::File,
             "the attestation policy that the machine should meet (JSON)",
@@ -581,6 +586,12 @@ const MEASURE: Command = Command {
             Value::Text("PATH"),
             "the unified kernel image that boots, on the disk's EFI system partition, as EFI/Linux/a.efi; needed if there \
              are several",
+        ),
+        Opt::value(
+            "profile",
+            Value::Text("ID"),
+            "the profile of the unified kernel image that boots: its ID, or its number from 0; without it the first. The policy \
+             names it",
         ),
         Opt::value(
             "kernel",

@@ -624,14 +624,18 @@ fn explain_options(given: &Given) -> Result<explain::Options, Failure> {
             "--against and --against-image: give one of the two".into(),
         ));
     }
-    if image.is_none() && given.has("uki") {
-        return Err(Failure::Usage("--uki: --against-image is missing".into()));
+    for name in ["uki", "profile"] {
+        if image.is_none() && given.has(name) {
+            let text = format!("--{name}: --against-image is missing");
+            return Err(Failure::Usage(text));
+        }
     }
-    let uki = given.value("uki").map(program::text).transpose()?;
+    let text = |name| given.value(name).map(program::text).transpose();
+    let (uki, profile) = (text("uki")?, text("profile")?);
     Ok(explain::Options {
         source: given.operand()?,
         against: path("against"),
-        image: image.map(|image| measure_image::of_image(image, uki)),
+        image: image.map(|image| measure_image::of_image(image, uki, profile)),
         policy: path("policy"),
         cluster_id: match given.has("cluster-id") {
             true => Some(given.parsed("cluster-id", cluster_id)?),

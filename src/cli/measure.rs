@@ -191,7 +191,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             if is_confined {
                 policy = policy.with_confined_kernel();
             }
-            let name = name.map_or_else(|| source.name(), str::to_owned);
+            let name = name.map_or_else(|| source.name_of(&image), str::to_owned);
             let lacks_sha384 = present
                 .as_ref()
                 .is_some_and(|it| it.cloud().sha384.is_empty());

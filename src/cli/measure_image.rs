@@ -23,6 +23,8 @@ const PHASES: u32 = 11;
 #[derive(Debug)]
 pub struct Options {
     boots: Boots,
+    /// The profile of a unified kernel image that boots, by its ID or number.
+    profile: Option<String>,
     given: image::Given,
     /// Whose registers the policy has.
     pub platform: Platform,
@@ -92,17 +94,26 @@ impl Options {
         }
     }
 
-    /// Returns the image's name: that of its file.
+    /// Returns the name of the file.
     pub fn name(&self) -> String {
         let name = self.path().file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
+
+    /// Returns the name of the image in a policy: that of the file, and of the profile that boots.
+    pub fn name_of(&self, image: &Image) -> String {
+        match image.profile() {
+            Some(profile) => format!("{}, profile {profile}", self.name()),
+            None => self.name(),
+        }
+    }
 }
 
 /// Returns the options for an image alone: every boot of it is possible.
-pub fn of_image(path: PathBuf, uki: Option<String>) -> Options {
+pub fn of_image(path: PathBuf, uki: Option<String>, profile: Option<String>) -> Options {
     Options {
         boots: Boots::Image { path, uki },
+        profile,
         given: image::Given::default(),
         platform: Platform::Tpm(Bank::Sha256),
         explain: false,
@@ -169,6 +180,7 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
     let word = |name| given.has(name).then(|| given.text(name)).transpose();
     Ok(Options {
         boots,
+        profile: given.value("profile").map(program::text).transpose()?,
         given: image::Given {
             stage: one_of("stage", word("stage")?, &Stage::ALL, Stage::word)?,
             secure_boot: one_of("secure-boot", word("secure-boot")?, &[true, false], |on| {
@@ -228,6 +240,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
 /// Reads the image.
 pub fn read(options: &Options) -> Result<Image, Failure> {
     let path = options.path();
+    let profile = options.profile.as_deref();
     let image = match &options.boots {
         Boots::Kernel {
             path,
@@ -243,7 +256,11 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
                         "a unified kernel image has its own initrd and command line: omit --initrd and --cmdline".into(),
                     ));
                 }
-                Image::direct_uki(&kernel)
+                Image::direct_uki(&kernel, profile)
+            } else if profile.is_some() {
+                return Err(Failure::Usage(
+                    "--profile: the kernel is no unified kernel image, which has profiles".into(),
+                ));
             } else {
                 Image::direct_linux(&kernel, initrd.as_deref(), command_line, *loader)
             }
@@ -253,8 +270,10 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
             let mut file = File::open(path).map_err(wrong)?;
             let mut start = [0; 2];
             match file.read_exact(&mut start) {
-                Ok(()) if start == *b"MZ" && uki.is_none() => Image::uki(&read_file(path)?),
-                _ => Image::disk(file, uki.as_deref()),
+                Ok(()) if start == *b"MZ" && uki.is_none() => {
+                    Image::uki(&read_file(path)?, profile)
+                }
+                _ => Image::disk(file, uki.as_deref(), profile),
             }
         }
     };

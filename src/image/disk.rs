@@ -43,13 +43,17 @@ pub struct BootManager {
 
 impl Disk {
     /// Reads a disk image. `chosen` is the path on the EFI system partition of the unified kernel image that boots; without it there
-    /// must be only one.
-    pub fn read(mut disk: impl Read + Seek, chosen: Option<&str>) -> Result<Disk, String> {
+    /// must be only one. `profile` is that of the image.
+    pub fn read(
+        mut disk: impl Read + Seek,
+        chosen: Option<&str>,
+        profile: Option<&str>,
+    ) -> Result<Disk, String> {
         let table = Gpt::read(&mut disk)?;
         let (start, _) = table.esp()?;
         let mut esp =
             Fat::open(disk, start).map_err(|error| format!("EFI system partition: {error}"))?;
-        find(&mut esp, chosen, table.event())
+        find(&mut esp, chosen, profile, table.event())
             .map_err(|error| format!("EFI system partition: {error}"))
     }
 }
@@ -57,6 +61,7 @@ impl Disk {
 fn find<D: Read + Seek>(
     esp: &mut Fat<D>,
     chosen: Option<&str>,
+    profile: Option<&str>,
     partition_table: Digest,
 ) -> Result<Disk, String> {
     let mut default = None;
@@ -115,8 +120,8 @@ fn find<D: Read + Seek>(
             .ok_or_else(|| format!("there is no {path}"))?,
     };
     let surroundings = surroundings(esp, &path)?;
-    let uki =
-        Uki::parse(&bytes, Some(&surroundings)).map_err(|error| format!("{path}: {error}"))?;
+    let uki = Uki::parse(&bytes, Some(&surroundings), profile)
+        .map_err(|error| format!("{path}: {error}"))?;
     Ok(Disk {
         partition_table,
         boot_manager: manager,

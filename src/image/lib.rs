@@ -82,20 +82,24 @@ pub struct Case {
 
 impl Image {
     /// Reads a raw disk image with an EFI system partition. `chosen` is the path on it of the unified kernel image that boots; without
-    /// it there must be only one.
-    pub fn disk(disk: impl Read + Seek, chosen: Option<&str>) -> Result<Image, String> {
-        Disk::read(disk, chosen).map(|disk| Image(Kind::Disk(Box::new(disk))))
+    /// it there must be only one. `profile` is the ID or the number of the image's profile that boots; without it, it is the first.
+    pub fn disk(
+        disk: impl Read + Seek,
+        chosen: Option<&str>,
+        profile: Option<&str>,
+    ) -> Result<Image, String> {
+        Disk::read(disk, chosen, profile).map(|disk| Image(Kind::Disk(Box::new(disk))))
     }
 
-    /// Reads a unified kernel image that the firmware starts from an EFI system partition.
-    pub fn uki(bytes: &[u8]) -> Result<Image, String> {
+    /// Reads a unified kernel image that the firmware starts from an EFI system partition. `profile` is as for a disk.
+    pub fn uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, String> {
         let surroundings = uki::Surroundings::default();
-        Uki::parse(bytes, Some(&surroundings)).map(|uki| Image(Kind::File(uki)))
+        Uki::parse(bytes, Some(&surroundings), profile).map(|uki| Image(Kind::File(uki)))
     }
 
-    /// Reads a unified kernel image that QEMU hands to the firmware (`-kernel`).
-    pub fn direct_uki(bytes: &[u8]) -> Result<Image, String> {
-        Uki::parse(bytes, None).map(|uki| Image(Kind::DirectUki(uki)))
+    /// Reads a unified kernel image that QEMU hands to the firmware (`-kernel`). `profile` is as for a disk.
+    pub fn direct_uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, String> {
+        Uki::parse(bytes, None, profile).map(|uki| Image(Kind::DirectUki(uki)))
     }
 
     /// Reads a kernel that QEMU hands to the firmware (`-kernel`, `-initrd`, `-append`).
@@ -122,9 +126,22 @@ impl Image {
         }
     }
 
+    /// Returns the name of the profile that boots; `None` if the image has none.
+    pub fn profile(&self) -> Option<String> {
+        Some(self.unified()?.profile()?.to_string())
+    }
+
     /// Returns in words what boots.
     pub fn description(&self) -> String {
-        let stub = |uki: &Uki| format!("a unified kernel image with systemd-stub {}", uki.version);
+        let profile = |uki: &Uki| match uki.profile() {
+            Some(profile) if profile.title().is_empty() => format!(", its profile {profile}"),
+            Some(profile) => format!(", its profile {profile} ({})", profile.title()),
+            None => String::new(),
+        };
+        let stub = |uki: &Uki| {
+            let (version, profile) = (&uki.version, profile(uki));
+            format!("a unified kernel image with systemd-stub {version}{profile}")
+        };
         match &self.0 {
             Kind::Disk(disk) => format!(
                 "{}{}, {}",

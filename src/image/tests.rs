@@ -66,7 +66,7 @@ fn sections_are_measured_in_the_order_of_the_stubs_version() {
             ".linux .osrel .cmdline .initrd .ucode .splash .uname .sbat .pcrpkey .hwids",
         ),
     ] {
-        let image = Image::uki(&unified(version, &file)).unwrap();
+        let image = Image::uki(&unified(version, &file), None).unwrap();
         assert_eq!(sections(&image).join(" "), expected, "{version}");
     }
 }
@@ -79,13 +79,33 @@ fn the_first_profile_overrides_the_sections_before_it() {
         (".profile", b"ID=other"),
         (".cmdline", b"other"),
     ];
-    let image = Image::uki(&unified("257", &file)).unwrap();
+    let image = Image::uki(&unified("257", &file), None).unwrap();
     assert_eq!(
         sections(&image).join(" "),
         ".linux .osrel .cmdline .initrd .splash .sbat .profile"
     );
-    assert!(image.warnings()[0].contains("2 profiles"));
-    let Err(error) = Image::uki(&unified("257", &[(".cmdline", b"twice")])) else {
+    assert!(
+        image.warnings()[0].contains("the profiles main, other; these values are those of main")
+    );
+    assert_eq!(image.profile().as_deref(), Some("main"));
+    for chosen in ["other", "1"] {
+        let image = Image::uki(&unified("257", &file), Some(chosen)).unwrap();
+        assert_eq!(
+            sections(&image).join(" "),
+            ".linux .osrel .cmdline .initrd .sbat .profile"
+        );
+        assert_eq!(image.profile().as_deref(), Some("other"));
+        assert!(image.warnings().is_empty());
+    }
+    let error = Image::uki(&unified("257", &file), Some("2\x1b")).err();
+    assert_eq!(
+        error.unwrap(),
+        "the image has no profile 2?: it has main, other"
+    );
+    // older stubs know no profiles
+    let error = Image::uki(&unified("256", &file[..1]), Some("main")).err();
+    assert!(error.unwrap().starts_with("the image has no profiles"));
+    let Err(error) = Image::uki(&unified("257", &[(".cmdline", b"twice")]), None) else {
         panic!()
     };
     assert_eq!(error, "the image has two sections .cmdline");
@@ -94,7 +114,7 @@ fn the_first_profile_overrides_the_sections_before_it() {
 #[test]
 fn a_section_is_measured_as_it_is_in_memory() {
     let digest = |bytes: &[u8]| {
-        let image = Image::uki(bytes).unwrap();
+        let image = Image::uki(bytes, None).unwrap();
         let log = image.registers(PCRS, &given(Stage::Initramfs, false, Units::None));
         let event = log[&11][0]
             .events
@@ -111,7 +131,12 @@ fn a_section_is_measured_as_it_is_in_memory() {
     bytes[size] = 20;
     assert_eq!(digest(&bytes), sha256(&[b"initrd", &[0; 14]]));
     bytes[size + 3] = 0x7f;
-    assert!(Image::uki(&bytes).err().unwrap().contains("in memory"));
+    assert!(
+        Image::uki(&bytes, None)
+            .err()
+            .unwrap()
+            .contains("in memory")
+    );
 }
 
 #[test]
@@ -136,7 +161,7 @@ fn the_kernel_in_an_image_is_measured_by_old_stubs_without_secure_boot() {
         ("257.13", true, false),
         ("258", false, false),
     ] {
-        let image = Image::uki(&unified(version, &[])).unwrap();
+        let image = Image::uki(&unified(version, &[]), None).unwrap();
         let events = measured(
             &image,
             4,
@@ -149,7 +174,7 @@ fn the_kernel_in_an_image_is_measured_by_old_stubs_without_secure_boot() {
 
 #[test]
 fn each_value_says_when_a_register_has_it() {
-    let image = Image::uki(&unified("252.39", &[])).unwrap();
+    let image = Image::uki(&unified("252.39", &[]), None).unwrap();
     let registers = image.registers(PCRS, &Given::default());
     let when = |pcr: u32| -> Vec<(Option<Stage>, &str)> {
         let cases = registers[&pcr].iter();
@@ -184,7 +209,7 @@ fn each_value_says_when_a_register_has_it() {
 
 #[test]
 fn newer_systemd_ends_the_firmwares_registers_with_a_separator() {
-    let image = Image::direct_uki(&unified("261.2", &[])).unwrap();
+    let image = Image::direct_uki(&unified("261.2", &[]), None).unwrap();
     for pcr in [4, 5, 12, 13] {
         for (units, expected) in [(Units::All, true), (Units::Phases, false)] {
             let events = measured(&image, pcr, &given(Stage::Initramfs, false, units));
@@ -198,7 +223,7 @@ fn newer_systemd_ends_the_firmwares_registers_with_a_separator() {
         (".profile", b"ID=main"),
         (".cmdline", b"console=ttyS0 systemd.tpm2_measured_os=0"),
     ];
-    let image = Image::direct_uki(&unified("262", &off)).unwrap();
+    let image = Image::direct_uki(&unified("262", &off), None).unwrap();
     let values = [Stage::Initramfs, Stage::Booted].map(|stage| {
         let given = Given {
             stage: Some(stage),
@@ -219,7 +244,7 @@ fn a_command_line_that_versions_change_differently_is_not_predicted_for_them() {
             (".cmdline", text),
             (".linux", &kernel),
         ];
-        let image = Image::uki(&program(&file)).unwrap();
+        let image = Image::uki(&program(&file), None).unwrap();
         let cases = &image.registers(PCRS, &given(Stage::Initramfs, false, Units::None))[&9];
         cases[0]
             .value
@@ -309,7 +334,7 @@ fn a_tdx_machine_measures_a_disk_into_two_registers() {
         program(&file)
     };
     let names = |stub: &str, register| {
-        let image = Image::disk(Cursor::new(disk(&image(stub))), None).unwrap();
+        let image = Image::disk(Cursor::new(disk(&image(stub))), None, None).unwrap();
         let cases = &image.registers(Platform::Tdx, &Given::default())[&register];
         assert!(cases[0].value.is_ok() && cases[0].stage.is_none());
         let names = cases[0].events.iter().map(|event| event.what.clone());
@@ -341,21 +366,21 @@ fn what_a_tdx_machine_measures_is_not_known_of_an_old_kernel_or_an_unknown_disk(
     let direct = |kernel: &[u8]| Image::direct_linux(kernel, None, "", Loader::AsIs).unwrap();
     assert!(missing(direct(&linux("6.8.0-60-generic")), RTMR_2).contains("Linux 6.8"));
     assert!(missing(direct(&linux("six")), RTMR_2).contains("its version"));
-    let file = Image::uki(&unified("257", &[])).unwrap();
+    let file = Image::uki(&unified("257", &[]), None).unwrap();
     assert!(missing(file, RTMR_1).contains("partition table"));
-    let file = Image::uki(&unified("257", &[])).unwrap();
+    let file = Image::uki(&unified("257", &[]), None).unwrap();
     assert!(missing(file, RTMR_2).contains("its version"));
 }
 
 #[test]
 fn other_files_are_refused_with_a_reason() {
-    let refusal = |bytes: &[u8]| Image::uki(bytes).err().unwrap();
+    let refusal = |bytes: &[u8]| Image::uki(bytes, None).err().unwrap();
     assert!(refusal(b"#!/bin/sh").contains("MZ"));
     assert!(refusal(&program(&[(".text", b"x")])).contains("no systemd-stub"));
     assert!(refusal(&unified("249", &[])).contains("expected 252 or newer"));
     let stub: [(&str, &[u8]); 1] = [(".sdmagic", b"#### LoaderInfo: systemd-stub 257 ####\0")];
     assert!(refusal(&program(&stub)).contains(".linux"));
-    let newer = Image::uki(&unified("299", &[])).unwrap();
+    let newer = Image::uki(&unified("299", &[]), None).unwrap();
     assert!(newer.warnings()[0].contains("newer than"));
     assert!(Image::direct_linux(&program(&stub), None, "", Loader::Unknown).is_err());
 }
@@ -363,10 +388,10 @@ fn other_files_are_refused_with_a_reason() {
 #[test]
 fn a_disk_gives_the_values_of_its_image() {
     let image = unified("257", &[]);
-    let on_disk = Image::disk(Cursor::new(disk(&image)), None).unwrap();
+    let on_disk = Image::disk(Cursor::new(disk(&image)), None, None).unwrap();
     let given = given(Stage::Booted, false, Units::All);
     for pcr in [4, 8, 9, 11, 12, 13] {
-        let expected = Image::uki(&image).unwrap().value(PCRS, pcr, &given);
+        let expected = Image::uki(&image, None).unwrap().value(PCRS, pcr, &given);
         assert!(expected.is_ok(), "{pcr}");
         assert_eq!(on_disk.value(PCRS, pcr, &given), expected, "{pcr}");
     }
@@ -376,7 +401,7 @@ fn a_disk_gives_the_values_of_its_image() {
 /// The value of a register with a separator alone, as genuine event logs of Google's machines and of OVMF have it.
 #[test]
 fn the_registers_of_the_firmwares_drivers_have_a_separator_alone() {
-    let image = Image::uki(&unified("257", &[])).unwrap();
+    let image = Image::uki(&unified("257", &[]), None).unwrap();
     let given = given(Stage::Booted, false, Units::All);
     for pcr in [2, 3] {
         let value = image.value(PCRS, pcr, &given).unwrap();
@@ -394,23 +419,23 @@ fn a_cycle_of_clusters_ends() {
     let mut bytes = disk(&image);
     // the table's entries of the clusters 2 and 3: each names the other
     bytes[4 * 512 + 3..][..3].copy_from_slice(&[3, 0x20, 0]);
-    let error = Image::disk(Cursor::new(bytes), None).err().unwrap();
+    let error = Image::disk(Cursor::new(bytes), None, None).err().unwrap();
     assert!(error.contains("cycle"), "{error}");
 }
 
 /// Reads the bytes as each kind of image, and computes everything.
 fn compute(bytes: &[u8]) {
     let images = [
-        Image::uki(bytes),
-        Image::direct_uki(bytes),
+        Image::uki(bytes, None),
+        Image::direct_uki(bytes, None),
         Image::direct_linux(
             bytes,
             Some(b"initrd"),
             "console=ttyS0",
             Loader::Patched(1 << 29),
         ),
-        Image::disk(Cursor::new(bytes), None),
-        Image::disk(Cursor::new(bytes), Some("EFI/BOOT/BOOTX64.EFI")),
+        Image::disk(Cursor::new(bytes), None, None),
+        Image::disk(Cursor::new(bytes), Some("EFI/BOOT/BOOTX64.EFI"), None),
     ];
     for image in images.into_iter().flatten() {
         for platform in [PCRS, Platform::Tpm(Bank::Sha384), Platform::Tdx] {

@@ -1,6 +1,8 @@
 //! Unified kernel images (UAPI group, "Unified Kernel Image"): what systemd-stub measures of one, by the stub's version. Facts are of
 //! systemd's sources (src/boot/stub.c, measure.c, cpio.c; src/fundamental/uki.c) and were compared with booted machines.
 
+use std::fmt;
+
 use super::cpio;
 use super::digest::Digest;
 use super::event_log::{Log, Missing, utf16};
@@ -21,6 +23,8 @@ const ADDS_BOOT_SECRET: u32 = 261;
 const HEEDS_READ_ONLY_SEED: u32 = 262;
 /// Maximum number of characters of a version.
 const MAX_VERSION: usize = 60;
+/// Maximum number of characters of a profile's ID or title.
+const MAX_PROFILE: usize = 60;
 
 /// The measured sections in the order of measurement, each with the first version that measures it.
 const MEASURED: [(&str, u32); 15] = [
@@ -72,6 +76,8 @@ pub struct Uki {
     /// The release of the kernel.
     release: Release,
     sidecars: Vec<String>,
+    /// The profile that boots, if the image has any.
+    profile: Option<Profile>,
     /// Whether the command line turns the units off: `systemd.tpm2_measured_os=0`, or `efi=noruntime` without
     /// `SYSTEMD_FORCE_MEASURE=1`.
     is_measuring_off: bool,
@@ -119,8 +125,13 @@ fn release(version: &str) -> Option<(u32, u32)> {
 }
 
 impl Uki {
-    /// Reads an image. `surroundings` is `None` if the image does not lie on an EFI system partition.
-    pub fn parse(bytes: &[u8], surroundings: Option<&Surroundings>) -> Result<Uki, String> {
+    /// Reads an image. `surroundings` is `None` if the image does not lie on an EFI system partition. `chosen` is the ID or the number of
+    /// the profile that boots, the first if it is `None`.
+    pub fn parse(
+        bytes: &[u8],
+        surroundings: Option<&Surroundings>,
+        chosen: Option<&str>,
+    ) -> Result<Uki, String> {
         let pe = Pe::parse(bytes)?;
         let (_, version) = systemd_program(&pe)
             .filter(|(name, _)| name == "systemd-stub")
@@ -136,12 +147,17 @@ impl Uki {
                 "systemd-stub {version} is newer than {NEWEST}, whose rules are used: compare with a booted machine"
             ));
         }
-        let (profiles, sections) = Sections::of(&pe, major)?;
-        if profiles > 1 {
+        let profiles = Profile::all(&pe, major)?;
+        let index = chosen.map_or(Ok(0), |chosen| Profile::find(&profiles, chosen))?;
+        let sections = Sections::of(&pe, major, index)?;
+        if profiles.len() > 1 && chosen.is_none() {
+            let first = &profiles[0];
             warnings.push(format!(
-                "the image has {profiles} profiles; these values are those of the first"
+                "the image has the profiles {}; these values are those of {first}, the first: --profile chooses another",
+                Profile::list(&profiles)
             ));
         }
+        let profile = profiles.into_iter().nth(index);
         let linux = sections
             .read(".linux")?
             .ok_or("the image has no kernel: no section .linux")?;
@@ -233,10 +249,16 @@ impl Uki {
             sidecars: surroundings
                 .map(|it| it.sidecars.clone())
                 .unwrap_or_default(),
+            profile,
             is_measuring_off,
             contents,
             warnings,
         })
+    }
+
+    /// Returns the profile that boots; `None` if the image has none.
+    pub fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
     }
 
     /// Returns the version of systemd whose units measure in the booted machine; `None` if they are turned off. The stub's version
@@ -306,19 +328,93 @@ impl Uki {
     }
 }
 
-/// The sections of the first profile, by their names.
+/// A profile of an image: sections that replace or complete those before all profiles (UAPI group, "Unified Kernel Image").
+pub struct Profile {
+    /// Its number, from 0: systemd-boot starts `@1` as the second.
+    number: usize,
+    /// Its ID; empty without one.
+    id: String,
+    /// Its title; empty without one.
+    title: String,
+}
+
+impl Profile {
+    /// Returns the profiles of an image.
+    fn all(pe: &Pe, major: u32) -> Result<Vec<Profile>, String> {
+        let sections = pe.sections().iter().filter(|it| is_profile(it, major));
+        let profiles = sections.enumerate().map(|(number, section)| {
+            let text = section.in_memory()?;
+            let text = String::from_utf8_lossy(&text);
+            let value = |name: &str| {
+                let mut lines = text.lines().map(|line| line.trim().trim_end_matches('\0'));
+                let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+                let value = value.unwrap_or_default().trim_matches(['"', '\'']);
+                base::text::printable(value, MAX_PROFILE)
+            };
+            let (id, title) = (value("ID"), value("TITLE"));
+            Ok(Profile { number, id, title })
+        });
+        profiles.collect()
+    }
+
+    /// Returns the index of the profile with this ID or number.
+    fn find(profiles: &[Profile], chosen: &str) -> Result<usize, String> {
+        if profiles.is_empty() {
+            return Err("the image has no profiles: omit --profile".into());
+        }
+        let by_id = profiles.iter().position(|it| it.id == chosen);
+        let by_number = || {
+            profiles
+                .iter()
+                .position(|it| it.number.to_string() == chosen)
+        };
+        by_id.or_else(by_number).ok_or_else(|| {
+            let chosen = base::text::printable(chosen, MAX_PROFILE);
+            format!(
+                "the image has no profile {chosen}: it has {}",
+                Profile::list(profiles)
+            )
+        })
+    }
+
+    fn list(profiles: &[Profile]) -> String {
+        let names: Vec<_> = profiles.iter().map(Profile::to_string).collect();
+        names.join(", ")
+    }
+
+    /// Returns the title; empty without one.
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+}
+
+impl fmt::Display for Profile {
+    /// Writes the ID, or the number of a profile without one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.id.is_empty() {
+            true => write!(f, "{}", self.number),
+            false => f.write_str(&self.id),
+        }
+    }
+}
+
+/// Returns whether a profile begins with a section.
+fn is_profile(section: &Section, major: u32) -> bool {
+    section.name == b".profile" && major >= 257
+}
+
+/// The sections of a profile, by their names.
 struct Sections<'a>(Vec<(&'static str, Section<'a>)>);
 
 impl<'a> Sections<'a> {
-    /// Returns the number of profiles, and the sections of the first: its own, and those before all profiles.
-    fn of(pe: &Pe<'a>, major: u32) -> Result<(usize, Sections<'a>), String> {
+    /// Returns the sections of a profile: its own, and those before all profiles.
+    fn of(pe: &Pe<'a>, major: u32, profile: usize) -> Result<Sections<'a>, String> {
         let all = pe.sections();
-        let is_profile = |section: &&Section| section.name == b".profile" && major >= 257;
-        let profiles = all.iter().filter(is_profile).count();
-        let starts = (0..all.len()).filter(|index| is_profile(&&all[*index]));
-        let starts: Vec<_> = starts.chain([all.len()]).take(2).collect();
-        let base = &all[..starts[0]];
-        let own = &all[starts[0]..starts.last().copied().unwrap_or(all.len())];
+        let starts = (0..all.len()).filter(|index| is_profile(&all[*index], major));
+        let starts: Vec<_> = starts.chain([all.len()]).collect();
+        let start = |number: usize| starts.get(number).copied().unwrap_or(all.len());
+        let base = &all[..start(0)];
+        let own = &all[start(profile)..start(profile + 1)];
         let mut sections = Vec::new();
         for (name, _) in MEASURED {
             let named = |section: &&Section| section.name == name.as_bytes() && !section.is_empty();
@@ -333,7 +429,7 @@ impl<'a> Sections<'a> {
                 }
             }
         }
-        Ok((profiles, Sections(sections)))
+        Ok(Sections(sections))
     }
 
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {

@@ -170,7 +170,7 @@ fn explained(machine: &Machine, image: &Path) -> Result<(bool, String)> {
 
 fn read(path: &Path) -> Result<Image> {
     let file = std::fs::File::open(path).context("open the disk image")?;
-    Image::disk(file, None).context("compute the registers")
+    Image::disk(file, None, None).context("compute the registers")
 }
 
 /// Source a disk with these files on its EFI system partition.
@@ -269,7 +269,7 @@ fn the_newest_stub_has_the_computed_registers_where_its_secret_is_kept_out() -> 
     let file = machine.folder().join("image.efi");
     std::fs::write(&file, &image).context("write the image")?;
     machine.source = Source::Unified(file);
-    let direct = Image::direct_uki(&image).context("compute the registers")?;
+    let direct = Image::direct_uki(&image, None).context("compute the registers")?;
     boot_and_compare(&mut machine, &direct, &[2, 3, 4, 5, 8, 9, 11, 12, 13, 15])
 }
 

@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     for chosen in [None, Some("EFI/BOOT/BOOTX64.EFI")] {
-        if let Ok(image) = Image::disk(Cursor::new(bytes), chosen) {
+        if let Ok(image) = Image::disk(Cursor::new(bytes), chosen, None) {
             let given = Given::default();
             let of_tpm = image.registers(Platform::Tpm(Bank::Sha256), &given);
             assert_eq!(of_tpm.len(), 8);

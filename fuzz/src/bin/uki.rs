@@ -10,8 +10,8 @@ fn direct_linux(kernel: &[u8], loader: Loader) -> Result<Image, String> {
 
 fuzz_target!(|bytes: &[u8]| {
     let images = [
-        Image::uki(bytes),
-        Image::direct_uki(bytes),
+        Image::uki(bytes, None),
+        Image::direct_uki(bytes, None),
         direct_linux(bytes, Loader::Patched(1 << 29)),
         direct_linux(bytes, Loader::AsIs),
     ];
