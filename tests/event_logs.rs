@@ -148,15 +148,107 @@ fn every_log_is_read_to_its_end() {
     let logs = tpm_logs();
     assert!(logs.len() >= 20, "{:?}", logs.keys());
     for (name, bytes) in logs {
+        assert_eq!(used(&parse(&bytes)), bytes.len(), "{name}");
+    }
+}
+
+/// Returns the length of the events in bytes.
+fn used(log: &Log) -> usize {
+    let size: usize = log.events.iter().map(|event| event.data.len()).sum();
+    let digests: usize = log.banks.iter().map(|(_, len)| 2 + len).sum();
+    let (first, others) = (32, log.events.len() - 1);
+    let head = match log.is_agile {
+        true => 16 + digests,
+        false => 32,
+    };
+    first + others * head + size
+}
+
+/// Linux hands out the whole area in which the firmware wrote its log, and some firmware fills it with zeros.
+#[test]
+fn a_log_ends_where_its_padding_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    for (name, bytes) in tpm_logs().into_iter().chain(ccel_logs()) {
         let log = parse(&bytes);
-        let size: usize = log.events.iter().map(|event| event.data.len()).sum();
-        let digests: usize = log.banks.iter().map(|(_, len)| 2 + len).sum();
-        let (first, others) = (32, log.events.len() - 1);
-        let head = match log.is_agile {
-            true => 16 + digests,
-            false => 32,
+        for (byte, len) in [(0, 64 << 10), (0, 1 << 20), (0xff, 1 << 20), (0, 7)] {
+            let mut padded = bytes[..used(&log)].to_vec();
+            padded.resize(padded.len() + len, byte);
+            let again = parse(&padded);
+            assert_eq!(again.events, log.events, "{name}");
+        }
+        // what the node sends has the same events
+        let bytes = &bytes[..used(&log)];
+        let mut padded = bytes.to_vec();
+        padded.resize(1 << 20, 0);
+        for short in [excerpt(&padded, ROOM), of_whole_registers(&padded, ROOM)] {
+            assert!(!short.is_empty() && short.len() <= ROOM, "{name}");
+        }
+        assert_eq!(excerpt(&padded, bytes.len()), bytes, "{name}");
+        if name == "short_no_action_eventlog" {
+            continue;
+        }
+        let shown = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            explained(&[&path])
         };
-        assert_eq!(first + others * head + size, bytes.len(), "{name}");
+        assert_eq!(shown(&padded), shown(bytes), "{name}");
+    }
+}
+
+#[test]
+fn an_event_without_digests_ends_a_log() {
+    let bytes = &ccel_logs()["CCEL_unpadded.data.bin"];
+    let event = [[1, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0]; 3].concat();
+    let log = [&bytes[..], &event].concat();
+    assert_eq!(parse(&log).events, parse(bytes).events);
+}
+
+/// Returns what the operator's command prints about a log, and its exit code.
+fn told(folder: &Path, bytes: &[u8]) -> (Option<i32>, String) {
+    let path = folder.join("log");
+    fs::write(&path, bytes).unwrap();
+    let mut command = Command::new(support::program::built("firstlight"));
+    let output = command.arg("explain").arg(path).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn a_log_that_is_cut_within_an_event_is_said_to_be_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut logs = tpm_logs();
+    logs.retain(|name, _| name.contains("debian") || name.contains("crypto_agile"));
+    logs.extend(ccel_logs());
+    for (name, bytes) in logs {
+        let (code, whole) = told(folder.path(), &bytes);
+        assert_eq!(code, Some(0), "{name}");
+        assert!(!whole.contains("the log is cut"), "{name}: {whole}");
+        let end = used(&parse(&bytes)) - 1;
+        let (_, text) = told(folder.path(), &bytes[..end]);
+        let said = format!(
+            "the log is cut within an event, or damaged: its last {} of {end} bytes",
+            end - used(&parse(&bytes[..end]))
+        );
+        assert!(text.contains(&said), "{name}: {text}");
+    }
+}
+
+/// A firmware may write an entry of EV_NO_ACTION with the index 0xffffffff, which belongs to no register.
+#[test]
+fn the_log_of_a_tdx_guest_is_known_beside_an_entry_for_no_register() {
+    let folder = tempfile::tempdir().unwrap();
+    let header = [0xff, 0xff, 0xff, 0xff, 3, 0, 0, 0, 1, 0, 0, 0, 0x0c, 0];
+    let event = [&header[..], &[0; 48], &[5, 0, 0, 0], b"hello"].concat();
+    for (name, bytes) in ccel_logs() {
+        let used = used(&parse(&bytes));
+        let log = [&bytes[..used], &event].concat();
+        let (code, text) = told(folder.path(), &log);
+        assert_eq!(code, Some(0), "{name}: {text}");
+        assert!(
+            text.contains("RTMR1") && !text.contains("PCR"),
+            "{name}: {text}"
+        );
     }
 }
 

@@ -5,7 +5,9 @@
 //! A log has one of two forms. In a crypto-agile log, the first event says which banks the other events have digests of. In a
 //! legacy log, which has no such event, each event has a SHA-1 digest. The log of a TDX guest (ACPI table CCEL) is crypto-agile,
 //! with SHA-384 digests and the number of a measurement register in place of the PCR: 0 is MRTD, 1 to 4 are RTMR0 to RTMR3 (UEFI
-//! 2.11, §38.4.1). Bytes 0xff follow its last event.
+//! 2.11, §38.4.1).
+//!
+//! Linux hands out the whole area that the firmware reserved for the log: bytes 0 or 0xff may follow the last event.
 
 use base::bytes::Reader;
 
@@ -30,6 +32,8 @@ pub struct Log<'a> {
     pub is_agile: bool,
     /// The events.
     pub events: Vec<Event<'a>>,
+    /// What follows the events: padding, or the beginning of an event that is cut.
+    pub rest: &'a [u8],
 }
 
 /// One entry, borrowed from the bytes of the log.
@@ -71,32 +75,32 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Returns the log with its entries up to the first entry that cannot be parsed.
+/// Returns the log with its entries up to the first entry that cannot be parsed, or to its padding.
 pub fn parse(log: &[u8]) -> Log<'_> {
-    let mut reader = Reader(log);
     let mut parsed = Log {
         banks: vec![(SHA1, 20)],
         is_agile: false,
         events: vec![],
+        rest: log,
     };
-    // the header has the old SHA-1 form, and says whether the other entries have this form too
-    let Some(header) = old_event(&mut reader) else {
-        return parsed;
-    };
-    let spec = header
-        .data
-        .strip_prefix(SPEC_ID)
-        .filter(|_| header.kind == EV_NO_ACTION);
-    parsed.events.push(header);
-    let Some(spec) = spec else {
-        let events = std::iter::from_fn(|| old_event(&mut reader));
-        parsed.events.extend(events);
-        return parsed;
-    };
-    parsed.is_agile = true;
-    parsed.banks = algorithms(&mut Reader(spec)).unwrap_or_default();
-    let events = std::iter::from_fn(|| agile_event(&mut reader, &parsed.banks));
-    parsed.events.extend(events);
+    // an entry of zeros could be an event of PCR 0: none begins behind the last byte that is not zero
+    let zeros = log.iter().rev().take_while(|byte| **byte == 0).count();
+    while parsed.rest.len() > zeros {
+        let mut reader = Reader(parsed.rest);
+        let event = match parsed.is_agile {
+            true => agile_event(&mut reader, &parsed.banks),
+            false => old_event(&mut reader),
+        };
+        let Some(event) = event else { break };
+        parsed.rest = reader.0;
+        // the header has the old SHA-1 form, and says whether the other entries have this form too
+        let spec = event.data.strip_prefix(SPEC_ID);
+        if let (true, EV_NO_ACTION, Some(spec)) = (parsed.events.is_empty(), event.kind, spec) {
+            parsed.is_agile = true;
+            parsed.banks = algorithms(&mut Reader(spec)).unwrap_or_default();
+        }
+        parsed.events.push(event);
+    }
     parsed
 }
 
@@ -138,7 +142,9 @@ fn digest<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<(u16, &
 fn agile_event<'a>(reader: &mut Reader<'a>, banks: &[(u16, usize)]) -> Option<Event<'a>> {
     let (pcr, kind) = (reader.u32_le()?, reader.u32_le()?);
     let start = reader.0;
-    let count = reader.u32_le().filter(|count| *count <= MAX_ALGORITHMS)?;
+    let count = reader
+        .u32_le()
+        .filter(|count| (1..=MAX_ALGORITHMS).contains(count))?;
     let mut sha256 = None;
     for _ in 0..count {
         let (bank, digest) = digest(reader, banks)?;

@@ -19,11 +19,12 @@ const LEAST_MISSED: [u32; 14] = [7, 1, 5, 6, 2, 3, 10, 14, 13, 12, 8, 9, 11, 4];
 ///
 /// Verifiers of the old system refuse a log with a Secure Boot variable that is cut: [`of_whole_registers`] is for them.
 pub fn excerpt(log: &[u8], max: usize) -> Vec<u8> {
-    if log.len() <= max {
-        return log.into();
+    let (whole, log) = whole(log, max);
+    if let Some(whole) = whole {
+        return whole.into();
     }
-    let log = parse(log);
-    let has_sha256 = log.banks.contains(&(SHA256, 32));
+    let mut events = log.events.iter().skip(1);
+    let has_sha256 = log.is_agile && events.all(|event| event.sha256.is_some());
     (0..=LAST_LEVEL)
         .map(|level| written(&log, has_sha256, |kind| kept(kind, level)))
         .find(|excerpt| excerpt.len() <= max)
@@ -33,10 +34,10 @@ pub fn excerpt(log: &[u8], max: usize) -> Vec<u8> {
 /// Returns the log in at most `max` bytes, without all the events of as many registers as necessary. Verifiers of the old system
 /// check what a log says of a register, but they do not miss a register in it.
 pub fn of_whole_registers(log: &[u8], max: usize) -> Vec<u8> {
-    if log.len() <= max {
-        return log.into();
+    let (whole, mut log) = whole(log, max);
+    if let Some(whole) = whole {
+        return whole.into();
     }
-    let mut log = parse(log);
     for pcr in LEAST_MISSED {
         // the first event is the header
         let mut number = 0;
@@ -50,6 +51,14 @@ pub fn of_whole_registers(log: &[u8], max: usize) -> Vec<u8> {
         }
     }
     vec![]
+}
+
+/// Returns the log as it is if it fits, or without its padding.
+fn whole(log: &[u8], max: usize) -> (Option<&[u8]>, Log<'_>) {
+    let parsed = parse(log);
+    let used = &log[..log.len() - parsed.rest.len()];
+    let whole = [log, used].into_iter().find(|it| it.len() <= max);
+    (whole, parsed)
 }
 
 /// Returns how many bytes stay of the data of an event. Each level cuts more.
@@ -80,8 +89,7 @@ fn written(log: &Log, is_sha256_only: bool, kept: impl Fn(u32) -> usize) -> Vec<
             (true, _, Some(digest)) => {
                 digests = [&[1, 0, 0, 0, SHA256 as u8, 0], &digest[..]].concat()
             }
-            (true, _, None) => digests = vec![0; 4],
-            (false, ..) => {}
+            _ => {}
         }
         // the first event is the header
         if number > 0 && data.len() - CUT_LEN.min(data.len()) > kept(event.kind) {

@@ -199,6 +199,13 @@ impl Evidence {
         Ok(())
     }
 
+    /// Returns the number of bytes behind the last event, and of all bytes, if the log ends neither with an event nor with padding.
+    pub fn cut(&self) -> Option<(usize, usize)> {
+        let rest = event_log::parse(&self.log).rest;
+        let is_all = |padding: u8| rest.iter().all(|byte| *byte == padding);
+        (!is_all(0) && !is_all(0xff)).then_some((rest.len(), self.log.len()))
+    }
+
     /// Adds the log of systemd on the same machine.
     pub fn and_systemd(&mut self, log: &[u8]) {
         self.systemd.extend(systemd_log::parse(log));
@@ -328,10 +335,11 @@ fn new(number: u32, len: usize) -> Register {
     }
 }
 
-/// Returns whether a log is that of a TDX guest: it has SHA-384 alone, and no number above that of RTMR3. The log of a TPM has events
-/// of PCR 7.
+/// Returns whether a log is that of a TDX guest: it has SHA-384 alone, and extends no number above that of RTMR3. The log of a TPM has
+/// events of PCR 7.
 fn is_tdx(log: &Log) -> bool {
-    log.banks == [(SHA384, 48)] && log.events.iter().all(|event| event.pcr <= 4)
+    let mut events = log.events.iter();
+    log.banks == [(SHA384, 48)] && events.all(|event| event.kind == EV_NO_ACTION || event.pcr <= 4)
 }
 
 fn sha256(bytes: &[u8]) -> Vec<u8> {

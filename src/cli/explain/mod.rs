@@ -63,6 +63,14 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         Some(path) => Some(read_file(path)?),
         None => None,
     };
+    for evidence in [Some(&evidence), other.as_ref()].into_iter().flatten() {
+        if let Some((rest, all)) = evidence.cut() {
+            log::warn!(
+                "{}: the log is cut within an event, or damaged: its last {rest} of {all} bytes are no event, and later events are missing",
+                evidence.name
+            );
+        }
+    }
     let registers = evidence
         .registers(other.as_ref())
         .map_err(Failure::failed)?;
