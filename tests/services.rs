@@ -31,6 +31,7 @@ use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
 use services::join_service::keys::{Auth, KeyClient};
 use services::join_service::{self};
+use socket2::{Domain, Socket, Type};
 use swtpm::Swtpm;
 use tempfile::TempDir;
 
@@ -240,6 +241,108 @@ fn key_service_outlives_garbage_and_half_open_connections() {
         hex(&ask(service.address, UUID, 32).unwrap().data_key),
         DISK_KEY
     );
+}
+
+/// What a probe of a load balancer sends, whether it resets its connection, and what a server of TLS and one of plain gRPC say of it.
+const PROBES: [(&[u8], bool, &str, &str); 5] = [
+    (b"", false, "the peer closed the connection", ""),
+    (b"", true, "", ""),
+    (
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+        false,
+        "the peer does not speak TLS: it sent an HTTP request",
+        "it sent an HTTP request",
+    ),
+    (
+        b"PROXY TCP4 192.0.2.1 192.0.2.2 5 6\r\n",
+        false,
+        "it speaks the PROXY protocol",
+        "it speaks the PROXY protocol",
+    ),
+    (
+        b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0",
+        false,
+        "it speaks the PROXY protocol: turn it off at the load balancer",
+        "it speaks the PROXY protocol: turn it off at the load balancer",
+    ),
+];
+
+/// Connects from an address of its own, sends this, and waits for the server to close the connection.
+fn probe(from: [u8; 4], to: SocketAddr, bytes: &[u8], is_reset: bool) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    if is_reset {
+        return socket.set_linger(Some(Duration::ZERO)).unwrap();
+    }
+    let mut stream = TcpStream::from(socket);
+    let _ = stream.write_all(bytes);
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let _ = stream.read_to_end(&mut vec![]);
+}
+
+/// Checks the log of a server after many probes: at most one line a minute and peer, which names what the probe sent.
+fn survive_probes(program: &Program, address: SocketAddr, is_tls: bool) {
+    let begun = Instant::now();
+    for (host, (bytes, is_reset, ..)) in (11u8..).zip(PROBES) {
+        for _ in 0..40 {
+            probe([127, 0, 0, host], address, bytes, is_reset);
+        }
+    }
+    if is_tls {
+        // a ClientHello without a server name
+        for _ in 0..3 {
+            let mut client = Command::new("openssl");
+            client.args([
+                "s_client",
+                "-noservername",
+                "-bind",
+                "127.0.0.10:0",
+                "-connect",
+            ]);
+            client
+                .arg(address.to_string())
+                .stdin(std::process::Stdio::null());
+            client.output().unwrap();
+        }
+    }
+    for (host, (.., over_tls, plain)) in (11..).zip(PROBES) {
+        let said = if is_tls { over_tls } else { plain };
+        if !said.is_empty() {
+            let line = program.expect(&format!("with 127.0.0.{host}:"));
+            assert!(line.contains(said), "{line}");
+        }
+    }
+    // a line of each peer, and one more for each minute that the test took
+    let output = program.output();
+    let most = 1 + begun.elapsed().as_secs() as usize / 60;
+    for host in 10..16 {
+        let peer = format!("127.0.0.{host}:");
+        let lines = output
+            .lines()
+            .filter(|line| !line.contains("DEBUG") && line.contains(&peer));
+        assert!(lines.count() <= most, "{output}");
+    }
+    let lines = output
+        .lines()
+        .filter(|line| line.contains("INFO") && line.contains("connection"));
+    assert!(lines.count() <= 6 * most, "{output}");
+}
+
+#[test]
+fn the_probes_of_a_load_balancer_do_not_fill_the_log() {
+    let service = key_service("127.0.0.1:0");
+    survive_probes(&service.program, service.address, false);
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("attestationConfig"), POLICY).unwrap();
+    let args = [
+        "--cloud-provider=qemu",
+        "--attestation-variant=qemu-vtpm",
+        "-v=0",
+    ];
+    let program = Program::start(&mut join_program(&dir, &args));
+    let at = address(&program.expect("serving join requests"));
+    survive_probes(&program, at, true);
 }
 
 /// Every line is an object, also those that a caller causes.

@@ -19,6 +19,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use rpc::strangers;
+
 /// Maximum size of a ClientHello in bytes: the limit of rustls for a handshake message. Real ones have 200 to 2000 bytes.
 pub const MAX_HELLO: usize = 64 * 1024;
 
@@ -360,9 +362,9 @@ fn hello_record(input: &[u8]) -> Result<Option<&[u8]>, HelloError> {
     if let [kind, ..] = input
         && *kind != HANDSHAKE
     {
-        return Err(HelloError::NotTls(format!(
-            "byte 0x{kind:02x} where a handshake record should begin"
-        )));
+        let unknown = || format!("byte 0x{kind:02x} where a handshake record should begin");
+        let known = strangers::protocol(input).map(str::to_owned);
+        return Err(HelloError::NotTls(known.unwrap_or_else(unknown)));
     }
     if let [_, major, ..] = input
         && *major != 3

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use log::{debug, warn};
+use log::warn;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -262,7 +262,8 @@ impl Server {
 }
 
 impl Accept for Server {
-    /// Runs [`Server::handshake`], and logs its errors with the address of the peer.
+    /// Runs [`Server::handshake`], and logs its refusals and its own errors with the address of the peer. The caller logs all errors,
+    /// but few of each peer: a port scan causes them, too.
     fn accept(
         &self,
         socket: TcpStream,
@@ -273,17 +274,13 @@ impl Accept for Server {
             |_| "a disconnected peer".into(),
             |address| address.to_string(),
         );
-        self.handshake_watched(socket, deadline, turn)
-            .map_err(|error| {
-                match &error {
-                    Error::Refused(_) | Error::Issuer(_) | Error::Internal(_) => {
-                        warn!("attested TLS with {peer}: {error}")
-                    }
-                    // a port scan causes these errors, too
-                    _ => debug!("attested TLS with {peer}: {error}"),
-                }
-                error.into()
-            })
+        let result = self.handshake_watched(socket, deadline, turn);
+        let result = result.inspect_err(|error| {
+            if let Error::Refused(_) | Error::Issuer(_) | Error::Internal(_) = error {
+                warn!("attested TLS with {peer}: {error}");
+            }
+        });
+        result.map_err(Into::into)
     }
 }
 

@@ -12,6 +12,7 @@
 //! its connection by at most two ticks. An idle connection uses no thread.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::panic::{self, AssertUnwindSafe};
@@ -31,6 +32,7 @@ use super::status::{Code, Status};
 use super::transport::Accept;
 use crate::half_open::{HalfOpen, NextHandshake};
 use crate::share::{PeerShare, Share, SharedLimit};
+use crate::strangers::Tally;
 use base::network::Network;
 use base::pool::Pool;
 use sys::net::limit_send_buffer;
@@ -88,8 +90,10 @@ struct Shared {
     memory: Arc<SharedLimit>,
     /// The shares of all peers that have connections.
     shares: Mutex<HashMap<Network, Weak<PeerShare>>>,
-    shed: Mutex<Shed>,
+    shed: Mutex<Tally>,
     shed_total: AtomicU64,
+    /// Connections that a fault or a limit ended.
+    ended: Mutex<Tally>,
 }
 
 /// A connection whose handshake is complete.
@@ -104,13 +108,6 @@ struct ServerConnection {
     is_parked: AtomicBool,
     /// Number of pool jobs for this connection that have not begun.
     pending_jobs: AtomicUsize,
-}
-
-/// The number of refusals since the last log line about them.
-#[derive(Default)]
-struct Shed {
-    count: u64,
-    logged_at: Option<Instant>,
 }
 
 /// A snapshot of what a server does.
@@ -166,6 +163,7 @@ impl Server {
             active: Mutex::default(),
             shed: Mutex::default(),
             shed_total: AtomicU64::new(0),
+            ended: Mutex::default(),
         });
         shared.listen(&listener);
         let watching = shared.clone();
@@ -346,24 +344,30 @@ impl Shared {
         }
     }
 
-    /// Counts a refusal and logs it, with at most one line per second.
+    /// Counts a refusal and logs it, with at most one line a minute and peer.
     fn shed(&self, why: &str, ip: IpAddr) {
         self.shed_total.fetch_add(1, Ordering::Relaxed);
-        let mut shed = lock(&self.shed);
-        shed.count += 1;
-        if shed
-            .logged_at
-            .is_none_or(|logged_at| logged_at.elapsed() >= Duration::from_secs(1))
-        {
+        if let Some(count) = lock(&self.shed).count(ip.into(), Instant::now()) {
+            let name = self.name;
             log::warn!(
-                "{}: {why}; {} refused since the last such line, the latest from {ip}",
-                self.name,
-                shed.count
+                "{name}: {why}; {count} refused since the last such line, the latest from {ip}"
             );
-            *shed = Shed {
-                count: 0,
-                logged_at: Some(Instant::now()),
+        }
+    }
+
+    /// Counts a connection that a fault or a limit ended, and logs it, with at most one line a minute and peer.
+    fn ended(&self, peer: Option<SocketAddr>, why: impl Display) {
+        let network = peer.map_or(Network::UNKNOWN, |peer| peer.ip().into());
+        if let Some(count) = lock(&self.ended).count(network, Instant::now()) {
+            let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
+            let more = match count {
+                1 => String::new(),
+                _ => format!("; {count} since the last such line"),
             };
+            log::info!(
+                "{}: the connection with {peer} ended: {why}{more}",
+                self.name
+            );
         }
     }
 
@@ -396,10 +400,7 @@ impl Shared {
             }
             // The connection was closed to make room for another, or by `stop()`.
             (Ok(_), None) => {}
-            (Err(error), _) => {
-                let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
-                log::info!("{}: the connection with {peer} failed: {error}", self.name);
-            }
+            (Err(error), _) => self.ended(peer.ok(), error),
         }
     }
 
@@ -709,10 +710,7 @@ impl ServerConnection {
     fn check_timers(&self, now: Instant) -> bool {
         let mut core = self.link.lock();
         if let Some(why) = core.session.check_timers(now) {
-            let peer = self.link.peer;
-            let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
-            let name = self.server.name;
-            log::info!("{name}: the connection with {peer} is closed: {why}");
+            self.server.ended(self.link.peer, why);
         }
         core.session.ended().is_some() || !core.session.output().is_empty()
     }
@@ -739,7 +737,11 @@ impl ServerConnection {
 
     /// Removes a connection that is over and completely written. It waits for the peer to close its
     /// side, for a limited time and in the poller, without a thread.
-    fn close(&self, core: Guard<'_, ServerSide>) {
+    fn close(&self, mut core: Guard<'_, ServerSide>) {
+        if let Some(error) = core.session.take_violation() {
+            self.server
+                .ended(self.link.peer, format!("it violated HTTP/2: {error}"));
+        }
         if core.is_writing {
             // That thread comes back here, or leaves it to the watcher.
         } else if !self.link.discard_unread(&core) || !self.leave_to_poller() {

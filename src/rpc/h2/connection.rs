@@ -12,6 +12,7 @@ use super::frame::{
 use super::headers::{FIELD_OVERHEAD, HeaderList};
 use super::hpack::{Decoder, Encoder, Field};
 use super::streams::StreamMap;
+use crate::strangers;
 
 /// Initial size of all flow-control windows, before any SETTINGS or WINDOW_UPDATE (§6.9.2).
 const DEFAULT_WINDOW: u32 = 65_535;
@@ -373,7 +374,7 @@ impl Connection {
             let (expected, rest) = self.preface_left.split_at(length);
             forbid(
                 input[..length] != *expected,
-                "not the HTTP/2 preface (§3.4)",
+                strangers::protocol(input).unwrap_or("not the HTTP/2 preface (§3.4)"),
             )?;
             self.preface_left = rest;
             return Ok((length, None));

@@ -82,7 +82,7 @@ pub(super) trait Side: Sized {
     fn goaway(_session: &mut Session<Self>, _last: u32, _code: ErrorCode, _debug: &[u8]) {}
 
     /// Called when the peer violated HTTP/2.
-    fn violated(_error: &h2::Error) {}
+    fn violated(&mut self, _error: h2::Error) {}
 
     /// Says what to do with the next `length` bytes of a call, or why it fails.
     fn accepts(_call: &mut Self::Call, _length: usize) -> Result<Data, Status> {
@@ -187,7 +187,7 @@ impl<S: Side> Session<S> {
                     }
                 }
                 Err(error) => {
-                    S::violated(&error);
+                    self.side.violated(error);
                     self.end(Status::new(
                         Code::Unavailable,
                         format!("the peer violated HTTP/2: {error}"),

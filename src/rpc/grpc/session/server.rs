@@ -45,6 +45,8 @@ pub(crate) struct ServerSide {
     had_call: bool,
     /// When the connection is closed after a GOAWAY.
     closes_by: Option<Instant>,
+    /// How the peer violated HTTP/2, until the log says it.
+    violation: Option<h2::Error>,
 }
 
 /// What only a server knows of a call.
@@ -124,6 +126,7 @@ impl Session<ServerSide> {
             idle_since: now,
             had_call: false,
             closes_by: None,
+            violation: None,
         };
         Session::new(h2, side, share, now)
     }
@@ -203,8 +206,8 @@ impl Side for ServerSide {
         }
     }
 
-    fn violated(error: &h2::Error) {
-        log::info!("closing a connection, because its peer violated HTTP/2: {error}");
+    fn violated(&mut self, error: h2::Error) {
+        self.violation = Some(error);
     }
 
     fn accepts(call: &mut ServerCall, length: usize) -> Result<Data, Status> {
@@ -516,6 +519,11 @@ impl Session<ServerSide> {
     pub(crate) fn drop_calls(&mut self) {
         self.side.ready.clear();
         self.calls.retain(|_, call| call.side.has_handler());
+    }
+
+    /// Takes how the peer violated HTTP/2.
+    pub(crate) fn take_violation(&mut self) -> Option<h2::Error> {
+        self.side.violation.take()
     }
 
     /// Checks the timers; the interval between checks is their precision. Returns why the
