@@ -24,7 +24,7 @@ use super::{PlatformClaims, Policy, PolicyError, hex};
 use tpm::Bank;
 
 /// The root of NitroTPMs and Nitro Enclaves.
-const ROOTS: &[&roots::Root] = &[&roots::AWS_NITRO];
+pub const ROOTS: &[&roots::Root] = &[&roots::AWS_NITRO];
 
 /// Judges by what AWS's hypervisor signs, and by what EC2 says of the instance.
 pub struct AwsHypervisor {
@@ -85,13 +85,13 @@ impl AwsHypervisor {
     ) -> Result<PlatformClaims, String> {
         let document = NitroDocument::parse(document)?;
         let root = document.verify(&self.roots, UnixTime::now())?;
-        if document.nonce != Some(&evidence.extra_data) {
+        if document.nonce.as_deref() != Some(&evidence.extra_data) {
             return Err("it was made for another connection: its nonce does not match".into());
         }
-        if document.public_key != Some(&evidence.spki) {
+        if document.public_key.as_ref() != Some(&evidence.spki) {
             return Err("it names another key than the one that signed the quote".into());
         }
-        let module = document.module;
+        let module = &document.module;
         let (id, _) = module
             .split_once("-tpm")
             .ok_or_else(|| format!("it is of {module:.80}, which is no NitroTPM"))?;
@@ -139,7 +139,7 @@ impl AwsHypervisor {
 }
 
 /// Checks that the document has all PCRs of one of these sets. The error tells of the set with the fewest others.
-fn check_signed(document: &NitroDocument<'_>, sets: &[Sha384]) -> Result<(), String> {
+fn check_signed(document: &NitroDocument, sets: &[Sha384]) -> Result<(), String> {
     let others = |set: &Sha384| -> Vec<String> {
         let line = |(index, expected): (&u32, &String)| {
             let got = document.pcrs.get(index).map(|value| hex(value));
@@ -156,7 +156,7 @@ fn check_signed(document: &NitroDocument<'_>, sets: &[Sha384]) -> Result<(), Str
 }
 
 /// Checks that the document has the values that the TPM quoted, if it quoted that bank.
-fn check_quoted(document: &NitroDocument<'_>, evidence: &Evidence<'_>) -> Result<(), String> {
+fn check_quoted(document: &NitroDocument, evidence: &Evidence<'_>) -> Result<(), String> {
     let Some(quoted) = evidence.pcrs_of(Bank::Sha384)? else {
         return Ok(());
     };

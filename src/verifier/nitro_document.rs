@@ -6,7 +6,8 @@
 //!             public_key, user_data, nonce }
 //! ```
 //!
-//! The fields are those of the EC2 User Guide ("Validate a NitroTPM Attestation Document"). Lengths are definite, no name occurs twice.
+//! The fields are those of the EC2 User Guide ("Validate a NitroTPM Attestation Document"). The hypervisor writes the payload with indefinite
+//! length since 2025; both forms are accepted ([`cbor`]). No name occurs twice.
 
 use std::collections::BTreeMap;
 
@@ -20,6 +21,7 @@ use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
 use super::ak_certificate::{Root, root_of};
+use super::cbor;
 
 /// The protected header {1: -35}: ECDSA with SHA-384.
 const ES384: &[u8] = &[0xa1, 0x01, 0x38, 0x22];
@@ -27,52 +29,51 @@ const ES384: &[u8] = &[0xa1, 0x01, 0x38, 0x22];
 const SIGNATURE: usize = 96;
 /// Maximum size of a document in bytes: twice the size of genuine ones.
 pub const MAX_DOCUMENT: usize = 16 << 10;
-/// Maximum number of certificates, of PCRs, and of fields.
-const MAX_CHAIN: u64 = 8;
-const MAX_PCRS: u64 = 32;
-const MAX_FIELDS: u64 = 32;
+/// Maximum number of certificates, and of PCRs.
+const MAX_CHAIN: usize = 8;
+const MAX_PCRS: u32 = 32;
 /// The length of a value of the SHA-384 bank in bytes.
 const VALUE: usize = 48;
 /// Maximum length of the name of a module.
 const MAX_NAME: usize = 256;
 
-/// A document, borrowed from its bytes. Nothing of it is verified.
+/// A document. Nothing of it is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NitroDocument<'a> {
+pub struct NitroDocument {
     /// The instance ID, `-tpm` and a number.
-    pub module: &'a str,
+    pub module: String,
     /// Milliseconds since 1970.
     pub timestamp: u64,
     /// The values of the SHA-384 bank.
-    pub pcrs: BTreeMap<u32, &'a [u8]>,
+    pub pcrs: BTreeMap<u32, Vec<u8>>,
     /// What the machine gave; `None` if it gave nothing.
-    pub public_key: Option<&'a [u8]>,
+    pub public_key: Option<Vec<u8>>,
     /// As `public_key`.
-    pub user_data: Option<&'a [u8]>,
+    pub user_data: Option<Vec<u8>>,
     /// As `public_key`.
-    pub nonce: Option<&'a [u8]>,
-    certificate: &'a [u8],
+    pub nonce: Option<Vec<u8>>,
+    certificate: Vec<u8>,
     chain: Vec<Vec<u8>>,
-    payload: &'a [u8],
-    signature: &'a [u8],
+    payload: Vec<u8>,
+    signature: Vec<u8>,
 }
 
 /// The fields of the payload, as far as they were read.
 #[derive(Default)]
-struct Fields<'a> {
-    module: Option<&'a str>,
+struct Fields {
+    module: Option<String>,
     timestamp: Option<u64>,
-    digest: Option<&'a str>,
-    pcrs: Option<BTreeMap<u32, &'a [u8]>>,
-    certificate: Option<&'a [u8]>,
+    digest: Option<String>,
+    pcrs: Option<BTreeMap<u32, Vec<u8>>>,
+    certificate: Option<Vec<u8>>,
     chain: Option<Vec<Vec<u8>>>,
     /// `Some(None)`: the field is there, and null.
-    given: [Option<Option<&'a [u8]>>; 3],
+    given: [Option<Option<Vec<u8>>>; 3],
 }
 
-impl<'a> NitroDocument<'a> {
+impl NitroDocument {
     /// Parses a document. Nothing may follow it.
-    pub fn parse(bytes: &'a [u8]) -> Result<NitroDocument<'a>, String> {
+    pub fn parse(bytes: &[u8]) -> Result<NitroDocument, String> {
         if bytes.len() > MAX_DOCUMENT {
             let len = bytes.len();
             return Err(format!(
@@ -80,20 +81,20 @@ impl<'a> NitroDocument<'a> {
             ));
         }
         let (payload, signature) = envelope(bytes).map_err(|error| error.0)?;
-        let fields = Fields::read(payload).map_err(|error| error.0)?;
+        let fields = Fields::read(&payload).map_err(|error| error.0)?;
         fields.document(payload, signature)
     }
 
     /// Checks that the hypervisor signed the document: its certificate leads to one of the roots at this time.
     pub fn verify<'r>(&self, roots: &'r [Root], now: UnixTime) -> Result<&'r str, String> {
         let usage = KeyUsage::client_auth(); // AWS's certificates name no use
-        let root = root_of(self.certificate, &self.chain, roots, usage, now)
+        let root = root_of(&self.certificate, &self.chain, roots, usage, now)
             .map_err(|why| format!("its certificate {why}"))?;
-        let certificate = Certificate::parse(self.certificate);
+        let certificate = Certificate::parse(&self.certificate);
         let certificate = certificate.map_err(|_| "its certificate cannot be read")?;
         let point = point(certificate.key()).ok_or("the key of its certificate is not on P-384")?;
         UnparsedPublicKey::new(&ECDSA_P384_SHA384_FIXED, point)
-            .verify(&signed(self.payload)?, self.signature)
+            .verify(&signed(&self.payload)?, &self.signature)
             .map_err(|_| "its certificate's key did not sign it")?;
         Ok(root)
     }
@@ -113,46 +114,48 @@ fn malformed<T>(why: impl Into<String>) -> Result<T, Malformed> {
 }
 
 /// Reads the COSE_Sign1: payload and signature.
-fn envelope(bytes: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
-    let mut reader = Decoder::new(bytes);
-    if reader.array()? != Some(4) {
+fn envelope(bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>), Malformed> {
+    let reader = &mut Decoder::new(bytes);
+    let parts = reader.array()?;
+    if !matches!(parts, None | Some(4)) {
         return malformed("it is not a COSE_Sign1 with four parts");
     }
-    if reader.bytes()? != ES384 {
+    if cbor::bytes(reader)? != ES384 {
         return malformed("its algorithm is not ES384");
     }
-    if reader.map()? != Some(0) {
+    let mut unprotected = reader.map()?;
+    if cbor::has_next(reader, &mut unprotected)? {
         return malformed("it has unprotected header fields");
     }
-    let (payload, signature) = (reader.bytes()?, reader.bytes()?);
+    let (payload, signature) = (cbor::bytes(reader)?, cbor::bytes(reader)?);
     if signature.len() != SIGNATURE {
         return malformed(format!("its signature does not have {SIGNATURE} bytes"));
     }
-    match reader.position() == bytes.len() {
+    let is_more = parts.is_none() && cbor::has_next(reader, &mut None)?;
+    match !is_more && reader.position() == bytes.len() {
         true => Ok((payload, signature)),
         false => malformed("bytes follow it"),
     }
 }
 
-impl<'a> Fields<'a> {
-    fn read(payload: &'a [u8]) -> Result<Fields<'a>, Malformed> {
-        let mut reader = Decoder::new(payload);
-        let Some(count @ ..=MAX_FIELDS) = reader.map()? else {
-            return malformed(format!("it does not have at most {MAX_FIELDS} fields"));
-        };
+impl Fields {
+    fn read(payload: &[u8]) -> Result<Fields, Malformed> {
+        let reader = &mut Decoder::new(payload);
+        let mut left = reader.map()?;
         let mut fields = Fields::default();
-        for _ in 0..count {
-            let name = reader.str()?;
+        // no field occurs twice, so their number is bounded
+        while cbor::has_next(reader, &mut left)? {
+            let name = &*cbor::text(reader)?;
             let is_new = match name {
-                "module_id" => fields.module.replace(reader.str()?).is_none(),
+                "module_id" => fields.module.replace(cbor::text(reader)?).is_none(),
                 "timestamp" => fields.timestamp.replace(reader.u64()?).is_none(),
-                "digest" => fields.digest.replace(reader.str()?).is_none(),
-                "nitrotpm_pcrs" => fields.pcrs.replace(pcrs(&mut reader)?).is_none(),
-                "certificate" => fields.certificate.replace(reader.bytes()?).is_none(),
-                "cabundle" => fields.chain.replace(chain(&mut reader)?).is_none(),
-                "public_key" => fields.given[0].replace(given(&mut reader)?).is_none(),
-                "user_data" => fields.given[1].replace(given(&mut reader)?).is_none(),
-                "nonce" => fields.given[2].replace(given(&mut reader)?).is_none(),
+                "digest" => fields.digest.replace(cbor::text(reader)?).is_none(),
+                "nitrotpm_pcrs" => fields.pcrs.replace(pcrs(reader)?).is_none(),
+                "certificate" => fields.certificate.replace(cbor::bytes(reader)?).is_none(),
+                "cabundle" => fields.chain.replace(chain(reader)?).is_none(),
+                "public_key" => fields.given[0].replace(given(reader)?).is_none(),
+                "user_data" => fields.given[1].replace(given(reader)?).is_none(),
+                "nonce" => fields.given[2].replace(given(reader)?).is_none(),
                 _ => {
                     return malformed(format!(
                         "it has the unknown field {}",
@@ -170,9 +173,9 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn document(self, payload: &'a [u8], signature: &'a [u8]) -> Result<NitroDocument<'a>, String> {
+    fn document(self, payload: Vec<u8>, signature: Vec<u8>) -> Result<NitroDocument, String> {
         let missing = |name: &str| format!("it has no field {name}");
-        if self.digest != Some("SHA384") {
+        if self.digest.as_deref() != Some("SHA384") {
             return Err("its digest is not SHA384".into());
         }
         let module = self.module.ok_or_else(|| missing("module_id"))?;
@@ -195,16 +198,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-type Pcrs<'a> = BTreeMap<u32, &'a [u8]>;
-
-fn pcrs<'a>(reader: &mut Decoder<'a>) -> Result<Pcrs<'a>, Malformed> {
-    let Some(count @ ..=MAX_PCRS) = reader.map()? else {
-        return malformed(format!("it does not have at most {MAX_PCRS} PCRs"));
-    };
+fn pcrs(reader: &mut Decoder<'_>) -> Result<BTreeMap<u32, Vec<u8>>, Malformed> {
+    let mut left = reader.map()?;
     let mut pcrs = BTreeMap::new();
-    for _ in 0..count {
-        let (index, value) = (reader.u32()?, reader.bytes()?);
-        if u64::from(index) >= MAX_PCRS || value.len() != VALUE {
+    while cbor::has_next(reader, &mut left)? {
+        let (index, value) = (reader.u32()?, cbor::bytes(reader)?);
+        if index >= MAX_PCRS || value.len() != VALUE {
             return malformed(format!(
                 "its PCR {index} does not exist, or does not have {VALUE} bytes"
             ));
@@ -217,18 +216,22 @@ fn pcrs<'a>(reader: &mut Decoder<'a>) -> Result<Pcrs<'a>, Malformed> {
 }
 
 fn chain(reader: &mut Decoder<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
-    let Some(count @ ..=MAX_CHAIN) = reader.array()? else {
-        return malformed(format!("it does not have at most {MAX_CHAIN} certificates"));
-    };
-    let certificates = (0..count).map(|_| Ok(reader.bytes()?.to_vec()));
-    certificates.collect()
+    let mut left = reader.array()?;
+    let mut chain = vec![];
+    while cbor::has_next(reader, &mut left)? {
+        if chain.len() == MAX_CHAIN {
+            return malformed(format!("it has more than {MAX_CHAIN} certificates"));
+        }
+        chain.push(cbor::bytes(reader)?);
+    }
+    Ok(chain)
 }
 
 /// Reads bytes or null.
-fn given<'a>(reader: &mut Decoder<'a>) -> Result<Option<&'a [u8]>, Malformed> {
+fn given(reader: &mut Decoder<'_>) -> Result<Option<Vec<u8>>, Malformed> {
     match reader.datatype()? {
         Type::Null => Ok(reader.null().map(|()| None)?),
-        _ => Ok(Some(reader.bytes()?)),
+        _ => Ok(Some(cbor::bytes(reader)?)),
     }
 }
 

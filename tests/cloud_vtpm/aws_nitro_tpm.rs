@@ -14,13 +14,17 @@ use common::cloud_server::{self, Answer};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair};
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use serde_json::{Value, json};
+use support::foreign::rust_crate;
 use support::mutation::mutations;
+use support::random::Random;
 use tpm::Tpm;
-use verifier::aws_hypervisor::Documents;
+use verifier::ak_certificate::Root;
+use verifier::aws_hypervisor::{Documents, ROOTS};
 use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
+use verifier::instance::Demands;
 use verifier::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use verifier::sources::Sources;
 use verifier::{Issuer, vtpm};
@@ -639,7 +643,11 @@ fn tricks_with_cbor_are_refused_without_a_panic() {
         (vec![0; MAX_DOCUMENT + 1], "at most"),
         ([&[0xd2], &good[..]].concat(), "cannot be read"),
         ([&good[..], &[0]].concat(), "bytes follow it"),
-        (indefinite(0x9f, &good[1..]), "not a COSE_Sign1"),
+        (
+            indefinite(0x9f, &[&good[1..], &[0]].concat()),
+            "bytes follow it",
+        ),
+        ([&[0x9f], &good[1..]].concat(), "cannot be read"),
         (nested, "not a COSE_Sign1"),
         (good[..good.len() - 1].to_vec(), "cannot be read"),
         (
@@ -647,16 +655,17 @@ fn tricks_with_cbor_are_refused_without_a_panic() {
             "bytes follow its fields",
         ),
         (
-            payload(indefinite(0xbf, &draft.payload()[1..])),
-            "at most 32 fields",
+            payload([&[0xbf], &draft.payload()[1..]].concat()),
+            "cannot be read",
         ),
+        (payload(indefinite(0xbf, &text("nonce"))), "cannot be read"),
         (
             payload([&[0xa1], &text("nonce")[..], &[0x81; 1000]].concat()),
             "cannot be read",
         ),
         (
             payload(vec![0xbb, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]),
-            "at most 32 fields",
+            "cannot be read",
         ),
         (
             with(|draft| draft.fields.push(("nonce", bytes(&[3; 32])))),
@@ -696,8 +705,27 @@ fn tricks_with_cbor_are_refused_without_a_panic() {
             "not a name",
         ),
         (
-            with(|draft| draft.set("nonce", vec![0x5f, 0x41, 1, 0xff])),
+            with(|draft| draft.set("nonce", vec![0x5f, 0x41, 1, 0x61, 1, 0xff])),
             "cannot be read",
+        ),
+        (
+            with(|draft| draft.set("nonce", vec![0x5f, 0x5f, 0x41, 1, 0xff, 0xff])),
+            "cannot be read",
+        ),
+        (
+            with(|draft| {
+                let many = [&[0x9f][..], &[0x40; 9], &[0xff]].concat();
+                draft.set("cabundle", many)
+            }),
+            "more than 8 certificates",
+        ),
+        (
+            with(|draft| draft.protected = vec![0xa1, 1, 0x38, 0x23]),
+            "not ES384",
+        ),
+        (
+            with(|draft| draft.protected = vec![0xa2, 1, 0x38, 0x22, 4, 0]),
+            "not ES384",
         ),
     ] {
         let error = NitroDocument::parse(&bad).unwrap_err();
@@ -706,4 +734,115 @@ fn tricks_with_cbor_are_refused_without_a_panic() {
     for altered in mutations(&good, 20_000) {
         let _ = NitroDocument::parse(&altered);
     }
+}
+
+/// Returns a value with a break in the place of its definite length. `content` is what its head counts.
+fn broken(kind: u8, content: &[u8]) -> Vec<u8> {
+    [&[kind << 5 | 31], content, &[0xff]].concat()
+}
+
+/// Returns a string in two chunks.
+fn in_chunks(kind: u8, content: &[u8]) -> Vec<u8> {
+    let (one, two) = content.split_at(content.len() / 2);
+    let chunks = [one, two].map(|chunk| [head(kind, chunk.len()), chunk.into()].concat());
+    broken(kind, &chunks.concat())
+}
+
+/// Each map, array and string of a document may have a definite length, or end with a break (RFC 8949 §3.2).
+#[test]
+fn a_document_of_indefinite_lengths_says_the_same() {
+    let authority = Authority::new();
+    let hypervisor = Hypervisor::new(&authority, &good(), |_| ());
+    let draft = hypervisor.draft(&[1; 32], &[2; 32]);
+    let definite = NitroDocument::parse(&draft.signed(&draft.payload(), &hypervisor.key)).unwrap();
+
+    let mut other = draft.clone();
+    let pcrs: Vec<_> = (0..16)
+        .map(|index| [head(0, index), in_chunks(BYTES, &[0; 48])].concat())
+        .collect();
+    other.set("nitrotpm_pcrs", broken(MAP, &pcrs.concat()));
+    other.set(
+        "cabundle",
+        broken(ARRAY, &in_chunks(BYTES, &hypervisor.root)),
+    );
+    other.set("certificate", in_chunks(BYTES, &hypervisor.certificate));
+    other.set("digest", in_chunks(TEXT, b"SHA384"));
+    other.set("module_id", in_chunks(TEXT, definite.module.as_bytes()));
+    other.set("public_key", in_chunks(BYTES, &[2; 32]));
+    other.set("nonce", in_chunks(BYTES, &[1; 32]));
+    let fields = other.fields.iter();
+    let fields: Vec<_> = fields
+        .map(|(name, value)| [in_chunks(TEXT, name.as_bytes()), value.clone()].concat())
+        .collect();
+    let payload = broken(MAP, &fields.concat());
+    let signed = other.signed(&payload, &hypervisor.key);
+    let signature = &signed[signed.len() - 96..];
+    let parts = [
+        in_chunks(BYTES, &other.protected),
+        broken(MAP, &[]),
+        in_chunks(BYTES, &payload),
+        in_chunks(BYTES, signature),
+    ];
+    let document = NitroDocument::parse(&broken(ARRAY, &parts.concat())).unwrap();
+
+    assert_eq!(
+        (&document.module, document.timestamp, &document.pcrs),
+        (&definite.module, definite.timestamp, &definite.pcrs)
+    );
+    assert_eq!(
+        (&document.nonce, &document.public_key, &document.user_data),
+        (&definite.nonce, &definite.public_key, &definite.user_data)
+    );
+    let roots = Demands {
+        roots: vec![authority.root_pem().to_owned()],
+        ..Demands::default()
+    };
+    let roots = Root::demanded(&roots, &[]).unwrap();
+    for document in [document, definite] {
+        document.verify(&roots, UnixTime::now()).unwrap();
+    }
+}
+
+/// A document of a machine of AWS of 2026-02-02, in which payload and PCRs are maps of indefinite and definite length. It is part of the
+/// project vaportpm (github.com/lockboot/vaportpm, MIT or Apache-2.0), which is no package.
+#[test]
+fn a_genuine_document_of_a_nitro_tpm_is_accepted_and_no_altered_one() {
+    let bytes = include_bytes!("../data/nitro-tpm-document");
+    assert_eq!(bytes[10], 0xbf, "the payload is a map of indefinite length");
+    let roots = Root::demanded(&Demands::default(), ROOTS).unwrap();
+    let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+    let document = NitroDocument::parse(bytes).unwrap();
+    let made = document.timestamp / 1000;
+    assert_eq!(document.verify(&roots, at(made)), Ok("aws-nitro"));
+    assert_eq!(document.module, "i-0082f89b039c97a0f-tpm0000000000000000");
+    assert_eq!(document.pcrs.len(), 24);
+    assert_eq!(document.pcrs[&17], [0xff; 48]);
+    assert_eq!(
+        document.nonce.as_ref().unwrap()[..4],
+        [0x8e, 0xc2, 0x65, 0xe6]
+    );
+    let error = document.verify(&roots, at(made + 4 * 3600)).unwrap_err();
+    assert!(error.contains("has expired"), "{error}");
+
+    let mut random = Random::new(33);
+    for _ in 0..600 {
+        let mut altered = bytes.to_vec();
+        let bit = random.below(8 * bytes.len());
+        altered[bit / 8] ^= 1 << (bit % 8);
+        let parsed = NitroDocument::parse(&altered);
+        let verified = parsed.and_then(|one| one.verify(&roots, at(made)).map(drop));
+        assert!(verified.is_err(), "bit {bit}");
+    }
+    for altered in mutations(bytes, 5_000) {
+        let _ = NitroDocument::parse(&altered);
+    }
+}
+
+/// The crate nitro_attest has a document of an enclave, in which all lengths are definite.
+#[test]
+fn a_genuine_document_of_an_enclave_is_refused_by_its_field() {
+    let path = rust_crate("nitro_peer", "nitro_attest").join("tests/fixtures/attestation.cose");
+    let bytes = std::fs::read(path).unwrap();
+    let error = NitroDocument::parse(&bytes).unwrap_err();
+    assert!(error.contains("unknown field \"pcrs\""), "{error}");
 }

@@ -348,7 +348,10 @@ fn awss_own_program_gets_a_document_from_the_same_emulation() {
     let issuer = setting.issuer_at(Location::Device(devices.path("tpmrm0")));
     let ours = sent(&issuer.issue(USER_DATA, NONCE).unwrap()).unwrap();
     let ours = NitroDocument::parse(&ours).unwrap();
-    let (nonce, key) = (ours.nonce.unwrap(), ours.public_key.unwrap());
+    let (nonce, key) = (
+        ours.nonce.clone().unwrap(),
+        ours.public_key.clone().unwrap(),
+    );
 
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, content: &[u8]| {
@@ -358,7 +361,7 @@ fn awss_own_program_gets_a_document_from_the_same_emulation() {
     };
     let ask = || {
         Command::new(target.join("debug/nitro-peer"))
-            .args([file("nonce", nonce), file("key", key)])
+            .args([file("nonce", &nonce), file("key", &key)])
             .env("TPM_DEVICE", devices.path("tpm0"))
             .output()
             .unwrap()

@@ -47,7 +47,7 @@ impl Documents for NitroTpm {
             error.to_string()
         })?;
         match nsm::Answer::parse(&answer) {
-            Ok(nsm::Answer::Document(document)) => Ok(Some(document.into())),
+            Ok(nsm::Answer::Document(document)) => Ok(Some(document)),
             Ok(nsm::Answer::Error(name)) => Err(format!("AWS's hypervisor refused: {name}")),
             Err(why) => Err(format!(
                 "the answer of AWS's hypervisor cannot be read: {why}"

@@ -7,7 +7,8 @@
 //! have in common; [`prepared`] keeps what a machine sends; [`session`] binds a document to one connection, and [`wire`] has its messages;
 //! [`key`] is an attestation key, and `key_name` its name; [`td`] reads the registers of a machine without a TPM; `composite` is the evidence
 //! of a peer, and validators that are made of others; [`document`] is the JSON document; [`hcl`] is the report of Azure's paravisor;
-//! [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] says what systemd has measured.
+//! [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] says what systemd has measured;
+//! [`cbor`] reads what AWS's hypervisor writes.
 
 pub mod aws_hypervisor;
 pub mod aws_nitro_tpm;
@@ -15,6 +16,7 @@ pub mod aws_sev_snp;
 pub mod azure_sev_snp;
 pub mod azure_tdx;
 pub mod azure_trustedlaunch;
+pub mod cbor;
 pub mod composite;
 pub mod document;
 pub mod event_log;

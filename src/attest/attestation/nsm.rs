@@ -4,9 +4,14 @@
 //! request = { "Attestation": { "user_data": null, "nonce": bytes, "public_key": bytes } }, each of at most 1024 bytes
 //! answer  = { "Attestation": { "document": bytes } } or { "Error": name }, and then bytes without a meaning, which may be those of the request
 //! ```
+//!
+//! The hypervisor may write each map and string with definite or indefinite length ([`cbor`]). What follows the document or the name is
+//! not read.
 
 use base::text::quoted;
 use minicbor::{Decoder, Encoder};
+
+use super::cbor;
 
 /// Maximum length of nonce and key in bytes.
 const MAX_GIVEN: usize = 1024;
@@ -15,13 +20,13 @@ const AROUND: usize = 64;
 /// Maximum length of the name of an error in bytes: the longest known one has 16.
 const MAX_NAME: usize = 40;
 
-/// An answer, borrowed from its bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer<'a> {
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
     /// The document.
-    Document(&'a [u8]),
+    Document(Vec<u8>),
     /// The name of an error.
-    Error(&'a str),
+    Error(String),
 }
 
 /// Encodes the request for a document with this nonce and this key.
@@ -49,30 +54,31 @@ pub fn attestation_request(nonce: &[u8], public_key: &[u8]) -> Result<Vec<u8>, S
     Ok(bytes)
 }
 
-impl<'a> Answer<'a> {
+impl Answer {
     /// Reads the answer at the beginning of these bytes.
-    pub fn parse(bytes: &'a [u8]) -> Result<Answer<'a>, String> {
-        read(bytes).map_err(|error| format!("it is not CBOR of the expected form: {error}"))?
+    pub fn parse(bytes: &[u8]) -> Result<Answer, String> {
+        read(&mut Decoder::new(bytes))
+            .map_err(|error| format!("it is not CBOR of the expected form: {error}"))?
     }
 }
 
 /// The outer error: this is not CBOR, or not of the expected type. The inner one: it has another meaning.
-type Read<'a> = Result<Result<Answer<'a>, String>, minicbor::decode::Error>;
+type Read = Result<Result<Answer, String>, minicbor::decode::Error>;
 
-fn read(bytes: &[u8]) -> Read<'_> {
-    let mut reader = Decoder::new(bytes);
-    if reader.map()? != Some(1) {
+fn read(reader: &mut Decoder<'_>) -> Read {
+    if reader.map()?.is_some_and(|count| count != 1) {
         return Ok(Err("expected one answer".into()));
     }
-    let kind = reader.str()?;
-    Ok(match kind {
+    let kind = cbor::text(reader)?;
+    Ok(match &*kind {
         "Attestation" => {
-            if reader.map()? != Some(1) || reader.str()? != "document" {
+            let is_more = reader.map()?.is_some_and(|count| count != 1);
+            if is_more || cbor::text(reader)? != "document" {
                 return Ok(Err("expected a document and nothing else".into()));
             }
-            Ok(Answer::Document(reader.bytes()?))
+            Ok(Answer::Document(cbor::bytes(reader)?))
         }
-        "Error" => match reader.str()? {
+        "Error" => match cbor::text(reader)? {
             name if name.len() <= MAX_NAME
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric()) =>
             {
@@ -111,10 +117,20 @@ mod tests {
     #[test]
     fn an_answer_ends_where_it_says() {
         let in_an_index = [DOCUMENT, &[0xff; 100]].concat();
-        assert_eq!(Answer::parse(DOCUMENT), Ok(Answer::Document(b"abc")));
-        assert_eq!(Answer::parse(&in_an_index), Ok(Answer::Document(b"abc")));
-        let error = b"\xa1\x65Error\x6fInvalidArgument\xff";
-        assert_eq!(Answer::parse(error), Ok(Answer::Error("InvalidArgument")));
+        let document = Ok(Answer::Document(b"abc".to_vec()));
+        // maps and strings that a break ends
+        let broken =
+            b"\xbf\x7f\x6bAttestation\xff\xbf\x68document\x5f\x41a\x42bc\xff\xff\xff\xff\xff";
+        for bytes in [DOCUMENT, &in_an_index, broken] {
+            assert_eq!(Answer::parse(bytes), document, "{bytes:02x?}");
+        }
+        let error = Ok(Answer::Error("InvalidArgument".into()));
+        for bytes in [
+            &b"\xa1\x65Error\x6fInvalidArgument\xff"[..],
+            b"\xbf\x65Error\x7f\x67Invalid\x68Argument\xff\xff",
+        ] {
+            assert_eq!(Answer::parse(bytes), error, "{bytes:02x?}");
+        }
     }
 
     #[test]
@@ -128,7 +144,9 @@ mod tests {
             (&[0; 100], "not CBOR"),
             (&[0x81; 8192], "not CBOR"),
             (b"\xa2\x65Error\x61x\x65Error\x61x", "expected one answer"),
-            (b"\xbf\x65Error\x61x\xff", "expected one answer"),
+            (b"\xbf\xff", "not CBOR"),
+            (b"\xbf\x65Error\xff", "not CBOR"),
+            (b"\x7f\x65Error\xff", "not CBOR"),
             (b"\xa1\x69DescribeX\xa0", "got \"DescribeX\""),
             (b"\xa1\x65Error\x63a\nb", "has no name"),
             (b"\xa1\x65Error\x01", "not CBOR"),
