@@ -24,7 +24,7 @@ pub fn set(given: &Given) -> Result<(), Failure> {
         settings.kept = Kept::at(given.value("collateral").unwrap_or_default().as_ref());
     }
     if given.has("offline") {
-        (settings.kds, settings.pcs) = (None, None);
+        (settings.kds, settings.pcs, settings.issuers) = (None, None, None);
         (settings.ec2, settings.maa) = (None, None);
     }
     let fetching = Fetching::new(settings).map_err(Failure::failed)?;

@@ -199,7 +199,7 @@ impl Cache {
                     "{item}: {waiting} validations wait for servers already"
                 ));
             }
-            let chips = usize::from(is_running && item.is_of_a_chip());
+            let chips = usize::from(is_running && item.is_named_by_strangers());
             if chips > 0 && state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
                 return Err(format!("{item}: {TOO_MANY}"));
             }
@@ -287,7 +287,7 @@ impl Cache {
             count(&self.counts.loaded);
             return Ok(kept);
         }
-        let place = item.is_of_a_chip().then(|| self.wait_for_chip());
+        let place = item.is_named_by_strangers().then(|| self.wait_for_chip());
         let place = place.transpose();
         let fetched =
             place.and_then(|_place| retried(deadline, || self.origin.fetch(item, deadline)));

@@ -67,6 +67,10 @@ impl Flags {
     /// Returns the settings. `client` makes the client of Kubernetes that a ConfigMap needs.
     pub fn finish(self, client: impl FnOnce() -> Option<Client>) -> Result<Settings, Failure> {
         let mut settings = self.settings;
+        // who fetches nothing from AMD and Intel is without a network
+        if settings.kds.is_none() && settings.pcs.is_none() {
+            settings.issuers = None;
+        }
         if let Some((namespace, name)) = self.config_map {
             let client = client().ok_or_else(|| {
                 Failure::Usage(

@@ -8,10 +8,12 @@ use hardware::snp::certificate::Certificate as ChipCertificate;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
 use hardware::tdx::Collateral;
+use ring::digest::{SHA256, digest};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
 
+use crate::issuers::subject_key;
 use crate::x509::{Certificate, RevocationList};
 
 /// Maximum size of a certificate in bytes: those of AMD have at most 1.6 KiB.
@@ -23,7 +25,7 @@ pub const MAX_CHAIN: usize = 32 << 10;
 /// Maximum size of a collateral's JSON in bytes: a genuine one has about 40 KiB.
 pub const MAX_COLLATERAL: usize = 1 << 20;
 
-/// One thing that AMD or Intel publishes. Its form in a cache is that of the files which others' tools use.
+/// One thing that AMD, Intel or Google publishes. Its form in a cache is that of the files which others' tools use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// The certificate of a chip's key for one TCB, in DER. It never changes.
@@ -34,6 +36,13 @@ pub enum Item {
         chip: Vec<u8>,
         /// The versions for which the key is derived.
         tcb: Tcb,
+    },
+    /// The authority that issued the certificate of an attestation key, in DER.
+    Issuer {
+        /// Where it is published.
+        path: String,
+        /// The identifier of its key.
+        key: Vec<u8>,
     },
     /// AMD's list of revoked authorities, in DER.
     Revoked(Product, Signer),
@@ -79,6 +88,10 @@ impl Item {
                 tcb.snp,
                 tcb.microcode
             ),
+            Item::Issuer { path, key } => {
+                let place = digest(&SHA256, format!("{path} {}", hex(key)).as_bytes());
+                format!("issuer-{}.der", hex(place.as_ref()))
+            }
             Item::Revoked(product, Signer::Vcek) => format!("vcek-{}.crl", line(product)),
             Item::Revoked(product, Signer::Vlek) => format!("vlek-{}.crl", line(product)),
             Item::Tdx { fmspc, authority } => {
@@ -87,9 +100,9 @@ impl Item {
         }
     }
 
-    /// Returns whether it is the certificate of a chip.
-    pub fn is_of_a_chip(&self) -> bool {
-        matches!(self, Item::Vcek { .. })
+    /// Returns whether strangers can name such items: certificates of chips, and of the issuers of attestation keys.
+    pub fn is_named_by_strangers(&self) -> bool {
+        matches!(self, Item::Vcek { .. } | Item::Issuer { .. })
     }
 
     /// Returns whether a newer one can replace it before it ends.
@@ -118,6 +131,13 @@ impl Item {
                 }
                 Ok((Content::Der(bytes.into()), until))
             }
+            Item::Issuer { key, .. } => {
+                let until = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
+                match subject_key(bytes) == Some(key) {
+                    true => Ok((Content::Der(bytes.into()), until)),
+                    false => Err("it is the certificate of another authority".into()),
+                }
+            }
             Item::Revoked(product, _) => {
                 let found = RevocationList::parse(limited(bytes, MAX_LIST)?)?;
                 let root = root(*product);
@@ -140,11 +160,14 @@ impl Item {
     }
 }
 
-/// Returns the part of the name of an item that names a chip; `None` if the item is not the certificate of one. Strangers can name chips
-/// and TCBs, so such items never take the place of others.
+/// Returns the part of the name of an item that names a chip or an issuer; `None` if the item is the certificate of neither. Strangers can
+/// name chips, TCBs and issuers, so such items never take the place of others.
 pub fn chip_of(name: &str) -> Option<&str> {
-    let stem = name.strip_prefix("vcek-")?.strip_suffix(".der")?;
-    stem.rsplit_once('-').map(|(chip, _tcb)| chip)
+    let stem = name.strip_suffix(".der")?;
+    match stem.strip_prefix("issuer-") {
+        Some(place) => Some(place),
+        None => Some(stem.strip_prefix("vcek-")?.rsplit_once('-')?.0),
+    }
 }
 
 impl fmt::Display for Item {
@@ -157,6 +180,9 @@ impl fmt::Display for Item {
                     f,
                     "the VCEK of the {product} {chip:.16}.. with the TCB {tcb}"
                 )
+            }
+            Item::Issuer { path, .. } => {
+                write!(f, "the issuer {path} of the attestation key's certificate")
             }
             Item::Revoked(product, signer) => {
                 write!(

@@ -1,14 +1,14 @@
-//! What validators fetch: certificates of AMD's chips, AMD's revocation lists, Intel's collateral of TDX platforms, and the word of EC2 and of
-//! Microsoft's attestation service on machines. Only services and the operator's command link this crate; a node judges what evidence contains.
+//! What validators fetch: certificates of AMD's chips, AMD's revocation lists, Intel's collateral of TDX platforms, the authorities of Google's
+//! machines, and the verdicts of EC2 and of Microsoft's attestation service on machines. Only services and the operator's command link this crate; a node judges what evidence contains.
 //!
 //! ```text
 //! validator ─► Fetching ─► cache ─► store: directory, file or ConfigMap
-//!                     │         └─► kds, pcs ─► https ─► AMD, Intel, or servers of the operator
+//!                     │         └─► kds, pcs, issuers ─► https ─► AMD, Intel, Google, or servers of the operator
 //!                     ├──► ec2 ─► EC2, with credentials of the operator or of the service's machine
 //!                     └──► maa ─► https ─► Microsoft's attestation service that the policy names
 //! ```
 //!
-//! Nothing that comes from AMD, Intel or a store is believed: it must be what was asked for, so that no answer replaces another, and
+//! Nothing that comes from AMD, Intel, Google or a store is believed: it must be what was asked for, so that no answer replaces another, and
 //! the validator verifies its signatures each time. A hostile server or store can only make a validation fail.
 //! EC2 is believed, as AWS is for machines with a NitroTPM, and Microsoft's service on firmware of Azure: their certificates lead to an
 //! authority of this machine, and those of other servers (`--collateral-ca`) do not count for them.
@@ -19,6 +19,7 @@ mod describe;
 mod ec2;
 mod flags;
 mod https;
+mod issuers;
 mod item;
 mod kds;
 mod maa;
@@ -45,6 +46,7 @@ use verifier::sources::Sources;
 use cache::{Cache, Entry, Origin, Patience};
 use ec2::Ec2;
 use https::Failure;
+use issuers::{GOOGLE, Issuers};
 use item::{Authority, Content, Item};
 use kds::Kds;
 use maa::Maa;
@@ -61,6 +63,7 @@ pub mod parsers {
     pub use crate::config_map::stored as config_map;
     pub use crate::describe::parse_described;
     pub use crate::https::retry_after;
+    pub use crate::issuers::of as issuer;
     pub use crate::item::{Authority, Item, chip_of};
     pub use crate::maa::parse as token;
     pub use crate::pcs::{der_or_digits, issuer_chain, signed};
@@ -83,6 +86,8 @@ pub struct Settings {
     pub kds: Option<String>,
     /// The URL of Intel's service, or of a caching service (PCCS); `None` if nothing is fetched from it.
     pub pcs: Option<String>,
+    /// The URL of Google's storage service, or of a server with the same paths; `None` if nothing is fetched from it.
+    pub issuers: Option<String>,
     /// Which of Intel's evaluations counts.
     pub update: Update,
     /// The authorities of these servers' own certificates (PEM); without it, those of this machine's distribution.
@@ -130,11 +135,12 @@ pub enum Kept {
 }
 
 impl Default for Settings {
-    /// AMD's and Intel's own servers.
+    /// The vendors' own servers.
     fn default() -> Settings {
         Settings {
             kds: Some(AMD.into()),
             pcs: Some(INTEL.into()),
+            issuers: Some(GOOGLE.into()),
             update: Update::default(),
             ca: None,
             kept: Kept::Nowhere,
@@ -305,6 +311,17 @@ impl Sources for Fetching {
         Ok(Arc::new(self.authority(product, signer, deadline)?))
     }
 
+    fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
+        if let Some(known) = issuers::known(certificate) {
+            return Ok(Some(known.into()));
+        }
+        let Some(item) = issuers::of(certificate)? else {
+            return Ok(None);
+        };
+        let deadline = Instant::now() + self.time;
+        self.der(&item, Patience::Full, deadline).map(Some)
+    }
+
     fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {
         let maa = self.maa.as_ref().ok_or("nothing is asked (offline)")?;
         maa.word(question, Instant::now() + self.time)
@@ -355,10 +372,11 @@ fn vcek(report: &Report, product: Product) -> Result<Item, String> {
     })
 }
 
-/// The servers of AMD and Intel, or those of the operator in their place.
+/// The servers of AMD, Intel and Google, or those of the operator in their place.
 struct Servers {
     kds: Option<Kds>,
     pcs: Option<Pcs>,
+    issuers: Option<Issuers>,
     /// Whether any certificate of a web server can be trusted.
     has_roots: bool,
 }
@@ -368,12 +386,14 @@ impl Servers {
         let roots = https::roots(settings.ca.as_deref())?;
         let kds = settings.kds.as_deref();
         let pcs = settings.pcs.as_deref();
+        let issuers = settings.issuers.as_deref();
         Ok(Servers {
             has_roots: !matches!(&roots, RootCerts::Specific(all) if all.is_empty()),
             kds: kds.map(|url| Kds::new(url, &roots)).transpose()?,
             pcs: pcs
                 .map(|url| Pcs::new(url, settings.update, &roots))
                 .transpose()?,
+            issuers: issuers.map(|url| Issuers::new(url, &roots)).transpose()?,
         })
     }
 }
@@ -381,7 +401,11 @@ impl Servers {
 impl Origin for Servers {
     fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure> {
         let offline = || Failure::Bad("it is not kept, and nothing is fetched (offline)".into());
-        if !self.has_roots && (self.kds.is_some() || self.pcs.is_some()) {
+        let fetches = match item {
+            Item::Issuer { .. } => self.issuers.is_some(),
+            _ => self.kds.is_some() || self.pcs.is_some(),
+        };
+        if !self.has_roots && fetches {
             return Err(Failure::Bad(
                 "this machine has no certificates of web servers' authorities (ca-certificates); --collateral-ca can name a file"
                     .into(),
@@ -396,6 +420,10 @@ impl Origin for Servers {
             Item::Vcek { product, chip, tcb } => {
                 let kds = self.kds.as_ref().ok_or_else(offline)?;
                 kds.vcek(*product, chip, tcb, deadline)
+            }
+            Item::Issuer { path, .. } => {
+                let issuers = self.issuers.as_ref().ok_or_else(offline)?;
+                issuers.certificate(path, deadline)
             }
             Item::Revoked(product, signer) => {
                 let kds = self.kds.as_ref().ok_or_else(offline)?;

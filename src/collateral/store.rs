@@ -100,7 +100,7 @@ impl Directory {
 fn is_of_a_cache(path: &Path) -> bool {
     let name = file_name(path);
     // earlier versions kept the authorities, too
-    let starts = ["vcek-", "vlek-", "ask-", "asvk-", "tdx-"];
+    let starts = ["vcek-", "vlek-", "ask-", "asvk-", "tdx-", "issuer-"];
     starts.iter().any(|start| name.starts_with(start))
 }
 

@@ -199,19 +199,30 @@ pub const GOOGLE_2022: Root = Root {
     name: "google-2022",
     vendor: "Google",
     purpose: Purpose::TpmKeys,
-    source: GOOGLE,
+    source: "the Go module github.com/google/go-tpm-tools v0.4.11 (server/ca-certs), and for the authority of 2024 \
+             http://privateca-content-65d1688e-0000-2203-850e-30fd381456f8.storage.googleapis.com/810af313406ad3e2079b/ca.crt",
     root: Certificate {
         subject: "EK/AK CA Root",
         sha256: "594759594b9b61524f6c8ef668f7177f7b9066bc0674f2f49fe9e052be78beb2",
         expires: "2122-07-08",
         der: include_bytes!("google/ek-ak-root.der"),
     },
-    between: &[Certificate {
-        subject: "EK/AK CA Intermediate",
-        sha256: "c84de8116dfaf5a908f21e810487791f5437e206d00ad8025050cca6bd2ff627",
-        expires: "2122-07-08",
-        der: include_bytes!("google/ek-ak-intermediate.der"),
-    }],
+    // machines do not send them: a verifier fetches those that are not here
+    between: &[
+        Certificate {
+            subject: "EK/AK CA Intermediate",
+            sha256: "c84de8116dfaf5a908f21e810487791f5437e206d00ad8025050cca6bd2ff627",
+            expires: "2122-07-08",
+            der: include_bytes!("google/ek-ak-intermediate.der"),
+        },
+        // since February 2024
+        Certificate {
+            subject: "EK/AK CA Intermediate",
+            sha256: "02f507068014de60d15fee5901513a03040baa922143143bc50288b55b24bceb",
+            expires: "2122-07-08",
+            der: include_bytes!("google/ek-ak-intermediate-2024.der"),
+        },
+    ],
 };
 
 /// SGX and TDX.

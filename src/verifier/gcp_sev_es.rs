@@ -1,7 +1,8 @@
 //! The variant `gcp-sev-es`: a shielded machine of Google Compute Engine with AMD SEV. Google certifies the attestation key of the
 //! virtual TPM, and the certificate names the instance. `attest` describes its document.
 //!
-//! No list of revoked certificates is consulted: those of attestation keys name none.
+//! The certificate names where its issuer is published. A verifier fetches it from there if it is none of those that the programs have: Google
+//! replaces it from time to time. No list of revoked certificates is consulted: those of attestation keys name none.
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use webpki::KeyUsage;
 use super::ak_certificate::{self, Root};
 use super::event_log::{self, EV_NO_ACTION, Event};
 use super::instance::{Demands, Instance};
+use super::sources::Sources;
 use super::variant::{CLOUD, KEYS, OF_GOOGLE};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
@@ -22,7 +24,7 @@ use super::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
 pub const VARIANT: Variant = Variant {
     attester: &attest::attestation::gcp_sev_es::VARIANT,
     judges: &[KEYS, CLOUD, OF_GOOGLE],
-    validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
+    validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: None,
     measure: vtpm::measure,
 };
@@ -42,8 +44,11 @@ const FIRMWARE: &str = "GCE Virtual Firmware v";
 const NONHOST_INFO: &[u8] = b"GCE NonHostInfo\0";
 
 /// Makes a validator that accepts documents that meet `policy`.
-fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
-    let endorser = GoogleAuthority::new(&policy)?;
+fn validator(
+    policy: Arc<Policy>,
+    sources: &Arc<dyn Sources>,
+) -> Result<vtpm::Validator, PolicyError> {
+    let endorser = GoogleAuthority::new(&policy, sources)?;
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
@@ -51,14 +56,19 @@ fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
 pub struct GoogleAuthority {
     roots: Vec<Root>,
     demands: Demands,
+    sources: Arc<dyn Sources>,
 }
 
 impl GoogleAuthority {
     /// Makes a judge by a policy.
-    pub fn new(policy: &Policy) -> Result<GoogleAuthority, PolicyError> {
+    pub fn new(
+        policy: &Policy,
+        sources: &Arc<dyn Sources>,
+    ) -> Result<GoogleAuthority, PolicyError> {
         Ok(GoogleAuthority {
             roots: Root::demanded(policy.cloud(), ROOTS)?,
             demands: policy.cloud().clone(),
+            sources: sources.clone(),
         })
     }
 
@@ -73,14 +83,17 @@ impl GoogleAuthority {
                 "the document has no certificate of the attestation key (ak_cert): machines have it at the NV index {CERTIFICATE_INDEX:#x}"
             ));
         }
-        let (root, certificate) = ak_certificate::verify(
-            evidence.key_certificate,
-            &[],
-            &self.roots,
-            usage(),
-            &evidence.spki,
-            UnixTime::now(),
-        )?;
+        let certificate = evidence.key_certificate;
+        let verify = |chain: &[Vec<u8>]| {
+            let (spki, now) = (&evidence.spki, UnixTime::now());
+            ak_certificate::verify(certificate, chain, &self.roots, usage(), spki, now)
+        };
+        let (root, certificate) =
+            verify(&[]).or_else(|why| match self.sources.issuer(certificate) {
+                Ok(None) => Err(why),
+                Ok(Some(issuer)) => verify(&[issuer]),
+                Err(missing) => Err(format!("{why}; {missing}")),
+            })?;
         let instance = instance(&certificate)?;
         check_named(&instance, names)?;
         self.demands.judge(&instance)?;

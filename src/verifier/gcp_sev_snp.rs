@@ -26,7 +26,7 @@ fn validator(
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
     let endorser = GoogleChip {
-        google: GoogleAuthority::new(&policy)?,
+        google: GoogleAuthority::new(&policy, sources)?,
         hardware: Hardware::new(&policy, sources)?,
     };
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))

@@ -52,6 +52,12 @@ pub trait Sources: Send + Sync {
         ))
     }
 
+    /// Returns the certificate of the authority that issued this one, which names it, for a machine that did not send it. Nothing of either is
+    /// verified. `None` if nothing says where it is, or this program does not fetch.
+    fn issuer(&self, _certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
+        Ok(None)
+    }
+
     /// Returns what Microsoft's attestation service says of a machine of Azure. The caller has verified the report and all else, and compares
     /// the word with the report.
     fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {

@@ -19,12 +19,13 @@ use verifier::ak_certificate::{self, Root};
 use verifier::gcp_sev_es::{CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VARIANT, instance};
 use verifier::instance::Demands;
 use verifier::quote::Attest;
+use verifier::sources::Sources;
 use verifier::{Issuer, event_log, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{ATTRIBUTES_OF_GCE, CloudTpm, NONCE, USER_DATA};
 use crate::host::Host;
-use crate::meeting::{Correct, prove, validator};
+use crate::meeting::{Correct, prove, validator, validator_with};
 
 const KEY: KeySource = KeySource::Template(0x01c1_0001);
 
@@ -505,6 +506,67 @@ fn genuine_certificates_of_google_lead_to_its_roots_and_name_their_instances() {
             );
             assert!(verify(&enc).unwrap_err().contains("(key usage)"));
         }
+    }
+}
+
+/// The certificate of the attestation key of a machine of 2026, whose issuer Google has had since 2024. It is part of the project vaportpm
+/// (github.com/lockboot/vaportpm, MIT or Apache-2.0), which is no package.
+#[test]
+fn a_genuine_certificate_of_2026_leads_to_googles_root() {
+    let path = format!("{}/tests/data/gcp-ak-2026.pem", support::ROOT);
+    let der = CertificateDer::from_pem_file(path).unwrap();
+    let time = UnixTime::since_unix_epoch(Duration::from_secs(1_893_456_000));
+    let key = Certificate::parse(&der).unwrap().key().to_vec();
+    let (roots, usage) = (of_google(), verifier::gcp_sev_es::usage());
+    let verified = ak_certificate::verify(&der, &[], &roots, usage, &key, time);
+    let (root, certificate) = verified.unwrap();
+    assert_eq!(root, "google-2022");
+    let instance = instance(&certificate).unwrap();
+    assert_eq!(instance.id.as_deref(), Some("2141209421113254303"));
+    assert_eq!(instance.zone.as_deref(), Some("us-central1-a"));
+}
+
+/// Sources that have one authority.
+struct Published(Result<Option<Vec<u8>>, String>);
+
+impl Sources for Published {
+    fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
+        assert!(Certificate::parse(certificate).is_ok());
+        self.0.clone()
+    }
+}
+
+/// Google has replaced the authority that issues the certificates before. A verifier has the root, and fetches the rest.
+#[test]
+fn a_machine_of_an_authority_that_is_not_built_in_is_proved() {
+    let machine = Machine::start(&events("1", 1));
+    let authority = Authority::new();
+    let key = PublicKey::of_tpm(&machine.cloud.key(KEY));
+    machine.store(&authority.certify(&good(), &key));
+    let judge = |published: Result<Option<Vec<u8>>, String>| {
+        let sources: Arc<dyn Sources> = Arc::new(Published(published));
+        let demands = json!({"cloud": {"roots": [authority.root_pem()]}});
+        prove(
+            machine.issuer(),
+            validator_with(&VARIANT, &demands, &sources),
+        )
+    };
+    judge(Ok(Some(authority.between().to_vec()))).unwrap();
+    let strange = Authority::new().between().to_vec();
+    for (published, why) in [
+        (Ok(None), "leads to none of the roots"),
+        (Ok(Some(strange)), "a signature is wrong"),
+        (
+            Ok(Some(vec![0; 100])),
+            "the certificate of the attestation key",
+        ),
+        (
+            Err("its issuer cannot be had".to_owned()),
+            "; its issuer cannot be had",
+        ),
+    ] {
+        let error = judge(published).unwrap_err();
+        assert!(error.contains(why), "{error}, expected {why}");
     }
 }
 

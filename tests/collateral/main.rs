@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use base::der::{OBJECT_IDENTIFIER, SEQUENCE, element};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use collateral::parsers::{self, Item};
@@ -24,8 +25,8 @@ use hardware::snp::tcb::Product;
 use hardware::tdx::tcb::Status;
 use hardware::tdx::{Collateral, Quote, Verifier};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer,
-    KeyIdMethod, KeyPair, KeyUsagePurpose, SerialNumber,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CustomExtension, DnType,
+    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, SerialNumber,
 };
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::UnixTime;
@@ -211,6 +212,7 @@ fn settings(server: &Server) -> Settings {
     Settings {
         kds: Some(server.url()),
         pcs: Some(server.url()),
+        issuers: Some(server.url()),
         ca: Some(server.ca()),
         time: Duration::from_secs(60),
         clock: || JULY_2025,
@@ -229,6 +231,7 @@ fn offline(kept: Kept) -> Settings {
     Settings {
         kds: None,
         pcs: None,
+        issuers: None,
         kept,
         clock: || JULY_2025,
         ..Settings::default()
@@ -266,6 +269,126 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
         assert!(Instant::now() < limit, "{what}");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The bucket in which Google publishes its authority of 2024, and another one.
+const BUCKET: &str = "privateca-content-65d1688e-0000-2203-850e-30fd381456f8";
+const OTHER_BUCKET: &str = "privateca-content-00000000-0000-0000-0000-000000000000";
+
+/// Makes an authority, and the certificate of a key that says that its issuer is published at `place`. Both are in DER.
+fn published_at(place: &str) -> [Vec<u8>; 2] {
+    let mut params = CertificateParams::default();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "EK/AK CA Intermediate");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.not_after = rcgen::date_time_ymd(2060, 1, 1);
+    let key = KeyPair::generate().unwrap();
+    let authority = params.self_signed(&key).unwrap().der().to_vec();
+    let issuer = Issuer::new(params, key);
+    let mut params = CertificateParams::default();
+    params.use_authority_key_identifier_extension = true;
+    let access = element(
+        SEQUENCE,
+        &[&element(
+            SEQUENCE,
+            &[
+                &element(OBJECT_IDENTIFIER, &[&[0x2b, 6, 1, 5, 5, 7, 0x30, 2]]),
+                &element(0x86, &[place.as_bytes()]),
+            ],
+        )],
+    );
+    let access = CustomExtension::from_oid_content(&[1, 3, 6, 1, 5, 5, 7, 1, 1], access);
+    params.custom_extensions = vec![access];
+    let key = KeyPair::generate().unwrap();
+    let leaf = params.signed_by(&key, &issuer).unwrap().der().to_vec();
+    [authority, leaf]
+}
+
+/// Google's machines name their authority, and do not send it.
+#[test]
+fn the_authority_of_a_machine_of_google_is_fetched_once_and_kept() {
+    let place = format!("http://{BUCKET}.storage.googleapis.com/1/ca.crt");
+    let [authority, leaf] = published_at(&place);
+    let published = authority.clone();
+    let server = Server::start(move |target| match target {
+        target if target == format!("/{BUCKET}/1/ca.crt") => {
+            Answer::ok("application/pkix-cert", published.clone())
+        }
+        _ => Answer::status("404 Not Found"),
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let sources = fetching(kept(&server, folder.path()));
+    for _ in 0..3 {
+        assert_eq!(sources.issuer(&leaf), Ok(Some(authority.clone())));
+    }
+    assert_eq!(server.targets(), [format!("/{BUCKET}/1/ca.crt")]);
+    // another key at the same place is another item: strangers can name both
+    let [_, stranger] = published_at(&place);
+    let error = sources.issuer(&stranger).unwrap_err();
+    assert!(
+        error.contains("certificate of another authority"),
+        "{error}"
+    );
+    assert_eq!(sources.issuer(&leaf), Ok(Some(authority.clone())));
+    // what was kept needs no network
+    let without = fetching(offline(Kept::Directory(folder.path().into())));
+    assert_eq!(without.issuer(&leaf), Ok(Some(authority.clone())));
+    let error = without.issuer(&stranger).unwrap_err();
+    assert!(error.contains("nothing is fetched (offline)"), "{error}");
+    // the service publishes PEM, too
+    let pem = format!(
+        "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
+        STANDARD.encode(&authority)
+    );
+    let server = Server::start(move |_| Answer::ok("application/x-pem-file", pem.clone()));
+    let sources = fetching(settings(&server));
+    assert_eq!(sources.issuer(&leaf), Ok(Some(authority)));
+}
+
+#[test]
+fn an_authority_is_fetched_from_googles_buckets_only() {
+    let server = Server::start(|_| Answer::status("404 Not Found"));
+    let sources = fetching(settings(&server));
+    for place in [
+        "http://169.254.169.254/latest/meta-data",
+        "http://localhost/ca.crt",
+        &format!("http://{BUCKET}.storage.googleapis.com.example/1/ca.crt"),
+        "ldap://directory/ca",
+    ] {
+        let error = sources.issuer(&published_at(place)[1]).unwrap_err();
+        assert!(error.contains("from which nothing is fetched"), "{error}");
+    }
+    assert!(server.targets().is_empty());
+    // what the programs have is not fetched: the certificate of a machine of 2026
+    let path = format!("{}/tests/data/gcp-ak-2026.pem", support::ROOT);
+    let genuine = CertificateDer::from_pem_file(path).unwrap();
+    let known = sources.issuer(&genuine).unwrap().unwrap();
+    assert_eq!(known, roots_of_google()[1]);
+    assert!(server.targets().is_empty());
+    // a certificate that names no place, and none
+    assert_eq!(sources.issuer(&known).map(|_| ()), Ok(()));
+    assert_eq!(sources.issuer(&[]), Ok(None));
+
+    // strangers cannot make this program send many requests
+    let mut refused = 0;
+    for number in 0..40 {
+        let place = format!("http://{OTHER_BUCKET}.storage.googleapis.com/{number}/ca.crt");
+        let error = sources.issuer(&published_at(&place)[1]).unwrap_err();
+        refused += usize::from(error.contains("only one request in 2 s"));
+    }
+    assert!(refused > 0 && server.targets().len() + refused == 40);
+}
+
+fn roots_of_google() -> Vec<Vec<u8>> {
+    let between = |name: &str| {
+        let path = format!("{}/src/roots/google/{name}.der", support::ROOT);
+        fs::read(path).unwrap()
+    };
+    vec![
+        between("ek-ak-intermediate"),
+        between("ek-ak-intermediate-2024"),
+    ]
 }
 
 #[test]

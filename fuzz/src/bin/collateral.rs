@@ -1,11 +1,11 @@
 //! What servers of certificates send, and what is kept of it: chains in header fields and PEM, the signed JSON of Intel, pauses, and
-//! entries of each kind. The first byte says what the others are.
+//! entries of each kind; and the certificate of a machine that names where its issuer is published. The first byte says what the others are.
 #![no_main]
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use collateral::parsers::{
-    Authority, Item, chip_of, config_map, der_or_digits, issuer_chain, retry_after, signed,
+    Authority, Item, chip_of, config_map, der_or_digits, issuer, issuer_chain, retry_after, signed,
 };
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
@@ -21,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
         chip: vec![0x1e; len],
         tcb: Tcb::default(),
     };
-    let item = match kind % 10 {
+    let item = match kind % 12 {
         0 => of_chip(Product::Milan, 64),
         1 => of_chip(Product::Turin, 8),
         2 => Item::Revoked(Product::Milan, Signer::Vcek),
@@ -51,6 +51,16 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(chip_of(&text).is_none_or(|chip| text.contains(chip)));
             let _ = Authority::of_chain(bytes);
             assert!(der_or_digits(bytes).len() <= bytes.len());
+            return;
+        }
+        10 => Item::Issuer {
+            path: "/privateca-content-1/ca.crt".into(),
+            key: vec![1; 20],
+        },
+        11 => {
+            if let Ok(Some(item)) = issuer(bytes) {
+                assert!(item.is_named_by_strangers() && item.name().len() < 100);
+            }
             return;
         }
         _ => {

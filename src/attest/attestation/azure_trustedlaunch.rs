@@ -109,7 +109,7 @@ fn issuers(certificate: &[u8]) -> (Vec<Vec<u8>>, bool) {
 }
 
 /// Returns the URLs at which a certificate says that its issuer is published.
-fn places_of_issuer(certificate: &[u8]) -> Vec<String> {
+pub fn places_of_issuer(certificate: &[u8]) -> Vec<String> {
     let read = || {
         let access = Certificate::parse(certificate)
             .ok()?
