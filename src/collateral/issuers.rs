@@ -11,13 +11,13 @@
 
 use std::time::{Duration, Instant};
 
-use attest::attestation::azure_trustedlaunch::places_of_issuer;
 use base::der::{OCTET_STRING, Reader, SEQUENCE};
 use base::text;
 use base::x509::Certificate;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use ureq::tls::RootCerts;
+use verifier::azure_trustedlaunch::places_of_issuer;
 
 use crate::https::{Failure, Request, Server};
 use crate::item::{Item, MAX_CERTIFICATE};

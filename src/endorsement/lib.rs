@@ -4,7 +4,7 @@
 //! ```text
 //! peer: attestation key, certificates of its endorsement keys     what of it is believed
 //!   attestation_key   is it restricted to structures of a TPM?    its Name
-//!   certificate       does a root of the policy certify it?       the endorsement key
+//!   certificate, path does a root of the policy certify it?       the endorsement key
 //!   credential        a secret, encrypted for both                who knows it has both keys in one TPM
 //! ```
 //!
@@ -13,6 +13,7 @@
 pub mod attestation_key;
 pub mod certificate;
 pub mod credential;
+mod path;
 pub mod roots;
 mod validator;
 

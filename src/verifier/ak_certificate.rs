@@ -129,7 +129,7 @@ pub fn root_of<'a>(
     }
     let leaf = CertificateDer::from(certificate);
     let leaf = EndEntityCert::try_from(&leaf)
-        .map_err(|error| format!("is refused: {}", text::of_error(error)))?;
+        .map_err(|error| format!("is refused: {}", in_words(&error)))?;
     let mut why = None;
     for root in roots {
         let chain = chain.iter().map(|one| CertificateDer::from(one.as_slice()));
@@ -145,7 +145,7 @@ pub fn root_of<'a>(
             Some(&authorities_certify),
         ) {
             Ok(_) => return Ok(&root.name),
-            // another root may be the right one; what is wrong under the right one says more
+            // Keep trying. Remember other errors: if the root issued the certificate, they are the useful ones.
             Err(webpki::Error::UnknownIssuer) => {}
             Err(error) => why = why.or(Some((root, error))),
         }
@@ -168,7 +168,8 @@ fn authorities_certify(path: &webpki::VerifiedPath<'_>) -> Result<(), webpki::Er
     }
 }
 
-fn in_words(error: &webpki::Error) -> String {
+/// Says in a clause why the library that verifies chains refuses certificates.
+pub fn in_words(error: &webpki::Error) -> String {
     use webpki::Error::*;
     match error {
         CertExpired { .. } => "a certificate has expired".into(),
@@ -178,10 +179,45 @@ fn in_words(error: &webpki::Error) -> String {
         RequiredEkuNotFoundContext(_) => {
             "a certificate is for another use (extended key usage)".into()
         }
+        PathLenConstraintViolated => {
+            "the chain is longer than one of its authorities allows".into()
+        }
+        CaUsedAsEndEntity => "the certificate is that of an authority".into(),
+        UnsupportedCriticalExtension => {
+            "a certificate has a critical extension that this program does not know".into()
+        }
+        UnsupportedSignatureAlgorithmContext(context) => {
+            unsupported(&context.signature_algorithm_id, &[])
+        }
+        UnsupportedSignatureAlgorithmForPublicKeyContext(context) => {
+            let key = &context.public_key_algorithm_id;
+            unsupported(&context.signature_algorithm_id, key)
+        }
         EndEntityUsedAsCa => "a certificate of the chain is not that of an authority".into(),
         InvalidSignatureForPublicKey => {
             "a signature is wrong: the certificate is altered, or from another authority with the same name".into()
         }
-        error => text::of_error(error),
+        _ => "a certificate is malformed, or breaks a rule of X.509 (RFC 5280)".into(),
     }
+}
+
+/// Says that a certificate is signed in a way that is not verified. Both algorithms are the content of their AlgorithmIdentifier (DER).
+pub fn unsupported(signature: &[u8], key: &[u8]) -> String {
+    // sha1WithRSAEncryption and ecdsa-with-SHA1
+    const SHA_1: [&[u8]; 2] = [
+        b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x05",
+        b"\x06\x07\x2a\x86\x48\xce\x3d\x04\x01",
+    ];
+    // secp521r1
+    const P521: &[u8] = b"\x06\x05\x2b\x81\x04\x00\x23";
+    if SHA_1.iter().any(|known| signature.starts_with(known)) {
+        return "a certificate is signed with SHA-1, which is not safe: ask its vendor for a newer one".into();
+    }
+    if key.ends_with(P521) {
+        return "a certificate is signed by a key on the curve P-521, which this program does not verify".into();
+    }
+    let start = hex(&signature[..signature.len().min(24)]);
+    format!(
+        "a certificate is signed with an algorithm that this program does not verify (DER {start})"
+    )
 }
