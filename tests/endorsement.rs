@@ -474,6 +474,29 @@ fn the_strong_form_proves_both_tpms_in_one_connection() {
     refused(old, server(), None, None);
 }
 
+/// Nuvoton and others write a header before the certificate: a tag, a type, and the length.
+#[test]
+fn a_certificate_behind_a_header_is_found() {
+    let tpm = Swtpm::start();
+    let folder = tempfile::tempdir().unwrap();
+    let certificate = [&[0x30, 0x81, 128][..], &[7; 128]].concat();
+    let file = folder.path().join("stored");
+    fs::write(&file, [&[0x10, 1, 0, 0, 131][..], &certificate].concat()).unwrap();
+    let index = (EndorsementKind::P256 as u32).to_string();
+    let rights = "ownerread|ownerwrite|authread|authwrite";
+    tpm.tool(
+        "tpm2_nvdefine",
+        &[&index, "-C", "o", "-s", "136", "-a", rights],
+    );
+    tpm.tool(
+        "tpm2_nvwrite",
+        &[&index, "-C", "o", "-i", file.to_str().unwrap()],
+    );
+    let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
+    let identity = issuer.identity().unwrap();
+    assert_eq!(identity.endorsements[0].certificate, certificate);
+}
+
 /// Genuine certificates of shielded VMs of Google, of 2022; the roots are of the same module. Attestation keys have certificates from
 /// the same authority, so their key usage must be refused.
 #[test]

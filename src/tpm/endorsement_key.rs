@@ -188,8 +188,13 @@ fn read_all(tpm: &mut Channel) -> Result<Vec<Endorsement>> {
     Ok(endorsements)
 }
 
-/// Returns the certificates at the start of an NV index: DER, one after the other. What follows them is padding.
+/// Returns the certificates at the start of an NV index: DER, one after the other. What follows them is padding. Nuvoton and others write a
+/// header before the certificate (PC Client Implementation Specification for Conventional BIOS, §7.3.2): TCG_TAG_PCCLIENT_STORED_CERT, the type
+/// "full", and a length. TCG_TAG_PCCLIENT_FULL_CERT may follow.
 fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    if let [0x10, 0x01, 0x00, _, _, rest @ ..] = bytes {
+        bytes = rest.strip_prefix(&[0x10, 0x02]).unwrap_or(rest);
+    }
     let mut certificates = vec![];
     // a certificate has more than 127 and fewer than 65536 bytes
     while let [0x30, rest @ ..] = bytes {
@@ -234,6 +239,17 @@ mod tests {
         for padding in [&[][..], &[0; 100], &[0xff; 100], &[0x30], &[0x30, 0x82, 1]] {
             let padded = [&both, padding].concat();
             assert_eq!(split(&padded), [short.clone(), long.clone()]);
+        }
+        for header in [&[0x10, 1, 0, 2, 4][..], &[0x10, 1, 0, 2, 6, 0x10, 2]] {
+            let stored = [header, &long, &[0xff; 100]].concat();
+            assert_eq!(split(&stored), std::slice::from_ref(&long));
+            for end in 0..header.len() + long.len() {
+                assert_eq!(split(&stored[..end]), Vec::<Vec<u8>>::new());
+            }
+            for bytes in mutations(&stored, 1000) {
+                let length: usize = split(&bytes).iter().map(Vec::len).sum();
+                assert!(length <= bytes.len());
+            }
         }
         assert_eq!(split(&long[..515]), Vec::<Vec<u8>>::new());
         assert_eq!(split(&[0; 8]), Vec::<Vec<u8>>::new());
