@@ -412,7 +412,7 @@ fn the_api_server_accepts_the_objects_with_every_value_set() {
         assert_eq!(port["name"], endpoint["port"]);
         let set = find(&accepted, "DaemonSet", name);
         let command = &set["spec"]["template"]["spec"]["containers"][0]["command"];
-        let served = format!(r#""--metrics","0.0.0.0:{}""#, port["targetPort"]);
+        let served = format!(r#""--metrics","*:{}""#, port["targetPort"]);
         assert!(command.to_string().contains(&served), "{command}");
     }
     let rules = find(&accepted, "PrometheusRule", "firstlight");
@@ -731,7 +731,7 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
         rules(&after)[1..],
         [
             json!({"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}),
-            json!({"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": [{"protocol": "TCP", "port": 80}]}),
+            json!({"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}, {"ipBlock": {"cidr": "fd00:ec2::254/128"}}, {"ipBlock": {"cidr": "fd20:ce::254/128"}}], "ports": [{"protocol": "TCP", "port": 80}]}),
             json!({"ports": [{"protocol": "TCP", "port": 8200}]}),
         ]
     );

@@ -21,7 +21,7 @@
 
 use base::text::hex;
 use base::x509::Certificate;
-use cloud::http::LINK_LOCAL;
+use cloud::http::GOOGLE;
 use hardware::json::Digits;
 use hcl::{HardwareReport, HclReport};
 use tpm::{Bank, Location, Tpm};
@@ -142,7 +142,7 @@ fn and_own_sha384(tpm: &Location, images: Policy) -> Result<Policy, String> {
 }
 
 fn own_project(tpm: &Location) -> Result<String, String> {
-    let machine = gcp_sev_es::GoogleMachine::new(LINK_LOCAL);
+    let machine = gcp_sev_es::GoogleMachine::new(GOOGLE);
     let read = Tpm::open(tpm).map_err(|error| error.to_string());
     let read = read.and_then(|mut tpm| machine.key_certificate(&mut tpm).map_err(|why| why.0));
     let certificate = read?.ok_or("the TPM has no certificate of its attestation key")?;

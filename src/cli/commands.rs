@@ -959,9 +959,9 @@ const METADATA_SERVICE: Command = Command {
         Opt::value(
             "listen",
             Value::Text("ADDRESS:PORT"),
-            "the address of the server, in the network of the machines",
+            "the address of the server, in the network of the machines; *:PORT: all of this machine, of IPv6 and IPv4",
         )
-        .or("0.0.0.0:8080"),
+        .or("*:8080"),
     ],
     examples: &["firstlight metadata serve --machines machines.json --listen 10.42.0.1:8080"],
     run: |given| metadata::run(&super::metadata_options(given)?),

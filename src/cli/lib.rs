@@ -345,7 +345,7 @@ fn metadata_options(given: &Given) -> Result<metadata::Options, Failure> {
     match given.operand()?.as_str() {
         "serve" => Ok(metadata::Options {
             machines: given.path("machines"),
-            listen: given.parsed("listen", str::parse)?,
+            listen: given.parsed("listen", web::parse_listen)?,
         }),
         other => Err(Failure::Usage(format!("{other:?}: expected serve"))),
     }

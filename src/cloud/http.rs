@@ -2,6 +2,7 @@
 //! followed. A service of the host, which machines reach at an address of their own network (metadata services, and those that sign
 //! for confidential machines), is asked without TLS ([`plain`](super::plain)); the crate `cloud_api` asks the cloud's API over HTTPS.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,6 +15,10 @@ use super::transport::{Request, Transport};
 
 /// The link-local address of the services of Azure, AWS and Google Compute Engine.
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
+/// The addresses of the metadata service of AWS. Machines in a subnet of IPv6 only reach the second.
+pub const AWS: &str = "http://169.254.169.254 http://[fd00:ec2::254]";
+/// The addresses of that of Google.
+pub const GOOGLE: &str = "http://169.254.169.254 http://[fd20:ce::254]";
 /// Maximum size in bytes of an answer that is not a list.
 pub const MAX_BODY: u64 = 64 << 10;
 
@@ -24,10 +29,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Maximum number of characters of an invalid answer in an error.
 const SHOWN: usize = 120;
 
-/// A client of one service. Each call makes one request, without retries.
+/// A client of one service. Each call makes one request, without retries, but tries each address of the service.
 pub struct Http {
     transport: Box<dyn Transport>,
-    base: String,
+    /// The base URLs of the service: its addresses.
+    bases: Vec<String>,
+    /// The index of the one that is asked first: it answered last.
+    current: AtomicUsize,
     /// Until when the service wants no request, and why.
     pause: Mutex<Option<(Instant, String)>>,
 }
@@ -86,7 +94,7 @@ impl Answer {
 }
 
 impl Http {
-    /// Makes a client of the service of the host at this base URL, e.g. [`LINK_LOCAL`].
+    /// Makes a client of the service of the host at this base URL, e.g. [`LINK_LOCAL`], or at several with spaces between, e.g. [`AWS`].
     pub fn new(base_url: &str) -> Http {
         Http::by(base_url, Plain(TIMEOUT))
     }
@@ -95,19 +103,22 @@ impl Http {
     pub fn by(base_url: &str, transport: impl Transport + 'static) -> Http {
         Http {
             transport: Box::new(transport),
-            base: base_url.trim_end_matches('/').to_owned(),
+            bases: (base_url.split(' '))
+                .map(|base| base.trim_end_matches('/').to_owned())
+                .collect(),
+            current: AtomicUsize::new(0),
             pause: Mutex::default(),
         }
     }
 
-    /// Returns the base URL.
+    /// Returns the base URL that is asked first.
     pub fn base(&self) -> &str {
-        &self.base
+        &self.bases[self.current.load(Ordering::Relaxed)]
     }
 
     /// Returns the URL of a path.
     pub fn url(&self, path: &str) -> String {
-        format!("{}/{path}", self.base)
+        format!("{}/{path}", self.base())
     }
 
     /// Returns the answer to GET, at most `limit` bytes.
@@ -141,7 +152,7 @@ impl Http {
         }
     }
 
-    /// Returns the answer to a request, at most `limit` bytes. An answer that demands a pause (429 or 503 with `Retry-After`) is an
+    /// Returns the answer of the first address that answers, at most `limit` bytes. An answer that demands a pause (429 or 503 with `Retry-After`) is an
     /// error, and so is each request before the end of the pause, which is then not sent.
     pub fn send(
         &self,
@@ -151,9 +162,41 @@ impl Http {
         body: Option<&[u8]>,
         limit: u64,
     ) -> Result<Answer, Error> {
+        self.check_pause(&format!("{method} {}", self.url(path)))?;
+        let first = self.current.load(Ordering::Relaxed);
+        let mut answer = self.send_once(method, path, fields, body, limit);
+        for other in (0..self.bases.len()).filter(|other| *other != first) {
+            let Err(Error::Unreachable { request, error }) = answer else {
+                break;
+            };
+            self.current.store(other, Ordering::Relaxed);
+            answer = match self.send_once(method, path, fields, body, limit) {
+                Err(Error::Unreachable { error: more, .. }) => {
+                    let error = format!("{error}; at {}: {more}", self.base());
+                    self.current.store(first, Ordering::Relaxed);
+                    Err(Error::Unreachable { request, error })
+                }
+                other => other,
+            };
+        }
+        let answer = answer?;
+        if let (429 | 503, Some(pause)) = (answer.status, answer.field("Retry-After")) {
+            self.demand_pause(answer.status, retry_pause(pause, SystemTime::now()));
+            self.check_pause(&answer.request)?;
+        }
+        Ok(answer)
+    }
+
+    fn send_once(
+        &self,
+        method: &str,
+        path: &str,
+        fields: Fields<'_>,
+        body: Option<&[u8]>,
+        limit: u64,
+    ) -> Result<Answer, Error> {
         let url = self.url(path);
         let request = format!("{method} {url}");
-        self.check_pause(&request)?;
         let unreachable = |error| Error::Unreachable {
             request: request.clone(),
             error,
@@ -167,7 +210,7 @@ impl Http {
         });
         let response = sent.map_err(unreachable)?;
         let status = response.status;
-        let answer = Answer {
+        Ok(Answer {
             status,
             fields: response.fields,
             body: match status {
@@ -175,12 +218,7 @@ impl Http {
                 _ => response.body.unwrap_or_default(),
             },
             request: request.clone(),
-        };
-        if let (429 | 503, Some(pause)) = (status, answer.field("Retry-After")) {
-            self.demand_pause(status, retry_pause(pause, SystemTime::now()));
-            self.check_pause(&request)?;
-        }
-        Ok(answer)
+        })
     }
 
     fn demand_pause(&self, status: u16, pause: Option<Duration>) {
@@ -313,6 +351,37 @@ mod tests {
             );
         }
         server.join().unwrap();
+    }
+
+    #[test]
+    fn the_address_that_answers_is_asked_and_remembered() {
+        let listener = TcpListener::bind("[::1]:0").unwrap();
+        let answering = format!("http://{}", listener.local_addr().unwrap());
+        let http = Http::new(&format!("http://127.0.0.1:1 {answering}"));
+        let server = thread::spawn(move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 4096]);
+                let answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+                stream.write_all(answer).unwrap();
+            }
+        });
+        for _ in 0..2 {
+            // an answer of any status is one
+            let error = http.get("x", &[], MAX_BODY).unwrap_err();
+            assert!(
+                matches!(&error, Error::Status { status: 404, request, .. } if request.contains(&answering)),
+                "{error}"
+            );
+            assert_eq!(http.base(), answering);
+        }
+        server.join().unwrap();
+        let http = Http::new("http://127.0.0.1:1 http://[::1]:1");
+        let error = http.get("x", &[], MAX_BODY).unwrap_err().to_string();
+        assert!(
+            error.contains("GET http://127.0.0.1:1/x: ") && error.contains("; at http://[::1]:1: "),
+            "{error}"
+        );
     }
 
     #[test]

@@ -3,13 +3,16 @@
 
 use serde::Deserialize;
 
-use super::http::{Http, LINK_LOCAL, MAX_BODY};
+use super::http::{Http, MAX_BODY};
 use super::{Error, check_url, is_host};
 
 /// The name of the tag.
 pub const TAG: &str = "firstlight-peers";
 /// Maximum number of hosts.
 pub const MAX_HOSTS: usize = 64;
+
+/// The addresses of the metadata services of AWS, Google and Azure; in a subnet of IPv6 only, one of the last two answers.
+const ADDRESSES: &str = "http://169.254.169.254 http://[fd00:ec2::254] http://[fd20:ce::254]";
 
 /// Asks a metadata service for the tag of this machine.
 pub type Ask = fn(&Http) -> Result<Vec<u8>, Error>;
@@ -43,7 +46,7 @@ impl Tag {
         let named = first.filter(|url| !url.is_empty() && !url.contains('='));
         named.map_or(Ok(()), check_url)?;
         Ok(Tag {
-            metadata: Http::new(named.unwrap_or(LINK_LOCAL)),
+            metadata: Http::new(named.unwrap_or(ADDRESSES)),
             ask,
         })
     }
@@ -78,11 +81,28 @@ fn absent(request: String) -> Error {
 /// Asks AWS: the tags must be in the instance's metadata (`InstanceMetadataTags=enabled`).
 pub(super) fn aws(metadata: &Http) -> Result<Vec<u8>, Error> {
     let lifetime = [("X-aws-ec2-metadata-token-ttl-seconds", "60")];
-    let token = metadata.put("latest/api/token", &lifetime)?;
+    let token = metadata.put("latest/api/token", &lifetime);
+    let token = token.map_err(no_tokens)?;
     let token = String::from_utf8_lossy(&token);
     let fields = [("X-aws-ec2-metadata-token", &*token)];
     let path = format!("latest/meta-data/tags/instance/{TAG}");
     metadata.get(&path, &fields, MAX_BODY)
+}
+
+/// A 404 for a token of AWS is no missing tag, role or network, as callers read this status.
+pub fn no_tokens(error: Error) -> Error {
+    match error {
+        Error::Status {
+            request,
+            status: 404,
+            ..
+        } => Error::Denied {
+            request,
+            why: "status 404: the service gives no tokens".into(),
+            next: "the metadata service of an instance (IMDSv2) must be at this address".into(),
+        },
+        other => other,
+    }
 }
 
 /// Asks Google Cloud: it is a value of the instance's own metadata.
@@ -165,9 +185,9 @@ mod tests {
     fn the_place_of_apis_is_none_of_the_metadata_service() {
         let base = |place| Tag::new(aws, place).map(|tag| tag.metadata.base().to_owned());
         for (place, expected) in [
-            (None, LINK_LOCAL),
-            (Some("ec2=https://a"), LINK_LOCAL),
-            (Some(",ec2=https://a"), LINK_LOCAL),
+            (None, "http://169.254.169.254"),
+            (Some("ec2=https://a"), "http://169.254.169.254"),
+            (Some(",ec2=https://a"), "http://169.254.169.254"),
             (
                 Some("http://10.0.0.1:80,ec2=https://a"),
                 "http://10.0.0.1:80",

@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::time;
+use cloud::peers::no_tokens;
 use roxmltree::{Document, Node, ParsingOptions};
 use serde::Deserialize;
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::aws_caller::{self, Signer, Unsigned, Variables, is_region};
-use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
+use super::http::{AWS, Http, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
 use super::{Error, Instance, Metadata, Range, Role, bcrypt_hash, form, pages, sigv4};
@@ -132,7 +133,7 @@ struct Call<'a> {
 impl Client {
     /// Makes a client of the services at this place: `[URL][,ec2=URL][,elb=URL][,tagging=URL]`. Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
-        let place = Place::parse(place, LINK_LOCAL, &APIS, &[])?;
+        let place = Place::parse(place, AWS, &APIS, &[])?;
         Ok(Client {
             imds: Http::new(&place.service),
             place,
@@ -213,9 +214,9 @@ impl Client {
             Error::Unreachable { request, error } => Error::Denied {
                 request,
                 why: error,
-                next: "in a pod, the metadata options of the instance need a hop limit of 2".into(),
+                next: "the instance needs the metadata options HttpEndpoint=enabled, in a subnet of IPv6 only HttpProtocolIpv6=enabled, and in a pod a hop limit of 2".into(),
             },
-            other => other,
+            other => no_tokens(other),
         })?;
         let is_visible = answer.iter().all(u8::is_ascii_graphic) && !answer.is_empty();
         let text = String::from_utf8(answer).ok().filter(|_| is_visible);

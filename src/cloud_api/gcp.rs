@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token};
-use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
+use super::http::{GOOGLE, Http, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
 use super::{Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
@@ -86,7 +86,7 @@ pub struct Member {
 impl Client {
     /// Makes a client of the services at this place: `[URL][,compute=URL]`. Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
-        let place = Place::parse(place, LINK_LOCAL, &["compute"], &[])?;
+        let place = Place::parse(place, GOOGLE, &["compute"], &[])?;
         Ok(Client {
             metadata: Http::new(&place.service),
             compute: Api::new(place.api("compute").unwrap_or(API))?,

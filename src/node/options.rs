@@ -1,12 +1,13 @@
 //! The command-line options that both programs on a node share, and how the programs start.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{io, thread};
 
 use attest::attestation::{Issuer, Variant, variant};
 use base::logger;
+use base::network;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -30,7 +31,7 @@ pub fn help() -> String {
   --key-file PATH      the file with which the initramfs hands the passphrase of a new disk to the booted system
                                                                    [/run/cryptsetup-keys.d/state.key]
   --record PATH        the record of this boot's events, for `firstlight status --timeline`  [/run/firstlight/timeline]
-  --listen ADDRESS     the address on which the node serves the operator  [0.0.0.0]
+  --listen ADDRESS     the address on which the node serves the operator; by default all, of IPv6 and IPv4
   --cluster-id HEX     takes tickets of this cluster only; by default of any cluster
   --require strong     refuses join services of the old form of attested TLS; `bootstrapper` of a fresh node also refuses those that prove
                        nothing, and needs what pins them: --cluster-id, attestationKeys in --service-policy, or the values of its own
@@ -82,7 +83,7 @@ impl Options {
             disk: None,
             root: "/run/state".into(),
             key_file: handover::KEY_FILE.into(),
-            listen: Ipv4Addr::UNSPECIFIED.into(),
+            listen: network::any_address(),
             record: "/run/firstlight/timeline".into(),
             events: None,
             services: service_trust::Settings::default(),

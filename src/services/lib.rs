@@ -5,3 +5,14 @@ pub mod check;
 pub mod join_service;
 pub mod key_service;
 mod observed;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+
+use base::program::{self, Failure};
+
+/// Parses the option `name`: `ADDRESS:PORT`, or `*:PORT`.
+pub fn listen(name: &str, value: OsString) -> Result<SocketAddr, Failure> {
+    let text = program::text(value)?;
+    web::parse_listen(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
+}

@@ -7,12 +7,13 @@
 //! needs anyway, parses the request's head.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{AddrParseError, IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use base::network::any_address;
 use base::pool::Pool;
 use sys::poll::Poller;
 
@@ -61,6 +62,14 @@ struct Shared {
     stopping: AtomicBool,
     /// Open connections, to count them and to interrupt them.
     open: Mutex<Vec<(u64, IpAddr, TcpStream)>>,
+}
+
+/// Parses the address of a server: `ADDRESS:PORT`, or `*:PORT` for all addresses of this machine.
+pub fn parse_listen(text: &str) -> Result<SocketAddr, AddrParseError> {
+    match text.strip_prefix("*:").and_then(|port| port.parse().ok()) {
+        Some(port) => Ok(SocketAddr::new(any_address(), port)),
+        None => text.parse(),
+    }
 }
 
 impl Server {

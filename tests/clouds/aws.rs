@@ -333,6 +333,19 @@ fn a_hundred_thousand_machines_are_listed_page_by_page() {
         "10.0.0.0/8",
     );
     let peers = metadata.peers().unwrap();
+    // what answers has no tokens: no tag, role or network is missing
+    let other = server::start(|_| Answer::new(404, "text/html", "<h1>404 - Not Found</h1>"));
+    let other = client("aws", &other);
+    for problem in [
+        error(other.own_instance()),
+        error(other.init_secret_hash()),
+        error(other.peers()),
+    ] {
+        assert!(
+            problem.contains("PUT") && problem.contains("gives no tokens"),
+            "{problem}"
+        );
+    }
     assert_eq!(peers.len(), 100_000);
     assert_eq!(peers[99_999].name, format!("i-{:017x}", 100_000));
 }

@@ -27,7 +27,7 @@ use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use crate::attestation::{
     Form, Identified, Identity, IssueError, Issuer, Oid, Request, Role, Validator,
 };
-use base::network::Network;
+use base::network::{Network, canonical};
 use base::turns::{self, Turns};
 use proto::attested::Collateral;
 use rpc::grpc::{Accept, Transport};
@@ -272,7 +272,7 @@ impl Accept for Server {
     ) -> io::Result<Transport> {
         let peer = socket.peer_addr().map_or_else(
             |_| "a disconnected peer".into(),
-            |address| address.to_string(),
+            |address| canonical(address).to_string(),
         );
         let result = self.handshake_watched(socket, deadline, turn);
         let result = result.inspect_err(|error| {

@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cloud::http::{Http, LINK_LOCAL, MAX_BODY};
+use cloud::http::{AWS, Http, MAX_BODY};
 use serde_json::{Map, Value};
 
 use super::aws_hypervisor::{self, Documents, NitroTpm};
@@ -22,7 +22,7 @@ pub const VARIANT: Variant = Variant {
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
-        let machine = AwsMachine::new(LINK_LOCAL, Some(Arc::new(NitroTpm::default())));
+        let machine = AwsMachine::new(AWS, Some(Arc::new(NitroTpm::default())));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     key_name,

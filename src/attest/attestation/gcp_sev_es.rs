@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use base::der;
 use base::text::quoted;
-use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY};
+use cloud::http::{Fields, GOOGLE, Http, MAX_BODY};
 use serde::{Deserialize, Serialize};
 
 use super::vtpm::{self, Machine};
@@ -25,7 +25,7 @@ pub const VARIANT: Variant = Variant {
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
-        let machine = GoogleMachine::new(LINK_LOCAL);
+        let machine = GoogleMachine::new(GOOGLE);
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     key_name,

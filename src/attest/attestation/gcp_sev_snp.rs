@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use cloud::http::LINK_LOCAL;
+use cloud::http::GOOGLE;
 
 use super::gcp_sev_es::{self, GoogleMachine};
 use super::snp::{InstanceInfo, Kernel, Reporter};
@@ -26,7 +26,7 @@ pub const VARIANT: Variant = Variant {
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
-        let machine = GoogleSnpMachine::new(LINK_LOCAL, Arc::new(Kernel));
+        let machine = GoogleSnpMachine::new(GOOGLE, Arc::new(Kernel));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     key_name: gcp_sev_es::key_name,

@@ -34,6 +34,7 @@ use super::session::{FRAME, OUTPUT_LEAN, Session, Side};
 use super::status::{Code, Status};
 use super::transport::Transport;
 use base::crypto::buffer::{Bytes, wipe};
+use base::network::canonical;
 
 /// How long a connection may have no reader.
 pub(super) const TICK: Duration = Duration::from_millis(10);
@@ -226,7 +227,7 @@ impl<S: Side> Link<S> {
         };
         Ok(Link {
             core: Mutex::new(core),
-            peer: socket.peer_addr().ok(),
+            peer: socket.peer_addr().ok().map(canonical),
             identity,
             claims,
             socket,

@@ -33,7 +33,7 @@ use super::transport::Accept;
 use crate::half_open::{HalfOpen, NextHandshake};
 use crate::share::{PeerShare, Share, SharedLimit};
 use crate::strangers::Tally;
-use base::network::Network;
+use base::network::{Network, canonical};
 use base::pool::Pool;
 use sys::net::limit_send_buffer;
 use sys::poll::Poller;
@@ -373,7 +373,7 @@ impl Shared {
 
     /// Runs a connection's first thread: the handshake, then its calls.
     fn connect(self: Arc<Self>, next: NextHandshake) {
-        let (id, peer) = (next.id, next.socket.peer_addr());
+        let (id, peer) = (next.id, next.socket.peer_addr().map(canonical));
         let opened = panic::catch_unwind(AssertUnwindSafe(|| self.open(next)))
             .unwrap_or_else(|_| Err(io::Error::other("the handshake panicked")));
         let mut connections = lock(&self.connections);

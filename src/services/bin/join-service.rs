@@ -2,12 +2,13 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use base::logger;
+use base::network;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use cloud::Cloud;
@@ -50,7 +51,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --key-service-token FILE       the file of the token, with token [/var/run/secrets/firstlight/key-service/token]
   --tpm LOCATION                 the TPM, with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER
                                  [/dev/tpmrm0, else /dev/tpm0]
-  --listen ADDRESS:PORT          the address to listen on [0.0.0.0:9090]
+  --listen ADDRESS:PORT          the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [*:9090]
   --health ADDRESS:PORT          the address of a plaintext gRPC health server for the kubelet's probes [none]
   --check HOST:PORT              serves nothing: asks all servers at the addresses of this name for their health, at most for
                                  30 s, and ends; repeat it for further names
@@ -80,7 +81,7 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
 Exit codes: 0 after SIGTERM or SIGINT, or all are healthy; 1 failed; 2 invalid arguments.
 
 Example:
-  join-service --key-service 127.0.0.1:9000 --config ./config --listen 0.0.0.0:30090
+  join-service --key-service 127.0.0.1:9000 --config ./config --listen '*:30090'
 "
     )
 }
@@ -93,14 +94,14 @@ fn main() -> ExitCode {
 fn optional(name: &str, address: OsString) -> Result<Option<SocketAddr>, Failure> {
     match address.is_empty() {
         true => Ok(None),
-        false => Ok(Some(program::parsed(name, address)?)),
+        false => Ok(Some(services::listen(name, address)?)),
     }
 }
 
 fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     let (mut verbosity, mut log_format) = (0, logger::Format::default());
     let mut keys = Flags::default();
-    let mut listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), proto::join::PORT);
+    let mut listen = SocketAddr::new(network::any_address(), proto::join::PORT);
     let (mut health, mut metrics) = (None, None);
     let mut config_dir: PathBuf = join_service::CONFIG_DIR.into();
     let mut variant = variant::DEFAULT.to_owned();
@@ -121,10 +122,10 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
                 let name = name.to_owned();
                 collateral.set(&name, args.value()?)?;
             }
-            Long("listen") => listen = program::parsed("listen", args.value()?)?,
-            Long("health") => health = Some(program::parsed("health", args.value()?)?),
+            Long("listen") => listen = services::listen("listen", args.value()?)?,
+            Long("health") => health = Some(services::listen("health", args.value()?)?),
             Long("check") => checked.push(program::text(args.value()?)?),
-            Long("metrics") => metrics = Some(program::parsed("metrics", args.value()?)?),
+            Long("metrics") => metrics = Some(services::listen("metrics", args.value()?)?),
             Long("config") => config_dir = args.value()?.into(),
             Long("attestation-variant") => variant = program::text(args.value()?)?,
             Long("cloud-provider") => cloud = program::text(args.value()?)?,

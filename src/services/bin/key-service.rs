@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use base::backoff::Backoff;
 use base::logger;
+use base::network;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use collateral::Fetching;
@@ -58,9 +59,9 @@ Usage: key-service [OPTION]..
                          is local (a program of this machine) or member (another machine of the cluster, which never
                          gets ssh, ssh-users or measurement); with any, it is anyone
                          [what the join service needs; with any, everything]
-  --listen ADDRESS:PORT  the address to listen on [127.0.0.1:9000]
+  --listen ADDRESS:PORT  the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [127.0.0.1:9000]
   --port PORT            the port only; without --clients and --listen, this is the option of the old key service and means
-                         --clients any --listen 0.0.0.0:PORT --allow-plaintext
+                         --clients any --listen *:PORT --allow-plaintext
   --allow-plaintext      with token and any: permit other than loopback addresses, because that network is encrypted and
                          trusted
   --master-secret FILE   the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it, or the URI of the store that
@@ -85,7 +86,7 @@ Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 invalid arguments.
 
 Examples:
   key-service --master-secret ./mastersecret --salt ./salt --config ./config
-  key-service --clients token --listen 0.0.0.0:9000 --allow-plaintext \\
+  key-service --clients token --listen '*:9000' --allow-plaintext \\
     --grant 'kube-system/join-service=disk,ssh,measurement;default/s3proxy=id:s3proxy-kek'
 "
     )
@@ -122,7 +123,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             }
             Long("clients") => how = Some(program::text(args.value()?)?),
             Long("grant") => config.grants = Some(program::parsed("grant", args.value()?)?),
-            Long("listen") => listen = Some(program::parsed("listen", args.value()?)?),
+            Long("listen") => listen = Some(services::listen("listen", args.value()?)?),
             Long("port") => port = Some(program::parsed("port", args.value()?)?),
             Long("allow-plaintext") => config.allow_plaintext = true,
             Long("master-secret") => key = args.value()?.into(),
@@ -131,8 +132,8 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Long("attestation-variant") => variant = program::text(args.value()?)?,
             Long("tpm") => tpm = Some(program::parsed("tpm", args.value()?)?),
             Long("kubeconfig") => kubeconfig = Some(args.value()?.into()),
-            Long("health") => config.health = Some(program::parsed("health", args.value()?)?),
-            Long("metrics") => config.metrics = Some(program::parsed("metrics", args.value()?)?),
+            Long("health") => config.health = Some(services::listen("health", args.value()?)?),
+            Long("metrics") => config.metrics = Some(services::listen("metrics", args.value()?)?),
             Long("log-format") => log_format = program::parsed("log-format", args.value()?)?,
             Short('v') => verbosity = program::parsed("v", args.value()?)?,
             Long("help") | Short('h') => return Err(Failure::Help),
@@ -143,7 +144,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     // The old system's chart gives no other option.
     if port.is_some() && how.is_none() && listen.is_none() {
         how = Some("any".into());
-        config.listen.set_ip(Ipv4Addr::UNSPECIFIED.into());
+        config.listen.set_ip(network::any_address());
         config.allow_plaintext = true;
     }
     config.listen = listen.unwrap_or(config.listen);
