@@ -69,6 +69,17 @@ pub struct Instance {
     pub vpc_ip: Option<IpAddr>,
 }
 
+/// Names and addresses of a machine beside those of its [`Instance`], with which the cloud's controller describes its Node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Alias {
+    /// The name of its [`Instance`].
+    pub machine: String,
+    /// DNS names, internal and external.
+    pub names: Vec<String>,
+    /// Addresses, internal and external.
+    pub addresses: Vec<IpAddr>,
+}
+
 /// A cloud: the values in which clouds differ for a node and for the services. The file of the cloud defines it.
 pub struct Cloud {
     /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart; lower case.
@@ -186,6 +197,10 @@ pub trait Metadata: Send + Sync {
     fn load_balancer_endpoint(&self) -> Result<String, Error>;
     /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
     fn init_secret_hash(&self) -> Result<String, Error>;
+    /// Returns further names and addresses of all machines of the cluster, as far as the service knows them.
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        Ok(vec![])
+    }
     /// Returns the addresses that machines of the cluster's network can have; none if the service does not say.
     fn ranges(&self) -> Result<Vec<Range>, Error> {
         Ok(vec![])

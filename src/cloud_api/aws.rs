@@ -25,7 +25,7 @@ use super::aws_caller::{self, Signer, Unsigned, Variables, is_region};
 use super::http::{AWS, Http, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
-use super::{Error, Instance, Metadata, Range, Role, bcrypt_hash, form, pages, sigv4};
+use super::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash, form, pages, sigv4};
 
 /// The names by which `--metadata` replaces the address of an API.
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];
@@ -414,12 +414,27 @@ impl Client {
         api.send("POST", "", &fields, Some(call.body.as_bytes()), call.limit)
     }
 
-    /// Returns a page of the cluster's instances and the mark of the next page.
-    fn page(
+    /// Returns all of the cluster's instances, which `parse` reads page by page.
+    fn all<T>(
         &self,
-        uid: &str,
-        mark: Option<&str>,
-    ) -> Result<(Vec<Instance>, Option<String>), Error> {
+        parse: impl Fn(&str, &[u8]) -> Result<(Vec<T>, Option<String>), Error>,
+    ) -> Result<Vec<T>, Error> {
+        let uid = self.uid()?;
+        pages::all(
+            |mark| {
+                let (request, page) = self.page(&uid, mark)?;
+                parse(&request, &page)
+            },
+            |got| Error::Nonsense {
+                request: "EC2 DescribeInstances".into(),
+                expected: "the instances of the cluster",
+                got,
+            },
+        )
+    }
+
+    /// Returns a page of the cluster's instances, behind its request.
+    fn page(&self, uid: &str, mark: Option<&str>) -> Result<(String, Vec<u8>), Error> {
         let mut parameters = vec![
             ("Filter.1.Name", "tag:constellation-uid"),
             ("Filter.1.Value.1", uid),
@@ -428,10 +443,8 @@ impl Client {
             ("MaxResults", "1000"),
         ];
         parameters.extend(mark.map(|mark| ("NextToken", mark)));
-        let (request, page) = self
-            .describe_instances(&parameters, MAX_PAGE)
-            .map_err(|failed| failed.error)?;
-        parse_instances(&request, &page)
+        self.describe_instances(&parameters, MAX_PAGE)
+            .map_err(|failed| failed.error)
     }
 
     /// Returns the answer to `DescribeInstances` with these further parameters, behind the request, which an error about it names.
@@ -468,15 +481,11 @@ impl Metadata for Client {
     }
 
     fn peers(&self) -> Result<Vec<Instance>, Error> {
-        let uid = self.uid()?;
-        pages::all(
-            |mark| self.page(&uid, mark),
-            |got| Error::Nonsense {
-                request: "EC2 DescribeInstances".into(),
-                expected: "the instances of the cluster",
-                got,
-            },
-        )
+        self.all(parse_instances)
+    }
+
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        self.all(parse_aliases)
     }
 
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
@@ -707,6 +716,20 @@ pub fn parse_instances(
     request: &str,
     body: &[u8],
 ) -> Result<(Vec<Instance>, Option<String>), Error> {
+    parse_page(request, body, instance)
+}
+
+/// Parses a page of `DescribeInstances`: names and addresses of the running instances, and the mark of the next page. They are those
+/// that AWS's controller gives to a Node: of all attached interfaces, the public address, and the DNS names.
+pub fn parse_aliases(request: &str, body: &[u8]) -> Result<(Vec<Alias>, Option<String>), Error> {
+    parse_page(request, body, alias)
+}
+
+fn parse_page<T>(
+    request: &str,
+    body: &[u8],
+    parse: impl Fn(Node<'_, '_>) -> Result<Option<T>, String>,
+) -> Result<(Vec<T>, Option<String>), Error> {
     let nonsense = |why: String| Error::Nonsense {
         request: request.to_owned(),
         expected: "a page of instances",
@@ -723,8 +746,8 @@ pub fn parse_instances(
         .flat_map(|set| children(set, "item"))
         .filter_map(|reservation| child(reservation, "instancesSet"))
         .flat_map(|set| children(set, "item"));
-    let described = instances.filter_map(|item| match instance(item) {
-        Ok(instance) => instance,
+    let described = instances.filter_map(|item| match parse(item) {
+        Ok(parsed) => parsed,
         Err(why) => {
             log::warn!("metadata: {request}: ignoring {why}");
             None
@@ -736,10 +759,7 @@ pub fn parse_instances(
 
 /// Returns a described instance; `None` if it is not running. The error says what is wrong.
 fn instance(item: Node<'_, '_>) -> Result<Option<Instance>, String> {
-    let text = |path: &[&str]| {
-        let found = path.iter().try_fold(item, |node, name| child(node, name));
-        found.and_then(|node| node.text()).unwrap_or_default()
-    };
+    let text = |path: &[&str]| text_at(item, path);
     if text(&["instanceState", "name"]) != "running" {
         return Ok(None);
     }
@@ -770,6 +790,42 @@ fn instance(item: Node<'_, '_>) -> Result<Option<Instance>, String> {
         role: Role::parse(role),
         vpc_ip: Some(address),
     }))
+}
+
+/// Returns names and addresses of a described instance; `None` if it is not running.
+fn alias(item: Node<'_, '_>) -> Result<Option<Alias>, String> {
+    if text_at(item, &["instanceState", "name"]) != "running" {
+        return Ok(None);
+    }
+    let interfaces = child(item, "networkInterfaceSet").into_iter();
+    let addresses = interfaces
+        .flat_map(|set| children(set, "item"))
+        .filter(|interface| text_at(*interface, &["status"]) == "in-use")
+        .flat_map(|interface| {
+            [
+                ("privateIpAddressesSet", "privateIpAddress"),
+                ("ipv6AddressesSet", "ipv6Address"),
+            ]
+            .into_iter()
+            .filter_map(move |(set, name)| Some((child(interface, set)?, name)))
+        })
+        .flat_map(|(set, name)| children(set, "item").map(move |item| text_at(item, &[name])))
+        .chain(["ipAddress", "ipv6Address"].map(|name| text_at(item, &[name])));
+    let names = ["privateDnsName", "dnsName"].map(|name| text_at(item, &[name]));
+    Ok(Some(Alias {
+        machine: text_at(item, &["instanceId"]).to_owned(),
+        addresses: addresses.filter_map(|text| text.parse().ok()).collect(),
+        names: (names.iter())
+            .filter(|name| !name.is_empty())
+            .map(|name| (*name).to_owned())
+            .collect(),
+    }))
+}
+
+/// Returns the text of the element at a path; empty without one.
+fn text_at<'a>(item: Node<'a, '_>, path: &[&str]) -> &'a str {
+    let found = path.iter().try_fold(item, |node, name| child(node, name));
+    found.and_then(|node| node.text()).unwrap_or_default()
 }
 
 /// Parses the answer of `GetResources` to the question for the load balancer: its ARN.

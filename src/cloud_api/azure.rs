@@ -20,7 +20,7 @@ use super::bearer::{Bearer, Token, message};
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
-use super::{Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
+use super::{Alias, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
 
 /// The clouds of Azure (`azEnvironment`) and their addresses of the API.
 const ENVIRONMENTS: [(&str, &str); 3] = [
@@ -346,6 +346,31 @@ impl Client {
             nonsense,
         )
     }
+
+    /// Returns the machines of the cluster's scale sets, which `join` makes of those of a set and their interfaces.
+    fn machines<T>(
+        &self,
+        document: &Document,
+        join: impl Fn(Vec<Machine>, Vec<MachineInterface>) -> Vec<T>,
+    ) -> Result<Vec<T>, Error> {
+        let uid = self.uid(document)?;
+        let compute = format!("{}/providers/Microsoft.Compute", document.group());
+        let path = format!("{compute}/virtualMachineScaleSets");
+        let sets: Vec<ScaleSet> = self.list(document, &path, COMPUTE_VERSION)?;
+        let mut found = vec![];
+        for set in sets {
+            if set.tags.get(UID) != Some(&uid) {
+                continue;
+            }
+            let path = format!("{path}/{}", encoded(&set.name));
+            let machines = format!("{path}/virtualMachines");
+            let machines: Vec<Machine> = self.list(document, &machines, COMPUTE_VERSION)?;
+            let interfaces = format!("{path}/networkInterfaces");
+            let interfaces = self.list(document, &interfaces, INTERFACES_VERSION)?;
+            found.extend(join(machines, interfaces));
+        }
+        Ok(found)
+    }
 }
 
 impl Metadata for Client {
@@ -361,23 +386,12 @@ impl Metadata for Client {
 
     fn peers(&self) -> Result<Vec<Instance>, Error> {
         let document = self.document()?;
-        let uid = self.uid(&document)?;
-        let compute = format!("{}/providers/Microsoft.Compute", document.group());
-        let path = format!("{compute}/virtualMachineScaleSets");
-        let sets: Vec<ScaleSet> = self.list(&document, &path, COMPUTE_VERSION)?;
-        let mut peers = vec![];
-        for set in sets {
-            if set.tags.get(UID) != Some(&uid) {
-                continue;
-            }
-            let path = format!("{path}/{}", encoded(&set.name));
-            let machines = format!("{path}/virtualMachines");
-            let machines: Vec<Machine> = self.list(&document, &machines, COMPUTE_VERSION)?;
-            let interfaces = format!("{path}/networkInterfaces");
-            let interfaces = self.list(&document, &interfaces, INTERFACES_VERSION)?;
-            peers.extend(join(machines, interfaces));
-        }
+        let peers = self.machines(&document, join)?;
         Ok(in_network_of(&document.compute.resource_id, peers))
+    }
+
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        self.machines(&self.document()?, join_aliases)
     }
 
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
@@ -530,6 +544,31 @@ fn join(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Vec<Placed
         .collect()
 }
 
+/// Returns the addresses of the machines in their networks: of all configurations of all interfaces. Their public addresses are other
+/// resources.
+fn join_aliases(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Vec<Alias> {
+    let mut addresses: HashMap<String, Vec<IpAddr>> = HashMap::new();
+    for interface in interfaces {
+        let Some(machine) = interface.properties.virtual_machine else {
+            continue;
+        };
+        let configurations = interface.properties.ip_configurations.into_iter();
+        let own = addresses
+            .entry(machine.id.to_ascii_lowercase())
+            .or_default();
+        own.extend(
+            configurations
+                .filter_map(|one| one.properties.private_ip_address?.parse::<IpAddr>().ok()),
+        );
+    }
+    let alias = |machine: Machine| Alias {
+        addresses: (addresses.remove(&machine.id.to_ascii_lowercase())).unwrap_or_default(),
+        machine: machine.properties.os_profile.computer_name,
+        names: vec![],
+    };
+    machines.into_iter().map(alias).collect()
+}
+
 /// Returns the machines in the virtual network of the machine with this ID; all if that one is not among them.
 fn in_network_of(own: &str, machines: Vec<Placed>) -> Vec<Instance> {
     let own_id = format!("azure://{own}");
@@ -650,6 +689,16 @@ mod tests {
             let lying = DOCUMENT.replace(from, to);
             assert!(parse_document("GET x", lying.as_bytes()).is_err(), "{to}");
         }
+    }
+
+    #[test]
+    fn a_machine_has_the_addresses_of_all_configurations() {
+        let machines: Page<Machine> = json("GET x", "", MACHINES.as_bytes()).unwrap();
+        let interfaces: Page<MachineInterface> = json("GET x", "", INTERFACES.as_bytes()).unwrap();
+        let aliases = join_aliases(machines.value, interfaces.value);
+        let addresses: [IpAddr; 2] = ["10.9.0.9", "10.9.0.4"].map(|text| text.parse().unwrap());
+        assert_eq!(aliases[0].machine, "w000000");
+        assert_eq!(aliases[0].addresses, addresses);
     }
 
     #[test]

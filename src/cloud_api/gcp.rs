@@ -21,7 +21,7 @@ use super::bearer::{Bearer, Token};
 use super::http::{GOOGLE, Http, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
-use super::{Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
+use super::{Alias, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
 
 /// The address of the API.
 const API: &str = "https://compute.googleapis.com";
@@ -70,6 +70,19 @@ struct Interface {
     network_ip: Option<String>,
     #[serde(default)]
     ipv6_address: Option<String>,
+    #[serde(default)]
+    access_configs: Vec<Access>,
+    #[serde(default)]
+    ipv6_access_configs: Vec<Access>,
+}
+
+/// An external address of an interface.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Access {
+    #[serde(rename = "natIP")]
+    nat_ip: Option<String>,
+    external_ipv6: Option<String>,
 }
 
 /// The instance that asks, and the cluster to which it belongs.
@@ -204,6 +217,14 @@ impl Metadata for Client {
         let filter = format!("labels.constellation-uid:{}", member.uid);
         self.list("aggregated/instances", &filter, |request, body| {
             parse_instances(request, &own.project, region(&own.zone), &member, body)
+        })
+    }
+
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        let (own, member) = (self.own()?, self.member()?);
+        let filter = format!("labels.constellation-uid:{}", member.uid);
+        self.list("aggregated/instances", &filter, |request, body| {
+            parse_aliases(request, &own.project, region(&own.zone), &member, body)
         })
     }
 
@@ -349,6 +370,53 @@ pub fn parse_instances(
     member: &Member,
     body: &[u8],
 ) -> Result<(Vec<Instance>, Option<String>), Error> {
+    let (running, next) = parse_page(request, region, member, body)?;
+    let described = running.into_iter().filter_map(|(described, zone)| {
+        instance(described, project, &zone)
+            .inspect_err(|why| log::warn!("metadata: {request}: ignoring {why}"))
+            .ok()
+    });
+    Ok((described.collect(), next))
+}
+
+/// Parses the same page: names and addresses of these instances. They are those of Google's controller, which uses the addresses of all
+/// interfaces, and of Compute Engine's internal DNS, zonal and global.
+pub fn parse_aliases(
+    request: &str,
+    project: &str,
+    region: &str,
+    member: &Member,
+    body: &[u8],
+) -> Result<(Vec<Alias>, Option<String>), Error> {
+    let (running, next) = parse_page(request, region, member, body)?;
+    let aliases = running.into_iter().map(|(described, zone)| {
+        let name = described.name;
+        let addresses = described.network_interfaces.into_iter().flat_map(|nic| {
+            let external = (nic.access_configs.into_iter())
+                .chain(nic.ipv6_access_configs)
+                .flat_map(|access| [access.nat_ip, access.external_ipv6]);
+            [nic.network_ip, nic.ipv6_address]
+                .into_iter()
+                .chain(external)
+                .flatten()
+                .collect::<Vec<_>>()
+        });
+        Alias {
+            addresses: addresses.filter_map(|text| text.parse().ok()).collect(),
+            names: vec![
+                format!("{name}.{zone}.c.{project}.internal"),
+                format!("{name}.c.{project}.internal"),
+            ],
+            machine: name,
+        }
+    });
+    Ok((aliases.collect(), next))
+}
+
+/// The running instances of a page with their zones, and the mark of the next page.
+type Running = (Vec<(Described, String)>, Option<String>);
+
+fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Result<Running, Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Page {
@@ -386,10 +454,7 @@ pub fn parse_instances(
             if described.status != "RUNNING" || !is_member || network != Some(&member.network) {
                 continue;
             }
-            match instance(described, project, zone) {
-                Ok(machine) => machines.push(machine),
-                Err(why) => log::warn!("metadata: {request}: ignoring {why}"),
-            }
+            machines.push((described, zone.to_owned()));
         }
     }
     Ok((machines, page.next_page_token))
@@ -453,6 +518,34 @@ mod tests {
 
     fn instances(body: &str) -> Result<(Vec<Instance>, Option<String>), Error> {
         parse_instances("GET x", "p-1", "europe-west3", &member(), body.as_bytes())
+    }
+
+    /// The fields of `networkInterfaces` in the reference of instances.get.
+    #[test]
+    fn a_machine_has_the_addresses_of_all_interfaces_and_its_internal_names() {
+        let described = described("w-1", "RUNNING", "192.168.178.2", NETWORK, "constell1")
+            .replace(
+                r#""stackType":"IPV4_ONLY","#,
+                r#""accessConfigs":[{"type":"ONE_TO_ONE_NAT","name":"External NAT","natIP":"203.0.113.5"}],
+                "ipv6AccessConfigs":[{"type":"DIRECT_IPV6","externalIpv6":"2001:db8::5","externalIpv6PrefixLength":96}],"#,
+            )
+            .replace(r#"}]}],"zone""#, r#"}]},{"name":"nic1","network":"other","networkIP":"10.1.0.5"}],"zone""#);
+        let page =
+            format!(r#"{{"items":{{"zones/europe-west3-b":{{"instances":[{described}]}}}}}}"#);
+        let (aliases, _) =
+            parse_aliases("GET x", "p-1", "europe-west3", &member(), page.as_bytes()).unwrap();
+        let addresses = ["192.168.178.2", "203.0.113.5", "2001:db8::5", "10.1.0.5"];
+        assert_eq!(
+            aliases,
+            [Alias {
+                machine: "w-1".into(),
+                names: vec![
+                    "w-1.europe-west3-b.c.p-1.internal".into(),
+                    "w-1.c.p-1.internal".into()
+                ],
+                addresses: addresses.map(|address| address.parse().unwrap()).to_vec(),
+            }]
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
-use super::{Error, Instance, Metadata, Range, Role, is_host};
+use super::{Alias, Error, Instance, Metadata, Range, Role, is_host};
 
 /// The metadata service of a cloud, whose answers are checked.
 pub struct Guarded<C> {
@@ -93,6 +93,14 @@ impl<C: Metadata> Metadata for Guarded<C> {
             }
         }
         Ok(peers)
+    }
+
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        let mut aliases = self.client.aliases()?;
+        for alias in &mut aliases {
+            (alias.addresses).retain(|address| fault_of_address(*address).is_none());
+        }
+        Ok(aliases)
     }
 
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
@@ -187,6 +195,15 @@ mod tests {
         fn init_secret_hash(&self) -> Result<String, Error> {
             unreachable!("no test asks")
         }
+        fn aliases(&self) -> Result<Vec<Alias>, Error> {
+            Ok(vec![Alias {
+                machine: "a".into(),
+                names: vec!["a.example".into()],
+                addresses: ["203.0.113.1", "127.0.0.1", "::ffff:127.0.0.1", "fe80::1"]
+                    .map(|address| address.parse().unwrap())
+                    .to_vec(),
+            }])
+        }
         fn ranges(&self) -> Result<Vec<Range>, Error> {
             Ok(["10.0.0.0/16", "2001:db8::/56"]
                 .map(|range| Range::parse(range).unwrap())
@@ -278,6 +295,14 @@ mod tests {
         guarded.own_instance().unwrap();
         guarded.client.own.lock().unwrap().vpc_ip = Some("127.0.0.1".parse().unwrap());
         assert!(matches!(guarded.own_instance(), Err(Error::Refused(_))));
+    }
+
+    #[test]
+    fn a_machine_has_public_addresses_and_none_of_this_machine() {
+        let aliases = guarded(vec![], "").aliases().unwrap();
+        assert_eq!(aliases[0].names, ["a.example"]);
+        let public: IpAddr = "203.0.113.1".parse().unwrap();
+        assert_eq!(aliases[0].addresses, [public]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use cloud::http;
 use cloud::plain::Url;
-use cloud::{Cloud, Error, Instance, Made, Metadata, Range, Role, bcrypt_hash, is_host};
+use cloud::{Alias, Cloud, Error, Instance, Made, Metadata, Range, Role, bcrypt_hash, is_host};
 use guard::Guarded;
 
 /// The clouds whose API is asked, and how the client of each is made.

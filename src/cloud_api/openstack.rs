@@ -24,7 +24,7 @@ use super::bearer::{Bearer, Token, message};
 use super::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
-use super::{Error, Instance, Metadata, Range, Role, bcrypt_hash, encoded, pages};
+use super::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash, encoded, pages};
 
 /// The version of the metadata service that the old system asks.
 const VERSION: &str = "openstack/2018-08-27";
@@ -267,6 +267,30 @@ impl Client {
             got: format!("{} with other names", found.subnets.len()),
         })
     }
+
+    /// Returns what `parse` reads of the servers with this tag, page by page.
+    fn servers<T>(
+        &self,
+        tag: &str,
+        parse: impl Fn(&str, &[u8]) -> Result<(Vec<T>, Option<String>), Error>,
+    ) -> Result<Vec<T>, Error> {
+        pages::all(
+            |mark| {
+                let mut path = format!("servers/detail?tags={}&limit={SIZE}", encoded(tag));
+                if let Some(mark) = mark {
+                    path += &format!("&marker={}", encoded(mark));
+                }
+                let endpoint = |catalog: &Catalog| catalog.compute.clone();
+                let (request, body) = self.get(endpoint, "compute", &path, NOVA)?;
+                parse(&request, &body)
+            },
+            |got| Error::Nonsense {
+                request: "GET servers/detail".into(),
+                expected: "the servers of the cluster",
+                got,
+            },
+        )
+    }
 }
 
 impl Metadata for Client {
@@ -285,22 +309,14 @@ impl Metadata for Client {
     fn peers(&self) -> Result<Vec<Instance>, Error> {
         let tag = self.tag(&self.description()?)?;
         let subnet = self.subnet(&tag)?;
-        pages::all(
-            |mark| {
-                let mut path = format!("servers/detail?tags={}&limit={SIZE}", encoded(&tag));
-                if let Some(mark) = mark {
-                    path += &format!("&marker={}", encoded(mark));
-                }
-                let endpoint = |catalog: &Catalog| catalog.compute.clone();
-                let (request, body) = self.get(endpoint, "compute", &path, NOVA)?;
-                parse_servers(&request, &tag, &subnet, &body)
-            },
-            |got| Error::Nonsense {
-                request: "GET servers/detail".into(),
-                expected: "the servers of the cluster",
-                got,
-            },
-        )
+        self.servers(&tag, |request, body| {
+            parse_servers(request, &tag, &subnet, body)
+        })
+    }
+
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        let tag = self.tag(&self.description()?)?;
+        self.servers(&tag, |request, body| parse_aliases(request, &tag, body))
     }
 
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
@@ -501,26 +517,8 @@ pub fn parse_servers(
     subnet: &Range,
     body: &[u8],
 ) -> Result<(Vec<Instance>, Option<String>), Error> {
-    #[derive(Deserialize)]
-    struct Page {
-        servers: Vec<Server>,
-        #[serde(default)]
-        servers_links: Vec<Link>,
-    }
-    #[derive(Deserialize)]
-    struct Link {
-        rel: String,
-    }
-    let page: Page = json(request, "a page of servers", body)?;
-    // not the link's address: behind a proxy it may be another one
-    let has_next = page.servers_links.iter().any(|link| link.rel == "next");
-    let last = page.servers.last().map(|server| server.id.clone());
-    let machines = page.servers.into_iter().filter_map(|server| {
-        let is_deleted = matches!(&*server.status, "DELETED" | "SOFT_DELETED")
-            || server.task.as_deref() == Some("deleting");
-        if is_deleted || server.name.is_empty() || !server.tags.iter().any(|other| other == tag) {
-            return None;
-        }
+    let (servers, next) = parse_page(request, tag, body)?;
+    let machines = servers.into_iter().filter_map(|server| {
         let mut roles = server.tags.iter();
         let role = roles.find_map(|tag| tag.strip_prefix("constellation-role-"));
         let role = role.map_or(Role::Unknown, Role::parse);
@@ -544,7 +542,53 @@ pub fn parse_servers(
             vpc_ip: address,
         })
     });
-    Ok((machines.collect(), last.filter(|_| has_next)))
+    Ok((machines.collect(), next))
+}
+
+/// Parses the same page: the addresses of the servers in all networks, fixed and floating.
+pub fn parse_aliases(
+    request: &str,
+    tag: &str,
+    body: &[u8],
+) -> Result<(Vec<Alias>, Option<String>), Error> {
+    let (servers, next) = parse_page(request, tag, body)?;
+    let aliases = servers.into_iter().map(|server| Alias {
+        addresses: (server.addresses.values().flatten())
+            .filter_map(|address| address.addr.parse().ok())
+            .collect(),
+        machine: server.name,
+        names: vec![],
+    });
+    Ok((aliases.collect(), next))
+}
+
+/// Returns the servers of a page with the cluster's tag that are not being deleted, and the mark of the next page.
+fn parse_page(
+    request: &str,
+    tag: &str,
+    body: &[u8],
+) -> Result<(Vec<Server>, Option<String>), Error> {
+    #[derive(Deserialize)]
+    struct Page {
+        servers: Vec<Server>,
+        #[serde(default)]
+        servers_links: Vec<Link>,
+    }
+    #[derive(Deserialize)]
+    struct Link {
+        rel: String,
+    }
+    let page: Page = json(request, "a page of servers", body)?;
+    // not the link's address: behind a proxy it may be another one
+    let has_next = page.servers_links.iter().any(|link| link.rel == "next");
+    let last = page.servers.last().map(|server| server.id.clone());
+    let is_member = |server: &Server| {
+        let is_deleted = matches!(&*server.status, "DELETED" | "SOFT_DELETED")
+            || server.task.as_deref() == Some("deleting");
+        !is_deleted && !server.name.is_empty() && server.tags.iter().any(|other| other == tag)
+    };
+    let members = page.servers.into_iter().filter(is_member);
+    Ok((members.collect(), last.filter(|_| has_next)))
 }
 
 /// Parses the answer of Octavia: the address of the only load balancer.
@@ -584,6 +628,20 @@ mod tests {
         {"interface":"public","region":"RegionOne","region_id":"RegionOne","url":"https://nova/v2.1"},
         {"interface":"public","region":"RegionTwo","region_id":"RegionTwo","url":"https://other"}]},
         {"type":"network","endpoints":[{"interface":"public","region":"RegionOne","url":"https://neutron/v2.0/"}]}]}}"#;
+
+    #[test]
+    fn a_server_has_its_fixed_and_floating_addresses() {
+        let tag = "constellation-uid-constell1";
+        let server = server("w-0", "ACTIVE", &format!("{tag:?}"), "10.8.0.5", "fixed").replace(
+            "]}}",
+            r#",{"addr":"203.0.113.7","version":4,"OS-EXT-IPS:type":"floating"}]}}"#,
+        );
+        let page = format!(r#"{{"servers":[{server}]}}"#);
+        let (aliases, _) = parse_aliases("GET x", tag, page.as_bytes()).unwrap();
+        let addresses: [IpAddr; 2] = ["10.8.0.5", "203.0.113.7"].map(|text| text.parse().unwrap());
+        assert_eq!(aliases[0].addresses, addresses);
+        assert_eq!(aliases[0].machine, "w-0");
+    }
 
     fn server(name: &str, status: &str, tags: &str, address: &str, kind: &str) -> String {
         format!(

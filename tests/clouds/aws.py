@@ -29,10 +29,14 @@ def client(service):
 
 ec2, elb, iam, sts = (client(service) for service in ("ec2", "elbv2", "iam", "sts"))
 image = ec2.describe_images()["Images"][0]["ImageId"]
-network = ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+network = ec2.create_vpc(CidrBlock="10.7.0.0/16", AmazonProvidedIpv6CidrBlock=True)["Vpc"]
+ipv6 = network["Ipv6CidrBlockAssociationSet"][0]["Ipv6CidrBlock"].removesuffix("00::/56")
+network = network["VpcId"]
 zones = [zone["ZoneName"] for zone in ec2.describe_availability_zones()["AvailabilityZones"]]
 subnets = [
-    ec2.create_subnet(VpcId=network, CidrBlock=f"10.7.{number}.0/24", AvailabilityZone=zone)["Subnet"]["SubnetId"]
+    ec2.create_subnet(
+        VpcId=network, CidrBlock=f"10.7.{number}.0/24", Ipv6CidrBlock=f"{ipv6}0{number}::/64", AvailabilityZone=zone
+    )["Subnet"]["SubnetId"]
     for number, zone in enumerate(zones[:2])
 ]
 
@@ -46,13 +50,21 @@ def run(number, role, uid=UID):
         ImageId=image,
         MinCount=1,
         MaxCount=1,
-        SubnetId=subnets[number % 2],
+        NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": subnets[number % 2], "AssociatePublicIpAddress": True}],
         TagSpecifications=[{"ResourceType": "instance", "Tags": tags(uid, **{"constellation-role": role})}],
     )["Instances"][0]
+    interface = instance["NetworkInterfaces"][0]["NetworkInterfaceId"]
+    addresses = ec2.assign_ipv6_addresses(NetworkInterfaceId=interface, Ipv6AddressCount=2)["AssignedIpv6Addresses"]
+    instance = ec2.describe_instances(InstanceIds=[instance["InstanceId"]])["Reservations"][0]["Instances"][0]
     return {
         "instanceId": instance["InstanceId"],
         "availabilityZone": instance["Placement"]["AvailabilityZone"],
         "privateIp": instance["PrivateIpAddress"],
+        "publicIp": instance["PublicIpAddress"],
+        "privateDnsName": instance["PrivateDnsName"],
+        "publicDnsName": instance["PublicDnsName"],
+        "ipv6": addresses[0],
+        "secondIpv6": addresses[1],
         "region": REGION,
         "role": role,
     }

@@ -1,174 +1,17 @@
-//! AWS: moto serves the APIs, and checks signatures and permissions. The instance metadata service is a server that follows "Use the
-//! Instance Metadata Service to access instance metadata" in the EC2 User Guide. What moto cannot do (a clock that differs, throttling,
+//! AWS: moto serves the APIs ([`common::aws`]). What moto cannot do (a clock that differs, throttling,
 //! endless pages), a server of this file does in the form of the API reference.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdin, Stdio};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use base::time;
 use cloud::{Instance, Metadata, Role};
+use common::aws::{HASH, Imds, Moto, credentials, lone_instance, place};
 use serde_json::{Value, json};
-use support::ROOT;
-use support::foreign::python;
 
 use super::server::{self, Answer, Request};
-use super::{HASH, client, error};
-
-const LATEST: &str = "/latest/";
-
-/// The instance metadata service of one instance.
-#[derive(Default)]
-pub struct Imds {
-    /// What it has at each path below `/latest/`.
-    content: Mutex<Vec<(String, String)>>,
-    /// The number of the valid token.
-    token: AtomicU64,
-    /// How many tokens, and how many credentials, it gave.
-    tokens: AtomicUsize,
-    credentials: AtomicUsize,
-}
-
-impl Imds {
-    /// Returns the service of an instance, as `aws.py` describes it, with its URL.
-    fn start(machine: &Value, credentials: &Value) -> (Arc<Imds>, String) {
-        let imds = Arc::new(Imds::default());
-        let role = machine["role"].as_str().unwrap();
-        for (path, content) in [
-            ("dynamic/instance-identity/document", machine.to_string()),
-            ("meta-data/iam/security-credentials/", role.to_owned()),
-            ("meta-data/mac", "02:29:96:8f:6a:2d".into()),
-            (
-                "meta-data/tags/instance/constellation-role",
-                role.to_owned(),
-            ),
-            (
-                "meta-data/tags/instance/constellation-uid",
-                "constell1".into(),
-            ),
-            (
-                "meta-data/tags/instance/constellation-init-secret-hash",
-                HASH.into(),
-            ),
-        ] {
-            imds.set(path, &content);
-        }
-        imds.set(
-            &format!("meta-data/iam/security-credentials/{role}"),
-            &credentials.to_string(),
-        );
-        imds.set(
-            "meta-data/network/interfaces/macs/02:29:96:8f:6a:2d/vpc-ipv4-cidr-blocks",
-            "10.7.0.0/16\n",
-        );
-        let serving = imds.clone();
-        let url = server::start(move |request| serving.answer(request));
-        (imds, url)
-    }
-
-    fn set(&self, path: &str, content: &str) {
-        let mut all = self.content.lock().unwrap();
-        all.retain(|(other, _)| other != path);
-        all.push((path.to_owned(), content.to_owned()));
-    }
-
-    pub fn remove(&self, path: &str) {
-        self.content
-            .lock()
-            .unwrap()
-            .retain(|(other, _)| other != path);
-    }
-
-    fn answer(&self, request: &Request) -> Answer {
-        let path = request.path.strip_prefix(LATEST).unwrap_or_default();
-        let valid = format!("token-{}==", self.token.load(Ordering::SeqCst));
-        if path == "api/token" {
-            let ttl = request.field("x-aws-ec2-metadata-token-ttl-seconds");
-            let ttl = ttl.and_then(|ttl| ttl.parse().ok());
-            if request.method != "PUT" {
-                return Answer::text(405, "");
-            }
-            if request.field("x-forwarded-for").is_some() {
-                return Answer::text(403, "");
-            }
-            if !ttl.is_some_and(|ttl: u32| (1..=21_600).contains(&ttl)) {
-                return Answer::text(400, "");
-            }
-            self.tokens.fetch_add(1, Ordering::SeqCst);
-            return Answer::text(200, valid).with("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", 21_600);
-        }
-        if request.method != "GET" || request.field("x-aws-ec2-metadata-token") != Some(&*valid) {
-            return Answer::text(401, "");
-        }
-        if path.starts_with("meta-data/iam/security-credentials/") && !path.ends_with('/') {
-            self.credentials.fetch_add(1, Ordering::SeqCst);
-        }
-        let content = self.content.lock().unwrap();
-        match content.iter().find(|(other, _)| other == path) {
-            Some((_, content)) => Answer::text(200, content),
-            None => Answer::new(404, "text/html", "<h1>404 - Not Found</h1>"),
-        }
-    }
-}
-
-/// moto with a cluster in it.
-pub struct Moto {
-    pub cluster: Value,
-    _process: Child,
-    /// Its end ends moto.
-    _input: ChildStdin,
-}
-
-impl Moto {
-    /// Returns the one of all tests. It ends with its standard input, and thus with this process.
-    pub fn get() -> &'static Moto {
-        static MOTO: LazyLock<Moto> = LazyLock::new(Moto::start);
-        &MOTO
-    }
-
-    fn start() -> Moto {
-        let mut process = python()
-            .arg(format!("{ROOT}/tests/clouds/aws.py"))
-            .arg(format!("{ROOT}/docs/clouds"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = BufReader::new(process.stdout.take().unwrap());
-        let mut line = String::new();
-        // moto says where it listens before our line
-        while !line.starts_with('{') {
-            line.clear();
-            assert!(output.read_line(&mut line).unwrap() > 0, "moto has ended");
-        }
-        Moto {
-            _input: process.stdin.take().unwrap(),
-            cluster: serde_json::from_str(&line).unwrap(),
-            _process: process,
-        }
-    }
-
-    /// Returns the client of this machine, and its metadata service.
-    fn machine(&self, number: usize) -> (Arc<dyn Metadata>, Arc<Imds>) {
-        let (place, imds) = self.place(number);
-        (client("aws", &place), imds)
-    }
-
-    /// Returns the place of the services for this machine, and its metadata service.
-    pub fn place(&self, number: usize) -> (String, Arc<Imds>) {
-        let machine = &self.cluster["machines"][number];
-        let role = machine["role"].as_str().unwrap();
-        let (imds, url) = Imds::start(machine, &self.cluster["credentials"][role]);
-        let moto = self.cluster["url"].as_str().unwrap();
-        (place(&url, moto), imds)
-    }
-}
-
-pub fn place(imds: &str, api: &str) -> String {
-    format!("{imds},ec2={api},elb={api},tagging={api}")
-}
+use super::{client, error};
 
 fn instance(machine: &Value) -> Instance {
     let text = |name: &str| machine[name].as_str().unwrap().to_owned();
@@ -203,6 +46,20 @@ fn a_cluster_in_moto_is_found_with_the_permissions_of_the_docs() {
     // one token and one set of credentials were enough
     assert_eq!(imds.tokens.load(Ordering::SeqCst), 1);
     assert_eq!(imds.credentials.load(Ordering::SeqCst), 1);
+
+    // what AWS's controller writes into a Node, also of a second IPv6 address
+    let aliases = control_plane.aliases().unwrap();
+    for machine in moto.cluster["machines"].as_array().unwrap() {
+        let text = |name: &str| machine[name].as_str().unwrap();
+        let own = (aliases.iter()).find(|alias| alias.machine == text("instanceId"));
+        let own = own.unwrap();
+        assert_eq!(own.names, [text("privateDnsName"), text("publicDnsName")]);
+        for name in ["privateIp", "publicIp", "ipv6", "secondIpv6"] {
+            let address = text(name).parse().unwrap();
+            assert!(own.addresses.contains(&address), "{name}: {own:?}");
+        }
+    }
+    assert_eq!(aliases.len(), machines.len());
 
     // a worker finds the cluster by its load balancer, and may not list the machines
     let (worker, _) = moto.machine(1);
@@ -246,30 +103,6 @@ fn with_ec2(
     let (imds, url) = lone_instance();
     let api = server::start(answer);
     (client("aws", &place(&url, &api)), imds)
-}
-
-/// Starts the metadata service of an instance outside of moto. Returns it with its URL.
-pub fn lone_instance() -> (Arc<Imds>, String) {
-    let machine = json!({
-        "instanceId": "i-00000000000000000",
-        "availabilityZone": "eu-central-1a",
-        "privateIp": "10.7.0.10",
-        "region": "eu-central-1",
-        "role": "control-plane",
-    });
-    Imds::start(&machine, &credentials("ASIAFIRST", 6 * 3600))
-}
-
-/// Returns credentials that end in this number of seconds.
-fn credentials(id: &str, seconds: u64) -> Value {
-    let end = SystemTime::now() + Duration::from_secs(seconds);
-    json!({
-        "Code": "Success",
-        "AccessKeyId": id,
-        "SecretAccessKey": "secret",
-        "Token": "session",
-        "Expiration": time::seconds(end),
-    })
 }
 
 /// Returns a page of this many instances, from this number on.
@@ -333,19 +166,6 @@ fn a_hundred_thousand_machines_are_listed_page_by_page() {
         "10.0.0.0/8",
     );
     let peers = metadata.peers().unwrap();
-    // what answers has no tokens: no tag, role or network is missing
-    let other = server::start(|_| Answer::new(404, "text/html", "<h1>404 - Not Found</h1>"));
-    let other = client("aws", &other);
-    for problem in [
-        error(other.own_instance()),
-        error(other.init_secret_hash()),
-        error(other.peers()),
-    ] {
-        assert!(
-            problem.contains("PUT") && problem.contains("gives no tokens"),
-            "{problem}"
-        );
-    }
     assert_eq!(peers.len(), 100_000);
     assert_eq!(peers[99_999].name, format!("i-{:017x}", 100_000));
 }
@@ -513,4 +333,17 @@ fn a_metadata_service_without_tags_or_role_says_what_to_do() {
     let nobody = client("aws", "http://127.0.0.1:1");
     let problem = error(nobody.own_instance());
     assert!(problem.contains("hop limit"), "{problem}");
+    // what answers has no tokens: no tag, role or network is missing
+    let other = server::start(|_| Answer::new(404, "text/html", "<h1>404 - Not Found</h1>"));
+    let other = client("aws", &other);
+    for problem in [
+        error(other.own_instance()),
+        error(other.init_secret_hash()),
+        error(other.peers()),
+    ] {
+        assert!(
+            problem.contains("PUT") && problem.contains("gives no tokens"),
+            "{problem}"
+        );
+    }
 }

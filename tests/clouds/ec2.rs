@@ -10,8 +10,9 @@ use collateral::{Caller, Fetching, Settings};
 use verifier::instance::Instance;
 use verifier::sources::{Sources, offline};
 
-use super::aws::{Moto, lone_instance, place, refusal, xml};
+use super::aws::{refusal, xml};
 use super::server::{self, Answer, Request};
+use common::aws::{Moto, lone_instance, place};
 
 const ID: &str = "i-0123456789abcdef0";
 const OTHER_ID: &str = "i-0123456789abcdef1";

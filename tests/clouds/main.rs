@@ -11,10 +11,8 @@ mod tls;
 use std::sync::Arc;
 
 use cloud::{Cloud, Metadata};
+use common::aws::HASH;
 use common::cloud_server as server;
-
-/// A bcrypt hash of an init secret.
-const HASH: &str = "$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
 
 /// Makes the client of a cloud whose services are here.
 fn client(cloud: &str, place: &str) -> Arc<dyn Metadata> {

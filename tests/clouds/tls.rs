@@ -9,8 +9,8 @@ use rustls::crypto::ring;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-use super::aws;
 use super::{client, error};
+use common::aws;
 
 #[test]
 fn an_api_with_a_certificate_of_its_own_gets_no_credentials() {

@@ -2,10 +2,12 @@
 //! surroundings.
 
 pub mod attested;
+pub mod aws;
 pub mod cloud_server;
 pub mod evidence;
 pub mod forger;
 pub mod joining;
 pub mod kube_apiserver;
 pub mod long_certificate;
+pub mod manifests;
 pub mod setting;

@@ -15,22 +15,19 @@ use crate::swtpm::Swtpm;
 use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
 use attest::atls;
-use base::crypto::Secret;
 use base::stop::Stop;
 use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kms::ClusterKms;
+use common::manifests::settings;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, LEASES, NODES, Object, Resource, SECRETS, SERVICE_ACCOUNTS, Selector,
 };
-use kubernetes::services::master_secret::Keeping;
+use kubernetes::services;
 use kubernetes::services::migration::Migration;
-use kubernetes::services::{self, Settings};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;
-use proto::join::NODE_PORT;
 use proto::join::{
     IssueJoinTicketRequest, IssueJoinTicketResponse, IssueRejoinTicketRequest,
     IssueRejoinTicketResponse,
@@ -306,17 +303,6 @@ pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
 /// Creates the objects of init and of the chart without earlier leftovers, and a control plane's
 /// files.
 pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
-    let settings = Settings {
-        image: "example.com/firstlight:1".into(),
-        variant: "qemu-vtpm".into(),
-        policy: POLICY.into(),
-        measurement_salt: vec![7; 32],
-        kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
-        keeping: Keeping::default(),
-        node_port: NODE_PORT,
-        migrate_until: String::new(),
-        metadata: services::MetadataService::default(),
-    };
     let others = [
         "NetworkPolicy",
         "Secret",
@@ -324,7 +310,7 @@ pub fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         "Service",
         "DaemonSet",
     ];
-    for object in services::manifests(&settings)
+    for object in services::manifests(&settings(POLICY))
         .unwrap()
         .iter()
         .filter(|one| !others.iter().any(|kind| one["kind"] == *kind))

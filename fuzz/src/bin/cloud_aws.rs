@@ -2,7 +2,8 @@
 #![no_main]
 
 use cloud_api::aws::{
-    parse_arn, parse_credentials, parse_dns_name, parse_error, parse_identity, parse_instances,
+    parse_aliases, parse_arn, parse_credentials, parse_dns_name, parse_error, parse_identity,
+    parse_instances,
 };
 use collateral::parsers::parse_described;
 use libfuzzer_sys::fuzz_target;
@@ -12,9 +13,9 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     let error = match kind % 7 {
-        0 => parse_instances("POST x", body)
+        0 => parse_aliases("POST x", body).err().or(parse_instances("POST x", body)
             .inspect(|(machines, _)| assert!(machines.iter().all(|one| one.vpc_ip.is_some())))
-            .err(),
+            .err()),
         // it becomes a part of a host's name
         1 => parse_identity("GET x", body)
             .inspect(|identity| assert!(!identity.region.contains(['.', '/', '@'])))

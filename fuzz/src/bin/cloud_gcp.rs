@@ -2,7 +2,7 @@
 #![no_main]
 
 use cloud_api::gcp::{
-    parse_forwarding_rules, parse_instances, parse_member, parse_name, parse_token,
+    parse_aliases, parse_forwarding_rules, parse_instances, parse_member, parse_name, parse_token,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -24,6 +24,7 @@ fuzz_target!(|input: &[u8]| {
         _ => {
             let own = br#"{"name":"a","labels":{"constellation-uid":"u"},"networkInterfaces":[{"name":"nic0","network":"n"}]}"#;
             let member = parse_member("GET u", "p", "r-a", own).unwrap();
+            let _ = parse_aliases("GET u", "p", "r", &member, body);
             parse_instances("GET u", "p", "r", &member, body)
                 .inspect(|(machines, _)| assert!(machines.iter().all(|one| !one.name.is_empty())))
                 .err()

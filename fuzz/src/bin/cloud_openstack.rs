@@ -3,7 +3,7 @@
 
 use cloud::Range;
 use cloud_api::openstack::{
-    parse_address, parse_description, parse_load_balancers, parse_servers, parse_token,
+    parse_address, parse_aliases, parse_description, parse_load_balancers, parse_servers, parse_token,
     parse_user_data,
 };
 use libfuzzer_sys::fuzz_target;
@@ -18,6 +18,7 @@ fuzz_target!(|input: &[u8]| {
         2 => parse_token("POST x", Some("RegionOne"), body).err(),
         3 => {
             let subnet = Range::parse("192.168.0.0/16").unwrap();
+            let _ = parse_aliases("GET x", "constellation-uid-u", body);
             parse_servers("GET x", "constellation-uid-u", &subnet, body)
                 .inspect(|(machines, _)| {
                     let is_in = |address| subnet.contains(address);

@@ -294,6 +294,14 @@ impl Cluster {
         self.lock().records.get(name).cloned()
     }
 
+    /// Returns a node whose record has this address.
+    pub fn node_of_address(&self, address: IpAddr) -> Option<String> {
+        let state = self.lock();
+        let record = (state.records.values())
+            .find(|record| !record.node.is_empty() && record.addresses.contains(&address));
+        record.map(|record| record.node.clone())
+    }
+
     /// Returns the records that contain this disk.
     pub fn records_of_disk(&self, disk: &str) -> Vec<Arc<Record>> {
         let state = self.lock();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::refusal::Refusal;
 use super::request::JoinRequest;
-use cloud::{Instance, Metadata, Role};
+use cloud::{Alias, Instance, Metadata, Role};
 use kubernetes::parameters::NodeName;
 
 /// The maximum age of a list.
@@ -33,13 +33,16 @@ pub struct Instances {
     metadata: Option<Arc<dyn Metadata>>,
     /// Locked during a request to the metadata service: concurrent callers wait and use the same
     /// answer.
-    list: Mutex<Option<CachedList>>,
+    list: Mutex<Cached<List>>,
+    aliases: Mutex<Cached<Aliases>>,
 }
 
 /// Machines by the names of their nodes.
 type List = HashMap<String, Instance>;
+/// All names and addresses of machines that the cloud knows, by the names of their nodes.
+pub type Aliases = HashMap<String, Alias>;
 /// The last answer of the metadata service, and when it arrived.
-type CachedList = (Instant, Result<Arc<List>, Refusal>);
+type Cached<T> = Option<(Instant, Result<Arc<T>, Refusal>)>;
 
 impl Instances {
     /// Creates the list from this metadata service. Without one, only workers are accepted: with
@@ -48,6 +51,7 @@ impl Instances {
         Instances {
             metadata,
             list: Mutex::default(),
+            aliases: Mutex::default(),
         }
     }
 
@@ -88,43 +92,67 @@ impl Instances {
         }
     }
 
-    /// Returns the address of the machine behind a node: `None` without a metadata service, and
-    /// `Some(Ok(None))` if the cloud lists no such machine or no address of it.
-    pub fn address(&self, name: &str) -> Option<Result<Option<IpAddr>, Refusal>> {
+    /// Returns all names and addresses of the cluster's machines: `None` without a metadata service.
+    pub fn aliases(&self) -> Option<Result<Arc<Aliases>, Refusal>> {
         let metadata = self.metadata.as_deref()?;
-        Some(
-            self.list(metadata, MAX_AGE)
-                .map(|list| list.get(name).and_then(|instance| instance.vpc_ip)),
-        )
+        let fetch = || {
+            let mut all: Aliases = named(metadata.peers()?)
+                .map(|(node, instance)| {
+                    let alias = Alias {
+                        addresses: instance.vpc_ip.into_iter().collect(),
+                        names: vec![instance.name.clone()],
+                        machine: instance.name,
+                    };
+                    (node, alias)
+                })
+                .collect();
+            for alias in metadata.aliases()? {
+                // the list of machines says which of them belong to the cluster
+                let Some(own) = all.values_mut().find(|own| own.machine == alias.machine) else {
+                    continue;
+                };
+                own.names.extend(alias.names);
+                own.addresses.extend(alias.addresses);
+            }
+            Ok(all)
+        };
+        Some(cached(&self.aliases, MAX_AGE, fetch))
     }
 
     fn list(&self, metadata: &dyn Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
-        let mut cached = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.
-        if let Some((at, list)) = &*cached
-            && at.elapsed() < if list.is_ok() { age } else { MIN_AGE }
-        {
-            return list.clone();
-        }
-        let list = match metadata.peers() {
-            Ok(instances) => {
-                let named = instances.into_iter().filter_map(|instance| {
-                    let name = NodeName::from_machine(&instance.name).ok()?;
-                    Some((name.as_str().to_owned(), instance))
-                });
-                Ok(Arc::new(named.collect::<List>()))
-            }
-            Err(error) => {
-                let message = "the cloud's metadata service does not answer: try again";
-                Err(
-                    Refusal::temporary("metadata", message, Duration::from_secs(5))
-                        .with_details(error.to_string()),
-                )
-            }
-        };
-        *cached = Some((Instant::now(), list.clone()));
-        list
+        let fetch = || Ok(named(metadata.peers()?).collect());
+        cached(&self.list, age, fetch)
     }
+}
+
+/// Returns machines with the names of their nodes.
+fn named(instances: Vec<Instance>) -> impl Iterator<Item = (String, Instance)> {
+    instances.into_iter().filter_map(|instance| {
+        let name = NodeName::from_machine(&instance.name).ok()?;
+        Some((name.as_str().to_owned(), instance))
+    })
+}
+
+/// Returns the last answer, or a new one if it is older than `age`.
+fn cached<T>(
+    last: &Mutex<Cached<T>>,
+    age: Duration,
+    fetch: impl FnOnce() -> Result<T, cloud::Error>,
+) -> Result<Arc<T>, Refusal> {
+    let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+    // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.
+    if let Some((at, answer)) = &*last
+        && at.elapsed() < if answer.is_ok() { age } else { MIN_AGE }
+    {
+        return answer.clone();
+    }
+    let answer = fetch().map(Arc::new).map_err(|error| {
+        let message = "the cloud's metadata service does not answer: try again";
+        Refusal::temporary("metadata", message, Duration::from_secs(5))
+            .with_details(error.to_string())
+    });
+    *last = Some((Instant::now(), answer.clone()));
+    answer
 }
 
 /// Checks a request if there is no list of machines.

@@ -44,6 +44,7 @@ use request::{
     GROUP, Judgement, MAX_ENCODED, MAX_USAGES, REQUESTER, TOO_LONG, USER_PREFIX, is_decided,
     is_of_group, name_of, strings, text, user_of,
 };
+use serving::Wanted;
 
 /// The timeout of an API call.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -300,8 +301,15 @@ impl Approver {
             |judgement| judgement,
             |asked| {
                 let (record, is_there) = state_of(&asked.node);
-                serving::compare(&asked, record.as_deref(), is_there, || {
-                    self.instances.address(&asked.node)
+                let owner = |wanted: &Wanted| match wanted {
+                    Wanted::Name(name) => {
+                        let (record, is_there) = state_of(name);
+                        (is_there || record.is_some()).then(|| name.clone())
+                    }
+                    Wanted::Address(address) => self.cluster.node_of_address(*address),
+                };
+                serving::compare(&asked, record.as_deref(), is_there, owner, || {
+                    self.instances.aliases()
                 })
             },
         );

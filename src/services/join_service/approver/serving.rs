@@ -2,17 +2,29 @@
 //! themselves.
 //!
 //! ```text
-//! requester: a kubelet ─► subject: its own name, for serving ─► the record of its join: addresses
-//!       │ no                     │ no                         ─► the cloud: still the machine's address
-//!       ▼                        ▼                                  │ no         │ no answer
-//!      left                    denied                             denied        left
+//! requester: a kubelet ─► subject: its own name, for serving ─► the node has a record of its join
+//!       │ no                     │ no                                 │ yes       │ no
+//!       ▼                        ▼                                    ▼           ▼
+//!      left                    denied                     each name and address  left
+//!                                                             is the machine's, says the cloud: approved
+//!                                                             is another one's:                 denied
+//!                                                             is not known (yet):               left
 //! ```
+//!
+//! A kubelet requests what its Node object says. A cloud's controller writes further names and
+//! addresses there: internal and external DNS names, external addresses, those of further network
+//! interfaces. We ask the cloud ourselves, because a node may change its own Node. Without a
+//! metadata service, only the node's name and the addresses of its record are known.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use base::text::quoted;
+use cloud::Alias;
 use serde_json::Value;
 
+use super::super::instances::Aliases;
 use super::super::refusal::Refusal;
 use super::request::Judgement::{Approve, Deny, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
@@ -29,7 +41,61 @@ pub const SERVER_AUTH: &str = "server auth";
 #[derive(Debug, PartialEq, Eq)]
 pub struct RequestedCertificate {
     pub node: String,
-    pub addresses: Vec<IpAddr>,
+    pub wanted: Vec<Wanted>,
+}
+
+/// A name or an address in the request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// A DNS name.
+    Name(String),
+    /// An address.
+    Address(IpAddr),
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wanted::Name(name) => f.write_str(&quoted(name, 80)),
+            Wanted::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+impl Wanted {
+    /// Returns whether it belongs to this node, whose machine has these names and addresses.
+    fn is_of(&self, node: &str, machine: &Alias) -> bool {
+        match self {
+            Wanted::Name(name) => {
+                name == node
+                    || machine
+                        .names
+                        .iter()
+                        .any(|own| own.eq_ignore_ascii_case(name))
+            }
+            Wanted::Address(address) => machine.addresses.contains(address),
+        }
+    }
+
+    /// Returns whether it is a name of the cluster's services, which no machine has.
+    fn is_of_services(&self) -> bool {
+        let Wanted::Name(name) = self else {
+            return false;
+        };
+        let name = name.to_ascii_lowercase();
+        let mut labels = name.split('.');
+        matches!(labels.next(), Some("kubernetes" | "localhost" | "*"))
+            || labels.any(|label| label == "svc")
+            || name.ends_with(".cluster.local")
+    }
+
+    /// Returns the reason for a denial in one word.
+    fn reason(&self) -> &'static str {
+        match self {
+            Wanted::Name(_) => "name",
+            Wanted::Address(_) => "address",
+        }
+    }
 }
 
 /// Checks everything that the request alone shows: the requester, the usages, the subject and the
@@ -61,17 +127,17 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
             ),
         );
     }
-    if let Some(name) = names.iter().find(|name| *name != node) {
+    let names = names.into_iter().map(Wanted::Name);
+    let wanted: Vec<_> = names
+        .chain(addresses.into_iter().map(Wanted::Address))
+        .collect();
+    if let Some(name) = wanted.iter().find(|wanted| wanted.is_of_services()) {
         return deny(
             "name",
-            format!(
-                "{} is not the name of the node {}",
-                quoted(name, 80),
-                quoted(node, 80)
-            ),
+            format!("{name} is a name of the cluster's services"),
         );
     }
-    if names.is_empty() && addresses.is_empty() {
+    if wanted.is_empty() {
         return deny(
             "name",
             "a serving certificate needs a name or an address".into(),
@@ -79,19 +145,21 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
     }
     Ok(RequestedCertificate {
         node: node.to_owned(),
-        addresses,
+        wanted,
     })
 }
 
-/// Compares the request with the record of the node's join. Calls `cloud` for the machine's address
-/// only if there is a record.
+/// Compares the request with the record of the node's join, and with the cloud's list of names and
+/// addresses. `owner` returns the node of this cluster with a name, or with an address in its
+/// record. Calls `cloud` only if there is a record.
 pub fn compare(
     asked: &RequestedCertificate,
     record: Option<&Record>,
     is_there: bool,
-    cloud: impl FnOnce() -> Option<Result<Option<IpAddr>, Refusal>>,
+    owner: impl Fn(&Wanted) -> Option<String>,
+    cloud: impl FnOnce() -> Option<Result<Arc<Aliases>, Refusal>>,
 ) -> Judgement {
-    let RequestedCertificate { node, addresses } = asked;
+    let node = &asked.node;
     let map = format!(
         "ConfigMap {NAMESPACE}/{}",
         machine_record::name_of_node(node)
@@ -105,52 +173,85 @@ pub fn compare(
     if !is_there {
         return Leave("no-node", format!("there is no node {node}"));
     }
-    if let Some(address) = addresses
-        .iter()
-        .find(|one| !record.addresses.is_empty() && !record.addresses.contains(one))
-    {
-        return Deny(
-            "address",
-            format!("{address} is not an address with which {node} joined, according to {map}"),
-        );
-    }
-    let cloud = match cloud() {
-        None if record.addresses.is_empty() && !addresses.is_empty() => {
-            let why =
-                format!("{map} has no addresses, and no metadata service lists those of {node}");
-            return Leave("no-addresses", why);
-        }
-        None => {
-            return Approve(format!(
-                "{node} joined with this name and address, according to {map}"
-            ));
-        }
-        Some(Err(refusal)) => {
-            return Leave(
-                "metadata",
-                format!("{} ({})", refusal.message(), refusal.details),
-            );
-        }
-        Some(Ok(None)) => {
-            let why = format!(
-                "the cloud's metadata service knows no machine of this cluster named {node}, or no address of it"
-            );
-            return Leave("unknown-machine", why);
-        }
-        Some(Ok(Some(address))) => address,
-    };
-    match addresses.iter().find(|address| **address != cloud) {
-        Some(address) => Deny(
-            "address",
-            format!("{address} is not the address of {node} in the cluster's network"),
+    match cloud() {
+        None => compare_with_record(asked, record, &map, owner),
+        Some(Ok(machines)) => compare_with_cloud(asked, &machines, &map, owner),
+        Some(Err(refusal)) => Leave(
+            "metadata",
+            format!("{} ({})", refusal.message(), refusal.details),
         ),
-        None if record.addresses.is_empty() => Approve(format!(
-            "{node} joined, according to {map}, and the metadata service confirms its address"
-        )),
-        None => Approve(format!(
-            "{node} joined with this name and address, according to {map}, and the metadata service confirms them"
-        )),
     }
+}
+
+fn compare_with_record(
+    asked: &RequestedCertificate,
+    record: &Record,
+    map: &str,
+    owner: impl Fn(&Wanted) -> Option<String>,
+) -> Judgement {
+    let node = &asked.node;
+    let joined = Alias {
+        addresses: record.addresses.clone(),
+        ..Alias::default()
+    };
+    let unknown = |wanted: &&Wanted| !wanted.is_of(node, &joined);
+    let Some(wanted) = asked.wanted.iter().find(unknown) else {
+        return Approve(format!(
+            "{node} joined with this name and address, according to {map}"
+        ));
+    };
+    if let Some(other) = owner(wanted).filter(|other| other != node) {
+        return of_other(wanted, node, &other);
+    }
+    if record.addresses.is_empty() && matches!(wanted, Wanted::Address(_)) {
+        let why = format!("{map} has no addresses, and no metadata service lists those of {node}");
+        return Leave("no-addresses", why);
+    }
+    let why = format!(
+        "{node} did not join with {wanted}, according to {map}, and there is no metadata service to ask"
+    );
+    Leave("unconfirmed", why)
+}
+
+fn compare_with_cloud(
+    asked: &RequestedCertificate,
+    machines: &Aliases,
+    map: &str,
+    owner: impl Fn(&Wanted) -> Option<String>,
+) -> Judgement {
+    let node = &asked.node;
+    let Some(machine) = machines.get(node) else {
+        let why =
+            format!("the cloud's metadata service knows no machine of this cluster named {node}");
+        return Leave("unknown-machine", why);
+    };
+    let unknown = |wanted: &&Wanted| !wanted.is_of(node, machine);
+    let Some(wanted) = asked.wanted.iter().find(unknown) else {
+        return Approve(format!(
+            "{node} joined, according to {map}, and the metadata service confirms its names and addresses"
+        ));
+    };
+    let is_owner = |(other, machine): &(&String, &Alias)| wanted.is_of(other, machine);
+    let other = machines
+        .iter()
+        .find(is_owner)
+        .map(|(other, _)| other.clone());
+    // an address may have changed hands since another machine joined with it
+    let other = other.or_else(|| matches!(wanted, Wanted::Name(_)).then(|| owner(wanted))?);
+    match other {
+        Some(other) => of_other(wanted, node, &other),
+        None => Leave(
+            "unconfirmed",
+            format!("the metadata service does not say (yet) that {wanted} belongs to {node}"),
+        ),
+    }
+}
+
+fn of_other(wanted: &Wanted, node: &str, other: &str) -> Judgement {
+    Deny(
+        wanted.reason(),
+        format!("{wanted} belongs to {other}, not to {node}"),
+    )
 }
 
 #[cfg(test)]
@@ -179,7 +280,10 @@ mod tests {
     fn a_kubelets_request_for_its_own_name_and_addresses_has_the_right_form() {
         let asked = RequestedCertificate {
             node: "n".into(),
-            addresses: vec![IP.parse().unwrap()],
+            wanted: vec![
+                Wanted::Name("n".into()),
+                Wanted::Address(IP.parse().unwrap()),
+            ],
         };
         assert_eq!(examine(&good()), Ok(asked));
         let mut with_rsa = good();
@@ -221,9 +325,11 @@ mod tests {
             // so.
             ("system:node:N", vec!["n"], vec![IP], "subject"),
             ("system:masters", vec!["n"], vec![IP], "certificate-request"),
-            (user, vec!["m"], vec![IP], "name"),
             (user, vec!["n", "kubernetes"], vec![IP], "name"),
+            (user, vec!["KUBERNETES.default"], vec![IP], "name"),
+            (user, vec!["n.default.svc"], vec![IP], "name"),
             (user, vec!["n.cluster.local"], vec![], "name"),
+            (user, vec!["localhost"], vec![], "name"),
             (user, vec![], vec![], "name"),
         ] {
             assert_eq!(
@@ -249,46 +355,122 @@ mod tests {
         }
     }
 
-    #[test]
-    fn only_addresses_of_the_join_that_are_still_valid_are_approved() {
-        let asked = |address: &str| RequestedCertificate {
-            node: "n".into(),
-            addresses: vec![address.parse().unwrap()],
+    /// Judges a request of the node `n` for a name or an address. The cluster has a node `m`, which
+    /// joined with 10.0.0.9.
+    fn judged(
+        text: &str,
+        record: Option<&Record>,
+        cloud: Option<Result<&Aliases, Refusal>>,
+    ) -> Judgement {
+        let wanted = match text.parse() {
+            Ok(address) => Wanted::Address(address),
+            Err(_) => Wanted::Name(text.into()),
         };
-        let cloud = |address: &str| Some(Ok(Some(address.parse().unwrap())));
-        let unreachable = || Refusal::temporary("metadata", "no answer", Duration::from_secs(5));
+        let asked = RequestedCertificate {
+            node: "n".into(),
+            wanted: vec![Wanted::Name("n".into()), wanted],
+        };
+        let owner = |wanted: &Wanted| {
+            let of_m = [
+                Wanted::Name("m".into()),
+                Wanted::Address("10.0.0.9".parse().unwrap()),
+            ];
+            of_m.contains(wanted).then(|| "m".to_owned())
+        };
+        let cloud = cloud.map(|machines| machines.map(|machines| Arc::new(machines.clone())));
+        compare(&asked, record, true, owner, || cloud)
+    }
+
+    /// What a cloud of this machine and `other` knows.
+    fn machines(names: &[&str], addresses: &[&str]) -> Aliases {
+        let machine = |names: &[&str], addresses: &[&str]| Alias {
+            machine: String::new(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            addresses: addresses.iter().map(|one| one.parse().unwrap()).collect(),
+        };
+        let other = machine(&["ip-10-0-0-8.example"], &["10.0.0.8", "203.0.113.8"]);
+        [
+            ("n".to_owned(), machine(names, addresses)),
+            ("other".to_owned(), other),
+        ]
+        .into()
+    }
+
+    #[test]
+    fn without_a_cloud_the_record_of_the_join_decides() {
         let (bound, old) = (record(&[IP, "fd00::7"]), record(&[]));
-        for (address, record, of_cloud, expected) in [
-            (IP, Some(&bound), None, "approved"),
-            ("fd00::7", Some(&bound), None, "approved"),
-            (IP, Some(&bound), cloud(IP), "approved"),
-            ("10.0.0.8", Some(&bound), None, "address"),
-            ("10.0.0.8", Some(&bound), cloud("10.0.0.8"), "address"),
-            // The machine has another address now.
-            (IP, Some(&bound), cloud("10.0.0.8"), "address"),
-            (IP, Some(&bound), Some(Ok(None)), "unknown-machine"),
-            (IP, Some(&bound), Some(Err(unreachable())), "metadata"),
+        for (text, record, expected) in [
+            (IP, &bound, "approved"),
+            ("fd00::7", &bound, "approved"),
+            ("10.0.0.9", &bound, "address"),
+            ("10.0.0.8", &bound, "unconfirmed"),
+            ("m", &bound, "name"),
+            ("ip-10-0-0-7.example", &bound, "unconfirmed"),
             // An old record has no address.
-            (IP, Some(&old), cloud(IP), "approved"),
-            ("10.0.0.8", Some(&old), cloud(IP), "address"),
-            (IP, Some(&old), None, "no-addresses"),
-            (IP, None, cloud(IP), "no-record"),
+            (IP, &old, "no-addresses"),
+            ("10.0.0.9", &old, "address"),
         ] {
-            let judged = compare(&asked(address), record, true, || of_cloud.clone());
-            assert_eq!(reason(judged.clone()), expected, "{address}: {judged:?}");
+            let judgement = judged(text, Some(record), None);
+            assert_eq!(reason(judgement.clone()), expected, "{text}: {judgement:?}");
         }
-        assert_eq!(
-            reason(compare(&asked(IP), Some(&bound), false, || None)),
-            "no-node"
-        );
+        let judgement = judged("10.0.0.9", Some(&bound), None);
+        assert!(matches!(judgement, Deny(_, why) if why == "10.0.0.9 belongs to m, not to n"));
+        assert_eq!(reason(judged(IP, None, None)), "no-record");
         // A record under another node's name, which only an administrator can create.
         let other = Record {
             node: "m".into(),
             ..record(&[IP])
         };
+        assert_eq!(reason(judged(IP, Some(&other), None)), "no-record");
+    }
+
+    /// What the controllers of AWS and Google write into a Node.
+    #[test]
+    fn a_cloud_confirms_further_names_and_addresses_of_its_machine() {
+        let bound = record(&[IP]);
+        let names = ["ip-10-0-0-7.example", "ec2-203-0-113-7.example"];
+        let cloud = machines(&names, &[IP, "203.0.113.7", "2001:db8::7", "2001:db8::8"]);
+        for (text, expected) in [
+            (IP, "approved"),
+            ("203.0.113.7", "approved"),
+            ("2001:db8::8", "approved"),
+            ("ip-10-0-0-7.example", "approved"),
+            ("EC2-203-0-113-7.example", "approved"),
+            // another machine of the cluster has it
+            ("10.0.0.8", "address"),
+            ("203.0.113.8", "address"),
+            ("ip-10-0-0-8.example", "name"),
+            ("other", "name"),
+            // a node that the cloud does not list
+            ("m", "name"),
+            // it joined with this address, and the cloud may have given it to another machine since
+            ("10.0.0.9", "unconfirmed"),
+            ("203.0.113.9", "unconfirmed"),
+            ("ip-10-0-0-9.example", "unconfirmed"),
+        ] {
+            for record in [&bound, &record(&[])] {
+                let judgement = judged(text, Some(record), Some(Ok(&cloud)));
+                assert_eq!(reason(judgement.clone()), expected, "{text}: {judgement:?}");
+            }
+        }
+        // The machine has another address now.
+        let moved = machines(&[], &["10.0.0.6"]);
         assert_eq!(
-            reason(compare(&asked(IP), Some(&other), true, || None)),
-            "no-record"
+            reason(judged(IP, Some(&bound), Some(Ok(&moved)))),
+            "unconfirmed"
         );
+        let gone = Aliases::default();
+        assert_eq!(
+            reason(judged(IP, Some(&bound), Some(Ok(&gone)))),
+            "unknown-machine"
+        );
+        let silent = Refusal::temporary("metadata", "no answer", Duration::from_secs(5));
+        assert_eq!(
+            reason(judged(IP, Some(&bound), Some(Err(silent)))),
+            "metadata"
+        );
+        let asked = examine(&good()).unwrap();
+        let judgement = compare(&asked, Some(&bound), false, |_| None, || None);
+        assert_eq!(reason(judgement), "no-node");
     }
 }

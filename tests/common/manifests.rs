@@ -1,0 +1,22 @@
+//! The settings of the services in tests and benches that need their manifests.
+
+use base::crypto::Secret;
+use kms::ClusterKms;
+use kubernetes::services::master_secret::Keeping;
+use kubernetes::services::{MetadataService, Settings};
+use proto::join::NODE_PORT;
+
+/// Returns settings with this policy, a master secret and a salt of zeros, and otherwise what the chart has.
+pub fn settings(policy: &str) -> Settings {
+    Settings {
+        image: "example.com/firstlight:1".into(),
+        variant: "qemu-vtpm".into(),
+        policy: policy.into(),
+        measurement_salt: vec![7; 32],
+        kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
+        keeping: Keeping::default(),
+        node_port: NODE_PORT,
+        migrate_until: String::new(),
+        metadata: MetadataService::default(),
+    }
+}
