@@ -465,7 +465,7 @@ fn the_refusal_of_a_header_with_other_parameters_names_the_field() {
     let cases: [(&[&str], &str); 6] = [
         (
             &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"],
-            r#"keyslot 0: kdf: type is "pbkdf2""#,
+            r#"keyslot 0: kdf type is "pbkdf2""#,
         ),
         (
             &[
@@ -476,14 +476,17 @@ fn the_refusal_of_a_header_with_other_parameters_names_the_field() {
                 "--pbkdf-memory",
                 "32",
             ],
-            r#"keyslot 0: kdf: type is "argon2i""#,
+            r#"keyslot 0: kdf type is "argon2i""#,
         ),
         (&["--sector-size", "512"], "segment 0: sector_size is 512"),
         (
             &["--cipher", "aes-cbc-essiv:sha256", "--key-size", "256"],
             r#"segment 0: encryption is "aes-cbc-essiv:sha256""#,
         ),
-        (&["--hash", "sha512"], r#"keyslot 0: af hash is "sha512""#),
+        (
+            &["--hash", "sha512"],
+            r#"digest 0: hash is "sha512", expected "sha256""#,
+        ),
         (
             &["--luks2-metadata-size", "32k"],
             "the size is 32768, expected 16384",
@@ -506,33 +509,117 @@ fn the_refusal_of_a_header_with_other_parameters_names_the_field() {
     }
 }
 
-#[test]
-fn fields_that_the_old_reader_does_not_know_are_refused_by_name() {
-    let mut it = Fixture::ours();
-    it.ok(
-        "config",
-        &["--priority", "prefer", "--key-slot", "0"],
-        &["disk"],
-    );
-    assert!(
-        it.refused().contains("keyslot 0: unknown field `priority`"),
-        "{}",
-        it.refused()
-    );
+/// Sets flags with which cryptsetup maps the disk (`cryptsetup refresh --persistent`, which needs a mapping), by its library:
+/// allow-discards and no-journal.
+const PERSISTENT: &str = "
+import ctypes
+library = ctypes.CDLL('libcryptsetup.so.12')
+disk = ctypes.c_void_p()
+assert library.crypt_init(ctypes.byref(disk), b'disk') == 0
+assert library.crypt_load(disk, b'LUKS2', None) == 0
+assert library.crypt_persistent_flags_set(disk, 0, ctypes.c_uint32(1 << 3 | 1 << 12)) == 0
+";
 
-    // an unbound keyslot has a key that is not the volume key
-    let mut it = Fixture::ours();
-    let unbound = [
-        &["--unbound", "--key-file", "old", "--key-size", "512"],
-        &CHEAPEST[..],
-    ]
-    .concat();
-    it.ok("luksAddKey", &unbound, &["disk", "new"]);
+/// What the tools do to a node's disk, and what shows that they did it.
+#[test]
+fn what_other_tools_add_to_a_disk_does_not_lock_a_node_out() {
+    let key = ["--key-file", "old"];
+    let added = [&key[..], &CHEAPEST].concat();
+    let add = |it: &Fixture, options: &[&str]| {
+        it.ok("luksAddKey", &[&added, options].concat(), &["disk", "new"]);
+    };
+    type Use<'a> = &'a dyn Fn(&Fixture);
+    let uses: [(&str, &str, Use<'_>); 8] = [
+        ("--priority prefer", "/keyslots/0/priority", &|it| {
+            let options = ["--priority", "prefer", "--key-slot", "0"];
+            it.ok("config", &options, &["disk"]);
+        }),
+        ("--priority ignore", "/keyslots/0/priority", &|it| {
+            let options = ["--priority", "ignore", "--key-slot", "0"];
+            it.ok("config", &options, &["disk"]);
+        }),
+        ("--persistent", "/config/flags/1", &|it| {
+            let mut python = Command::new("python3");
+            let set = python.args(["-c", PERSISTENT]).current_dir(it.dir.path());
+            assert!(set.status().unwrap().success());
+        }),
+        // an unbound keyslot has a key that is not the volume key
+        ("--unbound", "/digests/1", &|it| {
+            add(it, &["--unbound", "--key-size", "512"]);
+        }),
+        ("--unbound, of any size", "/digests/1", &|it| {
+            add(it, &["--unbound", "--key-size", "128"]);
+        }),
+        ("--pbkdf pbkdf2", "/keyslots/1/kdf/iterations", &|it| {
+            let options = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+            let options = [&key[..], &options].concat();
+            it.ok("luksAddKey", &options, &["disk", "third"]);
+        }),
+        ("--hash", "/keyslots/1", &|it| {
+            add(it, &["--hash", "sha512"]);
+        }),
+        ("systemd-cryptenroll", "/tokens/1", &|it| {
+            let mut enroll = Command::new("systemd-cryptenroll");
+            enroll.args(["--unlock-key-file=old", "--recovery-key", "disk"]);
+            let output = enroll.current_dir(it.dir.path()).output().unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{errors}");
+        }),
+    ];
+    let is_key = |key: Secret| key.expose() == volume_key().expose();
+    for (name, place, change) in uses {
+        let mut it = Fixture::ours();
+        std::fs::write(it.path("third"), "third").unwrap();
+        change(&it);
+        let header = it.header();
+        assert!(header.metadata().pointer(place).is_some(), "{name}");
+        header.check_ours(Integrity::Required).expect(name);
+        assert!(is_key(it.unlock(OLD).expect(name)), "{name}");
+        // the permanent key replaces keyslot 0 alone
+        it.commit();
+        assert!(is_key(it.unlock(NEW).expect(name)), "{name}");
+        assert!(it.unlock(OLD).is_err(), "{name}");
+        assert!(it.opens("new"), "{name}");
+        if name == "--pbkdf pbkdf2" {
+            assert!(it.opens("third"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_node_whose_own_keyslot_was_converted_is_told_the_command_that_converts_it_back() {
+    let conversions: [&[&str]; 2] = [
+        &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"],
+        &["--hash", "sha512"],
+    ];
+    for conversion in conversions {
+        let mut it = Fixture::ours();
+        let own = ["--key-file", "old", "--key-slot", "0"];
+        let cost: &[&str] = match conversion[0] {
+            "--pbkdf" => &[],
+            _ => &CHEAPEST,
+        };
+        let options = [&own, cost, conversion].concat();
+        it.ok("luksConvertKey", &options, &["disk"]);
+        let why = it.refused();
+        let (_, command) = why.split_once("cryptsetup luksConvertKey ").expect(&why);
+        let (command, _) = command.split_once(" changes").expect(&why);
+        let command = command.split_whitespace().chain(["--key-file", "old"]);
+        it.ok("luksConvertKey", &command.collect::<Vec<_>>(), &["disk"]);
+        it.header().check_ours(Integrity::Required).unwrap();
+        assert_eq!(it.unlock(OLD).unwrap().expose(), volume_key().expose());
+    }
+}
+
+#[test]
+fn a_disk_that_is_being_encrypted_anew_is_refused_by_that_name() {
+    let mut it = Fixture::theirs(&[&PARAMETERS, &CHEAPEST]);
+    let options = ["--init-only", "--key-file", "old", "--pbkdf-memory", "32"];
+    it.ok("reencrypt", &options, &["disk"]);
+    let why = it.refused();
     assert!(
-        it.refused()
-            .contains("keyslot 1: key_size is 64, expected 96"),
-        "{}",
-        it.refused()
+        why.contains("online-reencrypt") && why.contains("cryptsetup reencrypt"),
+        "{why}"
     );
 }
 
@@ -900,11 +987,7 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
             Some(json!("other")),
             Theirs(r#"keyslot 0: type is "other""#),
         ),
-        (
-            "/keyslots/0/priority",
-            Some(json!(1)),
-            Theirs("unknown field `priority`"),
-        ),
+        ("/keyslots/0/priority", Some(json!(1)), Both),
         ("/keyslots/0/key_size", None, Neither),
         ("/keyslots/0/key_size", Some(json!("96")), Neither),
         ("/keyslots/0/key_size", Some(json!(-1)), Neither),
@@ -922,12 +1005,12 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         (
             "/keyslots/0/kdf/type",
             Some(json!("argon2i")),
-            Theirs(r#"kdf: type is "argon2i""#),
+            Theirs(r#"kdf type is "argon2i""#),
         ),
         (
             "/keyslots/0/kdf/type",
             Some(json!("other")),
-            Theirs(r#"kdf: type is "other""#),
+            Theirs(r#"kdf type is "other""#),
         ),
         ("/keyslots/0/kdf/time", Some(json!(1.5)), Neither),
         (
@@ -1074,22 +1157,14 @@ fn changes() -> Vec<(&'static str, Option<Value>, Taken)> {
         ("/config/keyslots_size", Some(json!("8388608")), Both),
         ("/config/flags", Some(json!({})), Neither),
         ("/config/flags", Some(json!([1])), Neither),
-        (
-            "/config/flags",
-            Some(json!(["no-journal"])),
-            Theirs("unknown field `flags`"),
-        ),
+        ("/config/flags", Some(json!(["no-journal"])), Both),
         ("/config/requirements", Some(json!([])), Neither),
         (
             "/config/requirements",
             Some(json!({"mandatory": {}})),
             Neither,
         ),
-        (
-            "/config/requirements",
-            Some(json!({})),
-            Theirs("unknown field `requirements`"),
-        ),
+        ("/config/requirements", Some(json!({})), Both),
     ];
     let ids = ids.map(|(id, taken)| {
         let pointer: &'static str = format!("/tokens/{id}").leak();

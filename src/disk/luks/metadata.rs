@@ -3,12 +3,16 @@
 //! The rules are those of Constellation, which refuses every unknown field and every cipher, hash or KDF except one, so that a
 //! host cannot give a weak header to a node. Additional limits prevent that a header makes a node allocate or compute without
 //! bound. Edits work on the [`Value`] as it was read, and preserve unknown fields.
+//!
+//! Other tools (cryptsetup, systemd-cryptenroll) may add keyslots, tokens, priorities and flags to a node's disk. What changes
+//! neither the data nor keyslot 0 is ignored, so that it does not lock a node out.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json};
 
@@ -36,6 +40,10 @@ const TOKEN: u32 = 0;
 const TOKEN_TYPE: &str = "constellation-state-disk";
 /// The keyslot whose passphrase is the disk key of a node.
 const KEYSLOT: &str = "0";
+
+/// The command that gives a keyslot these parameters again.
+const CONVERT: &str = "cryptsetup luksConvertKey --pbkdf argon2id --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 \
+                       --hash sha256";
 
 /// Cost of argon2id in keyslots that we write: the minimum that libcryptsetup accepts. The passphrases are 256 random bits, so a
 /// higher cost gives no protection.
@@ -150,8 +158,7 @@ impl Header {
     pub fn is_keyless(&self) -> bool {
         let tokens = self.metadata["tokens"].as_object();
         tokens.is_some_and(Map::is_empty)
-            && check(self, Integrity::Required, 0)
-                .is_ok_and(|metadata| metadata.keyslots.is_empty())
+            && check(self, Integrity::Required, 0).is_ok_and(|metadata| metadata.areas.is_empty())
     }
 
     /// Returns whether this header passes [`Header::check_ours`] with integrity and contains only the one keyslot that a format by
@@ -163,12 +170,15 @@ impl Header {
             .as_object()
             .is_some_and(Map::is_empty);
         let one_keyslot = |metadata: Metadata| {
-            metadata.keyslots.len() == 1
+            metadata.areas.len() == 1
                 && metadata
                     .keyslot_area()
                     .is_some_and(|(at, _)| at == metadata.areas_start)
         };
-        !named && no_token && self.checked(Integrity::Required).is_ok_and(one_keyslot)
+        // a tool was used on it
+        let flagged = !self.metadata["config"]["flags"].is_null()
+            || !self.metadata["keyslots"][KEYSLOT]["priority"].is_null();
+        !named && !flagged && no_token && self.checked(Integrity::Required).is_ok_and(one_keyslot)
     }
 
     /// Returns the parameters for mapping the data segment.
@@ -194,9 +204,12 @@ impl Header {
 /// Metadata that has passed all rules.
 #[derive(Debug)]
 pub(super) struct Metadata {
+    /// The keyslots that may hold the key of the node.
     pub keyslots: BTreeMap<u32, Keyslot>,
+    /// Start and end in bytes of the areas of all keyslots, in order.
+    areas: Vec<(u64, u64)>,
     pub segment: Segment,
-    /// The one digest, over the volume key.
+    /// The digest of the volume key.
     pub digest: Digest,
     pub digest_id: u32,
     /// Length of the volume key in bytes.
@@ -215,6 +228,9 @@ pub(super) struct Keyslot {
     af: Af,
     pub area: Area,
     pub kdf: Kdf,
+    /// `cryptsetup config --priority`: the order in which cryptsetup tries keyslots.
+    #[serde(default, rename = "priority")]
+    _priority: IgnoredAny,
 }
 
 #[derive(Debug, Deserialize)]
@@ -223,7 +239,8 @@ struct Af {
     #[serde(rename = "type")]
     kind: String,
     stripes: usize,
-    hash: String,
+    #[serde(rename = "hash")]
+    _hash: IgnoredAny,
 }
 
 #[derive(Debug, Deserialize)]
@@ -233,8 +250,10 @@ pub(super) struct Area {
     kind: String,
     pub offset: Decimal,
     pub size: Decimal,
-    encryption: String,
-    key_size: usize,
+    #[serde(rename = "encryption")]
+    _encryption: IgnoredAny,
+    #[serde(rename = "key_size")]
+    _key_size: IgnoredAny,
 }
 
 #[derive(Debug, Deserialize)]
@@ -270,6 +289,7 @@ struct SegmentIntegrity {
     kind: String,
     journal_encryption: String,
     journal_integrity: String,
+    key_size: Option<usize>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -365,11 +385,17 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
         &header.metadata,
         &["keyslots", "tokens", "segments", "digests", "config"],
     )?;
-    only(
-        "config",
-        &header.metadata["config"],
-        &["json_size", "keyslots_size"],
-    )?;
+    // flags: options of cryptsetup's own mappings (--persistent), which we do not use
+    let config = &header.metadata["config"];
+    let known = ["json_size", "keyslots_size", "flags", "requirements"];
+    only("config", config, &known)?;
+    let required = config["requirements"]["mandatory"].as_array();
+    ensure(required.is_none_or(Vec::is_empty), || {
+        let required = &config["requirements"]["mandatory"];
+        format!(
+            "config: the requirements are {required}, expected none: finish or undo what cryptsetup began (cryptsetup reencrypt)"
+        )
+    })?;
 
     let (areas_start, areas_end) = keyslots_area(&header.metadata);
     let segment = check_segment(&header.metadata["segments"], integrity)?;
@@ -393,15 +419,23 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     } else {
         VOLUME_KEY_LEN_PLAIN
     };
-    let keyslots = check_keyslots(&header.metadata["keyslots"], key_size)?;
-    ensure(keyslots.len() >= least_keyslots, || {
+    let (digest_id, digest) = check_digest(&header.metadata["digests"])?;
+    let all = &header.metadata["keyslots"];
+    let keyslots = check_keyslots(all, &digest, key_size)?;
+    let areas = areas(all)?;
+    ensure(areas.len() >= least_keyslots, || {
         "it has no keyslot, so no key can open it".into()
     })?;
-    let (digest_id, digest) = check_digest(&header.metadata["digests"], &keyslots)?;
+    ensure(areas.is_empty() || !keyslots.is_empty(), || {
+        format!(
+            "no keyslot is one of a node ({KDF}, {CIPHER}, {HASH}, for the data), so no key can open it"
+        )
+    })?;
     check_tokens(&header.metadata["tokens"])?;
     cluster_token::read(&header.metadata["tokens"])?;
     let metadata = Metadata {
         keyslots,
+        areas,
         segment,
         digest,
         digest_id,
@@ -461,46 +495,91 @@ fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Stri
                 integrity.journal_integrity.as_str(),
                 "none",
             )?;
+            let least = VOLUME_KEY_LEN - VOLUME_KEY_LEN_PLAIN;
+            equal(
+                "segment 0: integrity",
+                "key_size (luksFormat --integrity-key-size)",
+                integrity.key_size.unwrap_or(least),
+                least,
+            )?;
         }
     }
     Ok(segment)
 }
 
-fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Keyslot>, String> {
-    // checked before the types are parsed: otherwise the error would name an unknown field of another key derivation
-    for (id, keyslot) in keyslots.as_object().into_iter().flatten() {
-        if let Some(kind) = keyslot["kdf"]["type"].as_str() {
-            equal(&format!("keyslot {id}: kdf"), "type", kind, KDF)?;
-        }
+/// Returns the start and end of the area of each keyslot, in order.
+fn areas(keyslots: &Value) -> Result<Vec<(u64, u64)>, String> {
+    #[derive(Deserialize)]
+    struct Place {
+        offset: Decimal,
+        size: Decimal,
     }
-    let keyslots: BTreeMap<u32, Keyslot> = objects("keyslot", keyslots)?;
+    let places = keyslots
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(id, keyslot)| {
+            let place: Place = typed(&format!("keyslot {id}: area"), &keyslot["area"])?;
+            Ok((place.offset.0, place.offset.0.saturating_add(place.size.0)))
+        });
+    let mut areas = places.collect::<Result<Vec<_>, String>>()?;
+    areas.sort();
+    Ok(areas)
+}
+
+/// Returns whether a keyslot has the parameters of a node's, and the volume key. Others are of other tools: systemd-cryptenroll uses
+/// PBKDF2, and `cryptsetup luksAddKey` has the options --unbound, --pbkdf and --hash. It refuses --keyslot-cipher with integrity.
+fn is_of_node(id: &str, keyslot: &Value, digest: &Digest) -> bool {
+    digest.keyslots.iter().any(|bound| bound == id)
+        && keyslot["kdf"]["type"] == KDF
+        && keyslot["af"]["hash"] == HASH
+        && keyslot["area"]["encryption"] == CIPHER
+        && keyslot["area"]["key_size"] == AREA_KEY_LEN
+}
+
+/// Checks keyslot 0, which is the node's, and others with the same parameters.
+fn check_keyslots(
+    keyslots: &Value,
+    digest: &Digest,
+    key_size: usize,
+) -> Result<BTreeMap<u32, Keyslot>, String> {
+    let mut own = keyslots.clone();
+    if let Some(all) = own.as_object_mut() {
+        ensure(all.len() <= MAX_OBJECTS, || {
+            format!("{} keyslots, expected at most {MAX_OBJECTS}", all.len())
+        })?;
+        all.retain(|id, keyslot| id == KEYSLOT || is_of_node(id, keyslot, digest));
+    }
+    let slot = &own[KEYSLOT];
+    ensure(slot.is_null() || is_of_node(KEYSLOT, slot, digest), || {
+        format!(
+            "keyslot {KEYSLOT}: kdf type is {}, af hash is {}, area encryption is {}, area key_size is {}, expected {KDF:?}, {HASH:?}, \
+             {CIPHER:?}, {AREA_KEY_LEN}, and the key of the data: {CONVERT} --key-slot {KEYSLOT} changes the parameters back",
+            slot["kdf"]["type"],
+            slot["af"]["hash"],
+            slot["area"]["encryption"],
+            slot["area"]["key_size"]
+        )
+    })?;
+    let keyslots: BTreeMap<u32, Keyslot> = objects("keyslot", &own)?;
     for (id, keyslot) in &keyslots {
         let it = format!("keyslot {id}");
         equal(&it, "type", keyslot.kind.as_str(), "luks2")?;
         equal(&it, "key_size", keyslot.key_size, key_size)?;
         equal(&it, "af type", keyslot.af.kind.as_str(), "luks1")?;
         equal(&it, "af stripes", keyslot.af.stripes, STRIPES)?;
-        equal(&it, "af hash", keyslot.af.hash.as_str(), HASH)?;
         equal(&it, "area type", keyslot.area.kind.as_str(), "raw")?;
-        equal(
-            &it,
-            "area encryption",
-            keyslot.area.encryption.as_str(),
-            CIPHER,
-        )?;
-        equal(&it, "area key_size", keyslot.area.key_size, AREA_KEY_LEN)?;
         let (size, least) = (keyslot.area.size.0, (keyslot.key_size * STRIPES) as u64);
         ensure(size >= least, || {
             format!("{it}: its area has {size} bytes, expected at least {least}")
         })?;
         let Kdf {
-            kind,
             time,
             memory,
             cpus,
             salt,
+            ..
         } = &keyslot.kdf;
-        equal(&it, "kdf type", kind.as_str(), KDF)?;
         equal(&it, "length of the kdf salt", salt.0.len(), SALT_LEN)?;
         ensure((1..=MAX_KDF_CPUS).contains(cpus), || {
             format!("{it}: kdf cpus is {cpus}, expected 1 to {MAX_KDF_CPUS}")
@@ -519,11 +598,10 @@ fn check_keyslots(keyslots: &Value, key_size: usize) -> Result<BTreeMap<u32, Key
     Ok(keyslots)
 }
 
-fn check_digest(
-    digests: &Value,
-    keyslots: &BTreeMap<u32, Keyslot>,
-) -> Result<(u32, Digest), String> {
+/// Checks the digest of the volume key. Others are of unbound keyslots.
+fn check_digest(digests: &Value) -> Result<(u32, Digest), String> {
     let mut digests: BTreeMap<u32, Digest> = objects("digest", digests)?;
+    digests.retain(|_, digest| !digest.segments.is_empty());
     let count = digests.len();
     let (id, digest) = digests
         .pop_first()
@@ -537,12 +615,6 @@ fn check_digest(
     equal(&it, "length of the digest", digest.digest.0.len(), SALT_LEN)?;
     ensure(digest.iterations >= 1, || {
         format!("{it}: iterations is 0, expected at least 1")
-    })?;
-    ensure(digest.keyslots.len() == keyslots.len(), || {
-        format!(
-            "{it}: its keyslots {:?} are not the existing keyslots",
-            digest.keyslots
-        )
     })?;
     Ok((id, digest))
 }
@@ -600,16 +672,10 @@ impl Metadata {
 
     /// Returns the offset in bytes of free space for the keyslot area of a key of `key_size` bytes; `None` if there is none.
     pub fn free_area(&self, key_size: usize) -> Option<u64> {
-        let mut used: Vec<(u64, u64)> = self
-            .keyslots
-            .values()
-            .map(|slot| (slot.area.offset.0, slot.area.offset.0 + slot.area.size.0))
-            .collect();
-        used.sort();
         let size = area_size(key_size);
         let mut at = self.areas_start;
-        for (start, end) in used {
-            if at + size <= start {
+        for (start, end) in &self.areas {
+            if at + size <= *start {
                 break;
             }
             at = end.next_multiple_of(AREA_ALIGN);
