@@ -1,8 +1,5 @@
 //! No message that a peer sends takes much more memory than it has bytes, whatever fields the message has.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::init::{InitRequest, InitResponse};
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
@@ -17,6 +14,7 @@ use proto::join::{
 use proto::node::{TimelineRequest, TimelineResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 use rpc::grpc;
+use support::memory::{self, Counting};
 
 /// Bytes of a message on the wire.
 const LENGTH: usize = 64 << 10;
@@ -24,38 +22,8 @@ const LENGTH: usize = 64 << 10;
 /// list of them that grows.
 const MOST: usize = 256 << 10;
 
-thread_local! {
-    static HELD: Cell<isize> = const { Cell::new(0) };
-    static MOST_HELD: Cell<isize> = const { Cell::new(0) };
-}
-
-/// Counts the memory that a thread holds.
-struct Counting;
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn count(bytes: isize) {
-    let _ = HELD.try_with(|held| {
-        held.set(held.get() + bytes);
-        let _ = MOST_HELD.try_with(|most| most.set(most.get().max(held.get())));
-    });
-}
-
-// SAFETY: all work is done by the system's allocator
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: as of the caller
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: as of the caller
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 /// Returns a field with a length.
 fn field(tag: u8, content: &[u8]) -> Vec<u8> {
@@ -86,10 +54,7 @@ fn hostile() -> Vec<Vec<u8>> {
 fn check<M: Message + Default>(name: &str, messages: &[Vec<u8>]) -> usize {
     let mut worst = 0;
     for message in messages {
-        let before = HELD.get();
-        MOST_HELD.set(before);
-        let _ = grpc::decode::<M>(message, name);
-        let held = (MOST_HELD.get() - before) as usize;
+        let (_, held) = memory::most(|| grpc::decode::<M>(message, name));
         assert!(
             held <= MOST + 3 * message.len(),
             "{name} takes {held} bytes for {} that begin with {:?}",
@@ -157,4 +122,17 @@ fn the_largest_genuine_messages_are_decoded() {
         request.encoded_len(),
         bytes.len()
     );
+}
+
+/// The limits of requests that SPECIFICATION.md promises.
+#[test]
+fn each_server_has_the_promised_limit_of_its_requests() {
+    let limits = [
+        booted_proto::init::MAX_REQUEST,
+        proto::join::MAX_REQUEST,
+        proto::recoverproto::MAX_REQUEST,
+        booted_proto::kms::MAX_REQUEST,
+        booted_proto::verify::MAX_REQUEST,
+    ];
+    assert_eq!(limits, [128 << 10, 64 << 10, 16 << 10, 1 << 10, 256]);
 }

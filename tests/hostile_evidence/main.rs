@@ -7,12 +7,11 @@ mod event_logs;
 mod exchanges;
 mod quotes;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use common::forger::Forger;
+use support::memory::{Counting, most as memory};
 use support::swtpm::PCR_4;
 use verifier::{Measurement, Policy, Validator, qemu_vtpm};
 
@@ -21,38 +20,8 @@ const NONCE: &[u8] = &[6; 32];
 
 static FORGER: LazyLock<Forger> = LazyLock::new(Forger::new);
 
-thread_local! {
-    static HELD: Cell<isize> = const { Cell::new(0) };
-    static MOST: Cell<isize> = const { Cell::new(0) };
-}
-
-/// Counts the memory that a thread holds.
-struct Counting;
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn count(bytes: isize) {
-    let _ = HELD.try_with(|held| {
-        held.set(held.get() + bytes);
-        let _ = MOST.try_with(|most| most.set(most.get().max(held.get())));
-    });
-}
-
-// SAFETY: all work is done by the system's allocator
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: as of the caller
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: as of the caller
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 /// Returns a policy that demands these values of the registers 4 and 15.
 fn demanding(pcr_4: [u8; 32]) -> Policy {
@@ -69,14 +38,6 @@ fn demanding(pcr_4: [u8; 32]) -> Policy {
 
 fn policy() -> Policy {
     demanding(PCR_4)
-}
-
-/// Returns how much memory work in this thread needs at most, in bytes.
-fn memory<T>(work: impl FnOnce() -> T) -> (T, usize) {
-    let before = HELD.get();
-    MOST.set(before);
-    let result = work();
-    (result, (MOST.get() - before) as usize)
 }
 
 /// Returns why a document is refused. It may need a few times its own memory; the constant is for the policy and the texts.

@@ -4,6 +4,7 @@
 pub mod boot_image;
 pub mod cut_off;
 pub mod foreign;
+pub mod memory;
 pub mod metadata;
 pub mod mutation;
 pub mod openssl;
