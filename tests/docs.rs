@@ -651,3 +651,96 @@ fn the_page_of_the_services_has_each_metric_and_no_other() {
     let page = Page::read(Path::new("docs/services.md"));
     assert_eq!(names(&page.text, '`'), names(&messages(), '"'));
 }
+
+/// Returns the checks that SPECIFICATION.md names: the words in code of its last column.
+fn checks() -> Vec<String> {
+    let text = fs::read_to_string(Path::new(ROOT).join("SPECIFICATION.md")).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(|row| row.trim_end_matches([' ', '|']).rsplit(" | ").next());
+    let codes = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    codes.map(str::to_owned).collect()
+}
+
+/// Returns the paths of `src/{a,b}.rs`.
+fn expanded(path: &str) -> Vec<String> {
+    let parts = path.split_once('{').and_then(|(before, rest)| {
+        let (names, after) = rest.split_once('}')?;
+        Some((before, names, after))
+    });
+    match parts {
+        None => vec![path.to_owned()],
+        Some((before, names, after)) => (names.split(','))
+            .map(|name| format!("{before}{name}{after}"))
+            .collect(),
+    }
+}
+
+/// Returns the names of the sources' files and folders, of their functions, and of the targets of make.
+fn names() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for folder in ["src", "tests", "benches", "fuzz/src"] {
+        for path in files(folder, &[".rs"]) {
+            let text = fs::read_to_string(Path::new(ROOT).join(&path)).unwrap();
+            let functions = text.split("fn ").skip(1);
+            let functions = functions.filter_map(|rest| rest.split(['(', '<']).next());
+            names.extend(functions.map(str::to_owned));
+            let parts = path.iter().map(|part| part.to_string_lossy());
+            names.extend(parts.map(|part| part.trim_end_matches(".rs").to_owned()));
+        }
+    }
+    let makefile = fs::read_to_string(Path::new(ROOT).join("Makefile")).unwrap();
+    let targets = makefile.lines().filter_map(|line| line.split_once(": "));
+    names.extend(targets.map(|(target, _)| format!("make {target}")));
+    names
+}
+
+/// A promise whose check is gone is not checked.
+#[test]
+fn each_check_of_the_specification_is_there() {
+    let (checks, names) = (checks(), names());
+    assert!(checks.len() > 200, "{checks:?}");
+    let is_word = |text: &str| {
+        text.contains('_')
+            && text
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+    };
+    let mut faults = vec![];
+    for check in checks {
+        let folders = ["src/", "tests/", "benches/", "fuzz/", "tools/"];
+        let is_there = if folders.iter().any(|folder| check.starts_with(folder)) {
+            expanded(&check)
+                .iter()
+                .all(|path| Path::new(ROOT).join(path).exists())
+        } else if check.starts_with("make ") || is_word(&check) {
+            names.contains(&check)
+        } else {
+            true
+        };
+        if !is_there {
+            faults.push(format!("SPECIFICATION.md: `{check}` does not exist"));
+        }
+    }
+    no_faults(&faults);
+}
+
+/// `cargo clippy --all-targets` builds no bench with `bench = false`.
+#[test]
+fn each_bench_is_built_by_make_lint() {
+    let read = |path: &str| fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
+    let (manifest, makefile) = (read("tests/Cargo.toml"), read("Makefile"));
+    let (_, lint) = makefile.split_once("\nlint:").unwrap();
+    let (lint, _) = lint.split_once("\n\n").unwrap();
+    let benches = manifest.split("[[bench]]").skip(1);
+    let benches = benches.map(|bench| bench.split("\n[").next().unwrap());
+    let mut left_out = 0;
+    for bench in benches.filter(|bench| bench.contains("bench = false")) {
+        let (_, name) = bench.split_once("name = \"").unwrap();
+        let built = format!("--bench {}", name.split('"').next().unwrap());
+        let is_built = |line: &str| line.contains(&built) && !line.contains("--all-targets");
+        assert!(lint.lines().any(is_built), "{built} is not in {lint}");
+        left_out += 1;
+    }
+    assert!(left_out > 0);
+    assert!(lint.contains("--all-targets"));
+}

@@ -22,11 +22,13 @@ JUDGES='verifier|hardware|roots|endorsement|collateral'
 
 # Prints the crates that a package's programs link: "NAME", or "NAME (/path)" for ours.
 tree() { cargo tree --locked --package "$1" --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p}' "${@:2}" | sed 's/ v[0-9][^ ]*//; s/ (\*)$//' | sort -u; }
-# Counts the lines of code below a folder, without tests, comments and blank lines. A test module is the end of its file.
+# Counts the lines of code below a folder, without tests, comments and blank lines. A test module is the end of its file, unless
+# it is in a file of its own.
 lines() {
   find "$1" -name '*.rs' ! -path '*/tests/*' ! -name tests.rs ! -name testing.rs ! -path '*/examples/*' -exec awk '
-    FNR == 1 { on = 1 } /^#\[cfg\(test\)\]$/ { on = 0 }
-    on && !/^[[:space:]]*(\/\/.*)?$/ { n++ } END { print n + 0 }' {} +
+    FNR == 1 { on = 1; test = 0 } /^#\[cfg\(test\)\]$/ { test = 1 }
+    test && !/^#\[/ { test = 0; if (/;$/) next; on = 0 }
+    on && !test && !/^[[:space:]]*(\/\/.*)?$/ { n++ } END { print n + 0 }' {} +
 }
 
 tools/circles.py src/* || die "these modules of one folder use each other: move what both need to a file below them"

@@ -23,6 +23,7 @@
 
 mod crowd;
 use common::kube_apiserver;
+use common::manifests::settings;
 use support::metadata;
 mod tpm;
 
@@ -37,15 +38,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use base::crypto::Secret;
 use base::stop::Stop;
 use crowd::{Joined, JoiningNode};
-use kms::ClusterKms;
 use kube_apiserver::Cluster;
 use kubernetes::client::{CONFIG_MAPS, Client, NODES, Object, SECRETS, Selector};
-use kubernetes::services::{self, Settings};
+use kubernetes::services;
 use metadata::MetadataServer;
-use proto::join::NODE_PORT;
 use serde_json::json;
 use sys::process;
 use tempfile::TempDir;
@@ -217,7 +215,7 @@ impl Setting {
                 &at("pki"),
             ],
         );
-        let address = service.address("letting nodes in on");
+        let address = service.address("serving join requests on");
         Setting {
             cluster,
             service,
@@ -406,17 +404,7 @@ fn address(number: usize) -> IpAddr {
 fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
     let policy = json!({"measurements": {"15": {"expected": "00".repeat(32), "warnOnly": false}}})
         .to_string();
-    let settings = Settings {
-        image: "example.com/firstlight:1".into(),
-        variant: "qemu-vtpm".into(),
-        policy: policy.clone(),
-        measurement_salt: vec![7; 32],
-        kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
-        node_port: NODE_PORT,
-        migrate_until: String::new(),
-        metadata: services::MetadataService::default(),
-    };
-    let manifests = services::manifests(&settings).unwrap();
+    let manifests = services::manifests(&settings(&policy)).unwrap();
     for object in manifests.iter().filter(|object| {
         object["kind"]
             .as_str()

@@ -37,3 +37,18 @@ impl Exporter {
         self.0.local_addr()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tests of `web` show that a server keeps its limits.
+    #[test]
+    fn the_server_has_the_promised_limits() {
+        assert_eq!(
+            (LIMITS.connections, LIMITS.time),
+            (8, Duration::from_secs(5))
+        );
+        assert_eq!(web::MAX_HEAD, 8 << 10);
+    }
+}

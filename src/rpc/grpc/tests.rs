@@ -1553,3 +1553,13 @@ fn a_flood_ends_its_connection_and_no_other() {
     until_closed(socket);
     assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
 }
+
+/// The limits by default are those that SPECIFICATION.md promises.
+#[test]
+fn a_connection_without_a_call_ends_after_ten_minutes_and_a_dead_one_after_35_seconds() {
+    let limits = Limits::default();
+    assert_eq!(limits.idle, Duration::from_secs(600));
+    let dead = limits.keepalive + limits.keepalive_timeout;
+    assert_eq!(dead, Duration::from_secs(35));
+    assert_eq!((limits.connections, limits.handshakes), (1024, 256));
+}

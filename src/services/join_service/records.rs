@@ -325,10 +325,11 @@ mod tests {
                 .map(|record| record.machine)
                 .map_err(|refusal| refusal.reason)
         };
-        assert_eq!(check(0, MAX_DISK_RECORDS - 1), Ok("m".into()));
-        assert_eq!(check(0, MAX_DISK_RECORDS), Err("too-many-records"));
-        assert_eq!(check(MAX_PER_MACHINE - 1, 100), Ok("m".into()));
-        assert_eq!(check(MAX_PER_MACHINE, 100), Err("too-many-disks"));
+        // the numbers that SPECIFICATION.md promises
+        assert_eq!(check(0, 19_999), Ok("m".into()));
+        assert_eq!(check(0, 20_000), Err("too-many-records"));
+        assert_eq!(check(7, 100), Ok("m".into()));
+        assert_eq!(check(8, 100), Err("too-many-disks"));
     }
 
     #[test]
