@@ -210,7 +210,7 @@ pub trait Metadata: Send + Sync {
 /// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
 pub fn is_host(host: &str) -> bool {
     let label = |label: &str| {
-        !label.is_empty()
+        (1..=63).contains(&label.len())
             && label
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || b == b'-')

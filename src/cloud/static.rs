@@ -186,9 +186,9 @@ impl Machines {
         let mut addresses = BTreeSet::new();
         for machine in &list.machines {
             let Machine { name, address, .. } = machine;
-            if !is_host(name) || name.parse::<IpAddr>().is_ok() {
+            if !is_host(name) || name.len() > 63 || name.parse::<IpAddr>().is_ok() {
                 return Err(format!(
-                    "{} is not a name of a machine: expected letters, digits, hyphens, dots",
+                    "{} is not a name of a machine: expected up to 63 letters, digits, hyphens, dots",
                     quoted(name, 80)
                 ));
             }
@@ -204,7 +204,11 @@ impl Machines {
                     quoted(&machine.role, 80)
                 ));
             }
-            if !names.insert(name) || !addresses.insert(address) {
+            let address = address.parse().map_or_else(
+                |_| address.to_ascii_lowercase(),
+                |address: IpAddr| address.to_canonical().to_string(),
+            );
+            if !names.insert(name.to_ascii_lowercase()) || !addresses.insert(address) {
                 return Err(format!("{name}: its name or its address occurs twice"));
             }
         }
@@ -212,7 +216,7 @@ impl Machines {
             return Err("it has no control plane".into());
         }
         if let Some(own) = &list.own
-            && !names.contains(own)
+            && !names.contains(&own.to_ascii_lowercase())
         {
             return Err(format!(
                 "self is {}, which is not one of its machines",
@@ -247,7 +251,8 @@ impl Machines {
     fn own(&self, addresses: &[IpAddr]) -> Result<Instance, String> {
         match &self.own {
             Some(name) => {
-                let found = self.machines.iter().find(|one| one.name == *name);
+                let mut all = self.machines.iter();
+                let found = all.find(|one| one.name.eq_ignore_ascii_case(name));
                 Ok(found.expect("parse has checked it").instance())
             }
             None => self
@@ -308,8 +313,8 @@ impl Machine {
     }
 
     fn address(&self) -> Option<IpAddr> {
-        if let Ok(address) = self.address.parse() {
-            return Some(address);
+        if let Ok(address) = self.address.parse::<IpAddr>() {
+            return Some(address.to_canonical());
         }
         match (self.address.as_str(), 0).to_socket_addrs() {
             Ok(mut found) => found.next().map(|address| address.ip()),
@@ -455,6 +460,24 @@ mod tests {
         let json = list().replacen('{', r#"{"self":"control-plane-0","#, 1);
         let list = Machines::parse(json.as_bytes()).unwrap();
         assert_eq!(list.own(&[]).unwrap().name, "control-plane-0");
+        let json = list_with_self("Control-Plane-0");
+        let list = Machines::parse(json.as_bytes()).unwrap();
+        assert_eq!(list.own(&[]).unwrap().name, "control-plane-0");
+    }
+
+    fn list_with_self(name: &str) -> String {
+        list().replacen('{', &format!(r#"{{"self":"{name}","#), 1)
+    }
+
+    #[test]
+    fn a_machine_is_found_by_its_address_in_any_form() {
+        let json = list().replace("10.0.0.11", "::ffff:10.0.0.11");
+        let list = Machines::parse(json.as_bytes()).unwrap();
+        let own = list.own(&[address("10.0.0.11")]).unwrap();
+        assert_eq!(
+            (own.name.as_str(), own.vpc_ip),
+            ("control-plane-0", Some(address("10.0.0.11")))
+        );
     }
 
     #[test]
@@ -493,6 +516,34 @@ mod tests {
             (
                 list().replace("worker-0", "control-plane-0"),
                 "occurs twice",
+            ),
+            // the same name, and the same address, in another form
+            (
+                list().replace("worker-0", "Control-Plane-0"),
+                "Control-Plane-0: its name or its address occurs twice",
+            ),
+            (
+                list().replace("fd00::2", "::ffff:10.0.0.11"),
+                "worker-0: its name or its address occurs twice",
+            ),
+            (
+                list().replace("10.0.0.11", "fd00:0:0::0:2"),
+                "worker-0: its name or its address occurs twice",
+            ),
+            (
+                list()
+                    .replace("10.0.0.11", "A.example")
+                    .replace("fd00::2", "a.example"),
+                "worker-0: its name or its address occurs twice",
+            ),
+            (machine(&"c".repeat(64), "control-plane", "a"), "not a name"),
+            (
+                machine(&["c"; 33].join("."), "control-plane", "a"),
+                "not a name",
+            ),
+            (
+                machine("c", "control-plane", &"a".repeat(64)),
+                "is neither an IP address nor a DNS name",
             ),
             (list().replace("endpoint", "endpiont"), "endpiont"),
             (
