@@ -532,8 +532,12 @@ fn check(request: &GetDataKeyRequest) -> Result<(), Status> {
     {
         return invalid("data_key_id: expected letters, digits, '.', '_' and '-' only".into());
     }
-    if Uuid::parse(id).is_some_and(|uuid| uuid.as_str() != id) {
-        return invalid("data_key_id: a UUID must be in lower case".into());
+    if let Some(uuid) = Uuid::parse(id).filter(|uuid| uuid.as_str() != id) {
+        return invalid(format!(
+            "data_key_id: this UUID has upper-case letters, so its key would be another one than that of the same volume: \
+             ask for {}",
+            uuid.as_str()
+        ));
     }
     Ok(())
 }
@@ -695,7 +699,11 @@ mod tests {
     fn an_upper_case_uuid_is_refused_for_its_case() {
         let status = ask("FFFFFFFF-ffff-ffff-ffff-ffffffffffff", 32).unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
-        assert!(status.message().contains("lower case"), "{status}");
+        let end = "ask for ffffffff-ffff-ffff-ffff-ffffffffffff";
+        assert!(
+            status.message().contains("upper-case") && status.message().ends_with(end),
+            "{status}"
+        );
     }
 
     fn config() -> Config {
