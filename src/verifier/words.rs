@@ -48,6 +48,11 @@ impl<'de> DeserializeSeed<'de> for Place<'_> {
             return json.deserialize_any(self);
         }
         let value: Value = serde::Deserialize::deserialize(json)?;
+        let text = value.as_str().unwrap_or_default();
+        if text.eq_ignore_ascii_case("latest") && !self.path.ends_with("name") {
+            let text = "\"latest\" is no version: write the value that `firstlight verify` shows";
+            return Err(D::Error::custom(format!("{}: {text}", self.path)));
+        }
         let is_empty = value.as_array().is_some_and(Vec::is_empty) && value != *self.words;
         match value.is_null() || is_empty {
             true => Err(self.requires_nothing()),
@@ -263,6 +268,28 @@ mod tests {
         assert!(
             refusal(null).contains(r#"expected an object or a list of objects: "measurements.4""#)
         );
+    }
+
+    #[test]
+    fn a_version_that_is_a_word_is_refused_by_its_field() {
+        for (members, path) in [
+            (r#","snpVersion":"latest""#, "snpVersion"),
+            (r#","teeTCBSVN":"Latest""#, "teeTCBSVN"),
+            (
+                r#","snp":{"floors":[{"minimum":{"tee":"latest"}}]}"#,
+                "snp.floors[0].minimum.tee",
+            ),
+        ] {
+            let error = refusal(&policy(members));
+            assert!(
+                error.contains(&format!(
+                    "{path}: \"latest\" is no version: write the value"
+                )),
+                "{error}"
+            );
+        }
+        // an image may have this name
+        Policy::from_json(&policy(r#","name":"latest""#)).unwrap();
     }
 
     /// Policies as the reference system writes them for each variant.

@@ -269,7 +269,10 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
         assert!(error.contains(why), "{error}, expected {why}");
     }
     for (demand, why) in [
-        (json!({"snpVersion": "latest"}), "latest"),
+        (
+            json!({"snpVersion": "latest"}),
+            "snpVersion: \"latest\" is no version",
+        ),
         (json!({"snpVersion": 256}), "256"),
         (json!({"snp": {"chip": []}}), "unknown field"),
         (json!({"snp": {"chips": ["00"]}}), "a chip has 128"),
