@@ -83,7 +83,7 @@ pub fn main(
         // If standard output is closed, its reader does not want the text.
         Err(Failure::Help) => print(usage),
         Err(Failure::HelpOn(text)) => print(&text),
-        Err(Failure::Version) => print(&format!("{name} {}\n", env!("CARGO_PKG_VERSION"))),
+        Err(Failure::Version) => print(&format!("{}\n", version(name))),
         Err(Failure::Usage(what)) => {
             complain(name, &what, &format!("\nTry `{name} --help`."));
             USAGE
@@ -99,6 +99,13 @@ pub fn main(
         }
     };
     ExitCode::from(code)
+}
+
+/// Returns the version of a program, and the commit if the build knows it: `firstlight 0.1.0 (0123456789ab, 2026-11-22)`.
+pub fn version(name: &str) -> String {
+    let commit = option_env!("FIRSTLIGHT_COMMIT").map(|commit| format!(" ({commit})"));
+    let commit = commit.unwrap_or_default();
+    format!("{name} {}{commit}", env!("CARGO_PKG_VERSION"))
 }
 
 /// Prepares the `main` of a service before it starts a thread: starts the log at `level` in this
