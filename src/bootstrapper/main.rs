@@ -44,7 +44,7 @@ Options
 ";
 const MORE_HELP: &str = "
 Example
-  bootstrapper --csp qemu --variant qemu-vtpm --components /opt/components --events /dev/virtio-ports/events
+  bootstrapper --cloud-provider qemu --attestation-variant qemu-vtpm --components /opt/components --events /dev/virtio-ports/events
   bootstrapper --settings
   bootstrapper upgrade < components.json
 

@@ -22,8 +22,9 @@ use crate::service_trust;
 pub fn help() -> String {
     let (clouds, variants) = (cloud::NAMES.join(", "), variant::NAMES.join(", "));
     format!(
-        "  --csp NAME           the cloud of this machine (environment: CONSTEL_CSP); supported: {clouds}
-  --variant NAME       the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT); supported: {variants}
+        "  --cloud-provider NAME       the cloud of this machine (environment: CONSTEL_CSP; also --csp); supported: {clouds}
+  --attestation-variant NAME  the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT; also --variant);
+                       supported: {variants}
   --metadata URL       the metadata service; by default at the address that the cloud defines
   --tpm LOCATION       device:/dev/tpmrm0 (the default if it exists) or swtpm:host=ADDRESS,port=PORT
   --disk PATH          the state disk; by default the disk with serial number \"state\"
@@ -107,8 +108,10 @@ impl Options {
             match name.as_str() {
                 "help" => return Err(Failure::Help),
                 "version" => return Err(Failure::Version),
-                "csp" => self.csp = program::text(arguments.value()?)?,
-                "variant" => self.variant = program::text(arguments.value()?)?,
+                "cloud-provider" | "csp" => self.csp = program::text(arguments.value()?)?,
+                "attestation-variant" | "variant" => {
+                    self.variant = program::text(arguments.value()?)?;
+                }
                 "metadata" => self.metadata = Some(program::text(arguments.value()?)?),
                 "tpm" => self.tpm = Some(program::parsed("tpm", arguments.value()?)?),
                 "disk" => self.disk = Some(arguments.value()?.into()),

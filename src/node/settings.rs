@@ -35,8 +35,10 @@ struct Setting {
 }
 
 /// The options that are settings. The paths by which the initrd and the booted system find each other are not among them.
-const SETTINGS: [Setting; 17] = [
+const SETTINGS: [Setting; 19] = [
+    both("cloud-provider"),
     both("csp"),
+    both("attestation-variant"),
     both("variant"),
     both("metadata"),
     both("disk"),
@@ -176,8 +178,12 @@ mod tests {
 
     #[test]
     fn the_file_has_a_setting_a_line_and_comments() {
-        let text = "# a comment\n\ncsp = qemu\n  debug\ntpm=device:/dev/tpmrm0\n";
-        let expected = ["--csp=qemu", "--debug", "--tpm=device:/dev/tpmrm0"];
+        let text = "# a comment\n\ncloud-provider = qemu\n  debug\nattestation-variant=qemu-vtpm\n";
+        let expected = [
+            "--cloud-provider=qemu",
+            "--debug",
+            "--attestation-variant=qemu-vtpm",
+        ];
         assert_eq!(
             in_file(Unlock, text),
             expected.map(|option| Ok(option.to_owned()))

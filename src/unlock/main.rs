@@ -41,7 +41,7 @@ Options
 ";
 const MORE_HELP: &str = "
 Example
-  unlock --csp qemu --variant qemu-vtpm
+  unlock --cloud-provider qemu --attestation-variant qemu-vtpm
 
 Exit codes: 0 the disk is mounted, 1 failure (the last line gives the reason), 2 invalid usage, 143 stopped by SIGTERM.
 ";
