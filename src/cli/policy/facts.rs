@@ -6,7 +6,7 @@ use endorsement::roots::Root;
 use serde_json::{Value, json};
 use verifier::{Measurement, Policy};
 
-use super::text::{in_order, value};
+use super::text::{MACHINES, in_order, value};
 use crate::state::hex;
 use crate::verify::meaning;
 
@@ -150,18 +150,6 @@ const MEANINGS: [(&str, &str); 50] = [
     ),
     ("amdSigningKey", "AMD's certificate below the root"),
 ];
-/// The fields that are no further requirements.
-const OTHERS: [&str; 8] = [
-    "variant",
-    "name",
-    "measurements",
-    "initramfs",
-    "acpiTables",
-    "alsoAccepted",
-    "attestationKeys",
-    "endorsementRoots",
-];
-
 /// A requirement beside registers and keys.
 struct Requirement {
     /// The path in the policy.
@@ -208,7 +196,7 @@ fn requirements(policy: &Policy) -> Vec<Requirement> {
             .as_object()
             .filter(|_| ["cloud", "snp", "tdx"].contains(&name.as_str()))
         {
-            _ if OTHERS.contains(&name.as_str()) => {}
+            _ if MACHINES.contains(&name.as_str()) => {}
             Some(members) => {
                 let members = in_order(members).into_iter();
                 all.extend(

@@ -7,8 +7,8 @@ use verifier::{Measurement, Policy};
 
 use crate::state::hex;
 
-/// The fields that come first, in this order. Others follow in the order of the alphabet.
-const FIRST: [&str; 10] = [
+/// The fields that say which machines are meant. They come first, in this order.
+pub const MACHINES: [&str; 8] = [
     "variant",
     "name",
     "measurements",
@@ -17,9 +17,9 @@ const FIRST: [&str; 10] = [
     "alsoAccepted",
     "attestationKeys",
     "endorsementRoots",
-    "require",
-    "requireConfinedAcpi",
 ];
+/// The fields that follow. Others come in the order of the alphabet.
+const NEXT: [&str; 2] = ["require", "requireConfinedAcpi"];
 /// Maximum columns of an object or a list on one line: the value of a TDX machine's register fits.
 const WIDTH: usize = 150;
 
@@ -99,9 +99,9 @@ pub fn registers(registers: &BTreeMap<u32, Measurement>) -> Value {
 pub fn in_order(object: &Map<String, Value>) -> Vec<(&String, &Value)> {
     let mut all: Vec<_> = object.iter().collect();
     all.sort_by_key(|(name, _)| {
-        let rank = FIRST.iter().position(|first| first == name);
+        let rank = MACHINES.iter().chain(&NEXT).position(|it| it == name);
         let number: u32 = name.parse().unwrap_or(u32::MAX);
-        (rank.unwrap_or(FIRST.len()), number, *name)
+        (rank.unwrap_or(usize::MAX), number, *name)
     });
     all
 }
