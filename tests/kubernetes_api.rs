@@ -3,6 +3,8 @@
 //!
 //! The first run builds both from source, which takes minutes. So `cargo test` skips these tests.
 
+mod kubeconfigs;
+
 use common::kube_apiserver;
 
 use std::fs;

@@ -83,9 +83,7 @@ fn text_of<'a>(value: &'a Value, field: &str) -> Result<&'a str, String> {
 }
 
 fn decoded(value: &Value, field: &str) -> Result<Zeroizing<Vec<u8>>, String> {
-    let bytes = BASE64_STANDARD.decode(text_of(value, field)?);
-    bytes
-        .map(Zeroizing::new)
+    yaml::base64(text_of(value, field)?)
         .map_err(|error| format!("{field}: expected base64: {error}"))
 }
 

@@ -3,13 +3,16 @@
 //! Plain scalars have the types of the core schema (§10.3.2). Further types of YAML 1.1 (`yes`,
 //! `0777`) are text or decimal numbers. These features are refused, because Kubernetes' files do
 //! not need them, and they make a small text large or ambiguous: aliases, keys that are not
-//! scalars, duplicate keys, and tags other than `!!str`.
+//! scalars, duplicate keys, and tags other than `!!str` and `!!binary`. The value of `!!binary` is
+//! the text that its base64 encodes, as for kubectl.
 
 use std::fmt;
 
 use base::text::quoted;
+use base64::prelude::{BASE64_STANDARD, Engine};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::{Map, Number, Value};
+use zeroize::Zeroizing;
 
 /// The maximum length of a text in bytes. A Kubernetes object has at most 1.5 MiB by etcd's limit.
 pub const MAX_LEN: usize = 2 << 20;
@@ -36,6 +39,20 @@ enum Open {
     Sequence(Vec<Value>),
     /// With the key of the next value.
     Mapping(Map<String, Value>, Option<String>),
+}
+
+/// Decodes base64 as Go does: line breaks within it have no meaning.
+pub fn base64(text: &str) -> Result<Zeroizing<Vec<u8>>, base64::DecodeError> {
+    let is_line_break = |c: char| c == '\n' || c == '\r';
+    if !text.contains(is_line_break) {
+        return BASE64_STANDARD.decode(text).map(Zeroizing::new);
+    }
+    // The text may be a key. The capacity is sufficient, because a growing text would leave copies
+    // behind.
+    let mut whole = Zeroizing::new(String::with_capacity(text.len()));
+    text.split(is_line_break)
+        .for_each(|line| whole.push_str(line));
+    BASE64_STANDARD.decode(whole.as_str()).map(Zeroizing::new)
 }
 
 /// Parses the documents of a text. Omits empty documents.
@@ -136,6 +153,12 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Value, St
     match tag {
         None => {}
         Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => return Ok(text.into()),
+        Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "binary" => {
+            let bytes =
+                base64(text).map_err(|error| format!("!!binary without base64: {error}"))?;
+            let text = str::from_utf8(&bytes).map_err(|_| "!!binary of bytes that are no text")?;
+            return Ok(text.into());
+        }
         Some(tag) => {
             return Err(format!(
                 "the tag {:.40}{:.40}, which is not supported",
@@ -238,6 +261,18 @@ kind: Second
     }
 
     #[test]
+    fn binary_is_the_text_that_its_base64_encodes() {
+        let expected = json!({"a": "hello"});
+        for text in [
+            "a: !!binary aGVsbG8=",
+            "a: !!binary |\n  aGVs\n  bG8=\n",
+            "a: !!binary \"aGVs\\r\\nbG8=\"",
+        ] {
+            assert_eq!(document(text).unwrap(), expected, "{text}");
+        }
+    }
+
+    #[test]
     fn json_is_yaml() {
         let value = json!({"a": [1, "2", null, {"b": "line\nbreak \u{e9} \""}], "c": false});
         assert_eq!(document(&value.to_string()).unwrap(), value);
@@ -264,8 +299,17 @@ kind: Second
         );
         assert_eq!(refused("a: 1\na: 2"), "line 2: the key \"a\" occurs twice");
         assert_eq!(
-            refused("a: !!binary aGk="),
-            "line 1: the tag tag:yaml.org,2002:binary, which is not supported"
+            refused("a: !!set {}"),
+            "line 1: a tag, which is not supported"
+        );
+        assert_eq!(
+            refused("a: !!float 1"),
+            "line 1: the tag tag:yaml.org,2002:float, which is not supported"
+        );
+        assert!(refused("a: !!binary '!'").starts_with("line 1: !!binary without base64: "));
+        assert_eq!(
+            refused("a: !!binary /w=="),
+            "line 1: !!binary of bytes that are no text"
         );
         assert_eq!(refused("? [a]\n: b"), "line 1: a key that is not a scalar");
         assert_eq!(

@@ -346,7 +346,7 @@ fn programs() -> PathBuf {
 }
 
 /// Builds missing programs, which takes minutes; returns their folder.
-fn build(programs: &[&str]) -> PathBuf {
+pub fn build(programs: &[&str]) -> PathBuf {
     let tool = Path::new(support::ROOT).join("tools/kubernetes.sh");
     let output = Command::new(tool)
         .args(programs)

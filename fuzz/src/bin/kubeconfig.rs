@@ -1,12 +1,22 @@
-//! A node's kubeconfig: what is rebuilt of it is rebuilt the same again, and has the lines of ours and no others.
+//! A node's kubeconfig: what is rebuilt of it is rebuilt the same again, has the lines of ours and no others, and is one that the
+//! client reads.
 #![no_main]
 
+use std::path::Path;
+
+use kubernetes::client::Config;
 use kubernetes::kubeconfig::rebuild;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &[u8]| {
+    let read = |text: &[u8]| {
+        let text = String::from_utf8_lossy(text);
+        Config::from_kubeconfig(&text, "config", Path::new("/nowhere"))
+    };
+    let _ = read(text);
     if let Ok(built) = rebuild(text, "cluster") {
         assert!(rebuild(built.expose(), "cluster").as_ref() == Ok(&built));
+        assert!(read(built.expose()).is_ok());
         assert_eq!(built.expose().split(|byte| *byte == b'\n').count(), 19);
     }
 });

@@ -2,21 +2,24 @@
 //! kubeconfig (Kubernetes' `v1 Config`) or from the files of a pod.
 //!
 //! Features of a kubeconfig other than certificate and token are refused and not ignored: programs
-//! to run, passwords, proxies, and servers without authentication.
+//! to run, passwords, proxies, servers without authentication, and acting as another user. What the
+//! current context does not use is not judged.
 
+use std::collections::{BTreeSet, HashMap};
 use std::env;
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::{Map, Value};
 use ureq::http::Uri;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts};
 use zeroize::Zeroizing;
@@ -41,38 +44,59 @@ pub struct Config {
     pub(super) credentials: Credentials,
 }
 
-/// The credentials of the client.
-pub enum Credentials {
-    /// No authentication.
-    Anonymous,
+/// The credentials of the client: a certificate, a token or both.
+#[derive(Default)]
+pub(super) struct Credentials {
     /// A TLS client certificate.
-    Certificate(ClientCert),
+    pub certificate: Option<ClientCert>,
     /// A bearer token.
-    Token(Zeroizing<String>),
-    /// The file of a bearer token, which is replaced before the token expires.
-    TokenFile(PathBuf),
+    pub token: Option<TokenFile>,
 }
 
 impl Config {
     /// Reads the current context of a kubeconfig. Its file names are relative to its directory.
     pub fn from_kubeconfig_file(path: &Path) -> Result<Config, Error> {
-        let content = read(path)?;
-        let text =
-            str::from_utf8(&content).map_err(|_| config_error(path.display(), "is not UTF-8"))?;
-        Config::from_kubeconfig(
-            text,
-            &path.display().to_string(),
-            path.parent().unwrap_or(Path::new(".")),
-        )
+        Config::from_kubeconfig_files(&[path.into()])
+    }
+
+    /// Reads the current context of several kubeconfigs, as kubectl does for `$KUBECONFIG`: the first
+    /// entry of a name counts. Of several files, those that do not exist are left out.
+    pub fn from_kubeconfig_files(paths: &[PathBuf]) -> Result<Config, Error> {
+        let mut all: Option<Kubeconfig> = None;
+        let (mut names, mut missing) = (Vec::new(), None);
+        for path in paths {
+            let content = match read(path) {
+                Err(Error::File(_, error)) if error.kind() == ErrorKind::NotFound => {
+                    missing = missing.or(Some(Error::File(path.into(), error)));
+                    continue;
+                }
+                content => content?,
+            };
+            let name = path.display().to_string();
+            let text = str::from_utf8(&content).map_err(|_| config_error(&name, "is not UTF-8"))?;
+            let directory = path.parent().unwrap_or(Path::new(".")).into();
+            names.push(name.clone());
+            let further = Kubeconfig::parse(text, Origin { name, directory })?;
+            match &mut all {
+                None => all = Some(further),
+                Some(all) => all.add(further),
+            }
+        }
+        match (all, missing) {
+            (Some(all), _) => all.current(&names.join(", ")),
+            (None, Some(missing)) => Err(missing),
+            (None, None) => Err(config_error("the kubeconfig", "no file is named")),
+        }
     }
 
     /// Parses a kubeconfig. `name` is its name in errors, and relative paths are relative to
     /// `directory`.
     pub fn from_kubeconfig(text: &str, name: &str, directory: &Path) -> Result<Config, Error> {
-        let value = yaml::document(text).map_err(|error| Error::from((name.to_owned(), error)))?;
-        let kubeconfig: Kubeconfig =
-            serde_json::from_value(value).map_err(|error| config_error(name, error))?;
-        kubeconfig.current(name, directory)
+        let origin = Origin {
+            name: name.into(),
+            directory: directory.into(),
+        };
+        Kubeconfig::parse(text, origin)?.current(name)
     }
 
     /// Returns a pod's configuration: the address from the environment, and the files of
@@ -108,7 +132,10 @@ impl Config {
             server,
             "the environment",
             roots,
-            Credentials::TokenFile(token),
+            Credentials {
+                certificate: None,
+                token: Some(TokenFile::new(token)),
+            },
         )
     }
 
@@ -118,6 +145,9 @@ impl Config {
         roots: Vec<CertificateDer<'static>>,
         credentials: Credentials,
     ) -> Result<Config, Error> {
+        if server.is_empty() {
+            return Err(config_error(name, "the cluster has no server"));
+        }
         let uri: Uri = server.parse().map_err(|error| {
             config_error(name, format!("server {}: {error}", quoted(server, 200)))
         })?;
@@ -284,7 +314,7 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
 }
 
 /// Parses the certificate and its key, and checks that they match.
-fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Credentials, Error> {
+fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<ClientCert, Error> {
     let chain = certificates(&format!("{name}: the client certificate"), certificate)?;
     let problem =
         |what: &str, error: &dyn fmt::Display| config_error(name, format!("{what}: {error}"));
@@ -298,129 +328,207 @@ fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Cred
     // The HTTP library panics if the pair does not match.
     CertifiedKey::from_der(chain, key, &tls::provider())
         .map_err(|error| problem("the client certificate and its key", &error))?;
-    Ok(Credentials::Certificate(ClientCert::new_with_certs(
-        &certs, own,
-    )))
+    Ok(ClientCert::new_with_certs(&certs, own))
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
+/// The parts of a kubeconfig that matter here, of one file or of several. As in Go, a field that is null
+/// or an empty text means the same as a missing one.
 struct Kubeconfig {
-    #[serde(default)]
     current_context: String,
-    #[serde(default)]
-    contexts: Vec<NamedContext>,
-    #[serde(default)]
-    clusters: Vec<NamedCluster>,
-    #[serde(default)]
-    users: Vec<NamedUser>,
+    contexts: Vec<Named<Context>>,
+    clusters: Vec<Named<Cluster>>,
+    users: Vec<Named<User>>,
 }
 
-#[derive(Deserialize)]
-struct NamedContext {
+/// An entry of one of its lists.
+struct Named<T> {
     name: String,
-    context: Context,
+    entry: T,
+    origin: Rc<Origin>,
 }
 
-#[derive(Deserialize)]
+/// The file of an entry.
+struct Origin {
+    /// Its name in errors.
+    name: String,
+    /// Relative paths are relative to this directory.
+    directory: PathBuf,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Context {
     cluster: String,
     user: String,
 }
 
-#[derive(Deserialize)]
-struct NamedCluster {
-    name: String,
-    cluster: Cluster,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
 struct Cluster {
     server: String,
     certificate_authority: Option<PathBuf>,
     certificate_authority_data: Option<String>,
-    #[serde(default)]
     insecure_skip_tls_verify: bool,
     proxy_url: Option<String>,
     tls_server_name: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct NamedUser {
-    name: String,
-    user: User,
-}
-
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
 struct User {
-    #[serde(rename = "client-certificate")]
     client_certificate: Option<PathBuf>,
-    #[serde(rename = "client-certificate-data")]
     client_certificate_data: Option<String>,
-    #[serde(rename = "client-key")]
     client_key: Option<PathBuf>,
-    #[serde(rename = "client-key-data")]
     client_key_data: Option<Zeroizing<String>>,
     token: Option<Zeroizing<String>>,
     // In camel case, as an exception among its neighbours.
     #[serde(rename = "tokenFile")]
     token_file: Option<PathBuf>,
-    username: Option<serde::de::IgnoredAny>,
-    exec: Option<serde::de::IgnoredAny>,
-    #[serde(rename = "auth-provider")]
-    auth_provider: Option<serde::de::IgnoredAny>,
+    username: Option<IgnoredAny>,
+    exec: Option<IgnoredAny>,
+    auth_provider: Option<IgnoredAny>,
+    // Without these a request would be executed as another user than kubectl's.
+    r#as: Option<IgnoredAny>,
+    as_uid: Option<IgnoredAny>,
+    as_groups: Vec<IgnoredAny>,
+    as_user_extra: HashMap<String, IgnoredAny>,
 }
 
 impl Kubeconfig {
-    fn current(self, name: &str, directory: &Path) -> Result<Config, Error> {
-        let wanted = &self.current_context;
-        let missing = |what: &str, of: &str| {
-            config_error(name, format!("there is no {what} {}", quoted(of, 80)))
+    /// Parses the first document of a text, as kubectl does.
+    fn parse(text: &str, origin: Origin) -> Result<Kubeconfig, Error> {
+        // kubectl skips a byte order mark.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let documents = yaml::documents(text);
+        let documents = documents.map_err(|error| Error::from((origin.name.clone(), error)))?;
+        let origin = Rc::new(origin);
+        let wrong = |problem: String| config_error(&origin.name, problem);
+        let Some(Value::Object(mut fields)) = documents.into_iter().next() else {
+            return Err(wrong("it is not a kubeconfig: expected a mapping".into()));
         };
-        if wanted.is_empty() {
+        remove_empty(&mut fields);
+        for (field, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
+            if fields.get(field).is_some_and(|got| got != expected) {
+                let problem = format!("it is not a kubeconfig: {field} is not {expected}");
+                return Err(wrong(problem));
+            }
+        }
+        Ok(Kubeconfig {
+            current_context: taken(&mut fields, "current-context").map_err(wrong)?,
+            contexts: entries(&mut fields, "contexts", "context", &origin).map_err(wrong)?,
+            clusters: entries(&mut fields, "clusters", "cluster", &origin).map_err(wrong)?,
+            users: entries(&mut fields, "users", "user", &origin).map_err(wrong)?,
+        })
+    }
+
+    /// Adds the entries of a further file. The first one of a name counts.
+    fn add(&mut self, further: Kubeconfig) {
+        if self.current_context.is_empty() {
+            self.current_context = further.current_context;
+        }
+        add(&mut self.contexts, further.contexts);
+        add(&mut self.clusters, further.clusters);
+        add(&mut self.users, further.users);
+    }
+
+    /// Returns the configuration of the current context. `name` is that of the file in errors.
+    fn current(self, name: &str) -> Result<Config, Error> {
+        if self.current_context.is_empty() {
             return Err(config_error(name, "current-context is missing"));
         }
-        let context = self
-            .contexts
-            .into_iter()
-            .find(|context| context.name == *wanted);
-        let context = context.ok_or_else(|| missing("context", wanted))?.context;
-        let cluster = self
-            .clusters
-            .into_iter()
-            .find(|cluster| cluster.name == context.cluster);
-        let cluster = cluster
-            .ok_or_else(|| missing("cluster", &context.cluster))?
-            .cluster;
-        let user = self
-            .users
-            .into_iter()
-            .find(|user| user.name == context.user);
-        let user = user.ok_or_else(|| missing("user", &context.user))?.user;
+        let context = the(self.contexts, "context", &self.current_context, name)?.entry;
+        let cluster = the(self.clusters, "cluster", &context.cluster, name)?;
+        let user = the(self.users, "user", &context.user, name)?;
         Config::new(
-            &cluster.server,
-            name,
-            cluster.roots(name, directory)?,
-            user.credentials(name, directory)?,
+            &cluster.entry.server,
+            &cluster.origin.name,
+            cluster.entry.roots(&cluster.origin)?,
+            user.entry.credentials(&user.origin)?,
         )
     }
 }
 
+fn add<T>(all: &mut Vec<Named<T>>, further: Vec<Named<T>>) {
+    let known: BTreeSet<String> = all.iter().map(|one| one.name.clone()).collect();
+    let is_new = |one: &Named<T>| !known.contains(&one.name);
+    all.extend(further.into_iter().filter(is_new));
+}
+
+/// Returns the only entry of this name.
+fn the<T>(all: Vec<Named<T>>, what: &str, wanted: &str, name: &str) -> Result<Named<T>, Error> {
+    let wrong = |problem: String| Err(config_error(name, problem));
+    let mut found = all.into_iter().filter(|one| one.name == wanted);
+    let wanted = quoted(wanted, 80);
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one),
+        (Some(_), Some(_)) => wrong(format!("there is more than one {what} {wanted}")),
+        (None, _) => wrong(format!("there is no {what} {wanted}")),
+    }
+}
+
+/// Removes what is null or an empty text.
+fn remove_empty(fields: &mut Map<String, Value>) {
+    fields.retain(|_, value| !value.is_null() && value != "");
+    for value in fields.values_mut() {
+        match value {
+            Value::Object(fields) => remove_empty(fields),
+            Value::Array(items) => {
+                items.retain(|item| !item.is_null());
+                items
+                    .iter_mut()
+                    .filter_map(Value::as_object_mut)
+                    .for_each(remove_empty);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Takes a field; the default if there is none.
+fn taken<T: DeserializeOwned + Default>(
+    fields: &mut Map<String, Value>,
+    field: &str,
+) -> Result<T, String> {
+    let value = fields.remove(field).map(serde_json::from_value).transpose();
+    Ok(value
+        .map_err(|error| format!("{field}: {error}"))?
+        .unwrap_or_default())
+}
+
+/// Takes a list of entries, each with a name and one further field.
+fn entries<T: DeserializeOwned + Default>(
+    fields: &mut Map<String, Value>,
+    list: &str,
+    field: &str,
+    origin: &Rc<Origin>,
+) -> Result<Vec<Named<T>>, String> {
+    let entries: Vec<Map<String, Value>> = taken(fields, list)?;
+    let named = |mut entry: Map<String, Value>| {
+        let name: String = taken(&mut entry, "name").map_err(|why| format!("{list}: {why}"))?;
+        let of = |why| format!("{list}: {}: {why}", quoted(&name, 80));
+        let entry = taken(&mut entry, field).map_err(of)?;
+        Ok(Named {
+            name,
+            entry,
+            origin: origin.clone(),
+        })
+    };
+    entries.into_iter().map(named).collect()
+}
+
 impl Cluster {
-    fn roots(&self, name: &str, directory: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    fn roots(&self, origin: &Origin) -> Result<Vec<CertificateDer<'static>>, Error> {
+        let name = &origin.name;
         let unsupported = [
             (self.insecure_skip_tls_verify, "insecure-skip-tls-verify"),
             (self.proxy_url.is_some(), "proxy-url"),
             (self.tls_server_name.is_some(), "tls-server-name"),
         ];
         refuse(name, &unsupported)?;
-        let data = self.certificate_authority_data.as_deref();
         let pem = either(
-            name,
-            directory,
+            origin,
             "certificate-authority",
-            data,
+            self.certificate_authority_data.as_deref(),
             self.certificate_authority.as_deref(),
         )?;
         let pem = pem.ok_or_else(|| config_error(name, "certificate-authority-data is missing"))?;
@@ -429,45 +537,68 @@ impl Cluster {
 }
 
 impl User {
-    fn credentials(self, name: &str, directory: &Path) -> Result<Credentials, Error> {
+    fn credentials(self, origin: &Origin) -> Result<Credentials, Error> {
+        let name = &origin.name;
         let unsupported = [
             (self.exec.is_some(), "exec"),
             (self.auth_provider.is_some(), "auth-provider"),
             (self.username.is_some(), "username"),
+            (self.r#as.is_some(), "as"),
+            (self.as_uid.is_some(), "as-uid"),
+            (!self.as_groups.is_empty(), "as-groups"),
+            (!self.as_user_extra.is_empty(), "as-user-extra"),
         ];
         refuse(name, &unsupported)?;
-        let data = self.client_certificate_data.as_deref();
         let certificate = either(
-            name,
-            directory,
+            origin,
             "client-certificate",
-            data,
+            self.client_certificate_data.as_deref(),
             self.client_certificate.as_deref(),
         )?;
-        let data = self.client_key_data.as_ref().map(|data| data.as_str());
         let key = either(
-            name,
-            directory,
+            origin,
             "client-key",
-            data,
+            self.client_key_data.as_deref().map(String::as_str),
             self.client_key.as_deref(),
         )?;
-        match (certificate, key, self.token_file, self.token) {
-            (Some(certificate), Some(key), _, _) => client_certificate(name, &certificate, &key),
-            (Some(_), None, _, _) => Err(config_error(
+        let certificate = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some(client_certificate(name, &certificate, &key)?),
+            (Some(_), None) => {
+                let problem = "there is a client certificate without its key";
+                return Err(config_error(name, problem));
+            }
+            (None, _) => None,
+        };
+        let token = token(origin, self.token_file, self.token)?;
+        if certificate.is_none() && token.is_none() {
+            return Err(config_error(
                 name,
-                "there is a client certificate without its key",
-            )),
-            // The file has precedence, as in kubectl.
-            (None, _, Some(path), _) => Ok(Credentials::TokenFile(directory.join(path))),
-            (None, _, None, Some(token)) if token.bytes().all(|byte| byte.is_ascii_graphic()) => {
-                Ok(Credentials::Token(token))
-            }
-            (None, _, None, Some(_)) => {
-                Err(config_error(name, "the token contains invalid characters"))
-            }
-            (None, _, None, None) => Ok(Credentials::Anonymous),
+                "the user has no credentials: expected client-certificate-data and client-key-data, or token",
+            ));
         }
+        Ok(Credentials { certificate, token })
+    }
+}
+
+/// Returns the token. A file that can be read has precedence, as in kubectl.
+fn token(
+    origin: &Origin,
+    file: Option<PathBuf>,
+    token: Option<Zeroizing<String>>,
+) -> Result<Option<TokenFile>, Error> {
+    if let Some(path) = file.map(|path| origin.directory.join(path)) {
+        match (read_token(&path), &token) {
+            (Ok(_), _) => return Ok(Some(TokenFile::new(path))),
+            (Err(error), None) => return Err(error),
+            (Err(_), Some(_)) => {}
+        }
+    }
+    match token {
+        Some(token) if !token.bytes().all(|byte| byte.is_ascii_graphic()) => Err(config_error(
+            &origin.name,
+            "the token contains invalid characters",
+        )),
+        token => Ok(token.map(TokenFile::fixed)),
     }
 }
 
@@ -481,27 +612,24 @@ fn refuse(name: &str, unsupported: &[(bool, &str)]) -> Result<(), Error> {
 /// Returns the data of a field in the kubeconfig or in the file that it names. The former has
 /// precedence, as in kubectl.
 fn either(
-    name: &str,
-    directory: &Path,
+    origin: &Origin,
     field: &str,
     data: Option<&str>,
     path: Option<&Path>,
 ) -> Result<Option<Zeroizing<Vec<u8>>>, Error> {
-    match (data.filter(|data| !data.is_empty()), path) {
-        (Some(data), _) => {
-            let bytes = BASE64_STANDARD.decode(data);
-            let bytes = bytes.map_err(|error| {
-                config_error(name, format!("{field}-data: expected base64: {error}"))
-            })?;
-            Ok(Some(Zeroizing::new(bytes)))
-        }
-        (None, Some(path)) => read(&directory.join(path)).map(Some),
+    match (data, path) {
+        (Some(data), _) => yaml::base64(data).map(Some).map_err(|error| {
+            let problem = format!("{field}-data: expected base64: {error}");
+            config_error(&origin.name, problem)
+        }),
+        (None, Some(path)) => read(&origin.directory.join(path)).map(Some),
         (None, None) => Ok(None),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use base64::prelude::{BASE64_STANDARD, Engine};
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
     use super::*;
@@ -549,9 +677,7 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(config.server(), "https://10.0.0.1:6443");
-        assert!(
-            matches!(config.credentials, Credentials::Certificate(_)) && config.roots.len() == 1
-        );
+        assert!(config.credentials.certificate.is_some() && config.roots.len() == 1);
         assert_eq!(
             config.at("https://127.0.0.1:1").unwrap().server(),
             "https://127.0.0.1:1"
@@ -576,15 +702,16 @@ mod tests {
             config.unwrap().credentials
         };
         let files = "    client-certificate: c.crt\n    client-key: c.key\n";
-        assert!(matches!(parsed(files), Credentials::Certificate(_)));
-        assert!(
-            matches!(parsed("    token: abc\n"), Credentials::Token(token) if token.as_str() == "abc")
-        );
-        let file = dir.path().join("t");
-        assert!(
-            matches!(parsed("    tokenFile: t\n    token: abc\n"), Credentials::TokenFile(path) if path == file)
-        );
-        assert!(matches!(parsed("    {}\n"), Credentials::Anonymous));
+        assert!(parsed(files).certificate.is_some() && parsed(files).token.is_none());
+        let token = |user: &str| parsed(user).token.unwrap().token().unwrap();
+        assert_eq!(*token("    token: abc\n"), "abc");
+        // a file that cannot be read does not count, as in kubectl
+        let both = "    tokenFile: t\n    token: abc\n";
+        assert_eq!(*token(both), "abc");
+        std::fs::write(dir.path().join("t"), "of-file\n").unwrap();
+        assert_eq!(*token(both), "of-file");
+        let all = parsed(&format!("{files}    token: abc\n"));
+        assert!(all.certificate.is_some() && all.token.is_some());
     }
 
     #[test]
@@ -610,10 +737,20 @@ mod tests {
             refused(&ca, "    exec: {command: sh}\n"),
             "admin.conf: exec is not supported"
         );
-        assert_eq!(
-            refused(&ca, "    username: a\n"),
-            "admin.conf: username is not supported"
-        );
+        for field in [
+            "username: a",
+            "as: a",
+            "as-uid: a",
+            "as-groups: [a]",
+            "as-user-extra: {a: [b]}",
+        ] {
+            let name = field.split(':').next().unwrap();
+            assert_eq!(
+                refused(&ca, &format!("{good}    {field}\n")),
+                format!("admin.conf: {name} is not supported")
+            );
+        }
+        assert!(refused(&ca, "    {}\n").starts_with("admin.conf: the user has no credentials: "));
         let plain = ca.replace("https:", "http:");
         assert!(refused(&plain, &good).ends_with("expected https://HOST:PORT"));
         let missing = refused("    server: https://a\n", &good);

@@ -38,6 +38,13 @@ pub enum Error {
         /// How long the request was tried.
         after: Duration,
     },
+    /// The server's name has no address, so nothing was sent.
+    NoAddress {
+        /// The server.
+        server: String,
+        /// The reason, as a clause.
+        why: String,
+    },
     /// The answer is invalid.
     Answer {
         /// The request.
@@ -123,6 +130,7 @@ impl Error {
         match self {
             Error::Refused(refused) => matches!(refused.code, 408 | 429 | 500 | 502..=504),
             Error::Unreachable { untrusted, .. } => !untrusted,
+            Error::NoAddress { .. } => true,
             _ => false,
         }
     }
@@ -133,8 +141,17 @@ impl Error {
         match self {
             Error::Refused(refused) => refused.code == 429,
             Error::Unreachable { sent, .. } => !sent,
+            Error::NoAddress { .. } => true,
             _ => false,
         }
+    }
+
+    /// Sets how long a request without an answer was tried.
+    pub(super) fn tried_for(mut self, time: Duration) -> Error {
+        if let Error::Unreachable { after, .. } = &mut self {
+            *after = time;
+        }
+        self
     }
 }
 
@@ -180,11 +197,13 @@ impl fmt::Display for Error {
                 untrusted,
                 after,
             } => {
-                write!(
-                    f,
-                    "{request}: no answer from the API server {server} within {} s: {why}",
-                    after.as_secs()
-                )?;
+                write!(f, "{request}: no answer from the API server {server}")?;
+                // rounded, so that the limit of 3 s is not said to be 2 s
+                let seconds = (*after + Duration::from_millis(500)).as_secs();
+                if seconds > 0 {
+                    write!(f, " within {seconds} s")?;
+                }
+                write!(f, ": {why}")?;
                 match (untrusted, sent) {
                     (true, _) => {
                         f.write_str("; the server or the kubeconfig belongs to another cluster")
@@ -192,6 +211,12 @@ impl fmt::Display for Error {
                     (_, true) => f.write_str("; the API server may have executed the request"),
                     _ => Ok(()),
                 }
+            }
+            Error::NoAddress { server, why } => {
+                write!(
+                    f,
+                    "the name of the API server {server} has no address: {why}"
+                )
             }
             Error::Answer { request, problem } => {
                 write!(

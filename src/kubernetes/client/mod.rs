@@ -25,7 +25,9 @@ mod watch;
 
 use std::fmt;
 use std::io::{self, Read};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::ToSocketAddrs;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -37,12 +39,12 @@ use zeroize::{Zeroize, Zeroizing};
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
 
-pub use config::{Config, Credentials, SERVICE_ACCOUNT};
+pub use config::{Config, SERVICE_ACCOUNT};
 pub use error::{Error, Refused};
 pub use resource::*;
 pub use watch::{Event, Watch};
 
-use config::TokenFile;
+use config::{Credentials, TokenFile};
 use error::Status;
 use resource::escaped;
 
@@ -143,12 +145,9 @@ impl Client {
         let mut tls = TlsConfig::builder()
             .root_certs(config.root_certs())
             .unversioned_rustls_crypto_provider(tls::provider());
-        let mut token = None;
-        match config.credentials {
-            Credentials::Anonymous => {}
-            Credentials::Certificate(certificate) => tls = tls.client_cert(Some(certificate)),
-            Credentials::Token(text) => token = Some(TokenFile::fixed(text)),
-            Credentials::TokenFile(path) => token = Some(TokenFile::new(path)),
+        let Credentials { certificate, token } = config.credentials;
+        if certificate.is_some() {
+            tls = tls.client_cert(certificate);
         }
         let agent = Agent::config_builder()
             .tls_config(tls.build())
@@ -467,10 +466,46 @@ impl Client {
         })
     }
 
+    /// Resolves the server's name. A name without an address is an error at once for a person, who may
+    /// have mistyped it. A node does not ask: its name service may come later.
+    pub fn resolve(&self) -> Result<(), Error> {
+        let server = self.inner.server.clone();
+        let no_address = |why: String| Error::NoAddress {
+            server: server.clone(),
+            why,
+        };
+        let uri: http::Uri = server
+            .parse()
+            .map_err(|error: http::uri::InvalidUri| no_address(error.to_string()))?;
+        let host = uri.host().unwrap_or_default();
+        let host = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        let (found, resolved) = mpsc::channel();
+        // the name server may take longer than the caller's patience
+        thread::spawn(move || {
+            let addresses = (host.as_str(), 0).to_socket_addrs();
+            // nobody waits any more
+            let _ = found.send(addresses.map(|mut all| all.next()));
+        });
+        match resolved.recv_timeout(self.time.min(CONNECT_TIMEOUT)) {
+            Ok(Err(error)) => Err(no_address(error.to_string())),
+            Ok(Ok(None)) => Err(no_address("the answer is empty".into())),
+            // later requests say more
+            Ok(Ok(Some(_))) | Err(_) => Ok(()),
+        }
+    }
+
     /// Waits until the API server reports that it is ready. Calls `report` each time the reason for
     /// the wait changes.
     pub fn wait_ready(&self, report: &mut dyn FnMut(&str)) -> Result<(), Error> {
-        let deadline = Instant::now() + self.time;
+        let started = Instant::now();
+        self.until_ready(report, started + self.time)
+            .map_err(|error| error.tried_for(started.elapsed()))
+    }
+
+    fn until_ready(&self, report: &mut dyn FnMut(&str), deadline: Instant) -> Result<(), Error> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut said = String::new();
         // `verbose` makes the server list the checks that fail.
@@ -513,7 +548,12 @@ impl Client {
 
     /// Sends a request, repeats it according to the module's table, and returns the answer.
     fn json(&self, request: &Request) -> Result<Value, Error> {
-        let deadline = Instant::now() + self.time;
+        let started = Instant::now();
+        self.repeated(request, started + self.time)
+            .map_err(|error| error.tried_for(started.elapsed()))
+    }
+
+    fn repeated(&self, request: &Request, deadline: Instant) -> Result<Value, Error> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut tries_of_500 = TRIES_OF_500;
         loop {
@@ -663,8 +703,16 @@ impl Client {
         if self.inner.stop.is_stopped() {
             return Error::Stopped;
         }
+        let server = self.inner.server.clone();
         let (why, sent, untrusted) = match error {
-            ureq::Error::HostNotFound => ("the host name has no address".into(), false, false),
+            ureq::Error::HostNotFound => {
+                let why = "the answer is empty".into();
+                return Error::NoAddress { server, why };
+            }
+            ureq::Error::Io(error) if is_of_name(error) => {
+                let why = error.to_string();
+                return Error::NoAddress { server, why };
+            }
             ureq::Error::Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => {
                 ("no connection within the timeout".into(), false, false)
             }
@@ -682,7 +730,6 @@ impl Client {
             }
             error => (error.to_string(), true, false),
         };
-        let server = self.inner.server.clone();
         Error::Unreachable {
             request: request.name(),
             server,
@@ -846,6 +893,14 @@ fn waits_for(error: &Error) -> String {
 /// then.
 fn is_untrusted(error: &rustls::Error) -> bool {
     matches!(error, rustls::Error::InvalidCertificate(_))
+}
+
+/// Returns whether the error is that of the resolver, which has no kind of its own in Rust: its text
+/// has this beginning.
+fn is_of_name(error: &io::Error) -> bool {
+    error
+        .to_string()
+        .starts_with("failed to lookup address information")
 }
 
 /// Returns whether the error came before the first byte of the request was sent.
