@@ -4,7 +4,7 @@
 use support::swtpm;
 
 use std::fs::{self, Permissions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -134,7 +134,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
     let dir = workspace();
     let endpoint = init("http://x/", &[]);
     let timeout = init("x", &["--timeout", "soon"]);
-    let cases: [(&[&str], &str); 17] = [
+    let cases: [(&[&str], &str); 24] = [
         (&[], "a command is missing"),
         (
             &["destroy"],
@@ -146,8 +146,36 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         (&["--versoin"], "did you mean --version?"),
         (
             &["init"],
-            "init: --endpoint is missing\nTry `firstlight init --help`",
+            "init: --policy is missing\nTry `firstlight init --help`",
         ),
+        (
+            &["init", "--policy", "p", "--init-secret", "s"],
+            "--endpoint is missing",
+        ),
+        (
+            &["recover", "x", "--endpoint", "x", "--policy", "p"],
+            "name it only once",
+        ),
+        (
+            &[
+                "init",
+                "x",
+                "--policy",
+                "p",
+                "--init-secret",
+                "s",
+                "--kubernetes-version",
+                "v1.30.0",
+            ],
+            "Kubernetes v1.30.0 is not supported",
+        ),
+        (&["version", "--foo"], "version: there is no option --foo"),
+        (
+            &["-o", "json", "completions", "bash"],
+            "there is no option --output",
+        ),
+        (&["-o", "yaml", "roots"], "expected text, json"),
+        (&["help", "init", "extra"], "extra"),
         (
             &["recover", "--endpont", "x"],
             "no option --endpont; did you mean --endpoint?",
@@ -168,7 +196,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         (&endpoint, "is not an endpoint"),
         (&["init", "--endpoint"], "--endpoint"),
         (&timeout, "expected 1s to 24h"),
-        (&["init", "extra"], "extra"),
+        (&["roots", "extra"], "extra"),
         (
             &[
                 "recover",
@@ -283,7 +311,9 @@ fn a_node_that_is_not_there_exits_with_4_and_a_second_try_uses_the_same_secrets(
         "it gave up too early: {stderr}"
     );
     assert!(
-        stderr.contains("waiting for") && stderr.contains("refused") && stderr.contains("gave up"),
+        stderr.contains("waiting for")
+            && stderr.contains("refused")
+            && stderr.contains("gave up after 4 s"),
         "{stderr}"
     );
     assert!(stderr.contains(&endpoint), "{stderr}");
@@ -305,6 +335,156 @@ fn a_node_that_is_not_there_exits_with_4_and_a_second_try_uses_the_same_secrets(
         text(&output.stdout)
     );
     assert_eq!(files.map(|file| fs::read(file).unwrap()), first);
+}
+
+#[test]
+fn an_interrupted_wait_says_what_stays() {
+    let dir = workspace();
+    let endpoint = nobody().to_string();
+    let mut command = Command::new(support::program::built("firstlight"));
+    let mut waiting = command
+        .args(init(&endpoint, &["--timeout", "60s"]))
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
+    let mut told = String::new();
+    while !told.contains("refused") {
+        assert!(stderr.read_line(&mut told).unwrap() > 0, "{told}");
+    }
+    let id = waiting.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &id])
+            .status()
+            .unwrap()
+            .success()
+    );
+    stderr.read_to_string(&mut told).unwrap();
+    assert_eq!(waiting.wait().unwrap().code(), Some(130), "{told}");
+    let end = "firstlight init: SIGINT: nothing was sent to a node; the master secret stays in its file, and the next init uses it\n";
+    assert!(told.ends_with(end), "{told}");
+}
+
+#[test]
+fn the_form_of_the_output_may_stand_before_the_command() {
+    let dir = workspace();
+    let json = |args: &[&str]| -> serde_json::Value {
+        let output = firstlight(dir.path(), args);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    for args in [
+        &["-o", "json", "version"][..],
+        &["version", "-o", "json"],
+        &["--output=json", "--version"],
+    ] {
+        assert_eq!(json(args)["version"], env!("CARGO_PKG_VERSION"), "{args:?}");
+    }
+    // what stands behind the command counts
+    let output = firstlight(dir.path(), &["-o", "json", "version", "-o", "text"]);
+    assert!(text(&output.stdout).starts_with("firstlight "));
+    let hash = &json(&["-o", "json", "hash-secret", "init-secret"])["initSecretHash"];
+    assert!(hash.as_str().unwrap().starts_with("$2a$10$"), "{hash}");
+    let secret = r#"{"key":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","salt":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="}"#;
+    write(dir.path(), "firstlight-mastersecret.json", secret, 0o600);
+    let shares = json(&["share", "--threshold=2", "--shares=3", "-o=json"]);
+    assert_eq!(
+        shares["shares"][2]["file"],
+        "firstlight-shares/share-3-of-3.txt"
+    );
+    let key =
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPiXzUZ8Hs6hYYXW3Yd1mRUbsjYVkYQtnVLyWVvjJ6b a@b";
+    write(dir.path(), "key.pub", key, 0o644);
+    let certified = json(&["ssh", "--key=key.pub", "-o", "json"]);
+    assert_eq!(certified["certificate"], "firstlight-ssh-cert.pub");
+}
+
+/// Runs the command with these kubeconfigs in the environment; returns exit code and standard error.
+fn with_kubeconfig(dir: &Path, kubeconfig: &str, args: &[&str]) -> (i32, String) {
+    let mut command = Command::new(support::program::built("firstlight"));
+    let output = command
+        .args(args)
+        .env("KUBECONFIG", kubeconfig)
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    (output.status.code().unwrap(), text(&output.stderr))
+}
+
+#[test]
+fn the_kubeconfig_of_the_environment_is_used_unless_an_option_names_another() {
+    let dir = workspace();
+    let status = ["status", "--policy", "policy.json", "--timeout", "1"];
+    let (_, stderr) = with_kubeconfig(dir.path(), "", &status);
+    assert!(stderr.contains("firstlight-admin.conf"), "{stderr}");
+    let (_, stderr) = with_kubeconfig(dir.path(), "missing-one:missing-two", &status);
+    assert!(stderr.contains("cannot read missing-one"), "{stderr}");
+    write(dir.path(), "firstlight-admin.conf", "a: b", 0o600);
+    let (_, stderr) = with_kubeconfig(dir.path(), "missing-one", &status);
+    let warning = "firstlight: warning: the kubeconfig of $KUBECONFIG is used, and not firstlight-admin.conf of this folder";
+    assert!(
+        stderr.starts_with(warning) && stderr.contains("cannot read missing-one"),
+        "{stderr}"
+    );
+    let named = [&status[..], &["--kubeconfig", "firstlight-admin.conf"]].concat();
+    let (_, stderr) = with_kubeconfig(dir.path(), "missing-one", &named);
+    assert!(
+        stderr.contains("firstlight-admin.conf: current-context is missing")
+            && !stderr.contains("warning"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_node_is_named_in_either_form_by_every_command() {
+    let dir = workspace();
+    let endpoint = nobody().to_string();
+    for command in ["init", "recover", "status", "verify", "explain"] {
+        for node in [&[endpoint.as_str()][..], &["--endpoint", &endpoint]] {
+            let more: &[&str] = match command {
+                "init" => &["--policy=policy.json", "--init-secret=init-secret"],
+                "recover" => &["--policy=policy.json", "--status"],
+                "verify" => &["--policy=policy.json", "--fresh"],
+                _ => &["--policy=policy.json"],
+            };
+            let args = [&[command], node, more, &["--timeout=1"]].concat();
+            let (code, stderr) = failure(dir.path(), &args);
+            assert!(
+                code == 4 && stderr.contains(&endpoint),
+                "{args:?}: {stderr}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_server_without_an_address_is_said_at_once() {
+    let dir = workspace();
+    let ca = rcgen::generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
+    let ca = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, ca.cert.pem());
+    let kubeconfig = format!(
+        "current-context: x\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\nclusters:\n- name: c\n  cluster: \
+         {{server: 'https://nowhere.invalid:6443', certificate-authority-data: {ca}}}\nusers:\n- name: u\n  user: {{token: t}}\n"
+    );
+    write(dir.path(), "firstlight-admin.conf", &kubeconfig, 0o600);
+    let started = Instant::now();
+    let (code, stderr) = failure(
+        dir.path(),
+        &["status", "--policy=policy.json", "--timeout=10m"],
+    );
+    assert!(
+        code == 4 && stderr.contains("https://nowhere.invalid:6443 has no address: "),
+        "{stderr}"
+    );
+    assert!(
+        started.elapsed() < Duration::from_secs(300),
+        "it waited: {stderr}"
+    );
 }
 
 #[test]

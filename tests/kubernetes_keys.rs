@@ -66,9 +66,10 @@ fn own_kubeconfig_of(cluster: &Cluster, client: &Client) -> String {
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         keeping: Keeping::default(),
-        node_port: 30090,
-        migrate_until: String::new(),
-        metadata: services::MetadataService::default(),
+        node_port: None,
+        migrate_until: None,
+        metadata: None,
+        require_strong: None,
     };
     for object in services::manifests(&settings).unwrap() {
         if object["kind"].as_str().unwrap().contains("Role") {

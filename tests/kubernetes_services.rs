@@ -22,7 +22,6 @@ use kubernetes::client::{
 };
 use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Error, MetadataService, Options, Report, Settings};
-use proto::join::NODE_PORT;
 use serde_json::{Value, json};
 
 const POLICY: &str = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111"},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
@@ -38,9 +37,10 @@ fn settings(image: &str) -> Settings {
         measurement_salt: vec![1; 32],
         kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
         keeping: Keeping::default(),
-        node_port: NODE_PORT,
-        migrate_until: String::new(),
-        metadata: MetadataService::default(),
+        node_port: None,
+        migrate_until: None,
+        metadata: None,
+        require_strong: None,
     }
 }
 
@@ -155,7 +155,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         ..MetadataService::default()
     };
     let elsewhere = Settings {
-        metadata,
+        metadata: Some(metadata),
         policy: policy.clone(),
         ..settings("example.com/a:2")
     };
@@ -169,6 +169,25 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
         told.contains(r#""--cloud-provider","qemu","--metadata","http://10.9.0.1:81""#),
         "{told}"
     );
+    let variant = services::present_variant(&client).unwrap();
+    assert_eq!(variant.as_deref(), Some("qemu-vtpm"));
+    // What the next run does not name stays, and it says so.
+    let mut said = vec![];
+    let unnamed = Settings {
+        policy: policy.clone(),
+        ..settings("example.com/a:2")
+    };
+    let same = services::apply(
+        &client,
+        &unnamed,
+        &without_wait(dir.path()),
+        &mut |report| {
+            said.push(format!("{report:?}"));
+        },
+    );
+    assert_eq!(same.unwrap().changed, Vec::<String>::new());
+    let stays = r#"stays as it is: joinService.metadata \"http://10.9.0.1:81\""#;
+    assert!(said.iter().any(|line| line.contains(stays)), "{said:?}");
 
     // The backup contains what was applied before, and no secret.
     let backup = upgraded.backup.unwrap();
@@ -312,7 +331,7 @@ fn services_that_do_not_become_ready_are_rolled_back() {
     apply(&settings("example.com/a:1"), &without_wait(dir.path())).unwrap();
     let newer = Settings {
         policy: POLICY.replace("1111", "2222"),
-        node_port: 30091,
+        node_port: Some(30091),
         ..settings("example.com/a:2")
     };
     let error = apply(&newer, &impatient).unwrap_err();

@@ -4,32 +4,32 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::connect::and_known;
-use super::keeping::Wish;
+use super::keeping::{Wish, check_named};
 use super::master_secret::Source;
 use super::output::Output;
 use super::progress::Progress;
 use super::state::State;
-use super::{UNREACHABLE, files, say};
+use super::{files, interrupt, kubeconfig, say};
 use base::program::Failure;
-use base::stop::Stop;
-use kubernetes::client::{self, Client, Config};
+use kubernetes::client::Client;
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Applied, MetadataService, Phase, Report, Settings};
 use serde_json::{Value, json};
 use verifier::sources::offline;
+use verifier::variant::DEFAULT;
 use verifier::{Policy, Variant};
 
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// The administrator's kubeconfig.
-    pub kubeconfig: PathBuf,
+    /// The administrator's kubeconfigs, as `$KUBECONFIG` names several.
+    pub kubeconfig: Vec<PathBuf>,
     /// The attestation policy that nodes must meet.
     pub policy: PathBuf,
-    /// Whether the policy refuses nodes of the old form of attested TLS, also if the file does not say so.
-    pub require_strong: bool,
-    /// The attestation variant of the nodes.
-    pub variant: &'static Variant,
+    /// Whether the policy refuses nodes of the old form of attested TLS, also if the file does not say so; as before if `None`.
+    pub require_strong: Option<bool>,
+    /// The attestation variant of the nodes; as before if `None`.
+    pub variant: Option<&'static Variant>,
     /// The services' container image; empty if the services are skipped.
     pub image: String,
     /// The parts that are not changed.
@@ -40,12 +40,12 @@ pub struct Options {
     pub wish: Wish,
     /// The state file, which has the measurement salt.
     pub state: PathBuf,
-    /// The port of the join service on each control plane.
-    pub node_port: u16,
+    /// The port of the join service on each control plane; as before if `None`, as are the next ones.
+    pub node_port: Option<u16>,
     /// The end of the time in which the join service opens disks that have no record.
-    pub migration: Migration,
+    pub migration: Option<Migration>,
     /// The metadata service that the join service asks for the machines.
-    pub metadata: MetadataService,
+    pub metadata: Option<MetadataService>,
     /// The folder for the folders with saved manifests.
     pub backups: PathBuf,
     /// Whether to return as soon as the API server has accepted the objects.
@@ -88,9 +88,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 
 /// Installs or upgrades the services.
 pub fn apply(options: &Options) -> Result<Applied, Failure> {
-    let config = Config::from_kubeconfig_file(&options.kubeconfig).map_err(Failure::failed)?;
-    let client = Client::new(config, &Stop::new());
-    bring_in(&client, options)
+    bring_in(&kubeconfig::client(&options.kubeconfig)?, options)
 }
 
 /// Returns the number of changed objects for people.
@@ -122,7 +120,7 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
     // checked here, because the service keeps the old policy if it cannot read the new one, and the operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
     let mut wanted = and_known(read.clone(), state.attestation_keys.clone())?;
-    if options.require_strong {
+    if requires_strong(options, &read, client)? {
         wanted = wanted.requiring_strong();
     }
     let policy = if wanted == read {
@@ -130,20 +128,58 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
     } else {
         super::policy::text(&wanted)
     };
-    endorsement::validator(options.variant, wanted, &offline())
-        .map_err(|error| unusable(&error))?;
+    let variant = variant(options, client)?;
+    // without a cluster that says it, the variant may be another
+    if client.is_some() || options.variant.is_some() || options.print {
+        endorsement::validator(variant, wanted, &offline()).map_err(|error| unusable(&error))?;
+    }
     let keeping = options.wish.keeping(&kms, &state, client)?;
     Ok(Settings {
         image: options.image.clone(),
-        variant: options.variant.name.into(),
+        variant: variant.name.into(),
         policy,
         measurement_salt: state.measurement_salt.to_vec(),
         kms,
         keeping,
         node_port: options.node_port,
-        migrate_until: options.migration.to_string(),
+        migrate_until: options.migration.map(|until| until.to_string()),
         metadata: options.metadata.clone(),
+        // the policy has it; a value of the chart has the same effect, and ends with --require any
+        require_strong: options.require_strong.filter(|strong| !strong),
     })
+}
+
+/// Returns the attestation variant: what the options or the policy say, or else as before.
+fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Variant, Failure> {
+    if let Some(variant) = options.variant {
+        return Ok(variant);
+    }
+    let present = client.map(services::present_variant).transpose();
+    let present = present.map_err(kubeconfig::failed)?.flatten();
+    Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Failure::failed)
+}
+
+/// Returns whether a policy that does not say so gets the requirement of the strong form: by the options, or else as before.
+fn requires_strong(
+    options: &Options,
+    read: &Policy,
+    client: Option<&Client>,
+) -> Result<bool, Failure> {
+    let (Some(client), None, false) = (client, options.require_strong, read.requires_strong())
+    else {
+        return Ok(options.require_strong.unwrap_or_default());
+    };
+    let present = services::present_policy(client).map_err(kubeconfig::failed)?;
+    // one that cannot be read, as that of the old system, requires nothing
+    let present = present.and_then(|text| Policy::from_json(&text).ok());
+    let is_strong = present.is_some_and(|present| present.requires_strong());
+    if is_strong {
+        log::warn!(
+            "the policy in force requires the strong form, and {} does not say so: it stays, and --require any ends it",
+            options.policy.display()
+        );
+    }
+    Ok(is_strong)
 }
 
 fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
@@ -156,8 +192,16 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
     client
         .within(options.timeout)
         .wait_ready(&mut |why| progress.line(why))
-        .map_err(|error| Failure::Failed(exit_code(&error), error.to_string()))?;
+        .map_err(kubeconfig::failed)?;
+    if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
+        check_named(client)?;
+    }
     let settings = settings(options, Some(client))?;
+    if !options.is_dry_run {
+        interrupt::means(
+            "what was applied stays, and nothing is rolled back; run the same command again",
+        );
+    }
     let how = services::Options {
         skip: &options.skip_phases,
         backups: Path::new(&options.backups),
@@ -169,16 +213,9 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
         Report::Line(text) => progress.line(text),
     })
     .map_err(|error| match &error {
-        services::Error::Api(cause) => Failure::Failed(exit_code(cause), error.to_string()),
+        services::Error::Api(cause) => {
+            Failure::Failed(kubeconfig::exit_code(cause), error.to_string())
+        }
         _ => Failure::failed(error),
     })
-}
-
-fn exit_code(error: &client::Error) -> u8 {
-    match error {
-        client::Error::Unreachable {
-            untrusted: false, ..
-        } => UNREACHABLE,
-        _ => base::program::FAILED,
-    }
 }

@@ -1,11 +1,11 @@
 //! The commands of `firstlight` and their options.
 
 use super::output::{OUTPUT, Output};
-use super::usage::{Command, Operand, Opt, Program, Value};
+use super::usage::{Command, HELP, Operand, Opt, Program, VERSION, Value};
 use super::{
     ATTESTATION_REFUSED, UNREACHABLE, apply, completions, components, explain, hash_secret, init,
     man, measure, metadata, policy, recover, roots, share, ssh, status, timeline, upgrade, verify,
-    wrap,
+    version, wrap,
 };
 use base::program::{FAILED, USAGE};
 use verifier::variant;
@@ -36,7 +36,9 @@ pub const PROGRAM: Program = Program {
         UNWRAP,
         COMPLETIONS,
         MAN,
+        VERSION_COMMAND,
     ],
+    options: &[HELP, VERSION, OUTPUT],
     exit_codes: &[
         (0, "success"),
         (FAILED, "the command failed, or the node refused"),
@@ -65,6 +67,7 @@ pub const PROGRAM: Program = Program {
             status::report::UNPROVEN,
             "status: only a join service answers, which proves nothing about its node",
         ),
+        (130, "SIGINT has ended the command; 143 if it was SIGTERM"),
     ],
     examples: (
         "from a node's first boot to its recovery",
@@ -90,9 +93,9 @@ const INIT: Command = Command {
         "With --kubernetes-version the node becomes the first control plane of a cluster. Without it the node's disk gets \
               its permanent key, and no cluster is made.",
     ],
-    operand: None,
+    operand: Some(NODE_OPERAND),
     options: &[
-        Opt::needed("endpoint", Value::Text("HOST[:PORT]"), "the node; the default port is 9000"),
+        ENDPOINT_9000,
         POLICY,
         VARIANT,
         KEPT,
@@ -112,7 +115,8 @@ const INIT: Command = Command {
         Opt::value(
             "kms",
             Value::Text("URI"),
-            "write a new master secret only as the key of this external KMS wraps it (docs/kms.md), and keep it so in the cluster",
+            "write a new master secret only as the key of this external KMS wraps it (docs/kms.md), and keep it so in the cluster; \
+             quote it in a shell",
         ),
         CREATE_KEY,
         KMS_ACCESS,
@@ -156,7 +160,7 @@ const INIT: Command = Command {
     examples: &[
         "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
          --kubernetes-version v1.32.9",
-        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret secret.txt --kms kms://aws-kms?keyName=ARN",
+        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret secret.txt --kms 'kms://aws-kms?keyName=ARN'",
         "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
     ],
     run: |given| init::run(&super::init_options(given)?),
@@ -167,7 +171,8 @@ const APPLY: Command = Command {
     summary: "install or upgrade the services of the control planes in a cluster",
     about: &[
         "Installs the join service and the key service, with the master secret and the attestation policy. The objects are \
-         those of the Helm chart in charts/firstlight. Run it again to change the image or the policy. It first saves the \
+         those of the Helm chart in charts/firstlight. Run it again to change the image or the policy: what no option names stays \
+         as it is in the cluster, as Helm or an earlier run has set it, and the command says what that is. It first saves the \
          present manifests into a folder named after the date. If the new ones are refused, or the services are not ready in \
          time, it restores the previous state.",
     ],
@@ -191,9 +196,9 @@ const APPLY: Command = Command {
         ),
         Opt::value(
             "require",
-            Value::OneOf("FORM", &["strong"]),
-            "refuse nodes of the old form of attested TLS, which all nodes of the old system use; the policy's own field \
-             `\"require\": \"strong\"` does the same; without either, the next apply admits them again",
+            Value::OneOf("FORM", &super::REQUIRE),
+            "strong: refuse nodes of the old form of attested TLS, which all nodes of the old system use; the policy's own field \
+             `\"require\": \"strong\"` does the same; any: admit them, unless the policy has that field; by default as before",
         ),
         KUBECONFIG,
         MASTER_SECRET,
@@ -216,16 +221,15 @@ const APPLY: Command = Command {
         Opt::value(
             "node-port",
             Value::Text("PORT"),
-            "the join service's port on every control plane",
-        )
-        .or("30090"),
-        CLOUD_PROVIDER,
+            "the join service's port on every control plane; by default as before, and 30090 in a new cluster",
+        ),
+        CLOUD_PROVIDER_OF_APPLY,
         METADATA,
         Opt::value(
             "migrate-until",
             Value::Text("DATE"),
             "the last day, as 2027-01-31, on which the join service opens disks without a record, such as those of the old \
-             system; by default it never does",
+             system, or never; by default as before, and never in a new cluster",
         ),
         Opt::value(
             "backups",
@@ -252,7 +256,7 @@ const APPLY: Command = Command {
     ],
     examples: &[
         "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0",
-        "firstlight apply --policy policy.json --image example.com/firstlight:0.1.0 --kms kms://cluster-kms --dry-run",
+        "firstlight apply --policy policy.json --image example.com/firstlight:0.1.0 --kms 'kms://cluster-kms' --dry-run",
         "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0 --skip-wait",
         "firstlight apply --policy policy-upgrade.json --skip-phases services",
     ],
@@ -282,6 +286,7 @@ const STATUS: Command = Command {
         help: "the node, or one of its servers; without it, all nodes of the cluster",
     }),
     options: &[
+        ENDPOINT,
         POLICY,
         VARIANT,
         KEPT,
@@ -327,6 +332,7 @@ const VERIFY: Command = Command {
         help: "the server; the default port is 9000, and with --plain 30081",
     }),
     options: &[
+        ENDPOINT,
         POLICY,
         VARIANT,
         KEPT,
@@ -378,10 +384,11 @@ const EXPLAIN: Command = Command {
     ],
     operand: Some(Operand {
         value: Value::Text("FILE|NODE"),
-        is_needed: true,
+        is_needed: false,
         help: "an event log or evidence (- is standard input), or the address of a node: HOST[:PORT]",
     }),
     options: &[
+        ENDPOINT,
         Opt::value(
             "against",
             Value::File,
@@ -479,9 +486,9 @@ const RECOVER: Command = Command {
         "When a whole cluster was off, recover control planes until more than half of them run. Then the cluster is back, and \
               opens the disks of its other nodes by itself.",
     ],
-    operand: None,
+    operand: Some(NODE_OPERAND),
     options: &[
-        Opt::needed(
+        Opt::value(
             "endpoint",
             Value::Text("HOST[:PORT]"),
             "the node; the default port is 9999",
@@ -550,6 +557,7 @@ const SSH: Command = Command {
             "also recognize nodes of the old system, whose host certificates are from the authority for users",
         ),
         Opt::flag("overwrite", "replace an existing certificate"),
+        OUTPUT,
     ],
     examples: &[
         "firstlight ssh --key ~/.ssh/id_ed25519.pub",
@@ -945,8 +953,8 @@ const METADATA_SERVICE: Command = Command {
     summary: "serve a list of machines as their metadata service",
     about: &[
         "For machines without a cloud, as in a rack or on a host with QEMU: each asks this server who it is, and the server knows \
-         it by its address. The nodes' settings are `csp=qemu` and `metadata=http://ADDRESS:PORT`. docs/metadata.md describes the \
-         list and the requests. Without a server, the same list can be a part of the image (`csp=static`).",
+         it by its address. The nodes' settings are `cloud-provider=qemu` and `metadata=http://ADDRESS:PORT`. docs/metadata.md describes the \
+         list and the requests. Without a server, the same list can be a part of the image (`cloud-provider=static`).",
         "The list is read again for each request. If it is not valid, the last valid one stays in use.",
     ],
     operand: Some(Operand {
@@ -979,12 +987,12 @@ const HASH_SECRET: Command = Command {
         is_needed: true,
         help: "the file with the secret, which only you may read; - is standard input",
     }),
-    options: &[],
+    options: &[OUTPUT],
     examples: &[
         "openssl rand -base64 24 > init-secret.txt && chmod 600 init-secret.txt && firstlight hash-secret init-secret.txt",
         "pass show cluster/init | firstlight hash-secret -",
     ],
-    run: |given| hash_secret::run(given.operand()?.as_ref()),
+    run: |given| hash_secret::run(given.operand()?.as_ref(), Output::of(given)?),
 };
 
 const SHARE: Command = Command {
@@ -1019,6 +1027,7 @@ const SHARE: Command = Command {
         )
         .or("firstlight-shares"),
         Opt::flag("qr", "also print each share as a QR code"),
+        OUTPUT,
     ],
     examples: &[
         "firstlight share --threshold 3 --shares 5 --out /media/safe/shares",
@@ -1034,7 +1043,7 @@ const WRAP: Command = Command {
         "The service encrypts a random key, which encrypts the master secret. Every command takes the file that this one writes as \
               --master-secret: the service then decrypts the key at each use, if it allows it to whoever runs the command. The file \
               alone is worth nothing.",
-        "The URI names the service and its key, without credentials: kms://vault?address=https://HOST:PORT&keyName=NAME is a key of \
+        "The URI names the service and its key, without credentials; quote it in a shell. kms://vault?address=https://HOST:PORT&keyName=NAME is a key of \
               the engine transit of Vault or OpenBao, kms://aws-kms?keyName=ARN a key of AWS KMS, \
               kms://azure-kms?address=https://VAULT.vault.azure.net&keyName=NAME one of Azure Key Vault, kms://gcp-kms?keyName=projects/.. \
               one of Google Cloud KMS, and kms://kmip?address=HOST:PORT&keyId=IDENTIFIER one of a KMIP server. docs/kms.md has the parameters, and the permissions that the services need.",
@@ -1055,10 +1064,11 @@ const WRAP: Command = Command {
             "the file to write, or storage://.. for an object in a store of a cloud (docs/kms.md); must not exist",
         )
         .or(WRAPPED_SECRET_FILE),
+        OUTPUT,
     ],
     examples: &[
         "firstlight wrap --kms 'kms://vault?address=https://vault:8200&keyName=firstlight'",
-        "firstlight wrap --kms kms://aws-kms?keyName=ARN --out 'storage://aws?bucket=own&region=eu-central-1'",
+        "firstlight wrap --kms 'kms://aws-kms?keyName=ARN' --out 'storage://aws?bucket=own&region=eu-central-1'",
     ],
     run: |given| wrap::wrap(&super::wrap_options(given)?),
 };
@@ -1076,12 +1086,14 @@ const UNWRAP: Command = Command {
         )
         .or(WRAPPED_SECRET_FILE),
         Opt::value("out", Value::File, "the file to write; must not exist").or(MASTER_SECRET_FILE),
+        OUTPUT,
     ],
     examples: &["firstlight unwrap"],
     run: |given| {
         wrap::unwrap(
             given.path("master-secret").as_ref(),
             given.path("out").as_ref(),
+            Output::of(given)?,
         )
     },
 };
@@ -1109,6 +1121,31 @@ const MAN: Command = Command {
     run: |_| man::run(&PROGRAM),
 };
 
+const VERSION_COMMAND: Command = Command {
+    name: "version",
+    summary: "print the version, and the commit that it was built from",
+    about: &["`firstlight --version` and `-V` are the same."],
+    operand: None,
+    options: &[OUTPUT],
+    examples: &["firstlight version -o json"],
+    run: |given| version::run(Output::of(given)?),
+};
+
+const NODE_OPERAND: Operand = Operand {
+    value: Value::Text("HOST[:PORT]"),
+    is_needed: false,
+    help: "the node, in place of --endpoint",
+};
+const ENDPOINT_9000: Opt = Opt::value(
+    "endpoint",
+    Value::Text("HOST[:PORT]"),
+    "the node; the default port is 9000",
+);
+const ENDPOINT: Opt = Opt::value(
+    "endpoint",
+    Value::Text("HOST[:PORT]"),
+    "the same as the operand, in the form of init and recover",
+);
 const ATTESTATION_KEY: Opt = Opt::value(
     "attestation-key",
     Value::Text("NAME"),
@@ -1143,8 +1180,12 @@ const WRAPPED_SECRET_FILE: &str = "firstlight-mastersecret.wrapped.json";
 
 const STATE_FILE: &str = "firstlight-state.json";
 const KUBECONFIG_FILE: &str = "firstlight-admin.conf";
-const KUBECONFIG: Opt =
-    Opt::value("kubeconfig", Value::File, "the administrator's kubeconfig").or(KUBECONFIG_FILE);
+const KUBECONFIG: Opt = Opt::value(
+    "kubeconfig",
+    Value::File,
+    "the administrator's kubeconfig; without it $KUBECONFIG if it is set, as for kubectl, or else the default",
+)
+.or(KUBECONFIG_FILE);
 
 const IMAGE_OF_INIT: Opt = Opt::value(
     "image",
@@ -1157,6 +1198,7 @@ const VARIANT: Opt = Opt::value(
     Value::OneOf("VARIANT", &variant::NAMES),
     "how the nodes attest themselves",
 )
+.was("variant")
 .or(variant::DEFAULT);
 /// The names of the clouds, and `none`.
 const CLOUDS: [&str; cloud::NAMES.len() + 1] = {
@@ -1174,7 +1216,15 @@ const CLOUD_PROVIDER: Opt = Opt::value(
     "the cloud whose metadata service the join service asks for the machines and their roles; with none, it accepts machines \
      of any name, but no control planes",
 )
+.was("csp")
 .or(cloud::DEFAULT);
+const CLOUD_PROVIDER_OF_APPLY: Opt = Opt::value(
+    "cloud-provider",
+    Value::OneOf("CLOUD", &CLOUDS),
+    "the cloud whose metadata service the join service asks for the machines and their roles; with none, it accepts machines \
+     of any name, but no control planes; without it the cluster's stays, and a new one is qemu",
+)
+.was("csp");
 const METADATA: Opt = Opt::value(
     "metadata",
     Value::Text("URL"),
@@ -1242,6 +1292,15 @@ mod tests {
                     .examples
                     .iter()
                     .all(|line| line.contains(&format!("firstlight {}", command.name)))
+            );
+            // a shell reads ? and & itself
+            assert!(
+                command
+                    .examples
+                    .iter()
+                    .all(|line| !line.contains(" kms://")),
+                "{}",
+                command.name
             );
             for option in command.options {
                 assert!(

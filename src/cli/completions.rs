@@ -86,7 +86,7 @@ _{name}_files() {{ compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(co
 _{name}() {{
   COMPREPLY=()
   if [ \"$COMP_CWORD\" = 1 ]; then
-    _{name}_words '{} help version --help --version -h -V'
+    _{name}_words '{} help --help --version -h -V'
     return
   fi
   case ${{COMP_WORDS[1]}}:${{COMP_WORDS[COMP_CWORD-1]}} in

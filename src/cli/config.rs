@@ -29,6 +29,9 @@ use super::usage::{self as option, Command, Given, Values};
 
 /// The file's name in the present folder.
 const NAME: &str = "firstlight.toml";
+/// The commands that need a node: only for them `endpoint` counts that stands for every command. Without a node, others ask all nodes,
+/// or judge a file.
+const NEED_A_NODE: [&str; 2] = ["init", "recover"];
 /// Options that a person decides upon each time: they give up protection, or replace a file.
 const EACH_TIME: [&str; 3] = ["trust-any-tpm", "migrate", "overwrite"];
 
@@ -96,7 +99,8 @@ fn values(command: &Command, text: &str, folder: &Path) -> Result<Values, String
     }
     let is_own = |name: &str| own.iter().any(|(own, _)| *own == name);
     let is_known = |name: &str| command.options.iter().any(|option| option.name == name);
-    general.retain(|(name, _)| is_known(name) && !is_own(name));
+    let is_for_it = |name: &str| name != "endpoint" || NEED_A_NODE.contains(&command.name);
+    general.retain(|(name, _)| is_known(name) && !is_own(name) && is_for_it(name));
     own.extend(general);
     Ok(own)
 }
@@ -156,13 +160,14 @@ mod tests {
 
     #[test]
     fn a_command_gets_the_values_of_its_options() {
-        let file = "policy = 'p.json'\ntimeout = 90\nsvg = '/s.svg'\nverbose = true\nmigrate-until = '2027-01-31'\n\
+        let file = "endpoint = 'h'\npolicy = 'p.json'\ntimeout = 90\nsvg = '/s.svg'\nverbose = true\nmigrate-until = '2027-01-31'\n\
                     [init]\ntimeout = '2m'\napiserver-san = ['a', 'b']\nskip-addons = false\ninit-secret = '-'\n[status]\n";
         let mut init = of("init", file).unwrap();
         init.sort();
         let expected = [
             ("apiserver-san", "a"),
             ("apiserver-san", "b"),
+            ("endpoint", "h"),
             ("init-secret", "-"),
             ("policy", "folder/p.json"),
             ("timeout", "2m"),

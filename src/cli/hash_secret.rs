@@ -5,7 +5,9 @@ use std::path::Path;
 use base::crypto::{self, Secret};
 use base::program::Failure;
 
-use super::{init, say_all};
+use super::init;
+use super::output::Output;
+use serde_json::json;
 
 /// Maximum bytes of a secret: bcrypt ignores the rest (its specification).
 const MAX_SECRET: usize = 72;
@@ -13,9 +15,10 @@ const MAX_SECRET: usize = 72;
 const COST: u32 = 10;
 
 /// Runs the command: `file` has the secret; `-` is standard input.
-pub fn run(file: &Path) -> Result<(), Failure> {
+pub fn run(file: &Path, output: Output) -> Result<(), Failure> {
     let hash = hash(&init::read_init_secret(file)?)?;
-    say_all(&format!("{hash}\n"))
+    output.json(&json!({"initSecretHash": hash}))?;
+    output.say(hash)
 }
 
 /// Returns the bcrypt hash of a secret with a random salt (`$2a$10$..`, 60 characters).

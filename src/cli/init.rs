@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use super::connect::{Endpoint, Node, Reached, Trust, read_policy};
 use super::keeping::Wish;
-use super::kubeconfig::{default_path, merge};
+use super::kubeconfig::{self as kubeconfig_file, default_path, merge};
 use super::master_secret::{self, Source};
 use super::output::Output;
 use super::progress::Progress;
 use super::state::{State, hex};
-use super::{UNREACHABLE, apply, components, files};
+use super::{UNREACHABLE, apply, components, files, interrupt};
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
 use base::program::Failure;
@@ -24,10 +24,9 @@ use booted_proto::init;
 use booted_proto::init::init_response::Kind;
 use booted_proto::init::{InitRequest, InitResponse, ProgressResponse};
 use kms::{ClusterKms, NO_STORE};
-use kubernetes::services::migration::Migration;
-use kubernetes::{kubeconfig, parameters, services};
+use kubernetes::parameters::{self, Networks};
+use kubernetes::{kubeconfig, services};
 use proto::components::Component;
-use proto::join;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
 use verifier::Variant;
@@ -105,6 +104,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let node = |cluster: Option<&[u8; CLUSTER_ID_LEN]>, state: Option<&State>| {
         let known = state.iter().flat_map(|state| &state.attestation_keys);
         let trust = options.trust.clone().and(known.copied());
+        let policy = policy.clone();
         Node::to_initialize(&options.endpoint, options.variant, policy, &trust, cluster)
     };
     match options.is_dry_run {
@@ -119,6 +119,8 @@ struct Brought {
     init_secret: Secret,
     /// `None` if there is no state file yet.
     state: Option<State>,
+    /// What the node installs; nothing if no cluster is made.
+    components: Vec<Component>,
 }
 
 fn check(options: &Options) -> Result<Brought, Failure> {
@@ -138,16 +140,24 @@ fn check(options: &Options) -> Result<Brought, Failure> {
             hex(&id)
         )));
     }
+    if options.merge_kubeconfig {
+        kubeconfig_file::check(&default_path()).map_err(Failure::failed)?;
+    }
+    let components = match &options.kubernetes {
+        Some(kubernetes) => kubernetes.check()?,
+        None => vec![],
+    };
     Ok(Brought {
         cluster_name,
         init_secret,
         state,
+        components,
     })
 }
 
 /// Checks what the operator brings, and that the node meets the policy; says what an init would do. Sends and writes nothing.
 fn rehearse(
-    node: impl FnOnce(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
+    node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
     options: &Options,
 ) -> Result<(), Failure> {
     let deadline = Instant::now() + options.timeout;
@@ -161,10 +171,7 @@ fn rehearse(
     if let (Some(external), false) = (&external, options.wish.create_key) {
         external.key.prepare(false).map_err(Failure::failed)?;
     }
-    let components = match &options.kubernetes {
-        Some(kubernetes) => kubernetes.components()?.len(),
-        None => 0,
-    };
+    let components = brought.components.len();
     let cluster = match (&kms, &brought.state) {
         (Some(kms), Some(state)) => Some(expected_cluster_id(kms, &state.measurement_salt)?),
         _ => None,
@@ -216,7 +223,7 @@ fn rehearse(
 }
 
 fn initialize(
-    node: impl FnOnce(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
+    node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
     options: &Options,
 ) -> Result<(), Failure> {
     let deadline = Instant::now() + options.timeout;
@@ -224,7 +231,10 @@ fn initialize(
         cluster_name,
         init_secret,
         state,
+        components,
     } = check(options)?;
+    // what is wrong with the policy is said before anything is written
+    node(None, state.as_ref())?;
     let mut state = match state {
         Some(state) => state,
         None => State::create(&options.state).map_err(Failure::failed)?,
@@ -242,11 +252,14 @@ fn initialize(
     ))?;
     let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
     let node = node(Some(&expected), Some(&state))?;
-    let request = request(options, &kms, &state, &init_secret)?;
+    let request = request(options, &kms, &state, &init_secret, components);
 
     let progress = Progress::on_stderr();
     let mut watching = Watching::new(&progress, options);
     let mut was_sent = false;
+    interrupt::means(
+        "nothing was sent to a node; the master secret stays in its file, and the next init uses it",
+    );
     let (success, key) = loop {
         let Reached { channel, key } = node.reach(deadline, &progress).inspect_err(|_| {
             if !was_sent {
@@ -258,6 +271,9 @@ fn initialize(
         })?;
         progress.phase(format!("initializing {}", options.endpoint));
         was_sent = true;
+        interrupt::means(
+            "the node goes on; run the same command with the same files again to watch it and to get its result",
+        );
         match watching.exchange(&channel, &request, deadline) {
             // the node continues its set-up, and the same request finds it at work
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
@@ -287,18 +303,12 @@ fn initialize(
             hex(&expected)
         )));
     }
-    let kubeconfig = match success.kubeconfig.is_empty() {
-        true => None,
-        false => Some(kubeconfig::rebuild(success.kubeconfig.expose(), &cluster_name).map_err(|why| {
-            Failure::failed(format!(
-                "the node sent a kubeconfig that is not from kubeadm: {why}; do not use this node"
-            ))
-        })?),
-    };
+    // first, because a later init, recovery or status needs them, whatever becomes of the kubeconfig
     state.cluster_id = Some(expected);
-    let saved = keep(options, &state, kubeconfig.as_ref());
+    state.save().map_err(Failure::failed)?;
+    interrupt::means("the node is initialized, and the state file has its cluster ID and key");
     output.say(format_args!("Cluster ID: {}", hex(&expected)))?;
-    saved?;
+    let kubeconfig = keep_kubeconfig(options, &success.kubeconfig, &cluster_name)?;
     let result = json!({
         "cluster": hex(&expected),
         "node": options.endpoint.to_string(),
@@ -328,8 +338,13 @@ fn initialize(
 }
 
 impl Kubernetes {
-    /// Returns the components that the node installs.
-    fn components(&self) -> Result<Vec<Component>, Failure> {
+    /// Checks what the node would refuse, and returns the components that it installs.
+    fn check(&self) -> Result<Vec<Component>, Failure> {
+        Networks::parse(&self.service_cidr, &self.pod_cidr, None).map_err(Failure::failed)?;
+        for name in &self.apiserver_sans {
+            parameters::alternative_name(name)
+                .map_err(|error| Failure::failed(format!("--apiserver-san: {error}")))?;
+        }
         components::of(&self.version, self.components.as_deref()).map_err(Failure::failed)
     }
 }
@@ -345,18 +360,18 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
         );
     };
     let applied = apply::apply(&apply::Options {
-        require_strong: false,
-        variant: options.variant,
-        kubeconfig: options.kubeconfig.clone(),
+        require_strong: None,
+        variant: Some(options.variant),
+        kubeconfig: vec![options.kubeconfig.clone()],
         policy: options.policy.clone(),
         image: image.clone(),
         skip_phases: vec![],
         master_secret: Source::File(options.master_secret.clone()),
         wish: options.wish.clone(),
         state: options.state.clone(),
-        node_port: join::NODE_PORT,
-        migration: Migration::default(),
-        metadata: kubernetes.metadata.clone(),
+        node_port: None,
+        migration: None,
+        metadata: Some(kubernetes.metadata.clone()),
         backups: ".".into(),
         skip_wait: kubernetes.skip_wait,
         print: false,
@@ -367,12 +382,27 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
     options.output.say(apply::summary(&applied))
 }
 
-/// Writes the kubeconfig, then the state: the cluster ID in the state shows that the init is complete.
-fn keep(options: &Options, state: &State, kubeconfig: Option<&Secret>) -> Result<(), Failure> {
-    if let Some(kubeconfig) = kubeconfig {
-        files::create_private(&options.kubeconfig, kubeconfig.expose()).map_err(Failure::failed)?;
+/// Writes the kubeconfig of a node that is initialized; returns `None` if it has none, because no cluster was made.
+fn keep_kubeconfig(
+    options: &Options,
+    sent: &Secret,
+    cluster_name: &str,
+) -> Result<Option<Secret>, Failure> {
+    if sent.is_empty() {
+        return Ok(None);
     }
-    state.save().map_err(Failure::failed)
+    let lost = |why: String| {
+        Failure::failed(format!(
+            "the node is initialized, and {} has its cluster ID and key, but there is no kubeconfig: {why}. The node keeps its own in \
+             /etc/kubernetes/admin.conf, and `firstlight ssh` leads there",
+            options.state.display()
+        ))
+    };
+    let built = kubeconfig::rebuild(sent.expose(), cluster_name)
+        .map_err(|why| lost(format!("what it sent is not from kubeadm: {why}")))?;
+    files::create_private(&options.kubeconfig, built.expose())
+        .map_err(|error| lost(error.to_string()))?;
+    Ok(Some(built))
 }
 
 /// Reads the init secret, without the line break that editors and `echo` leave.
@@ -409,7 +439,8 @@ fn request(
     kms: &ClusterKms,
     state: &State,
     init_secret: &Secret,
-) -> Result<InitRequest, Failure> {
+    components: Vec<Component>,
+) -> InitRequest {
     let mut request = InitRequest::default();
     request.kms_uri = kms.uri().to_string();
     request.storage_uri = NO_STORE.into();
@@ -417,14 +448,14 @@ fn request(
     request.init_secret = init_secret.expose().to_vec();
     request.cluster_name = options.cluster_name.clone();
     if let Some(kubernetes) = &options.kubernetes {
-        request.kubernetes_components = kubernetes.components()?;
+        request.kubernetes_components = components;
         request.kubernetes_version = kubernetes.version.clone();
         request.service_cidr = kubernetes.service_cidr.clone();
         request.pod_cidr = kubernetes.pod_cidr.clone();
         request.apiserver_cert_sans = kubernetes.apiserver_sans.clone();
         request.kubeadm_addons = kubernetes.addons;
     }
-    Ok(request)
+    request
 }
 
 /// The answer of a node that succeeded.
@@ -709,12 +740,11 @@ mod tests {
 
     impl Operator {
         fn init(&self) -> Result<(), (u8, String)> {
-            let client = atls::Client::new(None, vec![]);
             match initialize(
                 |_, _| {
                     Ok(Node {
                         endpoint: self.options.endpoint.clone(),
-                        client,
+                        client: atls::Client::new(None, vec![]),
                     })
                 },
                 &self.options,
@@ -815,7 +845,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_whose_kubeconfig_is_none_is_not_taken_for_initialized() {
+    fn of_a_node_whose_kubeconfig_is_refused_the_cluster_id_is_kept() {
         let node = node(|request, send| {
             send(success(
                 request,
@@ -826,14 +856,50 @@ mod tests {
         let operator = operator(&node.local_addr().to_string(), 20);
         let (code, text) = operator.init().unwrap_err();
         assert!(
-            code == 1 && text.contains("expected https://HOST:PORT"),
+            code == 1
+                && text.contains("expected https://HOST:PORT")
+                && text.contains("/etc/kubernetes/admin.conf"),
             "{text}"
         );
-        assert_eq!(
-            State::open(&operator.options.state).unwrap().cluster_id,
-            None
-        );
+        let state = State::open(&operator.options.state).unwrap();
+        let kms = master_secret::read(&operator.options.master_secret).unwrap();
+        let expected = expected_cluster_id(&kms, &state.measurement_salt).unwrap();
+        assert_eq!(state.cluster_id, Some(expected));
         assert!(!operator.has("admin.conf"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_cluster_is_said_before_anything_is_written() {
+        let wrong = |change: &dyn Fn(&mut Kubernetes)| {
+            let mut operator = operator("127.0.0.1:1", 1);
+            let mut kubernetes = Kubernetes {
+                version: "v1.32.9".into(),
+                components: None,
+                service_cidr: String::new(),
+                pod_cidr: String::new(),
+                apiserver_sans: vec![],
+                addons: true,
+                image: None,
+                metadata: services::MetadataService::default(),
+                skip_wait: false,
+            };
+            change(&mut kubernetes);
+            operator.options.kubernetes = Some(kubernetes);
+            let (code, text) = operator.init().unwrap_err();
+            assert!(
+                code == 1 && !operator.has("master.json") && !operator.has("state.json"),
+                "{text}"
+            );
+            text
+        };
+        let text = wrong(&|it| it.components = Some("/nonexistent/components.json".into()));
+        assert!(text.contains("/nonexistent/components.json"), "{text}");
+        let text = wrong(&|it| it.version = "v1.33.1".into());
+        assert!(text.contains("`firstlight components v1.33.1"), "{text}");
+        let text = wrong(&|it| it.service_cidr = "10.96.0.0/33".into());
+        assert!(text.contains("10.96.0.0/33"), "{text}");
+        let text = wrong(&|it| it.apiserver_sans = vec!["a b".into()]);
+        assert!(text.contains("--apiserver-san: "), "{text}");
     }
 
     #[test]

@@ -124,16 +124,48 @@ impl Wish {
     }
 }
 
-/// Names the server of the operator's URI to the key service, unless the operator has set that variable.
-fn name_server(access: &mut Value, naming: Option<(&str, String)>) {
-    let Some((name, value)) = naming else { return };
+/// Returns whether one of these variables is set for the key service.
+fn is_set(env: &Value, names: &[&str]) -> bool {
+    let mut variables = env.as_array().into_iter().flatten();
+    variables.any(|variable| names.iter().any(|name| variable["name"] == *name))
+}
+
+/// Refuses a cluster whose key service would start again and get no token to its KMS: nobody has named the address in the wrapped master
+/// secret to it, as clusters of earlier versions have not.
+pub fn check_named(client: &Client) -> Result<(), Failure> {
+    let present = master_secret::present(client).map_err(Failure::failed)?;
+    let Some(Keeping::Existing { secret, access }) = present else {
+        return Ok(());
+    };
+    let content = master_secret::content(client).map_err(Failure::failed)?;
+    // a store is not asked: its wrapped master secret is the key service's matter
+    let wrapped = content.filter(|content| keywrap::is_wrapped(content));
+    let Some(Ok(wrapped)) = wrapped.and_then(|content| keywrap::find(&content, Author::File))
+    else {
+        return Ok(());
+    };
+    match keywrap::naming(wrapped.kms()).map_err(Failure::failed)? {
+        Some((names, server)) if !is_set(&access["env"], names) => Err(Failure::failed(format!(
+            "the new pods of the key service would get no credentials for their KMS: the Secret {secret} names the server {server}, \
+             and {} is not set for them. Nothing was changed. If that server is yours, give --kms '{}'",
+            names[0],
+            wrapped.kms()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Names the server of the operator's URI to the key service, unless the operator has set such a variable.
+fn name_server(access: &mut Value, naming: Option<(&[&str], String)>) {
+    let Some((names, value)) = naming else { return };
     let env = access
         .as_object_mut()
         .map(|access| access.entry("env").or_insert(json!([])));
-    if let Some(Value::Array(env)) = env
-        && !env.iter().any(|variable| variable["name"] == name)
+    if let Some(env) = env
+        && !is_set(env, names)
+        && let Some(env) = env.as_array_mut()
     {
-        env.push(json!({"name": name, "value": value}));
+        env.push(json!({"name": names[0], "value": value}));
     }
 }
 

@@ -1,4 +1,5 @@
-//! Adds an administrator's kubeconfig to the one that kubectl reads (`$KUBECONFIG`, else `~/.kube/config`).
+//! The kubeconfigs of the operator: a client of the cluster that they name, and an administrator's kubeconfig that is added to the one
+//! that kubectl reads (`$KUBECONFIG`, else `~/.kube/config`).
 //!
 //! The file is written as JSON, which is valid YAML 1.2. Comments of the existing file are lost, as when kubectl writes it.
 
@@ -9,33 +10,77 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
+use super::UNREACHABLE;
 use super::files::{self, Error};
+use base::program::{FAILED, Failure};
+use base::stop::Stop;
+use kubernetes::client::{self, Client, Config};
 use kubernetes::yaml;
 
 /// The lists of a kubeconfig, whose entries have names.
 const LISTS: [&str; 3] = ["clusters", "users", "contexts"];
 
+/// Returns the files that `$KUBECONFIG` names.
+pub fn of_environment() -> Vec<PathBuf> {
+    let paths = env::var_os("KUBECONFIG").unwrap_or_default();
+    let paths = env::split_paths(&paths);
+    paths.filter(|it| !it.as_os_str().is_empty()).collect()
+}
+
 /// Returns the file that kubectl writes to: the first of `$KUBECONFIG`, else the one in the home directory.
 pub fn default_path() -> PathBuf {
-    let named = env::var_os("KUBECONFIG")
-        .and_then(|paths| env::split_paths(&paths).find(|it| !it.as_os_str().is_empty()));
+    let named = of_environment().into_iter().next();
     named
         .unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".kube/config"))
+}
+
+/// Returns a client of the cluster of these kubeconfigs. The server's name must have an address now.
+pub fn client(paths: &[PathBuf]) -> Result<Client, Failure> {
+    let config = Config::from_kubeconfig_files(paths).map_err(Failure::failed)?;
+    let client = Client::new(config, &Stop::new());
+    client.resolve().map_err(failed)?;
+    Ok(client)
+}
+
+/// Returns the failure for an error of the API server.
+pub fn failed(error: client::Error) -> Failure {
+    Failure::Failed(exit_code(&error), error.to_string())
+}
+
+/// Returns the exit code for an error of the API server.
+pub fn exit_code(error: &client::Error) -> u8 {
+    match error {
+        client::Error::Unreachable {
+            untrusted: false, ..
+        }
+        | client::Error::NoAddress { .. } => UNREACHABLE,
+        _ => FAILED,
+    }
+}
+
+/// Checks that [`merge`] can read the file at `path`, if there is one.
+pub fn check(path: &Path) -> Result<(), Error> {
+    there(path).map(|_| ())
+}
+
+/// Reads the file at `path`; an empty kubeconfig if there is none.
+fn there(path: &Path) -> Result<Value, Error> {
+    let there = match files::read(path) {
+        Ok(there) => there,
+        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Zeroizing::default(),
+        Err(error) => return Err(error),
+    };
+    match there.iter().all(u8::is_ascii_whitespace) {
+        true => Ok(json!({"apiVersion": "v1", "kind": "Config"})),
+        false => read(&there).map_err(|why| Error::Content(path.into(), why)),
+    }
 }
 
 /// Adds all entries of `new` to the file at `path`, makes its context the current one, and returns the context's name. Changes
 /// nothing if the file has a different entry of the same name.
 pub fn merge(path: &Path, new: &[u8]) -> Result<String, Error> {
     let content = |why: String| Error::Content(path.into(), why);
-    let there = match files::read(path) {
-        Ok(there) => there,
-        Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Zeroizing::default(),
-        Err(error) => return Err(error),
-    };
-    let mut all = match there.iter().all(u8::is_ascii_whitespace) {
-        true => json!({"apiVersion": "v1", "kind": "Config"}),
-        false => read(&there).map_err(content)?,
-    };
+    let mut all = there(path)?;
     let new = read(new).map_err(|why| content(format!("the new cluster's kubeconfig: {why}")))?;
     add(&mut all, &new).map_err(content)?;
     let context = new["current-context"]

@@ -17,6 +17,7 @@ pub mod explain;
 mod files;
 mod hash_secret;
 mod init;
+mod interrupt;
 mod keeping;
 mod kubeconfig;
 mod launch_digest;
@@ -41,26 +42,28 @@ pub mod timeline;
 mod upgrade;
 mod usage;
 pub mod verify;
+mod version;
+mod warnings;
 mod wrap;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
+use base::crypto::CLUSTER_ID_LEN;
+use base::program::{self, Failure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use lexopt::prelude::*;
-use log::LevelFilter;
-
-use base::crypto::CLUSTER_ID_LEN;
-use base::logger;
-use base::program::{self, Failure};
 use cloud::Cloud;
 use cloud::Machines;
 use connect::{Endpoint, Trust};
 use hardware::snp::tcb::Product;
 use keeping::Wish;
+use kubernetes::parameters::Version;
+use kubernetes::services::migration::Migration;
 use kubernetes::services::{MetadataService, Phase};
+use lexopt::prelude::*;
 use master_secret::Source;
 use output::{Output, say, say_all};
 use proto::recoverproto;
@@ -68,6 +71,8 @@ use sys::process;
 use usage::Given;
 use verifier::{KeyName, Registers, Variant};
 
+/// The values of `apply --require`.
+const REQUIRE: [&str; 2] = ["strong", "any"];
 /// The names of AMD's products.
 const PRODUCTS: [&str; 3] = ["Milan", "Genoa", "Turin"];
 /// Exit code: the node does not meet the policy. Trying again does not help.
@@ -82,7 +87,7 @@ pub fn help() -> String {
 
 /// Runs the command that the arguments name.
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
-    logger::init(LevelFilter::Warn, logger::Format::Text);
+    warnings::init();
     // the master secret is in this process's memory
     process::keep_memory_private().map_err(|error| {
         Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
@@ -97,41 +102,44 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             Failure::Usage(format!("there is no command {name:?}{suggestion}"))
         })
     };
-    let command = match args.next()? {
-        Some(Value(name)) if name == "help" => {
-            return Err(match args.next()? {
-                Some(Value(name)) => Failure::HelpOn(command(name)?.help(program)),
-                Some(other) => other.unexpected().into(),
-                None => Failure::Help,
-            });
+    let mut before = usage::Values::new();
+    let command = loop {
+        match args.next()? {
+            Some(Value(name)) if name == "help" => {
+                let about = match args.next()? {
+                    Some(Value(name)) => command(name)?,
+                    Some(other) => return Err(other.unexpected().into()),
+                    None => return Err(Failure::Help),
+                };
+                return Err(match args.next()? {
+                    Some(more) => more.unexpected().into(),
+                    None => Failure::HelpOn(about.help(program)),
+                });
+            }
+            Some(Value(name)) => break command(name)?,
+            Some(Long("help") | Short('h')) => return Err(Failure::Help),
+            Some(Long("version") | Short('V')) => break command("version".into())?,
+            Some(Long("output") | Short('o')) => before.push((output::OUTPUT.name, args.value()?)),
+            Some(Long(unknown)) => {
+                let known = ["help", "version", output::OUTPUT.name];
+                let suggestion = usage::suggestion("--", unknown, known);
+                let text = format!("there is no option --{unknown} before a command{suggestion}");
+                return Err(Failure::Usage(text));
+            }
+            Some(other) => return Err(other.unexpected().into()),
+            None => return Err(Failure::Usage("a command is missing".into())),
         }
-        Some(Value(name)) if name == "version" => return say(version()),
-        Some(Value(name)) => command(name)?,
-        Some(Long("help") | Short('h')) => return Err(Failure::Help),
-        Some(Long("version") | Short('V')) => return say(version()),
-        Some(Long(unknown)) => {
-            let suggestion = usage::suggestion("--", unknown, ["help", "version"]);
-            let text = format!("there is no option --{unknown} before a command{suggestion}");
-            return Err(Failure::Usage(text));
-        }
-        Some(other) => return Err(other.unexpected().into()),
-        None => return Err(Failure::Usage("a command is missing".into())),
     };
     let run = || {
-        let given = command.parse(program, args, config::defaults)?;
+        let given = command.parse(program, before, args, config::defaults)?;
+        // it waits for signals itself
+        if command.name != "metadata" {
+            interrupt::watch(command.name)?;
+        }
         sources::set(&given)?;
         (command.run)(&given)
     };
     run().map_err(|failure| failure.of_command(command.name))
-}
-
-/// Returns the version, and the commit if the build knows it: `firstlight 0.1.0 (0123456789ab, 2026-11-22)`.
-fn version() -> String {
-    let version = concat!("firstlight ", env!("CARGO_PKG_VERSION"));
-    match option_env!("FIRSTLIGHT_COMMIT") {
-        Some(commit) => format!("{version} ({commit})"),
-        None => version.to_owned(),
-    }
 }
 
 fn init_options(given: &Given) -> Result<init::Options, Failure> {
@@ -167,6 +175,7 @@ fn init_options(given: &Given) -> Result<init::Options, Failure> {
 
 fn wrap_options(given: &Given) -> Result<wrap::Options, Failure> {
     Ok(wrap::Options {
+        output: Output::of(given)?,
         kms: given.text("kms")?,
         create_key: given.has("create-key"),
         master_secret: master_secret_of(given)?,
@@ -219,8 +228,10 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
             "--{name} is for the services: --image is missing"
         )));
     }
+    // the node refuses others, and so does the command that makes a list of components
+    let version = given.parsed("kubernetes-version", Version::from_str)?;
     Ok(Some(init::Kubernetes {
-        version: given.text("kubernetes-version")?,
+        version: version.to_string(),
         components: given.value("components").map(Into::into),
         service_cidr: given.text("service-cidr")?,
         pod_cidr: given.text("pod-cidr")?,
@@ -266,22 +277,32 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
         ));
     }
     Ok(apply::Options {
-        kubeconfig: given.path("kubeconfig"),
-        variant: variant_of(given)?,
+        kubeconfig: kubeconfigs_of(given),
+        variant: named_variant(given)?,
         policy: given.path("policy"),
-        require_strong: given.one_of("require", &["strong"])? == "strong",
+        require_strong: match given.one_of("require", &REQUIRE)?.as_str() {
+            "" => None,
+            form => Some(form == "strong"),
+        },
         image: image.unwrap_or_default(),
         skip_phases,
         master_secret: master_secret_of(given)?,
         wish,
         state: given.path("state"),
-        node_port: given.parsed("node-port", str::parse::<u16>)?,
-        migration: given
-            .value("migrate-until")
-            .map(|date| program::parsed("migrate-until", date))
-            .transpose()?
-            .unwrap_or_default(),
-        metadata: metadata_of(given)?,
+        node_port: given
+            .value("node-port")
+            .map(|port| program::parsed("node-port", port))
+            .transpose()?,
+        migration: match given.value("migrate-until") {
+            Some(never) if never == "never" => Some(Migration::default()),
+            date => date
+                .map(|date| program::parsed("migrate-until", date))
+                .transpose()?,
+        },
+        metadata: match given.has("cloud-provider") || given.has("metadata") {
+            true => Some(metadata_of(given)?),
+            false => None,
+        },
         backups: given.path("backups"),
         skip_wait: given.has("skip-wait"),
         print: given.has("print"),
@@ -295,6 +316,11 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
 /// from the cluster.
 fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
     let cloud = given.text("cloud-provider")?.to_ascii_lowercase();
+    if given.value("cloud-provider").is_none() {
+        return Err(Failure::Usage(
+            "--metadata: --cloud-provider is missing, which says what answers there".into(),
+        ));
+    }
     let url = given.value("metadata").map(program::text).transpose()?;
     if cloud == "none" {
         return match url {
@@ -377,15 +403,21 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
 
 /// Returns the attestation variant of the nodes: that of the option, else that of the policy, else the option's default.
 fn variant_of(given: &Given) -> Result<&'static Variant, Failure> {
-    if !given.has("attestation-variant") {
-        for option in ["policy", "add-to"] {
-            let has_option = given.command().options.iter().any(|it| it.name == option);
-            if let Some(variant) = has_option.then(|| named_in(&given.path(option))).flatten() {
-                return Ok(variant);
-            }
-        }
+    match named_variant(given)? {
+        Some(variant) => Ok(variant),
+        None => given.parsed("attestation-variant", Variant::named),
     }
-    given.parsed("attestation-variant", Variant::named)
+}
+
+/// Returns the attestation variant that the option names, else that of the policy.
+fn named_variant(given: &Given) -> Result<Option<&'static Variant>, Failure> {
+    if given.has("attestation-variant") {
+        let named = given.parsed("attestation-variant", Variant::named);
+        return named.map(Some);
+    }
+    let has_option = |name: &&str| given.command().options.iter().any(|it| it.name == *name);
+    let mut policies = ["policy", "add-to"].into_iter().filter(has_option);
+    Ok(policies.find_map(|option| named_in(&given.path(option))))
 }
 
 /// Returns the attestation variant that a policy names. A file that cannot be read twice, such as a pipe, is left alone, and what is
@@ -544,12 +576,12 @@ fn collateral_options(given: &Given) -> Result<collateral::Options, Failure> {
 }
 
 fn status_options(given: &Given) -> Result<status::Options, Failure> {
-    let nodes = match given.has_operand() {
-        true => status::Nodes::One(given.operand()?),
-        false => status::Nodes::Cluster(given.path("kubeconfig")),
+    let nodes = match host_of(given)? {
+        Some(host) => status::Nodes::One(host),
+        None => status::Nodes::Cluster(kubeconfigs_of(given)),
     };
     for name in ["timeline", "svg"] {
-        if given.has(name) && !given.has_operand() {
+        if given.has(name) && matches!(nodes, status::Nodes::Cluster(_)) {
             return Err(Failure::Usage(format!(
                 "--{name} needs a node: firstlight status HOST --{name}"
             )));
@@ -596,20 +628,20 @@ fn verify_options(given: &Given) -> Result<verify::Options, Failure> {
 }
 
 fn evidence_source(given: &Given) -> Result<verify::Source, Failure> {
-    let endpoint = |port| {
-        if !given.has_operand() {
+    let host = host_of(given)?;
+    let endpoint = |port| match &host {
+        None => {
             let text = "name the server (HOST[:PORT]), or a file with its evidence (--evidence)";
-            return Err(Failure::Usage(text.into()));
+            Err(Failure::Usage(text.into()))
         }
-        let endpoint = Endpoint::parse(&given.operand()?, port);
-        endpoint.map_err(Failure::Usage)
+        Some(host) => Endpoint::parse(host, port).map_err(Failure::Usage),
     };
     match (given.has("evidence"), given.has("plain")) {
         (false, false) => Ok(verify::Source::Server(endpoint(booted_proto::init::PORT)?)),
         (false, true) => Ok(verify::Source::Plain(endpoint(
             booted_proto::verify::NODE_PORT,
         )?)),
-        (true, false) if !given.has_operand() => Ok(verify::Source::File(given.path("evidence"))),
+        (true, false) if host.is_none() => Ok(verify::Source::File(given.path("evidence"))),
         (true, _) => Err(Failure::Usage(
             "--evidence: give neither a server nor --plain with it".into(),
         )),
@@ -632,8 +664,9 @@ fn explain_options(given: &Given) -> Result<explain::Options, Failure> {
     }
     let text = |name| given.value(name).map(program::text).transpose();
     let (uki, profile) = (text("uki")?, text("profile")?);
+    let source = host_of(given)?;
     Ok(explain::Options {
-        source: given.operand()?,
+        source: source.ok_or_else(|| Failure::Usage("FILE|NODE is missing".into()))?,
         against: path("against"),
         image: image.map(|image| measure_image::of_image(image, uki, profile)),
         policy: path("policy"),
@@ -689,7 +722,7 @@ fn upgrade_options(given: &Given) -> Result<upgrade::Options, Failure> {
     Ok(upgrade::Options {
         version: version.map_err(|error| Failure::Usage(format!("{error}")))?,
         components: given.path("components"),
-        kubeconfig: given.path("kubeconfig"),
+        kubeconfig: kubeconfigs_of(given),
         dry_run: given.has("dry-run"),
         output: Output::of(given)?,
         timeout: given.parsed("timeout", time)?,
@@ -710,6 +743,7 @@ fn cluster_id(text: &str) -> Result<[u8; CLUSTER_ID_LEN], &'static str> {
 
 fn ssh_options(given: &Given) -> Result<ssh::Options, Failure> {
     Ok(ssh::Options {
+        output: Output::of(given)?,
         key: given.path("key"),
         master_secret: master_secret_of(given)?,
         certificate: given.path("certificate"),
@@ -720,7 +754,14 @@ fn ssh_options(given: &Given) -> Result<ssh::Options, Failure> {
 }
 
 fn share_options(given: &Given) -> Result<share::Options, Failure> {
+    let output = Output::of(given)?;
+    if output == Output::Json && given.has("qr") {
+        return Err(Failure::Usage(
+            "--qr draws for people, and -o json prints for programs: give one of them".into(),
+        ));
+    }
     Ok(share::Options {
+        output,
         threshold: given.parsed("threshold", str::parse)?,
         count: given.parsed("shares", str::parse)?,
         master_secret: master_secret_of(given)?,
@@ -741,8 +782,44 @@ fn master_secret_of(given: &Given) -> Result<Source, Failure> {
     }
 }
 
+/// Returns the node or server that the operand or `--endpoint` names.
+fn host_of(given: &Given) -> Result<Option<String>, Failure> {
+    match (given.has_operand(), given.has("endpoint")) {
+        (true, true) => Err(Failure::Usage(
+            "a node and --endpoint: name it only once".into(),
+        )),
+        (true, false) => given.operand().map(Some),
+        (false, true) => given.text("endpoint").map(Some),
+        (false, false) => Ok(None),
+    }
+}
+
 fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Failure> {
-    given.parsed("endpoint", |text| Endpoint::parse(text, default_port))
+    let host = host_of(given)?;
+    let host = host.ok_or_else(|| {
+        Failure::Usage("--endpoint is missing: name the node, HOST[:PORT]".into())
+    })?;
+    Endpoint::parse(&host, default_port).map_err(Failure::Usage)
+}
+
+/// Returns the administrator's kubeconfigs: that of the option, else those of `$KUBECONFIG` as kubectl reads them, else the option's
+/// default.
+fn kubeconfigs_of(given: &Given) -> Vec<PathBuf> {
+    let option = given.path("kubeconfig");
+    if given.has("kubeconfig") {
+        return vec![option];
+    }
+    let named = kubeconfig::of_environment();
+    if named.is_empty() {
+        return vec![option];
+    }
+    if option.exists() {
+        log::warn!(
+            "the kubeconfig of $KUBECONFIG is used, and not {0} of this folder: --kubeconfig {0} names it",
+            option.display()
+        );
+    }
+    named
 }
 
 fn pcrs(text: &str) -> Result<Vec<u32>, &'static str> {
@@ -806,9 +883,12 @@ mod tests {
             .find(|command| command.name == args[0])
             .unwrap();
         command
-            .parse(program, lexopt::Parser::from_args(&args[1..]), |_| {
-                Ok(vec![])
-            })
+            .parse(
+                program,
+                vec![],
+                lexopt::Parser::from_args(&args[1..]),
+                |_| Ok(vec![]),
+            )
             .unwrap()
     }
 
@@ -823,7 +903,7 @@ mod tests {
     fn the_services_are_told_which_metadata_service_to_ask() {
         let apply = |more: &[&str]| {
             let args = [&["apply", "--policy", "p", "--image", "i"], more].concat();
-            apply_options(&given(&args)).map(|options| options.metadata)
+            apply_options(&given(&args)).map(|options| options.metadata.unwrap_or_default())
         };
         let init = |more: &[&str]| {
             let args = [
@@ -852,8 +932,11 @@ mod tests {
         };
         for (more, expected) in [
             (&[][..], MetadataService::default()),
-            (&["--metadata", url], of(Some("qemu"), Some(url))),
-            (&["--cloud-provider", "QEMU"], of(Some("qemu"), None)),
+            (
+                &["--cloud-provider", "qemu", "--metadata", url],
+                of(Some("qemu"), Some(url)),
+            ),
+            (&["--csp", "QEMU"], of(Some("qemu"), None)),
             (&["--cloud-provider", "none"], of(None, None)),
         ] {
             assert_eq!(apply(more).unwrap(), expected);
@@ -864,11 +947,11 @@ mod tests {
         }
         for (more, problem) in [
             (
-                &["--metadata", "10.9.0.1:81"][..],
+                &["--cloud-provider", "qemu", "--metadata", "10.9.0.1:81"][..],
                 "--metadata: metadata: \"10.9.0.1:81\" is not a valid place",
             ),
             (
-                &["--metadata", ""],
+                &["--cloud-provider", "qemu", "--metadata", ""],
                 "--metadata: metadata: \"\" is not a valid place",
             ),
             (
@@ -891,6 +974,10 @@ mod tests {
                 assert!(text.contains(problem), "{text}");
             }
         }
+        // the default of a new cluster; in another one the cloud may be another
+        let alone = init(&[&cluster[..], &["--metadata", url]].concat());
+        assert_eq!(alone.unwrap().unwrap(), of(Some("qemu"), Some(url)));
+        assert!(refusal(apply(&["--metadata", url])).contains("--cloud-provider is missing"));
         // without the services no program uses the option
         assert!(refusal(init(&["--metadata", url])).contains("--kubernetes-version is missing"));
         assert!(

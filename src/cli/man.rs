@@ -1,6 +1,6 @@
 //! `firstlight man`: the manual page in mdoc(7), made from the same tables as `--help`.
 
-use super::usage::{CONFIG, Command, HELP, Opt, Program, VERSION};
+use super::usage::{CONFIG, Command, Opt, Program};
 use base::program::Failure;
 
 /// Date of the page's last change; a constant, because the page must not differ between builds.
@@ -50,7 +50,7 @@ fn page(program: &Program) -> String {
     text.push_str(
         ".El\n.Pp\nResults go to standard output, everything else to standard error.\nOptions:\n",
     );
-    text.push_str(&list([&HELP, &VERSION, &CONFIG]));
+    text.push_str(&list(program.options.iter().chain([&CONFIG])));
     for command in program.commands {
         text.push_str(&section(name, command));
     }

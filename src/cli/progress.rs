@@ -172,9 +172,9 @@ pub fn lines(text: &str) -> String {
     lines
 }
 
-/// Returns a time for people: `45 s`, `2 min 5 s`, `1 h 0 min`.
+/// Returns a time for people, in whole seconds: `45 s`, `2 min 5 s`, `1 h 0 min`.
 pub fn human(time: Duration) -> String {
-    match time.as_secs() {
+    match (time + Duration::from_millis(500)).as_secs() {
         s @ ..60 => format!("{s} s"),
         s @ 60..3600 if s % 60 == 0 => format!("{} min", s / 60),
         s @ 60..3600 => format!("{} min {} s", s / 60, s % 60),
@@ -260,5 +260,7 @@ mod tests {
             [human(59), human(60), human(125), human(3661)],
             ["59 s", "1 min", "2 min 5 s", "1 h 1 min"]
         );
+        // a limit of 3 s is over a moment after the command began to count
+        assert_eq!(super::human(Duration::from_millis(2_990)), "3 s");
     }
 }

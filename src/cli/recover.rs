@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::UNREACHABLE;
 use super::connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_policy};
 use super::master_secret::Source;
 use super::output::Output;
 use super::progress::{Progress, human, printable};
 use super::state::State;
+use super::{UNREACHABLE, interrupt};
 use base::program::Failure;
 use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
@@ -167,6 +167,7 @@ fn push(
             progress.line(format!("{}: {}", options.endpoint, summary(status)));
         }
         progress.phase(format!("sending the key to {}", options.endpoint));
+        interrupt::means("the node may have the key and go on; `firstlight status` shows it");
         let answer = bring(&channel, brought, deadline);
         pushed = true;
         match answer {

@@ -6,11 +6,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 use qrcodegen::{QrCode, QrCodeEcc};
+use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::master_secret::Source;
+use super::output::Output;
 use super::shares::{self, Share};
-use super::{files, say, say_all};
+use super::{files, say_all};
 use base::program::Failure;
 
 /// The options of the command line.
@@ -26,6 +28,8 @@ pub struct Options {
     pub out: PathBuf,
     /// Whether to print each share as a QR code too.
     pub qr: bool,
+    /// The form of the output.
+    pub output: Output,
 }
 
 /// Runs the command.
@@ -36,16 +40,21 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let kms = options.master_secret.read().map_err(Failure::failed)?;
     let shares = shares::split(&kms, threshold, count).map_err(Failure::failed)?;
     make_folder(options)?;
+    let mut written = vec![];
     for share in &shares {
         let name = format!("share-{}-of-{count}.txt", share.number);
         let path = options.out.join(name);
         files::create_private(&path, text(share, count).as_bytes()).map_err(Failure::failed)?;
-        say(path.display())?;
+        options.output.say(path.display())?;
+        written.push(json!({"number": share.number, "file": path}));
         if options.qr {
             say_all(&qr(share)?)?;
         }
     }
-    say(format_args!(
+    options
+        .output
+        .json(&json!({"threshold": threshold, "count": count, "shares": written}))?;
+    options.output.say(format_args!(
         "Any {threshold} of these {count} files restore the master secret, and fewer say nothing about it.\n\
          Give each to another person, try `firstlight recover --share`, and then destroy these copies and the file of the master secret."
     ))

@@ -7,11 +7,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::files;
 use super::master_secret::Source;
-use super::{files, say};
+use super::output::Output;
 use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
 use base::program::Failure;
 use kms::ClusterKms;
+use serde_json::json;
 use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
 
 /// The options of the command line.
@@ -29,6 +31,8 @@ pub struct Options {
     pub old_hosts: bool,
     /// Whether to replace an existing certificate.
     pub overwrite: bool,
+    /// The form of the output.
+    pub output: Output,
 }
 
 /// Runs the command.
@@ -43,12 +47,20 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         is_new |= add_known_hosts(&options.known_hosts, &users).map_err(Failure::failed)?;
     }
 
+    let output = options.output;
+    output.json(&json!({
+        "certificate": options.certificate,
+        "knownHosts": options.known_hosts,
+        "isNewAuthority": is_new,
+        "user": USER,
+        "validSeconds": USER_VALIDITY.as_secs(),
+    }))?;
     let (certificate, known_hosts) = (options.certificate.display(), options.known_hosts.display());
     let hours = USER_VALIDITY.as_secs() / 3600;
-    say(format_args!(
+    output.say(format_args!(
         "A certificate for {USER}, valid for {hours} hours, is in {certificate}"
     ))?;
-    say(match is_new {
+    output.say(match is_new {
         true => format!("The cluster's authority for hosts is in {known_hosts}"),
         false => format!("The cluster's authority for hosts was already in {known_hosts}"),
     })?;
@@ -57,7 +69,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     } else {
         "KEY".into()
     };
-    say(format_args!(
+    output.say(format_args!(
         "\nReach a node by:\n  ssh -i {} -o CertificateFile={certificate} -o UserKnownHostsFile={known_hosts} {USER}@NODE",
         private.display()
     ))

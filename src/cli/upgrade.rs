@@ -7,17 +7,17 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use base::program::{FAILED, Failure};
-use base::stop::Stop;
+use base::program::Failure;
 use kubernetes::NAMESPACE;
-use kubernetes::client::{self, CONFIG_MAPS, Client, Config, NODE_VERSIONS};
+use kubernetes::client::{CONFIG_MAPS, Client, NODE_VERSIONS};
 use kubernetes::kubeadm;
 use kubernetes::parameters::Version;
 use kubernetes::yaml;
 use serde_json::{Value, json};
 
-use super::UNREACHABLE;
 use super::components::{self, check};
+use super::interrupt;
+use super::kubeconfig::{self, failed};
 use super::output::Output;
 use super::progress::{Progress, printable};
 use super::status::cluster::{self, Listed};
@@ -32,8 +32,8 @@ pub struct Options {
     pub version: Version,
     /// The list of components.
     pub components: PathBuf,
-    /// The administrator's kubeconfig.
-    pub kubeconfig: PathBuf,
+    /// The administrator's kubeconfigs, as `$KUBECONFIG` names several.
+    pub kubeconfig: Vec<PathBuf>,
     /// Whether nothing is changed.
     pub dry_run: bool,
     /// The form of the output.
@@ -57,8 +57,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         )));
     }
 
-    let config = Config::from_kubeconfig_file(&options.kubeconfig).map_err(Failure::failed)?;
-    let client = Client::new(config, &Stop::new()).within(options.timeout);
+    let client = kubeconfig::client(&options.kubeconfig)?.within(options.timeout);
     let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));
     client
@@ -89,6 +88,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         }
         None if !options.dry_run => {
             progress.phase(format!("making the ConfigMap {NAMESPACE}/{name}"));
+            interrupt::means("the cluster may have the list now; run the same command again");
             client.create(&maps, &map).map_err(failed)?;
         }
         _ => {}
@@ -109,16 +109,6 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     };
     options.output.json(&upgrade.json())?;
     options.output.say(upgrade.text())
-}
-
-fn failed(error: client::Error) -> Failure {
-    let code = match &error {
-        client::Error::Unreachable {
-            untrusted: false, ..
-        } => UNREACHABLE,
-        _ => FAILED,
-    };
-    Failure::Failed(code, error.to_string())
 }
 
 /// Returns the version of the control plane, as kubeadm has recorded it.

@@ -20,6 +20,8 @@ pub struct Program {
     pub summary: &'static str,
     /// The commands, in the order of an operator's work.
     pub commands: &'static [Command],
+    /// The options that stand before a command.
+    pub options: &'static [Opt],
     /// The exit codes, each with its meaning.
     pub exit_codes: &'static [(u8, &'static str)],
     /// What the examples show together, and their command lines.
@@ -70,6 +72,8 @@ pub struct Opt {
     pub name: &'static str,
     /// The one-letter form, if there is one.
     pub short: Option<char>,
+    /// A further name, which other programs have for it, or which it had in earlier versions.
+    pub was: Option<&'static str>,
     /// The kind of value; `None` for a flag.
     pub value: Option<Value>,
     /// Whether the option is required.
@@ -108,6 +112,7 @@ impl Opt {
         Opt {
             name,
             short: None,
+            was: None,
             value,
             is_needed: false,
             default: None,
@@ -149,6 +154,14 @@ impl Opt {
         }
     }
 
+    /// Sets a further name, which the help text does not show.
+    pub const fn was(self, name: &'static str) -> Opt {
+        Opt {
+            was: Some(name),
+            ..self
+        }
+    }
+
     /// Returns the option as the help text shows it: `-h, --help`, `--policy FILE`.
     pub fn synopsis(&self) -> String {
         let short = self
@@ -164,7 +177,7 @@ impl Opt {
 
     fn is(&self, arg: &Arg) -> bool {
         match arg {
-            Arg::Long(name) => self.name == *name,
+            Arg::Long(name) => self.name == *name || self.was == Some(*name),
             Arg::Short(letter) => self.short == Some(*letter),
             Arg::Value(_) => false,
         }
@@ -232,20 +245,25 @@ impl Command {
         self.options.iter().chain(&COMMON)
     }
 
-    /// Parses the arguments after the command's name. If an option is given several times, its last value counts, unless the
-    /// option may be repeated. `defaults` returns the values of options that are not given.
+    /// Parses the arguments after the command's name; `before` has the options before it. If an option is given several times, its
+    /// last value counts, unless the option may be repeated. `defaults` returns the values of options that are not given.
     pub fn parse(
         &'static self,
         program: &Program,
+        before: Values,
         mut args: lexopt::Parser,
         defaults: impl FnOnce(&Given) -> Result<Values, Failure>,
     ) -> Result<Given, Failure> {
         let mut given = Given {
             command: self,
-            values: vec![],
+            values: before,
             operand: None,
             further: vec![],
         };
+        let known = |name: &str| self.all_options().any(|option| option.name == name);
+        if let Some((name, _)) = given.values.iter().find(|(name, _)| !known(name)) {
+            return Err(Failure::Usage(format!("there is no option --{name}")));
+        }
         while let Some(arg) = args.next()? {
             if HELP.is(&arg) {
                 return Err(Failure::HelpOn(self.help(program)));
@@ -274,7 +292,10 @@ impl Command {
             }
         }
         let defaults = defaults(&given)?;
-        let absent = |(name, _): &(&'static str, OsString)| !given.has(name);
+        // the operand of this command line names the node that the file names by --endpoint
+        let absent = |(name, _): &(&'static str, OsString)| {
+            !given.has(name) && !(*name == "endpoint" && given.has_operand())
+        };
         let defaults: Values = defaults.into_iter().filter(absent).collect();
         given.values.extend(defaults);
         let operand = self.operand.as_ref().filter(|operand| operand.is_needed);
@@ -359,7 +380,9 @@ impl Program {
         ));
         text.push_str("\nOptions:\n");
         text.push_str(&table(
-            [HELP, VERSION].map(|option| (option.synopsis(), option.description())),
+            self.options
+                .iter()
+                .map(|option| (option.synopsis(), option.description())),
         ));
         text.push_str("\nExit codes:\n");
         text.push_str(&table(
@@ -543,12 +566,13 @@ mod tests {
         name: "tool",
         summary: "does things",
         commands: &[COPY],
+        options: &[HELP, VERSION],
         exit_codes: &[(0, "done")],
         examples: ("all of it", &["tool copy x --to y"]),
     };
 
     fn parse(args: &[&str]) -> Result<Given, Failure> {
-        TOOL.commands[0].parse(&TOOL, lexopt::Parser::from_args(args), |_| {
+        TOOL.commands[0].parse(&TOOL, vec![], lexopt::Parser::from_args(args), |_| {
             Ok(vec![("mode", "slow".into())])
         })
     }

@@ -7,7 +7,8 @@ use keywrap::Wrapped;
 use kms::ClusterKms;
 
 use super::master_secret::{self, Source};
-use super::say;
+use super::output::Output;
+use serde_json::json;
 
 /// What `firstlight wrap` is to do.
 pub struct Options {
@@ -19,6 +20,8 @@ pub struct Options {
     pub master_secret: Source,
     /// The file to write, or the URI of a store; it must not exist.
     pub out: PathBuf,
+    /// The form of the output.
+    pub output: Output,
 }
 
 /// Runs `firstlight wrap`.
@@ -30,7 +33,10 @@ pub fn wrap(options: &Options) -> Result<(), Failure> {
     let wrapped = Wrapped::wrap(&secret, &options.kms, &*key).map_err(Failure::failed)?;
     let (content, kms) = (wrapped.text(), Some(&*options.kms));
     let written = write(&options.out, content.as_bytes(), &secret, kms)?;
-    say(format_args!(
+    options
+        .output
+        .json(&json!({"wrapped": written, "kms": options.kms}))?;
+    options.output.say(format_args!(
         "{} has the master secret, wrapped by {}. Give it as --master-secret in place of the plain one, and keep that where nobody \
          reads it, or destroy it: without both the service's key and the plain one nobody can recover the cluster.",
         written.display(),
@@ -39,10 +45,11 @@ pub fn wrap(options: &Options) -> Result<(), Failure> {
 }
 
 /// Runs `firstlight unwrap`: writes the plain master secret of the file `wrapped` to `out`, which must not exist.
-pub fn unwrap(wrapped: &Path, out: &Path) -> Result<(), Failure> {
+pub fn unwrap(wrapped: &Path, out: &Path, output: Output) -> Result<(), Failure> {
     let secret = master_secret::read(wrapped).map_err(Failure::failed)?;
     write(out, master_secret::text(&secret).as_bytes(), &secret, None)?;
-    say(format_args!(
+    output.json(&json!({"masterSecret": out}))?;
+    output.say(format_args!(
         "{} has the plain master secret",
         out.display()
     ))

@@ -111,14 +111,14 @@ pub fn port(uri: &str) -> Result<u16, Error> {
     }))
 }
 
-/// Returns the variable and its value by which the operator names the server of this URI to another program, if that needs one.
-pub fn naming(uri: &str) -> Result<Option<(&'static str, String)>, Error> {
+/// Returns the variables and the value by which the operator names the server of this URI to another program, if that needs one of them.
+pub fn naming(uri: &str) -> Result<Option<(&'static [&'static str], String)>, Error> {
     let (name, mut query) = uri::parse(uri, SCHEME, Author::Operator)?;
     Ok(match name {
-        "vault" => query.take("address").map(|url| (vault::ADDRESS[0], url)),
+        "vault" => query.take("address").map(|url| (&vault::ADDRESS[..], url)),
         "aws-kms" => query
             .take("endpoint")
-            .map(|url| (aws_kms::ENDPOINT[0], url)),
+            .map(|url| (&aws_kms::ENDPOINT[..], url)),
         _ => None,
     })
 }

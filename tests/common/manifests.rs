@@ -3,8 +3,7 @@
 use base::crypto::Secret;
 use kms::ClusterKms;
 use kubernetes::services::master_secret::Keeping;
-use kubernetes::services::{MetadataService, Settings};
-use proto::join::NODE_PORT;
+use kubernetes::services::Settings;
 
 /// Returns settings with this policy, a master secret and a salt of zeros, and otherwise what the chart has.
 pub fn settings(policy: &str) -> Settings {
@@ -15,8 +14,9 @@ pub fn settings(policy: &str) -> Settings {
         measurement_salt: vec![7; 32],
         kms: ClusterKms::new(Secret::new(vec![0; 32]), Secret::new(vec![0; 32])).unwrap(),
         keeping: Keeping::default(),
-        node_port: NODE_PORT,
-        migrate_until: String::new(),
-        metadata: MetadataService::default(),
+        node_port: None,
+        migrate_until: None,
+        metadata: None,
+        require_strong: None,
     }
 }

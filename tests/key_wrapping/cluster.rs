@@ -9,7 +9,7 @@ use base::stop::Stop;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use common::kube_apiserver::{Cluster, play_controller};
-use kubernetes::client::{Client, DAEMON_SETS, NETWORK_POLICIES, SECRETS};
+use kubernetes::client::{CONFIG_MAPS, Client, DAEMON_SETS, NETWORK_POLICIES, SECRETS};
 use serde_json::{Value, json};
 
 use super::kmip::{Service, env};
@@ -51,6 +51,28 @@ impl Drop for Ends<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }
+}
+
+/// Returns the attestation policy of the cluster.
+fn policy(client: &Client) -> String {
+    let at = CONFIG_MAPS.in_namespace("kube-system").named("join-config");
+    let map = client.get(&at).unwrap();
+    map["data"]["attestationConfig"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// Puts another wrapped master secret into a Secret, which is immutable.
+fn replace(client: &Client, name: &str, wrapped: &Value) {
+    let all = SECRETS.in_namespace("kube-system");
+    let mut secret = client.get(&all.named(name)).unwrap();
+    client.delete(&all.named(name)).unwrap();
+    secret["data"]["mastersecret"] = STANDARD.encode(wrapped.to_string()).into();
+    for field in ["resourceVersion", "uid", "creationTimestamp"] {
+        secret["metadata"].as_object_mut().unwrap().remove(field);
+    }
+    client.create(&all, &secret).unwrap();
 }
 
 fn said(output: &Output) -> String {
@@ -193,7 +215,33 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
             assert!(output.status.success(), "{}", said(&output));
             assert_eq!(secrets(client), [&*before]);
             assert_eq!(mounted(client), before);
+            // and what the policy requires does, too
+            assert!(policy(client).contains("strong"), "{}", policy(client));
         }
+        let output = apply(&["--require", "any"]);
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(!policy(client).contains("strong"), "{}", policy(client));
+
+        // a cluster of an earlier version, whose pods have no address of their Vault
+        let wrapped = fs::read_to_string(dir.path().join("wrapped.json")).unwrap();
+        let vault = "kms://vault?address=https://vault.example:8200&keyName=a";
+        let mut wrapped: Value = serde_json::from_str(&wrapped).unwrap();
+        let own = wrapped.clone();
+        wrapped["kms"] = vault.into();
+        replace(client, &before, &wrapped);
+        for more in [&[][..], &["--dry-run"]] {
+            let output = apply(more);
+            let told = said(&output);
+            assert!(
+                output.status.code() == Some(1)
+                    && told.contains("VAULT_ADDR is not set")
+                    && told.contains("Nothing was changed")
+                    && told.contains(&format!("--kms '{vault}'")),
+                "{told}"
+            );
+            assert_eq!(mounted(client), before);
+        }
+        replace(client, &before, &own);
     });
 
     // no pod becomes ready with another key: all is as it was

@@ -2,19 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use base::program::{FAILED, Failure};
-use base::stop::Stop;
-use kubernetes::client::{self, Client, Config, NODES, Selector};
+use kubernetes::client::{self, Client, NODES, Selector};
 use serde_json::{Value, json};
 use verifier::KeyName;
 
 use super::inquiry::Inquiry;
 use super::report::{FRESH, OTHER_CLUSTER, Report, State, UNPROVEN, WAITS_FOR_KEY};
+use crate::kubeconfig;
 use crate::output::{Output, say_all};
 use crate::progress::printable;
 use crate::state::hex;
@@ -49,8 +49,8 @@ pub struct Listed {
 type Asked = (Listed, Report);
 
 /// Asks all nodes, and prints a table of them.
-pub fn run(inquiry: &Inquiry, kubeconfig: &Path, output: Output) -> Result<(), Failure> {
-    let nodes = ask_all(inquiry, list(inquiry, kubeconfig)?)?;
+pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result<(), Failure> {
+    let nodes = ask_all(inquiry, list(inquiry, kubeconfigs)?)?;
     match output {
         Output::Text => say_all(&text(&nodes))?,
         Output::Json => output.json(&to_json(&nodes, inquiry))?,
@@ -58,11 +58,10 @@ pub fn run(inquiry: &Inquiry, kubeconfig: &Path, output: Output) -> Result<(), F
     result(&nodes)
 }
 
-fn list(inquiry: &Inquiry, kubeconfig: &Path) -> Result<Vec<Listed>, Failure> {
-    let config = Config::from_kubeconfig_file(kubeconfig).map_err(Failure::failed)?;
+fn list(inquiry: &Inquiry, kubeconfigs: &[PathBuf]) -> Result<Vec<Listed>, Failure> {
+    let client = kubeconfig::client(kubeconfigs)?;
     let left = inquiry.deadline.saturating_duration_since(Instant::now());
-    let client = Client::new(config, &Stop::new()).within(left);
-    listed(&client).map_err(|error| {
+    listed(&client.within(left)).map_err(|error| {
         let code = match error.code() {
             None => UNREACHABLE,
             Some(_) => FAILED,

@@ -62,7 +62,7 @@ pub enum Nodes {
     /// One: its host, or the address of one of its servers.
     One(String),
     /// All that the API server lists for whom this kubeconfig is.
-    Cluster(PathBuf),
+    Cluster(Vec<PathBuf>),
 }
 
 /// Runs the command.
@@ -85,7 +85,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             show(&report, options)?;
             report.result()
         }
-        Nodes::Cluster(kubeconfig) => cluster::run(&inquiry, kubeconfig, options.output),
+        Nodes::Cluster(kubeconfigs) => cluster::run(&inquiry, kubeconfigs, options.output),
     }
 }
 

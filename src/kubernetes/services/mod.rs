@@ -22,6 +22,7 @@
 //! The account of the key service may ask the API server for the owner of a caller's token, and
 //! nothing else. The account of the join service may do what a ticket needs.
 
+mod kept;
 pub mod master_secret;
 pub mod migration;
 mod owned;
@@ -37,10 +38,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::NAMESPACE;
-use super::client::{self, Client, DAEMON_SETS, FIELD_MANAGER, Object, PODS, Selector};
+use super::client::{
+    self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER, Object, PODS, Selector,
+};
 use base::time;
 use kms::ClusterKms;
 use master_secret::Keeping;
@@ -83,13 +86,17 @@ pub struct Settings {
     pub kms: ClusterKms,
     /// How the cluster keeps it.
     pub keeping: Keeping,
-    /// The node port of the join service, [`NODE_PORT`] by default.
-    pub node_port: u16,
+    /// The node port of the join service. This value and the next ones stay as they are in the
+    /// cluster if they are `None`, and in a new one they are those of the chart.
+    pub node_port: Option<u16>,
     /// The last day on which the join service opens disks without a record, such as `2027-01-31`.
     /// Empty for never.
-    pub migrate_until: String,
+    pub migrate_until: Option<String>,
     /// The metadata service that lists the machines for the join service.
-    pub metadata: MetadataService,
+    pub metadata: Option<MetadataService>,
+    /// Whether the join service refuses nodes of the old form of attested TLS, whatever the policy
+    /// says.
+    pub require_strong: Option<bool>,
 }
 
 /// A cloud's metadata service, with the arguments of [`Cloud::metadata`](cloud::Cloud::metadata).
@@ -113,21 +120,34 @@ impl Default for MetadataService {
 }
 
 impl Settings {
-    /// Returns the settings as values of the chart.
-    fn values(&self, keeping: &Keeping) -> Value {
+    /// Returns the values that the operator has chosen, and that would otherwise stay.
+    fn chosen(&self) -> kept::Values {
+        let mut values = kept::Values::new();
+        values.extend(self.node_port.map(|port| (kept::NODE_PORT, port.into())));
+        let migrate_until = self.migrate_until.as_deref();
+        values.extend(migrate_until.map(|day| (kept::MIGRATE_UNTIL, day.into())));
+        if let Some(MetadataService { cloud, url }) = &self.metadata {
+            let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
+            values.extend([(kept::CLOUD, text(cloud)), (kept::METADATA, text(url))]);
+        }
+        let form = |strong| if strong { "strong" } else { "" };
+        values.extend(
+            self.require_strong
+                .map(|strong| (kept::REQUIRE, form(strong).into())),
+        );
+        values
+    }
+
+    /// Returns the settings as values of the chart. `kept` has those of the cluster that stay.
+    fn values(&self, keeping: &Keeping, kept: kept::Values) -> Value {
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
-        let mut values = json!({
-            "image": self.image,
-            "attestationVariant": self.variant,
-            "attestationPolicy": self.policy,
-            "measurementSalt": base64(&self.measurement_salt),
-            "cloudProvider": self.metadata.cloud.as_deref().unwrap_or_default(),
-            "joinService": {
-                "nodePort": self.node_port,
-                "migrateUntil": self.migrate_until,
-                "metadata": self.metadata.url.as_deref().unwrap_or_default(),
-            },
-        });
+        let mut all = kept;
+        all.extend(self.chosen());
+        let mut values = kept::nested(&all);
+        values["image"] = self.image.as_str().into();
+        values["attestationVariant"] = self.variant.as_str().into();
+        values["attestationPolicy"] = self.policy.as_str().into();
+        values["measurementSalt"] = base64(&self.measurement_salt).into();
         for (name, value) in keeping.values(&self.kms) {
             values[name] = value;
         }
@@ -135,8 +155,8 @@ impl Settings {
     }
 
     /// Returns the objects of the services, in the order of their creation.
-    fn objects(&self, keeping: &Keeping) -> Result<Vec<Value>, Error> {
-        let mut objects = render::objects(self.values(keeping)).map_err(Error::Manifest)?;
+    fn objects(&self, keeping: &Keeping, kept: kept::Values) -> Result<Vec<Value>, Error> {
+        let mut objects = render::objects(self.values(keeping, kept)).map_err(Error::Manifest)?;
         if let Some(secret) = keeping.secret() {
             let place = objects
                 .iter()
@@ -242,7 +262,7 @@ impl fmt::Display for Error {
                 write!(
                     f,
                     "the services are not ready after {} s: {}",
-                    after.as_secs(),
+                    (*after + Duration::from_millis(500)).as_secs(),
                     missing.join("; ")
                 )
             }
@@ -306,7 +326,15 @@ pub fn apply(
         "asking the API server whether it accepts the services".into(),
     ));
     let keeping = settings.keeping.resolve(client)?;
-    let wanted = without(settings.objects(&keeping)?, options.skip);
+    let mut kept = kept::present(client)?;
+    let chosen = settings.chosen();
+    kept.retain(|name, _| !chosen.contains_key(name));
+    if !options.skip.contains(&Phase::Services) {
+        for (name, value) in &kept {
+            report(Report::Line(format!("stays as it is: {name} {value}")));
+        }
+    }
+    let wanted = without(settings.objects(&keeping, kept)?, options.skip);
     let changes = plan(client, wanted)?;
     if options.is_dry_run {
         let changed = changes.iter().filter(|change| change.is_needed());
@@ -358,7 +386,16 @@ pub fn apply(
 
 /// Returns the objects of the services of a new cluster, in the order of their creation.
 pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
-    settings.objects(&settings.keeping)
+    settings.objects(&settings.keeping, kept::Values::new())
+}
+
+pub use kept::variant as present_variant;
+
+/// Returns the attestation policy of a cluster, JSON; `None` if it has none.
+pub fn present_policy(client: &Client) -> Result<Option<String>, client::Error> {
+    let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(JOIN_CONFIG);
+    let map = client.find(&at)?.unwrap_or_default();
+    Ok(map["data"][ATTESTATION_CONFIG].as_str().map(str::to_owned))
 }
 
 /// Returns the [`manifests`] except those of these phases.
@@ -667,6 +704,7 @@ fn stamp(at: SystemTime) -> String {
 mod tests {
     use super::*;
     use base::crypto::Secret;
+    use serde_json::json;
 
     pub fn settings() -> Settings {
         Settings {
@@ -676,9 +714,10 @@ mod tests {
             measurement_salt: vec![1; 32],
             kms: ClusterKms::new(Secret::new(vec![2; 32]), Secret::new(vec![3; 32])).unwrap(),
             keeping: Keeping::default(),
-            node_port: proto::join::NODE_PORT,
-            migrate_until: String::new(),
-            metadata: MetadataService::default(),
+            node_port: None,
+            migrate_until: None,
+            metadata: None,
+            require_strong: None,
         }
     }
 

@@ -52,10 +52,15 @@ const ORDER: [&str; 12] = [
     "DaemonSet",
 ];
 
+/// Returns the chart's own values.
+pub fn defaults() -> Result<Value, String> {
+    yaml::document(VALUES).map_err(|error| format!("values.yaml: {error}"))
+}
+
 /// Returns the objects with these values of the chart, in the order of their creation. The error
 /// names the template, and what is wrong with it.
 pub fn objects(more: Value) -> Result<Vec<Value>, String> {
-    let mut values = yaml::document(VALUES).map_err(|error| format!("values.yaml: {error}"))?;
+    let mut values = defaults()?;
     merge(&mut values, more);
     check(&values)?;
     let context = json!({"Values": values, "Release": {"Namespace": NAMESPACE}});
@@ -428,7 +433,7 @@ mod tests {
     fn the_join_service_gets_the_metadata_service_of_the_settings() {
         let told = |metadata: MetadataService| {
             let objects = manifests(&Settings {
-                metadata,
+                metadata: Some(metadata),
                 ..settings()
             })
             .unwrap();

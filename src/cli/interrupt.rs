@@ -1,0 +1,56 @@
+//! Ends a command that a signal interrupts: the terminal is left with a whole line, and the person learns what stays and what to do
+//! next.
+
+use std::io::{self, IsTerminal, Write};
+use std::process;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use base::program::Failure;
+use sys::signal::{StopSignal, StopSignals};
+
+/// What an interruption now means, as sentences; empty if nothing was changed.
+static MEANING: Mutex<&'static str> = Mutex::new("");
+
+/// Blocks SIGINT and SIGTERM for all threads, and waits for them in a thread of its own. To be called before any other thread runs.
+pub fn watch(command: &'static str) -> Result<(), Failure> {
+    let signals = StopSignals::block()
+        .map_err(|error| Failure::failed(format!("cannot block signals: {error}")))?;
+    let wait = move || {
+        if let Ok(signal) = signals.wait() {
+            end(command, signal);
+        }
+    };
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(wait)
+        .map(|_| ())
+        .map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))
+}
+
+/// Sets what an interruption means from now on.
+pub fn means(text: &'static str) {
+    *MEANING.lock().unwrap_or_else(PoisonError::into_inner) = text;
+}
+
+fn end(command: &str, signal: StopSignal) -> ! {
+    let meaning = MEANING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut out = io::stderr().lock();
+    let clear = if out.is_terminal() { "\r\x1b[K" } else { "" };
+    let meaning = if meaning.is_empty() {
+        "nothing was changed"
+    } else {
+        *meaning
+    };
+    // standard error may be closed
+    let _ = writeln!(out, "{clear}firstlight {command}: {signal}: {meaning}");
+    process::exit(exit_code(signal))
+}
+
+/// Returns the code by which a shell knows a process that this signal has ended.
+fn exit_code(signal: StopSignal) -> i32 {
+    match signal {
+        StopSignal::Int => 130,
+        StopSignal::Term => 143,
+    }
+}

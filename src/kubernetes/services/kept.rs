@@ -1,0 +1,162 @@
+//! What the services of a cluster were installed with, by Helm, by an earlier run or by the old system: an installation that does not
+//! name a value of the chart leaves it as it is.
+//!
+//! Only values that the operator of a cluster chooses are kept. What the chart itself decides, such as resources and paths, comes from
+//! the chart that is installed.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::super::NAMESPACE;
+use super::super::client::{self, Client, DAEMON_SETS, Resource, SERVICES};
+use super::render;
+use cloud::Cloud;
+
+/// Values of the chart by their names, as in Helm's `--set`.
+pub type Values = BTreeMap<&'static str, Value>;
+
+pub const CLOUD: &str = "cloudProvider";
+pub const METADATA: &str = "joinService.metadata";
+pub const MIGRATE_UNTIL: &str = "joinService.migrateUntil";
+pub const NODE_PORT: &str = "joinService.nodePort";
+pub const REQUIRE: &str = "joinService.require";
+/// The options of the join service that the operator's values set.
+const OPTIONS: [(&str, &str); 10] = [
+    ("--cloud-provider", CLOUD),
+    ("--metadata", METADATA),
+    ("--migrate-until", MIGRATE_UNTIL),
+    ("--require", REQUIRE),
+    ("--verification", "joinService.verification"),
+    ("--verification-http", "joinService.verificationHttp"),
+    ("--kds", "joinService.kds"),
+    ("--pcs", "joinService.pcs"),
+    ("--tcb-update", "joinService.tcbUpdate"),
+    ("--log-format", "logFormat"),
+];
+
+/// Returns the values of the present services that differ from those of the chart; none if there are no services.
+pub fn present(client: &Client) -> Result<Values, client::Error> {
+    let find =
+        |resource: &Resource| client.find(&resource.in_namespace(NAMESPACE).named("join-service"));
+    let Some(set) = find(&DAEMON_SETS)? else {
+        return Ok(Values::new());
+    };
+    let service = find(&SERVICES)?.unwrap_or_default();
+    let defaults = render::defaults().unwrap_or_default();
+    let mut values = of(&set, &service);
+    values.retain(|name, value| defaults.pointer(&pointer(name)) != Some(value));
+    Ok(values)
+}
+
+/// Returns the attestation variant of the present services; `None` if there are none.
+pub fn variant(client: &Client) -> Result<Option<String>, client::Error> {
+    let at = DAEMON_SETS.in_namespace(NAMESPACE).named("join-service");
+    let set = client.find(&at)?.unwrap_or_default();
+    Ok(value_of(&words(&set), "--attestation-variant").map(str::to_owned))
+}
+
+/// Returns the command line of the join service.
+fn words(set: &Value) -> Vec<&str> {
+    let container = &set["spec"]["template"]["spec"]["containers"][0];
+    [&container["command"], &container["args"]]
+        .into_iter()
+        .filter_map(Value::as_array)
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect()
+}
+
+/// Returns the values by which these objects were made.
+fn of(set: &Value, service: &Value) -> Values {
+    let pod = &set["spec"]["template"]["spec"];
+    let words = words(set);
+    let mut values = Values::new();
+    for (option, name) in OPTIONS {
+        if let Some(value) = value_of(&words, option) {
+            values.insert(name, value.into());
+        }
+    }
+    // the old system writes a cloud's name as it likes
+    if let Some(Value::String(name)) = values.get_mut(CLOUD) {
+        name.make_ascii_lowercase();
+        if !name.is_empty() && Cloud::named(name).is_err() {
+            values.remove(CLOUD);
+        }
+    }
+    let port = service.pointer("/spec/ports/0/nodePort");
+    values.extend(port.map(|port| (NODE_PORT, port.clone())));
+    let secrets = pod.get("imagePullSecrets");
+    values.extend(secrets.map(|secrets| ("imagePullSecrets", secrets.clone())));
+    values
+}
+
+/// Returns the value of an option in one of its two forms: `--name value` or `--name=value`.
+fn value_of<'a>(words: &[&'a str], option: &str) -> Option<&'a str> {
+    let at = |word: &&str| {
+        word.strip_prefix(option)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+    };
+    let index = words.iter().position(at)?;
+    match words[index].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => words.get(index + 1).copied(),
+    }
+}
+
+/// Returns these values as the chart takes them.
+pub fn nested(values: &Values) -> Value {
+    let mut all = json!({});
+    for (name, value) in values {
+        let mut at = &mut all;
+        for part in name.split('.') {
+            at = &mut at[part];
+        }
+        *at = value.clone();
+    }
+    all
+}
+
+fn pointer(name: &str) -> String {
+    format!("/{}", name.replace('.', "/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_values_of_a_cluster_are_those_of_its_objects() {
+        let given = json!({
+            "cloudProvider": "aws", "logFormat": "json", "imagePullSecrets": [{"name": "registry"}],
+            "joinService": {"nodePort": 30091, "require": "strong", "migrateUntil": "2027-01-31", "kds": "http://k",
+                "metadata": "http://m", "pcs": "https://p", "tcbUpdate": "standard", "verification": "a", "verificationHttp": "b"},
+        });
+        let mut all = given.clone();
+        all["image"] = "i".into();
+        let objects = render::objects(all).unwrap();
+        let named = |kind: &str| {
+            let is_it = |object: &&Value| {
+                object["kind"] == kind && object["metadata"]["name"] == "join-service"
+            };
+            objects.iter().find(is_it).unwrap()
+        };
+        let values = of(named("DaemonSet"), named("Service"));
+        assert_eq!(nested(&values), given);
+    }
+
+    #[test]
+    fn the_cloud_of_the_old_system_is_kept() {
+        let of = |name: &str| {
+            let words = ["--cloud-provider=x", "--key-service-endpoint=y"]
+                .map(|word| word.replace('x', name));
+            let container = json!({"name": "join-service", "args": words});
+            of(
+                &json!({"spec": {"template": {"spec": {"containers": [container]}}}}),
+                &json!({}),
+            )
+        };
+        assert_eq!(nested(&of("GCP")), json!({"cloudProvider": "gcp"}));
+        assert_eq!(nested(&of("home")), json!({}));
+    }
+}
