@@ -123,6 +123,7 @@ fn zsh_completes_commands_options_and_words() {
         "firstlight init --pol",
         "firstlight completions z",
         "firstlight recover --statu",
+        "firstlight verify --pol",
     ]);
     let run: Vec<String> = output(&mut command)
         .lines()
@@ -134,7 +135,8 @@ fn zsh_completes_commands_options_and_words() {
             "run: recover.",
             "run: init --policy.",
             "run: completions zsh.",
-            "run: recover --status."
+            "run: recover --status.",
+            "run: verify --policy."
         ]
     );
 }

@@ -136,12 +136,10 @@ fn zsh(program: &Program) -> String {
             );
             specs.push(format!("'--{}{description}'", option.name));
         }
-        specs.extend(
-            command
-                .operand
-                .iter()
-                .map(|operand| format!("'1{}'", action(operand.value))),
-        );
+        // with a free text in this place, zsh would complete no option there
+        let operand = command.operand.as_ref().map(|operand| operand.value);
+        let operand = operand.filter(|value| !matches!(value, Value::Text(_)));
+        specs.extend(operand.map(|value| format!("'1{}'", action(value))));
         if let Some(Value::Action(..)) = command.operand.as_ref().map(|operand| operand.value) {
             specs.push("'*:FILE:_files'".to_owned());
         }
