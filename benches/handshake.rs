@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use attest::atls::{Client, Server};
-use verifier::{Issuer, Validator};
+use attest::attestation::{self, Issuer, Validator};
 
 #[path = "../src/attest/atls/tests/dummy.rs"]
 mod dummy;

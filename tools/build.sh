@@ -37,7 +37,7 @@ places=("$out=/target" "$ROOT=/firstlight" "$home=/cargo" "$(rustc --print sysro
 CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; flags=(-Ctarget-feature=+crt-static -Clink-arg=-Wl,-z,pack-relative-relocs "${places[@]/#/--remap-path-prefix=}"); echo "${flags[*]}")
 export CARGO_TARGET_DIR=$out CARGO_ENCODED_RUSTFLAGS "CFLAGS_${target//-/_}=${places[*]/#/-ffile-prefix-map=}"
 export SOURCE_DATE_EPOCH=1 CARGO_INCREMENTAL=0
-# only `firstlight` has it: a commit that leaves the code of a node as it is leaves its measurements as they are, too
+# `--version` of each program shows it, so the measurements of a node change with each commit, whatever the commit changes
 FIRSTLIGHT_COMMIT=$(source_commit)
 if [ -n "$FIRSTLIGHT_COMMIT" ]; then export FIRSTLIGHT_COMMIT; else unset FIRSTLIGHT_COMMIT; fi
 

@@ -294,7 +294,7 @@ impl Command {
         let defaults = defaults(&given)?;
         // the operand of this command line names the node that the file names by --endpoint
         let absent = |(name, _): &(&'static str, OsString)| {
-            !given.has(name) && !(*name == "endpoint" && given.has_operand())
+            !given.has(name) && (*name != "endpoint" || !given.has_operand())
         };
         let defaults: Values = defaults.into_iter().filter(absent).collect();
         given.values.extend(defaults);

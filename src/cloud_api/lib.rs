@@ -25,8 +25,11 @@ use cloud::plain::Url;
 use cloud::{Alias, Cloud, Error, Instance, Made, Metadata, Range, Role, bcrypt_hash, is_host};
 use guard::Guarded;
 
+/// Makes the client of a cloud's services. The argument is that of [`metadata`].
+type Make = fn(Option<&str>) -> Made;
+
 /// The clouds whose API is asked, and how the client of each is made.
-const CLIENTS: &[(Cloud, fn(Option<&str>) -> Made)] = &[
+const CLIENTS: &[(Cloud, Make)] = &[
     (cloud::AWS, |place| guarded(aws::Client::new(place)?)),
     (cloud::GCP, |place| guarded(gcp::Client::new(place)?)),
     (cloud::AZURE, |place| guarded(azure::Client::new(place)?)),

@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use base::der::{OCTET_STRING, Reader, SEQUENCE};
+use base::der::{Reader, SEQUENCE};
 use base::text;
 use base::x509::Certificate;
 use rustls_pki_types::CertificateDer;
@@ -20,13 +20,12 @@ use ureq::tls::RootCerts;
 use verifier::azure_trustedlaunch::places_of_issuer;
 
 use crate::https::{Failure, Request, Server};
-use crate::item::{Item, MAX_CERTIFICATE};
+use crate::item::{Item, MAX_CERTIFICATE, subject_key};
 
 /// Google's storage service.
 pub const GOOGLE: &str = "https://storage.googleapis.com";
 
-/// subjectKeyIdentifier, 2.5.29.14, and authorityKeyIdentifier, 2.5.29.35 (RFC 5280 §4.2.1): the contents of the OIDs.
-const SUBJECT_KEY: &[u8] = &[0x55, 0x1d, 0x0e];
+/// authorityKeyIdentifier, 2.5.29.35 (RFC 5280 §4.2.1): the content of the OID.
 const AUTHORITY_KEY: &[u8] = &[0x55, 0x1d, 0x23];
 /// keyIdentifier [0], primitive.
 const KEY_IDENTIFIER: u8 = 0x80;
@@ -121,14 +120,6 @@ fn path(place: &str) -> Option<String> {
         && is_plain(object, b"-_./")
         && !object.contains("..");
     is_allowed.then(|| format!("/{bucket}/{object}"))
-}
-
-/// Returns the identifier of the key of a certificate.
-pub fn subject_key(certificate: &[u8]) -> Option<&[u8]> {
-    let extension = Certificate::parse(certificate)
-        .ok()?
-        .extension(SUBJECT_KEY)?;
-    Reader::new(extension).expect(OCTET_STRING).ok()
 }
 
 /// Returns the identifier of the key that signed a certificate.

@@ -3,7 +3,8 @@
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
-use base::text;
+use base::der::{OCTET_STRING, Reader};
+use base::{text, x509};
 use hardware::snp::certificate::Certificate as ChipCertificate;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
@@ -13,9 +14,10 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
 
-use crate::issuers::subject_key;
 use crate::x509::{Certificate, RevocationList};
 
+/// subjectKeyIdentifier, 2.5.29.14 (RFC 5280 §4.2.1): the content of the OID.
+const SUBJECT_KEY: &[u8] = &[0x55, 0x1d, 0x0e];
 /// Maximum size of a certificate in bytes: those of AMD have at most 1.6 KiB.
 pub const MAX_CERTIFICATE: usize = 8 << 10;
 /// Maximum size of a revocation list in bytes.
@@ -323,4 +325,12 @@ pub fn hex(bytes: &[u8]) -> String {
             let _ = write!(text, "{byte:02x}");
             text
         })
+}
+
+/// Returns the identifier of the key of a certificate.
+pub fn subject_key(certificate: &[u8]) -> Option<&[u8]> {
+    let extension = x509::Certificate::parse(certificate)
+        .ok()?
+        .extension(SUBJECT_KEY)?;
+    Reader::new(extension).expect(OCTET_STRING).ok()
 }

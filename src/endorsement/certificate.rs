@@ -1,35 +1,18 @@
 //! The certificate of an endorsement key ("TCG EK Credential Profile", §3), and its chain to a root.
 
-use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, UnixTime};
-use webpki::{EndEntityCert, ring as algorithms};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use webpki::EndEntityCert;
 
 use base::x509::{Certificate, KEY_AGREEMENT, KEY_ENCIPHERMENT, may_certify};
 use tpm::{Endorsement, EndorsementKind};
 use verifier::ak_certificate::in_words;
 
 use crate::credential::EndorsementKey;
-use crate::path::{self, NoPath};
+use crate::path::{self, EK_CERTIFICATE, MAX_CHAIN, NoPath, SIGNATURES};
 use crate::roots::Root;
 
-/// tcg-kp-EKCertificate, 2.23.133.8.1: the content of the OID.
-pub(crate) const EK_CERTIFICATE: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x01];
-/// Maximum number of certificates above that of the key that a peer may send.
-pub(crate) const MAX_CHAIN: usize = 6;
 /// Maximum size of a certificate in bytes: twice the size of the largest genuine ones.
 const MAX_CERTIFICATE: usize = 4 << 10;
-/// What vendors sign with. SHA-1 is not safe, and the library for signatures has no P-521.
-pub(crate) const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[
-    algorithms::RSA_PKCS1_2048_8192_SHA256,
-    algorithms::RSA_PKCS1_2048_8192_SHA384,
-    algorithms::RSA_PKCS1_2048_8192_SHA512,
-    algorithms::RSA_PSS_2048_8192_SHA256_LEGACY_KEY,
-    algorithms::RSA_PSS_2048_8192_SHA384_LEGACY_KEY,
-    algorithms::RSA_PSS_2048_8192_SHA512_LEGACY_KEY,
-    algorithms::ECDSA_P256_SHA256,
-    algorithms::ECDSA_P256_SHA384,
-    algorithms::ECDSA_P384_SHA256,
-    algorithms::ECDSA_P384_SHA384,
-];
 
 /// Verifies the certificate of an endorsement key at a time; returns the key and the name of the root.
 pub fn verify<'a>(

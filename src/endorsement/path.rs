@@ -12,8 +12,25 @@ use base::der::{
 use base::x509::{Certificate, KEY_CERT_SIGN};
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor};
 
-use crate::certificate::{EK_CERTIFICATE, MAX_CHAIN, SIGNATURES};
+use webpki::ring as algorithms;
 
+/// tcg-kp-EKCertificate, 2.23.133.8.1: the content of the OID.
+pub(crate) const EK_CERTIFICATE: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x01];
+/// Maximum number of certificates above that of the key that a peer may send.
+pub(crate) const MAX_CHAIN: usize = 6;
+/// What vendors sign with. SHA-1 is not safe, and the library for signatures has no P-521.
+pub(crate) const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[
+    algorithms::RSA_PKCS1_2048_8192_SHA256,
+    algorithms::RSA_PKCS1_2048_8192_SHA384,
+    algorithms::RSA_PKCS1_2048_8192_SHA512,
+    algorithms::RSA_PSS_2048_8192_SHA256_LEGACY_KEY,
+    algorithms::RSA_PSS_2048_8192_SHA384_LEGACY_KEY,
+    algorithms::RSA_PSS_2048_8192_SHA512_LEGACY_KEY,
+    algorithms::ECDSA_P256_SHA256,
+    algorithms::ECDSA_P256_SHA384,
+    algorithms::ECDSA_P384_SHA256,
+    algorithms::ECDSA_P384_SHA384,
+];
 /// Extensions (RFC 5280 §4.2.1): the contents of their OIDs.
 const KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x0f];
 const ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];

@@ -2,8 +2,8 @@
 
 use base::crypto::Secret;
 use kms::ClusterKms;
-use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::Settings;
+use kubernetes::services::master_secret::Keeping;
 
 /// Returns settings with this policy, a master secret and a salt of zeros, and otherwise what the chart has.
 pub fn settings(policy: &str) -> Settings {
