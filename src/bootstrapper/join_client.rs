@@ -26,11 +26,12 @@ use super::ticket::{Expected, Ticket};
 use super::turn::Turns;
 use attest::attestation::Issuer;
 use base::stop::Stop;
+use base::timeline::Timeline;
 use cloud::{Instance, Role};
 use disk::state_disk::NewDisk;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
-use node::service_trust::{ServiceVerifier, Settings};
+use node::service_trust::{Proof, ServiceVerifier, Settings};
 use node::ticket_client::{
     Failure, JoinService, MetadataAnswer, Source, TicketClient, TicketRequester,
 };
@@ -240,7 +241,7 @@ impl TicketRequester for Seeker {
         connection.check_cluster(&ticket.cluster())?;
         let mut state = self.state();
         if state.won.is_none() && !self.over.is_stopped() {
-            connection.report_ticket(&self.node.timeline);
+            report_ticket(&self.node.timeline, service, connection.proved());
             state.won = Some(Join::new(
                 ticket,
                 identity.node.clone(),
@@ -352,4 +353,18 @@ impl Identity {
             request,
         })
     }
+}
+/// Reports a ticket on the console, and on what the belief in it rests.
+fn report_ticket(timeline: &Timeline, service: &JoinService, proof: Option<&Proof>) {
+    let Some(proof) = proof else {
+        timeline.event("ticket", format_args!("from {service}"));
+        timeline.event(
+            "unproved",
+            format_args!(
+                "{service} proves nothing; its ticket is believed (the setting require=strong refuses such a service)"
+            ),
+        );
+        return;
+    };
+    timeline.event("ticket", format_args!("from {service}, which {proof}"));
 }

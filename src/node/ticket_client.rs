@@ -29,7 +29,6 @@ use attest::attestation::{ClusterRegister, Issuer, Validator};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::{Held, Stop};
-use base::timeline::Timeline;
 use cloud::{Instance, Metadata, Role};
 use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
@@ -255,10 +254,9 @@ impl JoinService {
             .map_err(|status| Failure::from_status(&status, &Trailers::new()))?
             .with_message_bytes(MAX_TICKET);
         Ok(Connection {
-            service: *self,
             channel,
             demands,
-            proof: verifier.map(|verifier| verifier.proof()),
+            proof: verifier.and_then(|verifier| verifier.proof()),
             _held: held,
         })
     }
@@ -266,11 +264,10 @@ impl JoinService {
 
 /// A connection to a join service.
 pub struct Connection<'a> {
-    service: JoinService,
     channel: Channel,
     demands: &'a Settings,
-    /// What the service proved, if this machine judged it.
-    proof: Option<Option<Proof>>,
+    /// What the service proved, if this machine judged it and it proved something.
+    proof: Option<Proof>,
     _held: Held<'a>,
 }
 
@@ -286,28 +283,9 @@ impl Connection<'_> {
         checked.map_err(Failure::lasting)
     }
 
-    fn proved(&self) -> Option<&Proof> {
-        self.proof.as_ref()?.as_ref()
-    }
-
-    /// Reports a ticket on the console, and on what the belief in it rests if this machine judged the service.
-    pub fn report_ticket(&self, timeline: &Timeline) {
-        let service = self.service;
-        match &self.proof {
-            None => timeline.event("ticket", format_args!("from {service}")),
-            Some(None) => {
-                timeline.event("ticket", format_args!("from {service}"));
-                timeline.event(
-                    "unproved",
-                    format_args!(
-                        "{service} proves nothing; its ticket is believed (the setting require=strong refuses such a service)"
-                    ),
-                );
-            }
-            Some(Some(proof)) => {
-                timeline.event("ticket", format_args!("from {service}, which {proof}"));
-            }
-        }
+    /// Returns what the service proved, if this machine judged it and it proved something.
+    pub fn proved(&self) -> Option<&Proof> {
+        self.proof.as_ref()
     }
 
     /// Calls `method` of the join service.

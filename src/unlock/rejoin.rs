@@ -54,7 +54,8 @@ impl TicketRequester for Rejoin {
         let ticket = connection.call(ISSUE_REJOIN_TICKET, &request)?;
         let mut candidate = candidate(ticket, &service.to_string())?;
         candidate.cluster = connection.cluster_of_ticket();
-        connection.report_ticket(&self.timeline);
+        self.timeline
+            .event("ticket", format_args!("from {service}"));
         match self.waiting.offer(candidate) {
             Ok(()) | Err(Refused::TooLate) => Ok(()),
             Err(refused) => Err(format!("sent a key that was not accepted: {refused}").into()),
