@@ -62,23 +62,32 @@ pub fn without_us(name: &str, image: Image) -> Result<Machine> {
     Ok(machine)
 }
 
-/// Makes a copy of the unified kernel image beside a disk image.
-fn with_bare_command_line(machine: &Machine, image: &Path) -> Result<PathBuf> {
-    let [words, bare] = ["words", "bare.efi"].map(|it| machine.folder().join(it));
-    let section = |option: &str| {
-        let mut objcopy = Command::new("objcopy");
-        objcopy
-            .arg(option)
-            .arg(format!(".cmdline={}", words.display()))
-            .arg(image.with_extension("efi"));
-        objcopy
-    };
-    run(section("--dump-section").arg("/dev/null"));
+/// Returns the kernel command line of the image of mkosi.
+fn command_line(machine: &Machine, image: &Path) -> Result<String> {
+    let [words, copy] = ["words", "copy.efi"].map(|it| machine.folder().join(it));
+    let section = format!(".cmdline={}", words.display());
+    // it also writes the whole file again
+    run(Command::new("objcopy")
+        .args(["--dump-section", &section])
+        .arg(image.with_extension("efi"))
+        .arg(copy));
     let line = std::fs::read_to_string(&words).context("read the command line")?;
-    let line = line.trim_end_matches(['\0', '\n']).split(' ');
-    let needed = line.filter(|word| BARE.iter().any(|name| word.starts_with(name)));
+    Ok(line.trim_end_matches(['\0', '\n']).to_owned())
+}
+
+/// Makes a copy of the unified kernel image beside a disk image, which has no more words on its command line than it needs.
+fn with_bare_command_line(machine: &Machine, image: &Path) -> Result<PathBuf> {
+    let line = command_line(machine, image)?;
+    let needed = line
+        .split(' ')
+        .filter(|word| BARE.iter().any(|name| word.starts_with(name)));
+    let [words, bare] = ["words", "bare.efi"].map(|it| machine.folder().join(it));
     std::fs::write(&words, needed.collect::<Vec<_>>().join(" ")).context("write a command line")?;
-    run(section("--update-section").arg(&bare));
+    let section = format!(".cmdline={}", words.display());
+    run(Command::new("objcopy")
+        .args(["--update-section", &section])
+        .arg(image.with_extension("efi"))
+        .arg(&bare));
     Ok(bare)
 }
 
@@ -135,13 +144,16 @@ pub fn add_driver(machine: &mut Machine) -> Result<()> {
     ])
 }
 
-/// Adds a boot option that starts the image with these words for it.
-pub fn add_boot_option(machine: &mut Machine, words: &str) -> Result<()> {
+/// Adds a boot option that starts the image with its kernel command line and this word. The stub takes the line of a boot option in place
+/// of its own.
+pub fn add_boot_option(machine: &mut Machine, word: &str) -> Result<()> {
+    let image = PathBuf::from(script("tools/mkosi.sh", &[Path::new("release")])?);
+    let words = format!("{} {word}", command_line(machine, &image)?);
     machine.set_variables(&[
         Variable {
             vendor: Vendor::Uefi,
             name: "Boot0000",
-            content: load_option("\\EFI\\BOOT\\BOOTX64.EFI", words),
+            content: load_option("\\EFI\\BOOT\\BOOTX64.EFI", &words),
         },
         Variable {
             vendor: Vendor::Uefi,
