@@ -573,7 +573,7 @@ fn a_document_with_one_fault_is_refused_by_name() {
         ),
         (
             |draft| draft.set("cabundle", [head(ARRAY, 9), bytes(&[]).repeat(9)].concat()),
-            "at most 8 certificates",
+            "it has more than 8 certificates",
         ),
         (
             |draft| draft.protected = vec![0xa1, 1, 0x26],
