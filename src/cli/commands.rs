@@ -598,7 +598,7 @@ const MEASURE: Command = Command {
         Opt::value(
             "profile",
             Value::Text("ID"),
-            "the profile of the unified kernel image that boots: its ID, or its number from 0; without it the first. The policy \
+            "the profile of the unified kernel image that boots: its ID, or its number from 0; without it the first; the policy \
              names it",
         ),
         Opt::value(

@@ -31,6 +31,14 @@ pub fn protocol(bytes: &[u8]) -> Option<&'static str> {
     known.map(|(_, what)| *what)
 }
 
+/// Returns what a log line says of the number of events, if it stands for more than one.
+pub fn since_last_line(events: u64) -> String {
+    match events {
+        1 => String::new(),
+        _ => format!("; {events} since the last such line"),
+    }
+}
+
 /// Counts events of peers, so that each peer has at most one log line a minute.
 #[derive(Default)]
 pub struct Tally(HashMap<Network, Count>);

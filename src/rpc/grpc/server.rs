@@ -32,7 +32,7 @@ use super::status::{Code, Status};
 use super::transport::Accept;
 use crate::half_open::{HalfOpen, NextHandshake};
 use crate::share::{PeerShare, Share, SharedLimit};
-use crate::strangers::Tally;
+use crate::strangers::{self, Tally};
 use base::network::{Network, canonical};
 use base::pool::Pool;
 use sys::net::limit_send_buffer;
@@ -360,10 +360,7 @@ impl Shared {
         let network = peer.map_or(Network::UNKNOWN, |peer| peer.ip().into());
         if let Some(count) = lock(&self.ended).count(network, Instant::now()) {
             let peer = peer.map_or("an unknown address".into(), |peer| peer.to_string());
-            let more = match count {
-                1 => String::new(),
-                _ => format!("; {count} since the last such line"),
-            };
+            let more = strangers::since_last_line(count);
             log::info!(
                 "{}: the connection with {peer} ended: {why}{more}",
                 self.name
