@@ -154,7 +154,7 @@ fn arguments_that_make_no_sense_exit_with_2_and_point_to_the_help() {
         ),
         (
             &["recover", "x", "--endpoint", "x", "--policy", "p"],
-            "name it only once",
+            "the node is given twice",
         ),
         (
             &[
@@ -426,7 +426,7 @@ fn the_kubeconfig_of_the_environment_is_used_unless_an_option_names_another() {
     assert!(stderr.contains("cannot read missing-one"), "{stderr}");
     write(dir.path(), "firstlight-admin.conf", "a: b", 0o600);
     let (_, stderr) = with_kubeconfig(dir.path(), "missing-one", &status);
-    let warning = "firstlight: warning: the kubeconfig of $KUBECONFIG is used, and not firstlight-admin.conf of this folder";
+    let warning = "firstlight: warning: using the kubeconfig of $KUBECONFIG, not firstlight-admin.conf in this folder";
     assert!(
         stderr.starts_with(warning) && stderr.contains("cannot read missing-one"),
         "{stderr}"

@@ -158,7 +158,7 @@ fn an_initrd_is_the_same_with_the_package_as_with_the_script() {
     }
 }
 
-/// `unlock` asks nobody over HTTPS, in no cloud: the certificates would only make the initrd larger.
+/// `unlock` uses no HTTPS in any cloud, so the certificates would only make the initrd larger.
 #[test]
 #[ignore = "needs packages: make deb"]
 fn the_initrd_of_a_cloud_has_no_authorities_of_web_servers() {

@@ -37,12 +37,13 @@ places=("$out=/target" "$ROOT=/firstlight" "$home=/cargo" "$(rustc --print sysro
 CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; flags=(-Ctarget-feature=+crt-static -Clink-arg=-Wl,-z,pack-relative-relocs "${places[@]/#/--remap-path-prefix=}"); echo "${flags[*]}")
 export CARGO_TARGET_DIR=$out CARGO_ENCODED_RUSTFLAGS "CFLAGS_${target//-/_}=${places[*]/#/-ffile-prefix-map=}"
 export SOURCE_DATE_EPOCH=1 CARGO_INCREMENTAL=0
-# `--version` of each program shows it, so the measurements of a node change with each commit, whatever the commit changes
+# `--version` of each program shows the commit, so each commit changes the measurements of a node
 FIRSTLIGHT_COMMIT=$(source_commit)
 if [ -n "$FIRSTLIGHT_COMMIT" ]; then export FIRSTLIGHT_COMMIT; else unset FIRSTLIGHT_COMMIT; fi
 
 say "building ${PROGRAMS[*]} for $target"
-# a call of its own: in one with the others, unlock's rustls would get the log of handshakes, which their HTTPS client wants
+# unlock has a call of its own. In one call with the other programs, Cargo would give its rustls a feature that only their HTTPS client
+# needs: the logging of handshakes
 cargo build --locked --release --target "$target" --package unlock
 # one call links two programs at once; tools/check-deps.sh checks that no program gets features of another
 cargo build --locked --release --target "$target" "${TOGETHER[@]/#/--bin=}"

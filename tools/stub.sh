@@ -10,7 +10,7 @@
 
 suite=${1:?usage: tools/stub.sh SUITE}
 packages=(systemd-boot-efi)
-# systemd 252 has none
+# systemd 252 has no ukify
 [ "$suite" = bookworm ] || packages+=(systemd-ukify)
 prefix=$CACHE/systemd-boot-$suite
 if [ -e "$prefix/done" ]; then echo "$prefix"; exit; fi

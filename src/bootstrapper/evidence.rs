@@ -132,7 +132,7 @@ impl Evidence {
         })
     }
 
-    /// Returns a document for whoever asks, as the old system's verification service gives it.
+    /// Returns a document for any caller, as the old system's verification service does.
     fn verification(&self, nonce: &[u8]) -> Result<Vec<u8>, String> {
         check_nonce(nonce, VERIFICATION_NONCE)?;
         self.issuer

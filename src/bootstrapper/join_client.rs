@@ -354,7 +354,7 @@ impl Identity {
         })
     }
 }
-/// Reports a ticket on the console, and on what the belief in it rests.
+/// Reports a ticket on the console, and what the join service proved.
 fn report_ticket(timeline: &Timeline, service: &JoinService, proof: Option<&Proof>) {
     let Some(proof) = proof else {
         timeline.event("ticket", format_args!("from {service}"));

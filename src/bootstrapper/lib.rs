@@ -16,7 +16,7 @@
 //! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`]. [`platform`] says what a join service must have beside the image.
 //! Both run a [`race`] for the [`node_lock`]. The steps after the lock are in [`init`] and [`join`]; each runs as a [`job`], and [`setup`] has what both
 //! share. [`cluster`] has the steps by which an init sets up Kubernetes. [`kubelet`] and [`etcd`] manage what a member runs, and
-//! [`member`] answers `firstlight status`, [`peers`] keeps what the disk's header says of join services, and [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a
+//! [`member`] answers `firstlight status`, [`peers`] keeps the addresses of join services in the disk's header current, and [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a
 //! member to another version of Kubernetes.
 //! [`child_process`](base::child_process) runs other programs.
 

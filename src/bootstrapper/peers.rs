@@ -1,4 +1,5 @@
-//! Keeps what the header of a member's state disk says of the cluster's join services: its next boot asks there for the disk's key.
+//! Keeps the addresses of the cluster's join services in the header of a member's state disk current. The next boot asks these addresses
+//! for the disk's key.
 //!
 //! This process lives as long as the member: it answers `firstlight status`. So a thread of it is enough, and no timer has to start a
 //! program that opens the disk. It asks the metadata service at the start, which is at init, at join and at each boot, and then once an
@@ -17,7 +18,7 @@ use disk::state_disk;
 
 /// The pause after an answer. It also limits how often the header is written.
 const EVERY: Duration = Duration::from_secs(3600);
-/// The pause after a metadata service that told nothing.
+/// The pause after a metadata service that gave no address.
 const AGAIN: Duration = Duration::from_secs(300);
 /// The number of parts that are asked for.
 const PARTS: usize = 2;
@@ -25,15 +26,15 @@ const PARTS: usize = 2;
 const GRACE: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a metadata service says of join services.
+/// The answer of a metadata service about join services.
 pub struct Known {
-    /// Where they are.
+    /// Their addresses.
     pub peers: Peers,
-    /// The errors of the parts that the service did not tell.
+    /// The errors of the parts that the service did not answer.
     pub errors: Vec<cloud::Error>,
 }
 
-/// Asks the metadata service where the join services are. A part that it does not tell stays as it was before.
+/// Asks the metadata service for the addresses of the join services. A part that it does not answer keeps its old value.
 pub fn known(metadata: &dyn Metadata, before: Peers) -> Known {
     let (mut peers, mut errors) = (before, vec![]);
     match metadata.load_balancer_endpoint() {
@@ -44,7 +45,7 @@ pub fn known(metadata: &dyn Metadata, before: Peers) -> Known {
         Ok(all) => {
             let planes = all.iter().filter(|one| one.role == Role::ControlPlane);
             let planes: Vec<_> = planes.filter_map(|one| one.vpc_ip).collect();
-            // a cluster has a control plane, so this is no list
+            // every cluster has a control plane, so an empty list is not the cluster's
             if !planes.is_empty() {
                 peers.control_planes = planes;
             }
@@ -68,8 +69,8 @@ pub struct Keeper {
     pub timeline: Timeline,
 }
 
-/// The running thread, which ends with its stop. Dropping it waits for it, but not for a metadata service that hangs: a write that the
-/// end of the program cuts off leaves the old header or the new one.
+/// The running thread, which its stop ends. Dropping this value waits for the thread, but not long if the metadata service hangs. If the
+/// program ends during a write, the disk has the old header or the new one.
 pub struct Keeping(Option<JoinHandle<()>>);
 
 impl Drop for Keeping {
@@ -86,7 +87,7 @@ impl Drop for Keeping {
 }
 
 impl Keeper {
-    /// Starts the thread. Without it a member works, too, so an error is only logged.
+    /// Starts the thread. A member works without it, so an error is only logged.
     pub fn start(self) -> Keeping {
         let thread = thread::Builder::new().name("peers".into());
         let thread = thread.spawn(move || self.run());
@@ -100,22 +101,24 @@ impl Keeper {
         let found = state_disk::device::find(disk, usual, &self.stop, &self.timeline);
         let disk = match found {
             Ok(disk) => disk,
-            Err(error) => return log::warn!("the disk's header keeps its peers: {error}"),
+            Err(error) => {
+                return log::warn!("the peers in the disk's header are not updated: {error}");
+            }
         };
         let mut pause = Duration::ZERO;
         while !self.stop.wait(pause) {
             pause = self.renew(&disk).unwrap_or_else(|error| {
-                log::warn!("the disk's header keeps its peers: {error}");
+                log::warn!("the peers in the disk's header are not updated: {error}");
                 EVERY
             });
         }
     }
 
-    /// Writes what has changed, and returns the pause before the next look.
+    /// Asks the metadata service, writes the header if the addresses have changed, and returns the pause before the next request.
     fn renew(&self, disk: &Path) -> Result<Duration, state_disk::Error> {
         let known = known(&*self.metadata, state_disk::peers(disk)?);
         for error in &known.errors {
-            log::info!("the disk's header keeps a part of its peers: {error}");
+            log::info!("the peers in the disk's header are updated only in part: {error}");
         }
         // a worker of AWS or Google Cloud may not list the control planes
         if self.stop.is_stopped() || known.errors.len() == PARTS {
@@ -236,7 +239,7 @@ mod tests {
                 peers(Some("a"), &[1, 2]),
                 2,
             ),
-            // what is not told stays
+            // a part without an answer stays
             (Some("b"), None, EVERY, peers(Some("b"), &[1, 2]), 3),
             (None, None, AGAIN, peers(Some("b"), &[1, 2]), 3),
             (

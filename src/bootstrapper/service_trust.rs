@@ -5,7 +5,7 @@
 //! own. PCR 15 names the cluster, and a ticket of another cluster is refused.
 //!
 //! Registers alone prove no machine: a program without a TPM can sign any registers with a key of its own. A fresh node with
-//! `require=strong` therefore demands more ([`ServiceTrust::demand`]), which [`platform`](super::platform) finds out.
+//! `require=strong` therefore has a further requirement ([`ServiceTrust::demand`]), which [`platform`](super::platform) derives.
 //!
 //! | the service | a fresh node |
 //! |---|---|
@@ -84,7 +84,7 @@ fn own_image(registers: BTreeMap<u32, Measurement>) -> Result<Image, PolicyError
 }
 
 impl ServiceTrust {
-    /// Makes the demand of a booted node, whose TPM is at `tpm`. `policy` is that of the setting `service-policy`.
+    /// Makes the requirements of a booted node, whose TPM is at `tpm`. `policy` is the content of the setting `service-policy`.
     pub fn new(
         mut settings: Settings,
         policy: Option<Policy>,
@@ -168,7 +168,7 @@ pub struct Judge {
     /// What the service brought of it: the sources of the validators.
     carried: Arc<Carried>,
     images: Arc<dyn Validator>,
-    /// Accepts a machine with any image: it tells whether only the image is wrong.
+    /// A validator that accepts any image: if it accepts a refused machine, only the image was wrong.
     any: Arc<dyn Validator>,
     pinned: Option<ClusterId>,
     proof: OnceLock<Proof>,
@@ -187,7 +187,7 @@ impl Judge {
             self.carried.take(brought);
         }
         let identified = evidence.judged_by(&*self.images).or_else(|why| {
-            // an error here has another reason than the image
+            // an error here does not come from the image
             let identified = evidence.judged_by(&*self.any);
             identified.map_err(|error| error.to_string())?;
             Err(format!(

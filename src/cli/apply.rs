@@ -129,7 +129,7 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
         super::policy::text(&wanted)
     };
     let variant = variant(options, client)?;
-    // without a cluster that says it, the variant may be another
+    // without a cluster the variant is not known, and may be another one
     if client.is_some() || options.variant.is_some() || options.print {
         endorsement::validator(variant, wanted, &offline()).map_err(|error| unusable(&error))?;
     }
@@ -159,7 +159,7 @@ fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Varian
     Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Failure::failed)
 }
 
-/// Returns whether a policy that does not say so gets the requirement of the strong form: by the options, or else as before.
+/// Returns whether to add the requirement of the strong form to a policy without it: as the options say, or else as in the cluster.
 fn requires_strong(
     options: &Options,
     read: &Policy,
@@ -170,12 +170,12 @@ fn requires_strong(
         return Ok(options.require_strong.unwrap_or_default());
     };
     let present = services::present_policy(client).map_err(kubeconfig::failed)?;
-    // one that cannot be read, as that of the old system, requires nothing
+    // a policy that cannot be read, such as one of the old system, requires nothing
     let present = present.and_then(|text| Policy::from_json(&text).ok());
     let is_strong = present.is_some_and(|present| present.requires_strong());
     if is_strong {
         log::warn!(
-            "the policy in force requires the strong form, and {} does not say so: it stays, and --require any ends it",
+            "the policy in force requires the strong form, and {} does not: the requirement stays, and --require any removes it",
             options.policy.display()
         );
     }

@@ -1293,7 +1293,7 @@ mod tests {
                     .iter()
                     .all(|line| line.contains(&format!("firstlight {}", command.name)))
             );
-            // a shell reads ? and & itself
+            // a shell interprets ? and &
             assert!(
                 command
                     .examples

@@ -136,7 +136,7 @@ fn zsh(program: &Program) -> String {
             );
             specs.push(format!("'--{}{description}'", option.name));
         }
-        // with a free text in this place, zsh would complete no option there
+        // if the operand could be any text, zsh would complete no options in this position
         let operand = command.operand.as_ref().map(|operand| operand.value);
         let operand = operand.filter(|value| !matches!(value, Value::Text(_)));
         specs.extend(operand.map(|value| format!("'1{}'", action(value))));

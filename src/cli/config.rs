@@ -29,8 +29,8 @@ use super::usage::{self as option, Command, Given, Values};
 
 /// The file's name in the present folder.
 const NAME: &str = "firstlight.toml";
-/// The commands that need a node: only for them `endpoint` counts that stands for every command. Without a node, others ask all nodes,
-/// or judge a file.
+/// The commands that need a node. An `endpoint` at the top of the file is for these commands only: the others ask all nodes, or judge a
+/// file, if no node is named.
 const NEED_A_NODE: [&str; 2] = ["init", "recover"];
 /// Options that a person decides upon each time: they give up protection, or replace a file.
 const EACH_TIME: [&str; 3] = ["trust-any-tpm", "migrate", "overwrite"];

@@ -233,7 +233,7 @@ fn initialize(
         state,
         components,
     } = check(options)?;
-    // what is wrong with the policy is said before anything is written
+    // report a faulty policy before anything is written
     node(None, state.as_ref())?;
     let mut state = match state {
         Some(state) => state,
@@ -303,7 +303,7 @@ fn initialize(
             hex(&expected)
         )));
     }
-    // first, because a later init, recovery or status needs them, whatever becomes of the kubeconfig
+    // write these first: a later init, recovery or status needs them, even if the kubeconfig cannot be written
     state.cluster_id = Some(expected);
     state.save().map_err(Failure::failed)?;
     interrupt::means("the node is initialized, and the state file has its cluster ID and key");

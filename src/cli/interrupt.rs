@@ -1,5 +1,4 @@
-//! Ends a command that a signal interrupts: the terminal is left with a whole line, and the person learns what stays and what to do
-//! next.
+//! Ends a command that a signal interrupts: completes the line on the terminal, and says which changes stay and what to do next.
 
 use std::io::{self, IsTerminal, Write};
 use std::process;
@@ -9,10 +8,10 @@ use std::thread;
 use base::program::Failure;
 use sys::signal::{StopSignal, StopSignals};
 
-/// What an interruption now means, as sentences; empty if nothing was changed.
+/// What an interruption at this moment leaves behind, as sentences; empty if nothing was changed.
 static MEANING: Mutex<&'static str> = Mutex::new("");
 
-/// Blocks SIGINT and SIGTERM for all threads, and waits for them in a thread of its own. To be called before any other thread runs.
+/// Blocks SIGINT and SIGTERM for all threads, and waits for them in a thread of its own. Call it before any other thread runs.
 pub fn watch(command: &'static str) -> Result<(), Failure> {
     let signals = StopSignals::block()
         .map_err(|error| Failure::failed(format!("cannot block signals: {error}")))?;
@@ -28,7 +27,7 @@ pub fn watch(command: &'static str) -> Result<(), Failure> {
         .map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))
 }
 
-/// Sets what an interruption means from now on.
+/// Sets the sentences for an interruption from now on.
 pub fn means(text: &'static str) {
     *MEANING.lock().unwrap_or_else(PoisonError::into_inner) = text;
 }
@@ -47,7 +46,7 @@ fn end(command: &str, signal: StopSignal) -> ! {
     process::exit(exit_code(signal))
 }
 
-/// Returns the code by which a shell knows a process that this signal has ended.
+/// Returns the exit code that shells use for a process that this signal has ended.
 fn exit_code(signal: StopSignal) -> i32 {
     match signal {
         StopSignal::Int => 130,

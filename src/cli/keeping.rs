@@ -130,15 +130,15 @@ fn is_set(env: &Value, names: &[&str]) -> bool {
     variables.any(|variable| names.iter().any(|name| variable["name"] == *name))
 }
 
-/// Refuses a cluster whose key service would start again and get no token to its KMS: nobody has named the address in the wrapped master
-/// secret to it, as clusters of earlier versions have not.
+/// Refuses a cluster whose new key service would send no token to its KMS, because no variable names the KMS's address. Clusters of
+/// earlier versions lack this variable: there only the wrapped master secret has the address.
 pub fn check_named(client: &Client) -> Result<(), Failure> {
     let present = master_secret::present(client).map_err(Failure::failed)?;
     let Some(Keeping::Existing { secret, access }) = present else {
         return Ok(());
     };
     let content = master_secret::content(client).map_err(Failure::failed)?;
-    // a store is not asked: its wrapped master secret is the key service's matter
+    // if a store holds the wrapped master secret, only the key service reads it
     let wrapped = content.filter(|content| keywrap::is_wrapped(content));
     let Some(Ok(wrapped)) = wrapped.and_then(|content| keywrap::find(&content, Author::File))
     else {

@@ -228,7 +228,7 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
             "--{name} is for the services: --image is missing"
         )));
     }
-    // the node refuses others, and so does the command that makes a list of components
+    // the node refuses other versions, and so does `firstlight components`
     let version = given.parsed("kubernetes-version", Version::from_str)?;
     Ok(Some(init::Kubernetes {
         version: version.to_string(),
@@ -318,7 +318,7 @@ fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
     let cloud = given.text("cloud-provider")?.to_ascii_lowercase();
     if given.value("cloud-provider").is_none() {
         return Err(Failure::Usage(
-            "--metadata: --cloud-provider is missing, which says what answers there".into(),
+            "--metadata: --cloud-provider is missing: it names the cloud whose service is at this address".into(),
         ));
     }
     let url = given.value("metadata").map(program::text).transpose()?;
@@ -786,7 +786,7 @@ fn master_secret_of(given: &Given) -> Result<Source, Failure> {
 fn host_of(given: &Given) -> Result<Option<String>, Failure> {
     match (given.has_operand(), given.has("endpoint")) {
         (true, true) => Err(Failure::Usage(
-            "a node and --endpoint: name it only once".into(),
+            "the node is given twice: give it either as the operand or by --endpoint".into(),
         )),
         (true, false) => given.operand().map(Some),
         (false, true) => given.text("endpoint").map(Some),
@@ -815,7 +815,7 @@ fn kubeconfigs_of(given: &Given) -> Vec<PathBuf> {
     }
     if option.exists() {
         log::warn!(
-            "the kubeconfig of $KUBECONFIG is used, and not {0} of this folder: --kubeconfig {0} names it",
+            "using the kubeconfig of $KUBECONFIG, not {0} in this folder: to use the latter, give --kubeconfig {0}",
             option.display()
         );
     }
@@ -974,7 +974,7 @@ mod tests {
                 assert!(text.contains(problem), "{text}");
             }
         }
-        // the default of a new cluster; in another one the cloud may be another
+        // the default is for a new cluster; an existing one may be in another cloud
         let alone = init(&[&cluster[..], &["--metadata", url]].concat());
         assert_eq!(alone.unwrap().unwrap(), of(Some("qemu"), Some(url)));
         assert!(refusal(apply(&["--metadata", url])).contains("--cloud-provider is missing"));

@@ -260,7 +260,7 @@ mod tests {
             [human(59), human(60), human(125), human(3661)],
             ["59 s", "1 min", "2 min 5 s", "1 h 1 min"]
         );
-        // a limit of 3 s is over a moment after the command began to count
+        // round: with a limit of 3 s, slightly less than 3 s have passed
         assert_eq!(super::human(Duration::from_millis(2_990)), "3 s");
     }
 }

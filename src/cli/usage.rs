@@ -72,7 +72,7 @@ pub struct Opt {
     pub name: &'static str,
     /// The one-letter form, if there is one.
     pub short: Option<char>,
-    /// A further name, which other programs have for it, or which it had in earlier versions.
+    /// A further name of the option: the one in other programs, or in earlier versions.
     pub was: Option<&'static str>,
     /// The kind of value; `None` for a flag.
     pub value: Option<Value>,
@@ -292,7 +292,7 @@ impl Command {
             }
         }
         let defaults = defaults(&given)?;
-        // the operand of this command line names the node that the file names by --endpoint
+        // the operand on the command line replaces the file's `endpoint`
         let absent = |(name, _): &(&'static str, OsString)| {
             !given.has(name) && (*name != "endpoint" || !given.has_operand())
         };

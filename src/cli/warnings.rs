@@ -1,5 +1,5 @@
-//! The warnings of the operator's command, as the other sentences on standard error: without the time since this machine started, and
-//! without the name of a module.
+//! Writes the warnings of the operator's command to standard error in the form of its other sentences: without the time since this
+//! machine started, and without the name of a module.
 
 use std::io::{self, Write};
 

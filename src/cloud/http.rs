@@ -1,6 +1,6 @@
 //! Requests to a service of the cloud. The answers come from the host or the cloud, so each is limited in time and size. No redirect is
-//! followed. A service of the host, which machines reach at an address of their own network (metadata services, and those that sign
-//! for confidential machines), is asked without TLS ([`plain`](super::plain)); the crate `cloud_api` asks the cloud's API over HTTPS.
+//! followed. Services of the host are asked without TLS ([`plain`](super::plain)): machines reach them at an address of their own
+//! network (metadata services, and services that sign for confidential machines). The crate `cloud_api` asks the cloud's API over HTTPS.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +17,7 @@ use super::transport::{Request, Transport};
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
 /// The addresses of the metadata service of AWS. Machines in a subnet of IPv6 only reach the second.
 pub const AWS: &str = "http://169.254.169.254 http://[fd00:ec2::254]";
-/// The addresses of that of Google.
+/// The addresses of the metadata service of Google.
 pub const GOOGLE: &str = "http://169.254.169.254 http://[fd20:ce::254]";
 /// Maximum size in bytes of an answer that is not a list.
 pub const MAX_BODY: u64 = 64 << 10;
@@ -34,7 +34,7 @@ pub struct Http {
     transport: Box<dyn Transport>,
     /// The base URLs of the service: its addresses.
     bases: Vec<String>,
-    /// The index of the one that is asked first: it answered last.
+    /// The index of the URL that is asked first: the one that gave the last answer.
     current: AtomicUsize,
     /// Until when the service wants no request, and why.
     pause: Mutex<Option<(Instant, String)>>,
@@ -99,7 +99,7 @@ impl Http {
         Http::by(base_url, Plain(TIMEOUT))
     }
 
-    /// Makes a client of the service at this base URL, whose requests go this way.
+    /// Makes a client of the service at this base URL, which sends its requests by `transport`.
     pub fn by(base_url: &str, transport: impl Transport + 'static) -> Http {
         Http {
             transport: Box::new(transport),
@@ -367,7 +367,7 @@ mod tests {
             }
         });
         for _ in 0..2 {
-            // an answer of any status is one
+            // a response with any status is an answer
             let error = http.get("x", &[], MAX_BODY).unwrap_err();
             assert!(
                 matches!(&error, Error::Status { status: 404, request, .. } if request.contains(&answering)),

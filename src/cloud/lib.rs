@@ -1,5 +1,5 @@
-//! The clouds: what marks the state disk in each, and what the metadata of a machine itself says of it and of its peers. Each cloud has
-//! a line in [`ALL`]. The crate `cloud_api` has the clients of those clouds whose peers only an API knows.
+//! The clouds: how each marks the state disk, and what a machine's own metadata says about the machine and its peers. Each cloud has
+//! a line in [`ALL`]. The crate `cloud_api` has the clients of the clouds' APIs, where only an API knows the peers.
 //!
 //! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
 
@@ -93,7 +93,7 @@ pub struct Cloud {
     pub own: Own,
 }
 
-/// What the metadata of a machine itself says of its cluster, without an API of the cloud.
+/// What a machine's own metadata says about its cluster, without an API of the cloud.
 #[derive(Clone, Copy)]
 pub enum Own {
     /// All: a list of machines, for which no network is needed. Makes the client of the list at a place, as `--metadata` names it; `None`

@@ -1,5 +1,5 @@
 //! Where join services are, as an operator names them: hosts in a setting, or in the tag [`TAG`] of the machine. The machine's own
-//! metadata service tells the tag by plain HTTP and without credentials. It is the host's word, as each answer of a cloud.
+//! metadata service returns the tag by plain HTTP and without credentials. Nothing authenticates it: the host controls each answer of a cloud.
 
 use serde::Deserialize;
 
@@ -40,7 +40,7 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Makes a client of the metadata service at this place, as `--metadata` names it. What the place says of APIs has no effect.
+    /// Makes a client of the metadata service at this place, as `--metadata` names it. URLs of APIs in it have no effect.
     pub fn new(ask: Ask, place: Option<&str>) -> Result<Tag, Error> {
         let first = place.and_then(|place| place.split(',').next());
         let named = first.filter(|url| !url.is_empty() && !url.contains('='));
@@ -89,7 +89,7 @@ pub(super) fn aws(metadata: &Http) -> Result<Vec<u8>, Error> {
     metadata.get(&path, &fields, MAX_BODY)
 }
 
-/// A 404 for a token of AWS is no missing tag, role or network, as callers read this status.
+/// Changes the 404 for a token of AWS into another error: callers take a 404 for a missing tag, role or network.
 pub fn no_tokens(error: Error) -> Error {
     match error {
         Error::Status {
@@ -105,7 +105,7 @@ pub fn no_tokens(error: Error) -> Error {
     }
 }
 
-/// Asks Google Cloud: it is a value of the instance's own metadata.
+/// Asks Google Cloud: the tag is a value in the instance's own metadata.
 pub(super) fn gcp(metadata: &Http) -> Result<Vec<u8>, Error> {
     let path = format!("computeMetadata/v1/instance/attributes/{TAG}");
     metadata.get(&path, &[("Metadata-Flavor", "Google")], MAX_BODY)
@@ -131,7 +131,7 @@ pub(super) fn azure(metadata: &Http) -> Result<Vec<u8>, Error> {
 
 /// Asks OpenStack: the user data has the load balancer under the name of the old system.
 pub(super) fn openstack(metadata: &Http) -> Result<Vec<u8>, Error> {
-    // it also has credentials, which are not read
+    // the user data also has credentials, which are not read
     #[derive(Deserialize)]
     #[serde(rename_all = "kebab-case")]
     struct UserData {
@@ -143,7 +143,7 @@ pub(super) fn openstack(metadata: &Http) -> Result<Vec<u8>, Error> {
     let data: UserData = serde_json::from_slice(&body).map_err(|error| Error::Nonsense {
         request: format!("GET {}", metadata.url(path)),
         expected: "user data in JSON",
-        // not the text of the error, which may have a password
+        // leave out the text of the error: it may contain a password
         got: format!("an error in line {}", error.line()),
     })?;
     let found = data

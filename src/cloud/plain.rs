@@ -1,4 +1,4 @@
-//! HTTP/1.1 without TLS (RFC 9112): one request a connection. No crate: this needs a hundredth of what one has.
+//! HTTP/1.1 without TLS (RFC 9112): one request a connection. It uses no HTTP crate: one has a hundred times as much code.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ const MAX_HEAD: usize = 32 << 10;
 /// Maximum number of interim answers (RFC 9110 §15.2).
 const MAX_INTERIM: usize = 8;
 
-/// A way to services without TLS, with this time limit of a request.
+/// Sends requests without TLS. Each request has this time limit.
 pub struct Plain(pub Duration);
 
 impl Transport for Plain {
@@ -137,7 +137,7 @@ fn connect(url: &Url<'_>, end: Instant) -> io::Result<TcpStream> {
     Err(failed)
 }
 
-/// A connection that is read until a time.
+/// A connection with a deadline for reading.
 struct Timed {
     stream: TcpStream,
     end: Instant,
@@ -171,7 +171,7 @@ pub fn receive(reader: &mut impl BufRead, limit: u64) -> Result<Response, String
             });
         }
     }
-    Err("it sends interim answers only".into())
+    Err("it sends only interim answers (status 1xx)".into())
 }
 
 /// Reads a line of at most `left` bytes, without its end.
@@ -199,7 +199,7 @@ fn parse_status(line: &str) -> Result<u16, String> {
     let status = words.next().filter(|word| is_http && word.len() == 3);
     let status = status.and_then(|word| word.parse().ok());
     let status = status.filter(|status| (100..1000).contains(status));
-    status.ok_or_else(|| "the answer is not one of HTTP/1.1".into())
+    status.ok_or_else(|| "the answer is not HTTP/1.1".into())
 }
 
 /// Reads header fields up to the empty line behind them.
@@ -260,7 +260,7 @@ fn read_body(
 
 /// Reads chunks and the fields behind the last one.
 fn read_chunks(reader: &mut impl BufRead, body: &mut Vec<u8>, limit: u64) -> Result<(), String> {
-    // sizes of chunks count, too, so that empty lines and extensions end
+    // lines with the sizes of chunks count, too, so that their extensions cannot continue forever
     let mut left = MAX_HEAD;
     loop {
         let line_of_size = line(reader, &mut left)?;

@@ -50,8 +50,8 @@ pub const DATA_DISK: StateDisk = StateDisk {
     label_of: data_disk,
 };
 
-/// Returns the name with which an EBS volume is attached, e.g. `sdb`: its NVMe controller has it in the area of the vendor ("Amazon EBS
-/// volumes and NVMe").
+/// Returns the name under which an EBS volume is attached, e.g. `sdb`. The volume's NVMe controller has it in the vendor-specific area
+/// ("Amazon EBS volumes and NVMe").
 fn volume_name(_: &Path, disk: &str) -> Option<String> {
     if !disk.starts_with("nvme") {
         return None;
@@ -105,8 +105,8 @@ fn name_in_page(page: &[u8]) -> Option<String> {
     None
 }
 
-/// Returns `lunN` for the data disk with the logical unit number N, as Azure's udev rules do it: on the second SCSI controller of
-/// Hyper-V, or on the controller of NVMe disks, whose first namespace is the disk of the operating system.
+/// Returns `lunN` for the data disk with the logical unit number N, as Azure's udev rules do. The disk is on the second SCSI controller
+/// of Hyper-V, or on the controller of NVMe disks, where the first namespace is the disk of the operating system.
 fn data_disk(block_devices: &Path, disk: &str) -> Option<String> {
     let folder = block_devices.join(disk);
     let read = |name: &str| fs::read_to_string(folder.join(name));

@@ -1,4 +1,4 @@
-//! What a request and its answer are, before anybody looks into them, and how long a connection may take.
+//! A request and its unparsed answer, and the time limit of a connection.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub struct Response {
     pub status: u16,
     /// The header fields: names and values.
     pub fields: Vec<(String, String)>,
-    /// The body, or why it is not whole.
+    /// The body, or why it is incomplete.
     pub body: Result<Vec<u8>, String>,
 }
 

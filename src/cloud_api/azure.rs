@@ -347,7 +347,7 @@ impl Client {
         )
     }
 
-    /// Returns the machines of the cluster's scale sets, which `join` makes of those of a set and their interfaces.
+    /// Returns the machines of the cluster's scale sets. `join` makes them from the instances of one set and their network interfaces.
     fn machines<T>(
         &self,
         document: &Document,
@@ -544,8 +544,8 @@ fn join(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Vec<Placed
         .collect()
 }
 
-/// Returns the addresses of the machines in their networks: of all configurations of all interfaces. Their public addresses are other
-/// resources.
+/// Returns the addresses of the machines in their networks: of all configurations of all interfaces. Public addresses are
+/// resources of their own, and are not read.
 fn join_aliases(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Vec<Alias> {
     let mut addresses: HashMap<String, Vec<IpAddr>> = HashMap::new();
     for interface in interfaces {

@@ -1,4 +1,4 @@
-//! Requests to a cloud's API over HTTPS. The image's certificates of authorities decide whether it is the API.
+//! Requests to a cloud's API over HTTPS. The server must have a certificate of an authority that the image trusts.
 
 use std::net::IpAddr;
 use std::ops::Deref;
@@ -50,7 +50,7 @@ impl Api {
         Ok(Api(Http::by(base_url, Https(config.build().into()))))
     }
 
-    /// Returns path and query of a URL of this service; `None` if it is another one's. The usual port may be there or not.
+    /// Returns path and query of a URL of this service; `None` if the URL is of another service. The default port may be written or not.
     pub fn path_of<'a>(&self, url: &'a str) -> Option<&'a str> {
         let (own, other): (Uri, Uri) = (self.base().parse().ok()?, url.parse().ok()?);
         let port = |uri: &Uri| {

@@ -1,5 +1,5 @@
-//! The APIs of the clouds, beside each cloud's metadata service: they know a machine's peers and the address of the cluster, and sign
-//! requests for other programs. Each cloud has a file, and a line in [`CLIENTS`].
+//! Clients of the clouds' APIs and metadata services. An API knows a machine's peers and the address of the cluster. Other programs get
+//! signed requests and tokens from here. Each cloud has a file, and a line in [`CLIENTS`].
 //!
 //! The program of the initramfs does not link this crate: a reboot needs only addresses, which the state disk's header has.
 
@@ -28,7 +28,7 @@ use guard::Guarded;
 /// Makes the client of a cloud's services. The argument is that of [`metadata`].
 type Make = fn(Option<&str>) -> Made;
 
-/// The clouds whose API is asked, and how the client of each is made.
+/// The clouds whose API is asked, with the function that makes the client of each.
 const CLIENTS: &[(Cloud, Make)] = &[
     (cloud::AWS, |place| guarded(aws::Client::new(place)?)),
     (cloud::GCP, |place| guarded(gcp::Client::new(place)?)),

@@ -579,7 +579,7 @@ fn parse_page(
         rel: String,
     }
     let page: Page = json(request, "a page of servers", body)?;
-    // not the link's address: behind a proxy it may be another one
+    // use only the mark in the link: behind a proxy its host may be another one
     let has_next = page.servers_links.iter().any(|link| link.rel == "next");
     let last = page.servers.last().map(|server| server.id.clone());
     let is_member = |server: &Server| {

@@ -33,7 +33,7 @@ const MAX_WAITING: usize = 256;
 /// Pause after EC2 did not know an instance, or said that it does not run: it may learn of a new one within seconds ("Eventual
 /// consistency in the Amazon EC2 API").
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
-/// Pause after whoever asks lacked credentials or a permission. A changed policy of a role counts within seconds.
+/// Pause after this program lacked credentials or a permission. A changed policy of a role takes effect within seconds.
 const CALLER_PAUSE: Duration = Duration::from_secs(10);
 /// The first and the longest pause after EC2 did not answer, or had too many requests. EC2 gives a caller more each second ("Request
 /// throttling for the Amazon EC2 API"), so a minute is enough.

@@ -67,7 +67,7 @@ impl Flags {
     /// Returns the settings. `client` makes the client of Kubernetes that a ConfigMap needs.
     pub fn finish(self, client: impl FnOnce() -> Option<Client>) -> Result<Settings, Failure> {
         let mut settings = self.settings;
-        // who fetches nothing from AMD and Intel is without a network
+        // a program that fetches nothing from AMD and Intel has no network, so it does not ask Google either
         if settings.kds.is_none() && settings.pcs.is_none() {
             settings.issuers = None;
         }

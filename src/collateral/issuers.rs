@@ -1,13 +1,13 @@
 //! The authorities of Google's machines. The certificate of an attestation key names where the certificate of its issuer is published
-//! (RFC 5280 §4.2.2.1): a bucket of Google's storage service, of which the certificate authority service makes one for each authority.
-//! Google has replaced the authority before, so only the root above it is built in for good.
+//! (RFC 5280 §4.2.2.1): in a bucket of Google's storage service. The certificate authority service makes one bucket for each authority.
+//! Google has replaced the authority before, so the built-in authorities do not suffice; the root above them stays.
 //!
 //! ```text
 //! http://privateca-content-ID.storage.googleapis.com/ID/ca.crt  ─►  https://storage.googleapis.com/privateca-content-ID/ID/ca.crt
 //! ```
 //!
-//! Strangers can name any bucket, and any key. So requests are limited as those for chips, they go to this one host, and an answer counts for
-//! this place and this key only. The validator verifies that it leads to a root.
+//! An unauthenticated peer can name any bucket and any key. So requests are limited like those for the certificates of chips, they go only
+//! to this host, and an answer counts only for this bucket and this key. The validator verifies that the certificate leads to a root.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ pub const GOOGLE: &str = "https://storage.googleapis.com";
 const AUTHORITY_KEY: &[u8] = &[0x55, 0x1d, 0x23];
 /// keyIdentifier [0], primitive.
 const KEY_IDENTIFIER: u8 = 0x80;
-/// Maximum length of a key identifier and of a place in bytes.
+/// Maximum length in bytes of a key identifier and of a path.
 const MAX_KEY: usize = 64;
 const MAX_PLACE: usize = 256;
 /// The beginning of the names of the buckets with certificates of authorities.
@@ -83,7 +83,7 @@ pub fn known(certificate: &[u8]) -> Option<&'static [u8]> {
         .find(|der| subject_key(der) == Some(key))
 }
 
-/// Returns what must be fetched to have the issuer of a certificate; `None` if it names no place or no key.
+/// Returns what must be fetched to have the issuer of a certificate; `None` if it names no URL or no key.
 pub fn of(certificate: &[u8]) -> Result<Option<Item>, String> {
     let key = authority_key(certificate).filter(|key| key.len() <= MAX_KEY);
     let places = places_of_issuer(certificate);
@@ -104,7 +104,7 @@ pub fn of(certificate: &[u8]) -> Result<Option<Item>, String> {
     }))
 }
 
-/// Returns the path of an allowed place at the storage service.
+/// Returns the path at the storage service, if the URL is an allowed one.
 fn path(place: &str) -> Option<String> {
     let rest = place.strip_prefix("http://");
     let rest = rest.or_else(|| place.strip_prefix("https://"))?;

@@ -27,7 +27,7 @@ pub const MAX_CHAIN: usize = 32 << 10;
 /// Maximum size of a collateral's JSON in bytes: a genuine one has about 40 KiB.
 pub const MAX_COLLATERAL: usize = 1 << 20;
 
-/// One thing that AMD, Intel or Google publishes. Its form in a cache is that of the files which others' tools use.
+/// One item that AMD, Intel or Google publishes. Its form in a cache is that of the files that the vendors' tools use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// The certificate of a chip's key for one TCB, in DER. It never changes.

@@ -1,5 +1,5 @@
 //! What validators fetch: certificates of AMD's chips, AMD's revocation lists, Intel's collateral of TDX platforms, the authorities of Google's
-//! machines, and the verdicts of EC2 and of Microsoft's attestation service on machines. Only services and the operator's command link this crate; a node judges what evidence contains.
+//! machines, and the verdicts of EC2 and of Microsoft's attestation service on machines. Only the services and the operator's command link this crate. A node fetches nothing: it judges by what the evidence contains.
 //!
 //! ```text
 //! validator ─► Fetching ─► cache ─► store: directory, file or ConfigMap
@@ -8,7 +8,7 @@
 //!                     └──► maa ─► https ─► Microsoft's attestation service that the policy names
 //! ```
 //!
-//! Nothing that comes from AMD, Intel, Google or a store is believed: it must be what was asked for, so that no answer replaces another, and
+//! Nothing that comes from AMD, Intel, Google or a store is believed: each answer must be the item that was requested, so that no answer replaces another, and
 //! the validator verifies its signatures each time. A hostile server or store can only make a validation fail.
 //! EC2 is believed, as AWS is for machines with a NitroTPM, and Microsoft's service on firmware of Azure: their certificates lead to an
 //! authority of this machine, and those of other servers (`--collateral-ca`) do not count for them.
@@ -198,7 +198,7 @@ impl Fetching {
                 Box::new(config_map::ConfigMap::new(&client, &namespace, &name))
             }
         };
-        // whoever asks nothing needs no authorities
+        // without requests no authorities are needed
         let maa = settings.maa.map(|maa| {
             let roots = https::roots(maa.ca.as_deref());
             Arc::new(Maa::new(roots, settings.clock))

@@ -83,7 +83,7 @@ fn find_root<'a>(
     })
 }
 
-/// Returns whether the library refused certificates that it may not have been able to read: the error can be about another one.
+/// Returns whether the library may have refused a certificate because it cannot read it. Then its error can be about another certificate.
 fn is_of_policies(error: &webpki::Error, between: &[CertificateDer<'_>]) -> bool {
     let unreadable = webpki::Error::UnsupportedCriticalExtension;
     let cannot_be_read =
@@ -328,7 +328,7 @@ mod tests {
             // an older authority of the same name
             two.endorse(leaf(), &[&old, &two, &one]),
             two.endorse(endorsement_params(), &[&old, &two, &one]),
-            // authorities of the same name, in whatever order
+            // authorities of the same name, in any order
             plain.endorse(endorsement_params(), &[&two, &plain, &one]),
             two.endorse(endorsement_params(), &[&plain, &one, &two]),
         ] {

@@ -3,7 +3,7 @@
 //!
 //! This program demands no policy: it starts with any-policy, and nothing requires an explicit one (RFC 5280 §6.1.1). Then the policies of a
 //! certificate limit nothing (§6.1.3 d, §6.1.5 g). Extensions that would require a policy, limit names or are not known refuse the certificate.
-//! All else is checked as the library does it: signatures, dates, authorities, the length of the path, the extended key usage.
+//! Signatures, dates, authorities, the length of the path and the extended key usage are checked as the library checks them.
 
 use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
@@ -18,7 +18,7 @@ use webpki::ring as algorithms;
 pub(crate) const EK_CERTIFICATE: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x01];
 /// Maximum number of certificates above that of the key that a peer may send.
 pub(crate) const MAX_CHAIN: usize = 6;
-/// What vendors sign with. SHA-1 is not safe, and the library for signatures has no P-521.
+/// The signature algorithms that vendors use. SHA-1 is missing because it is not safe, and P-521 because the library for signatures lacks it.
 pub(crate) const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[
     algorithms::RSA_PKCS1_2048_8192_SHA256,
     algorithms::RSA_PKCS1_2048_8192_SHA384,
@@ -54,13 +54,13 @@ const MAX_SIGNATURES: usize = 32;
 /// Why there is no path.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NoPath {
-    /// No certificate at hand is that of the issuer.
+    /// The issuer's certificate is neither in the chain nor among the roots.
     UnknownIssuer,
     /// A certificate is refused: a clause.
     Refused(String),
 }
 
-/// Checks that a certificate leads to a root over certificates of `chain`, at a time in seconds since 1970.
+/// Checks that certificates of `chain` connect a certificate with a root, at a time in seconds since 1970.
 pub fn verify(
     certificate: &[u8],
     chain: &[CertificateDer<'_>],
@@ -72,7 +72,7 @@ pub fn verify(
     if leaf.is_authority().is_ok() {
         return Err(refused("the certificate is that of an authority"));
     }
-    // what cannot be read is nobody's issuer
+    // a certificate that cannot be read is not the issuer
     let issuers: Vec<_> = chain.iter().flat_map(|one| Link::parse(one)).collect();
     let mut search = Search {
         issuers: &issuers,

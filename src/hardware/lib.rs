@@ -1,6 +1,6 @@
 //! Evidence of confidential hardware: reports and quotes of AMD SEV-SNP and Intel TDX, the certificates that sign them, and what
-//! an operator can demand of them. Everything takes bytes and a time and returns values; the crate `tee` gets evidence from the kernel of a
-//! confidential machine.
+//! an operator can demand of them. Everything takes bytes and a time and returns values. The crate `tee` reads the evidence of this machine
+//! from its kernel.
 
 pub mod json;
 mod list;

@@ -43,7 +43,7 @@ pub struct BootManager {
 
 impl Disk {
     /// Reads a disk image. `chosen` is the path on the EFI system partition of the unified kernel image that boots; without it there
-    /// must be only one. `profile` is that of the image.
+    /// must be only one. `profile` is the ID or the number of the image's profile that boots.
     pub fn read(
         mut disk: impl Read + Seek,
         chosen: Option<&str>,

@@ -105,7 +105,7 @@ impl<D: Read + Seek> Fat<D> {
         if clusters == 0 || reserved == 0 || tables == 0 {
             return wrong("it has no clusters");
         }
-        // a boot sector of FAT32 has the size of the table in another field; firmware goes by that, and refuses what does not fit
+        // zero in this field marks FAT32; firmware then refuses a number of clusters that is too small for FAT32
         if half(22) == 0 && clusters < FAT16_CLUSTERS {
             return Err(format!(
                 "it is FAT32 with {clusters} clusters, but FAT32 has at least {FAT16_CLUSTERS}: firmware does not read it. Make the \

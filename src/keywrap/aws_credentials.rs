@@ -1,4 +1,4 @@
-//! Requests to AWS, signed by whom [`aws_caller`](cloud_api::aws_caller) finds: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`
+//! Requests to AWS, signed with the credentials that [`aws_caller`](cloud_api::aws_caller) finds: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`
 //! and `AWS_SESSION_TOKEN`, or the instance's role (IMDSv2).
 
 use std::time::SystemTime;

@@ -111,7 +111,8 @@ pub fn port(uri: &str) -> Result<u16, Error> {
     }))
 }
 
-/// Returns the variables and the value by which the operator names the server of this URI to another program, if that needs one of them.
+/// Returns the environment variables that tell a program the server of this URI (one of them is enough), and their value. `None` if no
+/// variable is needed.
 pub fn naming(uri: &str) -> Result<Option<(&'static [&'static str], String)>, Error> {
     let (name, mut query) = uri::parse(uri, SCHEME, Author::Operator)?;
     Ok(match name {

@@ -156,7 +156,8 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Value, St
         Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "binary" => {
             let bytes =
                 base64(text).map_err(|error| format!("!!binary without base64: {error}"))?;
-            let text = str::from_utf8(&bytes).map_err(|_| "!!binary of bytes that are no text")?;
+            let text =
+                str::from_utf8(&bytes).map_err(|_| "!!binary with bytes that are not UTF-8")?;
             return Ok(text.into());
         }
         Some(tag) => {
@@ -309,7 +310,7 @@ kind: Second
         assert!(refused("a: !!binary '!'").starts_with("line 1: !!binary without base64: "));
         assert_eq!(
             refused("a: !!binary /w=="),
-            "line 1: !!binary of bytes that are no text"
+            "line 1: !!binary with bytes that are not UTF-8"
         );
         assert_eq!(refused("? [a]\n: b"), "line 1: a key that is not a scalar");
         assert_eq!(

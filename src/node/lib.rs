@@ -1,6 +1,6 @@
 //! What the two programs on a node share: [`options`] parses the command line and starts a program, [`settings`]
 //! reads the image's settings, [`ticket_client`] requests tickets from the join services, [`quotes`] reports attestation on the
-//! console, [`service_trust`] is what a node demands of join services, [`record`] gives everybody the record of the boot.
+//! console, [`service_trust`] has the settings about join services, [`record`] sends the record of the boot to every caller.
 
 pub mod options;
 pub mod quotes;

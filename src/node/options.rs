@@ -53,7 +53,7 @@ pub struct Options {
     csp: String,
     /// The name of the attestation variant.
     pub variant: String,
-    /// The place of the metadata service; `None` is the cloud's default.
+    /// The URL of the metadata service, or the path of the list of machines; `None` is the cloud's default.
     pub metadata: Option<String>,
     tpm: Option<tpm::Location>,
     /// The state disk; if `None`, it is found by its serial number.
@@ -66,7 +66,7 @@ pub struct Options {
     pub listen: IpAddr,
     record: PathBuf,
     events: Option<PathBuf>,
-    /// What this machine demands of join services.
+    /// The settings about join services.
     pub services: service_trust::Settings,
     debug: bool,
     log_format: logger::Format,

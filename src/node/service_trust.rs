@@ -1,4 +1,4 @@
-//! What a node demands of a join service before it believes a ticket, and what the service proved.
+//! A node's settings about join services, and the result of a verification of one.
 //!
 //! A fresh node has a [`ServiceVerifier`] (`src/bootstrapper/service_trust.rs`): it judges the evidence of the service. A node that rejoins has
 //! none. It only proves itself, and believes a key because the key opens its disk (`src/unlock`).

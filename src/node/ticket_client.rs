@@ -2,8 +2,8 @@
 //!
 //! One thread lists the join services every 15 s; one thread per service requests the ticket. Each thread has its own
 //! jittered back-off from 1 s. A dead service therefore delays no other service, and a metadata service that hangs does
-//! not delay a ticket that has already arrived. A requester with a [`ServiceVerifier`] judges what a service proves in the strong form of
-//! attested TLS; one of the old system proves nothing. The [`TicketRequester`] checks each answer.
+//! not delay a ticket that has already arrived. A requester with a [`ServiceVerifier`] judges the evidence of a service in the strong form of
+//! attested TLS; a service of the old system has none. The [`TicketRequester`] checks each answer.
 //!
 //! ```text
 //!   sources ─► load balancer, other control planes ─► one thread each: connect, attest, TicketRequester::request
@@ -74,7 +74,7 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn issuer(&self) -> &Arc<dyn Issuer>;
     /// Returns what this machine demands of a join service.
     fn demands(&self) -> &Settings;
-    /// Returns the verifier of one connection; `None` if this machine only proves itself. The error may pass: the TPM does not answer.
+    /// Returns the verifier of one connection; `None` if this machine only proves itself. The error may be temporary: the TPM did not answer.
     fn verifier(&self) -> Result<Option<Arc<dyn ServiceVerifier>>, String> {
         Ok(None)
     }
@@ -82,7 +82,7 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn update_metadata(&self, _answer: MetadataAnswer) {}
     /// Requests a ticket from one service. After an error the service is asked again.
     fn request(&self, service: &JoinService) -> Result<(), Failure>;
-    /// Receives that no host of the first listing gave a ticket until the next listing.
+    /// Called if no host of the first listing has given a ticket when the next listing begins.
     fn unanswered(&self) {}
     /// Records that `source` is asked now. The answer may take up to a minute.
     fn asked(&self, source: &str);
@@ -443,10 +443,10 @@ fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
 
 /// The result of one listing.
 struct Listing {
-    /// What a metadata service says.
+    /// The answers of a metadata service.
     answer: Option<MetadataAnswer>,
     hosts: Vec<IpAddr>,
-    /// A metadata service has answered every question.
+    /// A metadata service has answered every request.
     is_complete: bool,
 }
 

@@ -207,7 +207,7 @@ pub const GOOGLE_2022: Root = Root {
         expires: "2122-07-08",
         der: include_bytes!("google/ek-ak-root.der"),
     },
-    // machines do not send them: a verifier fetches those that are not here
+    // machines do not send their authority: a verifier fetches an authority that is not in this table
     between: &[
         Certificate {
             subject: "EK/AK CA Intermediate",

@@ -1,4 +1,4 @@
-//! Peers that do not speak the protocols of a server: what they speak, and how often the log says so. Load balancers probe each port
+//! Peers that speak another protocol than the server: recognizes it, and limits the log lines about it. Load balancers probe each port
 //! every few seconds, and scanners try each port that they find.
 
 use std::collections::HashMap;
@@ -9,12 +9,12 @@ use base::network::Network;
 
 /// Minimum time between two log lines about one peer.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum number of peers that are counted by themselves. All others together count as one.
+/// Maximum number of peers with a counter of their own. All other peers share one counter.
 const PEERS: usize = 64;
 
 const HTTP: &str = "it sent an HTTP request";
 const PROXY: &str = "it speaks the PROXY protocol: turn it off at the load balancer";
-/// How connections of other protocols begin (RFC 9112 §3, RFC 9113 §3.4, RFC 8446 §5.1; HAProxy, "The PROXY protocol", §2).
+/// The first bytes of connections in other protocols (RFC 9112 §3, RFC 9113 §3.4, RFC 8446 §5.1; HAProxy, "The PROXY protocol", §2).
 const KNOWN: [(&[u8], &str); 7] = [
     (b"GET ", HTTP),
     (b"HEAD ", HTTP),
@@ -103,7 +103,7 @@ mod tests {
         let lines = (0..100_000).filter(|number| tally.count(peer(*number), start).is_some());
         assert_eq!(lines.count(), PEERS + 1);
         assert_eq!(tally.0.len(), PEERS + 1);
-        // a peer that was counted keeps its place, and later others get theirs
+        // a peer keeps its counter until the minute is over; then another peer can get one
         let later = start + INTERVAL;
         assert_eq!(tally.count(peer(1), later), Some(1));
         assert_eq!(tally.count(peer(500), later), Some(1));

@@ -1,4 +1,4 @@
-//! Reports of this machine, which is a guest of SEV-SNP, as far as the machine must know them (AMD 56860 §7.3).
+//! Reports of this machine, a guest of SEV-SNP: only the fields that the attester reads (AMD 56860 §7.3).
 
 use std::fmt;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::tsm;
 
 /// Length of a report in bytes.
 pub const LEN: usize = 0x4a0;
-/// Where a report has REPORT_DATA, and what says which key signed it.
+/// The offsets in a report of REPORT_DATA, and of the signer info, which names the key that signed it.
 const REPORT_DATA: Range<usize> = 0x50..0x90;
 const SIGNER_INFO: Range<usize> = 0x48..0x4c;
 /// The device of kernels without configfs-tsm.
@@ -73,7 +73,7 @@ pub fn report(report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
     Ok((checked(report, report_data)?, table))
 }
 
-/// Returns the report after it checked that the report is over these bytes: the kernel loses an error of a write.
+/// Returns the report if it is over these bytes. The check is needed because the kernel does not report each failed write.
 fn checked(mut report: Vec<u8>, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
     report.truncate(LEN);
     if report.len() != LEN {

@@ -1,4 +1,4 @@
-//! Quotes and registers of this machine, which is a TD (Intel TDX), as far as the machine must know them.
+//! Quotes and registers of this machine, a TD (Intel TDX): only the fields that the attester reads.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use crate::tsm::{self, Report};
 pub const MAX_QUOTE: usize = 32 << 10;
 /// Length in bytes of a register.
 pub const REGISTER_LEN: usize = 48;
-/// Where the body of a quote has REPORTDATA.
+/// The offset of REPORTDATA in the body of a quote.
 const REPORT_DATA: usize = 520;
 
 /// A register: MRTD, an RTMR, or an identity of 48 bytes.

@@ -56,7 +56,7 @@
 //! sectors or replay older sectors of the same boot, but it cannot make sectors that the kernel accepts. A disk that claims to
 //! be uninitialized is formatted in the same way, and nothing of its old content is read.
 //!
-//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them; [`peers`] lists the hosts that rejoin asks. [`network`] tells why nobody is reached, [`initrd`] has the
+//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them; [`peers`] lists the hosts that rejoin asks. [`network`] says why no host can be reached, [`initrd`] has the
 //! settings of an initrd. The operations on the disk are in the crate `disk`.
 
 pub mod initrd;
@@ -106,11 +106,11 @@ pub struct Unlock {
     pub cloud: &'static Cloud,
     /// How long to wait for the key; `None`: without end.
     pub timeout: Option<Duration>,
-    /// Where the join services are, beside what the disk's header says.
+    /// The sources of join services beside the disk's header.
     pub sources: Sources,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
-    /// What the node demands of a join service.
+    /// The settings about join services.
     pub demands: Settings,
     /// The TPM whose PCR 15 is extended with the cluster ID.
     pub tpm: tpm::Location,

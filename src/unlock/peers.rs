@@ -1,11 +1,11 @@
-//! Where the join services of the cluster are: the sources that a reboot asks, in this order. None of them is an API of a cloud.
+//! The sources of the addresses of the cluster's join services, in the order in which a reboot asks them. No source is an API of a cloud.
 //!
 //! 1. the setting `peers` of the image
 //! 2. a list of machines, if the cloud is `static`
 //! 3. the header of the state disk, which `bootstrapper` keeps current
 //! 4. the metadata of the machine itself, by plain HTTP: the tag [`TAG`](cloud::peers::TAG), or a service that describes all machines
 //!
-//! None of them is trusted: a wrong host leads to no key that opens the disk.
+//! No source is trusted: a wrong host has no key that opens the disk.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Sources {
     }
 }
 
-/// Returns the sources that a header has.
+/// Returns the sources that a header contains.
 fn in_header(peers: Result<Option<Peers>, String>) -> Vec<Source> {
     const NAME: &str = "disk header";
     let known = peers.map(Option::unwrap_or_default);

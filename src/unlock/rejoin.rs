@@ -25,7 +25,7 @@ pub struct Rejoin {
     pub waiting: Arc<Waiting>,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
-    /// What the node demands of a join service.
+    /// The settings about join services.
     pub demands: Settings,
     /// Receives the events for the console.
     pub timeline: Timeline,

@@ -57,7 +57,7 @@ pub enum Refused {
     WrongKey,
     /// The key opens the disk, but the header does not belong to the cluster of this measurement secret.
     OtherCluster,
-    /// The key opens the disk, but the disk's cluster has another PCR 15 than the one that the settings demand.
+    /// The key opens the disk, but the disk belongs to another cluster than the setting `cluster-id` names.
     OtherMember,
     /// The key opens the disk, but the header names no cluster, and the source does not say that the cluster is migrating.
     NoCluster,
@@ -218,7 +218,7 @@ impl Waiting {
         }
     }
 
-    /// Records something about `name` that is no result of a try; an earlier report stays.
+    /// Records a remark about `name` that is not the result of a try; an earlier report stays.
     pub fn hint(&self, name: &str, text: &str) {
         let hint = Note {
             tries: 0,

@@ -201,7 +201,8 @@ pub fn in_words(error: &webpki::Error) -> String {
     }
 }
 
-/// Says that a certificate is signed in a way that is not verified. Both algorithms are the content of their AlgorithmIdentifier (DER).
+/// Says that this program does not verify the signature algorithm of a certificate. Both algorithms are the content of their
+/// AlgorithmIdentifier (DER).
 pub fn unsupported(signature: &[u8], key: &[u8]) -> String {
     // sha1WithRSAEncryption and ecdsa-with-SHA1
     const SHA_1: [&[u8]; 2] = [

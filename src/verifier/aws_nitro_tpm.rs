@@ -22,7 +22,7 @@ pub const VARIANT: Variant = Variant {
     measure: vtpm::measure,
 };
 
-/// What is read of the instance info. The names are those of EC2; nothing signs these members.
+/// The members of the instance info that this validator reads. The names are those of EC2; nothing signs them.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct InstanceInfo {

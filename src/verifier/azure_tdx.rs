@@ -36,7 +36,7 @@ pub fn validator(policy: Arc<Policy>, hardware: td::Hardware) -> vtpm::Validator
     vtpm::Validator::new(policy, Arc::new(endorser))
 }
 
-/// Returns what validators of a document need beside it, as these sources have it.
+/// Returns the collateral for a document, as far as these sources have it.
 fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
     let document: Document = serde_json::from_slice(document).ok()?;
     let info: InstanceInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;

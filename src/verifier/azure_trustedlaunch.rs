@@ -29,13 +29,13 @@ pub const VARIANT: Variant = Variant {
 /// The extended key usage of attestation keys, tcg-kp-AIKCertificate (2.23.133.8.3): the content of the OID.
 const ATTESTATION_KEY: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x03];
 
-/// Ends of the names of machines: without and with confidential hardware.
+/// How the names in the certificates end, of machines without and with confidential hardware.
 const NAMES: [&str; 2] = [
     ".TrustedVM.Azure.windows.net",
     ".ConfidentialVM.Azure.windows.net",
 ];
 
-/// Azure's roots, with the authorities below them that are published outside of certificates.
+/// Azure's roots, with the authorities below them whose URL no certificate names.
 const ROOTS: &[&roots::Root] = &[&roots::AZURE_2023, &roots::MICROSOFT_2021];
 
 /// Makes a validator that accepts documents that meet `policy`.

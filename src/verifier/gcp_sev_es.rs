@@ -1,8 +1,8 @@
 //! The variant `gcp-sev-es`: a shielded machine of Google Compute Engine with AMD SEV. Google certifies the attestation key of the
 //! virtual TPM, and the certificate names the instance. `attest` describes its document.
 //!
-//! The certificate names where its issuer is published. A verifier fetches it from there if it is none of those that the programs have: Google
-//! replaces it from time to time. No list of revoked certificates is consulted: those of attestation keys name none.
+//! The certificate names where its issuer is published. A verifier fetches an issuer that is not built in from there: Google replaces its
+//! issuers from time to time. No list of revoked certificates is consulted: the certificates of attestation keys name none.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The runtime data of Azure's paravisor: JSON with the attestation key of the TPM. `attest` describes the report in which it is, and the
-//! hardware has signed its hash.
+//! The runtime data of Azure's paravisor: JSON with the attestation key of the TPM. `attest` describes the report that contains it. The
+//! hardware signed the hash of the runtime data.
 
 use std::collections::BTreeMap;
 

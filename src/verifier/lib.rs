@@ -2,11 +2,11 @@
 //! evidence of a machine with them, and verifies who has signed it. The crate `attest` makes evidence and transports it. Programs that only
 //! prove themselves do not link this crate: `unlock` does not (`tools/check-deps.sh`).
 //!
-//! The names of [`attest::attestation`] are also names of this crate: a validator is made of what a machine proves.
+//! This crate re-exports the names of [`attest::attestation`], because validators use the types of the evidence.
 //!
 //! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them; [`vtpm`], [`td`] and [`snp`] are what several
 //! have in common; [`policy`] defines which register values and which keys are accepted, and `words` which names a policy may have;
-//! [`sources`] gets what evidence does not contain, and [`carried`] has what a peer brings of it; [`stage`] distinguishes an initramfs from a
+//! [`sources`] gets collateral, and [`carried`] has the collateral that a peer sends; [`stage`] distinguishes an initramfs from a
 //! booted system; [`quote`] verifies what a TPM signed; [`hcl`] is what Azure's paravisor says about a machine, and [`maa`] what Microsoft
 //! says of it; [`event_log`] and [`phases`] explain the value of a register to a person.
 

@@ -37,7 +37,7 @@ const VALUE: usize = 48;
 /// Maximum length of the name of a module.
 const MAX_NAME: usize = 256;
 
-/// A document. Nothing of it is verified.
+/// A document, parsed and not verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NitroDocument {
     /// The instance ID, `-tpm` and a number.

@@ -1,5 +1,5 @@
-//! What the variants of SEV-SNP have in common: who has signed the report of the chip, and what it proves. `attest` describes the instance
-//! info, which has the report.
+//! What the variants of SEV-SNP have in common: the check of the signature on the chip's report, and of what the report proves. `attest`
+//! describes the instance info, which has the report.
 
 use std::sync::Arc;
 

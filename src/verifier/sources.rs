@@ -52,8 +52,8 @@ pub trait Sources: Send + Sync {
         ))
     }
 
-    /// Returns the certificate of the authority that issued this one, which names it, for a machine that did not send it. Nothing of either is
-    /// verified. `None` if nothing says where it is, or this program does not fetch.
+    /// Returns the certificate of the authority that issued this certificate, for a machine that did not send it. Neither certificate is
+    /// verified here. `None` if this certificate has no URL of its issuer, or if this program does not fetch.
     fn issuer(&self, _certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
         Ok(None)
     }

@@ -1,4 +1,4 @@
-//! The table of attestation variants, with what judges them.
+//! The table of attestation variants, with the validator of each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ pub use super::qemu_tdx::said;
 
 /// An attestation variant: what a machine presents as evidence, and how a verifier judges it. The file of the variant defines it.
 pub struct Variant {
-    /// The variant as a machine of it, an attester, knows it. A variant derefs to it.
+    /// The attester's side of the variant. A variant derefs to it.
     pub attester: &'static Attester,
     /// What its validator judges beside the registers, by the names of a policy's members. A policy that demands more is refused: it
     /// would demand nothing.

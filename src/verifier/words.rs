@@ -288,7 +288,7 @@ mod tests {
                 "{error}"
             );
         }
-        // an image may have this name
+        // an image may be called like this field
         Policy::from_json(&policy(r#","name":"latest""#)).unwrap();
     }
 

@@ -77,7 +77,7 @@ fn a_genuine_quote_of_an_outdated_platform_is_refused_by_name() {
     let (quote, collateral) = sample("tdx_quote_outdated");
     let error = verify(&quote, &collateral, MARCH_2026).unwrap_err();
     assert!(
-        error.contains("older than each level that Intel knows: CPUSVN["),
+        error.contains("older than every TCB level that Intel lists: CPUSVN["),
         "{error}"
     );
 }

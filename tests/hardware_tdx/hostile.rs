@@ -549,7 +549,7 @@ fn another_quoting_enclave_is_refused() {
         ), // ISVSVN
         (
             &|it| it.qe_report[258] = 2,
-            "the quoting enclave is older than each that Intel knows: SVN 2",
+            "the quoting enclave is older than every version that Intel lists: SVN 2",
         ),
         (
             &|it| it.identity = vec![("TD_QE", "QE")],
@@ -578,7 +578,7 @@ fn another_quoting_enclave_is_refused() {
 #[test]
 fn each_part_of_the_platform_counts() {
     let outdated = "is OutOfDate (INTEL-SA-00001), expected UpToDate";
-    let too_old = "the platform is older than each level";
+    let too_old = "the platform is older than every TCB level";
     for part in 0..16 {
         let below = |by: u8| {
             judged(&move |it: &mut Parts| it.svns.as_mut().unwrap().0[part] -= by).unwrap_err()
@@ -591,7 +591,7 @@ fn each_part_of_the_platform_counts() {
         );
         assert_eq!(
             below(2),
-            format!("{too_old} that Intel knows: CPUSVN[{part}] is 3, expected at least 4")
+            format!("{too_old} that Intel lists: CPUSVN[{part}] is 3, expected at least 4")
         );
         judged(&move |it| it.svns.as_mut().unwrap().0[part] += 1).unwrap();
     }
@@ -635,7 +635,7 @@ fn each_part_of_the_platform_counts() {
         ),
         (
             &|it| it.svns.as_mut().unwrap().1 = 9,
-            "each level that Intel knows: PCESVN is 9, expected at least 10",
+            "every TCB level that Intel lists: PCESVN is 9, expected at least 10",
         ),
         (
             &|it| it.svns = Some(([3; 16], 9)),
@@ -651,7 +651,7 @@ fn each_part_of_the_platform_counts() {
         ),
         (
             &|it| it.body[0] = 2,
-            "the TDX module is older than each that Intel knows: SVN 2",
+            "the TDX module is older than every version that Intel lists: SVN 2",
         ),
         (&|it| it.body[1] = 2, "Intel names no TDX module TDX_02"),
         (&|it| it.body[64] = 1, "not signed by Intel (MRSIGNERSEAM)"),

@@ -262,8 +262,8 @@ impl Server {
 }
 
 impl Accept for Server {
-    /// Runs [`Server::handshake`], and logs its refusals and its own errors with the address of the peer. The caller logs all errors,
-    /// but few of each peer: a port scan causes them, too.
+    /// Runs [`Server::handshake`], and logs its refusals and its own errors with the address of the peer. The caller logs all
+    /// other errors, but few lines for each peer, because a port scan causes such errors, too.
     fn accept(
         &self,
         socket: TcpStream,

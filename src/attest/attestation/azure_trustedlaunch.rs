@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Azure has two hierarchies below one root. In one of them the certificate names where its issuer is published, and the machine
-//! fetches the chain from there. In the other it does not, and verifiers have the issuer.
+//! fetches the chain from there. In the other it does not; there the issuer is built into the verifiers.
 
 use std::sync::Arc;
 

@@ -1,11 +1,12 @@
-//! Reads CBOR (RFC 8949) as AWS's hypervisor writes it. The length of a map, an array or a string is definite, or a break ends it: both are
-//! accepted everywhere. Nothing is allocated by a length that the input claims.
+//! Reads CBOR (RFC 8949) as AWS's hypervisor writes it. Maps, arrays and strings may have a definite or an indefinite length, which a break
+//! ends. No length that the input claims decides how much memory is allocated.
 
 use minicbor::Decoder;
 use minicbor::data::Type;
 use minicbor::decode::Error;
 
-/// Returns whether a map or an array has a further entry. `left` is the count in its head; `None` if a break ends it, which is then read.
+/// Returns whether a map or an array has a further entry. `left` is the count in its head. Without a count (`None`) a break ends it, and
+/// this function reads that break.
 pub fn has_next(reader: &mut Decoder<'_>, left: &mut Option<u64>) -> Result<bool, Error> {
     let Some(left) = left else {
         return Ok(reader.datatype()? != Type::Break || reader.skip().map(|()| false)?);

@@ -83,7 +83,7 @@ pub fn parse(log: &[u8]) -> Log<'_> {
         events: vec![],
         rest: log,
     };
-    // an entry of zeros could be an event of PCR 0: none begins behind the last byte that is not zero
+    // an entry of zeros would parse as an event of PCR 0, so no entry may begin behind the last byte that is not zero
     let zeros = log.iter().rev().take_while(|byte| **byte == 0).count();
     while parsed.rest.len() > zeros {
         let mut reader = Reader(parsed.rest);

@@ -71,7 +71,7 @@ const CURVES: [Curve; 2] = [
 impl<'a> Key<'a> {
     /// Parses a TPMT_PUBLIC (§12.2.4) of the template: nameAlg SHA-256, no policy; RSA for RSASSA with SHA-256, SHA-384 or SHA-512, or
     /// P-256 and P-384 for ECDSA with the hash of their size. No bytes may follow. A key still has several encodings, and the hash of
-    /// these bytes names the machine: the quote tells the one that its TPM has.
+    /// these bytes names the machine. The quote has the Qualified Name, by which the TPM signs this encoding.
     pub fn parse(public: &'a [u8]) -> Result<Key<'a>, &'static str> {
         let mut reader = Reader(public);
         let key = Self::read(&mut reader).ok_or("the attestation key is truncated")??;

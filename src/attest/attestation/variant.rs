@@ -1,4 +1,4 @@
-//! The table of attestation variants, as far as a machine proves itself. The crate `verifier` has the same table with what judges them.
+//! The table of attestation variants with what the attester needs. The crate `verifier` has the same table with the validators.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct Variant {
 
 /// All variants. To add one:
 ///
-/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `mod.rs`; what judges it is in a file of the same name in `src/verifier`;
+/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `mod.rs`; write its validator in a file of the same name in `src/verifier`;
 /// 2. add its constant here, and in the table of `src/verifier/variant.rs`;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
 /// 4. add it to the table of options in `docs/images.md`, and to "Variants" in `README.md`.

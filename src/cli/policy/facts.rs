@@ -65,7 +65,7 @@ const MEANINGS: [(&str, &str); 50] = [
     ),
     (
         "tdx.mrServiceTd",
-        "a TD that serves the machine (MRSERVICETD) is one of these",
+        "accepted service TDs (MRSERVICETD); a machine without one is accepted too",
     ),
     (
         "tdx.platforms",

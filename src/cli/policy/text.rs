@@ -7,7 +7,7 @@ use verifier::{Measurement, Policy};
 
 use crate::state::hex;
 
-/// The fields that say which machines are meant. They come first, in this order.
+/// The fields that say for which machines the policy is. They come first, in this order.
 pub const MACHINES: [&str; 8] = [
     "variant",
     "name",

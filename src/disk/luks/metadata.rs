@@ -41,7 +41,7 @@ const TOKEN_TYPE: &str = "constellation-state-disk";
 /// The keyslot whose passphrase is the disk key of a node.
 const KEYSLOT: &str = "0";
 
-/// The command that gives a keyslot these parameters again.
+/// The cryptsetup command that gives a keyslot the parameters of a node's keyslot again.
 const CONVERT: &str = "cryptsetup luksConvertKey --pbkdf argon2id --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 \
                        --hash sha256";
 
@@ -136,7 +136,7 @@ impl Header {
         cluster_token::read(&self.metadata["tokens"]).map_err(Error::NotOurs)
     }
 
-    /// Returns where the cluster's join services are; `None` if the header does not say. The error says what is wrong with the token.
+    /// Returns the addresses of the cluster's join services; `None` if the header has none. The error says what is wrong with the token.
     pub fn peers(&self) -> Result<Option<Peers>, String> {
         peers::read(&self.metadata["tokens"])
     }
@@ -175,7 +175,7 @@ impl Header {
                     .keyslot_area()
                     .is_some_and(|(at, _)| at == metadata.areas_start)
         };
-        // a tool was used on it
+        // another tool has changed this header
         let flagged = !self.metadata["config"]["flags"].is_null()
             || !self.metadata["keyslots"][KEYSLOT]["priority"].is_null();
         !named && !flagged && no_token && self.checked(Integrity::Required).is_ok_and(one_keyslot)
@@ -428,7 +428,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     })?;
     ensure(areas.is_empty() || !keyslots.is_empty(), || {
         format!(
-            "no keyslot is one of a node ({KDF}, {CIPHER}, {HASH}, for the data), so no key can open it"
+            "no keyslot has the parameters of a node ({KDF}, {CIPHER}, {HASH}, for the data), so no key can open it"
         )
     })?;
     check_tokens(&header.metadata["tokens"])?;
@@ -527,8 +527,9 @@ fn areas(keyslots: &Value) -> Result<Vec<(u64, u64)>, String> {
     Ok(areas)
 }
 
-/// Returns whether a keyslot has the parameters of a node's, and the volume key. Others are of other tools: systemd-cryptenroll uses
-/// PBKDF2, and `cryptsetup luksAddKey` has the options --unbound, --pbkdf and --hash. It refuses --keyslot-cipher with integrity.
+/// Returns whether a keyslot has the parameters of a node's keyslot, and holds the volume key. Other tools make other keyslots:
+/// systemd-cryptenroll uses PBKDF2, and `cryptsetup luksAddKey` has the options --unbound, --pbkdf and --hash. cryptsetup refuses
+/// --keyslot-cipher for a disk with integrity.
 fn is_of_node(id: &str, keyslot: &Value, digest: &Digest) -> bool {
     digest.keyslots.iter().any(|bound| bound == id)
         && keyslot["kdf"]["type"] == KDF
@@ -537,7 +538,7 @@ fn is_of_node(id: &str, keyslot: &Value, digest: &Digest) -> bool {
         && keyslot["area"]["key_size"] == AREA_KEY_LEN
 }
 
-/// Checks keyslot 0, which is the node's, and others with the same parameters.
+/// Checks keyslot 0, which is the node's, and each other keyslot with the same parameters.
 fn check_keyslots(
     keyslots: &Value,
     digest: &Digest,
@@ -598,7 +599,7 @@ fn check_keyslots(
     Ok(keyslots)
 }
 
-/// Checks the digest of the volume key. Others are of unbound keyslots.
+/// Checks the digest of the volume key. Other digests belong to unbound keyslots.
 fn check_digest(digests: &Value) -> Result<(u32, Digest), String> {
     let mut digests: BTreeMap<u32, Digest> = objects("digest", digests)?;
     digests.retain(|_, digest| !digest.segments.is_empty());

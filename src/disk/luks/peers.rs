@@ -1,4 +1,4 @@
-//! The token with the addresses at which a node finds the cluster's join services at its next boot.
+//! The token with the addresses of the cluster's join services, which the node asks at its next boot.
 //!
 //! ```text
 //! {"type": "firstlight-peers", "keyslots": [], "loadBalancer": "cluster.example", "controlPlanes": ["10.0.0.11", "10.0.0.12"]}
@@ -23,7 +23,7 @@ const FIRST_ID: u32 = 2;
 /// Maximum number of control planes; further ones are left out.
 const MAX_CONTROL_PLANES: usize = 32;
 
-/// Where the join services of a cluster are.
+/// The addresses of the join services of a cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Peers {
     /// The host name or address under which all control planes are reached.
@@ -49,7 +49,7 @@ impl Peers {
         self.load_balancer.is_none() && self.control_planes.is_empty()
     }
 
-    /// Returns the same in the order in which it is written, so that lists in another order are equal.
+    /// Returns these addresses in the order of the token, so that two lists in different orders are equal.
     fn sorted(&self) -> Peers {
         let mut sorted = self.clone();
         sorted.control_planes.sort();
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(found, peers(&["10.0.0.1", "10.0.0.2", "fd00::1"]));
         let same = peers(&["fd00::1", "10.0.0.1", "10.0.0.2", "10.0.0.1"]);
         assert!(!set(&mut metadata, &same).unwrap());
-        // other addresses take the place of the old ones
+        // new addresses replace the old ones
         assert!(set(&mut metadata, &peers(&["10.0.0.3"])).unwrap());
         assert_eq!(metadata["tokens"].as_object().unwrap().len(), 3);
         let found = read(&metadata["tokens"]).unwrap().unwrap();

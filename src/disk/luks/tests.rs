@@ -469,12 +469,15 @@ fn keyslots_of_other_tools_cost_nothing_and_keep_their_areas() {
     metadata["keyslots"]["1"]["af"]["hash"] = json!("sha512");
     let checked = header(&metadata).checked(Integrity::Required).unwrap();
     assert_eq!(checked.free_area(96), Some((32 << 10) + 2 * 385_024));
-    // keyslot 0 is the node's, and without it no other keyslot can be
+    // keyslot 0 must be the node's: without it no other keyslot opens the disk
     metadata["keyslots"].as_object_mut().unwrap().remove("0");
     metadata["digests"]["0"]["keyslots"] = json!(["1"]);
     let why = header(&metadata).check_ours(Integrity::Required);
     let why = why.unwrap_err().to_string();
-    assert!(why.contains("no keyslot is one of a node"), "{why}");
+    assert!(
+        why.contains("no keyslot has the parameters of a node"),
+        "{why}"
+    );
     assert!(!header(&metadata).is_keyless());
 }
 

@@ -191,8 +191,8 @@ impl Header {
         self.store(dev, metadata)
     }
 
-    /// Writes where the cluster's join services are, with one write of the metadata. Returns whether it has changed; nothing is written if
-    /// not. Durable on return.
+    /// Writes the addresses of the cluster's join services, with one write of the metadata. Returns whether they have changed; if not,
+    /// nothing is written. Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
     pub fn set_peers(&mut self, dev: &mut impl Device, peers: &Peers) -> Result<bool, Error> {

@@ -185,7 +185,7 @@ impl NewDisk {
         self.header.uuid()
     }
 
-    /// Writes into the header where the cluster's join services are. The commit keeps it; a disk that is not committed is formatted.
+    /// Writes the addresses of the cluster's join services into the header. The commit keeps them; a disk without a commit is formatted.
     pub fn name_peers(&mut self, peers: &Peers) -> Result<(), Error> {
         let mut device = open(&self.handover.device, true)?;
         let written = self.header.set_peers(&mut device, peers);
@@ -215,14 +215,14 @@ impl NewDisk {
     }
 }
 
-/// Returns where the disk's header says that the cluster's join services are; nothing if it does not say.
+/// Returns the addresses of the cluster's join services in the disk's header; nothing if it has none.
 pub fn peers(device: &Path) -> Result<Peers, Error> {
     let header = super::classify::ours(&mut open(device, false)?, device)?;
-    // a token that is wrong is replaced
+    // a faulty token counts as none, and is replaced
     Ok(header.peers().ok().flatten().unwrap_or_default())
 }
 
-/// Writes into the header of the disk where the cluster's join services are. Returns whether that has changed.
+/// Writes the addresses of the cluster's join services into the header of the disk. Returns whether they have changed.
 pub fn set_peers(device: &Path, peers: &Peers) -> Result<bool, Error> {
     let mut file = open(device, true)?;
     let mut header = super::classify::ours(&mut file, device)?;
@@ -325,7 +325,7 @@ mod tests {
         new.name_peers(&known).unwrap();
         new.commit(folder.path(), &state, &Secret::random(KEY_LEN), &secret)
             .unwrap();
-        // the commit keeps what the header says of peers, and the same is not written again
+        // the commit keeps the peers in the header, and equal peers are not written again
         assert_eq!(peers(&handover.device).unwrap(), known);
         let before = super::super::classify::ours(&mut disk, &handover.device).unwrap();
         assert!(!set_peers(&handover.device, &known).unwrap());

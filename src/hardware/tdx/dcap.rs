@@ -76,7 +76,7 @@ impl<'q> Verified<'q> {
         &self.advisories
     }
 
-    /// Returns what is too old of a platform that is not up to date.
+    /// Returns the parts of the platform that are too old; empty if it is up to date.
     pub fn lacks(&self) -> &[String] {
         &self.lacks
     }
@@ -239,7 +239,7 @@ fn check_signatures(quote: &Quote<'_>, key: &[u8]) -> Result<(), String> {
         .ok_or_else(|| "the quote is not signed by its attestation key".into())
 }
 
-/// Returns each text once.
+/// Removes repeated texts.
 fn each_once<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
     let mut all = vec![];
     for text in texts {

@@ -45,7 +45,8 @@ pub struct Demands {
     /// As before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mr_owner_config: Option<Digits<REGISTER_LEN>>,
-    /// The accepted service TDs (MRSERVICETD), beside none. They cannot move the TD: no policy allows the attribute MIGRATABLE.
+    /// The accepted service TDs (MRSERVICETD); a TD without one is always accepted. A service TD cannot move the TD: no policy allows the
+    /// attribute MIGRATABLE.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_service_td: Vec<Digits<REGISTER_LEN>>,
     /// The accepted platforms by PPID or platform instance ID; empty: each. A stolen key of another platform is then worth nothing.
@@ -214,7 +215,7 @@ impl Demands {
         (wrong != 0).then(|| format!("XFAM{start} {got:#x}: {named}{advice}"))
     }
 
-    /// Refuses a TD that another TD serves, or served when it was created, unless the policy names that one.
+    /// Refuses a TD with a service TD, now or when it was created, unless the policy names this service TD.
     fn service_td(&self, body: &Body) -> Option<String> {
         let hash = body.td15.as_ref().map(|td15| td15.mr_service_td);
         let bound = body.service_tds.iter().flatten();
@@ -338,7 +339,7 @@ fn attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Number>,
     all.into_iter().map(one).collect()
 }
 
-/// Writes a list with one entry as the entry.
+/// Writes a list with one entry as this entry, without the list.
 fn one_or_several<S: Serializer>(all: &[Number], serializer: S) -> Result<S::Ok, S::Error> {
     match all {
         [one] => one.serialize(serializer),

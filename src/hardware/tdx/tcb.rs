@@ -254,14 +254,14 @@ struct Svn {
 pub(super) struct Judged {
     pub status: Status,
     pub advisories: Vec<String>,
-    /// What is too old to be up to date.
+    /// The parts that are too old.
     pub lacks: Vec<String>,
 }
 
 /// Maximum number of parts of a platform that an error names.
 const NAMED: usize = 4;
 
-/// Lists the first of these texts.
+/// Joins the first of these texts, and says how many more there are.
 pub(super) fn few(all: &[String]) -> String {
     let named = all[..all.len().min(NAMED)].join(", ");
     match all.len().saturating_sub(NAMED) {
@@ -270,7 +270,7 @@ pub(super) fn few(all: &[String]) -> String {
     }
 }
 
-/// Says that a version is too old; `None` if it is not.
+/// Returns a text that says that a version is too old; `None` if it is not.
 fn too_old(name: &str, got: u16, wanted: u16) -> Option<String> {
     (got < wanted).then(|| format!("{name} is {got}, expected at least {wanted}"))
 }
@@ -346,7 +346,7 @@ impl TcbInfo {
         let mut levels: Vec<_> = self.tcb_levels.iter().collect();
         levels.sort_by_key(|level| std::cmp::Reverse(level.tcb.order()));
         let lacks = |level: &Level| level.tcb.lacks(platform, svn);
-        // of several levels that lack as little, the lowest
+        // of several levels with equally few parts that are too old, take the lowest
         let nearest = |status: Option<Status>| {
             let levels = levels.iter().rev();
             let levels = levels.filter(|level| status.is_none_or(|it| level.status == it));
@@ -356,7 +356,7 @@ impl TcbInfo {
         let level = levels.iter().find(|level| lacks(level).is_empty());
         let level = level.ok_or_else(|| {
             let lacks = few(&nearest(None));
-            format!("the platform is older than each level that Intel knows: {lacks}")
+            format!("the platform is older than every TCB level that Intel lists: {lacks}")
         })?;
         let mut judged = Judged {
             status: level.status,
@@ -380,8 +380,8 @@ impl Tcb {
         (svns(&self.sgx), self.pcesvn, svns(&self.tdx))
     }
 
-    /// Returns each part of the platform that is older than this level demands. If the module has an identity of its own, the first two
-    /// parts of TDX do not count.
+    /// Returns each part of the platform that is older than this level requires. If Intel publishes an identity for the TDX module, the
+    /// first two of the TDX SVNs do not count.
     fn lacks(&self, platform: &Platform, svn: &[u8; 16]) -> Vec<String> {
         let older = |name: &str, got: &[u8; 16], wanted: &[Component; 16], skip: usize| {
             let one = |at: usize| {
@@ -439,7 +439,7 @@ fn judged_by(name: &str, levels: &[SvnLevel], svn: u16) -> Result<Judged, String
     let reached = levels.iter().filter(|level| level.tcb.isvsvn <= svn);
     let level = reached
         .max_by_key(|level| level.tcb.isvsvn)
-        .ok_or_else(|| format!("{name} is older than each that Intel knows: SVN {svn}"))?;
+        .ok_or_else(|| format!("{name} is older than every version that Intel lists: SVN {svn}"))?;
     let good = levels.iter().filter(|it| it.status == Status::UpToDate);
     let good = good.map(|it| it.tcb.isvsvn).min().unwrap_or(0);
     Ok(Judged {

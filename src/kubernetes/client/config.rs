@@ -331,7 +331,7 @@ fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Clie
     Ok(ClientCert::new_with_certs(&certs, own))
 }
 
-/// The parts of a kubeconfig that matter here, of one file or of several. As in Go, a field that is null
+/// The parts of a kubeconfig that this client uses, from one file or from several. As in Go, a field that is null
 /// or an empty text means the same as a missing one.
 struct Kubeconfig {
     current_context: String,

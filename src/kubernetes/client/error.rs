@@ -198,7 +198,7 @@ impl fmt::Display for Error {
                 after,
             } => {
                 write!(f, "{request}: no answer from the API server {server}")?;
-                // rounded, so that the limit of 3 s is not said to be 2 s
+                // round, so that a limit of 3 s does not read as 2 s
                 let seconds = (*after + Duration::from_millis(500)).as_secs();
                 if seconds > 0 {
                     write!(f, " within {seconds} s")?;

@@ -466,8 +466,9 @@ impl Client {
         })
     }
 
-    /// Resolves the server's name. A name without an address is an error at once for a person, who may
-    /// have mistyped it. A node does not ask: its name service may come later.
+    /// Resolves the server's name, for commands that a person runs: a name without an address is an error
+    /// at once, because the person may have mistyped it. Nodes do not call this: their name service may
+    /// start later.
     pub fn resolve(&self) -> Result<(), Error> {
         let server = self.inner.server.clone();
         let no_address = |why: String| Error::NoAddress {
@@ -483,16 +484,16 @@ impl Client {
             .trim_end_matches(']')
             .to_owned();
         let (found, resolved) = mpsc::channel();
-        // the name server may take longer than the caller's patience
+        // the name server may take longer than the caller's time limit
         thread::spawn(move || {
             let addresses = (host.as_str(), 0).to_socket_addrs();
-            // nobody waits any more
+            // the caller has stopped waiting
             let _ = found.send(addresses.map(|mut all| all.next()));
         });
         match resolved.recv_timeout(self.time.min(CONNECT_TIMEOUT)) {
             Ok(Err(error)) => Err(no_address(error.to_string())),
             Ok(Ok(None)) => Err(no_address("the answer is empty".into())),
-            // later requests say more
+            // the error of the later request says more
             Ok(Ok(Some(_))) | Err(_) => Ok(()),
         }
     }
@@ -895,8 +896,8 @@ fn is_untrusted(error: &rustls::Error) -> bool {
     matches!(error, rustls::Error::InvalidCertificate(_))
 }
 
-/// Returns whether the error is that of the resolver, which has no kind of its own in Rust: its text
-/// has this beginning.
+/// Returns whether an error comes from the resolver. Rust has no `ErrorKind` for it, but its text begins
+/// with these words.
 fn is_of_name(error: &io::Error) -> bool {
     error
         .to_string()

@@ -1,5 +1,5 @@
-//! What the services of a cluster were installed with, by Helm, by an earlier run or by the old system: an installation that does not
-//! name a value of the chart leaves it as it is.
+//! The values of the chart with which Helm, an earlier run or the old system installed the services of a cluster. An installation that
+//! does not name a value leaves it as it is.
 //!
 //! Only values that the operator of a cluster chooses are kept. What the chart itself decides, such as resources and paths, comes from
 //! the chart that is installed.
@@ -67,7 +67,7 @@ fn words(set: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the values by which these objects were made.
+/// Returns the values of the chart that make these objects.
 fn of(set: &Value, service: &Value) -> Values {
     let pod = &set["spec"]["template"]["spec"];
     let words = words(set);
@@ -77,7 +77,7 @@ fn of(set: &Value, service: &Value) -> Values {
             values.insert(name, value.into());
         }
     }
-    // the old system writes a cloud's name as it likes
+    // the old system does not always write a cloud's name in lower case
     if let Some(Value::String(name)) = values.get_mut(CLOUD) {
         name.make_ascii_lowercase();
         if !name.is_empty() && Cloud::named(name).is_err() {

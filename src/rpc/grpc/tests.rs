@@ -1554,7 +1554,7 @@ fn a_flood_ends_its_connection_and_no_other() {
     assert_eq!(echo(&channel, &blob(b"", 1)).unwrap().count, 1);
 }
 
-/// The limits by default are those that SPECIFICATION.md promises.
+/// The default limits are those that SPECIFICATION.md promises.
 #[test]
 fn a_connection_without_a_call_ends_after_ten_minutes_and_a_dead_one_after_35_seconds() {
     let limits = Limits::default();

@@ -125,7 +125,7 @@ impl Instances {
     }
 }
 
-/// Returns machines with the names of their nodes.
+/// Returns machines by the names of their nodes.
 fn named(instances: Vec<Instance>) -> impl Iterator<Item = (String, Instance)> {
     instances.into_iter().filter_map(|instance| {
         let name = NodeName::from_machine(&instance.name).ok()?;

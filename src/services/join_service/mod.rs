@@ -26,7 +26,7 @@
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
 //! | [`evidence`] | the proof of this machine for nodes |
-//! | `verification` | the proof of this machine for whoever asks, as in the old system |
+//! | `verification` | the evidence of this machine for every caller, as in the old system |
 //!
 //! docs/join.md lists every refusal, its code, and what to do about it.
 

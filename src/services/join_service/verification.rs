@@ -1,4 +1,4 @@
-//! The verification service of the old system: an attestation document of this machine for whoever asks, without TLS, over gRPC or HTTP. It
+//! The verification service of the old system: an attestation document of this machine for every caller, without TLS, over gRPC or HTTP. It
 //! is off unless the service gets an address for it.
 //!
 //! ```text

@@ -45,7 +45,7 @@ pub(crate) struct ServerSide {
     had_call: bool,
     /// When the connection is closed after a GOAWAY.
     closes_by: Option<Instant>,
-    /// How the peer violated HTTP/2, until the log says it.
+    /// How the peer violated HTTP/2, until this is logged.
     violation: Option<h2::Error>,
 }
 
@@ -521,7 +521,7 @@ impl Session<ServerSide> {
         self.calls.retain(|_, call| call.side.has_handler());
     }
 
-    /// Takes how the peer violated HTTP/2.
+    /// Takes the description of the peer's violation of HTTP/2.
     pub(crate) fn take_violation(&mut self) -> Option<h2::Error> {
         self.side.violation.take()
     }

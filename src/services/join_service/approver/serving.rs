@@ -436,7 +436,7 @@ mod tests {
             ("2001:db8::8", "approved"),
             ("ip-10-0-0-7.example", "approved"),
             ("EC2-203-0-113-7.example", "approved"),
-            // another machine of the cluster has it
+            // another machine of the cluster has this name or address
             ("10.0.0.8", "address"),
             ("203.0.113.8", "address"),
             ("ip-10-0-0-8.example", "name"),
