@@ -694,7 +694,7 @@ fn names() -> BTreeSet<String> {
     names
 }
 
-/// A promise whose check is gone is not checked.
+/// A promise whose check does not exist is not checked.
 #[test]
 fn each_check_of_the_specification_is_there() {
     let (checks, names) = (checks(), names());

@@ -177,7 +177,7 @@ fn a_log_ends_where_its_padding_begins() {
             let again = parse(&padded);
             assert_eq!(again.events, log.events, "{name}");
         }
-        // what the node sends has the same events
+        // the excerpt that the node sends has the same events
         let bytes = &bytes[..used(&log)];
         let mut padded = bytes.to_vec();
         padded.resize(1 << 20, 0);

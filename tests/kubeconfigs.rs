@@ -1,5 +1,5 @@
-//! Forms of kubeconfigs, with kubectl as the judge: what it takes, our client takes too, and shows the server the same credentials.
-//! Where we decide otherwise, the table says so.
+//! Forms of kubeconfigs, compared with kubectl: our client accepts the forms that kubectl accepts, and sends the server the same credentials.
+//! The table has the exceptions.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -96,7 +96,7 @@ impl Seer {
     }
 }
 
-/// Answers one request. A client that ends the connection before it is the form's matter.
+/// Answers one request. A client may end the connection before, because it refuses the form.
 fn answer(mut stream: StreamOwned<ServerConnection, TcpStream>) -> std::io::Result<()> {
     let mut seen = vec![];
     let mut lines = BufReader::new(&mut stream);
@@ -468,7 +468,7 @@ fn forms(seer: &Seer) -> Vec<(&'static str, String, Verdict)> {
             user("    token: \"abc\\n\"\n"),
             Neither("invalid characters"),
         ),
-        // no server takes it, because a blank ends the token
+        // no server accepts it, because a blank ends the token
         (
             "a token with a blank",
             user("    token: \"a b\"\n"),
@@ -701,7 +701,7 @@ fn forms(seer: &Seer) -> Vec<(&'static str, String, Verdict)> {
             Both(cert),
         ),
         ("an anchor", authority(&format!("&a {ca}")), Both(cert)),
-        // they make a small text large
+        // aliases can make a large document of a small text
         (
             "an alias",
             clusters(
@@ -709,7 +709,7 @@ fn forms(seer: &Seer) -> Vec<(&'static str, String, Verdict)> {
             ),
             OnlyKubectl("an alias"),
         ),
-        // which of the two counts is not obvious
+        // it is not obvious which of the two fields has an effect
         (
             "a field that occurs twice",
             head("kind: Config\n"),
@@ -726,7 +726,7 @@ fn ours(path: &Path) -> Result<String, String> {
     client.version().map_err(|error| error.to_string())
 }
 
-/// Returns the same of kubectl.
+/// Returns the credentials that the server sees if kubectl reads the file.
 fn kubectls(kubectl: &Path, path: &Path) -> Result<String, String> {
     let output = Command::new(kubectl)
         .arg("--kubeconfig")
@@ -847,7 +847,7 @@ fn a_server_without_an_address_is_said_at_once_and_nothing_was_sent() {
     );
     let config = Config::from_kubeconfig(&text, "config", Path::new("/nowhere")).unwrap();
     let client = Client::new(config, &Stop::new()).within(Duration::from_secs(3));
-    // what an operator's command asks first
+    // the first request of an operator's command
     let error = client.resolve().unwrap_err();
     assert!(matches!(error, Error::NoAddress { .. }), "{error}");
     // a node goes on asking

@@ -171,7 +171,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     );
     let variant = services::present_variant(&client).unwrap();
     assert_eq!(variant.as_deref(), Some("qemu-vtpm"));
-    // What the next run does not name stays, and it says so.
+    // The values that the next run does not name stay, and the run says so.
     let mut said = vec![];
     let unnamed = Settings {
         policy: policy.clone(),

@@ -520,7 +520,7 @@ assert library.crypt_load(disk, b'LUKS2', None) == 0
 assert library.crypt_persistent_flags_set(disk, 0, ctypes.c_uint32(1 << 3 | 1 << 12)) == 0
 ";
 
-/// What the tools do to a node's disk, and what shows that they did it.
+/// The changes of a node's disk by other tools, each with the field of the header that shows the change.
 #[test]
 fn what_other_tools_add_to_a_disk_does_not_lock_a_node_out() {
     let key = ["--key-file", "old"];
@@ -575,7 +575,7 @@ fn what_other_tools_add_to_a_disk_does_not_lock_a_node_out() {
         assert!(header.metadata().pointer(place).is_some(), "{name}");
         header.check_ours(Integrity::Required).expect(name);
         assert!(is_key(it.unlock(OLD).expect(name)), "{name}");
-        // the permanent key replaces keyslot 0 alone
+        // the permanent key replaces only keyslot 0
         it.commit();
         assert!(is_key(it.unlock(NEW).expect(name)), "{name}");
         assert!(it.unlock(OLD).is_err(), "{name}");

@@ -193,7 +193,7 @@ fn ukify(folder: &Path, arguments: &[&str]) {
         .args(arguments);
     let stub = match arguments.iter().any(|it| it.starts_with("--linux")) {
         true => "linuxx64.efi.stub",
-        // a profile alone
+        // only a profile
         false => "addonx64.efi.stub",
     };
     command.arg(format!("--stub={}", tools.join(stub).display()));

@@ -243,7 +243,7 @@ fn key_service_outlives_garbage_and_half_open_connections() {
     );
 }
 
-/// What a probe of a load balancer sends, whether it resets its connection, and what a server of TLS and one of plain gRPC say of it.
+/// The bytes of a load balancer's probe, whether it resets its connection, and what a server with TLS and one without say about it.
 const PROBES: [(&[u8], bool, &str, &str); 5] = [
     (b"", false, "the peer closed the connection", ""),
     (b"", true, "", ""),

@@ -47,7 +47,7 @@ fn a_cluster_in_moto_is_found_with_the_permissions_of_the_docs() {
     assert_eq!(imds.tokens.load(Ordering::SeqCst), 1);
     assert_eq!(imds.credentials.load(Ordering::SeqCst), 1);
 
-    // what AWS's controller writes into a Node, also of a second IPv6 address
+    // the names and addresses that AWS's controller writes into a Node, with a second IPv6 address
     let aliases = control_plane.aliases().unwrap();
     for machine in moto.cluster["machines"].as_array().unwrap() {
         let text = |name: &str| machine[name].as_str().unwrap();
@@ -333,7 +333,7 @@ fn a_metadata_service_without_tags_or_role_says_what_to_do() {
     let nobody = client("aws", "http://127.0.0.1:1");
     let problem = error(nobody.own_instance());
     assert!(problem.contains("hop limit"), "{problem}");
-    // what answers has no tokens: no tag, role or network is missing
+    // the service has no tokens: the error must not say that a tag, role or network is missing
     let other = server::start(|_| Answer::new(404, "text/html", "<h1>404 - Not Found</h1>"));
     let other = client("aws", &other);
     for problem in [

@@ -305,7 +305,7 @@ fn published_at(place: &str) -> [Vec<u8>; 2] {
     [authority, leaf]
 }
 
-/// Google's machines name their authority, and do not send it.
+/// The documents of Google's machines name the URL of their authority, and do not contain the authority.
 #[test]
 fn the_authority_of_a_machine_of_google_is_fetched_once_and_kept() {
     let place = format!("http://{BUCKET}.storage.googleapis.com/1/ca.crt");
@@ -323,7 +323,7 @@ fn the_authority_of_a_machine_of_google_is_fetched_once_and_kept() {
         assert_eq!(sources.issuer(&leaf), Ok(Some(authority.clone())));
     }
     assert_eq!(server.targets(), [format!("/{BUCKET}/1/ca.crt")]);
-    // another key at the same place is another item: strangers can name both
+    // another key at the same URL is another item: an unauthenticated peer can name any key and URL
     let [_, stranger] = published_at(&place);
     let error = sources.issuer(&stranger).unwrap_err();
     assert!(
@@ -331,7 +331,7 @@ fn the_authority_of_a_machine_of_google_is_fetched_once_and_kept() {
         "{error}"
     );
     assert_eq!(sources.issuer(&leaf), Ok(Some(authority.clone())));
-    // what was kept needs no network
+    // a cached authority needs no network
     let without = fetching(offline(Kept::Directory(folder.path().into())));
     assert_eq!(without.issuer(&leaf), Ok(Some(authority.clone())));
     let error = without.issuer(&stranger).unwrap_err();
@@ -360,17 +360,17 @@ fn an_authority_is_fetched_from_googles_buckets_only() {
         assert!(error.contains("from which nothing is fetched"), "{error}");
     }
     assert!(server.targets().is_empty());
-    // what the programs have is not fetched: the certificate of a machine of 2026
+    // a built-in authority is not fetched: that of the certificate of a machine of 2026
     let path = format!("{}/tests/data/gcp-ak-2026.pem", support::ROOT);
     let genuine = CertificateDer::from_pem_file(path).unwrap();
     let known = sources.issuer(&genuine).unwrap().unwrap();
     assert_eq!(known, roots_of_google()[1]);
     assert!(server.targets().is_empty());
-    // a certificate that names no place, and none
+    // a certificate that names no URL, and bytes that are no certificate
     assert_eq!(sources.issuer(&known).map(|_| ()), Ok(()));
     assert_eq!(sources.issuer(&[]), Ok(None));
 
-    // strangers cannot make this program send many requests
+    // an unauthenticated peer cannot make this program send many requests
     let mut refused = 0;
     for number in 0..40 {
         let place = format!("http://{OTHER_BUCKET}.storage.googleapis.com/{number}/ca.crt");

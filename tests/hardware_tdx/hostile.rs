@@ -792,7 +792,7 @@ fn what_the_machine_may_do_is_judged() {
         ),
         (&|it| it.body[128] = 0xe6, "XFAM 0xe6: x87 (bit 0) off"),
     ]);
-    // only what is wrong is named
+    // the error names only the bits that are wrong
     let error = judged(&|it| it.body[129] = 0x40).unwrap_err();
     for other in ["x87", "SSE", "processor trace", "branch records", "unknown"] {
         assert!(!error.contains(other), "{error}");
@@ -854,7 +854,7 @@ fn what_the_machine_may_do_is_judged() {
         assert!(error.contains(&value), "{at}: {error}");
         assert!(error.contains("mrServiceTd"), "{at}: {error}");
     }
-    // attributes without a hash name nothing, and a named one need not be there
+    // attributes without a hash name no service TD, and a machine need not have the service TD that the policy names
     let error = judged_by(&named, &move |it: &mut Parts| {
         it.version_5(4, now);
         it.body[777] = 1;

@@ -314,7 +314,7 @@ pub const ATTACKS: &[Attack] = &[
         name: "dhcp-domain",
         give: |_, _| Ok(()),
         seen: Seen::Command("grep host-runs-dhcp /proc/sys/kernel/hostname"),
-        // it is our own script that asks DHCP in an initrd of initramfs-tools; without it nobody does
+        // in an initrd of initramfs-tools our own script asks DHCP; an image without the script sends no request
         works: never,
     },
     // disks

@@ -66,7 +66,7 @@ pub fn without_us(name: &str, image: Image) -> Result<Machine> {
 fn command_line(machine: &Machine, image: &Path) -> Result<String> {
     let [words, copy] = ["words", "copy.efi"].map(|it| machine.folder().join(it));
     let section = format!(".cmdline={}", words.display());
-    // it also writes the whole file again
+    // this program also writes the whole file again
     run(Command::new("objcopy")
         .args(["--dump-section", &section])
         .arg(image.with_extension("efi"))

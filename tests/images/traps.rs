@@ -190,7 +190,7 @@ fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()
     let gives_up = "firstlight.timeout=25 firstlight.onfail=poweroff";
     let no_key = "error: no key for the state disk in time: ";
 
-    // the disk's header leads to the join service, so nobody misses the metadata service
+    // the disk's header has the address of the join service, so the boot needs no metadata service
     let metadata = setting.machine.host_ports.insert(METADATA, free_port()?);
     opens(&mut setting, "", " network: 10.42.0.15")?;
     forget_peers(&setting)?;
@@ -337,7 +337,7 @@ fn opens(setting: &mut Setting, words: &str, network: &str) -> Result<()> {
     is_opened(vm, network)
 }
 
-/// Takes out of the disk's header where join services are, so that the metadata service has to say it. The machine is off.
+/// Removes the addresses of join services from the disk's header, so that only the metadata service has them. The machine is off.
 fn forget_peers(setting: &Setting) -> Result<()> {
     let written = set_peers(&setting.path("state.disk"), &Peers::default());
     written

@@ -406,7 +406,7 @@ fn names_and_addresses_of_a_clouds_controller_are_confirmed_by_the_cloud() {
         ask(&kubelet, name, &request, SERVING);
         setup.eventually_decided(name, "Denied", reason);
     }
-    // an address that the cloud does not have for any machine, or not yet
+    // an address that the cloud has given to no machine, or not yet
     ask(
         &kubelet,
         "early",

@@ -215,7 +215,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
             assert!(output.status.success(), "{}", said(&output));
             assert_eq!(secrets(client), [&*before]);
             assert_eq!(mounted(client), before);
-            // and what the policy requires does, too
+            // and so does the requirement of the policy
             assert!(policy(client).contains("strong"), "{}", policy(client));
         }
         let output = apply(&["--require", "any"]);

@@ -99,7 +99,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     node.expect("joining with oken\": \"[token]");
     assert_no_token(&node);
     assert_committed(&disk);
-    // its next boot asks there
+    // the next boot asks these addresses
     let known = disk::state_disk::peers(&disk).unwrap();
     assert_eq!(known.control_planes, [2, 3].map(|n| setting.host(n)));
     assert!(known.load_balancer.is_some());

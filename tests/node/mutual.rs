@@ -421,7 +421,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     service.expect("the policy or --require demands the strong form of attested TLS");
 }
 
-/// What decides is the disk: its key, the MAC in its header, and the setting cluster-id.
+/// The disk decides, by its key and the MAC in its header, and the setting cluster-id.
 #[test]
 fn a_node_that_rejoins_judges_no_service_and_takes_only_the_key_of_its_disk() {
     let setting = Setting::new();

@@ -1,4 +1,4 @@
-//! An answer of a metadata service by plain HTTP, and the hosts that it may have; the first byte says which the rest is.
+//! An answer of a metadata service by plain HTTP, or a list of hosts from such an answer: the first byte chooses what the rest is.
 #![no_main]
 
 use cloud::peers::parse_hosts;

@@ -1,5 +1,5 @@
-//! A node's kubeconfig: what is rebuilt of it is rebuilt the same again, has the lines of ours and no others, and is one that the
-//! client reads.
+//! A node's kubeconfig. The kubeconfig that is rebuilt from it does not change if it is rebuilt again, has only our lines, and can be read
+//! by the client.
 #![no_main]
 
 use std::path::Path;
