@@ -15,7 +15,7 @@
 //! | proves nothing | believes it, and says so; with `require=strong` refuses it |
 //! | proves its registers with any key | believes it, and says so; with `require=strong` only if it is of the cluster `cluster-id` |
 //!
-//! A node that rejoins demands nothing of a join service: the key must open its disk (the crate `unlock`).
+//! A node that rejoins verifies no join service: the disk decides whether a key is right (the crate `unlock`).
 
 use std::collections::BTreeMap;
 use std::fmt;

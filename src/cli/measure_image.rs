@@ -259,7 +259,7 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
                 Image::direct_uki(&kernel, profile)
             } else if profile.is_some() {
                 return Err(Failure::Usage(
-                    "--profile: the kernel is no unified kernel image, which has profiles".into(),
+                    "--profile: the kernel is not a unified kernel image, and only those have profiles".into(),
                 ));
             } else {
                 Image::direct_linux(&kernel, initrd.as_deref(), command_line, *loader)

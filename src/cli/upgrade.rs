@@ -88,7 +88,9 @@ pub fn run(options: &Options) -> Result<(), Failure> {
         }
         None if !options.dry_run => {
             progress.phase(format!("making the ConfigMap {NAMESPACE}/{name}"));
-            interrupt::means("the cluster may have the list now; run the same command again");
+            interrupt::means(
+                "the cluster may already have the new list of components; run the same command again",
+            );
             client.create(&maps, &map).map_err(failed)?;
         }
         _ => {}

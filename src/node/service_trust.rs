@@ -17,7 +17,7 @@ pub struct ClusterId(pub [u8; CLUSTER_ID_LEN]);
 pub struct Settings {
     /// The only cluster whose services are accepted.
     pub cluster: Option<ClusterId>,
-    /// Whether the old form of attested TLS is refused, and by a fresh node each service that proves nothing.
+    /// Whether this machine refuses the old form of attested TLS. A fresh node then also refuses each service that proves nothing.
     pub require_strong: bool,
 }
 
@@ -27,7 +27,7 @@ pub trait ServiceVerifier: Validator {
     fn proof(&self) -> Option<Proof>;
 }
 
-/// What a join service proved.
+/// The result of the verification of a join service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proof {
     /// The register of the cluster ID of its machine, which is not zero.

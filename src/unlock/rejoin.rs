@@ -1,8 +1,8 @@
 //! Rejoin: the node attests itself to a join service of its cluster and receives the key of its state disk.
 //!
-//! The node asks all join services at once ([`ticket_client`](node::ticket_client)). It proves itself, and judges no service: it accepts a key
-//! only if the key opens the disk, if the MAC in the disk's header fits the measurement secret beside the key, and if the cluster of both is
-//! that of the setting `cluster-id`.
+//! The node asks all join services at once ([`ticket_client`](node::ticket_client)). It proves itself, and verifies no service: it accepts a
+//! key only if the key opens the disk, if the MAC in the disk's header fits the measurement secret that came with the key, and if the cluster
+//! is that of the setting `cluster-id`.
 
 use std::sync::Arc;
 use std::time::Duration;
