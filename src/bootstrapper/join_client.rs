@@ -175,6 +175,7 @@ struct Identity {
 
 impl TicketRequester for Seeker {
     const MAX_PAUSE: Duration = Duration::from_secs(30);
+    const MAX_SERVER_PAUSE: Duration = Duration::from_secs(10 * 60);
 
     fn finished(&self) -> &Stop {
         &self.over

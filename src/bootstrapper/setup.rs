@@ -70,8 +70,8 @@ impl Node {
         locking
     }
 
-    /// Commits the disk: writes into its header where the join services are, marks the set-up as begun, gives the disk the key that `key_of` derives for its UUID, and binds it to the
-    /// cluster of this measurement secret. Returns the UUID.
+    /// Commits the disk: writes into its header where the join services are, marks the set-up as begun, gives the disk the key that `key_of`
+    /// derives for its UUID, and binds it to the cluster of this measurement secret. Returns the UUID.
     pub fn commit_disk(
         &self,
         state: &NodeState,
@@ -88,7 +88,10 @@ impl Node {
             .timeline
             .waiting_for(what, || peers::known(&*self.metadata, Peers::default()));
         if !known.peers.is_empty() {
-            disk.name_peers(&known.peers).map_err(failed)?;
+            // the node looks again once it is a member
+            if let Err(error) = disk.name_peers(&known.peers) {
+                log::warn!("the state disk does not say where the join services are: {error}");
+            }
         }
         mark_begun(&self.root)
             .map_err(state_disk::Error::NodeState)

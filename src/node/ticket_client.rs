@@ -47,8 +47,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LASTING_PAUSE: Duration = Duration::from_secs(60);
 /// Pause before the next request to a service whose policy refused this machine's attestation.
 const REFUSED_PAUSE: Duration = Duration::from_secs(15);
-/// Maximum pause that a server can impose on a node.
-const MAX_SERVER_PAUSE: Duration = Duration::from_secs(10 * 60);
 /// Interval between two listings of the join services: services come and go while a node waits.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
 /// Where the resolver of the C library finds its DNS servers.
@@ -68,6 +66,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub trait TicketRequester: Send + Sync + 'static {
     /// The longest pause between two requests to one service.
     const MAX_PAUSE: Duration;
+    /// Maximum pause that a join service can impose. It is short where the node does not verify the service: anybody may have answered.
+    const MAX_SERVER_PAUSE: Duration;
     /// Returns the stop that ends all requests; it is set when no ticket is needed any more.
     fn finished(&self) -> &Stop;
     /// Returns the issuer that attests this machine.
@@ -184,11 +184,9 @@ impl Failure {
         }
     }
 
-    fn pause(&self, backoff: &mut Backoff) -> Duration {
+    fn pause(&self, backoff: &mut Backoff, most: Duration) -> Duration {
         let usual = backoff.pause();
-        let hint = self
-            .retry_after
-            .map(|hint| hint.clamp(FIRST_PAUSE, MAX_SERVER_PAUSE));
+        let hint = self.retry_after.map(|hint| hint.clamp(FIRST_PAUSE, most));
         match (hint, self.is_lasting) {
             // jitter, because the server may have given the same pause to many nodes
             (Some(hint), _) => hint + Backoff::new(hint / 8, hint).pause(),
@@ -433,7 +431,7 @@ fn request_from<R: TicketRequester>(service: &JoinService, requester: &R) {
             return;
         }
         requester.note(&name, &failure);
-        let pause = failure.pause(&mut backoff);
+        let pause = failure.pause(&mut backoff, R::MAX_SERVER_PAUSE);
         match has_network() {
             true => drop(finished.wait(pause)),
             false => wait_for_network(finished, pause),
@@ -605,10 +603,11 @@ mod tests {
 
     #[test]
     fn the_pause_that_a_server_asks_for_is_used_in_either_form_and_limited() {
+        const MOST: Duration = Duration::from_secs(60);
         let busy = Status::new(Code::ResourceExhausted, "busy");
         let pause = |failure: Failure| {
             failure
-                .pause(&mut Backoff::new(FIRST_PAUSE, FIRST_PAUSE))
+                .pause(&mut Backoff::new(FIRST_PAUSE, FIRST_PAUSE), MOST)
                 .as_millis()
         };
         assert!((2500..3000).contains(&pause(Failure::from_status(&busy, &trailers("2500")))));
@@ -618,7 +617,7 @@ mod tests {
             pause(Failure::from_status(
                 &busy,
                 &trailers("18446744073709551615")
-            )) < MAX_SERVER_PAUSE.as_millis() * 9 / 8 + 1
+            )) < MOST.as_millis() * 9 / 8 + 1
         );
         assert!((1000..1200).contains(&pause(Failure::from_status(&busy, &trailers("0")))));
         assert!(pause(Failure::from_status(&busy, &trailers("soon"))) <= 1000);
@@ -658,6 +657,7 @@ mod tests {
 
     impl TicketRequester for Requester {
         const MAX_PAUSE: Duration = FIRST_PAUSE;
+        const MAX_SERVER_PAUSE: Duration = FIRST_PAUSE;
 
         fn finished(&self) -> &Stop {
             &self.0

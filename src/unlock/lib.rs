@@ -296,6 +296,7 @@ impl Unlock {
         let recovery = RecoveryServer::start(
             self.recovery,
             self.issuer.clone(),
+            self.demands.cluster_of_ticket(None),
             waiting.clone(),
             self.timeline,
         );

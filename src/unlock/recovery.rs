@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::rejoin::migration_salt;
 use super::waiting::{Candidate, Refused, Waiting};
 use attest::atls;
-use attest::attestation::Issuer;
+use attest::attestation::{ClusterRegister, Issuer};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use base::timeline::Timeline;
 use base::turns::Turns;
@@ -63,12 +63,14 @@ impl RecoveryServer {
     pub fn start(
         address: SocketAddr,
         issuer: Arc<dyn Issuer>,
+        cluster: Option<ClusterRegister>,
         waiting: Arc<Waiting>,
         timeline: Timeline,
     ) -> std::io::Result<Self> {
         let (disk, turns) = (waiting.clone(), Turns::new(1, PLACES));
-        let recover =
-            move |call: &Call, message: RecoverMessage| recover(call, &message, &disk, &turns);
+        let recover = move |call: &Call, message: RecoverMessage| {
+            recover(call, &message, cluster.as_ref(), &disk, &turns)
+        };
         let router = Router::new().unary(RECOVER, recover);
         let router = router.unary(STATUS, move |_: &Call, _: StatusRequest| {
             Ok(status(&waiting))
@@ -89,13 +91,15 @@ impl Drop for RecoveryServer {
 fn recover(
     call: &Call,
     message: &RecoverMessage,
+    cluster: Option<&ClusterRegister>,
     waiting: &Waiting,
     turns: &Turns,
 ) -> Result<RecoverResponse, Status> {
     let name = call
         .peer()
         .map_or("an unknown address".into(), |address| address.to_string());
-    let candidate = candidate(message, &waiting.uuid(), format!("the operator at {name}"))?;
+    let from = format!("the operator at {name}");
+    let candidate = candidate(message, cluster, &waiting.uuid(), from)?;
     let is_finished = || call.is_cancelled() || waiting.finished().is_stopped();
     let turn = turns
         .take(call.network(), Instant::now() + MAX_WAIT, is_finished)
@@ -121,7 +125,12 @@ fn recover(
     }
 }
 
-fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candidate, Status> {
+fn candidate(
+    message: &RecoverMessage,
+    cluster: Option<&ClusterRegister>,
+    uuid: &str,
+    from: String,
+) -> Result<Candidate, Status> {
     let invalid = |error: kms::Error| Status::new(Code::InvalidArgument, error.to_string());
     let kms = ClusterKms::from_uris(&message.kms_uri, &message.storage_uri).map_err(invalid)?;
     Ok(Candidate {
@@ -134,8 +143,8 @@ fn candidate(message: &RecoverMessage, uuid: &str, from: String) -> Result<Candi
         migration_salt: migration_salt(&message.measurement_salt)
             .map_err(|why| Status::new(Code::InvalidArgument, why))?,
         from,
-        // the operator has the master secret
-        cluster: None,
+        // anybody may call this server
+        cluster: cluster.cloned(),
     })
 }
 

@@ -33,6 +33,7 @@ pub struct Rejoin {
 
 impl TicketRequester for Rejoin {
     const MAX_PAUSE: Duration = Duration::from_secs(15);
+    const MAX_SERVER_PAUSE: Duration = Duration::from_secs(60);
 
     fn finished(&self) -> &Stop {
         self.waiting.finished()

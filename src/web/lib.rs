@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use base::network::any_address;
+use base::network::{Network, any_address};
 use base::pool::Pool;
 use sys::poll::Poller;
 
@@ -61,7 +61,7 @@ struct Shared {
     pool: Arc<Pool>,
     stopping: AtomicBool,
     /// Open connections, to count them and to interrupt them.
-    open: Mutex<Vec<(u64, IpAddr, TcpStream)>>,
+    open: Mutex<Vec<(u64, Network, TcpStream)>>,
 }
 
 /// Parses the address of a server: `ADDRESS:PORT`, or `*:PORT` for all addresses of this machine.
@@ -126,7 +126,7 @@ impl Drop for Server {
 }
 
 impl Shared {
-    fn open(&self) -> MutexGuard<'_, Vec<(u64, IpAddr, TcpStream)>> {
+    fn open(&self) -> MutexGuard<'_, Vec<(u64, Network, TcpStream)>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -150,8 +150,9 @@ impl Shared {
     }
 
     fn admit(self: &Arc<Self>, number: u64, socket: TcpStream, ip: IpAddr) {
-        let mut open = self.open();
-        let of_peer = open.iter().filter(|(_, other, _)| *other == ip).count();
+        let (mut open, network) = (self.open(), Network::from(ip));
+        let of_peer = open.iter().filter(|(_, other, _)| *other == network);
+        let of_peer = of_peer.count();
         let Ok(handle) = socket.try_clone() else {
             return;
         };
@@ -159,7 +160,7 @@ impl Shared {
         if open.len() >= limits.connections || of_peer >= limits.of_peer {
             return log::debug!("{name}: {ip}: refused, because there are too many connections");
         }
-        open.push((number, ip, handle));
+        open.push((number, network, handle));
         drop(open);
         let shared = self.clone();
         // The pool has as many threads as there may be connections, so the job starts at once.

@@ -449,9 +449,17 @@ fn a_node_that_rejoins_judges_no_service_and_takes_only_the_key_of_its_disk() {
     let mut command = setting.unlock(&disk);
     let other = hex(&[9; 32]);
     let mut node = Program::start(command.args(["--cluster-id", &other]));
-    node.expect(
-        "the disk belongs to another cluster than the one that the setting cluster-id names",
-    );
+    let refusal =
+        "the disk belongs to another cluster than the one that the setting cluster-id names";
+    node.expect(refusal);
+
+    // anybody may call the recovery server, so a key that an operator sends must be of that cluster, too
+    let endpoint = setting.node(9999).to_string();
+    let mut command = setting.firstlight(&["recover", "--endpoint", &endpoint, "--policy"]);
+    command.arg(&policy).arg("--master-secret");
+    let mut operator = Program::start(command.arg(setting.master_secret(MASTER_KEY)));
+    operator.expect(refusal);
+    assert!(!operator.exit().success());
     node.terminate();
     node.exit();
 }

@@ -227,9 +227,17 @@ fn compare_with_cloud(
     };
     let unknown = |wanted: &&Wanted| !wanted.is_of(node, machine);
     let Some(wanted) = asked.wanted.iter().find(unknown) else {
-        return Approve(format!(
-            "{node} joined, according to {map}, and the metadata service confirms its names and addresses"
-        ));
+        return match shared(&asked.wanted, node, machines) {
+            Some((wanted, other)) => Leave(
+                "unconfirmed",
+                format!(
+                    "the metadata service says that {wanted} belongs to {other} as well as to {node}"
+                ),
+            ),
+            None => Approve(format!(
+                "{node} joined, according to {map}, and the metadata service confirms its names and addresses"
+            )),
+        };
     };
     let is_owner = |(other, machine): &(&String, &Alias)| wanted.is_of(other, machine);
     let other = machines
@@ -245,6 +253,19 @@ fn compare_with_cloud(
             format!("the metadata service does not say (yet) that {wanted} belongs to {node}"),
         ),
     }
+}
+
+/// Returns what another machine has too, and that machine. In two networks, two machines may have the same address.
+fn shared<'a>(
+    wanted: &'a [Wanted],
+    node: &str,
+    machines: &'a Aliases,
+) -> Option<(&'a Wanted, &'a String)> {
+    let others = || machines.iter().filter(|(other, _)| *other != node);
+    wanted.iter().find_map(|one| {
+        let (other, _) = others().find(|(other, machine)| one.is_of(other, machine))?;
+        Some((one, other))
+    })
 }
 
 fn of_other(wanted: &Wanted, node: &str, other: &str) -> Judgement {
@@ -452,6 +473,12 @@ mod tests {
                 let judgement = judged(text, Some(record), Some(Ok(&cloud)));
                 assert_eq!(reason(judgement.clone()), expected, "{text}: {judgement:?}");
             }
+        }
+        // in another network, another machine has the same address
+        let twice = machines(&[], &[IP, "10.0.0.8"]);
+        for (text, expected) in [("10.0.0.8", "unconfirmed"), (IP, "approved")] {
+            let judgement = judged(text, Some(&bound), Some(Ok(&twice)));
+            assert_eq!(reason(judgement.clone()), expected, "{text}: {judgement:?}");
         }
         // The machine has another address now.
         let moved = machines(&[], &["10.0.0.6"]);
