@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rcgen::{CertificateParams, IsCa, KeyUsagePurpose};
 use serde_json::{Value, json};
 use support::mutation::mutations;
-use verifier::azure_trustedlaunch::{AzureMachine, CERTIFICATE_INDEX, VARIANT};
+use verifier::azure_trustedlaunch::{AzureMachine, CERTIFICATE_INDEX, VARIANT, is_of_microsoft};
 use verifier::prepared::Prepared;
 use verifier::{Issuer, vtpm};
 
@@ -41,8 +41,13 @@ fn store(cloud: &CloudTpm, mut certificate: Vec<u8>) {
     );
 }
 
+/// The host of the tests is in Microsoft's place.
 fn issuer(cloud: &CloudTpm) -> Arc<dyn Issuer> {
-    let machine = Arc::new(Prepared::new(AzureMachine));
+    issuer_that_asks(cloud, |place| place.starts_with("http://127.0.0.1:"))
+}
+
+fn issuer_that_asks(cloud: &CloudTpm, is_allowed: fn(&str) -> bool) -> Arc<dyn Issuer> {
+    let machine = Arc::new(Prepared::new(AzureMachine(is_allowed)));
     Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
 }
 
@@ -96,6 +101,21 @@ fn a_machine_is_proved_by_the_certificate_of_its_key() {
         );
         assert!(error.clone().unwrap_err().contains(why), "{error:?}");
     }
+}
+
+/// The host writes the certificate in the TPM, so it chooses the place.
+#[test]
+fn a_place_that_is_not_microsofts_is_not_asked() {
+    let (host, authority) = (Host::start(), Authority::new());
+    let cloud = machine(&host, &authority);
+    let issuer = issuer_that_asks(&cloud, is_of_microsoft);
+    let error = prove(issuer, validator(&VARIANT, &roots(&authority))).unwrap_err();
+    assert!(error.contains("leads to none of the roots"), "{error}");
+    assert_eq!(host.requests(), [""; 0]);
+    // the same machine, where the place is allowed
+    let issuer = self::issuer(&cloud);
+    prove(issuer, validator(&VARIANT, &roots(&authority))).unwrap();
+    assert_eq!(host.requests().len(), 1);
 }
 
 /// The other hierarchy of Azure has an issuer that verifiers know, and no address.

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use base::der;
+use base::text::quoted;
 use base::x509::Certificate;
 use cloud::http::{Http, MAX_BODY};
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,7 @@ pub const VARIANT: Variant = Variant {
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| {
-        let machine = Prepared::new(AzureMachine);
+        let machine = Prepared::new(AzureMachine(is_of_microsoft));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
     key_name: prepared::key_name,
@@ -42,6 +43,9 @@ const AUTHORITY_INFO: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x01, 0x01];
 const ISSUERS: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x30, 0x02];
 /// uniformResourceIdentifier [6] of a GeneralName.
 const URI: u8 = 0x86;
+/// Where Microsoft publishes certificates of authorities: these hosts, and all below the domain.
+const HOSTS: [&str; 2] = ["www.microsoft.com", "crl.microsoft.com"];
+const DOMAIN: &str = ".pki.core.windows.net";
 /// Maximum number of certificates that a machine fetches: a regional authority, and the one above it, which is built in too.
 const MAX_FETCHED: usize = 2;
 
@@ -59,8 +63,8 @@ pub struct InstanceInfo {
     pub chain: Vec<Base64>,
 }
 
-/// A machine of Azure.
-pub struct AzureMachine;
+/// A machine of Azure, and whether it may fetch from a URL: the certificate that names it comes from the host.
+pub struct AzureMachine(pub fn(&str) -> bool);
 
 impl Source for AzureMachine {
     type Info = InstanceInfo;
@@ -68,7 +72,7 @@ impl Source for AzureMachine {
 
     fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
         let certificate = certificate(location)?;
-        let (issuers, is_complete) = issuers(&certificate);
+        let (issuers, is_complete) = issuers(&certificate, self.0);
         let mut issuers = issuers.into_iter().map(Base64);
         let info = InstanceInfo {
             ak_cert: Base64(certificate),
@@ -93,14 +97,14 @@ fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
 }
 
 /// Fetches the certificates above one; returns them, and whether they are all. A verifier may have those that are missing.
-fn issuers(certificate: &[u8]) -> (Vec<Vec<u8>>, bool) {
+fn issuers(certificate: &[u8], is_allowed: fn(&str) -> bool) -> (Vec<Vec<u8>>, bool) {
     let mut issuers: Vec<Vec<u8>> = vec![];
     while issuers.len() < MAX_FETCHED {
         let places = places_of_issuer(issuers.last().map_or(certificate, Vec::as_slice));
         if places.is_empty() {
             break;
         }
-        match fetch(&places) {
+        match fetch(&places, is_allowed) {
             Some(issuer) => issuers.push(issuer),
             None => return (issuers, false),
         }
@@ -129,24 +133,86 @@ pub fn places_of_issuer(certificate: &[u8]) -> Vec<String> {
     read().unwrap_or_default()
 }
 
+/// Returns whether a URL is one at which Microsoft publishes certificates: plain HTTP at the usual port.
+pub fn is_of_microsoft(url: &str) -> bool {
+    let rest = url.strip_prefix("http://").unwrap_or_default();
+    let host = rest.split('/').next().unwrap_or_default();
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+    host.bytes().all(is_name) && (HOSTS.contains(&host) || host.ends_with(DOMAIN))
+}
+
 /// Returns the certificate that the first place provides.
-fn fetch(places: &[String]) -> Option<Vec<u8>> {
-    places
-        .iter()
-        .filter(|place| place.starts_with("http://"))
-        .find_map(|place| {
-            let (base, path) = place.rsplit_once('/')?;
-            let fetched = Http::new(base).get(path, &[], MAX_BODY);
-            match fetched {
-                Ok(body) if Certificate::parse(&body).is_ok() => Some(body),
-                Ok(_) => {
-                    log::warn!("{place} is no certificate");
-                    None
-                }
-                Err(error) => {
-                    log::warn!("the issuer of the attestation key's certificate: {error}");
-                    None
-                }
-            }
-        })
+fn fetch(places: &[String], is_allowed: fn(&str) -> bool) -> Option<Vec<u8>> {
+    let why = |why: &dyn std::fmt::Display| {
+        log::warn!("the issuer of the attestation key's certificate: {why}");
+    };
+    let mut allowed = places.iter().filter(|place| is_allowed(place)).peekable();
+    if allowed.peek().is_none() {
+        let place = quoted(&places[0], 120);
+        why(&format!(
+            "nothing is fetched from {place}: expected http:// and *{DOMAIN} or {}",
+            HOSTS.join(" or ")
+        ));
+    }
+    allowed.find_map(|place| {
+        let (base, path) = place.rsplit_once('/')?;
+        match Http::new(base).get(path, &[], MAX_BODY) {
+            Ok(body) if Certificate::parse(&body).is_ok() => return Some(body),
+            Ok(_) => why(&format!("{place} is no certificate")),
+            Err(error) => why(&error),
+        }
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_hosts_of_microsoft_are_asked_for_an_issuer() {
+        const AUTHORITIES: [&[u8]; 2] = [
+            include_bytes!("../../roots/microsoft/azure-cloud-virtual-tpm-ca-2025.der"),
+            include_bytes!("../../roots/microsoft/global-virtual-tpm-ca-03.der"),
+        ];
+        for certificate in AUTHORITIES {
+            let places = places_of_issuer(certificate);
+            assert_eq!(places.len(), 1);
+            assert!(is_of_microsoft(&places[0]), "{places:?}");
+        }
+        for place in [
+            "http://primary-cdn.pki.core.windows.net/eastus/cacerts/cert.cer",
+            "http://secondary-cdn.pki.core.windows.net/eastus/cacerts/cert.cer",
+            "http://eastus.pki.core.windows.net/cert.cer",
+            "http://crl.microsoft.com/eastus/cacerts/cert.cer",
+        ] {
+            assert!(is_of_microsoft(place), "{place}");
+        }
+        for other in [
+            "",
+            "http://",
+            "crl.microsoft.com/ca.crt",
+            "ldap://crl.microsoft.com/ca.crt",
+            "https://crl.microsoft.com/ca.crt",
+            "http://crl.microsoft.com:81/ca.crt",
+            "http://user@crl.microsoft.com/ca.crt",
+            "http://crl.microsoft.com.example/ca.crt",
+            "http://crl.microsoft.com@10.0.0.1/ca.crt",
+            "http://example/crl.microsoft.com/ca.crt",
+            "http://example?.pki.core.windows.net/ca.crt",
+            "http://example#.pki.core.windows.net/ca.crt",
+            "http://example\\.pki.core.windows.net/ca.crt",
+            "http://x@y.pki.core.windows.net/ca.crt",
+            "http://pki.core.windows.net.example/ca.crt",
+            "http://examplepki.core.windows.net/ca.crt",
+            "http://example.windows.net/ca.crt",
+            "http://example.microsoft.com/ca.crt",
+            "http://169.254.169.254/metadata/identity/oauth2/token",
+            "http://168.63.129.16/machine?comp=goalstate",
+            "http://[fd00::1]/ca.crt",
+            "http://localhost/ca.crt",
+        ] {
+            assert!(!is_of_microsoft(other), "{other}");
+        }
+    }
 }
