@@ -585,7 +585,11 @@ fn each_fault_of_an_endorsement_is_refused_by_name_and_by_google() {
             "is not one for signatures",
         ),
         (authority, PSS, "is that of an authority"),
-        (SIGNER, "-sha256", "signer is refused"),
+        (
+            SIGNER,
+            "-sha256",
+            "signer is refused: a certificate is signed with an algorithm that this program does not verify",
+        ),
     ] {
         let error = own
             .verify(&signer("root", extensions, pss), "root.pem", now)

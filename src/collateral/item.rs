@@ -291,8 +291,7 @@ pub fn check_chain(pem: &[u8]) -> Result<(), String> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(limited(pem, MAX_CHAIN)?)
         .take(5)
         .collect();
-    let certificates =
-        certificates.map_err(|error| format!("it is not PEM: {}", text::of_error(error)))?;
+    let certificates = certificates.map_err(|_| "it is not PEM")?;
     if !(2..=4).contains(&certificates.len()) {
         let count = certificates.len();
         return Err(format!("it has {count} certificates, expected 2 to 4"));

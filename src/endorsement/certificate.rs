@@ -3,9 +3,9 @@
 use rustls::pki_types::{CertificateDer, UnixTime};
 use webpki::EndEntityCert;
 
-use base::x509::{Certificate, KEY_AGREEMENT, KEY_ENCIPHERMENT, may_certify};
+use ::roots::chain::{authorities_certify, in_words};
+use base::x509::{Certificate, KEY_AGREEMENT, KEY_ENCIPHERMENT};
 use tpm::{Endorsement, EndorsementKind};
-use verifier::ak_certificate::in_words;
 
 use crate::credential::EndorsementKey;
 use crate::path::{self, EK_CERTIFICATE, MAX_CHAIN, NoPath, SIGNATURES};
@@ -89,14 +89,6 @@ fn is_of_policies(error: &webpki::Error, between: &[CertificateDer<'_>]) -> bool
     let cannot_be_read =
         |one: &CertificateDer<'_>| EndEntityCert::try_from(one).err().as_ref() == Some(&unreadable);
     *error == unreadable || between.iter().any(cannot_be_read)
-}
-
-fn authorities_certify(path: &webpki::VerifiedPath<'_>) -> Result<(), webpki::Error> {
-    let mut between = path.intermediate_certificates();
-    match between.all(|one| may_certify(&one.der())) {
-        true => Ok(()),
-        false => Err(webpki::Error::EndEntityUsedAsCa),
-    }
 }
 
 /// Checks that the key usage is that of an endorsement key: the certificate of an attestation key differs only in this.

@@ -137,12 +137,10 @@ impl Search<'_> {
             one.signature_alg_id().as_ref() == link.algorithm
                 && one.public_key_alg_id().as_ref() == algorithm
         };
-        let method = SIGNATURES.iter().find(of_key).ok_or_else(|| {
-            NoPath::Refused(verifier::ak_certificate::unsupported(
-                link.algorithm,
-                algorithm,
-            ))
-        })?;
+        let method = SIGNATURES
+            .iter()
+            .find(of_key)
+            .ok_or_else(|| NoPath::Refused(roots::chain::unsupported(link.algorithm, algorithm)))?;
         let verified = method.verify_signature(key, link.signed, link.signature);
         verified.map_err(|_| {
             refused("a signature is wrong: the certificate is altered, or from another authority with the same name")

@@ -5,6 +5,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, TrustAnchor};
 
 use ::roots::Purpose;
+use ::roots::chain::in_words;
 
 /// How the PEM form starts.
 const PEM: &str = "-----BEGIN CERTIFICATE-----";
@@ -33,7 +34,7 @@ impl Root {
         if entry.trim_start().starts_with(PEM) {
             let read = CertificateDer::pem_slice_iter(entry.as_bytes());
             let certificates = read.collect::<Result<_, _>>();
-            return Root::of(None, certificates.map_err(|error| wrong(&error))?);
+            return Root::of(None, certificates.map_err(|_| wrong("it is not PEM"))?);
         }
         let known: Vec<_> = names().collect();
         Err(format!(
@@ -49,11 +50,12 @@ impl Root {
         mut certificates: Vec<CertificateDer<'static>>,
     ) -> Result<Root, String> {
         if certificates.is_empty() {
-            return Err(wrong(&"it has no certificate"));
+            return Err(wrong("it has no certificate"));
         }
         let between = certificates.split_off(1);
         let root = &certificates[0];
-        let anchor = webpki::anchor_from_trusted_cert(root).map_err(|error| wrong(&error))?;
+        let anchor =
+            webpki::anchor_from_trusted_cert(root).map_err(|error| wrong(&in_words(&error)))?;
         Ok(Root {
             name: name.map_or_else(|| fingerprint(root), str::to_owned),
             anchor: anchor.to_owned(),
@@ -62,7 +64,7 @@ impl Root {
     }
 }
 
-fn wrong(error: &dyn std::fmt::Display) -> String {
+fn wrong(error: &str) -> String {
     format!("a root in PEM cannot be read: {error}")
 }
 

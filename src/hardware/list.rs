@@ -3,7 +3,6 @@
 use std::time::UNIX_EPOCH;
 
 use base::der::{BIT_STRING, GENERALIZED_TIME, INTEGER, Reader, SEQUENCE, UTC_TIME};
-use base::text;
 use webpki::{BorrowedCertRevocationList, CertRevocationList};
 
 /// Maximum size of a list in bytes.
@@ -40,9 +39,10 @@ impl<'a> List<'a> {
             ));
         }
         let list = BorrowedCertRevocationList::from_der(der);
-        let list =
-            list.map_err(|error| format!("the {name} cannot be read: {}", text::of_error(error)))?;
-        let head = List::parse(der).ok_or_else(|| format!("the {name} cannot be read"))?;
+        let unreadable =
+            || format!("the {name} cannot be read: expected a complete CRL of version 2");
+        let list = list.map_err(|_| unreadable())?;
+        let head = List::parse(der).ok_or_else(unreadable)?;
         match head.issued <= now {
             true => Ok((head, CertRevocationList::Borrowed(list))),
             false => Err(format!(

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base::text;
 use base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
 use prost::Message;
 use ring::digest::{SHA256, SHA384, digest};
+use roots::chain;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm, UnixTime};
 use webpki::ring::RSA_PSS_2048_8192_SHA256_LEGACY_KEY;
@@ -177,9 +177,9 @@ impl LaunchEndorsement {
             Certificate::parse(&self.certificate).map_err(|_| wrong("cannot be read".into()))?;
         let leaf = CertificateDer::from(&self.certificate[..]);
         let leaf = EndEntityCert::try_from(&leaf)
-            .map_err(|error| wrong(format!("is refused: {}", text::of_error(error))))?;
+            .map_err(|error| wrong(format!("is refused: {}", chain::in_words(&error))))?;
         let anchor = webpki::anchor_from_trusted_cert(&root.0)
-            .map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
+            .map_err(|error| format!("the root cannot be read: {}", chain::in_words(&error)))?;
         leaf.verify_for_usage(
             &[SIGNATURE],
             &[anchor],
@@ -412,7 +412,7 @@ fn in_words(error: &Error) -> String {
         Error::RequiredEkuNotFoundContext(_) => {
             "is for another use than signatures of code (extended key usage)".into()
         }
-        error => format!("is refused: {}", text::of_error(error)),
+        error => format!("is refused: {}", chain::in_words(error)),
     }
 }
 

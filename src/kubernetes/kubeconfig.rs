@@ -93,15 +93,16 @@ fn certificates(value: &Value, field: &str) -> Result<Vec<CertificateDer<'static
         .take(MAX_CERTIFICATES + 1)
         .collect();
     let certificates =
-        certificates.map_err(|error| format!("{field}: expected certificates in PEM: {error}"))?;
+        certificates.map_err(|_| format!("{field}: expected certificates in PEM"))?;
     if certificates.is_empty() || certificates.len() > MAX_CERTIFICATES {
         return Err(format!(
             "{field}: expected 1 to {MAX_CERTIFICATES} certificates in PEM"
         ));
     }
     for certificate in &certificates {
-        webpki::anchor_from_trusted_cert(certificate)
-            .map_err(|error| format!("{field}: it contains an invalid certificate: {error:?}"))?;
+        webpki::anchor_from_trusted_cert(certificate).map_err(|_| {
+            format!("{field}: it contains something that is no certificate of X.509")
+        })?;
     }
     Ok(certificates)
 }

@@ -3,6 +3,8 @@
 //!
 //! A test compares the table with the files, and fails 90 days before a certificate expires.
 
+pub mod chain;
+
 /// What a root certifies. A root counts for nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {

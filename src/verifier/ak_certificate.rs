@@ -5,7 +5,8 @@ use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnc
 use webpki::{EndEntityCert, KeyUsage, ring as algorithms};
 
 use base::text;
-use base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
+use base::x509::{Certificate, DIGITAL_SIGNATURE};
+use roots::chain::{authorities_certify, in_words};
 
 use super::hex;
 use super::instance::Demands;
@@ -40,7 +41,7 @@ impl Root {
         let (root, between) = certificates
             .split_first()
             .ok_or("it contains no certificate")?;
-        let anchor = webpki::anchor_from_trusted_cert(root).map_err(|error| error.to_string())?;
+        let anchor = webpki::anchor_from_trusted_cert(root).map_err(|error| in_words(&error))?;
         let fingerprint = || hex(&super::sha256(&[root]));
         Ok(Root {
             name: name.map_or_else(fingerprint, str::to_owned),
@@ -65,7 +66,7 @@ impl Root {
             if entry.trim_start().starts_with(PEM) {
                 let read = CertificateDer::pem_slice_iter(entry.as_bytes());
                 let certificates = read.collect::<Result<_, _>>();
-                return Root::of(None, certificates.map_err(|error| error.to_string())?);
+                return Root::of(None, certificates.map_err(|_| "it is not PEM")?);
             }
             let named = known.iter().find(|root| root.name == entry);
             let root = named.ok_or_else(|| {
@@ -158,67 +159,4 @@ pub fn root_of<'a>(
         ),
         None => "leads to none of the roots that count".into(),
     })
-}
-
-fn authorities_certify(path: &webpki::VerifiedPath<'_>) -> Result<(), webpki::Error> {
-    let mut between = path.intermediate_certificates();
-    match between.all(|one| may_certify(&one.der())) {
-        true => Ok(()),
-        false => Err(webpki::Error::EndEntityUsedAsCa),
-    }
-}
-
-/// Says in a clause why the library that verifies chains refuses certificates.
-pub fn in_words(error: &webpki::Error) -> String {
-    use webpki::Error::*;
-    match error {
-        CertExpired { .. } => "a certificate has expired".into(),
-        CertNotValidYet { .. } => {
-            "a certificate is not valid yet: is the clock of this machine right?".into()
-        }
-        RequiredEkuNotFoundContext(_) => {
-            "a certificate is for another use (extended key usage)".into()
-        }
-        PathLenConstraintViolated => {
-            "the chain is longer than one of its authorities allows".into()
-        }
-        CaUsedAsEndEntity => "the certificate is that of an authority".into(),
-        UnsupportedCriticalExtension => {
-            "a certificate has a critical extension that this program does not know".into()
-        }
-        UnsupportedSignatureAlgorithmContext(context) => {
-            unsupported(&context.signature_algorithm_id, &[])
-        }
-        UnsupportedSignatureAlgorithmForPublicKeyContext(context) => {
-            let key = &context.public_key_algorithm_id;
-            unsupported(&context.signature_algorithm_id, key)
-        }
-        EndEntityUsedAsCa => "a certificate of the chain is not that of an authority".into(),
-        InvalidSignatureForPublicKey => {
-            "a signature is wrong: the certificate is altered, or from another authority with the same name".into()
-        }
-        _ => "a certificate is malformed, or breaks a rule of X.509 (RFC 5280)".into(),
-    }
-}
-
-/// Says that this program does not verify the signature algorithm of a certificate. Both algorithms are the content of their
-/// AlgorithmIdentifier (DER).
-pub fn unsupported(signature: &[u8], key: &[u8]) -> String {
-    // sha1WithRSAEncryption and ecdsa-with-SHA1
-    const SHA_1: [&[u8]; 2] = [
-        b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x05",
-        b"\x06\x07\x2a\x86\x48\xce\x3d\x04\x01",
-    ];
-    // secp521r1
-    const P521: &[u8] = b"\x06\x05\x2b\x81\x04\x00\x23";
-    if SHA_1.iter().any(|known| signature.starts_with(known)) {
-        return "a certificate is signed with SHA-1, which is not safe: ask its vendor for a newer one".into();
-    }
-    if key.ends_with(P521) {
-        return "a certificate is signed by a key on the curve P-521, which this program does not verify".into();
-    }
-    let start = hex(&signature[..signature.len().min(24)]);
-    format!(
-        "a certificate is signed with an algorithm that this program does not verify (DER {start})"
-    )
 }

@@ -10,6 +10,7 @@ use hardware::snp::chain::{Chain, Fetched, check_list};
 use hardware::snp::demands::{Demands, RevocationList};
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
+use roots::chain::in_words;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 
@@ -322,7 +323,7 @@ fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {
         authorities.retain(|one| one.root == root);
         if authorities.is_empty() {
             webpki::anchor_from_trusted_cert(&CertificateDer::from(root.as_slice()))
-                .map_err(|error| format!("amdRootKey: {error}"))?;
+                .map_err(|error| format!("amdRootKey: {}", in_words(&error)))?;
             authorities.push(Authority {
                 product: None,
                 root,

@@ -23,8 +23,8 @@ type Case = [Vec<u8>; 4];
 const STRICTER: [&str; 18] = [
     // the unused bytes of its numbers are not zero
     "the signature has no form",
-    "CertNotValidYet",
-    "CertExpired",
+    "a certificate is not valid yet",
+    "a certificate has expired",
     "does not lead to the root",
     "certificate of the chip's key",
     "cannot be read",

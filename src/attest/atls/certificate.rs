@@ -193,7 +193,7 @@ fn refusal(text: String) -> ValidateError {
 
 /// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. The error is a clause.
 fn verify_self_signed(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
-    let unreadable = |error| format!("its certificate cannot be read: {error:?}");
+    let unreadable = |error| format!("its certificate cannot be read: {}", in_words(&error));
     let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
     let leaf = webpki::EndEntityCert::try_from(certificate).map_err(unreadable)?;
     let algorithms = tls::provider().signature_verification_algorithms.all;
@@ -208,8 +208,23 @@ fn verify_self_signed(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, Strin
         Err(webpki::Error::CertNotValidYet { not_before, .. }) => at(not_before),
         verified => verified,
     };
-    verified.map_err(|error| format!("its certificate is not properly self-signed: {error:?}"))?;
+    verified.map_err(|error| {
+        let why = in_words(&error);
+        format!("its certificate is not properly self-signed: {why}")
+    })?;
     Ok(leaf.subject_public_key_info().as_ref().to_vec())
+}
+
+fn in_words(error: &webpki::Error) -> &'static str {
+    match error {
+        webpki::Error::UnsupportedCriticalExtension => {
+            "it has a critical extension that is not known"
+        }
+        webpki::Error::RequiredEkuNotFoundContext(_) => {
+            "it is for another use (extended key usage)"
+        }
+        _ => "it is malformed, or its signature is wrong",
+    }
 }
 
 struct Extension<'a> {

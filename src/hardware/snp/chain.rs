@@ -4,13 +4,13 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use base::der::{BIT_STRING, Reader, SEQUENCE};
 use base::text;
-use base::x509::may_certify;
+use roots::chain::{authorities_certify, in_words};
 use rustls_pki_types::{
     AlgorithmIdentifier, CertificateDer, InvalidSignature, SignatureVerificationAlgorithm,
     TrustAnchor, UnixTime, alg_id,
 };
 use webpki::ring::RSA_PSS_2048_8192_SHA384_LEGACY_KEY;
-use webpki::{CertRevocationList, EndEntityCert, Error, KeyUsage, VerifiedPath};
+use webpki::{CertRevocationList, EndEntityCert, Error, KeyUsage};
 
 use super::certificate::Certificate;
 use super::report::Signer;
@@ -125,10 +125,9 @@ impl Chain<'_> {
             CertificateDer::from(self.root),
         );
         let anchor = webpki::anchor_from_trusted_cert(&root)
-            .map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
-        let leaf = EndEntityCert::try_from(&leaf).map_err(|error| {
-            format!("the certificate cannot be read: {}", text::of_error(error))
-        })?;
+            .map_err(|error| format!("the root cannot be read: {}", in_words(&error)))?;
+        let leaf = EndEntityCert::try_from(&leaf)
+            .map_err(|error| format!("the certificate cannot be read: {}", in_words(&error)))?;
         let intermediate = CertificateDer::from(self.intermediate);
         leaf.verify_for_usage(
             ALGORITHMS,
@@ -141,7 +140,7 @@ impl Chain<'_> {
         )
         .map_err(|error| Refusal {
             is_unrelated: matches!(error, Error::UnknownIssuer),
-            why: format!("it does not lead to the root: {}", text::of_error(error)),
+            why: format!("it does not lead to the root: {}", in_words(&error)),
         })?;
         let Some(list) = self.revoked else {
             return Ok(());
@@ -150,15 +149,12 @@ impl Chain<'_> {
         let authority = EndEntityCert::try_from(&intermediate).map_err(|error| {
             format!(
                 "the authority's certificate cannot be read: {}",
-                text::of_error(error)
+                in_words(&error)
             )
         })?;
         let has = |serial: &[u8]| match list.find_serial(serial) {
             Ok(found) => Ok(found.is_some()),
-            Err(error) => Err(format!(
-                "the {LIST} cannot be read: {}",
-                text::of_error(error)
-            )),
+            Err(_) => Err(format!("the {LIST} cannot be read")),
         };
         if has(authority.serial())? {
             return Err(Refusal::from(format!(
@@ -179,7 +175,7 @@ impl Chain<'_> {
 pub fn check_list(der: &[u8], root: &[u8], now: UnixTime) -> Result<(), String> {
     let root = CertificateDer::from(root);
     let anchor = webpki::anchor_from_trusted_cert(&root)
-        .map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
+        .map_err(|error| format!("the root cannot be read: {}", in_words(&error)))?;
     read_list(der, &anchor, now).map(drop)
 }
 
@@ -218,14 +214,6 @@ fn is_signed_by(list: &List<'_>, key: &[u8]) -> Option<bool> {
                 .is_ok()
     };
     Some(ALGORITHMS.iter().any(verifies))
-}
-
-fn authorities_certify(path: &VerifiedPath<'_>) -> Result<(), Error> {
-    let mut between = path.intermediate_certificates();
-    match between.all(|one| may_certify(&one.der())) {
-        true => Ok(()),
-        false => Err(Error::EndEntityUsedAsCa),
-    }
 }
 
 /// RSASSA-PSS with SHA-384, named as AMD names it.

@@ -13,6 +13,7 @@ use std::time::Duration;
 use base::text;
 use ring::digest::{SHA256, digest};
 use ring::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
+use roots::chain;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
 use serde::Deserialize;
@@ -127,7 +128,7 @@ impl Verifier {
         let root = CertificateDer::from(root);
         let root = webpki::anchor_from_trusted_cert(&root);
         let root =
-            root.map_err(|error| format!("the root cannot be read: {}", text::of_error(error)))?;
+            root.map_err(|error| format!("the root cannot be read: {}", chain::in_words(&error)))?;
         Ok(Verifier {
             name,
             root: root.to_owned(),
@@ -318,7 +319,7 @@ impl Chain<'_> {
         let certificate = EndEntityCert::try_from(certificate).map_err(|error| {
             format!(
                 "the {name} certificate cannot be read: {}",
-                text::of_error(error)
+                chain::in_words(&error)
             )
         })?;
         let crls: Vec<_> = self.lists.iter().flat_map(|lists| &lists.both).collect();
@@ -367,10 +368,7 @@ impl Chain<'_> {
         match lists.both[0].find_serial(&root.serial) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err("the root is revoked: it is on its own list (root CRL)".into()),
-            Err(error) => Err(format!(
-                "the root CRL cannot be read: {}",
-                text::of_error(error)
-            )),
+            Err(_) => Err("the root CRL cannot be read".into()),
         }
     }
 
@@ -414,8 +412,7 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     // a quoting service may end the text with a NUL
     let pem = pem.strip_suffix(&[0]).unwrap_or(pem);
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).take(5).collect();
-    let certificates = certificates
-        .map_err(|error| format!("the chain of the {name}: {}", text::of_error(error)))?;
+    let certificates = certificates.map_err(|_| format!("the chain of the {name} is not PEM"))?;
     match certificates.len() {
         1..=4 => Ok(certificates),
         count => Err(format!(
@@ -447,17 +444,14 @@ fn verify(key: &[u8], text: &[u8], signature: &[u8]) -> Option<()> {
     key.verify(text, signature).ok()
 }
 
+/// Says in a clause about a certificate of Intel why it is refused.
 fn in_words(error: &webpki::Error) -> String {
     use webpki::Error::*;
     match error {
         CertRevoked => "it, or its authority, is revoked".into(),
         CertExpired { .. } => "it, or its authority, has expired".into(),
         CertNotValidYet { .. } => "it is not valid yet: is the clock of this machine right?".into(),
-        CrlExpired { .. } => "a list of revoked certificates (CRL) has expired".into(),
-        UnknownRevocationStatus => {
-            "no list of revoked certificates (CRL) is of its authority".into()
-        }
         UnknownIssuer | InvalidSignatureForPublicKey => "it does not lead to the root".into(),
-        error => text::of_error(error),
+        error => chain::in_words(error),
     }
 }

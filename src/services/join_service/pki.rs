@@ -63,12 +63,12 @@ impl Pki {
         };
         let mut first = None;
         for certificate in CertificateDer::pem_slice_iter(&certificates) {
-            let certificate = certificate.map_err(|error| broken(error.to_string()))?;
+            let certificate = certificate.map_err(|_| broken("it is not PEM".into()))?;
             first = first.or(Some(certificate));
         }
         let first = first.ok_or_else(|| broken("it contains no certificate".into()))?;
         let anchor = webpki::anchor_from_trusted_cert(&first)
-            .map_err(|error| broken(format!("{error:?}")))?;
+            .map_err(|_| broken("it is no certificate of X.509".into()))?;
         let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
         let hash: String = digest(&SHA256, &public_key)
             .as_ref()
