@@ -344,6 +344,9 @@ mod tests {
         without_signing.key_usages = vec![KeyUsagePurpose::CrlSign];
         let without_signing = root.below(without_signing);
         let not_ca = root.below(leaf());
+        let mut only_signing = leaf();
+        only_signing.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let only_signing = root.below(only_signing);
         let mut limited = authority("names", 1);
         limited.name_constraints = Some(rcgen::NameConstraints {
             permitted_subtrees: vec![rcgen::GeneralSubtree::DnsName("example".into())],
@@ -373,6 +376,10 @@ mod tests {
                 not_ca.endorse(leaf(), &[&not_ca]),
                 "not that of an authority",
             ),
+            (
+                only_signing.endorse(leaf(), &[&only_signing]),
+                "not that of an authority",
+            ),
             (limited.endorse(leaf(), &[&limited]), "limits names"),
             (strict.endorse(leaf(), &[&strict]), "critical extension"),
             (other.endorse(leaf(), &[]), "a signature is wrong"),
@@ -391,6 +398,9 @@ mod tests {
         let many: Vec<_> = many.iter().collect();
         let error = refusal(&one.endorse(leaf(), &many), &roots);
         assert!(error.contains("a signature is wrong"), "{error}");
+        // an authority that certifies itself: without a limit, each copy would be tried below each other one
+        let error = refusal(&other.endorse(leaf(), &[&other; MAX_CHAIN]), &roots);
+        assert!(error.contains("too many authorities"), "{error}");
 
         let good = two.endorse(leaf(), &[&two, &one]);
         for certificate in mutations(&good.certificate, 1500) {
