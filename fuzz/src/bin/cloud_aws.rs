@@ -13,9 +13,11 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     let error = match kind % 7 {
-        0 => parse_aliases("POST x", body).err().or(parse_instances("POST x", body)
-            .inspect(|(machines, _)| assert!(machines.iter().all(|one| one.vpc_ip.is_some())))
-            .err()),
+        0 => parse_aliases("POST x", body)
+            .err()
+            .or(parse_instances("POST x", body)
+                .inspect(|(machines, _)| assert!(machines.iter().all(|one| one.vpc_ip.is_some())))
+                .err()),
         // it becomes a part of a host's name
         1 => parse_identity("GET x", body)
             .inspect(|identity| assert!(!identity.region.contains(['.', '/', '@'])))

@@ -3,8 +3,8 @@
 
 use cloud::Range;
 use cloud_api::openstack::{
-    parse_address, parse_aliases, parse_description, parse_load_balancers, parse_servers, parse_token,
-    parse_user_data,
+    parse_address, parse_aliases, parse_description, parse_load_balancers, parse_servers,
+    parse_token, parse_user_data,
 };
 use libfuzzer_sys::fuzz_target;
 

@@ -4,6 +4,9 @@
 #[path = "../../../src/rpc/h2/mod.rs"]
 #[allow(dead_code, unused_imports)] // the other modules name its types
 mod h2;
+#[path = "../../../src/rpc/strangers.rs"]
+#[allow(dead_code)]
+mod strangers;
 
 #[path = "../../../src/base/crypto"]
 #[allow(dead_code)]

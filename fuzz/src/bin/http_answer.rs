@@ -22,7 +22,11 @@ fuzz_target!(|input: &[u8]| {
         }
         _ => {
             let text = String::from_utf8_lossy(body);
-            let _ = (parse_hosts(&text), Url::parse(&text), Url::check_base(&text));
+            let _ = (
+                parse_hosts(&text),
+                Url::parse(&text),
+                Url::check_base(&text),
+            );
         }
     }
 });
