@@ -17,7 +17,7 @@ use base::x509::Certificate;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use ureq::tls::RootCerts;
-use verifier::azure_trustedlaunch::places_of_issuer;
+use verifier::ak_certificate::places_of_issuer;
 
 use crate::https::{Failure, Request, Server};
 use crate::item::{Item, MAX_CERTIFICATE, subject_key};
