@@ -119,7 +119,7 @@ struct Brought {
     init_secret: Secret,
     /// `None` if there is no state file yet.
     state: Option<State>,
-    /// What the node installs; nothing if no cluster is made.
+    /// The files that the node downloads and installs. Empty if the operator asks for no cluster.
     components: Vec<Component>,
 }
 

@@ -133,8 +133,8 @@ pub fn check_api(url: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the certificates of web servers' authorities of this image. Without any, each request says that the certificate of the
-/// API is not trusted.
+/// Returns the certificate authorities of the image, by which the API's certificate is verified. If the image has none, each request
+/// fails with the reason that no authority of that certificate is trusted.
 fn roots() -> RootCerts {
     let authorities = tls::web_authorities(None).unwrap_or_default();
     if authorities.is_empty() {

@@ -10,7 +10,7 @@ use super::{hex, phases, sha256};
 
 const STARTUP_LOCALITY: &[u8] = b"StartupLocality\0";
 /// PCRs of the dynamic root of trust, which start at all ones ("TCG PC Client Platform TPM Profile", §4.6.2).
-const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
+pub const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
 /// Maximum number of entries in an explanation.
 const SHOWN_ENTRIES: usize = 12;
 const SHOWN_TEXT: usize = 48;

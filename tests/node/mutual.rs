@@ -313,7 +313,6 @@ fn a_node_that_rejoins_proves_itself_to_a_service_that_requires_it() {
     // the node asks for no proof, so the TPM of the service's host makes no quote
     node.expect("ticket: from join service");
     expect_opened(&mut node);
-    assert!(!node.output().contains("which proves"), "{}", node.output());
 
     // a node of the old form gets nothing, and the service says why
     let address = SocketAddr::new(setting.host(3), 30090);
@@ -443,7 +442,6 @@ fn a_node_that_rejoins_judges_no_service_and_takes_only_the_key_of_its_disk() {
     service.expect("this machine belongs to no cluster (PCR 15 is zero)");
     setting.set_control_planes(&[3, 4]);
     expect_opened(&mut node);
-    assert!(!node.output().contains("unproved"), "{}", node.output());
 
     setting.set_control_planes(&[4]);
     let mut command = setting.unlock(&disk);

@@ -8,15 +8,13 @@ use ring::digest::{Algorithm, Context};
 use serde::Deserialize;
 
 use super::decode;
-use verifier::event_log::{self, EV_NO_ACTION, Log, SHA1, SHA256};
+use verifier::event_log::{self, DYNAMIC, EV_NO_ACTION, Log, SHA1, SHA256};
 use verifier::{phases, systemd_log, variant};
 
 /// TPM_ALG_ID of SHA-384.
 const SHA384: u16 = 0x000c;
 /// The banks, the best first, with their names.
 const BANKS: [(u16, &str); 3] = [(SHA256, "SHA-256"), (SHA384, "SHA-384"), (SHA1, "SHA-1")];
-/// PCRs of the dynamic root of trust, which start at all ones.
-const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
 
 /// A log and quoted values, as they were read.
 pub struct Evidence {

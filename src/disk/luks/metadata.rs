@@ -41,7 +41,7 @@ const TOKEN_TYPE: &str = "constellation-state-disk";
 /// The keyslot whose passphrase is the disk key of a node.
 const KEYSLOT: &str = "0";
 
-/// The cryptsetup command that gives a keyslot the parameters of a node's keyslot again.
+/// The command by which the operator gives keyslot 0 again the parameters that nodes write: argon2id and SHA-256.
 const CONVERT: &str = "cryptsetup luksConvertKey --pbkdf argon2id --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 \
                        --hash sha256";
 

@@ -2,7 +2,7 @@
 //! does not name a value leaves it as it is.
 //!
 //! Only values that the operator of a cluster chooses are kept. What the chart itself decides, such as resources and paths, comes from
-//! the chart that is installed.
+//! the chart that `firstlight apply` installs.
 
 use std::collections::BTreeMap;
 
