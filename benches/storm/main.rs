@@ -229,9 +229,7 @@ impl Setting {
 
     /// Runs a storm of `size` nodes at once and prints its result, also if its time ran out.
     fn storm(&self, first: usize, size: usize, end: Instant) -> Result<Cost, Verdict> {
-        let mut nodes: Vec<JoiningNode> = (first..first + size)
-            .map(|number| Setting::node(number))
-            .collect();
+        let mut nodes: Vec<JoiningNode> = (first..first + size).map(Setting::node).collect();
         let (joined, arrivals) = mpsc::channel();
         let arrivals = Mutex::new(arrivals);
         self.service.reset_peak();
