@@ -10,7 +10,7 @@
 //! ```
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,8 +37,7 @@ const BAD_PAUSE: Duration = Duration::from_secs(60);
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a caller does not wait for the certificate of a chip.
-const TOO_MANY: &str =
-    "too many validations wait for certificates of chips already: try again in a second";
+const TOO_MANY: &str = "too many validations wait for certificates of chips or of authorities already: try again in a second";
 
 /// Gets an item from its server, in the form in which it is kept.
 pub trait Origin: Send + Sync {
@@ -110,6 +109,8 @@ pub struct Entry {
     /// When it came from its server, in seconds since 1970.
     fetched: u64,
     is_renewed: bool,
+    /// Whether the store has it.
+    is_kept: AtomicBool,
 }
 
 impl Entry {
@@ -234,6 +235,20 @@ impl Cache {
             .flatten()
     }
 
+    /// Keeps an item of the memory in the store, if it is not there yet.
+    pub fn keep(&self, item: &Item) {
+        let state = self.state();
+        let entry = state.slots.get(&item.name());
+        let entry = entry.and_then(|slot| slot.entry.clone());
+        drop(state);
+        if let Some(entry) = entry
+            && let Content::Der(der) = &entry.content
+            && !entry.is_kept.swap(true, Ordering::Relaxed)
+        {
+            self.store.save(item, der);
+        }
+    }
+
     /// Returns the age in seconds of the oldest valid item that can change; `None` without one.
     pub fn oldest(&self) -> Option<u64> {
         let now = (self.clock)();
@@ -293,7 +308,10 @@ impl Cache {
             place.and_then(|_place| retried(deadline, || self.origin.fetch(item, deadline)));
         let fetched = fetched.and_then(|bytes| {
             let entry = self.entry(item, &bytes, now).map_err(Failure::Bad)?;
-            self.store.save(item, &bytes);
+            if item.is_kept_at_once() {
+                self.store.save(item, &bytes);
+                entry.is_kept.store(true, Ordering::Relaxed);
+            }
             Ok(entry)
         });
         match &fetched {
@@ -322,9 +340,16 @@ impl Cache {
         // a time in the future is a clock that was wrong
         let fetched = stored.fetched.min(now);
         let entry = self.entry(item, &stored.bytes, fetched);
-        entry
-            .map_err(|why| log::warn!("{item} is kept, but not usable: {why}"))
-            .ok()
+        match entry {
+            Ok(entry) => {
+                entry.is_kept.store(true, Ordering::Relaxed);
+                Some(entry)
+            }
+            Err(why) => {
+                log::warn!("{item} is kept, but not usable: {why}");
+                None
+            }
+        }
     }
 
     fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<Entry, String> {
@@ -335,6 +360,7 @@ impl Cache {
             until,
             fetched,
             is_renewed,
+            is_kept: AtomicBool::new(false),
         };
         match entry.is_valid((self.clock)()) {
             true => Ok(entry),
@@ -359,14 +385,16 @@ impl State {
         slot
     }
 
-    /// Removes places beyond [`MAX_ITEMS`]: first of chips, which anybody can name, and of these first those whose certificate could not be
-    /// had, then those that were not used for the longest time.
+    /// Removes places beyond [`MAX_ITEMS`]: first of what anybody can name, and of these first those whose certificate could not be had or is
+    /// not verified yet, then those that were not used for the longest time.
     fn shrink(&mut self) {
         while self.slots.len() > MAX_ITEMS {
             let idle = self.slots.iter().filter(|(_, slot)| !slot.is_running);
             let first = idle.min_by_key(|(name, slot)| {
                 let is_shared = chip_of(name).is_none();
-                (is_shared, slot.entry.is_some(), slot.last_use)
+                let entry = slot.entry.as_ref();
+                let is_kept = entry.is_some_and(|entry| entry.is_kept.load(Ordering::Relaxed));
+                (is_shared, is_kept, slot.last_use)
             });
             let Some(name) = first.map(|(name, _)| name.clone()) else {
                 return;

@@ -107,6 +107,12 @@ impl Item {
         matches!(self, Item::Vcek { .. } | Item::Issuer { .. })
     }
 
+    /// Returns whether it is kept as soon as its server has sent it. An issuer is not: anybody can publish one, so it is kept after a
+    /// validator verified it.
+    pub fn is_kept_at_once(&self) -> bool {
+        !matches!(self, Item::Issuer { .. })
+    }
+
     /// Returns whether a newer one can replace it before it ends.
     pub fn is_renewed(&self) -> bool {
         matches!(self, Item::Revoked(..) | Item::Tdx { .. })

@@ -322,6 +322,12 @@ impl Sources for Fetching {
         self.der(&item, Patience::Full, deadline).map(Some)
     }
 
+    fn keep_issuer(&self, certificate: &[u8]) {
+        if let Ok(Some(item)) = issuers::of(certificate) {
+            self.cache.keep(&item);
+        }
+    }
+
     fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {
         let maa = self.maa.as_ref().ok_or("nothing is asked (offline)")?;
         maa.word(question, Instant::now() + self.time)

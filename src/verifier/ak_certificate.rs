@@ -86,6 +86,23 @@ impl Root {
     }
 }
 
+/// Why a certificate is refused.
+#[derive(Debug)]
+pub enum Refused {
+    /// It leads to no root. The certificate of another issuer may help: an authority can have several keys under one name.
+    NoChain(String),
+    /// What it says of its key is wrong.
+    Key(String),
+}
+
+impl From<Refused> for String {
+    fn from(refused: Refused) -> String {
+        match refused {
+            Refused::NoChain(why) | Refused::Key(why) => why,
+        }
+    }
+}
+
 /// Returns the name of the root that certifies the attestation key `spki` (SubjectPublicKeyInfo, DER), and the fields of the certificate. It must
 /// lead to one of the roots at this time, and be one for signatures; `usage` is the extended key usage that the cloud writes.
 pub fn verify<'a>(
@@ -95,19 +112,20 @@ pub fn verify<'a>(
     usage: KeyUsage,
     spki: &[u8],
     now: UnixTime,
-) -> Result<(&'a str, Certificate<'a>), String> {
+) -> Result<(&'a str, Certificate<'a>), Refused> {
     let wrong = |why: &str| format!("the certificate of the attestation key {why}");
-    let fields = Certificate::parse(certificate).map_err(|_| wrong("cannot be read"))?;
+    let of_key = |why: &str| Refused::Key(wrong(why));
+    let fields = Certificate::parse(certificate).map_err(|_| of_key("cannot be read"))?;
     if fields.key() != spki {
-        return Err(wrong(
-            "is of another key than the one that signed the quote",
-        ));
+        let why = "is of another key than the one that signed the quote";
+        return Err(of_key(why));
     }
-    let root = root_of(certificate, chain, roots, usage, now).map_err(|why| wrong(&why))?;
-    match fields.key_usage() {
-        Some(bits) if bits & DIGITAL_SIGNATURE != 0 => Ok((root, fields)),
-        _ => Err(wrong("is not one for signatures (key usage)")),
+    if !matches!(fields.key_usage(), Some(bits) if bits & DIGITAL_SIGNATURE != 0) {
+        return Err(of_key("is not one for signatures (key usage)"));
     }
+    let root = root_of(certificate, chain, roots, usage, now);
+    let root = root.map_err(|why| Refused::NoChain(wrong(&why)))?;
+    Ok((root, fields))
 }
 
 /// Returns the name of the root to which a certificate leads at this time, for this use. An error is a clause about the certificate.

@@ -12,7 +12,7 @@ use base::x509::Certificate;
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
-use super::ak_certificate::{self, Root};
+use super::ak_certificate::{self, Refused, Root};
 use super::event_log::{self, EV_NO_ACTION, Event};
 use super::instance::{Demands, Instance};
 use super::sources::Sources;
@@ -88,16 +88,30 @@ impl GoogleAuthority {
             let (spki, now) = (&evidence.spki, UnixTime::now());
             ak_certificate::verify(certificate, chain, &self.roots, usage(), spki, now)
         };
-        let (root, certificate) =
-            verify(&[]).or_else(|why| match self.sources.issuer(certificate) {
+        let demanded = |certificate: &Certificate<'_>| -> Result<Instance, String> {
+            let instance = instance(certificate)?;
+            check_named(&instance, names)?;
+            self.demands.judge(&instance)?;
+            Ok(instance)
+        };
+        let (root, certificate) = verify(&[]).or_else(|refused| {
+            let Refused::NoChain(why) = refused else {
+                return Err(refused.into());
+            };
+            // anybody can make such a certificate: nothing is requested for one that would be refused all the same
+            let unverified = Certificate::parse(certificate).map_err(|_| why.clone())?;
+            demanded(&unverified).map_err(|other| format!("{why}; besides, {other}"))?;
+            match self.sources.issuer(certificate) {
                 Ok(None) => Err(why),
-                Ok(Some(issuer)) => verify(&[issuer]),
+                Ok(Some(issuer)) => {
+                    let verified = verify(&[issuer])?;
+                    self.sources.keep_issuer(certificate);
+                    Ok(verified)
+                }
                 Err(missing) => Err(format!("{why}; {missing}")),
-            })?;
-        let instance = instance(&certificate)?;
-        check_named(&instance, names)?;
-        self.demands.judge(&instance)?;
-        Ok((root, instance))
+            }
+        })?;
+        Ok((root, demanded(&certificate)?))
     }
 }
 

@@ -52,12 +52,13 @@ impl Endorser for GoogleChip {
         let info = evidence.info::<InstanceInfo>()?;
         let names = info.gcp.as_ref();
         let names = names.ok_or("the instance info does not name Google's machine (GCP)")?;
-        let (root, instance) = self.google.certified(evidence, names)?;
-        let pcr_0 = evidence.pcrs.get(&0).ok_or("PCR 0 was not quoted")?;
-        Firmware::measured(evidence.event_log, pcr_0)?.check_snp()?;
         let mut claims = self
             .hardware
             .judge(&info, &report_data(&evidence.extra_data))?;
+        // last, since it may request the certificate of Google's authority: only a machine with a genuine report makes us do that
+        let (root, instance) = self.google.certified(evidence, names)?;
+        let pcr_0 = evidence.pcrs.get(&0).ok_or("PCR 0 was not quoted")?;
+        Firmware::measured(evidence.event_log, pcr_0)?.check_snp()?;
         claims.signed_by += &format!("; the attestation key by {root}");
         claims.properties.extend(instance.properties());
         claims.bound = vec![

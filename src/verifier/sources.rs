@@ -58,6 +58,10 @@ pub trait Sources: Send + Sync {
         Ok(None)
     }
 
+    /// Keeps what [`Sources::issuer`] returned for a certificate: the validator has verified the chain through it. Until then it takes no room
+    /// that outlives the program, since anybody can publish an authority.
+    fn keep_issuer(&self, _certificate: &[u8]) {}
+
     /// Returns what Microsoft's attestation service says of a machine of Azure. The caller has verified the report and all else, and compares
     /// the word with the report.
     fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::der::{self, context, element};
@@ -527,12 +528,38 @@ fn a_genuine_certificate_of_2026_leads_to_googles_root() {
 }
 
 /// Sources that have one authority.
-struct Published(Result<Option<Vec<u8>>, String>);
+struct Published {
+    authority: Result<Option<Vec<u8>>, String>,
+    /// How often it was requested, and kept.
+    requested: AtomicUsize,
+    kept: AtomicUsize,
+}
+
+impl Published {
+    fn new(authority: Result<Option<Vec<u8>>, String>) -> Arc<Published> {
+        Arc::new(Published {
+            authority,
+            requested: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
+        })
+    }
+
+    /// Returns how often the authority was requested, and kept.
+    fn counts(&self) -> (usize, usize) {
+        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        (count(&self.requested), count(&self.kept))
+    }
+}
 
 impl Sources for Published {
     fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
         assert!(Certificate::parse(certificate).is_ok());
-        self.0.clone()
+        self.requested.fetch_add(1, Ordering::Relaxed);
+        self.authority.clone()
+    }
+
+    fn keep_issuer(&self, _certificate: &[u8]) {
+        self.kept.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -543,15 +570,23 @@ fn a_machine_of_an_authority_that_is_not_built_in_is_proved() {
     let authority = Authority::new();
     let key = PublicKey::of_tpm(&machine.cloud.key(KEY));
     machine.store(&authority.certify(&good(), &key));
-    let judge = |published: Result<Option<Vec<u8>>, String>| {
-        let sources: Arc<dyn Sources> = Arc::new(Published(published));
-        let demands = json!({"cloud": {"roots": [authority.root_pem()]}});
+    let judge_of = |project: &str, published: &Arc<Published>| {
+        let sources: Arc<dyn Sources> = published.clone();
+        let demands = json!({"cloud": {"roots": [authority.root_pem()], "projects": [project]}});
         prove(
             machine.issuer(),
             validator_with(&VARIANT, &demands, &sources),
         )
     };
-    judge(Ok(Some(authority.between().to_vec()))).unwrap();
+    let judge = |published: &Arc<Published>| judge_of("example", published);
+    let published = Published::new(Ok(Some(authority.between().to_vec())));
+    judge(&published).unwrap();
+    let before = published.counts();
+    assert!(before.0 > 0 && before.0 == before.1, "{before:?}");
+    // nothing is requested for a machine that is refused all the same
+    let error = judge_of("other", &published).unwrap_err();
+    assert!(error.contains("project of the machine is"), "{error}");
+    assert_eq!(published.counts(), before);
     let strange = Authority::new().between().to_vec();
     for (published, why) in [
         (Ok(None), "leads to none of the roots"),
@@ -565,9 +600,22 @@ fn a_machine_of_an_authority_that_is_not_built_in_is_proved() {
             "; its issuer cannot be had",
         ),
     ] {
-        let error = judge(published).unwrap_err();
+        let published = Published::new(published);
+        let error = judge(&published).unwrap_err();
         assert!(error.contains(why), "{error}, expected {why}");
+        let (requested, kept) = published.counts();
+        assert!(requested > 0 && kept == 0);
     }
+    // another issuer does not help a certificate that is refused for another reason
+    let published = Published::new(Ok(Some(authority.between().to_vec())));
+    machine
+        .cloud
+        .tpm
+        .tool("tpm2_nvundefine", &["-C", "p", "0x1c10000"]);
+    machine.store(&authority.certify(&good(), &PublicKey::rsa(&[0xab; 256])));
+    let error = judge(&published).unwrap_err();
+    assert!(error.contains("is of another key"), "{error}");
+    assert_eq!(published.counts(), (0, 0));
 }
 
 /// Returns the values of a field of a protocol buffer: numbers as bytes.

@@ -323,6 +323,13 @@ fn the_authority_of_a_machine_of_google_is_fetched_once_and_kept() {
         assert_eq!(sources.issuer(&leaf), Ok(Some(authority.clone())));
     }
     assert_eq!(server.targets(), [format!("/{BUCKET}/1/ca.crt")]);
+    // anybody can publish an authority: only one that a validator has verified is kept
+    let names = || fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(names(), 0);
+    for _ in 0..2 {
+        sources.keep_issuer(&leaf);
+        assert_eq!(names(), 1);
+    }
     // another key at the same URL is another item: an unauthenticated peer can name any key and URL
     let [_, stranger] = published_at(&place);
     let error = sources.issuer(&stranger).unwrap_err();
@@ -833,6 +840,40 @@ fn unknown_chips_hold_up_a_few_validations_and_no_known_chip() {
         let why = thread.join().unwrap();
         assert!(why.contains("does not know"), "{why}");
     }
+}
+
+/// Machines name an authority that is not known, and Google's service is slow.
+#[test]
+fn an_unknown_authority_holds_up_a_few_validations_and_no_known_chip() {
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let at_server = gate.clone();
+    let server = Server::start(move |target| {
+        if target.contains(BUCKET) {
+            let (open, changed) = &*at_server;
+            let guard = open.lock().unwrap();
+            drop(changed.wait_while(guard, |open| !*open).unwrap());
+        }
+        kds(target)
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let sources = fetching(kept(&server, folder.path()));
+    verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
+    let [_, leaf] = published_at(&format!("http://{BUCKET}.storage.googleapis.com/1/ca.crt"));
+    let waiting: Vec<_> = (0..24)
+        .map(|_| {
+            let (sources, leaf) = (sources.clone(), leaf.clone());
+            thread::spawn(move || sources.issuer(&leaf).unwrap_err())
+        })
+        .collect();
+    wait_until("8 of 24 are refused", || {
+        waiting.iter().filter(|one| one.is_finished()).count() == 8
+    });
+    verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+    let refused = waiting.into_iter().map(|one| one.join().unwrap());
+    let (full, unknown): (Vec<_>, Vec<_>) = refused.partition(|why| why.contains("too many"));
+    assert_eq!((full.len(), unknown.len()), (8, 16));
 }
 
 /// A stranger names one chip after another.
