@@ -13,7 +13,7 @@ use rustls::sign::CertifiedKey;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use super::kubelet_certificate::pem;
+use super::kubelet_certificate::{NO_KEY, pem};
 use super::{parameters, yaml};
 use base::crypto::Secret;
 use base::text::quoted;
@@ -50,7 +50,7 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
     let chain = certificates(&user["client-certificate-data"], "client-certificate-data")?;
     let key = decoded(&user["client-key-data"], "client-key-data")?;
     let key =
-        PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("client-key-data: {error}"))?;
+        PrivateKeyDer::from_pem_slice(&key).map_err(|_| format!("client-key-data: {NO_KEY}"))?;
     let key_text = key_text(&key);
     let (authority_text, chain_text) = (certificates_text(&authority), certificates_text(&chain));
     CertifiedKey::from_der(chain, key, &tls::provider())
@@ -252,6 +252,17 @@ mod tests {
                 assert!(refused(&text).starts_with(field), "{field} {content}");
             }
         }
+        // the library would show the line, which is the key
+        let pem = generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
+        let pem = pem.signing_key.serialize_pem().replace('\n', "");
+        let line: String = good
+            .lines()
+            .map(|line| match line.contains("client-key-data") {
+                true => format!("    client-key-data: {}\n", BASE64_STANDARD.encode(&pem)),
+                false => format!("{line}\n"),
+            })
+            .collect();
+        assert_eq!(refused(&line), format!("client-key-data: {NO_KEY}"));
         let other = kubeconfig("", "");
         let key = |text: &str| {
             text.lines()

@@ -164,6 +164,9 @@ pub struct Authority {
     end: SystemTime,
 }
 
+/// The refusal of a private key. The error of the library shows a line of the file, which can be the key.
+pub const NO_KEY: &str = "expected a private key in PEM (PKCS #8, PKCS #1 or SEC 1), with its first and last lines on lines of their own";
+
 impl Authority {
     /// Loads a CA from its certificate and key, PEM in kubeadm's format: RSA, or ECDSA on P-256 or
     /// P-384.
@@ -173,8 +176,8 @@ impl Authority {
             .map_err(|_| refuse("its certificate is not PEM".into()))?;
         let anchor = webpki::anchor_from_trusted_cert(&certificate)
             .map_err(|_| refuse("its certificate is none of X.509".into()))?;
-        let mut der = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| refuse(format!("its key is not PEM: {error}")))?;
+        let mut der =
+            PrivateKeyDer::from_pem_slice(key).map_err(|_| refuse(format!("its key: {NO_KEY}")))?;
         let key = any_supported_type(&der);
         der.zeroize();
         let key = key.map_err(|error| refuse(format!("its key cannot be used: {error}")))?;
@@ -640,8 +643,15 @@ mod tests {
         };
         assert!(refused(&ca.0, &other.1).contains("does not belong to its certificate"));
         assert!(refused(&ca.1, &ca.1).contains("certificate is not PEM"));
-        assert!(refused(&ca.0, &ca.0).contains("key is not PEM"));
-        assert!(refused(&ca.0, b"").contains("key is not PEM"));
+        assert!(refused(&ca.0, &ca.0).contains(NO_KEY));
+        assert!(refused(&ca.0, b"").contains(NO_KEY));
+        // the library would show the line, which is the key
+        let line = String::from_utf8(ca.1.clone()).unwrap().replace('\n', "");
+        let why = refused(&ca.0, line.as_bytes());
+        assert!(
+            why.contains(NO_KEY) && !why.contains(&line[40..60]),
+            "{why}"
+        );
         let curve = authority("secp521r1");
         assert!(refused(&curve.0, &curve.1).contains("its key"));
     }

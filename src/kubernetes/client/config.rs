@@ -24,6 +24,7 @@ use ureq::http::Uri;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts};
 use zeroize::Zeroizing;
 
+use super::super::kubelet_certificate::NO_KEY;
 use super::super::yaml;
 use super::Error;
 use base::text::quoted;
@@ -306,10 +307,8 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     match certificates {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
         Ok(_) => Err(config_error(name, "it contains no certificate")),
-        Err(error) => Err(config_error(
-            name,
-            format!("expected certificates in PEM: {error}"),
-        )),
+        // the library's error shows a line of the file, which can be a private key by mistake
+        Err(_) => Err(config_error(name, "expected certificates in PEM")),
     }
 }
 
@@ -318,9 +317,9 @@ fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Clie
     let chain = certificates(&format!("{name}: the client certificate"), certificate)?;
     let problem =
         |what: &str, error: &dyn fmt::Display| config_error(name, format!("{what}: {error}"));
-    let own = PrivateKey::from_pem(key).map_err(|error| problem("the client key", &error))?;
-    let key =
-        PrivateKeyDer::from_pem_slice(key).map_err(|error| problem("the client key", &error))?;
+    let no_key = || problem("the client key", &NO_KEY);
+    let own = PrivateKey::from_pem(key).map_err(|_| no_key())?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| no_key())?;
     let certs: Vec<_> = chain
         .iter()
         .map(|certificate| Certificate::from_der(certificate).to_owned())
@@ -682,6 +681,19 @@ mod tests {
             config.at("https://127.0.0.1:1").unwrap().server(),
             "https://127.0.0.1:1"
         );
+    }
+
+    /// The library would show the line, which is the key.
+    #[test]
+    fn no_part_of_a_key_in_one_line_is_shown() {
+        let (certificate, key) = pair();
+        let line = key.replace('\n', "");
+        for (certificate, key) in [(&certificate, &line), (&line, &key)] {
+            let text = kubeconfig(&cluster(certificate), &with_certificate(certificate, key));
+            let why = parsed(&text).map(drop).unwrap_err();
+            assert!(why.contains("in PEM"), "{why}");
+            assert!(!why.contains(&line[40..60]), "{why}");
+        }
     }
 
     #[test]
