@@ -23,6 +23,7 @@
 pub mod cluster;
 pub mod etcd;
 pub mod evidence;
+mod header_lock;
 pub mod init;
 pub mod init_server;
 pub mod job;
@@ -44,7 +45,7 @@ pub mod upgrade;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use attest::attestation::{self, Issuer};
@@ -54,6 +55,7 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud::{Cloud, Metadata};
 use disk::state_disk::{self, Handover};
+use header_lock::HeaderLock;
 use init_server::InitServer;
 use join_client::JoinClient;
 use kubernetes::components;
@@ -165,6 +167,7 @@ impl Bootstrapper {
             policy: self.policy,
             settings: self.settings,
             timeline: self.timeline,
+            peers: OnceLock::new(),
         });
 
         let joining =
@@ -290,9 +293,10 @@ fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
 
 fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
     let what = format!("the disk {} to be marked for reset", disk.display());
-    timeline
-        .waiting_for(what, || state_disk::mark_for_reset(disk))
-        .map_err(Error::Disk)?;
+    timeline.waiting_for(what, || {
+        let _lock = HeaderLock::take(disk).map_err(Error::Locked)?;
+        state_disk::mark_for_reset(disk).map_err(Error::Disk)
+    })?;
     timeline.event("reset", "the next boot formats the state disk");
     Ok(Ending::Reset)
 }
@@ -308,6 +312,8 @@ pub enum Error {
     ForeignWriter(String),
     /// The state disk is missing, or cannot be used.
     Disk(state_disk::Error),
+    /// Another program holds the lock of the state disk's header.
+    Locked(String),
     /// The InitServer cannot listen on this address.
     Listen(SocketAddr, io::Error),
     /// A thread cannot be started.
@@ -320,7 +326,9 @@ impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Error::Tpm(error) => write!(f, "reading PCR 15: {error}"),
-            Error::Unpinned(text) | Error::ForeignWriter(text) => f.write_str(text),
+            Error::Unpinned(text) | Error::ForeignWriter(text) | Error::Locked(text) => {
+                f.write_str(text)
+            }
             Error::Disk(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "listening on {address}: {error}"),
             Error::Thread(error) => write!(f, "starting a thread: {error}"),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::header_lock::HeaderLock;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud::{Cloud, Metadata, Role};
@@ -115,8 +116,9 @@ impl Keeper {
     }
 
     /// Asks the metadata service, writes the header if the addresses have changed, and returns the pause before the next request.
-    fn renew(&self, disk: &Path) -> Result<Duration, state_disk::Error> {
-        let known = known(&*self.metadata, state_disk::peers(disk)?);
+    fn renew(&self, disk: &Path) -> Result<Duration, String> {
+        let before = state_disk::peers(disk).map_err(|error| error.to_string())?;
+        let known = known(&*self.metadata, before);
         for error in &known.errors {
             log::info!("the peers in the disk's header are updated only in part: {error}");
         }
@@ -124,7 +126,10 @@ impl Keeper {
         if self.stop.is_stopped() || known.errors.len() == PARTS {
             return Ok(AGAIN);
         }
-        if state_disk::set_peers(disk, &known.peers)? {
+        let lock = HeaderLock::take(disk)?;
+        let is_changed = state_disk::set_peers(disk, &known.peers);
+        drop(lock);
+        if is_changed.map_err(|error| error.to_string())? {
             let count = known.peers.control_planes.len();
             let balancer = known.peers.load_balancer.as_deref();
             let balancer = balancer.map_or(String::new(), |host| format!(" and {host}"));

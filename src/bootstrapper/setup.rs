@@ -5,10 +5,11 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{env, fmt};
 
+use super::header_lock::HeaderLock;
 use super::job::{Job, without_tokens};
 use super::node_lock::Locking;
 use super::peers;
@@ -56,11 +57,18 @@ pub struct Node {
     pub settings: components::Settings,
     /// Prints events on the console.
     pub timeline: Timeline,
+    /// Where the join services were just before the lock.
+    pub peers: OnceLock<Peers>,
 }
 
 impl Node {
-    /// Takes the node lock for a cluster, as [`Entrant::lock`] does, and says so on the console.
+    /// Takes the node lock for a cluster, as [`Entrant::lock`] does, and says so on the console. First it asks the metadata service where
+    /// the join services are: after the lock nothing waits for a server until the disk has its permanent key.
     pub fn lock(&self, entrant: &Entrant, cluster: [u8; CLUSTER_ID_LEN]) -> Option<Locking> {
+        let what = "the metadata service to name the control planes";
+        let ask = || peers::known(&*self.metadata, Peers::default()).peers;
+        self.peers
+            .get_or_init(|| self.timeline.waiting_for(what, ask));
         let what = format!("the TPM at {} to extend PCR 15", self.tpm);
         let locking = self.timeline.waiting_for(what, || entrant.lock(cluster));
         if let Some(Locking::Taken) = locking {
@@ -83,15 +91,11 @@ impl Node {
             .map_err(|error| format!("opening the state disk: {error}"))?;
         let uuid = disk.uuid();
         let key = key_of(&uuid)?;
-        let what = "the metadata service to name the control planes";
-        let known = self
-            .timeline
-            .waiting_for(what, || peers::known(&*self.metadata, Peers::default()));
-        if !known.peers.is_empty() {
-            // the node looks again once it is a member
-            if let Err(error) = disk.name_peers(&known.peers) {
-                log::warn!("the state disk does not say where the join services are: {error}");
-            }
+        let _lock = HeaderLock::take(&self.disk.device)?;
+        let peers = self.peers.get().filter(|peers| !peers.is_empty());
+        // the node looks again once it is a member
+        if let Some(Err(error)) = peers.map(|peers| disk.name_peers(peers)) {
+            log::warn!("the state disk does not say where the join services are: {error}");
         }
         mark_begun(&self.root)
             .map_err(state_disk::Error::NodeState)
