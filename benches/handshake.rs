@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls::{Client, Server};
-use attest::attestation::{self, Issuer, Validator};
+use atls::{Client, Server};
+use attest::{Issuer, Validator};
 
-#[path = "../src/attest/atls/tests/dummy.rs"]
+#[path = "../src/atls/tests/dummy.rs"]
 mod dummy;
 use dummy::{Dummy, OID};
 

@@ -27,12 +27,13 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use rpc::grpc::{Accept, Call, CallOptions, Channel, Limits, Router, Sender, Server, Transport};
+use rpc::grpc::{Call, CallOptions, Channel, Limits, Router, Sender, Server};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{
     ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
 };
+use transport::{Accept, Transport};
 
 /// The message of all calls: 18 bytes on the wire in `unary`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -682,7 +683,7 @@ fn shake_hands(mut connection: Connection, mut socket: TcpStream) -> io::Result<
     while connection.is_handshaking() {
         connection.complete_io(&mut socket)?;
     }
-    attest::atls::split(connection, socket)
+    atls::split(connection, socket)
 }
 
 // ---- our clients ----

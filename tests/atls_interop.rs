@@ -13,13 +13,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 // the included file names it so
-use attest::atls::{Client, Error, Server};
-use attest::attestation;
-use rpc::grpc::Transport;
+use atls::{Client, Error, Server};
 use support::foreign::go_program;
+use transport::Transport;
 use verifier::{IssueError, Issuer, Oid, Request, Role, Validator};
 
-#[path = "../src/attest/atls/tests/dummy.rs"]
+#[path = "../src/atls/tests/dummy.rs"]
 mod dummy;
 use dummy::{Dummy, OID, OTHER_OID};
 

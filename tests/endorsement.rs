@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use cli::policy::Edit;
 use endorsement::certificate::verify;
 use endorsement::credential::EndorsementKey;

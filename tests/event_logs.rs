@@ -9,7 +9,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use attest::atls;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA384};
 use serde_json::Value;
 use support::foreign::go_module;

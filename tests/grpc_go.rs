@@ -8,8 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rpc::grpc::{CallOptions, Channel, Code, Keepalive, Status, Transport};
+use rpc::grpc::{CallOptions, Channel, Code, Keepalive, Status};
 use support::foreign::go_program;
+use transport::Transport;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Blob {

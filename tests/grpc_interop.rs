@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use interop::testing::{self, Seen, wait_for};
 use interop::tls;
 use rpc::grpc::{
-    Accept, Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server,
-    Status, Transport,
+    Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status,
 };
 use support::foreign::python;
+use transport::{Accept, Transport};
 
 const MIB: usize = 1 << 20;
 const TEXT: &str = "schlüssel 🔑 100 %\n";

@@ -11,14 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use rpc::grpc::{
-    Accept, Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status,
-    Transport,
+    Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status,
 };
 use rpc::h2::{self, Connection, Indexing};
 use socket2::{Domain, Socket, Type};
 use sys::process::raise_descriptor_limit;
+use transport::{Accept, Transport};
 use unlock::recovery;
 
 const MIB: usize = 1 << 20;

@@ -12,20 +12,20 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use program::Program;
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use rpc::grpc::{CallOptions, Channel, Code, Status, Transport};
+use rpc::grpc::{CallOptions, Channel, Code, Status};
 use services::join_service::keys::{Auth, Error, KeyClient};
 use services::key_service::master_secret::MasterSecret;
 use services::key_service::{Clients, Config, KeyService};
 use swtpm::Swtpm;
 use tempfile::TempDir;
 use tpm::Tpm;
+use transport::Transport;
 use verifier::{Measurement, Policy, Stage, qemu_vtpm, vtpm};
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";

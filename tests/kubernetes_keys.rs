@@ -22,9 +22,10 @@ use kubernetes::machine_record::{self, Record};
 use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Settings};
 use program::Program;
-use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
+use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
 use tempfile::TempDir;
+use transport::Transport;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// The key of [`UUID`] with a master secret and a salt of 32 zeros each.

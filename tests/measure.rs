@@ -9,7 +9,6 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use image::{Bank, Given, Image, Loader, Platform, Stage, Units};
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use attested::{Anybody, attested, attested_channel, plain_channel, within};
 use base::crypto;
 use booted_proto::kms::GET_DATA_KEY;
@@ -28,12 +27,13 @@ use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::ISSUE_REJOIN_TICKET;
 use proto::join::{IssueJoinTicketRequest, IssueJoinTicketResponse};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use rpc::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
+use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use services::join_service::keys::{Auth, KeyClient};
 use services::join_service::{self};
 use socket2::{Domain, Socket, Type};
 use swtpm::Swtpm;
 use tempfile::TempDir;
+use transport::Transport;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// The key of [`UUID`] with a master secret and a salt of 32 zeros each.

@@ -63,7 +63,7 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
     let files = sources(&src);
     let module = |name: &str| name.replace('-', "_");
     let entries = [
-        ("attest/attestation", "variant.rs", &variant::NAMES[..]),
+        ("attest", "variant.rs", &variant::NAMES[..]),
         ("cloud", "lib.rs", &cloud::NAMES[..]),
     ];
     for (folder, table, names) in entries {

@@ -1021,7 +1021,7 @@ fn the_error_of_a_tpm_with_an_owner_password_says_so() {
 /// Both machines are genuine and meet the policy, so only the name of the key tells them apart, in either form.
 #[test]
 fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_names_the_key() {
-    use attest::atls::{Client, Server};
+    use atls::{Client, Server};
     let deadline = || std::time::Instant::now() + std::time::Duration::from_secs(60);
     let (called, other) = (Swtpm::start(), Swtpm::start());
     let key = qemu_vtpm::key_name(&location(&called)).unwrap();

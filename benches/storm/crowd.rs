@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use base::backoff::Backoff;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD_NO_PAD;

@@ -28,7 +28,8 @@ use sys::clock;
 use crate::text;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 29] = [
+const OURS: [&str; 31] = [
+    "atls",
     "attest",
     "base",
     "booted_proto",
@@ -55,6 +56,7 @@ const OURS: [&str; 29] = [
     "tee",
     "tls",
     "tpm",
+    "transport",
     "unlock",
     "verifier",
     "web",

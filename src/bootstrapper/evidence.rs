@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use attest::attestation::{self, Issuer, Request, Role, wire};
+use attest::{Issuer, Request, Role, wire};
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::verify::USER_DATA;
 use sys::poll::Poller;
@@ -109,7 +109,7 @@ impl Evidence {
     fn answer(&self, request: &[u8]) -> Result<EvidenceResponse, String> {
         let request = rpc::grpc::decode::<EvidenceRequest>(request, "request")
             .map_err(|status| status.message().to_owned())?;
-        let is_member = attestation::is_marked(&self.tpm).map_err(|error| error.to_string())?;
+        let is_member = attest::is_marked(&self.tpm).map_err(|error| error.to_string())?;
         if !is_member {
             return Err(
                 "this machine belongs to no cluster (PCR 15 is zero), so no join service may prove itself by it"
@@ -207,8 +207,8 @@ mod tests {
     use std::net::Shutdown;
     use std::path::Path;
 
-    use attest::attestation::session::user_data;
-    use attest::attestation::{IssueError, Oid, qemu_vtpm};
+    use attest::session::user_data;
+    use attest::{IssueError, Oid, qemu_vtpm};
     use support::mutation::mutations;
     use support::swtpm::Swtpm;
     use tpm::Tpm;

@@ -23,8 +23,7 @@ use super::node_lock::Locking;
 use super::race::Entrant;
 use super::secret_guard::{SecretGuard, Verdict};
 use super::setup::{Node, Outcome};
-use attest::atls;
-use attest::attestation::Issuer;
+use attest::Issuer;
 use booted_proto::init::PROGRESS;
 use booted_proto::init::init_response::Kind;
 use booted_proto::init::{

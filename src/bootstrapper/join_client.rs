@@ -24,7 +24,7 @@ use super::race::Entrant;
 use super::setup::{self, Node, Outcome};
 use super::ticket::{Expected, Ticket};
 use super::turn::Turns;
-use attest::attestation::Issuer;
+use attest::Issuer;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use cloud::{Instance, Role};

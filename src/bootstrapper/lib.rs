@@ -48,7 +48,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use attest::attestation::{self, Issuer};
+use attest::Issuer;
 use base::backoff::Backoff;
 use base::child_process;
 use base::stop::Stop;
@@ -127,7 +127,7 @@ impl Bootstrapper {
         let what = format!("the TPM at {} to read PCR 15", self.tpm);
         let is_marked = self
             .timeline
-            .waiting_for(what, || attestation::is_marked(&self.tpm));
+            .waiting_for(what, || attest::is_marked(&self.tpm));
         if is_marked.map_err(Error::Tpm)? {
             return self.start_member();
         }
@@ -193,7 +193,7 @@ impl Bootstrapper {
         let is_complete = self
             .timeline
             .waiting_for(what, || state_disk::is_complete(&self.root));
-        let writer = attestation::foreign_writer(&self.tpm);
+        let writer = attest::foreign_writer(&self.tpm);
         if !is_complete
             .map_err(state_disk::Error::NodeState)
             .map_err(Error::Disk)?

@@ -7,8 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use attest::atls;
-use attest::attestation::Issuer;
+use attest::Issuer;
 use base::stop::Stop;
 use base::timeline::{RECORD_BYTES, Timeline};
 use node::record;

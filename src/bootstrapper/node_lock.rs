@@ -7,7 +7,6 @@
 //! The one that takes the lock (InitServer or JoinClient) owns the node's set-up; the other one learns that the lock is taken.
 //! The TPM keeps the lock beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
 
-use attest::attestation;
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::{Mutex, PoisonError};
 
@@ -61,14 +60,14 @@ impl NodeLock {
             State::Broken => {
                 Locking::Failed("the TPM failed in an earlier attempt; reboot the node".into())
             }
-            State::Unlocked => match attestation::mark(&self.tpm, &cluster_id) {
+            State::Unlocked => match attest::mark(&self.tpm, &cluster_id) {
                 Ok(()) => {
                     *state = State::Locked(cluster_id);
                     Locking::Taken
                 }
                 Err(error) => {
                     *state = State::Broken;
-                    let writer = attestation::foreign_writer(&self.tpm);
+                    let writer = attest::foreign_writer(&self.tpm);
                     Locking::Failed(writer.unwrap_or_else(|| error.to_string()))
                 }
             },

@@ -15,7 +15,7 @@ use super::node_lock::Locking;
 use super::peers;
 use super::race::Entrant;
 use super::service_trust::ServiceTrust;
-use attest::attestation::Issuer;
+use attest::Issuer;
 use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::stop::Stop;

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use super::progress::{Progress, human};
 use super::sources::sources;
 use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
-use attest::atls;
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
-use rpc::grpc::{Channel, Transport};
+use rpc::grpc::Channel;
+use transport::Transport;
 use verifier::stage::validator_at_any_stage;
 use verifier::{
     Composite, Evidence, Identified, KeyName, Policy, Stage, ValidateError, Validator, Variant,

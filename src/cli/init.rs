@@ -678,9 +678,9 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use attest::atls;
     use booted_proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
-    use rpc::grpc::{Accept, Call, Limits, Router, Sender, Server};
+    use rpc::grpc::{Call, Limits, Router, Sender, Server};
+    use transport::Accept;
     use verifier::variant;
 
     /// Starts a node with attested TLS that proves nothing, and with the test's handler.

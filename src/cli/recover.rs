@@ -314,7 +314,6 @@ mod tests {
 
     use super::*;
     use crate::master_secret;
-    use attest::atls;
     use rpc::grpc::{Call, Limits, Router, Server};
     use verifier::variant;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{io, thread};
 
-use attest::attestation::{Issuer, Variant, variant};
+use attest::{Issuer, Variant, variant};
 use base::logger;
 use base::network;
 use base::program::{self, Failure};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use attest::attestation::{Identity, IssueError, Issuer, KeyName, Oid, Request};
+use attest::{Identity, IssueError, Issuer, KeyName, Oid, Request};
 use base::timeline::Timeline;
 use sys::clock;
 

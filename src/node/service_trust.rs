@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use attest::attestation::{ClusterRegister, Registers, Validator, unhex};
+use attest::{ClusterRegister, Registers, Validator, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 
 /// The ID of a cluster, as the setting `cluster-id` has it: 64 hexadecimal digits.

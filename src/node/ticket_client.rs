@@ -24,8 +24,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use attest::atls;
-use attest::attestation::{ClusterRegister, Issuer, Validator};
+use attest::{ClusterRegister, Issuer, Validator};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::{Held, Stop};
@@ -561,7 +560,7 @@ fn to_string(error: impl fmt::Display) -> String {
 mod tests {
     use std::net::TcpListener;
 
-    use attest::attestation::{IssueError, Oid, ValidateError};
+    use attest::{IssueError, Oid, ValidateError};
     use rpc::grpc::{Limits, Router, Server};
 
     use super::*;

@@ -72,7 +72,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use attest::attestation::{self, Issuer};
+use attest::Issuer;
 use base::crypto::{KEY_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;
@@ -280,7 +280,7 @@ impl Unlock {
         let what = format!("the TPM at {} to read PCR 15", self.tpm);
         let writer = self
             .timeline
-            .waiting_for(what, || attestation::foreign_writer(&self.tpm));
+            .waiting_for(what, || attest::foreign_writer(&self.tpm));
         writer.map_or(Ok(()), |writer| Err(Error::ForeignWriter(writer)))
     }
 
@@ -450,11 +450,9 @@ fn describe(disk: &Disk) -> String {
 }
 
 fn measure(location: &tpm::Location, cluster: &[u8; 32]) -> Result<(), Error> {
-    attestation::mark(location, cluster).map_err(|error| {
-        match attestation::foreign_writer(location) {
-            Some(writer) => Error::ForeignWriter(writer),
-            None => Error::Tpm(error),
-        }
+    attest::mark(location, cluster).map_err(|error| match attest::foreign_writer(location) {
+        Some(writer) => Error::ForeignWriter(writer),
+        None => Error::Tpm(error),
     })
 }
 

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::rejoin::migration_salt;
 use super::waiting::{Candidate, Refused, Waiting};
-use attest::atls;
-use attest::attestation::{ClusterRegister, Issuer};
+use attest::{ClusterRegister, Issuer};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
 use base::timeline::Timeline;
 use base::turns::Turns;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::peers::MOVED;
 use super::waiting::{Candidate, Refused, Waiting};
-use attest::attestation::Issuer;
+use attest::Issuer;
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{KEY_LEN, Secret};
 use base::stop::Stop;

@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::network;
-use attest::attestation::ClusterRegister;
+use attest::ClusterRegister;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;

@@ -5,7 +5,7 @@ use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnc
 use webpki::{EndEntityCert, KeyUsage, ring as algorithms};
 
 /// Returns where the certificate of a certificate's issuer is published.
-pub use attest::attestation::azure_trustedlaunch::places_of_issuer;
+pub use attest::azure_trustedlaunch::places_of_issuer;
 use base::text;
 use base::x509::{Certificate, DIGITAL_SIGNATURE};
 use roots::chain::{authorities_certify, in_words};

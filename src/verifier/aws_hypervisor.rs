@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::aws_hypervisor::*;
+pub use attest::aws_hypervisor::*;
 use base::text;
 use hardware::claims::Property;
 use rustls::pki_types::UnixTime;

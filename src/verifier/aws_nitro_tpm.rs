@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::aws_nitro_tpm::*;
+pub use attest::aws_nitro_tpm::*;
 use serde::Deserialize;
 
 use super::aws_hypervisor::AwsHypervisor;
@@ -15,7 +15,7 @@ use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::aws_nitro_tpm::VARIANT,
+    attester: &attest::aws_nitro_tpm::VARIANT,
     judges: &[KEYS, CLOUD, OF_AWS],
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: None,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::aws_sev_snp::*;
+pub use attest::aws_sev_snp::*;
 
 use super::aws_hypervisor::AwsHypervisor;
 use super::snp::{self, Hardware, InstanceInfo};
@@ -17,7 +17,7 @@ use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::aws_sev_snp::VARIANT,
+    attester: &attest::aws_sev_snp::VARIANT,
     judges: &[KEYS, SNP, CLOUD, OF_AWS],
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::azure_sev_snp::*;
+pub use attest::azure_sev_snp::*;
 use hardware::snp::report::{Report, Signer};
 
 use super::hcl::RuntimeData;
@@ -18,7 +18,7 @@ use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::azure_sev_snp::VARIANT,
+    attester: &attest::azure_sev_snp::VARIANT,
     judges: &[KEYS, SNP],
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::azure_tdx::*;
+pub use attest::azure_tdx::*;
 use hardware::tdx::quote::Quote;
 
 use super::document::Document;
@@ -16,7 +16,7 @@ use proto::attested::Collateral as Brought;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::azure_tdx::VARIANT,
+    attester: &attest::azure_tdx::VARIANT,
     judges: &[KEYS, TDX],
     validator: |policy, sources| {
         let policy = Arc::new(policy);

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::azure_trustedlaunch::*;
+pub use attest::azure_trustedlaunch::*;
 use base::text;
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
@@ -19,7 +19,7 @@ use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::azure_trustedlaunch::VARIANT,
+    attester: &attest::azure_trustedlaunch::VARIANT,
     judges: &[KEYS, CLOUD],
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
     collateral: None,

@@ -1,10 +1,10 @@
-//! What the event log of a machine ([`attest::attestation::event_log`]) says of a register. The log is not signed; it is trustworthy only if a
+//! What the event log of a machine ([`attest::event_log`]) says of a register. The log is not signed; it is trustworthy only if a
 //! replay gives the quoted values, and even then nothing vouches for the types of its events, nor for data without the event's digest. It is
 //! used to explain a value to a person, and never to accept a value. Only [`super::gcp_sev_es`] reads from it what a register contains.
 
 use std::fmt::Write;
 
-pub use attest::attestation::event_log::*;
+pub use attest::event_log::*;
 
 use super::{hex, phases, sha256};
 

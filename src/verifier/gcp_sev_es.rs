@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::gcp_sev_es::*;
+pub use attest::gcp_sev_es::*;
 use base::der::{self, context};
 use base::x509::Certificate;
 use rustls::pki_types::UnixTime;
@@ -22,7 +22,7 @@ use super::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::gcp_sev_es::VARIANT,
+    attester: &attest::gcp_sev_es::VARIANT,
     judges: &[KEYS, CLOUD, OF_GOOGLE],
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: None,

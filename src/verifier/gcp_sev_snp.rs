@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::gcp_sev_snp::*;
+pub use attest::gcp_sev_snp::*;
 
 use super::gcp_sev_es::{Firmware, GoogleAuthority};
 use super::snp::{self, Hardware, InstanceInfo};
@@ -13,7 +13,7 @@ use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::gcp_sev_snp::VARIANT,
+    attester: &attest::gcp_sev_snp::VARIANT,
     judges: &[KEYS, SNP, CLOUD, OF_GOOGLE],
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),

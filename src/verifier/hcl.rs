@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-pub use attest::attestation::hcl::*;
+pub use attest::hcl::*;
 use base::text::unhex;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

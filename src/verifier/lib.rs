@@ -2,7 +2,7 @@
 //! evidence of a machine with them, and verifies who has signed it. The crate `attest` makes evidence and transports it. Programs that only
 //! prove themselves do not link this crate: `unlock` does not (`tools/check-deps.sh`).
 //!
-//! This crate re-exports the names of [`attest::attestation`], because validators use the types of the evidence.
+//! This crate re-exports the names of [`attest`], because validators use the types of the evidence.
 //!
 //! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them; [`vtpm`], [`td`] and [`snp`] are what several
 //! have in common; [`policy`] defines which register values and which keys are accepted, and `words` which names a policy may have;
@@ -40,7 +40,7 @@ pub mod variant;
 pub mod vtpm;
 mod words;
 
-pub use attest::attestation::*;
+pub use attest::*;
 pub use policy::{Image, Measurement, Policy, PolicyError};
 pub use variant::Variant;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use attest::attestation::qemu_tdx::*;
+pub use attest::qemu_tdx::*;
 use hardware::tdx::quote::{Body, Quote, Register};
 
 use super::document::MAX_DOCUMENT;
@@ -19,7 +19,7 @@ use tpm::Location;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::qemu_tdx::VARIANT,
+    attester: &attest::qemu_tdx::VARIANT,
     judges: &[TDX],
     validator: |policy, sources| {
         let policy = Arc::new(policy);

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::qemu_vtpm::*;
+pub use attest::qemu_vtpm::*;
 
 use super::variant::KEYS;
 use super::vtpm::{self, Endorser, Evidence};
@@ -17,7 +17,7 @@ struct AnyPlatform;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
-    attester: &attest::attestation::qemu_vtpm::VARIANT,
+    attester: &attest::qemu_vtpm::VARIANT,
     judges: &[KEYS],
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy)))),
     collateral: None,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-pub use attest::attestation::snp::*;
+pub use attest::snp::*;
 use hardware::snp;
 use hardware::snp::certificate::Certificate;
 use hardware::snp::chain::{Chain, Fetched, check_list};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use attest::attestation::td::*;
+pub use attest::td::*;
 use hardware::tdx::{Collateral, Quote, Verifier};
 
 use super::sources::Sources;

@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use attest::attestation::variant::Variant as Attester;
-pub use attest::attestation::variant::{DEFAULT, NAMES, UnknownVariant};
+use attest::variant::Variant as Attester;
+pub use attest::variant::{DEFAULT, NAMES, UnknownVariant};
 
 use super::policy::{OLD_SNP, OLD_TDX, PolicyError};
 use super::sources::Sources;
@@ -64,7 +64,7 @@ pub const SNP: &[&str] = &["snp", OLD_SNP];
 /// What is demanded of TDX machines.
 pub const TDX: &[&str] = &["tdx", OLD_TDX];
 
-/// All variants, in the order of [`attest::attestation::variant::ALL`], which says how to add one.
+/// All variants, in the order of [`attest::variant::ALL`], which says how to add one.
 pub const ALL: &[Variant] = &[
     qemu_vtpm::VARIANT,
     qemu_tdx::VARIANT,
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn each_variant_that_machines_prove_is_judged() {
-        let attesters = attest::attestation::variant::ALL.iter();
+        let attesters = attest::variant::ALL.iter();
         assert!(attesters.map(|it| it.oid).eq(ALL.iter().map(|it| it.oid)));
     }
 

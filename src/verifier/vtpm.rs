@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use attest::attestation::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
-pub use attest::attestation::vtpm::{Issuer, Machine, key_name};
+use attest::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
+pub use attest::vtpm::{Issuer, Machine, key_name};
 
 use super::document::{Document, MAX_DOCUMENT};
 use super::quote::{Attest, Key, Signed};

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use collateral::{Caller, Fetching, Settings};
 use common::cloud_server::{self, Answer};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};

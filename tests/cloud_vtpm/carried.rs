@@ -9,7 +9,6 @@ use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use bootstrapper::evidence::Evidence;
 use bootstrapper::service_trust::{self, ServiceTrust};
 use collateral::{Fetching, Settings};

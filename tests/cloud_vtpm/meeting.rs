@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use serde_json::Value;
 use verifier::sources::{Sources, offline};
 use verifier::{Issuer, Policy, Validator, Variant};

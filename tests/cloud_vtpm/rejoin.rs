@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use common::attested::within;
 use proto::join::{ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use rpc::grpc::Channel;

@@ -7,7 +7,6 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use serde_json::{Value, json};
 use verifier::Variant;
 

@@ -4,7 +4,6 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use attest::atls;
 use bootstrapper::platform;
 use bootstrapper::service_trust::{self, ServiceTrust};
 use common::evidence::{self, Bringing};

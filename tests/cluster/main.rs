@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use base::time;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

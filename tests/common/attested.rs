@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attest::atls;
-use rpc::grpc::{CallOptions, Channel, Transport};
+use rpc::grpc::{CallOptions, Channel};
+use transport::Transport;
 use verifier::{IssueError, Issuer, Oid, ValidateError, Validator};
 
 /// Attestation that anybody can issue: a peer with it is accepted, a peer without it is refused.

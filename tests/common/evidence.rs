@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use bootstrapper::evidence::{self, Evidence};
 use proto::attested::Collateral;
 use verifier::{Identity, IssueError, Issuer, Oid, Request};

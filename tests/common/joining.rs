@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
-use attest::atls;
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -10,7 +10,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpc::grpc::{Accept, Limits, Router, Server, Transport};
+use rpc::grpc::{Limits, Router, Server};
+use transport::{Accept, Transport};
 
 fn main() -> io::Result<()> {
     let identity = tls::Identity::new();

@@ -7,7 +7,6 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use bootstrapper::evidence::Evidence;
 use bootstrapper::service_trust::ServiceTrust;
 use collateral::{Fetching, Kept, Settings};

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;

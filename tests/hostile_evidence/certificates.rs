@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls::hello::hide_server_name;
-use attest::atls::{Client, Error};
+use atls::hello::hide_server_name;
+use atls::{Client, Error};
 use base::der;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls::{Client, Error};
+use atls::{Client, Error};
 use prost::Message;
 use proto::attested::{ALPN, Challenge, Demand, Endorsement, Identity, Offer, Proof};
 use verifier::qemu_vtpm;

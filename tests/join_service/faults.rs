@@ -17,7 +17,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ::services::join_service::cleaner::{Cleaner, Task};
 use ::services::join_service::{Config, JoinService};
-use attest::atls;
 use base::stop::Stop;
 use base::time;
 use base64::Engine;

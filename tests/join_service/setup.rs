@@ -14,7 +14,6 @@ use crate::program::Program;
 use crate::swtpm::Swtpm;
 use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
-use attest::atls;
 use base::stop::Stop;
 use base::time;
 use base64::Engine;

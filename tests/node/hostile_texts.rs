@@ -5,7 +5,6 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
 
-use attest::atls;
 use base::text::is_visible;
 use booted_proto::init::init_response::Kind;
 use booted_proto::init::{InitFailureResponse, InitRequest, InitResponse, ProgressResponse};

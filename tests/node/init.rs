@@ -5,7 +5,6 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::Instant;
 
-use attest::atls;
 use base::crypto::Secret;
 use booted_proto::init::init_response::Kind;
 use booted_proto::init::{INIT, InitRequest, InitResponse};

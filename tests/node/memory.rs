@@ -8,7 +8,6 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use base::crypto::Secret;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE;

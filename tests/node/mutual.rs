@@ -7,15 +7,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id, derive_key};
 use base64::Engine;
 use proto::join::{ISSUE_REJOIN_TICKET, IssueRejoinTicketRequest, IssueRejoinTicketResponse};
-use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server, Transport};
+use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server};
 use services::join_service::evidence::RemoteIssuer;
 use support::program::built;
 use support::swtpm::{PCR_4, Swtpm};
 use tpm::Tpm;
+use transport::Transport;
 use verifier::{Claims, Form, Issuer, Policy, qemu_vtpm};
 
 use crate::joining;

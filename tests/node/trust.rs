@@ -4,7 +4,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use booted_proto::init::{InitRequest, InitResponse};
 use proto::join::{IssueRejoinTicketRequest, IssueRejoinTicketResponse};
 use proto::recoverproto::{RecoverMessage, RecoverResponse};

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use base::crypto::Secret;
 use common::cloud_server::{self, Answer};
 use kms::{ClusterKms, NO_STORE};

@@ -5,11 +5,10 @@
 use libfuzzer_sys::fuzz_target;
 
 // the included files name them so
-use attest::attestation;
 use base::der;
 
 #[allow(dead_code)] // of the files, this fuzzer does not need all
-#[path = "../../../src/attest/atls"]
+#[path = "../../../src/atls"]
 mod atls {
     mod certificate;
     mod error;
@@ -24,7 +23,7 @@ mod atls {
     use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 
     use super::der;
-    use crate::attestation::{Oid, ValidateError, Validator};
+    use attest::{Oid, ValidateError, Validator};
 
     /// Accepts the document `ok` for [`KEY`]'s certificates.
     struct Dummy;

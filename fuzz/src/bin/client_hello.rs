@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 // only this file, which needs nothing else
-#[path = "../../../src/attest/atls/hello.rs"]
+#[path = "../../../src/atls/hello.rs"]
 #[allow(dead_code)] // of it, this fuzzer does not need all
 mod hello;
 use hello::{HelloFilter, hide_server_name, reveal_server_name};

@@ -5,10 +5,9 @@
 use libfuzzer_sys::fuzz_target;
 
 // the included files name them so
-use attest::attestation;
 
 #[allow(dead_code, unused_imports)] // of the files, this fuzzer does not need all
-#[path = "../../../src/attest/atls"]
+#[path = "../../../src/atls"]
 mod atls {
     mod certificate;
     mod client;
@@ -29,19 +28,19 @@ mod atls {
 
     pub use client::Client;
     pub use error::Error;
-    use rpc::half_open::PeersTurn;
+    use transport::half_open::PeersTurn;
     use rustls::sign::{CertifiedKey, SingleCertAndKey};
     use rustls::{Connection, ServerConfig, ServerConnection};
     pub use stream::split;
 
     use self::exchange::End;
     use self::handshake::Timed;
-    use crate::attestation::{
+    use attest::{
         Challenge, IssueError, Issuer, Oid, Request, Role, ValidateError, Validator,
     };
     use tpm::{Credential, Endorsement, EndorsementKind};
 
-    /// What `src/attest/atls/mod.rs` has for the files.
+    /// What `src/atls/lib.rs` has for the files.
     const ALPN_H2: &[u8] = b"h2";
 
     const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];

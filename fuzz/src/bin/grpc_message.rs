@@ -4,19 +4,12 @@
 #[path = "../../../src/rpc/h2/mod.rs"]
 #[allow(dead_code, unused_imports)] // the other modules name its types
 mod h2;
-#[path = "../../../src/rpc/strangers.rs"]
-#[allow(dead_code)]
-mod strangers;
 
 #[path = "../../../src/base/crypto"]
 #[allow(dead_code)]
 mod crypto {
     pub mod buffer;
 }
-
-#[path = "../../../src/rpc/bounded.rs"]
-#[allow(dead_code)]
-mod bounded;
 
 #[path = "../../../src/rpc/grpc"]
 #[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all

@@ -7,8 +7,5 @@ mod h2;
 #[path = "../../../src/rpc/h2/tests/hostile.rs"]
 #[allow(dead_code)]
 mod hostile;
-#[path = "../../../src/rpc/strangers.rs"]
-#[allow(dead_code)]
-mod strangers;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| hostile::bytes(input));

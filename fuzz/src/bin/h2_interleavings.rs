@@ -6,8 +6,5 @@
 mod h2;
 #[path = "../../../src/rpc/h2/tests/interleavings.rs"]
 mod interleavings;
-#[path = "../../../src/rpc/strangers.rs"]
-#[allow(dead_code)]
-mod strangers;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| interleavings::run(input));

@@ -9,7 +9,6 @@ use super::answer::{Answer, SERVICES, Service};
 use super::report::Report;
 use crate::connect::{Attempt, Endpoint, Node, Reached, Standing};
 use crate::recover;
-use attest::atls;
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use proto::node::{self, TimelineRequest, TimelineResponse};

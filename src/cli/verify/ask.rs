@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use super::super::connect::{Attempt, Endpoint, Node};
 use super::demand::Demand;
 use super::presented::{Channel, Presented};
-use attest::atls;
 use base::program::Failure;
 use booted_proto::verify::{
     GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE,
 };
-use rpc::grpc::{self, CallOptions, Transport};
+use rpc::grpc::{self, CallOptions};
+use transport::Transport;
 use verifier::{Composite, Evidence, Identified, ValidateError, Validator};
 
 /// What a server presented, if it presented anything, and what the demand says of it. The outer error: it did not answer.

@@ -54,13 +54,13 @@ impl Call {
             .map_or(Network::UNKNOWN, |peer| peer.ip().into())
     }
 
-    /// Returns what else the peer proved below gRPC ([`Transport::claims`](super::Transport::claims)), if it has this type.
+    /// Returns what else the peer proved below gRPC ([`Transport::claims`](transport::Transport::claims)), if it has this type.
     pub fn claims<T: 'static>(&self) -> Option<&T> {
         self.link.claims.as_ref()?.downcast_ref()
     }
 
     /// Returns the identity that the peer proved below gRPC
-    /// ([`Transport::identity`](super::Transport::identity)).
+    /// ([`Transport::identity`](transport::Transport::identity)).
     pub fn identity(&self) -> Option<&Arc<str>> {
         self.link.identity.as_ref()
     }

@@ -14,8 +14,8 @@ use super::message;
 use super::metadata::Metadata;
 use super::session::{ClientSide, RequestHead, Session};
 use super::status::{Code, Status};
-use super::transport::Transport;
 use base::crypto::buffer::Bytes;
+use transport::Transport;
 
 /// The default of a client. The servers of grpc-go end a connection that gets a PING more often
 /// than every five minutes (its `EnforcementPolicy`).

@@ -70,7 +70,9 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
-    use super::super::{CallOptions, Channel, Limits, Server, Transport};
+    use transport::Transport;
+
+    use super::super::{CallOptions, Channel, Limits, Server};
     use super::*;
 
     #[test]

@@ -32,9 +32,9 @@ use std::time::{Duration, Instant};
 
 use super::session::{FRAME, OUTPUT_LEAN, Session, Side};
 use super::status::{Code, Status};
-use super::transport::Transport;
 use base::crypto::buffer::{Bytes, wipe};
 use base::network::canonical;
+use transport::Transport;
 
 /// How long a connection may have no reader.
 pub(super) const TICK: Duration = Duration::from_millis(10);

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use prost::Message;
 
 use super::status::{Code, Status};
-use crate::bounded::Bounded;
 use base::crypto::buffer::Bytes;
 
 /// Length of the prefix in bytes: Compressed-Flag and Message-Length.
@@ -37,22 +36,15 @@ pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<
     Ok(())
 }
 
-/// Decodes a message that somebody else has sent. `what` names it in the error. A message of too
-/// many fields is refused: a field of 2 bytes on the wire can take 100 bytes of memory.
+/// Decodes a message that somebody else has sent. `what` names it in the error.
 pub fn decode<M: Message + Default>(bytes: &[u8], what: &str) -> Result<M, Status> {
-    let mut bounded = Bounded::new(bytes);
-    let decoded = M::decode(&mut bounded).map_err(|error| error.to_string());
-    let checked = match bounded.is_exceeded() {
-        true => Err("it has too many fields".into()),
-        false => decoded,
-    };
     let status = |why| {
         Status::new(
             Code::Internal,
             format!("the {what} cannot be decoded: {why}"),
         )
     };
-    checked.map_err(status)
+    transport::message::decode(bytes).map_err(status)
 }
 
 /// Puts messages together from the payloads of DATA frames.

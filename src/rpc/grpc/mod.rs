@@ -10,7 +10,6 @@
 //! - `limits`, `methods`: what a server allows, and the paths that it knows.
 //! - `session`: the engine of a connection, with a side for the client and one for the server. It
 //!   has no socket, no lock and no thread.
-//! - `transport`: the connection below, plain TCP or TLS.
 //! - `link`: a session with its socket, which several threads share. No thread only reads: a thread
 //!   that waits for the peer takes the reading half for as long as it waits. So a call needs no
 //!   switch between threads.
@@ -35,7 +34,6 @@ mod router;
 mod server;
 mod session;
 mod status;
-mod transport;
 
 pub use call::{Call, Receiver, Sender};
 pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
@@ -46,7 +44,6 @@ pub use probe::{check_health, serve_health};
 pub use router::Router;
 pub use server::{Server, Statistics};
 pub use status::{Code, Status};
-pub use transport::{Accept, Transport};
 
 #[cfg(test)]
 mod testing;

@@ -11,7 +11,7 @@ use super::limits::Limits;
 use super::router::Router;
 use super::server::Server;
 use super::status::{Code, Status};
-use super::transport::Transport;
+use transport::Transport;
 
 /// Maximum size of a request in bytes; it has only the name of a service.
 const MAX_REQUEST: usize = 256;

@@ -29,14 +29,14 @@ use super::methods::Methods;
 use super::router::{Handler, Router};
 use super::session::{Request, ServerSide, Session};
 use super::status::{Code, Status};
-use super::transport::Accept;
-use crate::half_open::{HalfOpen, NextHandshake};
 use crate::share::{PeerShare, Share, SharedLimit};
-use crate::strangers::{self, Tally};
 use base::network::{Network, canonical};
 use base::pool::Pool;
 use sys::net::limit_send_buffer;
 use sys::poll::Poller;
+use transport::Accept;
+use transport::half_open::{HalfOpen, NextHandshake};
+use transport::strangers::{self, Tally};
 
 /// Interval between checks of a connection's timers; also the precision of its time-outs.
 const UPKEEP: Duration = Duration::from_secs(1);

@@ -8,7 +8,6 @@ use std::{fmt, io};
 use prost::Message;
 
 use super::header_values::{decode_bin, percent_decode};
-use crate::bounded::Bounded;
 use crate::h2::HeaderList;
 
 /// The status codes of gRPC's `statuscodes.md`.
@@ -159,7 +158,7 @@ impl Status {
     /// Returns how long the server wants the caller to wait before a retry, if it said so; at most
     /// one day.
     pub fn retry_after(&self) -> Option<Duration> {
-        let status = RpcStatus::decode(Bounded::new(&self.details)).ok()?;
+        let status = transport::message::decode::<RpcStatus>(&self.details).ok()?;
         let info = status
             .details
             .iter()

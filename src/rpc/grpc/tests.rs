@@ -7,6 +7,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use transport::{Accept, Transport};
+
 use super::*;
 use crate::h2;
 

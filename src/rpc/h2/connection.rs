@@ -12,7 +12,7 @@ use super::frame::{
 use super::headers::{FIELD_OVERHEAD, HeaderList};
 use super::hpack::{Decoder, Encoder, Field};
 use super::streams::StreamMap;
-use crate::strangers;
+use transport::strangers;
 
 /// Initial size of all flow-control windows, before any SETTINGS or WINDOW_UPDATE (§6.9.2).
 const DEFAULT_WINDOW: u32 = 65_535;

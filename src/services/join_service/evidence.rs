@@ -10,14 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use attest::atls;
 use base::crypto::random;
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use collateral::Fetching;
 use prost::Message;
 use proto::attested::Collateral;
-use rpc::grpc::{Accept, Transport};
-use rpc::half_open::PeersTurn;
+use transport::half_open::PeersTurn;
+use transport::{Accept, Transport};
 use verifier::sources::Sources;
 use verifier::{Identity, IssueError, Issuer, Oid, Request, Role, Validator, Variant, wire};
 

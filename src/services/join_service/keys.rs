@@ -17,14 +17,14 @@ use zeroize::Zeroizing;
 
 use crate::key_service::members::Members;
 use crate::observed;
-use attest::atls;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::program::{self, Failure};
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
-use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status, Transport};
+use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use tpm::Location;
+use transport::Transport;
 use verifier::Variant;
 
 /// The default file of a pod's token for the key service.

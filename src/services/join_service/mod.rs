@@ -1,7 +1,7 @@
 //! The join service of a control plane: admits machines to the cluster that prove what software
 //! they run.
 //!
-//! The proof is attested TLS ([`attest::atls`]): the caller's certificate carries an attestation
+//! The proof is attested TLS ([`atls`]): the caller's certificate carries an attestation
 //! document. The connection is refused unless the document meets the [`policy`] in force. In the
 //! strong form the service proves its machine too ([`evidence`]). A caller may then ask for a ticket
 //! ([`tickets`]):

@@ -22,8 +22,9 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use booted_proto::verify::{
     GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_REQUEST,
 };
-use rpc::grpc::{Call, Code, Limits, Router, Server, Status, Transport};
+use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use serde_json::json;
+use transport::Transport;
 use verifier::Variant;
 use web::Answer;
 

@@ -39,7 +39,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::observed;
-use attest::atls;
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
     cluster_id,
@@ -56,8 +55,9 @@ use kubernetes::client::{self, Client};
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use members::Members;
 use metrics::{Counter, Exporter, Histogram, Labelled, Registry};
-use rpc::grpc::{self, Accept, Call, Code, Limits, Router, Server, Status, Transport};
+use rpc::grpc::{self, Call, Code, Limits, Router, Server, Status};
 use tokens::Reviewer;
+use transport::{Accept, Transport};
 use verifier::sources::Sources;
 use verifier::{Claims, ClusterRegister, IssueError, Variant};
 use zeroize::Zeroizing;

@@ -19,17 +19,17 @@ use rustls::{
 
 use super::attacks::Believing;
 use super::sockets;
-use crate::atls::dummy::{Dummy, OID};
-use crate::atls::exchange::End;
-use crate::atls::handshake::{self, Timed};
-use crate::atls::{Error, certificate, nonce};
-use crate::attestation::{
+use crate::dummy::{Dummy, OID};
+use crate::exchange::End;
+use crate::handshake::{self, Timed};
+use crate::{Error, certificate, nonce};
+use attest::{
     Challenge, Identified, Identity, IssueError, Issuer, KeyName, Oid, Request, Role,
     ValidateError, Validator,
 };
 use proto::attested::{Demand, Offer, Proof};
-use rpc::half_open::PeersTurn;
 use tpm::{Credential, Endorsement, EndorsementKind};
+use transport::half_open::PeersTurn;
 
 /// Alters a message, which is behind its length, of this end with this number. It is called once for each message.
 type Alteration = Arc<Mutex<dyn FnMut(Role, usize, &[u8]) -> Vec<u8> + Send>>;

@@ -10,10 +10,10 @@ use rustls::{Connection, ProtocolVersion};
 use super::Error;
 use super::forms::Forms;
 use super::hello::{HelloError, HelloFilter};
-use crate::attestation::{Claims, Form, Identified};
+use attest::{Claims, Form, Identified};
 use proto::attested::ALPN as ALPN_STRONG;
-use rpc::grpc::Transport;
-use rpc::half_open::PeersTurn;
+use transport::Transport;
+use transport::half_open::PeersTurn;
 
 /// How long to wait after an alert for the peer to close. Without this wait the kernel may send a reset because of unread data,
 /// and the peer loses the alert.

@@ -1,9 +1,10 @@
-//! The bytes of a message for prost, which reads a limited number of pieces from them.
+//! Messages that somebody else has sent: prost reads a limited number of pieces of their bytes.
 //!
 //! Prost takes at least two pieces for each field: its key, and its value or its length. So the
 //! number of pieces bounds what the fields of any message take in memory, also those of messages
 //! within it.
 
+use prost::Message;
 use prost::bytes::Buf;
 
 /// Maximum number of pieces. The largest message of ours is a ticket with 64 components of
@@ -13,18 +14,19 @@ const PIECES: usize = 2048;
 const INVALID: [u8; 64] = [0xff; 64];
 
 /// The bytes of a message that are not yet read.
-pub(crate) struct Bounded<'a> {
+pub struct Bounded<'a> {
     rest: &'a [u8],
     pieces: usize,
 }
 
 impl Bounded<'_> {
-    pub(crate) fn new(rest: &[u8]) -> Bounded<'_> {
+    /// Limits what is read of these bytes.
+    pub fn new(rest: &[u8]) -> Bounded<'_> {
         Bounded { rest, pieces: 0 }
     }
 
     /// Returns whether the message has too many pieces. Then what was decoded is wrong.
-    pub(crate) fn is_exceeded(&self) -> bool {
+    pub fn is_exceeded(&self) -> bool {
         self.pieces > PIECES
     }
 }
@@ -46,5 +48,16 @@ impl Buf for Bounded<'_> {
     fn advance(&mut self, count: usize) {
         self.rest = &self.rest[count..];
         self.pieces += 1;
+    }
+}
+
+/// Decodes a message that somebody else has sent. A message of too many fields is refused: a field of 2 bytes on the wire can
+/// take 100 bytes of memory. The error says as a clause what is wrong.
+pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, String> {
+    let mut bounded = Bounded::new(bytes);
+    let decoded = M::decode(&mut bounded).map_err(|error| error.to_string());
+    match bounded.is_exceeded() {
+        true => Err("it has too many fields".into()),
+        false => decoded,
     }
 }

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
+use attest::{IssueError, Issuer, Oid, ValidateError, Validator};
 
 /// OID 1.3.9900.1.1.
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];

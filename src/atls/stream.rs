@@ -24,7 +24,7 @@ use std::time::Duration;
 use rustls::Connection;
 
 use super::Error;
-use rpc::grpc::Transport;
+use transport::Transport;
 
 /// Size in bytes of the first read from the socket. Every peer can occupy this much memory.
 const READ_FIRST: usize = 4 << 10;
@@ -311,7 +311,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::atls::{Client, Server};
+    use crate::{Client, Server};
 
     /// Returns two ends of a TLS connection over loopback after the handshake, before the split.
     fn ends() -> ((Connection, TcpStream), (Connection, TcpStream)) {

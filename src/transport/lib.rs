@@ -1,5 +1,12 @@
-//! The transport below gRPC: a connection whose two directions can be used from two threads at
-//! once.
+//! What attested TLS and gRPC share: a connection whose two directions can be used from two threads at once.
+//!
+//! - [`half_open`]: limits for connections whose handshake is not complete.
+//! - [`message`]: limits what the fields of a decoded message take in memory.
+//! - [`strangers`]: peers that speak other protocols.
+
+pub mod half_open;
+pub mod message;
+pub mod strangers;
 
 use std::any::Any;
 use std::io::{self, Read, Write};

@@ -110,7 +110,7 @@ mod tests {
     use support::mutation::mutations;
 
     /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with four banks.
-    const LOG: &[u8] = include_bytes!("../../../tests/data/event-log-ovmf.bin");
+    const LOG: &[u8] = include_bytes!("../../tests/data/event-log-ovmf.bin");
 
     #[test]
     fn an_excerpt_has_the_same_events_and_says_what_was_cut() {

@@ -1,4 +1,4 @@
-//! What binds a document to one connection of the strong form of attested TLS ([`crate::atls`]).
+//! What binds a document to one connection of the strong form of attested TLS (the crate `atls`).
 //!
 //! The user data of a document in the strong form is a digest of the role of the machine that proves, of the connection, and of the
 //! secret that only its TPM could decrypt. Each part has its length in front, and a label comes first, so no other use of a

@@ -19,7 +19,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use rpc::strangers;
+use transport::strangers;
 
 /// Maximum size of a ClientHello in bytes: the limit of rustls for a handshake message. Real ones have 200 to 2000 bytes.
 pub const MAX_HELLO: usize = 64 * 1024;

@@ -24,14 +24,12 @@ use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::hello::{self, HelloFilter};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
-use crate::attestation::{
-    Form, Identified, Identity, IssueError, Issuer, Oid, Request, Role, Validator,
-};
+use attest::{Form, Identified, Identity, IssueError, Issuer, Oid, Request, Role, Validator};
 use base::network::{Network, canonical};
 use base::turns::{self, Turns};
 use proto::attested::Collateral;
-use rpc::grpc::{Accept, Transport};
-use rpc::half_open::PeersTurn;
+use transport::half_open::PeersTurn;
+use transport::{Accept, Transport};
 
 /// Maximum number of handshakes of one server that make an attestation document at the same time. Others wait within their
 /// deadlines.

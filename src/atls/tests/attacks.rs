@@ -21,9 +21,9 @@ use super::exchange::Pipe;
 use super::handshake::{self, Timed};
 use super::*;
 use super::{issuer, sockets, soon, validators};
-use crate::attestation::{IssueError, Issuer, Oid};
+use attest::{IssueError, Issuer, Oid};
 use proto::attested::{Offer, Proof};
-use rpc::half_open::PeersTurn;
+use transport::half_open::PeersTurn;
 
 /// The attacker's end of a TLS connection.
 struct Taken {
@@ -351,7 +351,7 @@ fn a_proof_cannot_be_reflected() {
     assert!(refusal(victim).starts_with("not JSON"));
     // and the roles differ in the user data
     let session = [1; 32];
-    use crate::attestation::{Role, session::user_data};
+    use attest::{Role, session::user_data};
     assert_ne!(
         user_data(Role::Client, &session, b""),
         user_data(Role::Server, &session, b"")

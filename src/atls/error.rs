@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use rustls::AlertDescription;
 
-use crate::attestation::{IssueError, ValidateError};
+use attest::{IssueError, ValidateError};
 
 /// Why an attested connection failed.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use super::dummy::{Dummy, OID};
 use super::*;
-use crate::attestation::composite::MAX_COLLATERAL;
-use crate::attestation::{Evidence, Identified};
+use attest::composite::MAX_COLLATERAL;
+use attest::{Evidence, Identified};
 use proto::attested::Collateral;
 
 /// Accepts what [`Dummy`] accepts, and keeps what came beside it.

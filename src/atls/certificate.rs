@@ -20,7 +20,7 @@ use rustls::sign::CertifiedKey;
 use zeroize::Zeroizing;
 
 use super::{Error, nonce};
-use crate::attestation::{Evidence, Identified, IssueError, Issuer, ValidateError, Validator};
+use attest::{Evidence, Identified, IssueError, Issuer, ValidateError, Validator};
 use base::der::{self, Malformed, Reader};
 
 /// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to 64 KiB, of which about 300
@@ -290,7 +290,7 @@ pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> Validat
 mod tests {
 
     use super::*;
-    use crate::atls::dummy::{Dummy, OID, OTHER_OID};
+    use crate::dummy::{Dummy, OID, OTHER_OID};
     use support::mutation::mutations;
 
     const NONCE: &[u8] = &[9; 32];
@@ -451,7 +451,7 @@ mod tests {
     fn a_document_that_does_not_fit_is_the_issuer_s_fault() {
         struct Long(usize);
         impl Issuer for Long {
-            fn oid(&self) -> crate::attestation::Oid {
+            fn oid(&self) -> attest::Oid {
                 OID
             }
             fn issue(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, IssueError> {

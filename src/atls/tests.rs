@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use super::dummy::{Dummy, OID, OTHER_OID};
 use super::*;
-use crate::attestation::{IssueError, Issuer, Oid, ValidateError, Validator};
-use rpc::grpc::Transport;
+use attest::{IssueError, Issuer, Oid, ValidateError, Validator};
 use support::mutation::mutations;
+use transport::Transport;
 
 pub type Issuers = Option<Arc<dyn Issuer>>;
 pub type Validators = Vec<Arc<dyn Validator>>;

@@ -186,7 +186,7 @@ mod tests {
     use support::mutation::mutations;
 
     /// From systemd 257 in Debian 13, with systemd-pcrmachine, and the value of PCR 15 in the same boot.
-    const LOG: &[u8] = include_bytes!("../../../tests/data/systemd-log-257.json-seq");
+    const LOG: &[u8] = include_bytes!("../../tests/data/systemd-log-257.json-seq");
     const PCR_15: &str = "e9954d35f5c1cc3d9b63cbd19cf20f6b4b2b13d503974f5f9264e64679988ee7";
 
     fn record(pcr: u32, kind: &str, text: &str) -> Vec<u8> {

@@ -172,8 +172,8 @@ mod tests {
     #[test]
     fn only_hosts_of_microsoft_are_asked_for_an_issuer() {
         const AUTHORITIES: [&[u8]; 2] = [
-            include_bytes!("../../roots/microsoft/azure-cloud-virtual-tpm-ca-2025.der"),
-            include_bytes!("../../roots/microsoft/global-virtual-tpm-ca-03.der"),
+            include_bytes!("../roots/microsoft/azure-cloud-virtual-tpm-ca-2025.der"),
+            include_bytes!("../roots/microsoft/global-virtual-tpm-ca-03.der"),
         ];
         for certificate in AUTHORITIES {
             let places = places_of_issuer(certificate);

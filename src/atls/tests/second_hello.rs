@@ -16,10 +16,10 @@ use super::exchange::End;
 use super::handshake::{self, Timed};
 use super::*;
 use super::{issuer, sockets, soon, validators};
-use crate::attestation::{Form, Issuer, Role};
+use attest::{Form, Issuer, Role};
 use base::network::Network;
 use proto::attested::ALPN as ALPN_STRONG;
-use rpc::half_open::PeersTurn;
+use transport::half_open::PeersTurn;
 
 /// X25519 by a number that no server knows, so that every server sends a HelloRetryRequest.
 #[derive(Debug)]

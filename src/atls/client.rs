@@ -17,9 +17,9 @@ use super::exchange::End;
 use super::forms::Forms;
 use super::handshake::{self, Timed};
 use super::{ALPN_H2, Error, certificate, nonce};
-use crate::attestation::{Form, Identified, Issuer, Role, Validator};
-use rpc::grpc::Transport;
-use rpc::half_open::PeersTurn;
+use attest::{Form, Identified, Issuer, Role, Validator};
+use transport::Transport;
+use transport::half_open::PeersTurn;
 
 /// Establishes attested connections to servers. It offers both forms; the server selects the strong form if it knows it.
 pub struct Client {

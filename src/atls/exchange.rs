@@ -38,12 +38,10 @@ use zeroize::Zeroizing;
 
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
-use crate::attestation::composite::{MAX_COLLATERAL, Session as Bound};
-use crate::attestation::session::{self, Request};
-use crate::attestation::wire;
-use crate::attestation::{
-    Challenge, Evidence, Identified, Issuer, KeyName, Role, ValidateError, Validator,
-};
+use attest::composite::{MAX_COLLATERAL, Session as Bound};
+use attest::session::{self, Request};
+use attest::wire;
+use attest::{Challenge, Evidence, Identified, Issuer, KeyName, Role, ValidateError, Validator};
 use proto::attested::{Collateral, Demand, Identity, Offer, Proof};
 use tpm::Bank;
 
@@ -426,8 +424,8 @@ impl Pipe<'_, '_> {
             )));
         }
         let bytes = self.read(length)?;
-        let message = rpc::grpc::decode::<M>(&bytes, "message")
-            .map_err(|status| Error::Misbehaved(status.message().into()))?;
+        let message = transport::message::decode::<M>(&bytes)
+            .map_err(|why| Error::Misbehaved(format!("the message cannot be decoded: {why}")))?;
         match u8::try_from(message.alert()) {
             Ok(0) => Ok((message, bytes)),
             Ok(alert) => Err(Error::PeerRefused(AlertDescription::from(alert))),
