@@ -38,14 +38,13 @@ rm -f target/initrd/*.initrd
 initrds "$ROOT" target/initrd target/dist
 
 other=$(mktemp -d); trap 'rm -rf "$other"' EXIT
-mkdir -p "$other"/elsewhere "$other"/home/registry "$other"/cache/sources "$other/initrd"
+mkdir -p "$other"/elsewhere "$other"/home/registry "$other/cache" "$other/initrd"
 git ls-files -z --cached --others --exclude-standard | tar c --null -T - --ignore-failed-read | tar x -C "$other/elsewhere"
 # downloads are shared, but the sources are unpacked at other paths
 home=${CARGO_HOME:-$HOME/.cargo}
 for shared in registry/cache registry/index config.toml config credentials.toml; do
   [ ! -e "$home/$shared" ] || ln -s "$home/$shared" "$other/home/$shared"
 done
-cp "$CACHE"/sources/*.orig.tar.* "$other/cache/sources/"
 
 say "building again, in $other"
 export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
