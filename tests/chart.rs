@@ -282,6 +282,33 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
     assert!(text(&missing.stderr).contains("image"));
 }
 
+#[test]
+fn the_chart_says_what_artifact_hub_shows() {
+    let chart = yaml::document(&fs::read_to_string(chart().join("Chart.yaml")).unwrap()).unwrap();
+    let icon = BASE64_STANDARD.encode(fs::read(self::chart().join("icon.svg")).unwrap());
+    assert_eq!(
+        chart["icon"],
+        format!("data:image/svg+xml;base64,{icon}"),
+        "Chart.yaml must have the content of icon.svg"
+    );
+    for name in ["version", "appVersion"] {
+        assert_eq!(chart[name], env!("CARGO_PKG_VERSION"), "{name}");
+    }
+    for name in ["home", "kubeVersion", "description"] {
+        assert!(chart[name].is_string(), "Chart.yaml has no {name}");
+    }
+    assert!(chart["sources"][0].is_string() && chart["maintainers"][0]["email"].is_string());
+    let annotations = chart["annotations"].as_object().unwrap();
+    assert!(
+        annotations
+            .keys()
+            .all(|name| name.starts_with("artifacthub.io/"))
+    );
+    assert_eq!(annotations["artifacthub.io/category"], "security");
+    // Helm refuses annotations that are no texts.
+    assert!(annotations.values().all(Value::is_string));
+}
+
 /// Returns a value for everything that is optional, each other than the default.
 fn everything() -> Value {
     values(json!({
