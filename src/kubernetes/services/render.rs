@@ -1,18 +1,31 @@
 //! Renders the manifests from the templates of the Helm chart in charts/firstlight, which is the
 //! only source for installations with and without Helm.
 //!
-//! The templates of these objects use only two forms of Go's template language, with a PATH below
-//! `.Values` or `.Release.Namespace`. `{{ PATH | toJson }}` inserts JSON, which is valid YAML, so a
-//! value cannot become anything else. `{{- if PATH }}` or `{{- if not PATH }}`, through
-//! `{{- end }}`, inserts its lines if the value is not empty, or if it is. A test compares the
-//! result with Helm's. The other templates of the chart are for clusters with Helm only.
+//! The templates of these objects use only a few forms of Go's template language. A PATH is below
+//! `.Values`, `.Release` or `.Chart`. A test compares the result with Helm's. The other templates of
+//! the chart are for clusters with Helm only.
+//!
+//! ```text
+//!  {{ PATH | toJson }}                  JSON, which is valid YAML: a value cannot become anything else
+//!  {{ concat PATH PATH | toJson }}      two lists as one
+//!  {{ include "NAME" . | toJson }}      what a helper of _helpers.tpl returns ([`computed`])
+//!  {{- include "NAME" . | nindent N }}  the lines of a definition in _labels.tpl, N columns to the right
+//!  {{- if PATH }} .. {{- end }}         its lines if the value is not empty; `if not PATH`: if it is;
+//!                                       `if concat PATH PATH`
+//!  {{- range $key, $value := PATH }} .. {{- end }}
+//!                                       its lines for each field of an object
+//! ```
 
 use serde_json::{Value, json};
 
 use super::super::NAMESPACE;
 use super::super::yaml;
 
+const CHART: &str = include_str!("../../../charts/firstlight/Chart.yaml");
 const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
+const LABELS: &str = include_str!("../../../charts/firstlight/templates/_labels.tpl");
+/// The name that the objects have as a release, and what manages them: with Helm, the operator's name and Helm.
+const RELEASE: &str = "firstlight";
 const TEMPLATES: [(&str, &str); 5] = [
     (
         "join-config.yaml",
@@ -63,7 +76,12 @@ pub fn objects(more: Value) -> Result<Vec<Value>, String> {
     let mut values = defaults()?;
     merge(&mut values, more);
     check(&values)?;
-    let context = json!({"Values": values, "Release": {"Namespace": NAMESPACE}});
+    let chart = yaml::document(CHART).map_err(|error| format!("Chart.yaml: {error}"))?;
+    let context = json!({
+        "Values": values,
+        "Release": {"Name": RELEASE, "Namespace": NAMESPACE, "Service": RELEASE},
+        "Chart": {"Name": chart["name"], "Version": chart["version"], "AppVersion": chart["appVersion"]},
+    });
     let mut objects = Vec::new();
     for (name, template) in TEMPLATES {
         let problem = |problem: String| format!("{name}: {problem}");
@@ -145,13 +163,6 @@ fn null_in(value: &Value) -> Option<String> {
 
 /// Renders a template with these values.
 fn fill(template: &str, context: &Value) -> Result<String, String> {
-    let value = |path: &str| {
-        let path = path.trim().strip_prefix('.');
-        let path = path.ok_or("expected a path that begins with a dot")?;
-        path.split('.')
-            .try_fold(context, |value, key| value.get(key))
-            .ok_or_else(|| format!("there is no value {path}"))
-    };
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
     let mut is_in_block = false;
@@ -160,33 +171,122 @@ fn fill(template: &str, context: &Value) -> Result<String, String> {
         rest = after;
         let problem = |problem: String| format!("{{{{{action}}}}}: {problem}");
         let Some(control) = action.strip_prefix("- ").map(str::trim) else {
-            let path = action.trim().strip_suffix("| toJson");
-            let path = path.ok_or_else(|| problem("expected {{ .PATH | toJson }}".into()))?;
+            let expression = action.trim().strip_suffix("| toJson");
+            let expression =
+                expression.ok_or_else(|| problem("expected {{ .PATH | toJson }}".into()))?;
+            let value = evaluate(expression.trim(), context).map_err(problem)?;
             out.push_str(before);
-            out.push_str(&value(path).map_err(problem)?.to_string());
+            out.push_str(&value.to_string());
             continue;
         };
         // The white space before it belongs to it.
         out.push_str(before.trim_end());
-        match (control.strip_prefix("if "), is_in_block) {
-            (Some(condition), false) => {
-                let negated = condition.strip_prefix("not ");
-                let value = value(negated.unwrap_or(condition)).map_err(problem)?;
-                if is_empty(value) == negated.is_some() {
-                    is_in_block = true;
-                } else {
-                    let end = rest.split_once("{{- end }}");
-                    rest = end.ok_or_else(|| problem("expected {{- end }}".into()))?.1;
-                }
+        if let Some(name) = control.strip_prefix("include ") {
+            out.push_str(&lines(name, context).map_err(problem)?);
+            continue;
+        }
+        if is_in_block && control == "end" {
+            is_in_block = false;
+            continue;
+        }
+        let block = || {
+            let block = rest.split_once("{{- end }}");
+            block.ok_or_else(|| problem("expected {{- end }}".into()))
+        };
+        if let (Some(condition), false) = (control.strip_prefix("if "), is_in_block) {
+            let negated = condition.strip_prefix("not ");
+            let value = evaluate(negated.unwrap_or(condition), context).map_err(problem)?;
+            if is_empty(&value) == negated.is_some() {
+                is_in_block = true;
+            } else {
+                rest = block()?.1;
             }
-            (None, true) if control == "end" => is_in_block = false,
-            _ => return Err(problem("expected {{- if .PATH }} .. {{- end }}".into())),
+        } else if let (Some(path), false) =
+            (control.strip_prefix("range $key, $value := "), is_in_block)
+        {
+            let fields = lookup(path, context).map_err(problem)?.as_object();
+            let fields = fields.ok_or_else(|| problem("expected an object".into()))?;
+            let (body, after) = block()?;
+            for (key, value) in fields {
+                let field = json!({"$key": key, "$value": value});
+                out.push_str(fill(body, &field)?.trim_end());
+            }
+            rest = after;
+        } else {
+            return Err(problem("expected {{- if .PATH }} .. {{- end }}".into()));
         }
     }
     match is_in_block {
         true => Err("{{- if without {{- end }}".into()),
         false => Ok(out + rest),
     }
+}
+
+/// Returns the value at a path, or the key or the value of a `range`.
+fn lookup<'a>(path: &str, context: &'a Value) -> Result<&'a Value, String> {
+    let path = path.trim();
+    let below = path.strip_prefix('.');
+    let below = below.or_else(|| path.starts_with('$').then_some(path));
+    below
+        .ok_or("expected a path that begins with a dot")?
+        .split('.')
+        .try_fold(context, |value, key| value.get(key))
+        .ok_or_else(|| format!("there is no value {path}"))
+}
+
+/// Returns what an action inserts as JSON.
+fn evaluate(expression: &str, context: &Value) -> Result<Value, String> {
+    if let Some(paths) = expression.strip_prefix("concat ") {
+        let mut all = Vec::new();
+        for path in paths.split_whitespace() {
+            let list = lookup(path, context)?.as_array();
+            all.extend_from_slice(list.ok_or_else(|| format!("{path} is not a list"))?);
+        }
+        return Ok(Value::Array(all));
+    }
+    match expression.strip_prefix("include ") {
+        Some(name) => computed(name, context),
+        None => lookup(expression, context).cloned(),
+    }
+}
+
+/// Returns what a helper of _helpers.tpl returns. The operator names the whole reference of the image, and the policy as JSON.
+fn computed(name: &str, context: &Value) -> Result<Value, String> {
+    let text = |path: &str| {
+        let text = lookup(path, context)?.as_str();
+        text.ok_or_else(|| format!("{path} is not a text"))
+    };
+    Ok(match name {
+        r#""firstlight.image" ."# => text(".Values.image")?.into(),
+        r#""firstlight.imagePullPolicy" ."# => "IfNotPresent".into(),
+        r#""firstlight.policy" ."# => text(".Values.attestationPolicy")?.into(),
+        r#""firstlight.version" ."# => text(".Chart.AppVersion")?.replace('+', "_").into(),
+        r#""firstlight.chart" ."# => {
+            let (name, version) = (text(".Chart.Name")?, text(".Chart.Version")?);
+            format!("{name}-{version}").replace('+', "_").into()
+        }
+        _ => return Err("there is no such helper".into()),
+    })
+}
+
+/// Returns the lines of a definition in _labels.tpl: `"NAME" . | nindent N`.
+fn lines(include: &str, context: &Value) -> Result<String, String> {
+    let parts = include.split_once(" . | nindent ");
+    let (name, columns) = parts.ok_or("expected {{- include \"NAME\" . | nindent N }}")?;
+    let columns: usize = columns
+        .parse()
+        .map_err(|_| "expected a number of columns")?;
+    let start = format!("{{{{- define {name} -}}}}");
+    let found = LABELS.split_once(&start);
+    let body = found.and_then(|(_, rest)| rest.split_once("{{- end }}"));
+    let (body, _) = body.ok_or("there is no such definition")?;
+    let indent = format!("\n{}", " ".repeat(columns));
+    // The definition begins and ends without the white space around it.
+    let filled = fill(body.trim(), context)?;
+    Ok(filled
+        .split('\n')
+        .map(|line| indent.clone() + line)
+        .collect())
 }
 
 /// Returns whether Go's templates take a value for false.
@@ -400,7 +500,8 @@ mod tests {
 
     #[test]
     fn the_key_service_logs_in_at_vault_by_a_token_that_the_api_server_refuses() {
-        let pod = |values: Value| {
+        let pod = |mut values: Value| {
+            values["image"] = "a".into();
             let objects = objects(values).unwrap();
             let is_it = |object: &&Value| {
                 object["kind"] == "DaemonSet" && object["metadata"]["name"] == "key-service"
@@ -646,6 +747,78 @@ mod tests {
     }
 
     #[test]
+    fn a_range_has_its_lines_for_each_field_in_the_order_of_the_keys() {
+        let template = "a: 1\n{{- range $key, $value := .Values.x }}\n{{ $key | toJson }}: {{ $value | toJson }}\n{{- end }}\nz: 1\n";
+        for (fields, text) in [
+            (
+                json!({"c": "{{", "b": 2}),
+                "a: 1\n\"b\": 2\n\"c\": \"{{\"\nz: 1\n",
+            ),
+            (json!({}), "a: 1\nz: 1\n"),
+        ] {
+            let filled = fill(template, &json!({"Values": {"x": fields}}));
+            assert_eq!(filled.unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn two_lists_are_one() {
+        let text = fill(
+            "{{ concat .Values.x .Values.y | toJson }}",
+            &json!({"Values": {"x": [1], "y": [2, 3]}}),
+        );
+        assert_eq!(text.unwrap(), "[1,2,3]");
+        let template = "a\n{{- if concat .Values.x .Values.y }}\nb\n{{- end }}\n";
+        for (list, text) in [(json!([]), "a\n"), (json!([1]), "a\nb\n")] {
+            let filled = fill(template, &json!({"Values": {"x": [], "y": list}}));
+            assert_eq!(filled.unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn a_release_has_standard_labels_and_selectors_find_pods_by_the_old_one_only() {
+        let objects = manifests(&settings()).unwrap();
+        let version = env!("CARGO_PKG_VERSION");
+        for object in &objects {
+            let labels = object["metadata"]["labels"].as_object().unwrap();
+            for (label, value) in [
+                ("app.kubernetes.io/instance", "firstlight"),
+                ("app.kubernetes.io/version", version),
+                ("app.kubernetes.io/part-of", "firstlight"),
+                ("app.kubernetes.io/managed-by", "firstlight"),
+                ("helm.sh/chart", &format!("firstlight-{version}")),
+            ] {
+                assert_eq!(labels[label], value, "{object}");
+            }
+            let name = &labels["app.kubernetes.io/name"];
+            assert_eq!(name, &labels["app.kubernetes.io/component"]);
+            assert!(name == "join-service" || name == "key-service", "{object}");
+        }
+        for name in ["join-service", "key-service"] {
+            let is_it = |object: &&Value| {
+                object["kind"] == "DaemonSet" && object["metadata"]["name"] == name
+            };
+            let set = objects.iter().find(is_it).unwrap();
+            // The API server refuses to change it.
+            assert_eq!(
+                set["spec"]["selector"],
+                json!({"matchLabels": {"k8s-app": name}})
+            );
+            assert_eq!(
+                set["spec"]["template"]["metadata"]["labels"],
+                json!({
+                    "app.kubernetes.io/name": name,
+                    "app.kubernetes.io/component": name,
+                    "app.kubernetes.io/instance": "firstlight",
+                    "app.kubernetes.io/version": version,
+                    "app.kubernetes.io/part-of": "firstlight",
+                    "k8s-app": name,
+                })
+            );
+        }
+    }
+
+    #[test]
     fn other_template_actions_are_refused() {
         for template in [
             "{{- if .Values.x }}",
@@ -655,6 +828,14 @@ mod tests {
             "{{- range .Values.x }}{{- end }}",
             "{{- if .Values.x }}{{- if .Values.x }}{{- end }}{{- end }}",
             "{{- if .Values.y }}{{- end }}",
+            "{{- range $key, $value := .Values.x }}{{- end }}",
+            "{{- range $key, $value := .Values }}",
+            "{{- range $key, $value := .Values }}{{ .Values.x | toJson }}{{- end }}",
+            "{{ concat .Values.x .Values.x | toJson }}",
+            "{{ include \"firstlight.other\" . | toJson }}",
+            "{{ include \"firstlight.image\" . }}",
+            "{{- include \"firstlight.other\" . | nindent 4 }}",
+            "{{- include \"firstlight.labels\" . }}",
             "{{ .Values.x }}",
             "{{ .Values.y | toJson }}",
             "{{ x | toJson }}",

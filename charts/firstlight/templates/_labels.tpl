@@ -1,0 +1,38 @@
+{{- /*
+The labels of all objects. `firstlight apply` reads this file too, so its definitions have no `if`. Selectors find pods by `k8s-app`
+only: the selector of a DaemonSet is immutable.
+*/}}
+{{- define "firstlight.labels" -}}
+app.kubernetes.io/instance: {{ .Release.Name | toJson }}
+app.kubernetes.io/version: {{ include "firstlight.version" . | toJson }}
+app.kubernetes.io/part-of: firstlight
+app.kubernetes.io/managed-by: {{ .Release.Service | toJson }}
+helm.sh/chart: {{ include "firstlight.chart" . | toJson }}
+{{- end }}
+
+{{- define "join-service.labels" -}}
+app.kubernetes.io/name: join-service
+app.kubernetes.io/component: join-service
+{{- include "firstlight.labels" . | nindent 0 }}
+{{- end }}
+
+{{- define "key-service.labels" -}}
+app.kubernetes.io/name: key-service
+app.kubernetes.io/component: key-service
+{{- include "firstlight.labels" . | nindent 0 }}
+{{- end }}
+
+{{- /* The values `podLabels` have the other labels of pods. A changed label restarts the pods, so they have no label with the chart's version. */}}
+{{- define "join-service.podLabels" -}}
+app.kubernetes.io/name: join-service
+app.kubernetes.io/component: join-service
+app.kubernetes.io/instance: {{ .Release.Name | toJson }}
+app.kubernetes.io/version: {{ include "firstlight.version" . | toJson }}
+{{- end }}
+
+{{- define "key-service.podLabels" -}}
+app.kubernetes.io/name: key-service
+app.kubernetes.io/component: key-service
+app.kubernetes.io/instance: {{ .Release.Name | toJson }}
+app.kubernetes.io/version: {{ include "firstlight.version" . | toJson }}
+{{- end }}
