@@ -405,6 +405,69 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
 
 #[test]
 #[ignore = "needs Helm: make kubernetes-api"]
+fn what_no_schema_can_check_is_refused_with_the_reason() {
+    let refused = |command: &[&str], more: Value, problem: &str| {
+        let refused = helm(command, &values(more.clone()));
+        let said = text(&refused.stderr);
+        let is_refused = !refused.status.success() && said.contains(problem);
+        assert!(is_refused, "{command:?} {more}: {said}");
+    };
+    let template = ["template", "firstlight"];
+    refused(
+        &[&template[..], &["--namespace", "other"]].concat(),
+        json!({}),
+        "Firstlight cannot be installed into the namespace \"other\", only into kube-system: pass --namespace kube-system. \
+         Kubernetes accepts bootstrap tokens",
+    );
+    for (policy, problem) in [
+        (
+            r#"{"measurements":"#,
+            "attestationPolicy is no JSON object: unexpected end of JSON input. Pass the file",
+        ),
+        (
+            r#"{"measurements":{}}"#,
+            "attestationPolicy has no registers in `measurements`, so it would accept every machine: expected {",
+        ),
+        (
+            r#"{"measurements":[1]}"#,
+            "attestationPolicy has no registers in `measurements`",
+        ),
+        (
+            r#"{"measurements":{"32":"00"}}"#,
+            "attestationPolicy: \"32\" is not a PCR: expected 0 to 31",
+        ),
+        (
+            r#"{"measurements":{"4":{"expected":"00"}}}"#,
+            "attestationPolicy: PCR 4: expected 64 hex digits (a TDX machine: 96), got \"00\"",
+        ),
+    ] {
+        refused(&template, json!({"attestationPolicy": policy}), problem);
+    }
+    // No further option opens what an option of the chart guards: all that the chart sets are known.
+    let usual = objects(&values(json!({})));
+    for (service, name) in [
+        ("joinService", "join-service"),
+        ("keyService", "key-service"),
+    ] {
+        let set = find(&usual, "DaemonSet", name);
+        let command = &set["spec"]["template"]["spec"]["containers"][0]["command"];
+        let words = command.as_array().unwrap().iter();
+        let options = words.filter_map(|word| word.as_str()?.strip_prefix("--"));
+        let mut count = 0;
+        for option in options {
+            count += 1;
+            refused(
+                &template,
+                json!({service: {"extraArgs": ["-v", format!("--{option}=a")]}}),
+                &format!("{service}.extraArgs: the chart itself sets --{option}: use the value"),
+            );
+        }
+        assert!(count > 5, "{command}");
+    }
+}
+
+#[test]
+#[ignore = "needs Helm: make kubernetes-api"]
 fn an_image_is_composed_or_given_as_a_whole() {
     let digest = format!("sha256:{}", "0".repeat(64));
     for (image, reference, pulled) in [
