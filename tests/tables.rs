@@ -42,6 +42,26 @@ fn each_help_text_lists_the_clouds_and_the_variants() {
     }
 }
 
+#[test]
+fn each_variant_has_a_page_of_its_own() {
+    let read = |path: &str| fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_default();
+    let overview = read("docs/attestation.md");
+    for name in variant::NAMES {
+        let page = read(&format!("docs/platforms/{name}.md"));
+        assert!(page.starts_with(&format!("# `{name}`: ")), "{name}");
+        let row = format!("| [`{name}`](platforms/{name}.md) |");
+        assert!(overview.contains(&row), "docs/attestation.md: no {row}");
+        let headings: Vec<&str> = page.lines().filter(|it| it.starts_with("## ")).collect();
+        let expected = [
+            "## What to do",
+            "## What is proven",
+            "## What is trusted",
+            "## What is not proven",
+        ];
+        assert_eq!(headings[..4], expected, "{name}");
+    }
+}
+
 /// Returns the Rust files below `folder`, without those of tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = vec![];

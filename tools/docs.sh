@@ -16,13 +16,13 @@ done
 book=$ROOT/target/book
 rm -rf "$book"; mkdir -p "$book/source"
 cd "$ROOT"
-cp -a book.toml docs ./*.md "$book/source"
+cp -a book.toml docs charts ./*.md "$book/source"
 grep -oh '](\.\./[^)#]*' docs/*.md | sed 's|](\.\./||' | grep -v '\.md$' | sort -u | xargs cp -a --parents -t "$book/source"
 # the book begins at the folder above docs/
 sed -e 's|](\([a-z]\)|](docs/\1|; s|](\.\./|](|' docs/SUMMARY.md >"$book/source/SUMMARY.md"
 rm "$book/source/docs/SUMMARY.md"
 # mdBook makes index.html of README.md, and leaves the links to it as they are
-find "$book/source" -name '*.md' ! -name SUMMARY.md -exec sed -i 's|\(](\(\.\./\)*\)README\.md|\1index.md|' {} +
+find "$book/source" -name '*.md' ! -name SUMMARY.md -exec sed -i 's|\(]([^):]*\)README\.md|\1index.md|' {} +
 cd "$book/source"
 "$tool/bin/mdbook-mermaid" install . 2>/dev/null
 PATH=$tool/bin:$PATH mdbook build --dest-dir "$book/html" >&2
