@@ -79,7 +79,7 @@ h2spec: setup ## run the public HTTP/2 conformance suite against our server, pla
 fuzz: setup ## run each fuzz target for a minute; `tools/fuzz.sh SECONDS TARGET..` for more
 	@tools/fuzz.sh
 
-check-deps: setup ## check what each program links: no async runtime, unlock's limits, the picture in docs/architecture.md
+check-deps: setup ## check what each program links: no async runtime, unlock's limits, the picture and the list of crates in docs/architecture.md
 	@tools/check-deps.sh
 
 deb: setup build ## make Debian packages in target/deb, and check them with lintian, apt, dpkg, dracut and initramfs-tools

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks what each program links: no asynchronous runtime, no second library for the same purpose; at most as many
-# packages and lines of ours as SPECIFICATION.md promises. The modules of a crate use each other in one direction. The picture in
-# docs/architecture.md must match the manifests.
+# packages and lines of ours as SPECIFICATION.md promises. The modules of a crate use each other in one direction. The picture and the
+# table of crates in docs/architecture.md must match the manifests.
 #
-#   tools/check-deps.sh [draw]      draw: writes the picture
+#   tools/check-deps.sh [draw]      draw: writes both
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
@@ -74,26 +74,42 @@ done
 twice=$(cargo tree --locked "${PACKAGES[@]/#/--package=}" --target "$MUSL" --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | sed '/^$/d' | sort -u)
 [ -z "$twice" ] || { say "in more than one version:"; echo "$twice" >&2; }
 
-# Prints the picture: an arrow for each dependency, unless a longer path leads to the same crate.
-picture() {
+# Prints what docs/architecture.md has of the manifests. `picture`: an arrow for each dependency, unless a longer path leads to the same
+# crate. `table`: each crate with its description, programs first, and each crate above those that it uses.
+drawing() {
   cargo metadata --locked --no-deps --format-version 1 | python3 -c '
 import json, sys
 packages = {p["name"]: p for p in json.load(sys.stdin)["packages"] if "/src/" in p["manifest_path"]}
 uses = {n: {d["name"] for d in p["dependencies"] if d["kind"] is None} & set(packages) for n, p in packages.items()}
+programs = {n: sorted(t["name"] for t in p["targets"] if "bin" in t["kind"]) for n, p in packages.items()}
 def reach(n): return uses[n].union(*map(reach, uses[n])) if uses[n] else set()
-print("flowchart TD")
-for n in sorted(packages):
-    programs = sorted(t["name"] for t in packages[n]["targets"] if "bin" in t["kind"])
-    for p in programs: print(f"    {n} -.- {p}([{p}])" if p != n else f"    {n}([{n}])")
-for n in sorted(uses):
-    for d in sorted(uses[n]):
-        if not any(d in reach(o) for o in uses[n] if o != d): print(f"    {n} --> {d}")
-'
+def height(n): return 1 + max(map(height, uses[n]), default=0)
+if sys.argv[1] == "table":
+    for n in sorted(packages, key=lambda n: (not programs[n], -height(n), n)):
+        print(f"| `{n}` |", packages[n]["description"] or sys.exit(f"src/{n}/Cargo.toml has no description"), "|")
+else:
+    print("flowchart TD")
+    for n in sorted(packages):
+        for p in programs[n]: print(f"    {n} -.- {p}([{p}])" if p != n else f"    {n}([{n}])")
+    for n in sorted(uses):
+        for d in sorted(uses[n]):
+            if not any(d in reach(o) for o in uses[n] if o != d): print(f"    {n} --> {d}")
+' "$1"
 }
 page=docs/architecture.md
-drawn() { awk '/^```mermaid$/ { on = 1; next } /^```$/ { on = 0 } on' "$page"; }
+drawn() {
+  case $1 in
+    picture) awk '/^```mermaid$/ { on = 1; next } /^```$/ { on = 0 } on' "$page" ;;
+    table) awk '/^\| crate \| content \|$/ { getline; on = 1; next } !/^\|/ { on = 0 } on' "$page" ;;
+  esac
+}
 if [ "${1:-}" = draw ]; then
-  awk -v picture="$(picture)" '/^```mermaid$/ { print; print picture; skip = 1 } /^```$/ { skip = 0 } !skip' "$page" >"$page.new"
+  awk -v picture="$(drawing picture)" -v table="$(drawing table)" '
+    /^```mermaid$/ { print; print picture; in_picture = 1 } /^```$/ { in_picture = 0 }
+    /^\| crate \| content \|$/ { print; getline; print; print table; in_table = 1; next } !/^\|/ { in_table = 0 }
+    !in_picture && !in_table' "$page" >"$page.new"
   mv "$page.new" "$page"
 fi
-diff <(picture) <(drawn) >&2 || die "the picture in $page does not match the manifests: run tools/check-deps.sh draw"
+for part in picture table; do
+  diff <(drawing $part) <(drawn $part) >&2 || die "the $part in $page does not match the manifests: run tools/check-deps.sh draw"
+done
