@@ -197,7 +197,7 @@ const APPLY: Command = Command {
         Opt::value(
             "require",
             Value::OneOf("FORM", &super::REQUIRE),
-            "strong: refuse nodes of the old form of attested TLS, which all nodes of the old system use; the policy's own field \
+            "strong: refuse nodes of the old form of attested TLS, which all nodes of Constellation use; the policy's own field \
              `\"require\": \"strong\"` does the same; any: admit them, unless the policy has that field; by default as before",
         ),
         KUBECONFIG,
@@ -344,7 +344,7 @@ const VERIFY: Command = Command {
         ),
         Opt::flag(
             "plain",
-            "ask a verification service (`/verify.API/GetAttestation`), as the old system has, without TLS",
+            "ask a verification service (`/verify.API/GetAttestation`), as Constellation has, without TLS",
         ),
         Opt::value(
             "save",
@@ -504,7 +504,7 @@ const RECOVER: Command = Command {
         KNOWN_NODES,
         Opt::flag(
             "migrate",
-            "also open a disk whose header does not name its cluster, such as a disk of the old system; use it only for a \
+            "also open a disk whose header does not name its cluster, such as a disk of Constellation; use it only for a \
              disk that you know to be this node's; needs the measurement salt of the state file",
         ),
         Opt::flag(
@@ -554,7 +554,7 @@ const SSH: Command = Command {
         .or("firstlight-known_hosts"),
         Opt::flag(
             "old-hosts",
-            "also recognize nodes of the old system, whose host certificates are from the authority for users",
+            "also recognize nodes of Constellation, whose host certificates are from the authority for users",
         ),
         Opt::flag("overwrite", "replace an existing certificate"),
         OUTPUT,

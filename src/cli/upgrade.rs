@@ -66,7 +66,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let versions = NODE_VERSIONS.all().named("constellation-version");
     if client.find(&versions).map_err(failed)?.is_some() {
         return Err(Failure::failed(
-            "the cluster has the NodeVersion constellation-version: the old system's operator decides which version new nodes \
+            "the cluster has the NodeVersion constellation-version: Constellation's operator decides which version new nodes \
              get; upgrade with its tools, or remove the operator and this object first",
         ));
     }

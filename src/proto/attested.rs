@@ -104,7 +104,7 @@ pub struct Collateral {
     /// AMD's list of revoked certificates for the chip's product, DER.
     #[prost(bytes = "vec", tag = "3")]
     pub amd_revoked: ::prost::alloc::vec::Vec<u8>,
-    /// Intel's collateral of the platform, JSON (docs/attestation.md).
+    /// Intel's collateral of the platform, JSON (docs/collateral.md).
     #[prost(bytes = "vec", tag = "4")]
     pub intel: ::prost::alloc::vec::Vec<u8>,
 }

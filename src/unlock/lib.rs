@@ -442,7 +442,7 @@ fn describe(disk: &Disk) -> String {
     match disk {
         Disk::New(why) => format!("{why}: formatting it"),
         Disk::Interrupted(_) => {
-            "a format by the old system was interrupted, and no data was written since: formatting it"
+            "a format by Constellation was interrupted, and no data was written since: formatting it"
                 .into()
         }
         Disk::Initialized(header) => format!("state disk {} of a cluster's node", header.uuid()),

@@ -55,7 +55,7 @@ fn in_header(peers: Result<Option<Peers>, String>) -> Vec<Source> {
     let known = peers.map(Option::unwrap_or_default);
     match known {
         Ok(peers) if peers.is_empty() => {
-            let why = "it names no control plane: the disk is of the old system, or of a version of Firstlight before this one";
+            let why = "it names no control plane: the disk is of Constellation, or of a version of Firstlight before this one";
             vec![source(NAME, move || Err(why.into()))]
         }
         Ok(peers) => {

@@ -333,8 +333,8 @@ impl std::fmt::Display for Refused {
                  names (PCR 15)",
             ),
             Refused::NoCluster => f.write_str(
-                "the key opens this disk, but the disk's header names no cluster, as on state disks of the old system and on \
-                 storage volumes; if this is a state disk of the old system, enable migration: --migrate-until of the join \
+                "the key opens this disk, but the disk's header names no cluster, as on state disks of Constellation and on \
+                 storage volumes; if this is a state disk of Constellation, enable migration: --migrate-until of the join \
                  service, --migrate of firstlight recover",
             ),
             Refused::TooLate => f.write_str("another key has opened the disk, or the node is stopping"),

@@ -103,7 +103,7 @@ fn a_disk_whose_format_the_old_system_left_cut_off_is_started_over() {
     let old = header(&disk).uuid();
     let mut node = Program::start(&mut setting.unlock(&disk));
     node.expect(
-        "a format by the old system was interrupted, and no data was written since: formatting it",
+        "a format by Constellation was interrupted, and no data was written since: formatting it",
     );
     // the disk is a file here, so the run ends where it would be mapped
     node.exit();

@@ -193,7 +193,7 @@ fn a_node_whose_control_planes_have_all_moved_says_what_to_do() {
     let before = setting.initialized_disk();
     let mut command = setting.unlock(&before);
     let node = Program::start(command.args(["--csp", "aws", "--metadata", &metadata]));
-    node.expect("disk header: it names no control plane: the disk is of the old system, or");
+    node.expect("disk header: it names no control plane: the disk is of Constellation, or");
     node.terminate();
     let node = Program::start(&mut setting.unlock(&before));
     node.expect("disk header: it names no control plane");
@@ -331,7 +331,7 @@ fn a_join_service_that_hangs_after_the_handshake_does_not_delay_one_that_answers
         warn_only: false,
     };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
-    // as the old system's, which proves nothing
+    // as Constellation's, which proves nothing
     let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::validator(policy))]).only_old();
     let _hanging = Server::start(
         "hanging",

@@ -50,7 +50,7 @@ pub fn may_hold_data(
         Ok(superblock) if superblock.has_plain_journal => u64::from(superblock.journal_sections),
         Ok(_) => {
             return Ok(Some(
-                "its dm-integrity superblock has options that the old system does not use".into(),
+                "its dm-integrity superblock has options that Constellation does not use".into(),
             ));
         }
         Err(reason) => {

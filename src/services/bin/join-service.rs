@@ -60,17 +60,17 @@ Usage: join-service --key-service HOST:PORT [OPTION]..
   --attestation-variant VARIANT  attestation variant of the nodes: {variants} [{default}]
   --evidence SOCKET              unix socket at which the host proves this machine to nodes: /run/firstlight/evidence/socket; without it,
                                  this service proves nothing [none]
-  --verification ADDRESS:PORT    the address of the old system's verification service: evidence for whoever asks, without TLS, by
+  --verification ADDRESS:PORT    answers there like Constellation's verification service: evidence for whoever asks, without TLS, by
                                  --evidence, gRPC [none]
   --verification-http ADDRESS:PORT
                                  the same over HTTP [none]
-{collateral}  --require strong               refuses nodes of the old form of attested TLS, as those of the old system [off]
+{collateral}  --require strong               refuses nodes of the old form of attested TLS, as those of Constellation [off]
   --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines
                                  of any name are admitted as workers, and control planes cannot join
   --metadata URL                 the URL of the metadata service [the cloud's default]
   --kubeconfig FILE              access to the Kubernetes API [the pod's service account; without access, no new node can
                                  join, and any machine that meets the policy gets the key of any disk]
-  --migrate-until DATE           also open disks without a record, such as those of the old system, through the end of
+  --migrate-until DATE           also open disks without a record, such as those of Constellation, through the end of
                                  this day in UTC; for example 2027-01-31 [off]
   --pki DIR                      directory with the cluster's CA and the files for control planes [/etc/kubernetes/pki]
   --log-format FORMAT            text, or json: one object a line with ts, level, logger, msg, uptime [text]

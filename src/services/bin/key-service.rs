@@ -54,7 +54,7 @@ Usage: key-service [OPTION]..
                            attested  TLS in which both ends prove by their TPM that they are machines of this cluster
                            token     by a service account's token for the audience key-service, which the API server
                                      verifies
-                           any       not at all, for callers of the old system
+                           any       not at all, for callers of Constellation
   --grant GRANTS         the grants, CALLER=CLASS,CLASS;CALLER=..; CALLER is NAMESPACE/NAME with token; with attested, it
                          is local (a program of this machine) or member (another machine of the cluster, which never
                          gets ssh, ssh-users or measurement); with any, it is anyone

@@ -239,7 +239,7 @@ impl KeyClient {
     pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
         if matches!(auth, Auth::None) {
             log::warn!(
-                "KEYS ARE SENT IN PLAINTEXT AND FROM ANY SERVER at {endpoint}, as in the old system (--key-service-auth none): \
+                "KEYS ARE SENT IN PLAINTEXT AND FROM ANY SERVER at {endpoint}, as in Constellation (--key-service-auth none): \
                  an attacker in that network can read and choose the keys of disks"
             );
         }

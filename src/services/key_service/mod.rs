@@ -233,7 +233,7 @@ impl KeyService {
             }
             Clients::Any => {
                 log::warn!(
-                    "PLAINTEXT, AND CALLERS ARE NOT AUTHENTICATED, as in the old system (--clients any): any client that reaches {} \
+                    "PLAINTEXT, AND CALLERS ARE NOT AUTHENTICATED, as in Constellation (--clients any): any client that reaches {} \
                      gets every key of {grants}",
                     config.listen
                 );

@@ -28,7 +28,7 @@ compare() {
 
 cat >$T/first-boot <<END
 #!/bin/busybox sh
-# the first boot of the old system: the whole disk is written, then mke2fs
+# the first boot of Constellation: the whole disk is written, then mke2fs
 set -e
 cryptsetup luksFormat -q --type luks2 --cipher aes-xts-plain64 --key-size 512 --integrity hmac-sha256 --sector-size 4096 \
   --pbkdf argon2id --pbkdf-memory 65536 --pbkdf-force-iterations 4 --pbkdf-parallel 1 $NEW $T/pass
@@ -37,7 +37,7 @@ cryptsetup open $FLAGS --key-file $T/pass $NEW state
 END
 chmod +x $T/first-boot
 
-# one by us, one with the parameters of the old system's disks; each was mapped once
+# one by us, one with the parameters of Constellation's disks; each was mapped once
 must unlock new $OURS $T/pass
 must unlock close
 must cryptsetup luksFormat -q --type luks2 --cipher aes-xts-plain64 --key-size 512 --integrity hmac-sha256 --integrity-no-wipe \
@@ -46,7 +46,7 @@ must cryptsetup open $FLAGS --key-file $T/pass $THEIRS state
 must cryptsetup close state
 
 compare "open a disk that firstlight formatted" "unlock open $OURS $T/pass" "cryptsetup open $FLAGS --key-file $T/pass $OURS state"
-compare "open a disk of the old system (argon2id, 64 MiB, 4 passes)" "unlock open $THEIRS $T/pass" \
+compare "open a disk of Constellation (argon2id, 64 MiB, 4 passes)" "unlock open $THEIRS $T/pass" \
   "cryptsetup open $FLAGS --key-file $T/pass $THEIRS state"
 RUNS="1 2 3"
 compare "first boot on 64 MiB (format, map, ext4)" "unlock new $NEW $T/pass" $T/first-boot
