@@ -228,8 +228,8 @@ const APPLY: Command = Command {
         Opt::value(
             "migrate-until",
             Value::Text("DATE"),
-            "the last day, as 2027-01-31, on which the join service opens disks without a record, such as those of the old \
-             system, or never; by default as before, and never in a new cluster",
+            "the last day, as 2027-01-31, on which the join service opens disks without a record, such as those of \
+             Constellation, or never; by default as before, and never in a new cluster",
         ),
         Opt::value(
             "backups",
