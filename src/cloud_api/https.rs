@@ -8,7 +8,7 @@ use cloud::http::Http;
 use cloud::transport::{CONNECT_TIMEOUT, Request, Response, Transport, USER_AGENT};
 use ureq::Agent;
 use ureq::http::Uri;
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::tls::RootCerts;
 
 use super::Error;
 
@@ -33,12 +33,8 @@ impl Api {
             url: base_url.to_owned(),
             problem: format!("{problem}; expected https://HOST[:PORT][/PATH]"),
         })?;
-        let tls = TlsConfig::builder()
-            .root_certs(roots())
-            .unversioned_rustls_crypto_provider(tls::provider())
-            .build();
         let config = Agent::config_builder()
-            .tls_config(tls)
+            .tls_config(web_tls::config(roots()).build())
             .timeout_global(Some(TIMEOUT))
             .timeout_connect(Some(CONNECT_TIMEOUT))
             // no proxy: proxy settings in the environment must not redirect the request
@@ -136,14 +132,11 @@ pub fn check_api(url: &str) -> Result<(), String> {
 /// Returns the certificate authorities of the image, by which the API's certificate is verified. If the image has none, each request
 /// fails with the reason that no authority of that certificate is trusted.
 fn roots() -> RootCerts {
-    let authorities = tls::web_authorities(None).unwrap_or_default();
-    if authorities.is_empty() {
+    let roots = web_tls::roots(None).unwrap_or_else(|_| Vec::new().into());
+    if matches!(&roots, RootCerts::Specific(found) if found.is_empty()) {
         log::warn!("this image has no certificates of web servers' authorities");
     }
-    let of_ureq = authorities
-        .iter()
-        .map(|der| Certificate::from_der(der).to_owned());
-    of_ureq.collect::<Vec<_>>().into()
+    roots
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use base::backoff::Backoff;
 use base::text;
 use ureq::Agent;
 use ureq::http::{HeaderMap, Uri};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::tls::RootCerts;
 
 /// Time limit of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -143,15 +143,6 @@ pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> R
     }
 }
 
-/// Returns the certificates in a file of PEM, or those of this machine's distribution without one.
-pub fn roots(file: Option<&std::path::Path>) -> Result<RootCerts, String> {
-    let authorities = tls::web_authorities(file)?;
-    let of_ureq = authorities
-        .iter()
-        .map(|der| Certificate::from_der(der).to_owned());
-    Ok(of_ureq.collect::<Vec<_>>().into())
-}
-
 impl Server {
     /// Makes a client of the server at `url`, `https://HOST[:PORT][/PATH]`, whose certificate leads to one of the roots.
     pub fn new(url: &str, roots: &RootCerts) -> Result<Server, String> {
@@ -171,12 +162,8 @@ impl Server {
         if uri.query().is_some() || url.contains('#') {
             return Err(fault("has a query or a fragment"));
         }
-        let tls = TlsConfig::builder()
-            .root_certs(roots.clone())
-            .unversioned_rustls_crypto_provider(tls::provider())
-            .build();
         let config = Agent::config_builder()
-            .tls_config(tls)
+            .tls_config(web_tls::config(roots.clone()).build())
             .https_only(true)
             .proxy(None)
             .max_redirects(0)

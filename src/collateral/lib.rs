@@ -200,7 +200,7 @@ impl Fetching {
         };
         // without requests no authorities are needed
         let maa = settings.maa.map(|maa| {
-            let roots = https::roots(maa.ca.as_deref());
+            let roots = web_tls::roots(maa.ca.as_deref());
             Arc::new(Maa::new(roots, settings.clock))
         });
         let cache = Cache::new(Box::new(servers), store, settings.clock);
@@ -389,7 +389,7 @@ struct Servers {
 
 impl Servers {
     fn new(settings: &Settings) -> Result<Servers, String> {
-        let roots = https::roots(settings.ca.as_deref())?;
+        let roots = web_tls::roots(settings.ca.as_deref())?;
         let kds = settings.kds.as_deref();
         let pcs = settings.pcs.as_deref();
         let issuers = settings.issuers.as_deref();

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use ureq::Agent;
 use ureq::http::{Request, Uri};
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use zeroize::Zeroizing;
 
 use super::error::Error;
@@ -47,16 +46,9 @@ impl Server {
         let (base, host) = parse(url)?;
         let of_environment = std::env::var(CERT_FILE).ok();
         let ca = ca.or(of_environment.as_deref()).map(Path::new);
-        let authorities = tls::web_authorities(ca).map_err(Error::Credentials)?;
-        let authorities = authorities
-            .iter()
-            .map(|der| Certificate::from_der(der).to_owned());
-        let tls = TlsConfig::builder()
-            .root_certs(RootCerts::from(authorities.collect::<Vec<_>>()))
-            .unversioned_rustls_crypto_provider(tls::provider())
-            .build();
+        let roots = web_tls::roots(ca).map_err(Error::Credentials)?;
         let config = Agent::config_builder()
-            .tls_config(tls)
+            .tls_config(web_tls::config(roots).build())
             .https_only(true)
             // no proxy: proxy settings in the environment must not redirect the request
             .proxy(None)

@@ -6,22 +6,11 @@
 
 mod x25519_mlkem768;
 
-use std::fs;
-use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 
 pub use x25519_mlkem768::X25519_MLKEM768;
-
-/// Where images have the certificates of web servers' authorities: Debian and Arch, Fedora, Alpine.
-pub const CA_BUNDLES: [&str; 3] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/cert.pem",
-];
 
 /// Returns the provider of every TLS client and server.
 pub fn provider() -> Arc<CryptoProvider> {
@@ -32,27 +21,6 @@ pub fn provider() -> Arc<CryptoProvider> {
         Arc::new(provider)
     });
     PROVIDER.clone()
-}
-
-/// Returns the certificates of the authorities that web servers' certificates lead to: those in a file of PEM, or those of this
-/// machine's distribution without one. A distribution may have none: then no server is trusted.
-pub fn web_authorities(file: Option<&Path>) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = |path: &Path| {
-        let pem =
-            fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        let found: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
-        match found.is_empty() {
-            true => Err(format!("{} contains no certificate", path.display())),
-            false => Ok(found),
-        }
-    };
-    match file {
-        Some(file) => read(file),
-        None => Ok(CA_BUNDLES
-            .iter()
-            .find_map(|path| read(path.as_ref()).ok())
-            .unwrap_or_default()),
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use ring::digest::{SHA256, digest};
 use ureq::Agent;
 use ureq::http::{Response, StatusCode};
-use ureq::tls::{Certificate, TlsConfig};
 
 use super::list::{of_every_version, patch, program};
 use crate::UNREACHABLE;
@@ -97,15 +96,9 @@ impl Client {
             }
         }
         let file = servers.authorities.as_deref();
-        let authorities = tls::web_authorities(file).map_err(Failure::failed)?;
-        let authorities = authorities
-            .iter()
-            .map(|der| Certificate::from_der(der).to_owned());
-        let tls = TlsConfig::builder()
-            .root_certs(authorities.collect::<Vec<_>>().into())
-            .unversioned_rustls_crypto_provider(tls::provider());
+        let roots = web_tls::roots(file).map_err(Failure::failed)?;
         let config = Agent::config_builder()
-            .tls_config(tls.build())
+            .tls_config(web_tls::config(roots).build())
             .https_only(true)
             .max_redirects(REDIRECTS)
             .http_status_as_error(false)

@@ -33,7 +33,6 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use ureq::Agent;
 use ureq::http::{self, Method};
-use ureq::tls::TlsConfig;
 use zeroize::{Zeroize, Zeroizing};
 
 use base::backoff::Backoff;
@@ -142,9 +141,7 @@ impl Client {
     /// Creates a client. It connects at the first call. When `stop` is set, all its calls and
     /// watches end.
     pub fn new(config: Config, stop: &Stop) -> Client {
-        let mut tls = TlsConfig::builder()
-            .root_certs(config.root_certs())
-            .unversioned_rustls_crypto_provider(tls::provider());
+        let mut tls = web_tls::config(config.root_certs());
         let Credentials { certificate, token } = config.credentials;
         if certificate.is_some() {
             tls = tls.client_cert(certificate);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ring::digest::{Context, SHA256};
 use ureq::Agent;
 use ureq::http::Response;
-use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::{PemItem, parse_pem};
 
 use super::component::shown;
 use super::digest::Digest;
@@ -41,12 +41,8 @@ pub fn agent(settings: &Settings) -> (Agent, bool) {
         .filter_map(certificate)
         .collect();
     let has_roots = !roots.is_empty();
-    let tls = TlsConfig::builder()
-        .root_certs(RootCerts::from(roots))
-        .unversioned_rustls_crypto_provider(tls::provider())
-        .build();
     let config = Agent::config_builder()
-        .tls_config(tls)
+        .tls_config(web_tls::config(roots.into()).build())
         .timeout_resolve(Some(CONNECT_TIMEOUT))
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .timeout_per_read(Some(settings.stall))
