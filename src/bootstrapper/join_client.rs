@@ -32,9 +32,7 @@ use disk::state_disk::NewDisk;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
 use node::service_trust::{Proof, ServiceVerifier, Settings};
-use node::ticket_client::{
-    Failure, JoinService, MetadataAnswer, Source, TicketClient, TicketRequester,
-};
+use node::ticket_client::{self, Failure, JoinService, MetadataAnswer, Source, TicketRequester};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
 
@@ -125,7 +123,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     let sources = vec![Source::Metadata(node.metadata.clone())];
     // thread creation may succeed later
     let client = loop {
-        match TicketClient::start(sources.clone(), seeker.clone()) {
+        match ticket_client::start(sources.clone(), seeker.clone()) {
             Ok(client) => break client,
             Err(error) => seeker.note(
                 "this machine",

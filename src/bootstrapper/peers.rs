@@ -7,8 +7,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::header_lock::HeaderLock;
 use base::stop::Stop;
@@ -16,6 +15,7 @@ use base::timeline::Timeline;
 use cloud::{Cloud, Metadata, Role};
 use disk::luks::Peers;
 use disk::state_disk;
+use node::ending::Ending;
 
 /// The pause after an answer. It also limits how often the header is written.
 const EVERY: Duration = Duration::from_secs(3600);
@@ -23,9 +23,6 @@ const EVERY: Duration = Duration::from_secs(3600);
 const AGAIN: Duration = Duration::from_secs(300);
 /// The number of parts that are asked for.
 const PARTS: usize = 2;
-/// How long the end of the program waits for the thread, and how often it looks.
-const GRACE: Duration = Duration::from_secs(2);
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The answer of a metadata service about join services.
 pub struct Known {
@@ -70,30 +67,14 @@ pub struct Keeper {
     pub timeline: Timeline,
 }
 
-/// The running thread, which its stop ends. Dropping this value waits for the thread, but not long if the metadata service hangs. If the
-/// program ends during a write, the disk has the old header or the new one.
-pub struct Keeping(Option<JoinHandle<()>>);
-
-impl Drop for Keeping {
-    fn drop(&mut self) {
-        let Some(thread) = self.0.take() else { return };
-        let end = Instant::now() + GRACE;
-        while !thread.is_finished() && Instant::now() < end {
-            thread::sleep(POLL_INTERVAL);
-        }
-        if thread.is_finished() {
-            let _ = thread.join();
-        }
-    }
-}
-
 impl Keeper {
-    /// Starts the thread. A member works without it, so an error is only logged.
-    pub fn start(self) -> Keeping {
-        let thread = thread::Builder::new().name("peers".into());
-        let thread = thread.spawn(move || self.run());
-        let thread = thread.inspect_err(|error| log::warn!("cannot start a thread: {error}"));
-        Keeping(thread.ok())
+    /// Starts the thread. A member works without it, so an error is only logged. If the program ends during a write, the disk has the old
+    /// header or the new one.
+    pub fn start(self) -> Option<Ending> {
+        let thread = Ending::start("peers", move || self.run());
+        thread
+            .inspect_err(|error| log::warn!("cannot start a thread: {error}"))
+            .ok()
     }
 
     fn run(self) {

@@ -32,6 +32,7 @@ use cloud::{Instance, Metadata, Role};
 use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
 
+use crate::ending::Ending;
 use crate::service_trust::{Proof, ServiceVerifier, Settings};
 
 /// Time limit for the TCP connection.
@@ -53,13 +54,8 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Maximum number of threads. No cluster has this many control planes; the limit holds against a hostile metadata service.
 const MAX_SERVICES: usize = 64;
 
-/// How long a node that has its ticket waits for the threads to end. Name resolution and a request to a slow metadata
-/// service (10 s) may take longer; such a thread ends by itself, and its result is not used.
-const GRACE: Duration = Duration::from_secs(2);
 /// Interval between two looks at this machine's addresses.
 const NETWORK_INTERVAL: Duration = Duration::from_millis(50);
-/// Interval between two checks whether the threads have ended.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What is requested, and what happens with the answers.
 pub trait TicketRequester: Send + Sync + 'static {
@@ -305,38 +301,16 @@ impl Connection<'_> {
     }
 }
 
-/// The threads that request tickets. They stop with [`TicketRequester::finished`] and are joined on drop.
-pub struct TicketClient(Option<JoinHandle<()>>);
-
-impl TicketClient {
-    /// Starts requests to every join service that the sources list, which are asked in this order.
-    ///
-    /// # Errors
-    /// If no thread can be created.
-    pub fn start<R: TicketRequester>(
-        sources: Vec<Source>,
-        requester: Arc<R>,
-    ) -> std::io::Result<TicketClient> {
-        let lister = thread::Builder::new().name("tickets".into());
-        lister
-            .spawn(move || request_from_all(&sources, &requester))
-            .map(|thread| TicketClient(Some(thread)))
-    }
-}
-
-impl Drop for TicketClient {
-    fn drop(&mut self) {
-        let Some(thread) = self.0.take() else { return };
-        let end = Instant::now() + GRACE;
-        while !thread.is_finished() && Instant::now() < end {
-            thread::sleep(POLL_INTERVAL);
-        }
-        if thread.is_finished() {
-            let _ = thread.join();
-        } else {
-            log::debug!("a request is still running; its result is not used");
-        }
-    }
+/// Requests a ticket from every join service that the sources list, which are asked in this order, until
+/// [`TicketRequester::finished`].
+///
+/// # Errors
+/// If no thread can be created.
+pub fn start<R: TicketRequester>(
+    sources: Vec<Source>,
+    requester: Arc<R>,
+) -> std::io::Result<Ending> {
+    Ending::start("tickets", move || request_from_all(&sources, &requester))
 }
 
 fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) {
@@ -355,7 +329,7 @@ fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) 
             for host in listed.hosts {
                 if threads.len() < MAX_SERVICES
                     && let Entry::Vacant(unknown) = threads.entry(host)
-                    && let Some(thread) = start(host, requester)
+                    && let Some(thread) = start_one(host, requester)
                 {
                     unknown.insert(thread);
                 }
@@ -386,7 +360,7 @@ fn request_from_all<R: TicketRequester>(sources: &[Source], requester: &Arc<R>) 
 }
 
 /// Starts the thread that requests tickets from the join service of a host.
-fn start<R: TicketRequester>(host: IpAddr, requester: &Arc<R>) -> Option<JoinHandle<()>> {
+fn start_one<R: TicketRequester>(host: IpAddr, requester: &Arc<R>) -> Option<JoinHandle<()>> {
     let (requester, service) = (
         requester.clone(),
         JoinService(SocketAddr::new(host, NODE_PORT)),

@@ -82,9 +82,8 @@ use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
 use disk::state_disk::{
     self, Disk, Handover, MAPPING, NodeState, device, filesystem, handover, node_state,
 };
-use node::quotes;
 use node::service_trust::Settings;
-use node::ticket_client::TicketClient;
+use node::{quotes, ticket_client};
 use peers::Sources;
 use recovery::RecoveryServer;
 use rejoin::Rejoin;
@@ -313,7 +312,7 @@ impl Unlock {
             demands: self.demands,
             timeline,
         });
-        let rejoin = TicketClient::start(self.sources.with(header), rejoin);
+        let rejoin = ticket_client::start(self.sources.with(header), rejoin);
         if let Err(error) = &rejoin {
             waiting.note("rejoin", format!("cannot start: {error}"));
         }
