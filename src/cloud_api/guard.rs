@@ -8,23 +8,23 @@ use std::sync::{Mutex, PoisonError};
 use super::{Alias, Error, Instance, Metadata, Range, Role, is_host};
 
 /// The metadata service of a cloud, whose answers are checked.
-pub struct Guarded<C> {
-    client: C,
+pub struct Guarded {
+    client: Box<dyn Metadata>,
     /// This machine, as the first answer described it.
     own: Mutex<Option<Instance>>,
 }
 
-impl<C: Metadata> Guarded<C> {
+impl Guarded {
     /// Checks the answers of this client.
-    pub fn new(client: C) -> Guarded<C> {
+    pub fn new(client: impl Metadata + 'static) -> Guarded {
         Guarded {
-            client,
+            client: Box::new(client),
             own: Mutex::default(),
         }
     }
 }
 
-impl<C: Metadata> Metadata for Guarded<C> {
+impl Metadata for Guarded {
     fn own_instance(&self) -> Result<Instance, Error> {
         let own = self.client.own_instance()?;
         if let Some(fault) = own.vpc_ip.and_then(fault_of_address) {
@@ -173,11 +173,13 @@ fn shown(machine: &Instance) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     /// A cloud that answers what a test sets.
     struct Fake {
-        own: Mutex<Instance>,
+        own: Arc<Mutex<Instance>>,
         peers: Vec<Instance>,
         load_balancer: &'static str,
     }
@@ -220,15 +222,15 @@ mod tests {
         }
     }
 
-    fn guarded(peers: Vec<Instance>, load_balancer: &'static str) -> Guarded<Fake> {
+    fn guarded(peers: Vec<Instance>, load_balancer: &'static str) -> Guarded {
         Guarded::new(Fake {
-            own: Mutex::new(machine("a", "10.0.0.1")),
+            own: Arc::new(Mutex::new(machine("a", "10.0.0.1"))),
             peers,
             load_balancer,
         })
     }
 
-    fn refused(guarded: &Guarded<Fake>) -> String {
+    fn refused(guarded: &Guarded) -> String {
         match guarded.peers() {
             Err(Error::Refused(why)) => why,
             other => panic!("{other:?}"),
@@ -277,8 +279,13 @@ mod tests {
 
     #[test]
     fn a_role_may_appear_and_never_changes() {
-        let guarded = guarded(vec![], "");
-        let set = |role| guarded.client.own.lock().unwrap().role = role;
+        let own = Arc::new(Mutex::new(machine("a", "10.0.0.1")));
+        let guarded = Guarded::new(Fake {
+            own: own.clone(),
+            peers: vec![],
+            load_balancer: "",
+        });
+        let set = |role| own.lock().unwrap().role = role;
         set(Role::Unknown);
         guarded.own_instance().unwrap();
         set(Role::Worker);
@@ -293,7 +300,7 @@ mod tests {
         }
         set(Role::Worker);
         guarded.own_instance().unwrap();
-        guarded.client.own.lock().unwrap().vpc_ip = Some("127.0.0.1".parse().unwrap());
+        own.lock().unwrap().vpc_ip = Some("127.0.0.1".parse().unwrap());
         assert!(matches!(guarded.own_instance(), Err(Error::Refused(_))));
     }
 
