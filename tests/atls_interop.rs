@@ -26,7 +26,6 @@ const TIME: Duration = Duration::from_secs(30);
 
 /// The modes: which sides attest themselves.
 const MODES: [&str; 4] = ["server", "client", "mutual", "none"];
-const VERSIONS: [&str; 2] = ["1.3", "1.2"];
 
 fn go_peer() -> PathBuf {
     go_program("atls_go", env!("CARGO_TARGET_TMPDIR"))
@@ -161,36 +160,25 @@ fn connect(client: &Client, server: &GoServer) -> Result<Transport, Error> {
 // A Go client and our server
 
 #[test]
-fn a_go_client_is_served_in_every_mode_and_version() {
+fn a_go_client_is_served_in_every_mode() {
     for mode in MODES {
-        for version in VERSIONS {
-            let (address, served) = serve(server_for(mode), 1);
-            let (content, said) = go_client(
-                address,
-                &[&format!("-mode={mode}"), &format!("-tls={version}")],
-            );
-            assert!(content, "{mode} {version}: {said}");
-            assert!(said.contains("alpn h2\n"), "{mode} {version}: {said}");
-            assert!(served.join().unwrap()[0].is_ok());
-        }
+        let (address, served) = serve(server_for(mode), 1);
+        let (content, said) = go_client(address, &[&format!("-mode={mode}")]);
+        assert!(content, "{mode}: {said}");
+        assert!(said.contains("alpn h2\n"), "{mode}: {said}");
+        assert!(served.join().unwrap()[0].is_ok());
     }
 }
 
 #[test]
 fn a_go_client_is_served_whatever_its_key_exchange() {
     for curve in ["x25519", "p256", "p384", "retry"] {
-        for version in VERSIONS {
-            for mode in ["server", "mutual"] {
-                let (address, served) = serve(server_for(mode), 1);
-                let args = [
-                    format!("-mode={mode}"),
-                    format!("-tls={version}"),
-                    format!("-curve={curve}"),
-                ];
-                let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
-                assert!(content, "{args:?}: {said}; {:?}", served.join());
-                assert!(served.join().unwrap()[0].is_ok());
-            }
+        for mode in ["server", "mutual"] {
+            let (address, served) = serve(server_for(mode), 1);
+            let args = [format!("-mode={mode}"), format!("-curve={curve}")];
+            let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
+            assert!(content, "{args:?}: {said}; {:?}", served.join());
+            assert!(served.join().unwrap()[0].is_ok());
         }
     }
 }
@@ -244,13 +232,9 @@ fn x25519mlkem768_works_with_go_in_both_directions() {
 
 #[test]
 fn a_go_client_is_served_however_its_client_hello_is_split() {
-    for (version, size) in [("1.3", 100), ("1.2", 7), ("1.3", 1), ("1.3", 4), ("1.3", 5)] {
+    for size in [100, 7, 1, 4, 5] {
         let (address, served) = serve(server_for("mutual"), 1);
-        let args = [
-            "-mode=mutual".into(),
-            format!("-tls={version}"),
-            format!("-fragment={size}"),
-        ];
+        let args = ["-mode=mutual".into(), format!("-fragment={size}")];
         let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
         assert!(content, "{args:?}: {said}");
         assert!(served.join().unwrap()[0].is_ok());
@@ -280,15 +264,10 @@ fn a_go_client_is_served_whatever_protocols_it_offers() {
 
 #[test]
 fn many_go_clients_are_served_with_nonces_of_every_form() {
-    for version in VERSIONS {
-        let (address, served) = serve(server_for("mutual"), 200);
-        let (content, said) = go_client(
-            address,
-            &["-mode=mutual", "-n=200", &format!("-tls={version}")],
-        );
-        assert!(content, "{version}: {said}");
-        assert!(served.join().unwrap().iter().all(Result::is_ok));
-    }
+    let (address, served) = serve(server_for("mutual"), 200);
+    let (content, said) = go_client(address, &["-mode=mutual", "-n=200"]);
+    assert!(content, "{said}");
+    assert!(served.join().unwrap().iter().all(Result::is_ok));
 }
 
 /// Each case has a fault of the Go client and the reason that our side gets. The client must receive an alert and nothing else.
@@ -306,31 +285,21 @@ fn a_go_client_that_does_not_prove_itself_is_refused() {
         ("-client-eku", "for another use (extended key usage)"),
         ("-first-oid=1.3.9900.1.1", "no Nonce"),
     ] {
-        for version in VERSIONS {
-            // Go cannot make a certificate with two extensions of one OID
-            let mode = if flag.starts_with("-first-oid") {
-                "-no-issuer"
-            } else {
-                "-mode=client"
-            };
-            let (address, served) = serve(server_for("client"), 1);
-            let (content, said) = go_client(
-                address,
-                &["-mode=client", mode, flag, &format!("-tls={version}")],
-            );
-            assert!(
-                !content && said.contains("remote error: tls: access denied"),
-                "{flag} {version}: {said}"
-            );
-            let end = served.join().unwrap().remove(0).unwrap_err();
-            let reason = end
-                .refused()
-                .unwrap_or_else(|| panic!("{flag} {version}: {end}"));
-            assert!(
-                reason.to_string().contains(expected),
-                "{flag} {version}: {reason}"
-            );
-        }
+        // Go cannot make a certificate with two extensions of one OID
+        let mode = if flag.starts_with("-first-oid") {
+            "-no-issuer"
+        } else {
+            "-mode=client"
+        };
+        let (address, served) = serve(server_for("client"), 1);
+        let (content, said) = go_client(address, &["-mode=client", mode, flag]);
+        assert!(
+            !content && said.contains("remote error: tls: access denied"),
+            "{flag}: {said}"
+        );
+        let end = served.join().unwrap().remove(0).unwrap_err();
+        let reason = end.refused().unwrap_or_else(|| panic!("{flag}: {end}"));
+        assert!(reason.to_string().contains(expected), "{flag}: {reason}");
     }
 }
 
@@ -405,8 +374,8 @@ fn an_unrelated_extension_before_the_document_is_ignored() {
 }
 
 #[test]
-fn a_go_client_with_only_tls12_is_refused_if_13_is_required() {
-    let (address, served) = serve(server_for("server").require_strong(), 1);
+fn a_go_client_with_only_tls12_is_refused() {
+    let (address, served) = serve(server_for("server"), 1);
     let (content, said) = go_client(address, &["-mode=server", "-tls=1.2"]);
     assert!(!content && said.contains("protocol version"), "{said}");
     assert!(matches!(
@@ -418,44 +387,36 @@ fn a_go_client_with_only_tls12_is_refused_if_13_is_required() {
 #[test]
 fn a_go_client_and_our_server_exchange_megabytes_in_both_directions_at_once() {
     const SIZE: usize = 16 << 20;
-    for version in VERSIONS {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let served = thread::spawn(move || {
-            let transport = server_for("mutual")
-                .handshake(listener.accept().unwrap().0, Instant::now() + TIME)
-                .unwrap();
-            transport.socket.set_read_timeout(Some(TIME)).unwrap();
-            let Transport {
-                mut reader,
-                mut writer,
-                ..
-            } = transport;
-            std::io::copy(&mut reader, &mut writer)
-        });
-        let args = [
-            "-mode=mutual".into(),
-            format!("-tls={version}"),
-            format!("-bytes={SIZE}"),
-        ];
-        let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
-        assert!(content, "{version}: {said}");
-        // the Go client ends with close_notify, which the reader sees as the end, not as an error
-        assert_eq!(served.join().unwrap().unwrap(), SIZE as u64);
-    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let served = thread::spawn(move || {
+        let transport = server_for("mutual")
+            .handshake(listener.accept().unwrap().0, Instant::now() + TIME)
+            .unwrap();
+        transport.socket.set_read_timeout(Some(TIME)).unwrap();
+        let Transport {
+            mut reader,
+            mut writer,
+            ..
+        } = transport;
+        std::io::copy(&mut reader, &mut writer)
+    });
+    let args = ["-mode=mutual".into(), format!("-bytes={SIZE}")];
+    let (content, said) = go_client(address, &args.each_ref().map(String::as_str));
+    assert!(content, "{said}");
+    // the Go client ends with close_notify, which the reader sees as the end, not as an error
+    assert_eq!(served.join().unwrap().unwrap(), SIZE as u64);
 }
 
 // Our client and a Go server
 
 #[test]
-fn a_go_server_is_reached_in_every_mode_and_version() {
+fn a_go_server_is_reached_in_every_mode() {
     for mode in MODES {
-        for version in VERSIONS {
-            let server = GoServer::start(&[&format!("-mode={mode}"), &format!("-tls={version}")]);
-            let mut transport = connect(&client_for(mode), &server)
-                .unwrap_or_else(|e| panic!("{mode} {version}: {e}"));
-            ask(&mut transport).unwrap_or_else(|e| panic!("{mode} {version}: {e}"));
-        }
+        let server = GoServer::start(&[&format!("-mode={mode}")]);
+        let mut transport =
+            connect(&client_for(mode), &server).unwrap_or_else(|e| panic!("{mode}: {e}"));
+        ask(&mut transport).unwrap_or_else(|e| panic!("{mode}: {e}"));
     }
 }
 
@@ -473,12 +434,10 @@ fn a_go_server_is_reached_after_a_hello_retry_request_and_with_other_protocols()
 
 #[test]
 fn a_go_server_is_reached_many_times() {
-    for version in VERSIONS {
-        let server = GoServer::start(&["-mode=mutual", &format!("-tls={version}")]);
-        let client = client_for("mutual");
-        for _ in 0..100 {
-            ask(&mut connect(&client, &server).unwrap()).unwrap();
-        }
+    let server = GoServer::start(&["-mode=mutual"]);
+    let client = client_for("mutual");
+    for _ in 0..100 {
+        ask(&mut connect(&client, &server).unwrap()).unwrap();
     }
 }
 
@@ -494,17 +453,10 @@ fn a_go_server_that_does_not_prove_itself_is_refused() {
         ),
         ("-critical", "a critical extension that is not known"),
     ] {
-        for version in VERSIONS {
-            let server = GoServer::start(&["-mode=server", flag, &format!("-tls={version}")]);
-            let error = connect(&client_for("server"), &server).err().expect(flag);
-            let reason = error
-                .refused()
-                .unwrap_or_else(|| panic!("{flag} {version}: {error}"));
-            assert!(
-                reason.to_string().contains(text),
-                "{flag} {version}: {reason}"
-            );
-        }
+        let server = GoServer::start(&["-mode=server", flag]);
+        let error = connect(&client_for("server"), &server).err().expect(flag);
+        let reason = error.refused().unwrap_or_else(|| panic!("{flag}: {error}"));
+        assert!(reason.to_string().contains(text), "{flag}: {reason}");
     }
 }
 
@@ -517,14 +469,8 @@ fn a_client_without_validators_ignores_the_server_s_clock() {
 #[test]
 fn a_refusal_by_a_go_server_is_reported() {
     let wrong: Client = Client::new(Some(Arc::new(Dummy(OTHER_OID))), vec![]);
-    // in TLS 1.2 the handshake fails
-    let server = GoServer::start(&["-mode=client", "-tls=1.2"]);
-    for client in [&wrong, &client_for("none")] {
-        let error = connect(client, &server).err().unwrap();
-        assert!(matches!(error, Error::PeerRefused(_)), "{error}");
-    }
-    // in TLS 1.3 the first read fails
-    let server = GoServer::start(&["-mode=client", "-tls=1.3"]);
+    // the first read fails
+    let server = GoServer::start(&["-mode=client"]);
     for client in [&wrong, &client_for("none")] {
         let error = ask(&mut connect(client, &server).unwrap()).unwrap_err();
         let error = error
@@ -537,11 +483,9 @@ fn a_refusal_by_a_go_server_is_reported() {
 }
 
 #[test]
-fn a_go_server_with_only_tls12_is_refused_if_13_is_required() {
+fn a_go_server_with_only_tls12_is_refused() {
     let server = GoServer::start(&["-mode=server", "-tls=1.2"]);
-    let error = connect(&client_for("server").require_strong(), &server)
-        .err()
-        .unwrap();
+    let error = connect(&client_for("server"), &server).err().unwrap();
     assert!(matches!(error, Error::PeerRefused(_)), "{error}");
 }
 
@@ -609,40 +553,32 @@ fn hide_server_name(hello: &mut [u8]) {
 
 #[test]
 fn a_changed_client_hello_of_a_go_client_ends_the_handshake_at_our_server() {
-    for version in VERSIONS {
-        for (mode, change) in [
-            ("none", flip_nonce as fn(&mut [u8])),
-            ("none", rename_server_name),
-            ("none", hide_server_name),
-            ("client", flip_nonce),
-            ("client", hide_server_name),
-            ("mutual", flip_nonce),
-        ] {
-            let (address, served) = serve(server_for(mode), 1);
-            let address = tamper(address, change);
-            let (content, said) = go_client(
-                address,
-                &[&format!("-mode={mode}"), &format!("-tls={version}")],
-            );
-            assert!(!content, "{mode} {version}: {said}");
-            assert!(served.join().unwrap()[0].is_err(), "{mode} {version}");
-        }
+    for (mode, change) in [
+        ("none", flip_nonce as fn(&mut [u8])),
+        ("none", rename_server_name),
+        ("none", hide_server_name),
+        ("client", flip_nonce),
+        ("client", hide_server_name),
+        ("mutual", flip_nonce),
+    ] {
+        let (address, served) = serve(server_for(mode), 1);
+        let address = tamper(address, change);
+        let (content, said) = go_client(address, &[&format!("-mode={mode}")]);
+        assert!(!content, "{mode}: {said}");
+        assert!(served.join().unwrap()[0].is_err(), "{mode}");
     }
 }
 
 #[test]
 fn a_changed_client_hello_of_ours_ends_the_handshake_at_a_go_server() {
-    for version in VERSIONS {
-        for change in [flip_nonce as fn(&mut [u8]), hide_server_name] {
-            let server = GoServer::start(&["-mode=none", &format!("-tls={version}")]);
-            let socket = TcpStream::connect(tamper(server.address, change)).unwrap();
-            assert!(
-                client_for("none")
-                    .connect(socket, Instant::now() + TIME)
-                    .is_err(),
-                "{version}"
-            );
-        }
+    for change in [flip_nonce as fn(&mut [u8]), hide_server_name] {
+        let server = GoServer::start(&["-mode=none"]);
+        let socket = TcpStream::connect(tamper(server.address, change)).unwrap();
+        assert!(
+            client_for("none")
+                .connect(socket, Instant::now() + TIME)
+                .is_err()
+        );
     }
 }
 

@@ -10,12 +10,11 @@
 //! of the peer's certificate is not compared with a clock.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ring::digest;
 use rustls::SignatureScheme;
 use rustls::crypto::ring::sign::any_ecdsa_type;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 use zeroize::Zeroizing;
 
@@ -151,7 +150,10 @@ pub fn verify(
     validators: &[Arc<dyn Validator>],
     nonce: &[u8],
 ) -> Result<Identified, ValidateError> {
-    let public_key = verify_self_signed(certificate).map_err(refusal)?;
+    let Some(any) = validators.first() else {
+        return Err(no_document(&[], validators));
+    };
+    let public_key = any.self_signed(certificate).map_err(refusal)?;
     let extensions = read_extensions(certificate)
         .map_err(|Malformed| refusal("the extensions of its certificate are malformed".into()))?;
 
@@ -189,42 +191,6 @@ pub fn is_bare(certificate: &CertificateDer<'_>) -> bool {
 
 fn refusal(text: String) -> ValidateError {
     ValidateError(text.into())
-}
-
-/// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. The error is a clause.
-fn verify_self_signed(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
-    let unreadable = |error| format!("its certificate cannot be read: {}", in_words(&error));
-    let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
-    let leaf = webpki::EndEntityCert::try_from(certificate).map_err(unreadable)?;
-    let algorithms = tls::provider().signature_verification_algorithms.all;
-    let anchors = [root];
-    let at = |time| {
-        let usage = webpki::KeyUsage::server_auth();
-        leaf.verify_for_usage(algorithms, &anchors, &[], time, usage, None, None)
-            .map(drop)
-    };
-    // webpki demands a time: the first at which the certificate is valid
-    let verified = match at(UnixTime::since_unix_epoch(Duration::ZERO)) {
-        Err(webpki::Error::CertNotValidYet { not_before, .. }) => at(not_before),
-        verified => verified,
-    };
-    verified.map_err(|error| {
-        let why = in_words(&error);
-        format!("its certificate is not properly self-signed: {why}")
-    })?;
-    Ok(leaf.subject_public_key_info().as_ref().to_vec())
-}
-
-fn in_words(error: &webpki::Error) -> &'static str {
-    match error {
-        webpki::Error::UnsupportedCriticalExtension => {
-            "it has a critical extension that is not known"
-        }
-        webpki::Error::RequiredEkuNotFoundContext(_) => {
-            "it is for another use (extended key usage)"
-        }
-        _ => "it is malformed, or its signature is wrong",
-    }
 }
 
 struct Extension<'a> {

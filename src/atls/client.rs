@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ResolvesClientCert, Resumption};
-use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::verify_tls13_signature;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ClientConnection, Connection, DigitallySignedStruct, SignatureScheme};
@@ -16,7 +16,8 @@ use rustls::{ClientConfig, ClientConnection, Connection, DigitallySignedStruct, 
 use super::exchange::End;
 use super::forms::Forms;
 use super::handshake::{self, Timed};
-use super::{ALPN_H2, Error, certificate, nonce};
+use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
+use super::{ALPN_H2, Error, certificate, nonce, provider};
 use attest::{Form, Identified, Issuer, Role, Validator};
 use transport::Transport;
 use transport::half_open::PeersTurn;
@@ -64,7 +65,7 @@ impl Client {
         self
     }
 
-    /// Refuses the old form, and so TLS 1.2.
+    /// Refuses the old form.
     pub fn require_strong(mut self) -> Self {
         self.forms = Forms::OnlyStrong;
         self
@@ -173,13 +174,12 @@ impl Client {
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ClientConfig, Error> {
-        let (versions, protocols) = self.forms.parameters(&[ALPN_H2]);
-        let mut config = ClientConfig::builder_with_provider(tls::provider())
-            .with_protocol_versions(versions)?
+        let mut config = ClientConfig::builder_with_provider(provider::client())
+            .with_protocol_versions(VERSIONS)?
             .dangerous() // attestation replaces the public-key infrastructure
             .with_custom_certificate_verifier(session.clone())
             .with_client_cert_resolver(session.clone());
-        config.alpn_protocols = protocols;
+        config.alpn_protocols = self.forms.protocols(&[ALPN_H2]);
         config.resumption = Resumption::disabled();
         Ok(config)
     }
@@ -261,16 +261,11 @@ impl ServerCertVerifier for Session {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        leaf: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
+        _message: &[u8],
+        _leaf: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(
-            message,
-            leaf,
-            signature,
-            &tls::provider().signature_verification_algorithms,
-        )
+        Err(OTHER_VERSION)
     }
 
     fn verify_tls13_signature(
@@ -279,18 +274,11 @@ impl ServerCertVerifier for Session {
         leaf: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(
-            message,
-            leaf,
-            signature,
-            &tls::provider().signature_verification_algorithms,
-        )
+        verify_tls13_signature(message, leaf, signature, &SIGNATURES)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        tls::provider()
-            .signature_verification_algorithms
-            .supported_schemes()
+        SIGNATURES.supported_schemes()
     }
 }
 

@@ -1,7 +1,6 @@
-//! The forms of attested TLS that an end accepts, as parameters of TLS.
+//! The forms of attested TLS that an end accepts, as protocols of TLS.
 
 use proto::attested::ALPN as ALPN_STRONG;
-use rustls::SupportedProtocolVersion;
 
 /// The forms that an end accepts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -15,32 +14,26 @@ pub enum Forms {
 }
 
 impl Forms {
-    /// TLS 1.2 has no exporter that covers the handshake without a further extension.
-    const TLS13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
-
-    /// Returns the versions of TLS, and the ALPN protocol names in the order of preference. `old` are those of the old form.
-    pub fn parameters(
-        self,
-        old: &[&[u8]],
-    ) -> (&'static [&'static SupportedProtocolVersion], Vec<Vec<u8>>) {
+    /// Returns the ALPN protocol names in the order of preference. `old` are those of the old form.
+    pub fn protocols(self, old: &[&[u8]]) -> Vec<Vec<u8>> {
         let strong: &[&[u8]] = &[ALPN_STRONG];
-        let (versions, protocols) = match self {
-            Forms::Both => (rustls::ALL_VERSIONS, [strong, old]),
-            Forms::OldFirst => (rustls::ALL_VERSIONS, [old, strong]),
-            Forms::OnlyStrong => (Self::TLS13, [strong, &[]]),
-            Forms::OnlyOld => (rustls::ALL_VERSIONS, [&[], old]),
+        let protocols = match self {
+            Forms::Both => [strong, old],
+            Forms::OldFirst => [old, strong],
+            Forms::OnlyStrong => [strong, &[]],
+            Forms::OnlyOld => [&[], old],
         };
-        let protocols = protocols.concat().into_iter().map(<[u8]>::to_vec);
-        (versions, protocols.collect())
+        let protocols = protocols.concat().into_iter();
+        protocols.map(<[u8]>::to_vec).collect()
     }
 
-    /// Returns whether a server selects the strong form, as rustls does by the order of `parameters`.
+    /// Returns whether a server selects the strong form, as rustls does by the order of `protocols`.
     pub fn selects_strong<'a>(
         self,
         offered: impl Iterator<Item = &'a [u8]>,
         old: &[&[u8]],
     ) -> bool {
-        let (_, protocols) = self.parameters(old);
+        let protocols = self.protocols(old);
         let offered: Vec<&[u8]> = offered.collect();
         let selected = protocols
             .iter()

@@ -3,7 +3,7 @@
 //! In the **strong form** (`exchange.rs`) both ends exchange documents inside a TLS 1.3 connection. The documents cover the exporter of
 //! the connection. Our own programs use it with each other.
 //!
-//! The **old form** is for programs of Edgeless Systems' Constellation: TLS 1.3 (RFC 8446), or 1.2 (RFC 5246), with self-signed
+//! The **old form** is for programs of Edgeless Systems' Constellation: TLS 1.3 (RFC 8446) with self-signed
 //! certificates. The certificate of an end that *issues* has one extension with an attestation document that binds the key of the
 //! certificate and a nonce of the peer. The nonces are in the same fields as in the old system:
 //!
@@ -28,10 +28,10 @@
 //! |---|---|
 //! | `client.rs`, `server.rs` | the two roles: a rustls configuration for one connection, hooks that issue and validate |
 //! | `exchange.rs` | the strong form: offers and proofs after the handshake |
-//! | `forms.rs` | which forms an end accepts, as parameters of TLS |
+//! | `forms.rs` | which forms an end accepts, as protocols of TLS |
 //! | `handshake.rs` | the blocking handshake under one total deadline; alert and drain when it fails |
 //! | [`hello`] | hides from rustls a server name that is not a host name (a state machine over bytes, no I/O) |
-//! | `provider.rs` | the transcript hashes, which revert the change of `hello` |
+//! | `provider.rs` | the cryptography: algorithms, and the transcript hashes, which revert the change of `hello` |
 //! | `nonce.rs`, `certificate.rs` | nonces and certificates of the old form |
 //! | `stream.rs` | [`split`]: two independent halves of an established TLS connection, attested or not |
 //!
@@ -42,8 +42,8 @@
 //!   document (a TPM quote) per connection. [`server::MAX_ISSUING`] limits how many are made at the same time.
 //! - In the old form a document binds the key of the certificate, not the transcript: a party with the private key can relay. The
 //!   strong form stops this. [`Client::require_strong`] and [`Server::require_strong`] refuse the old form.
-//! - The old form allows TLS 1.2, because the old programs accept it. It shows the certificates, and so the documents, to anyone on
-//!   the network.
+//! - TLS 1.2 is refused, which the old programs would accept but do not choose: both ends of a connection know 1.3. It shows the
+//!   certificates, and so the documents, to anyone on the network.
 //! - No clock is compared with the validity of a certificate, and ours are always valid: the nonce guarantees the freshness of a
 //!   document ([`certificate`] says why this is sufficient). A client without validators does not check the certificate.
 

@@ -1,60 +1,107 @@
-//! The crypto provider of an attested TLS server: that of every TLS connection, with hashes over the ClientHello as the client
-//! sent it.
+//! The cryptography of attested TLS, which is a part of what web servers need: both systems speak TLS 1.3 and make certificates with a key
+//! of P-256, and each TLS 1.3 has AES-GCM (RFC 8446 §9.1). Nothing else can be negotiated, and `unlock` links nothing else.
 //!
+//! On a server, transcript hashes are over the ClientHello as the client sent it:
 //! [`super::hello`] renames an extension before rustls parses the ClientHello, but the transcript hash must cover the original.
 //! Each `Context::update` of rustls is one complete handshake message (`rustls::hash_hs`), so the hash recognizes a ClientHello
 //! and renames the extension back. If a future rustls behaves differently, the Finished messages do not match and every handshake
 //! fails: an error here cannot weaken a connection. rustls 0.24 will accept such names (`InvalidSniPolicy::IgnoreAll`); then this
-//! file can be deleted.
+//! part can be deleted.
 
 use std::sync::{Arc, LazyLock};
 
-use rustls::crypto::CryptoProvider;
 use rustls::crypto::hash::{Context, Hash, HashAlgorithm, Output};
-use rustls::{CipherSuiteCommon, SupportedCipherSuite, Tls12CipherSuite, Tls13CipherSuite};
+use rustls::crypto::ring::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384};
+use rustls::crypto::ring::kx_group::{SECP256R1, SECP384R1, X25519};
+use rustls::crypto::{
+    CryptoProvider, GetRandomFailed, KeyProvider, SecureRandom, WebPkiSupportedAlgorithms,
+};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::sign::SigningKey;
+use rustls::{
+    CipherSuiteCommon, PeerIncompatible, SignatureScheme, SupportedCipherSuite,
+    SupportedProtocolVersion, Tls13CipherSuite,
+};
 
 use super::hello;
+
+/// The version of TLS. An older one has no exporter that covers the handshake without a further extension.
+pub const VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+/// The error for a signature of another version, which rustls never asks about.
+pub const OTHER_VERSION: rustls::Error =
+    rustls::Error::PeerIncompatible(PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig);
+/// The signatures of certificates and handshakes.
+pub static SIGNATURES: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
+    all: &[webpki::ring::ECDSA_P256_SHA256],
+    mapping: &[(
+        SignatureScheme::ECDSA_NISTP256_SHA256,
+        &[webpki::ring::ECDSA_P256_SHA256],
+    )],
+};
+
+/// Returns the provider of a client.
+pub fn client() -> Arc<CryptoProvider> {
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(with_sent(None)));
+    PROVIDER.clone()
+}
 
 /// Returns the provider with transcript hashes over the ClientHello as sent.
 pub fn server() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> =
-        LazyLock::new(|| Arc::new(with_sent(&hello::reveal_server_name)));
+        LazyLock::new(|| Arc::new(with_sent(Some(&hello::reveal_server_name))));
     PROVIDER.clone()
 }
 
 /// Returns handshake messages as they are sent, if that is not as rustls knows them.
 pub type Sent = &'static (dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync);
 
-/// Returns the provider of every TLS connection with transcript hashes over what `sent` returns.
-pub fn with_sent(sent: Sent) -> CryptoProvider {
-    let mut provider = CryptoProvider::clone(&tls::provider());
-    for suite in &mut provider.cipher_suites {
-        *suite = with_true_hash(*suite, sent);
+/// Returns the provider with transcript hashes over what `sent` returns.
+pub fn with_sent(sent: Option<Sent>) -> CryptoProvider {
+    let suites = [TLS13_AES_256_GCM_SHA384, TLS13_AES_128_GCM_SHA256];
+    let suites = suites.iter().filter_map(SupportedCipherSuite::tls13);
+    CryptoProvider {
+        cipher_suites: suites.map(|suite| with_hash(suite, sent)).collect(),
+        // as in `tls::provider`
+        kx_groups: vec![tls::X25519_MLKEM768, X25519, SECP256R1, SECP384R1],
+        signature_verification_algorithms: SIGNATURES,
+        secure_random: &System,
+        key_provider: &System,
     }
-    provider
 }
 
 /// rustls requires cipher suites as `&'static`, so each suite is leaked once per provider.
-fn with_true_hash(suite: SupportedCipherSuite, sent: Sent) -> SupportedCipherSuite {
-    let common = |common: &CipherSuiteCommon| CipherSuiteCommon {
-        suite: common.suite,
-        hash_provider: Box::leak(Box::new(TrueHash(common.hash_provider, sent))),
-        confidentiality_limit: common.confidentiality_limit,
+fn with_hash(suite: &'static Tls13CipherSuite, sent: Option<Sent>) -> SupportedCipherSuite {
+    let hash_provider: &'static dyn Hash = match sent {
+        Some(sent) => Box::leak(Box::new(TrueHash(suite.common.hash_provider, sent))),
+        None => suite.common.hash_provider,
     };
-    match suite {
-        SupportedCipherSuite::Tls13(suite) => {
-            SupportedCipherSuite::Tls13(Box::leak(Box::new(Tls13CipherSuite {
-                common: common(&suite.common),
-                quic: None,
-                ..*suite
-            })))
-        }
-        SupportedCipherSuite::Tls12(suite) => {
-            SupportedCipherSuite::Tls12(Box::leak(Box::new(Tls12CipherSuite {
-                common: common(&suite.common),
-                ..*suite
-            })))
-        }
+    SupportedCipherSuite::Tls13(Box::leak(Box::new(Tls13CipherSuite {
+        common: CipherSuiteCommon {
+            hash_provider,
+            ..suite.common
+        },
+        quic: None,
+        ..*suite
+    })))
+}
+
+/// Random numbers of the kernel. Keys are never loaded: `certificate` makes them.
+#[derive(Debug)]
+struct System;
+
+impl SecureRandom for System {
+    fn fill(&self, bytes: &mut [u8]) -> Result<(), GetRandomFailed> {
+        ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), bytes)
+            .map_err(|_| GetRandomFailed)
+    }
+}
+
+impl KeyProvider for System {
+    fn load_private_key(
+        &self,
+        _key: PrivateKeyDer<'static>,
+    ) -> Result<Arc<dyn SigningKey>, rustls::Error> {
+        Err(rustls::Error::General("keys are not loaded".into()))
     }
 }
 

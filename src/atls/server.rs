@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use log::warn;
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::verify_tls13_signature;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
@@ -22,7 +22,8 @@ use rustls::{
 use super::exchange::End;
 use super::forms::Forms;
 use super::handshake::{self, Timed};
-use super::hello::{self, HelloFilter};
+use super::hello::HelloFilter;
+use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use attest::{Form, Identified, Identity, IssueError, Issuer, Oid, Request, Role, Validator};
 use base::network::{Network, canonical};
@@ -76,7 +77,7 @@ impl Server {
         self
     }
 
-    /// Refuses the old form, and so TLS 1.2.
+    /// Refuses the old form.
     pub fn require_strong(mut self) -> Self {
         self.forms = Forms::OnlyStrong;
         self
@@ -247,12 +248,11 @@ impl Server {
     }
 
     fn config(&self, session: &Arc<Session>) -> Result<ServerConfig, Error> {
-        let (versions, protocols) = self.forms.parameters(&OLD_PROTOCOLS);
         let mut config = ServerConfig::builder_with_provider(provider::server())
-            .with_protocol_versions(versions)?
+            .with_protocol_versions(VERSIONS)?
             .with_client_cert_verifier(session.clone())
             .with_cert_resolver(session.clone());
-        config.alpn_protocols = protocols;
+        config.alpn_protocols = self.forms.protocols(&OLD_PROTOCOLS);
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(config)
@@ -376,21 +376,13 @@ impl ClientCertVerifier for Session {
         }
     }
 
-    /// `message` is the raw transcript of rustls (RFC 5246 §7.4.8), to which the hashes of `provider.rs` do not apply.
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        leaf: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
+        _message: &[u8],
+        _leaf: &CertificateDer<'_>,
+        _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let original = hello::reveal_server_name(message);
-        let message = original.as_deref().unwrap_or(message);
-        verify_tls12_signature(
-            message,
-            leaf,
-            signature,
-            &provider::server().signature_verification_algorithms,
-        )
+        Err(OTHER_VERSION)
     }
 
     fn verify_tls13_signature(
@@ -399,18 +391,11 @@ impl ClientCertVerifier for Session {
         leaf: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(
-            message,
-            leaf,
-            signature,
-            &provider::server().signature_verification_algorithms,
-        )
+        verify_tls13_signature(message, leaf, signature, &SIGNATURES)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        provider::server()
-            .signature_verification_algorithms
-            .supported_schemes()
+        SIGNATURES.supported_schemes()
     }
 }
 

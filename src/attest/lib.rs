@@ -7,7 +7,7 @@
 //! have in common; [`prepared`] keeps what a machine sends; [`session`] binds a document to one connection, and [`wire`] has its messages;
 //! [`key`] is an attestation key, and `key_name` its name; [`td`] reads the registers of a machine without a TPM; `composite` is the evidence
 //! of a peer, and validators that are made of others; [`document`] is the JSON document; [`hcl`] is the report of Azure's paravisor;
-//! [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] says what systemd has measured;
+//! `self_signed` verifies the certificate around a document; [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] says what systemd has measured;
 //! [`cbor`] reads what AWS's hypervisor writes.
 
 pub mod aws_hypervisor;
@@ -31,6 +31,7 @@ pub mod prepared;
 pub mod qemu_tdx;
 pub mod qemu_vtpm;
 pub mod registers;
+mod self_signed;
 pub mod session;
 pub mod snp;
 pub mod systemd_log;
@@ -40,6 +41,8 @@ pub mod vtpm;
 pub mod wire;
 
 use std::sync::Arc;
+
+use rustls_pki_types::CertificateDer;
 
 pub use base::boot::Stage;
 pub use composite::{Composite, Evidence};
@@ -150,6 +153,11 @@ pub trait Validator: Send + Sync {
             None => self.identify(evidence.document, evidence.nonce),
             Some(key) => self.identify_certified(evidence.document, evidence.nonce, key),
         }
+    }
+    /// Returns the public key (DER SubjectPublicKeyInfo) of a certificate that is signed by it. The error is a clause. No validator needs
+    /// another implementation; a program without validators does not link this one.
+    fn self_signed(&self, certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
+        self_signed::verify(certificate)
     }
     /// Returns whether the peer shall bring the collateral of its document, because this program does not fetch it.
     fn takes_collateral(&self) -> bool {

@@ -420,8 +420,7 @@ fn meet_through(
 fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() {
     // an offer of another protocol, and of TLS 1.2 alone (supported_versions, RFC 8446 §4.2.1); no length changes
     let protocol: fn(&mut Vec<u8>) = |hello| replace(hello, proto::attested::ALPN, 0, b'x');
-    let version: fn(&mut Vec<u8>) =
-        |hello| replace(hello, b"\x00\x2b\x00\x05\x04\x03\x04\x03\x03", 6, 3);
+    let version: fn(&mut Vec<u8>) = |hello| replace(hello, b"\x00\x2b\x00\x03\x02\x03\x04", 6, 3);
     for accepted in [validators(), vec![]] {
         let client = || Client::new(None, accepted.clone());
         for (change, client) in [
@@ -445,9 +444,9 @@ fn replace(hello: &mut [u8], bytes: &[u8], at: usize, new: u8) {
     hello[place.unwrap() + at] = new;
 }
 
-/// TLS 1.2 has no exporter that covers the handshake without a further extension.
+/// TLS 1.2 shows the certificates to everybody, and has no exporter that covers the handshake without a further extension.
 #[test]
-fn a_server_that_selects_the_strong_form_in_tls_1_2_is_refused() {
+fn a_server_with_only_tls_1_2_is_refused() {
     for accepted in [validators(), vec![]] {
         let (victim, ()) = attack(Client::new(None, accepted), |socket| {
             let mut config = ServerConfig::builder_with_provider(tls::provider())
@@ -459,13 +458,12 @@ fn a_server_that_selects_the_strong_form_in_tls_1_2_is_refused() {
             let server = ServerConnection::new(Arc::new(config)).unwrap();
             let _ = Taken::handshake(server, socket);
         });
-        assert!(matches!(victim, Err(Error::Misbehaved(_))), "{victim:?}");
+        assert!(matches!(victim, Err(Error::PeerRefused(_))), "{victim:?}");
     }
 }
 
-/// Nobody asks such a client for a certificate, and it makes no exchange.
 #[test]
-fn a_client_that_offers_the_strong_form_in_tls_1_2_is_refused() {
+fn a_client_with_only_tls_1_2_is_refused() {
     for issuer in [issuer(), None] {
         let (near, far) = sockets();
         let server = thread::spawn(move || {
@@ -476,7 +474,10 @@ fn a_client_that_offers_the_strong_form_in_tls_1_2_is_refused() {
         let (version, name) = (&rustls::version::TLS12, nonce::client().1);
         let attacker = Taken::try_client(near, version, proto::attested::ALPN, name);
         let refused = server.join().unwrap();
-        assert!(matches!(refused, Err(Error::Misbehaved(_))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::Incompatible(_))),
+            "{refused:?}"
+        );
         drop(attacker);
     }
 }

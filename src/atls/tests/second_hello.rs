@@ -157,9 +157,10 @@ impl TwoFaced {
         name: ServerName<'static>,
     ) -> Result<Form, Error> {
         let this = self.clone();
-        let mut provider = provider::with_sent(Box::leak(Box::new(move |messages: &[u8]| {
-            this.sent(messages)
-        })));
+        let mut provider =
+            provider::with_sent(Some(Box::leak(Box::new(move |messages: &[u8]| {
+                this.sent(messages)
+            }))));
         provider.kx_groups = vec![&UnknownGroup, X25519];
         let mut config = ClientConfig::builder_with_provider(Arc::new(provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
