@@ -16,8 +16,8 @@ use base64::prelude::BASE64_STANDARD;
 use common::kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{Object, PODS, Resource, Selector};
 use kubernetes::yaml;
-use rpc::grpc::serve_health;
 use serde_json::{Value, json};
+use services::probe::serve_health;
 use support::program::Program;
 
 const NAMESPACE: &str = "kube-system";

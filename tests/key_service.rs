@@ -440,7 +440,7 @@ fn a_node_that_returns_while_the_external_kms_is_away_learns_why_it_waits() {
     let key_address = address(&keys.expect("listening on"));
     let health = address(&keys.expect("health on"));
     keys.expect("trying again in");
-    let sick = rpc::grpc::check_health(health, Duration::from_secs(10));
+    let sick = services::probe::check_health(health, Duration::from_secs(10));
     assert!(
         sick.unwrap_err().message().contains("2, not 1"),
         "NOT_SERVING"

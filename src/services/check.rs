@@ -6,7 +6,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rpc::grpc::{self, Status};
+use rpc::grpc::Status;
+
+use crate::probe;
 
 /// How long one server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -62,7 +64,7 @@ fn ask(name: &str) -> Result<Vec<SocketAddr>, Error> {
     addresses.sort();
     addresses.dedup();
     for address in &addresses {
-        grpc::check_health(*address, TIMEOUT)
+        probe::check_health(*address, TIMEOUT)
             .map_err(|status| Error::Server(name.into(), *address, status))?;
     }
     Ok(addresses)
@@ -76,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_server_that_answers_is_healthy_and_others_are_not() {
-        let server = grpc::serve_health("127.0.0.1:0".parse().unwrap(), || true).unwrap();
+        let server = probe::serve_health("127.0.0.1:0".parse().unwrap(), || true).unwrap();
         let address = server.local_addr();
         let found = health(&address.to_string(), Duration::ZERO).unwrap();
         assert_eq!(found, [address]);

@@ -1,10 +1,11 @@
 //! The services of a control plane: [`join_service`] admits nodes to the cluster, and
-//! [`key_service`] derives keys. [`check`] asks them for their health.
+//! [`key_service`] derives keys. [`check`] asks them for their health, by a [`probe`].
 
 pub mod check;
 pub mod join_service;
 pub mod key_service;
 mod observed;
+pub mod probe;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;

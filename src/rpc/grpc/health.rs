@@ -30,7 +30,7 @@ struct HealthCheckResponse {
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 
 /// Asks whether the server as a whole is healthy.
-pub(super) fn ask(channel: &Channel, options: &CallOptions) -> Result<(), Status> {
+pub fn ask(channel: &Channel, options: &CallOptions) -> Result<(), Status> {
     let request = HealthCheckRequest {
         service: String::new(),
     };

@@ -14,7 +14,7 @@
 //!   that waits for the peer takes the reading half for as long as it waits. So a call needs no
 //!   switch between threads.
 //! - `client`: a [`Channel`] makes calls.
-//! - `call`, `router`, `health`, `server`, `probe`: a [`Server`] answers them.
+//! - `call`, `router`, `health`, `server`: a [`Server`] answers them.
 
 // A handler that panics must not end the calls of other clients.
 #[cfg(panic = "abort")]
@@ -29,7 +29,6 @@ mod link;
 mod message;
 mod metadata;
 mod methods;
-mod probe;
 mod router;
 mod server;
 mod session;
@@ -37,10 +36,10 @@ mod status;
 
 pub use call::{Call, Receiver, Sender};
 pub use client::{CallOptions, Channel, Keepalive, Requests, Responses};
+pub use health::ask as ask_health;
 pub use limits::Limits;
 pub use message::decode;
 pub use metadata::Metadata;
-pub use probe::{check_health, serve_health};
 pub use router::Router;
 pub use server::{Server, Statistics};
 pub use status::{Code, Status};

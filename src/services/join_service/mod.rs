@@ -57,7 +57,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::observed;
+use crate::{observed, probe};
 use approver::Approver;
 use audit::{Audit, EventSender};
 use base::stop::Stop;
@@ -75,7 +75,7 @@ pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
 use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
-use rpc::grpc::{self, Call, Limits, Router, Server};
+use rpc::grpc::{Call, Limits, Router, Server};
 use tickets::{ClusterAccess, Tickets};
 use verification::Verification;
 use verifier::sources::Sources;
@@ -372,7 +372,7 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
 }
 
 fn serve_health(address: SocketAddr) -> Result<Server, Error> {
-    grpc::serve_health(address, || true).map_err(|error| Error::Listen(address, error))
+    probe::serve_health(address, || true).map_err(|error| Error::Listen(address, error))
 }
 
 /// Creates the validator of a policy. It requires that the caller has joined no cluster since its

@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::observed;
+use crate::{observed, probe};
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
     cluster_id,
@@ -55,7 +55,7 @@ use kubernetes::client::{self, Client};
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use members::Members;
 use metrics::{Counter, Exporter, Histogram, Labelled, Registry};
-use rpc::grpc::{self, Call, Code, Limits, Router, Server, Status};
+use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use tokens::Reviewer;
 use transport::{Accept, Transport};
 use verifier::sources::Sources;
@@ -263,7 +263,7 @@ impl KeyService {
         observed::server(&registry, "key-service", &server);
         registry.add_process();
         let health = config.health.map(|address| {
-            grpc::serve_health(address, ready()).map_err(|error| Error::Listen(address, error))
+            probe::serve_health(address, ready()).map_err(|error| Error::Listen(address, error))
         });
         let health = health.transpose()?;
         let exporter = config

@@ -5,12 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::client::{CallOptions, Channel};
-use super::health;
-use super::limits::Limits;
-use super::router::Router;
-use super::server::Server;
-use super::status::{Code, Status};
+use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server, Status, ask_health};
 use transport::Transport;
 
 /// Maximum size of a request in bytes; it has only the name of a service.
@@ -54,5 +49,5 @@ pub fn check_health(address: SocketAddr, timeout: Duration) -> Result<(), Status
         timeout: Some(timeout),
         ..CallOptions::default()
     };
-    health::ask(&channel, &options)
+    ask_health(&channel, &options)
 }
