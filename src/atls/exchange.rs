@@ -38,7 +38,8 @@ use zeroize::Zeroizing;
 
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
-use attest::composite::{MAX_COLLATERAL, Session as Bound};
+use attest::Session as Bound;
+use attest::composite::MAX_COLLATERAL;
 use attest::session::{self, Request};
 use attest::wire;
 use attest::{Challenge, Evidence, Identified, Issuer, KeyName, Role, ValidateError, Validator};

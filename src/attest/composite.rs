@@ -2,58 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Challenge, Identified, Identity, KeyName, Oid, ValidateError, Validator};
-use proto::attested::Collateral;
+use super::{Challenge, Evidence, Identified, KeyName, Oid, ValidateError, Validator};
 use tpm::Endorsement;
 
 /// Maximum size in bytes of the collateral that a peer sends: Intel's of a platform has about 25 KiB.
 pub const MAX_COLLATERAL: usize = 128 << 10;
-
-/// What a peer presents as proof in one connection.
-#[derive(Clone, Copy)]
-pub struct Evidence<'a> {
-    /// The attestation document.
-    pub document: &'a [u8],
-    /// The nonce for which the document must be fresh.
-    pub nonce: &'a [u8],
-    /// The Name of the peer's attestation key if a challenge is for this key: then a document of the peer covers the secret.
-    pub certified: Option<&'a KeyName>,
-    /// The connection in the strong form of attested TLS; `None` in the old form.
-    pub session: Option<Session<'a>>,
-}
-
-/// What the documents of one connection of the strong form are bound to.
-#[derive(Clone, Copy)]
-pub struct Session<'a> {
-    /// The digest of the connection.
-    pub digest: &'a [u8; 32],
-    /// The secret of the challenge; empty if there is none.
-    pub secret: &'a [u8],
-    /// Who the peer says it is.
-    pub peer: &'a Identity,
-    /// What the peer brought beside the document. The document does not cover it.
-    pub collateral: Option<&'a Collateral>,
-}
-
-impl Evidence<'_> {
-    /// Refuses evidence of the old form if the validator requires the strong one.
-    pub fn check_form(&self, validator: &dyn Validator) -> Result<(), ValidateError> {
-        match self.session.is_none() && validator.requires_strong() {
-            false => Ok(()),
-            true => Err(ValidateError(
-                "the policy requires the strong form of attested TLS (\"require\":\"strong\"), and it used the old one".into(),
-            )),
-        }
-    }
-
-    /// Returns what `validator` says of the document, without the connection.
-    pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, ValidateError> {
-        match self.certified {
-            None => validator.identify(self.document, self.nonce),
-            Some(key) => validator.identify_certified(self.document, self.nonce, key),
-        }
-    }
-}
 
 /// A validator that judges documents by other validators. It is a [`Validator`] without further work.
 pub trait Composite: Send + Sync {

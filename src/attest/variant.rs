@@ -1,32 +1,15 @@
 //! The table of attestation variants with what the attester needs. The crate `verifier` has the same table with the validators.
 
 use std::fmt;
-use std::sync::Arc;
 
 use super::{
-    Issuer, KeyName, Oid, Registers, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx,
-    azure_trustedlaunch, gcp_sev_es, gcp_sev_snp, qemu_tdx, qemu_vtpm,
+    Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es,
+    gcp_sev_snp, qemu_tdx, qemu_vtpm,
 };
-
-/// An attestation variant: what a machine presents as evidence. The file of the variant defines it.
-pub struct Variant {
-    /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart.
-    pub name: &'static str,
-    /// The OID of the certificate extension that contains a document of this variant.
-    pub oid: Oid,
-    /// The kind of its machines' registers.
-    pub registers: Registers,
-    /// Returns where this machine's registers are, if nobody says it: its TPM.
-    pub location: fn() -> Result<tpm::Location, tpm::Error>,
-    /// Creates the issuer of this machine, whose TPM is at this location.
-    pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
-    /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
-    pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
-}
 
 /// All variants. To add one:
 ///
-/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `mod.rs`; write its validator in a file of the same name in `src/verifier`;
+/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `lib.rs`; write its validator in a file of the same name in `src/verifier`;
 /// 2. add its constant here, and in the table of `src/verifier/variant.rs`;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
 /// 4. add it to the table of options in `docs/images.md`, write its page in `docs/platforms`, and name that in `docs/attestation.md` and
@@ -61,12 +44,6 @@ impl Variant {
         ALL.iter()
             .find(|variant| variant.name == name)
             .ok_or_else(|| UnknownVariant(name.to_owned()))
-    }
-}
-
-impl fmt::Debug for Variant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use attest::variant::Variant as Attester;
+use attest::Variant as Attester;
 pub use attest::variant::{DEFAULT, NAMES, UnknownVariant};
 
 use super::policy::{OLD_SNP, OLD_TDX, PolicyError};

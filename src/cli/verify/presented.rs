@@ -12,7 +12,7 @@ use super::super::files;
 use base::program::Failure;
 use booted_proto::verify::USER_DATA;
 use tpm::{Endorsement, EndorsementKind};
-use verifier::composite::Session;
+use verifier::Session;
 use verifier::{Evidence, Identified, Identity, KeyName, Role, Validator, Variant, session};
 
 /// The version of the file.

@@ -1,0 +1,85 @@
+//! The interface of a variant on the machine that proves itself: it makes documents.
+
+use std::fmt;
+use std::sync::Arc;
+
+use proto::attested::Collateral;
+
+use super::{Identity, KeyName, Oid, Registers, Request};
+
+/// An attestation variant: what a machine presents as evidence. The file of the variant defines it.
+pub struct Variant {
+    /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart.
+    pub name: &'static str,
+    /// The OID of the certificate extension that contains a document of this variant.
+    pub oid: Oid,
+    /// The kind of its machines' registers.
+    pub registers: Registers,
+    /// Returns where this machine's registers are, if nobody says it: its TPM.
+    pub location: fn() -> Result<tpm::Location, tpm::Error>,
+    /// Creates the issuer of this machine, whose TPM is at this location.
+    pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
+    /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
+    pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
+}
+
+impl fmt::Debug for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Makes attestation documents of one variant for the machine on which it runs.
+pub trait Issuer: Send + Sync {
+    /// Returns the OID of the variant.
+    fn oid(&self) -> Oid;
+    /// Makes a document that binds `user_data` (attested TLS: SHA-256 of the public key of the certificate) and the `nonce` of the
+    /// peer to the state of the machine.
+    fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError>;
+    /// Makes a document for a peer that called this machine and has proved nothing. Documents for peers that this machine calls
+    /// come first.
+    fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
+        self.issue(user_data, nonce)
+    }
+    /// Returns what a peer learns about this machine before it demands a proof.
+    fn identity(&self) -> Result<Identity, IssueError> {
+        Ok(Identity::default())
+    }
+    /// Returns the identity if the TPM need not be asked for it.
+    fn known_identity(&self) -> Option<Identity> {
+        None
+    }
+    /// Makes the document for one connection of the strong form of attested TLS.
+    fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
+        if request.challenge.is_some() {
+            return Err(IssueError(
+                "the peer demands a certified attestation key, and this variant has none".into(),
+            ));
+        }
+        let user_data = request.user_data(&[]);
+        match request.for_stranger {
+            true => self.issue_for_stranger(&user_data, request.nonce),
+            false => self.issue(&user_data, request.nonce),
+        }
+    }
+    /// Returns what validators of a document of this machine need beside it, as far as it is at hand: it waits for no server.
+    fn collateral(&self, _document: &[u8]) -> Option<Collateral> {
+        None
+    }
+    /// Returns the name of this machine as validators report it ([`Identified::machine`]); `None` if the variant has no names.
+    fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
+        Ok(None)
+    }
+}
+
+/// Why a document could not be made: a sentence for the console of the machine.
+#[derive(Debug, Clone)]
+pub struct IssueError(pub String);
+
+impl fmt::Display for IssueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for IssueError {}
