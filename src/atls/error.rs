@@ -135,16 +135,8 @@ fn meaning(alert: AlertDescription) -> &'static str {
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Socket(error) => Some(error),
-            Error::Refused(reason) => Some(reason),
-            Error::Issuer(reason) => Some(reason),
-            _ => None,
-        }
-    }
-}
+// its text has the text of its cause
+impl std::error::Error for Error {}
 
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {

@@ -82,4 +82,3 @@ impl fmt::Display for IssueError {
     }
 }
 
-impl std::error::Error for IssueError {}

@@ -55,10 +55,7 @@ pub trait Validator: Send + Sync {
     }
     /// Judges what a peer presents in a connection: the only judgement for which attested TLS asks.
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
-        match evidence.certified {
-            None => self.identify(evidence.document, evidence.nonce),
-            Some(key) => self.identify_certified(evidence.document, evidence.nonce, key),
-        }
+        evidence.judged_by(self)
     }
     /// Returns the public key (DER SubjectPublicKeyInfo) of a certificate that is signed by it. The error is a clause. No validator needs
     /// another implementation; a program without validators does not link this one.
@@ -170,7 +167,10 @@ impl Evidence<'_> {
     }
 
     /// Returns what `validator` says of the document, without the connection.
-    pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, ValidateError> {
+    pub fn judged_by<V: Validator + ?Sized>(
+        &self,
+        validator: &V,
+    ) -> Result<Identified, ValidateError> {
         match self.certified {
             None => validator.identify(self.document, self.nonce),
             Some(key) => validator.identify_certified(self.document, self.nonce, key),
@@ -189,4 +189,3 @@ impl fmt::Display for ValidateError {
     }
 }
 
-impl std::error::Error for ValidateError {}

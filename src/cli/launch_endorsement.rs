@@ -10,8 +10,8 @@ use super::usage::Given;
 use super::{launch_digest, measure_image};
 use base::program::Failure;
 use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root, Snp, Tdx};
-use verifier::variant::{self, Variant};
 use verifier::{Policy, Registers};
+use verifier::{Variant, variant};
 
 /// The option that names the file.
 const OPTION: &str = "gce-endorsement";

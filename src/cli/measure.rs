@@ -12,8 +12,8 @@ use base::program::Failure;
 use image::firmware::Firmware;
 use image::{Bank, Platform, tdx};
 use tpm::Location;
+use verifier::Measured;
 use verifier::registers::check_bank;
-use verifier::variant::Measured;
 use verifier::{KeyName, Measurement, Policy, Registers, Stage, Variant};
 
 use super::output::Output;

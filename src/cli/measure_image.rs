@@ -13,7 +13,7 @@ use base::program::{self, Failure};
 use image::host::{self, Channel, State};
 use image::{Bank, Case, Image, Loader, Platform, Stage, Units};
 use serde_json::{Value, json};
-use verifier::variant::Measured;
+use verifier::Measured;
 use verifier::{Measurement, Registers};
 
 /// The PCR with the stages of a boot.

@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use super::aws_hypervisor::AwsHypervisor;
 use super::document::Base64;
+use super::judged::{CLOUD, KEYS, OF_AWS};
 use super::sources::Sources;
-use super::variant::{CLOUD, KEYS, OF_AWS};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 

@@ -9,9 +9,9 @@ use std::sync::Arc;
 pub use attest::aws_sev_snp::*;
 
 use super::aws_hypervisor::AwsHypervisor;
+use super::judged::{CLOUD, KEYS, OF_AWS, SNP};
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
-use super::variant::{CLOUD, KEYS, OF_AWS, SNP};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 

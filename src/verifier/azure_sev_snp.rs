@@ -9,10 +9,10 @@ pub use attest::azure_sev_snp::*;
 use hardware::snp::report::{Report, Signer};
 
 use super::hcl::RuntimeData;
+use super::judged::{KEYS, SNP};
 use super::maa::Question;
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
-use super::variant::{KEYS, SNP};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 

@@ -7,9 +7,9 @@ use hardware::tdx::quote::Quote;
 
 use super::document::Document;
 use super::hcl::RuntimeData;
+use super::judged::{KEYS, TDX};
 use super::sources::Sources;
 use super::td;
-use super::variant::{KEYS, TDX};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, Variant};
 use proto::attested::Collateral as Brought;

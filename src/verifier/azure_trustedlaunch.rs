@@ -13,7 +13,7 @@ use webpki::KeyUsage;
 
 use super::ak_certificate::{self, Root};
 use super::instance::{Demands, Instance};
-use super::variant::{CLOUD, KEYS};
+use super::judged::{CLOUD, KEYS};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 

@@ -15,8 +15,8 @@ use webpki::KeyUsage;
 use super::ak_certificate::{self, Refused, Root};
 use super::event_log::{self, EV_NO_ACTION, Event};
 use super::instance::{Demands, Instance};
+use super::judged::{CLOUD, KEYS, OF_GOOGLE};
 use super::sources::Sources;
-use super::variant::{CLOUD, KEYS, OF_GOOGLE};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 pub use attest::gcp_sev_snp::*;
 
 use super::gcp_sev_es::{Firmware, GoogleAuthority};
+use super::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
-use super::variant::{CLOUD, KEYS, OF_GOOGLE, SNP};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 

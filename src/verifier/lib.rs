@@ -23,6 +23,7 @@ pub mod gcp_sev_es;
 pub mod gcp_sev_snp;
 pub mod hcl;
 pub mod instance;
+pub mod judged;
 pub mod maa;
 pub mod nitro_document;
 pub mod old_snp;
@@ -41,7 +42,7 @@ pub mod vtpm;
 mod words;
 
 pub use attest::*;
+pub use judged::{Measured, Variant};
 pub use policy::{Image, Measurement, Policy, PolicyError};
-pub use variant::Variant;
 
 use base::text::{hex, printable};

@@ -7,9 +7,9 @@ pub use attest::qemu_tdx::*;
 use hardware::tdx::quote::{Body, Quote, Register};
 
 use super::document::MAX_DOCUMENT;
+use super::judged::{Measured, TDX};
 use super::policy::PolicyError;
 use super::sources::Sources;
-use super::variant::{Measured, TDX};
 use super::{
     ClusterRegister, Identified, Measurement, Oid, Policy, Registers, Stage, ValidateError,
     Variant, hex, printable, td,

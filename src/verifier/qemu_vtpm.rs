@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 pub use attest::qemu_vtpm::*;
 
-use super::variant::KEYS;
+use super::judged::KEYS;
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, Variant};
 

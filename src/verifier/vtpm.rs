@@ -11,9 +11,9 @@ use attest::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
 pub use attest::vtpm::{Issuer, Machine, key_name};
 
 use super::document::{Document, MAX_DOCUMENT};
+use super::judged::Measured;
 use super::quote::{Attest, Key, Signed};
 use super::registers::check_bank;
-use super::variant::Measured;
 use super::{
     Challenge, ClusterRegister, Identified, KeyName, Measurement, Oid, PlatformClaims, Policy,
     Stage, ValidateError, event_log, hex, printable,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use verifier::variant::Variant;
+use verifier::Variant;
 use verifier::{Policy, Validator, aws_sev_snp, azure_sev_snp, gcp_sev_snp};
 
 use crate::aws_nitro_tpm::INSTANCE;
