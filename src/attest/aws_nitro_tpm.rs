@@ -64,7 +64,7 @@ impl AwsMachine {
     }
 
     fn identity(&self) -> Result<Map<String, Value>, IssueError> {
-        let failed = |error: cloud::Error| IssueError(error.to_string());
+        let failed = |error: machines::Error| IssueError(error.to_string());
         let token = self.metadata.put(TOKEN, &[LIFETIME]).map_err(failed)?;
         let token = String::from_utf8_lossy(&token);
         let fields = [(TOKEN_FIELD, token.trim_end())];

@@ -81,4 +81,3 @@ impl fmt::Display for IssueError {
         f.write_str(&self.0)
     }
 }
-

@@ -188,4 +188,3 @@ impl fmt::Display for ValidateError {
         f.write_str(&self.0)
     }
 }
-

@@ -28,7 +28,7 @@ use sys::clock;
 use crate::text;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 32] = [
+const OURS: [&str; 33] = [
     "atls",
     "attest",
     "base",
@@ -45,6 +45,7 @@ const OURS: [&str; 32] = [
     "keywrap",
     "kms",
     "kubernetes",
+    "machines",
     "metrics",
     "node",
     "proto",

@@ -22,13 +22,13 @@ use base::child_process::Cause;
 use base::crypto::Secret;
 use base::stop::Stop;
 use booted_proto::init::InitRequest;
-use cloud::{Cloud, Instance};
 use kms::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
 use kubernetes::components::{self, Component};
 use kubernetes::machine_record::{self, Record};
 use kubernetes::parameters::{self, Networks};
 use kubernetes::{kubeadm, kubelet_certificate};
+use machines::{Cloud, Instance};
 use proto::components::Component as Wire;
 
 /// kubeadm's configuration for the init; it has no secrets.
@@ -71,7 +71,7 @@ impl Plan {
     /// Checks the request, this machine's metadata in `cloud`, and the load balancer's host.
     pub fn new(
         request: &InitRequest,
-        cloud: &Cloud,
+        cloud: Cloud,
         me: &Instance,
         endpoint: &str,
         policy: &components::Policy,

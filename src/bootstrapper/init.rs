@@ -13,9 +13,9 @@ use base::crypto::{
 };
 use base::stop::Stop;
 use booted_proto::init::InitRequest;
-use cloud::Role;
 use disk::state_disk::NodeState;
 use kms::ClusterKms;
+use machines::Role;
 use rpc::grpc::{Code, Status};
 
 /// The result of a successful init.

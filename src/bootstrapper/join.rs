@@ -22,10 +22,10 @@ use base::backoff::Backoff;
 use base::child_process::Cause;
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::Stop;
-use cloud::Role;
 use disk::state_disk::NodeState;
 use kubernetes::kubeadm::{self, Trust};
 use kubernetes::parameters;
+use machines::Role;
 
 /// kubeadm's configuration for the join; it has the token.
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-join.yaml");

@@ -53,12 +53,12 @@ use base::backoff::Backoff;
 use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::{Cloud, Metadata};
 use disk::state_disk::{self, Handover};
 use header_lock::HeaderLock;
 use init_server::InitServer;
 use join_client::JoinClient;
 use kubernetes::components;
+use machines::{Cloud, Metadata};
 use node::quotes;
 use node_lock::NodeLock;
 use race::{Entrant, Race};
@@ -80,7 +80,7 @@ pub struct Bootstrapper {
     /// Where the InitServer listens.
     pub listen: SocketAddr,
     /// The cloud of this machine.
-    pub cloud: &'static Cloud,
+    pub cloud: Cloud,
     /// The metadata service, which names this node and its peers.
     pub metadata: Arc<dyn Metadata>,
     /// Proves what this machine runs.
@@ -143,7 +143,7 @@ impl Bootstrapper {
             .map_err(Error::Unpinned)?;
         let device = state_disk::device::find(
             self.disk.as_deref(),
-            &self.cloud.state_disk,
+            self.cloud.state_disk(),
             &self.stop,
             &self.timeline,
         )
@@ -208,7 +208,7 @@ impl Bootstrapper {
             );
             let disk = state_disk::device::find(
                 self.disk.as_deref(),
-                &self.cloud.state_disk,
+                self.cloud.state_disk(),
                 &self.stop,
                 &self.timeline,
             )

@@ -12,9 +12,9 @@ use std::time::Duration;
 use super::header_lock::HeaderLock;
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::{Cloud, Metadata, Role};
 use disk::luks::Peers;
 use disk::state_disk;
+use machines::{Cloud, Metadata, Role};
 use node::ending::Ending;
 
 /// The pause after an answer. It also limits how often the header is written.
@@ -29,7 +29,7 @@ pub struct Known {
     /// Their addresses.
     pub peers: Peers,
     /// The errors of the parts that the service did not answer.
-    pub errors: Vec<cloud::Error>,
+    pub errors: Vec<machines::Error>,
 }
 
 /// Asks the metadata service for the addresses of the join services. A part that it does not answer keeps its old value.
@@ -60,7 +60,7 @@ pub struct Keeper {
     /// The state disk; `None` finds it by its serial number.
     pub disk: Option<PathBuf>,
     /// The cloud of this machine.
-    pub cloud: &'static Cloud,
+    pub cloud: Cloud,
     /// Ends the thread.
     pub stop: Stop,
     /// Prints events on the console.
@@ -79,7 +79,7 @@ impl Keeper {
 
     fn run(self) {
         let disk = self.disk.as_deref();
-        let usual = &self.cloud.state_disk;
+        let usual = self.cloud.state_disk();
         let found = state_disk::device::find(disk, usual, &self.stop, &self.timeline);
         let disk = match found {
             Ok(disk) => disk,
@@ -129,8 +129,8 @@ mod tests {
     use std::sync::Mutex;
 
     use base::crypto::{KEY_LEN, Secret};
-    use cloud::{Error, Instance};
     use disk::luks::{self, MIN_DEVICE_SIZE, VOLUME_KEY_LEN};
+    use machines::{Error, Instance};
 
     use super::*;
 
@@ -193,7 +193,7 @@ mod tests {
         let keeper = Keeper {
             metadata: answers.clone(),
             disk: Some(path.clone()),
-            cloud: &cloud::ALL[0],
+            cloud: Cloud::Qemu,
             stop: Stop::new(),
             timeline: Timeline::new("test"),
         };

@@ -20,13 +20,13 @@ use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::{Cloud, Instance, Metadata};
 use disk::luks::Peers;
 use disk::state_disk::{self, Handover, NewDisk, NodeState, mark_begun, mark_complete};
 use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::parameters::{Invalid, NodeName};
 use kubernetes::{client, kubeadm, kubelet_certificate};
+use machines::{Cloud, Instance, Metadata};
 use sys::file;
 
 /// The directory of the components' programs; it precedes the image's own in PATH.
@@ -38,7 +38,7 @@ const TELL_EVERY: u64 = 16 << 20;
 /// The parts of the node that a set-up uses.
 pub struct Node {
     /// The cloud of this machine.
-    pub cloud: &'static Cloud,
+    pub cloud: Cloud,
     /// The metadata service, which names this machine.
     pub metadata: Arc<dyn Metadata>,
     /// Where the state disk is mounted.
@@ -206,14 +206,14 @@ impl From<Invalid> for Refused {
 }
 
 /// Returns this machine of `cloud` as kubeadm's configuration describes it.
-pub fn kubernetes_node(cloud: &Cloud, me: &Instance) -> Result<kubeadm::NodeSettings, Refused> {
+pub fn kubernetes_node(cloud: Cloud, me: &Instance) -> Result<kubeadm::NodeSettings, Refused> {
     Ok(kubeadm::NodeSettings {
         name: NodeName::from_machine(&me.name)?,
         ip: me
             .vpc_ip
             .ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
         provider_id: me.provider_id.clone(),
-        external_cloud_provider: cloud.external_cloud_provider,
+        external_cloud_provider: cloud.has_external_provider(),
     })
 }
 

@@ -1201,11 +1201,11 @@ const VARIANT: Opt = Opt::value(
 .was("variant")
 .or(variant::DEFAULT);
 /// The names of the clouds, and `none`.
-const CLOUDS: [&str; cloud::NAMES.len() + 1] = {
-    let mut names = ["none"; cloud::NAMES.len() + 1];
+const CLOUDS: [&str; machines::NAMES.len() + 1] = {
+    let mut names = ["none"; machines::NAMES.len() + 1];
     let mut index = 0;
-    while index < cloud::NAMES.len() {
-        names[index] = cloud::NAMES[index];
+    while index < machines::NAMES.len() {
+        names[index] = machines::NAMES[index];
         index += 1;
     }
     names
@@ -1217,7 +1217,7 @@ const CLOUD_PROVIDER: Opt = Opt::value(
      of any name, but no control planes",
 )
 .was("csp")
-.or(cloud::DEFAULT);
+.or(machines::DEFAULT.name());
 const CLOUD_PROVIDER_OF_APPLY: Opt = Opt::value(
     "cloud-provider",
     Value::OneOf("CLOUD", &CLOUDS),

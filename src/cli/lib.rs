@@ -55,7 +55,6 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::program::{self, Failure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cloud::Cloud;
 use cloud::Machines;
 use connect::{Endpoint, Trust};
 use hardware::snp::tcb::Product;
@@ -64,6 +63,7 @@ use kubernetes::parameters::Version;
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{MetadataService, Phase};
 use lexopt::prelude::*;
+use machines::Cloud;
 use master_secret::Source;
 use output::{Output, say, say_all};
 use proto::recoverproto;
@@ -343,7 +343,7 @@ fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
             cloud: Some(cloud),
             url,
         }),
-        Err(error @ cloud::Error::Url { .. }) => {
+        Err(error @ machines::Error::Url { .. }) => {
             Err(Failure::Usage(format!("--metadata: {error}")))
         }
         Err(error) => Err(Failure::Usage(format!(

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use base::program::Failure;
-use cloud::Instance;
 use cloud::Machines;
+use machines::Instance;
 use serde_json::{Value, json};
 use sys::signal::StopSignals;
 use web::{Answer, Limits, Server, TIME};
@@ -97,7 +97,7 @@ fn wire(instance: &Instance) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cloud::Cloud;
+    use machines::Cloud;
 
     const LIST: &str = r#"{"endpoint":"cluster.example","initSecretHash":"$2a$10$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
         "machines":[{"name":"control-plane-0","role":"control-plane","address":"127.0.0.1"},

@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use base::time;
+use machines::Error;
 
-use super::Error;
-use super::plain::Plain;
+use super::plain::{Plain, Url};
 pub use super::transport::Fields;
 use super::transport::{Request, Transport};
 
@@ -240,6 +240,14 @@ impl Http {
             _ => Ok(()),
         }
     }
+}
+
+/// Checks the base URL of a service.
+pub(super) fn check_url(url: &str) -> Result<(), Error> {
+    Url::check_base(url).map_err(|problem| Error::Url {
+        url: url.to_owned(),
+        problem: format!("{problem}; expected http://HOST[:PORT]"),
+    })
 }
 
 /// Returns the time of a `Retry-After`: seconds, or a date (RFC 9110 §10.2.3).

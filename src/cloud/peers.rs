@@ -1,10 +1,10 @@
 //! Where join services are, as an operator names them: hosts in a setting, or in the tag [`TAG`] of the machine. The machine's own
 //! metadata service returns the tag by plain HTTP and without credentials. Nothing authenticates it: the host controls each answer of a cloud.
 
+use machines::{Error, is_host};
 use serde::Deserialize;
 
-use super::http::{Http, MAX_BODY};
-use super::{Error, check_url, is_host};
+use super::http::{Http, MAX_BODY, check_url};
 
 /// The name of the tag.
 pub const TAG: &str = "firstlight-peers";

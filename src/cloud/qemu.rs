@@ -13,23 +13,11 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use machines::{Error, Instance, Made, Metadata, Role, bcrypt_hash, is_host};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::http::{Http, MAX_BODY, excerpt};
-use super::state_disk::SECOND_VIRTIO;
-use super::{Cloud, Error, Instance, Metadata, Own, Role, bcrypt_hash, check_url, is_host};
-
-/// The machines that QEMU runs on a host of the operator.
-pub const CLOUD: Cloud = Cloud {
-    name: "qemu",
-    state_disk: SECOND_VIRTIO,
-    external_cloud_provider: false,
-    own: Own::Service(|url| {
-        url.map_or(Ok(()), check_url)?;
-        Ok(Arc::new(Client::new(url.unwrap_or(BASE_URL))))
-    }),
-};
+use super::http::{Http, MAX_BODY, check_url, excerpt};
 
 /// The URL of the service in a network that the old system's Terraform made.
 pub const BASE_URL: &str = "http://10.42.0.1:8080";
@@ -37,19 +25,19 @@ pub const BASE_URL: &str = "http://10.42.0.1:8080";
 /// Maximum size in bytes of the list of peers: 20 000 peers of 200 bytes each.
 const MAX_PEERS_BODY: u64 = 4 << 20;
 
+/// Makes a client of the service at this URL; `None` is [`BASE_URL`].
+pub fn client(url: Option<&str>) -> Made {
+    url.map_or(Ok(()), check_url)?;
+    let http = Http::new(url.unwrap_or(BASE_URL));
+    Ok(Arc::new(Client { http }))
+}
+
 /// A client of the service. Each call makes one request.
-pub struct Client {
+struct Client {
     http: Http,
 }
 
 impl Client {
-    /// Makes a client of the service at `base_url`, e.g. [`BASE_URL`].
-    pub fn new(base_url: &str) -> Client {
-        Client {
-            http: Http::new(base_url),
-        }
-    }
-
     /// Returns the URL of a path and the answer to it.
     fn get(&self, path: &str, limit: u64) -> Result<(String, Vec<u8>), Error> {
         Ok((self.http.url(path), self.http.get(path, &[], limit)?))
@@ -194,7 +182,8 @@ mod tests {
     /// Starts a server that answers one request with these bytes.
     fn answering(answer: Vec<u8>) -> Client {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = Client::new(&format!("http://{}", listener.local_addr().unwrap()));
+        let http = Http::new(&format!("http://{}", listener.local_addr().unwrap()));
+        let client = Client { http };
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let _ = stream.read(&mut [0; 4096]);
@@ -343,9 +332,8 @@ mod tests {
             .local_addr()
             .unwrap();
         let started = Instant::now();
-        let error = Client::new(&format!("http://{port}/"))
-            .own_instance()
-            .unwrap_err();
+        let http = Http::new(&format!("http://{port}/"));
+        let error = Client { http }.own_instance().unwrap_err();
         assert!(
             error.to_string().contains(&format!("http://{port}/self")),
             "{error}"
@@ -406,5 +394,44 @@ mod tests {
         // the maximum depth of a body
         let deep = "[".repeat(MAX_BODY as usize);
         assert!(json::<Option<Vec<WireInstance>>>("url", "a list", deep.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_url_that_nobody_could_be_asked_at_is_refused_at_once() {
+        for url in [
+            "http://10.42.0.1:8080",
+            "http://10.42.0.1",
+            "http://[fd00::1]:80/",
+            "http://metadata.internal/v1",
+        ] {
+            assert!(client(Some(url)).is_ok(), "{url}");
+        }
+        for (url, problem) in [
+            ("", "does not begin"),
+            ("10.42.0.1", "does not begin"),
+            ("/self", "does not begin"),
+            ("10.42.0.1:8080", "does not begin"),
+            ("https://10.42.0.1", "does not begin"),
+            ("ftp://10.42.0.1", "does not begin"),
+            ("http://", "no host"),
+            ("http://:8080", "no host"),
+            ("http://10.42.0.1:", "port"),
+            ("http://10.42.0.1:0", "port"),
+            ("http://10.42.0.1:99999", "port"),
+            ("http://10.42.0.1:x", "port"),
+            ("http://me:secret@10.42.0.1", "user name"),
+            ("http://10.42.0.1/?a=b", "more than a path"),
+            ("http://10.42.0.1/#a", "more than a path"),
+            ("http://10.42 0.1", "invalid"),
+        ] {
+            let error = client(Some(url))
+                .err()
+                .unwrap_or_else(|| panic!("{url:?}"))
+                .to_string();
+            assert!(
+                error.contains(problem) && error.contains("expected http://HOST[:PORT]"),
+                "{url}: {error}"
+            );
+        }
     }
 }

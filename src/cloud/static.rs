@@ -37,18 +37,8 @@ use std::sync::Arc;
 use base::text::quoted;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use machines::{Error, Instance, Made, Metadata, Role, is_bcrypt, is_host};
 use serde::Deserialize;
-
-use super::state_disk::SECOND_VIRTIO;
-use super::{Cloud, Error, Instance, Metadata, Own, Role, is_bcrypt, is_host};
-
-/// Machines that no cloud describes: bare metal, libvirt, Proxmox, QEMU.
-pub const CLOUD: Cloud = Cloud {
-    name: "static",
-    state_disk: SECOND_VIRTIO,
-    external_cloud_provider: false,
-    own: Own::List(|place| Ok(Arc::new(Client::new(place)?))),
-};
 
 /// The file with the list that an image contains.
 pub const FILE: &str = "/etc/firstlight/machines.json";
@@ -331,15 +321,16 @@ struct Client {
     place: Place,
 }
 
-impl Client {
-    fn new(place: Option<&str>) -> Result<Client, Error> {
-        let place = Place::parse(place).map_err(|problem| Error::Url {
-            url: place.unwrap_or_default().into(),
-            problem,
-        })?;
-        Ok(Client { place })
-    }
+/// Makes a client of the list at this place; `None` is the first of the usual places that has one.
+pub fn client(place: Option<&str>) -> Made {
+    let place = Place::parse(place).map_err(|problem| Error::Url {
+        url: place.unwrap_or_default().into(),
+        problem,
+    })?;
+    Ok(Arc::new(Client { place }))
+}
 
+impl Client {
     fn failed(&self, problem: String) -> Error {
         Error::List {
             place: self.place.to_string(),
@@ -583,24 +574,21 @@ mod tests {
             "smbios:",
             "FW_CFG",
         ] {
-            assert!(Client::new(Some(text)).is_err(), "{text}");
+            assert!(client(Some(text)).is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_list_in_the_value_or_in_a_file_is_read() {
         let inline = format!("base64:{}", STANDARD.encode(list()));
-        let client = CLOUD.metadata(Some(&inline)).unwrap().unwrap();
-        assert_eq!(client.load_balancer_endpoint().unwrap(), "cluster.example");
-        assert_eq!(client.init_secret_hash().unwrap(), HASH);
-        assert_eq!(client.peers().unwrap().len(), 2);
+        let list_at = client(Some(&inline)).unwrap();
+        assert_eq!(list_at.load_balancer_endpoint().unwrap(), "cluster.example");
+        assert_eq!(list_at.init_secret_hash().unwrap(), HASH);
+        assert_eq!(list_at.peers().unwrap().len(), 2);
 
         let path = std::env::temp_dir().join(format!("machines-{}", std::process::id()));
-        let client = CLOUD
-            .metadata(Some(&format!("file:{}", path.display())))
-            .unwrap()
-            .unwrap();
-        let missing = client.peers().unwrap_err().to_string();
+        let list_at = client(Some(&format!("file:{}", path.display()))).unwrap();
+        let missing = list_at.peers().unwrap_err().to_string();
         let place = path.display().to_string();
         assert!(
             missing.contains(&place) && missing.contains("there is no list"),
@@ -608,7 +596,7 @@ mod tests {
         );
         // it may come later
         std::fs::write(&path, list()).unwrap();
-        assert_eq!(client.peers().unwrap().len(), 2);
+        assert_eq!(list_at.peers().unwrap().len(), 2);
         std::fs::remove_file(&path).unwrap();
     }
 

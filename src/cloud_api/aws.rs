@@ -25,7 +25,8 @@ use super::aws_caller::{self, Signer, Unsigned, Variables, is_region};
 use super::http::{AWS, Http, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
-use super::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash, form, pages, sigv4};
+use super::{form, pages, sigv4};
+use machines::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash};
 
 /// The names by which `--metadata` replaces the address of an API.
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];

@@ -8,7 +8,8 @@ use base::text::quoted;
 use zeroize::Zeroizing;
 
 use super::aws::Credentials;
-use super::{Error, sigv4};
+use super::sigv4;
+use machines::Error;
 
 /// The variables that have credentials, as in AWS' own programs ("AWS SDKs and Tools Reference Guide").
 const KEY_ID: &str = "AWS_ACCESS_KEY_ID";

@@ -20,7 +20,8 @@ use super::bearer::{Bearer, Token, message};
 use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
-use super::{Alias, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
+use super::{encoded, pages};
+use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
 
 /// The clouds of Azure (`azEnvironment`) and their addresses of the API.
 const ENVIRONMENTS: [(&str, &str); 3] = [

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use super::Error;
 use super::http::Answer;
 use super::https::Api;
+use machines::Error;
 
 /// How long before its end a token is renewed. A metadata service has a new one at least four minutes before.
 const EARLY: Duration = Duration::from_secs(200);

@@ -21,7 +21,8 @@ use super::bearer::{Bearer, Token};
 use super::http::{GOOGLE, Http, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
-use super::{Alias, Error, Instance, Metadata, Role, bcrypt_hash, encoded, pages};
+use super::{encoded, pages};
+use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
 
 /// The address of the API.
 const API: &str = "https://compute.googleapis.com";

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
-use super::{Alias, Error, Instance, Metadata, Range, Role, is_host};
+use machines::{Alias, Error, Instance, Metadata, Range, Role, is_host};
 
 /// The metadata service of a cloud, whose answers are checked.
 pub struct Guarded {

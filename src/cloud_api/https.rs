@@ -10,7 +10,7 @@ use ureq::Agent;
 use ureq::http::Uri;
 use ureq::tls::RootCerts;
 
-use super::Error;
+use machines::Error;
 
 /// Time limit of a request to an API: a page of a thousand machines takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
 //! Clients of the clouds' APIs and metadata services. An API knows a machine's peers and the address of the cluster. Other programs get
-//! signed requests and tokens from here. Each cloud has a file, and a line in [`CLIENTS`].
+//! signed requests and tokens from here. Each cloud with an API has a file.
 //!
 //! The program of the initramfs does not link this crate: a reboot needs only addresses, which the state disk's header has.
 
@@ -21,41 +21,25 @@ pub use aws::parse_error;
 use std::sync::Arc;
 
 use cloud::http;
-use cloud::plain::Url;
-use cloud::{Alias, Cloud, Error, Instance, Made, Metadata, Range, Role, bcrypt_hash, is_host};
 use guard::Guarded;
-
-/// Makes the client of a cloud's services. The argument is that of [`metadata`].
-type Make = fn(Option<&str>) -> Made;
-
-/// The clouds whose API is asked, with the function that makes the client of each.
-const CLIENTS: &[(Cloud, Make)] = &[
-    (cloud::AWS, |place| guarded(aws::Client::new(place)?)),
-    (cloud::GCP, |place| guarded(gcp::Client::new(place)?)),
-    (cloud::AZURE, |place| guarded(azure::Client::new(place)?)),
-    (cloud::OPENSTACK, |place| {
-        guarded(openstack::Client::new(place)?)
-    }),
-    (cloud::STACKIT, |place| {
-        guarded(openstack::Client::new(place)?)
-    }),
-];
-
-fn guarded(client: impl Metadata + 'static) -> Made {
-    Ok(Arc::new(Guarded::new(client)))
-}
+use machines::{Cloud, Made, Metadata};
 
 /// Creates the client of the services of a cloud that describe a machine and its peers. `place`, e.g. `http://10.42.0.1:8080`, replaces
 /// the default. Sends no request.
-pub fn metadata(cloud: &Cloud, place: Option<&str>) -> Made {
-    if let Some(made) = cloud.metadata(place) {
-        return made;
+pub fn metadata(cloud: Cloud, place: Option<&str>) -> Made {
+    match cloud {
+        Cloud::Aws => guarded(aws::Client::new(place)?),
+        Cloud::Gcp => guarded(gcp::Client::new(place)?),
+        Cloud::Azure => guarded(azure::Client::new(place)?),
+        Cloud::OpenStack | Cloud::Stackit => guarded(openstack::Client::new(place)?),
+        // they need no API
+        Cloud::Qemu => cloud::qemu::client(place),
+        Cloud::Static => cloud::r#static::client(place),
     }
-    let client = CLIENTS.iter().find(|(known, _)| known.name == cloud.name);
-    match client {
-        Some((_, make)) => make(place),
-        None => Err(Error::UnknownCloud(cloud.name.to_owned())),
-    }
+}
+
+fn guarded(client: impl Metadata + 'static) -> Made {
+    Ok(Arc::new(Guarded::new(client)))
 }
 
 /// Returns parameters as a form (`application/x-www-form-urlencoded`), in which everything but letters, digits and `-._~` is encoded.
@@ -79,18 +63,4 @@ pub fn encoded(text: &str) -> String {
         }
     }
     url
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_cloud_has_one_client() {
-        for cloud in cloud::ALL {
-            assert!(metadata(cloud, None).is_ok(), "{}", cloud.name);
-            let has_api = CLIENTS.iter().any(|(known, _)| known.name == cloud.name);
-            assert!(has_api != cloud.metadata(None).is_some(), "{}", cloud.name);
-        }
-    }
 }

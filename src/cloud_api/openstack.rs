@@ -24,7 +24,8 @@ use super::bearer::{Bearer, Token, message};
 use super::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use super::https::Api;
 use super::place::Place;
-use super::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash, encoded, pages};
+use super::{encoded, pages};
+use machines::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash};
 
 /// The version of the metadata service that the old system asks.
 const VERSION: &str = "openstack/2018-08-27";

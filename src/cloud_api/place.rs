@@ -2,7 +2,8 @@
 //! URL replace the usual address of an API, for private endpoints and sovereign clouds. A cloud may also know names with other values.
 
 use super::https::check_api;
-use super::{Error, Url};
+use cloud::plain::Url;
+use machines::Error;
 
 /// The services' places.
 #[derive(Debug)]

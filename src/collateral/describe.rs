@@ -1,10 +1,10 @@
 //! What EC2 says of one instance: `DescribeInstances` with its ID ("Amazon EC2 API Reference").
 
 use base::text::quoted;
-use cloud::Error;
 use cloud::http::excerpt;
 use cloud_api::aws::{Client, Failed, child, children, document, is_name};
 use cloud_api::aws_caller::Unsigned;
+use machines::Error;
 use roxmltree::Node;
 
 /// Maximum size in bytes of an answer: an instance with fifteen network interfaces of fifty addresses each has less.

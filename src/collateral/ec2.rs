@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use base::backoff::Backoff;
 use cloud_api::aws::Client;
 use cloud_api::aws_caller::{self, Variables};
+use machines::Cloud;
 use verifier::instance::Instance;
 
 use crate::describe::{Undescribed, describe};
@@ -52,7 +53,7 @@ pub struct Caller {
 impl Caller {
     /// Takes the places of the services from the metadata service of this cloud, if it is AWS.
     pub fn take_place(&mut self, cloud: &str, place: Option<&str>) {
-        if cloud.eq_ignore_ascii_case(cloud::AWS.name) {
+        if cloud.eq_ignore_ascii_case(Cloud::Aws.name()) {
             self.place = place.map(str::to_owned);
         }
     }

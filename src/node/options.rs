@@ -11,16 +11,16 @@ use base::network;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::Cloud;
 use disk::state_disk::handover;
 use lexopt::{Arg, Parser};
 use log::LevelFilter;
+use machines::Cloud;
 
 use crate::service_trust;
 
 /// Returns the part of the help text that describes [`Options`].
 pub fn help() -> String {
-    let (clouds, variants) = (cloud::NAMES.join(", "), variant::NAMES.join(", "));
+    let (clouds, variants) = (machines::NAMES.join(", "), variant::NAMES.join(", "));
     format!(
         "  --cloud-provider NAME       the cloud of this machine (environment: CONSTEL_CSP; also --csp); supported: {clouds}
   --attestation-variant NAME  the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT; also --variant);
@@ -184,7 +184,7 @@ impl Options {
     }
 
     /// Returns the cloud of this machine.
-    pub fn cloud(&self) -> Result<&'static Cloud, String> {
+    pub fn cloud(&self) -> Result<Cloud, String> {
         Cloud::named(&self.csp).map_err(|error| error.to_string())
     }
 }

@@ -28,7 +28,7 @@ use attest::{ClusterRegister, Issuer, Validator};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::{Held, Stop};
-use cloud::{Instance, Metadata, Role};
+use machines::{Instance, Metadata, Role};
 use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
 

@@ -76,12 +76,12 @@ use attest::Issuer;
 use base::crypto::{KEY_LEN, Secret, cluster_id};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use cloud::Cloud;
 use disk::device_mapper::{self, FirstUse, Mapping};
 use disk::luks::{self, ClusterToken, VOLUME_KEY_LEN};
 use disk::state_disk::{
     self, Disk, Handover, MAPPING, NodeState, device, filesystem, handover, node_state,
 };
+use machines::Cloud;
 use node::service_trust::Settings;
 use node::{quotes, ticket_client};
 use peers::Sources;
@@ -102,7 +102,7 @@ pub struct Unlock {
     /// The address on which the recovery server listens while the key is missing.
     pub recovery: SocketAddr,
     /// The cloud of this machine.
-    pub cloud: &'static Cloud,
+    pub cloud: Cloud,
     /// How long to wait for the key; `None`: without end.
     pub timeout: Option<Duration>,
     /// The sources of join services beside the disk's header.
@@ -125,7 +125,7 @@ impl Unlock {
         prepare_mapping();
         let device = device::find(
             self.disk.as_deref(),
-            &self.cloud.state_disk,
+            self.cloud.state_disk(),
             &self.stop,
             &self.timeline,
         )?;

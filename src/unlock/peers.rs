@@ -10,9 +10,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use cloud::peers::Tag;
-use cloud::{Cloud, Error, Own};
+use cloud::{Own, peers::Tag};
 use disk::luks::{Header, Peers};
+use machines::{Cloud, Error};
 use node::ticket_client::{Hosts, Source};
 
 /// What a node can do when no source leads to a join service.
@@ -27,10 +27,10 @@ pub struct Sources {
 
 impl Sources {
     /// Returns the sources of a machine in this cloud: the hosts of the setting `peers`, and the metadata at this place. Sends no request.
-    pub fn new(setting: &[String], cloud: &Cloud, place: Option<&str>) -> Result<Sources, Error> {
+    pub fn new(setting: &[String], cloud: Cloud, place: Option<&str>) -> Result<Sources, Error> {
         let mut before = fixed("setting peers", setting);
         let mut after = vec![];
-        match cloud.own {
+        match cloud::own(cloud) {
             Own::List(client) => before.push(Source::Metadata(client(place)?)),
             Own::Service(client) => after.push(Source::Metadata(client(place)?)),
             Own::Tag(ask) => {
@@ -142,13 +142,13 @@ mod tests {
     #[test]
     fn each_cloud_has_its_sources_around_the_header() {
         let setting = ["a.example".to_owned(), "10.0.0.1".into()];
-        for cloud in cloud::ALL {
+        for cloud in machines::ALL {
             let sources = Sources::new(&setting, cloud, None).unwrap();
             let count = (sources.before.len(), sources.after.len());
-            let is_list = matches!(cloud.own, Own::List(_));
+            let is_list = matches!(cloud::own(cloud), Own::List(_));
             let expected = if is_list { (3, 0) } else { (2, 1) };
-            assert_eq!(count, expected, "{}", cloud.name);
+            assert_eq!(count, expected, "{}", cloud.name());
         }
-        assert!(Sources::new(&[], &cloud::AWS, Some("10.0.0.1")).is_err());
+        assert!(Sources::new(&[], Cloud::Aws, Some("10.0.0.1")).is_err());
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use base::time;
-use cloud::{Instance, Metadata, Role};
 use common::aws::{HASH, Imds, Moto, credentials, lone_instance, place};
+use machines::{Instance, Metadata, Role};
 use serde_json::{Value, json};
 
 use super::server::{self, Answer, Request};

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use cloud::{Instance, Metadata, Role};
+use machines::{Instance, Metadata, Role};
 use serde_json::{Value, json};
 use support::ROOT;
 

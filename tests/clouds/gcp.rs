@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use cloud::{Instance, Metadata, Role};
+use machines::{Instance, Metadata, Role};
 use serde_json::{Map, Value, json};
 use support::ROOT;
 

@@ -10,9 +10,9 @@ mod tls;
 
 use std::sync::Arc;
 
-use cloud::{Cloud, Metadata};
 use common::aws::HASH;
 use common::cloud_server as server;
+use machines::{Cloud, Metadata};
 
 /// Makes the client of a cloud whose services are here.
 fn client(cloud: &str, place: &str) -> Arc<dyn Metadata> {
@@ -21,6 +21,6 @@ fn client(cloud: &str, place: &str) -> Arc<dyn Metadata> {
 }
 
 /// Returns the text of the error.
-fn error<T: std::fmt::Debug>(result: Result<T, cloud::Error>) -> String {
+fn error<T: std::fmt::Debug>(result: Result<T, machines::Error>) -> String {
     result.unwrap_err().to_string()
 }

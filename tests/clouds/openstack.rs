@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use base::time;
-use cloud::{Instance, Metadata, Role};
+use machines::{Instance, Metadata, Role};
 use serde_json::{Value, json};
 use support::ROOT;
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
 use base::time;
-use cloud::{Cloud, Metadata};
+use machines::{Cloud, Metadata};
 use serde_json::{Value, json};
 use support::ROOT;
 use support::foreign::python;

@@ -1216,7 +1216,7 @@ fn fresh_machines_of_both_roles_join_by_themselves_and_a_real_kubeadm_finds_the_
             .metadata
             .set_peers(&format!("[{me},{}]", machine.instance("plane-3", 3)));
         let metadata = cloud_api::metadata(
-            &cloud::qemu::CLOUD,
+            machines::Cloud::Qemu,
             Some(&format!("http://{}", machine.metadata.address)),
         )
         .unwrap();

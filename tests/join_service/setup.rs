@@ -129,7 +129,7 @@ impl Setup {
             kubernetes: Some(account),
             metadata: Some(
                 cloud_api::metadata(
-                    &cloud::qemu::CLOUD,
+                    machines::Cloud::Qemu,
                     Some(&format!("http://{}", self.metadata.address)),
                 )
                 .unwrap(),

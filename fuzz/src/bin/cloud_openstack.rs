@@ -1,7 +1,7 @@
 //! The answers of OpenStack; the first byte says which of them the rest is.
 #![no_main]
 
-use cloud::Range;
+use machines::Range;
 use cloud_api::openstack::{
     parse_address, parse_aliases, parse_description, parse_load_balancers, parse_servers,
     parse_token, parse_user_data,

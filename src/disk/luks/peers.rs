@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::error::Error;
 use super::token;
-use cloud::is_host;
+use machines::is_host;
 
 /// The `type` of the token.
 const TYPE: &str = "firstlight-peers";

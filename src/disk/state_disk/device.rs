@@ -1,14 +1,14 @@
 //! Finds the state disk.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Error;
+use super::mark::{Mark, mark, serial};
 use base::stop::Stop;
 use base::sysfs;
 use base::timeline::Timeline;
-use cloud::StateDisk;
+use machines::StateDisk;
 
 /// The serial number that marks the state disk among a VM's virtio disks.
 const SERIAL: &str = "state";
@@ -20,16 +20,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Waits for the state disk and returns its path: `wanted` if given, else the disk with serial number `state`, else
-/// the disk that the cloud marks as `usual` ([`cloud::Cloud::state_disk`]).
+/// the disk that the cloud marks as `usual` ([`machines::Cloud::state_disk`]).
 ///
 /// # Errors
 /// [`Error::NoDisk`] after 60 s, [`Error::Stopped`] when `stop` is set.
 pub fn find(
     wanted: Option<&Path>,
-    usual: &StateDisk,
+    usual: StateDisk,
     stop: &Stop,
     timeline: &Timeline,
 ) -> Result<PathBuf, Error> {
+    let usual = mark(usual);
     let start = Instant::now();
     let mut next_report = REPORT_INTERVAL;
     loop {
@@ -64,7 +65,7 @@ pub fn find(
     }
 }
 
-fn describe(wanted: Option<&Path>, usual: &StateDisk) -> String {
+fn describe(wanted: Option<&Path>, usual: &Mark) -> String {
     match wanted {
         Some(path) => format!("the disk {}", path.display()),
         None => {
@@ -78,7 +79,7 @@ fn describe(wanted: Option<&Path>, usual: &StateDisk) -> String {
 
 /// Returns the name of the state disk in the directory `block_devices`. A disk without the mark is never the state disk, even if it is
 /// the only one: the state disk may not have appeared yet.
-fn state_disk_in(block_devices: &Path, usual: &StateDisk) -> Option<String> {
+fn state_disk_in(block_devices: &Path, usual: &Mark) -> Option<String> {
     let is_usual = |name: &String| {
         (usual.label_of)(block_devices, name).is_some_and(|label| label == usual.label)
     };
@@ -91,7 +92,7 @@ fn state_disk_in(block_devices: &Path, usual: &StateDisk) -> Option<String> {
 }
 
 /// Returns the disks in the directory `block_devices` with their serial numbers and the labels of the cloud.
-fn seen_in(block_devices: &Path, usual: &StateDisk) -> String {
+fn seen_in(block_devices: &Path, usual: &Mark) -> String {
     let names = sysfs::names(block_devices);
     let seen = names.iter().map(|name| {
         let serial = serial(block_devices, name);
@@ -107,19 +108,15 @@ fn seen_in(block_devices: &Path, usual: &StateDisk) -> String {
     seen.collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the serial number of a disk; empty if it has none.
-fn serial(block_devices: &Path, name: &str) -> String {
-    let serial = fs::read_to_string(block_devices.join(name).join("serial"));
-    serial.unwrap_or_default().trim().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// The state disk of machines whose disks have no labels.
-    fn usual() -> &'static StateDisk {
-        &cloud::Cloud::named(cloud::DEFAULT).unwrap().state_disk
+    fn usual() -> &'static Mark {
+        mark(StateDisk::SecondVirtio)
     }
 
     #[test]
@@ -129,7 +126,7 @@ mod tests {
             fs::create_dir(sys.path().join(name)).unwrap();
             fs::write(sys.path().join(name).join("serial"), serial).unwrap();
         }
-        let labelled = StateDisk {
+        let labelled = Mark {
             description: "the disk with the label state-disk",
             label: "state-disk",
             label_of: |_, name| (name == "sdb").then(|| "state-disk".into()),
@@ -151,7 +148,7 @@ mod tests {
         let disk = tempfile::NamedTempFile::new().unwrap();
         let found = find(
             Some(disk.path()),
-            usual(),
+            StateDisk::SecondVirtio,
             &Stop::new(),
             &Timeline::new("test"),
         )
@@ -189,7 +186,7 @@ mod tests {
         stop.stop();
         let result = find(
             Some(Path::new("/nonexistent")),
-            usual(),
+            StateDisk::SecondVirtio,
             &stop,
             &Timeline::new("test"),
         );

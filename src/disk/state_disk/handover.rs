@@ -313,7 +313,7 @@ mod tests {
         let header = luks::format(&mut disk, &volume_key, &passphrase).unwrap();
         handover.leave(&passphrase, &header).unwrap();
         let state = NodeState {
-            role: cloud::Role::Worker,
+            role: machines::Role::Worker,
             measurement_salt: [2; 32],
         };
         let secret = Secret::random(KEY_LEN);

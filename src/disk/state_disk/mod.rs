@@ -6,6 +6,7 @@ mod classify;
 pub mod device;
 pub mod filesystem;
 pub mod handover;
+mod mark;
 pub mod node_state;
 
 use std::io;

@@ -14,7 +14,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use base::crypto::MEASUREMENT_SALT_LEN;
-use cloud::Role;
+use machines::Role;
 use sys::file;
 
 /// The path of the file below the mount point.

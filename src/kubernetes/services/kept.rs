@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::super::NAMESPACE;
 use super::super::client::{self, Client, DAEMON_SETS, Resource, SERVICES};
 use super::render;
-use cloud::Cloud;
+use machines::Cloud;
 
 /// Values of the chart by their names, as in Helm's `--set`.
 pub type Values = BTreeMap<&'static str, Value>;

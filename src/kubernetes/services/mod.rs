@@ -99,7 +99,7 @@ pub struct Settings {
     pub require_strong: Option<bool>,
 }
 
-/// A cloud's metadata service, with the arguments of [`Cloud::metadata`](cloud::Cloud::metadata).
+/// A cloud's metadata service, with the arguments of `cloud_api::metadata`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataService {
     /// The cloud's name in lower case. If `None`, a worker may have any name, and no control plane
@@ -113,7 +113,7 @@ impl Default for MetadataService {
     /// Returns QEMU's metadata service at its default URL.
     fn default() -> MetadataService {
         MetadataService {
-            cloud: Some(cloud::DEFAULT.into()),
+            cloud: Some(machines::DEFAULT.name().into()),
             url: None,
         }
     }

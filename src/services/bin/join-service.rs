@@ -11,11 +11,11 @@ use base::logger;
 use base::network;
 use base::program::{self, Failure};
 use base::stop::Stop;
-use cloud::Cloud;
 use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
 use lexopt::prelude::*;
+use machines::Cloud;
 use services::check;
 use services::join_service::keys::Flags;
 use services::join_service::{self, Config, JoinService};
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the help text.
 fn help() -> String {
-    let (variants, clouds) = (variant::NAMES.join(", "), cloud::NAMES.join(", "));
+    let (variants, clouds) = (variant::NAMES.join(", "), machines::NAMES.join(", "));
     let (default, collateral) = (variant::DEFAULT, collateral::HELP);
     format!(
         "\

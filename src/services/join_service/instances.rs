@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use super::refusal::Refusal;
 use super::request::JoinRequest;
-use cloud::{Alias, Instance, Metadata, Role};
 use kubernetes::parameters::NodeName;
+use machines::{Alias, Instance, Metadata, Role};
 
 /// The maximum age of a list.
 const MAX_AGE: Duration = Duration::from_secs(5);
@@ -137,7 +137,7 @@ fn named(instances: Vec<Instance>) -> impl Iterator<Item = (String, Instance)> {
 fn cached<T>(
     last: &Mutex<Cached<T>>,
     age: Duration,
-    fetch: impl FnOnce() -> Result<T, cloud::Error>,
+    fetch: impl FnOnce() -> Result<T, machines::Error>,
 ) -> Result<Arc<T>, Refusal> {
     let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
     // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.

@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use base::text::quoted;
-use cloud::Alias;
+use machines::Alias;
 use serde_json::Value;
 
 use super::super::instances::Aliases;

@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+use machines::StateDisk;
 use serde::Deserialize;
 use sys::nvme;
 
 /// What marks the state disk among the disks of a machine. A disk with the serial number `state` is it in every cloud.
-pub struct StateDisk {
+pub struct Mark {
     /// What it is, for texts.
     pub description: &'static str,
     /// The label of the state disk.
@@ -17,38 +18,43 @@ pub struct StateDisk {
     pub label_of: fn(&Path, &str) -> Option<String>,
 }
 
-/// The second disk of virtio, in clouds and machines whose disks have no labels: as the old system does it. A disk with a serial number
-/// is another one.
-pub const SECOND_VIRTIO: StateDisk = StateDisk {
-    description: "/dev/vdb without a serial number",
-    label: "vdb",
-    label_of: |block_devices, disk| {
-        let serial = fs::read_to_string(block_devices.join(disk).join("serial"));
-        let has_serial = serial.is_ok_and(|serial| !serial.trim().is_empty());
-        (!has_serial).then(|| disk.to_owned())
-    },
-};
+/// Returns what marks this state disk.
+pub fn mark(disk: StateDisk) -> &'static Mark {
+    match disk {
+        StateDisk::SecondVirtio => &Mark {
+            description: "/dev/vdb without a serial number",
+            label: "vdb",
+            label_of: name_without_serial,
+        },
+        StateDisk::Ebs => &Mark {
+            description: "the EBS volume that is attached as /dev/sdb",
+            label: "sdb",
+            label_of: volume_name,
+        },
+        StateDisk::PersistentDisk => &Mark {
+            description: "the persistent disk with the device name state-disk",
+            label: "state-disk",
+            label_of: device_name,
+        },
+        StateDisk::DataDisk => &Mark {
+            description: "the data disk with the logical unit number 0",
+            label: "lun0",
+            label_of: data_disk,
+        },
+    }
+}
 
-/// The state disk of AWS.
-pub const EBS: StateDisk = StateDisk {
-    description: "the EBS volume that is attached as /dev/sdb",
-    label: "sdb",
-    label_of: volume_name,
-};
+/// Returns the serial number of a disk; empty if it has none.
+pub fn serial(block_devices: &Path, disk: &str) -> String {
+    let serial = fs::read_to_string(block_devices.join(disk).join("serial"));
+    serial.unwrap_or_default().trim().to_owned()
+}
 
-/// The state disk of Google Cloud.
-pub const PERSISTENT_DISK: StateDisk = StateDisk {
-    description: "the persistent disk with the device name state-disk",
-    label: "state-disk",
-    label_of: device_name,
-};
-
-/// The state disk of Azure.
-pub const DATA_DISK: StateDisk = StateDisk {
-    description: "the data disk with the logical unit number 0",
-    label: "lun0",
-    label_of: data_disk,
-};
+/// Returns the name of a disk. A disk with a serial number is another one.
+fn name_without_serial(block_devices: &Path, disk: &str) -> Option<String> {
+    let has_serial = !serial(block_devices, disk).is_empty();
+    (!has_serial).then(|| disk.to_owned())
+}
 
 /// Returns the name under which an EBS volume is attached, e.g. `sdb`. The volume's NVMe controller has it in the vendor-specific area
 /// ("Amazon EBS volumes and NVMe").

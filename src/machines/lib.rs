@@ -1,0 +1,359 @@
+//! The words that describe machines of a cluster: a machine, its role, its cloud, what marks its state disk, and who answers for it.
+//! All other crates can use them, so this one uses none.
+
+#![forbid(unsafe_code)]
+
+mod range;
+
+pub use range::Range;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// The role of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Role {
+    /// The service gave no role or an unknown role.
+    #[default]
+    Unknown,
+    /// Runs the Kubernetes API server and etcd.
+    ControlPlane,
+    /// Runs workloads.
+    Worker,
+}
+
+impl Role {
+    /// Parses a role in upper or lower case, also `control-plane`; any other text is [`Role::Unknown`].
+    pub fn parse(text: &str) -> Role {
+        match text.to_ascii_lowercase().as_str() {
+            "controlplane" | "control-plane" => Role::ControlPlane,
+            "worker" => Role::Worker,
+            _ => Role::Unknown,
+        }
+    }
+}
+
+/// Writes the role as in the wire protocol and the node state file: `ControlPlane`, `Worker`, `Unknown`.
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Unknown => "Unknown",
+            Role::ControlPlane => "ControlPlane",
+            Role::Worker => "Worker",
+        })
+    }
+}
+
+/// One machine of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// The name in the cloud, e.g. `control-plane-0`; not empty.
+    pub name: String,
+    /// The provider ID for Kubernetes, e.g. `qemu:///hostname/control-plane-0`.
+    pub provider_id: String,
+    /// The role.
+    pub role: Role,
+    /// The address in the network of the cluster; `None` if it has none yet.
+    pub vpc_ip: Option<IpAddr>,
+}
+
+/// Names and addresses of a machine beside those of its [`Instance`], with which the cloud's controller describes its Node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Alias {
+    /// The name of its [`Instance`].
+    pub machine: String,
+    /// DNS names, internal and external.
+    pub names: Vec<String>,
+    /// Addresses, internal and external.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A cloud. To add one:
+///
+/// 1. add it here and to [`ALL`], with its name, what marks its state disk, and who controls its objects; the compiler asks for the rest;
+/// 2. `own` in the crate `cloud`: what a machine's own metadata says of the cluster;
+/// 3. `metadata` in the crate `cloud_api`: if only an API of the cloud knows the machine's peers, its client is a file there;
+/// 4. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares), and the cloud to the tables of options in
+///    `docs/images.md` and `docs/services.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cloud {
+    /// The machines that QEMU runs on a host of the operator.
+    Qemu,
+    /// Machines that no cloud describes: bare metal, libvirt, Proxmox, QEMU.
+    Static,
+    /// Amazon Web Services.
+    Aws,
+    /// Google Cloud.
+    Gcp,
+    /// Microsoft Azure.
+    Azure,
+    /// OpenStack.
+    OpenStack,
+    /// STACKIT: the same services as OpenStack's, under another name.
+    Stackit,
+}
+
+/// All clouds.
+pub const ALL: [Cloud; 7] = {
+    use Cloud::*;
+    [Qemu, Static, Aws, Gcp, Azure, OpenStack, Stackit]
+};
+
+/// The names of [`ALL`].
+pub const NAMES: [&str; ALL.len()] = {
+    let mut names = [""; ALL.len()];
+    let mut index = 0;
+    while index < ALL.len() {
+        names[index] = ALL[index].name();
+        index += 1;
+    }
+    names
+};
+
+/// The cloud that a program uses if its command line names none.
+pub const DEFAULT: Cloud = Cloud::Qemu;
+
+/// What marks the state disk among the disks of a machine. A disk with the serial number `state` is it in every cloud.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateDisk {
+    /// The second disk of virtio, in clouds and machines whose disks have no labels: as the old system does it.
+    SecondVirtio,
+    /// The volume of AWS that is attached under a name.
+    Ebs,
+    /// The persistent disk of Google Cloud with a name.
+    PersistentDisk,
+    /// The data disk of Azure with a number.
+    DataDisk,
+}
+
+impl Cloud {
+    /// Returns the cloud with this name in upper or lower case.
+    pub fn named(name: &str) -> Result<Cloud, Error> {
+        ALL.into_iter()
+            .find(|cloud| cloud.name().eq_ignore_ascii_case(name))
+            .ok_or_else(|| Error::UnknownCloud(name.to_owned()))
+    }
+
+    /// Returns the name on the kernel command line, on the command lines of the programs, and in the Helm chart; lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Cloud::Qemu => "qemu",
+            Cloud::Static => "static",
+            Cloud::Aws => "aws",
+            Cloud::Gcp => "gcp",
+            Cloud::Azure => "azure",
+            Cloud::OpenStack => "openstack",
+            Cloud::Stackit => "stackit",
+        }
+    }
+
+    /// Returns what marks the state disk.
+    pub fn state_disk(self) -> StateDisk {
+        match self {
+            Cloud::Aws => StateDisk::Ebs,
+            Cloud::Gcp => StateDisk::PersistentDisk,
+            Cloud::Azure => StateDisk::DataDisk,
+            _ => StateDisk::SecondVirtio,
+        }
+    }
+
+    /// Returns whether kubelet and controller manager leave the cloud's objects to a cloud controller manager
+    /// (`--cloud-provider=external`).
+    pub fn has_external_provider(self) -> bool {
+        matches!(self, Cloud::Aws | Cloud::Gcp | Cloud::Azure)
+    }
+}
+
+/// The client of a metadata service, if its place is valid.
+pub type Made = Result<Arc<dyn Metadata>, Error>;
+
+/// The metadata service of the cloud in which this machine runs. Each call makes its requests without retries; the caller
+/// decides about retries.
+pub trait Metadata: Send + Sync {
+    /// Returns this machine.
+    fn own_instance(&self) -> Result<Instance, Error>;
+    /// Returns all machines of the cluster with a valid description, including this one.
+    fn peers(&self) -> Result<Vec<Instance>, Error>;
+    /// Returns the host name or address under which all control planes are reached.
+    fn load_balancer_endpoint(&self) -> Result<String, Error>;
+    /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
+    fn init_secret_hash(&self) -> Result<String, Error>;
+    /// Returns further names and addresses of all machines of the cluster, as far as the service knows them.
+    fn aliases(&self) -> Result<Vec<Alias>, Error> {
+        Ok(vec![])
+    }
+    /// Returns the addresses that machines of the cluster's network can have; none if the service does not say.
+    fn ranges(&self) -> Result<Vec<Range>, Error> {
+        Ok(vec![])
+    }
+}
+
+/// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
+pub fn is_host(host: &str) -> bool {
+    let is_of_label = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
+    let label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_of_label);
+    host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.split('.').all(label))
+}
+
+/// Returns whether `text` is a bcrypt hash: `$2a$10$` and 53 characters; 2b and 2y are later names of the same format.
+pub fn is_bcrypt(text: &str) -> bool {
+    let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
+    text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
+}
+
+/// Returns the bcrypt hash in an answer, without a line break at its end.
+pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
+    match std::str::from_utf8(body).map(str::trim_ascii_end) {
+        Ok(hash) if is_bcrypt(hash) => Ok(hash.to_owned()),
+        // the error does not repeat the answer, which may be the init secret itself
+        _ => Err(Error::Nonsense {
+            request: request.to_owned(),
+            expected: "a bcrypt hash of 60 characters",
+            got: format!("{} bytes that are not a bcrypt hash", body.len()),
+        }),
+    }
+}
+
+/// Why the metadata service gave no valid answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// [`ALL`] has no cloud with this name.
+    UnknownCloud(String),
+    /// The place of the service, as `--metadata` names it, is invalid.
+    Url {
+        /// The given place.
+        url: String,
+        /// What is wrong and what is expected, as a clause.
+        problem: String,
+    },
+    /// The list of machines is missing or wrong.
+    List {
+        /// Where it is.
+        place: String,
+        /// What is wrong, as a clause.
+        problem: String,
+    },
+    /// No complete answer: the service is unreachable or too slow, or the answer is truncated or too long.
+    Unreachable {
+        /// The request: method and URL.
+        request: String,
+        /// The error of the request.
+        error: String,
+    },
+    /// An answer other than 200 OK.
+    Status {
+        /// The request: method and URL.
+        request: String,
+        /// The HTTP status.
+        status: u16,
+        /// The beginning of the body.
+        body: String,
+    },
+    /// The content of the answer is invalid.
+    Nonsense {
+        /// The request: method and URL.
+        request: String,
+        /// The expected content.
+        expected: &'static str,
+        /// What is wrong, with the beginning of the body.
+        got: String,
+    },
+    /// The service or the API does not give what is asked for.
+    Denied {
+        /// The request: method and URL.
+        request: String,
+        /// What it answers.
+        why: String,
+        /// What the operator can do, as a clause.
+        next: String,
+    },
+    /// The answers contradict each other, or what is known.
+    Refused(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::UnknownCloud(cloud) => {
+                let supported = NAMES.join(", ");
+                write!(
+                    f,
+                    "the cloud {cloud:?} is not supported; supported: {supported}"
+                )
+            }
+            Error::Url { url, problem } => {
+                write!(
+                    f,
+                    "metadata: {url:?} is not a valid place of a metadata service: {problem}"
+                )
+            }
+            Error::List { place, problem } => write!(f, "metadata: {place}: {problem}"),
+            Error::Unreachable { request, error } => write!(f, "metadata: {request}: {error}"),
+            Error::Status {
+                request,
+                status,
+                body,
+            } => {
+                write!(
+                    f,
+                    "metadata: {request}: expected status 200, got {status}: {body:?}"
+                )
+            }
+            Error::Nonsense {
+                request,
+                expected,
+                got,
+            } => {
+                write!(f, "metadata: {request}: expected {expected}, got {got}")
+            }
+            Error::Denied { request, why, next } => {
+                write!(f, "metadata: {request}: {why}: {next}")
+            }
+            Error::Refused(why) => write!(f, "metadata: refused: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_are_read_in_every_form_of_the_old_system() {
+        for text in [
+            "ControlPlane",
+            "controlplane",
+            "control-plane",
+            "Control-Plane",
+        ] {
+            assert_eq!(Role::parse(text), Role::ControlPlane, "{text}");
+        }
+        assert_eq!(Role::parse("worker"), Role::Worker);
+        for text in ["", "Unknown", "master", "control plane"] {
+            assert_eq!(Role::parse(text), Role::Unknown, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_written_role_reads_as_itself() {
+        for role in [Role::Unknown, Role::ControlPlane, Role::Worker] {
+            assert_eq!(Role::parse(&role.to_string()), role);
+        }
+    }
+
+    #[test]
+    fn a_cloud_is_found_by_its_name_and_others_are_refused() {
+        for (cloud, name) in ALL.iter().zip(NAMES) {
+            assert_eq!(Cloud::named(name).as_ref(), Ok(cloud));
+            assert_eq!(Cloud::named(&name.to_uppercase()).as_ref(), Ok(cloud));
+        }
+        for name in ["", "home"] {
+            let error = Cloud::named(name).unwrap_err();
+            assert_eq!(error, Error::UnknownCloud(name.into()));
+            assert!(error.to_string().ends_with(&NAMES.join(", ")), "{error}");
+        }
+    }
+}
