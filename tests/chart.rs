@@ -1141,5 +1141,5 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
     let file = authorities["configMap"]["items"][0]["path"]
         .as_str()
         .unwrap();
-    assert_eq!(format!("/etc/ssl/certs/{file}"), web_tls::CA_BUNDLES[0]);
+    assert_eq!(format!("/etc/ssl/certs/{file}"), http::CA_BUNDLES[0]);
 }

@@ -10,6 +10,7 @@ pub mod logger;
 pub mod network;
 pub mod pool;
 pub mod program;
+pub mod request;
 pub mod stop;
 pub mod sync;
 pub mod sysfs;

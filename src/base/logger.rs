@@ -41,6 +41,7 @@ const OURS: [&str; 33] = [
     "disk",
     "endorsement",
     "hardware",
+    "http",
     "image",
     "keywrap",
     "kms",
@@ -61,7 +62,6 @@ const OURS: [&str; 33] = [
     "unlock",
     "verifier",
     "web",
-    "web_tls",
 ];
 /// The level for libraries; their other records help only in debugging.
 const FOREIGN_LEVEL: LevelFilter = LevelFilter::Warn;

@@ -4,14 +4,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use base::time;
+pub use base::request::Fields;
+use base::request::{Request, Transport};
 use machines::Error;
 
 use super::plain::{Plain, Url};
-pub use super::transport::Fields;
-use super::transport::{Request, Transport};
 
 /// The link-local address of the services of Azure, AWS and Google Compute Engine.
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
@@ -47,6 +46,7 @@ pub struct Answer {
     /// The HTTP status.
     pub status: u16,
     fields: Vec<(String, String)>,
+    pause: Option<Duration>,
     /// The body.
     pub body: Vec<u8>,
 }
@@ -76,11 +76,6 @@ impl Answer {
         let mut fields = self.fields.iter();
         let found = fields.find(|(known, _)| known.eq_ignore_ascii_case(name))?;
         Some(found.1.trim())
-    }
-
-    /// Returns when the service sent the answer.
-    pub fn date(&self) -> Option<SystemTime> {
-        http_date(self.field("Date")?)
     }
 
     /// Returns the error of an answer without success.
@@ -180,8 +175,8 @@ impl Http {
             };
         }
         let answer = answer?;
-        if let (429 | 503, Some(pause)) = (answer.status, answer.field("Retry-After")) {
-            self.demand_pause(answer.status, retry_pause(pause, SystemTime::now()));
+        if let (429 | 503, Some(pause)) = (answer.status, answer.pause) {
+            self.demand_pause(answer.status, pause);
             self.check_pause(&answer.request)?;
         }
         Ok(answer)
@@ -213,6 +208,7 @@ impl Http {
         Ok(Answer {
             status,
             fields: response.fields,
+            pause: response.pause,
             body: match status {
                 200 => response.body.map_err(unreachable)?,
                 _ => response.body.unwrap_or_default(),
@@ -221,8 +217,8 @@ impl Http {
         })
     }
 
-    fn demand_pause(&self, status: u16, pause: Option<Duration>) {
-        let until = Instant::now() + pause.unwrap_or_default().min(LONGEST_PAUSE);
+    fn demand_pause(&self, status: u16, pause: Duration) {
+        let until = Instant::now() + pause.min(LONGEST_PAUSE);
         let why = format!("the service answered with status {status} and demands a pause");
         *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, why));
     }
@@ -250,28 +246,6 @@ pub(super) fn check_url(url: &str) -> Result<(), Error> {
     })
 }
 
-/// Returns the time of a `Retry-After`: seconds, or a date (RFC 9110 §10.2.3).
-fn retry_pause(value: &str, now: SystemTime) -> Option<Duration> {
-    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
-        // more digits than the type holds are as long as the longest pause
-        return Some(value.parse().map_or(LONGEST_PAUSE, Duration::from_secs));
-    }
-    Some(http_date(value)?.duration_since(now).unwrap_or_default())
-}
-
-/// Parses a date as servers must send it (RFC 9110 §5.6.7, IMF-fixdate): `Sun, 06 Nov 1994 08:49:37 GMT`.
-fn http_date(text: &str) -> Option<SystemTime> {
-    const MONTHS: [&str; 12] = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
-    let parts: Vec<_> = text.split(' ').collect();
-    let &[_, day, month, year, clock, "GMT"] = parts.as_slice() else {
-        return None;
-    };
-    let month = 1 + MONTHS.iter().position(|name| *name == month)?;
-    time::parse(&format!("{year}-{month:02}-{day}T{clock}Z"))
-}
-
 /// Returns the beginning of an answer, for an error.
 pub fn excerpt(body: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN)]).into_owned();
@@ -289,7 +263,6 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use support::mutation::mutations;
 
     /// Sends one request to a server that answers it; returns what the server got.
     fn request(send: impl FnOnce(&Http) -> Result<Vec<u8>, Error>) -> String {
@@ -314,30 +287,6 @@ mod tests {
         });
         assert_eq!(send(&http).unwrap(), b"ok");
         server.join().unwrap()
-    }
-
-    #[test]
-    fn dates_and_pauses_are_read_as_servers_send_them() {
-        // the example of RFC 9110
-        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
-        assert_eq!(http_date("Sun, 06 Nov 1994 08:49:37 GMT"), Some(at));
-        for (value, seconds) in [
-            ("0", Some(0)),
-            ("120", Some(120)),
-            ("99999999999999999999999", Some(300)),
-            ("Sun, 06 Nov 1994 08:50:37 GMT", Some(60)),
-            ("Sun, 06 Nov 1994 08:48:37 GMT", Some(0)),
-            ("", None),
-            ("-1", None),
-            ("soon", None),
-            ("Sun, 06 Nov 1994 08:50:37 CET", None),
-        ] {
-            let expected = seconds.map(Duration::from_secs);
-            assert_eq!(retry_pause(value, at), expected, "{value}");
-        }
-        for value in mutations(b"Sun, 06 Nov 1994 08:49:37 GMT", 5000) {
-            let _ = retry_pause(&String::from_utf8_lossy(&value), at);
-        }
     }
 
     #[test]

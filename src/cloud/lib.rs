@@ -8,7 +8,6 @@ pub mod peers;
 pub mod plain;
 pub mod qemu;
 pub mod r#static;
-pub mod transport;
 
 pub use r#static::Machines;
 

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::transport::{CONNECT_TIMEOUT, Request, Response, Transport, USER_AGENT};
+use base::request::{CONNECT_TIMEOUT, Request, Response, Transport, USER_AGENT, seconds};
 
 /// Maximum size in bytes of what precedes an answer's body, and of what follows its last chunk.
 const MAX_HEAD: usize = 32 << 10;
@@ -167,6 +167,7 @@ pub fn receive(reader: &mut impl BufRead, limit: u64) -> Result<Response, String
                     204 | 304 => Ok(vec![]),
                     _ => read_body(reader, &fields, limit),
                 },
+                pause: find(&fields, "Retry-After").and_then(seconds),
                 fields,
             });
         }
@@ -222,26 +223,29 @@ fn read_fields(
     }
 }
 
+/// Returns the value of the first field with this name.
+fn find<'a>(fields: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    let mut fields = fields.iter();
+    let found = fields.find(|(known, _)| known.eq_ignore_ascii_case(name))?;
+    Some(&found.1)
+}
+
 /// Reads a body as its fields frame it (RFC 9112 §6.3).
 fn read_body(
     reader: &mut impl BufRead,
     fields: &[(String, String)],
     limit: u64,
 ) -> Result<Vec<u8>, String> {
-    let values = |wanted: &str| {
-        let is_wanted = move |(name, _): &&(String, String)| name.eq_ignore_ascii_case(wanted);
-        let found: Vec<_> = fields.iter().filter(is_wanted).collect();
-        found.into_iter().map(|(_, value)| value.as_str())
-    };
     let mut body = vec![];
-    if let Some(coding) = values("Transfer-Encoding").next() {
+    if let Some(coding) = find(fields, "Transfer-Encoding") {
         if !coding.eq_ignore_ascii_case("chunked") {
             return Err("the answer has an unknown transfer encoding".into());
         }
         read_chunks(reader, &mut body, limit)?;
         return Ok(body);
     }
-    let mut lengths = values("Content-Length");
+    let is_length = |(name, _): &&(String, String)| name.eq_ignore_ascii_case("Content-Length");
+    let mut lengths = fields.iter().filter(is_length).map(|(_, length)| length);
     match lengths.next() {
         Some(length) if lengths.all(|other| other == length) => {
             let length = number(length, 10).ok_or("the answer has an invalid length")?;

@@ -172,8 +172,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::super::plain::Plain;
-    use super::super::transport::CONNECT_TIMEOUT;
     use super::*;
+    use base::request::CONNECT_TIMEOUT;
     use support::mutation::mutations;
 
     const SELF: &str = r#"{"Name":"control-plane-0","ProviderID":"qemu:///hostname/control-plane-0","Role":"ControlPlane","VPCIP":"10.42.1.100","SecondaryIPRange":"","AliasIPRanges":null}"#;

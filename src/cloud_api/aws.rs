@@ -22,10 +22,11 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::aws_caller::{self, Signer, Unsigned, Variables, is_region};
-use super::http::{AWS, Http, MAX_BODY, excerpt};
-use super::https::Api;
+use super::https::api as api_at;
 use super::place::Place;
-use super::{form, pages, sigv4};
+use super::{pages, sigv4};
+use cloud::http::{AWS, Answer, Http, MAX_BODY, excerpt};
+use http::form;
 use machines::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash};
 
 /// The names by which `--metadata` replaces the address of an API.
@@ -60,9 +61,9 @@ pub struct Client {
 }
 
 struct Apis {
-    ec2: Api,
-    elb: Api,
-    tagging: Api,
+    ec2: Http,
+    elb: Http,
+    tagging: Http,
 }
 
 /// What the instance identity document says.
@@ -322,8 +323,8 @@ impl Client {
         let named = named.filter(|url| !url.is_empty());
         let of_variables = |name: &str| named.as_deref().filter(|_| name == "ec2");
         let api = |name: &str, host: &str| match self.place.api(name).or(of_variables(name)) {
-            Some(url) => Api::new(url),
-            None => Api::new(&format!("https://{host}.{region}.{domain}")),
+            Some(url) => api_at(url),
+            None => api_at(&format!("https://{host}.{region}.{domain}")),
         };
         let apis = Apis {
             ec2: api("ec2", "ec2")?,
@@ -335,11 +336,11 @@ impl Client {
 
     /// Returns the answer of an API. A request that fails because of this machine's clock is repeated with the API's clock, and one that
     /// fails because of its credentials with new ones, each once.
-    fn call(&self, api: &Api, call: &Call<'_>) -> Result<Vec<u8>, Error> {
+    fn call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Error> {
         self.try_call(api, call).map_err(|failed| failed.error)
     }
 
-    fn try_call(&self, api: &Api, call: &Call<'_>) -> Result<Vec<u8>, Failed> {
+    fn try_call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Failed> {
         let (mut is_clock_set, mut is_renewed) = (false, false);
         loop {
             let signer = match self.variables {
@@ -352,7 +353,7 @@ impl Client {
             }
             let (code, message) = parse_error(&answer.body);
             let is_refused = matches!(answer.status, 400 | 401 | 403);
-            let skew = answer.date().map(|date| seconds_between(self.now(), date));
+            let skew = date(&answer).map(|date| seconds_between(self.now(), date));
             match skew {
                 Some(skew) if is_refused && skew.abs() > MAX_SKEW && !is_clock_set => {
                     log::warn!(
@@ -387,16 +388,11 @@ impl Client {
         }
     }
 
-    fn send(
-        &self,
-        api: &Api,
-        call: &Call<'_>,
-        signer: &Signer,
-    ) -> Result<super::http::Answer, Error> {
+    fn send(&self, api: &Http, call: &Call<'_>, signer: &Signer) -> Result<Answer, Error> {
         let date = sigv4::date(self.now());
         let mut fields = vec![
             ("content-type", call.content_type),
-            ("host", api.host()),
+            ("host", http::host(api.base())),
             ("x-amz-date", &*date),
         ];
         fields.extend(signer.token().map(|token| ("x-amz-security-token", token)));
@@ -631,6 +627,11 @@ fn advice(code: &str, origin: &str, permission: &str) -> String {
         "OptInRequired" | "InvalidRegion" => "the account does not use this region".into(),
         _ => "the error is of the API".into(),
     }
+}
+
+/// Returns when the service sent an answer.
+fn date(answer: &Answer) -> Option<SystemTime> {
+    httpdate::parse_http_date(answer.field("Date")?).ok()
 }
 
 /// Returns by how many seconds `to` is later.

@@ -17,10 +17,11 @@ use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
-use super::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
-use super::https::Api;
+use super::https::api as api_at;
+use super::pages;
 use super::place::Place;
-use super::{encoded, pages};
+use cloud::http::{Http, LINK_LOCAL, MAX_BODY, excerpt};
+use http::encoded;
 use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
 
 /// The clouds of Azure (`azEnvironment`) and their addresses of the API.
@@ -52,7 +53,7 @@ pub struct Client {
     imds: Http,
     place: Place,
     bearer: Bearer,
-    api: OnceLock<Api>,
+    api: OnceLock<Http>,
 }
 
 /// What the metadata service says about the machine.
@@ -266,12 +267,12 @@ impl Client {
     }
 
     /// Returns the API of this cloud.
-    fn api(&self, document: &Document) -> Result<&Api, Error> {
+    fn api(&self, document: &Document) -> Result<&Http, Error> {
         if let Some(api) = self.api.get() {
             return Ok(api);
         }
         let url = self.place.api("arm").unwrap_or(environment(document));
-        let api = Api::new(url)?;
+        let api = api_at(url)?;
         Ok(self.api.get_or_init(|| api))
     }
 
@@ -333,7 +334,7 @@ impl Client {
                 let (request, body) = match link {
                     None => self.get(document, &path)?,
                     // a link that leads elsewhere would take the token there
-                    Some(link) => match api.path_of(link) {
+                    Some(link) => match http::path_below(api.base(), link) {
                         Some(path) => self.get(document, path)?,
                         None => {
                             let link = excerpt(link.as_bytes());

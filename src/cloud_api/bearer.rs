@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use super::http::Answer;
-use super::https::Api;
+use cloud::http::{Answer, Fields, Http};
 use machines::Error;
 
 /// How long before its end a token is renewed. A metadata service has a new one at least four minutes before.
@@ -70,9 +69,9 @@ impl Bearer {
     /// Returns the answer to GET of this path and query. `new` gets a token; a token that the API refuses is renewed once.
     pub fn get(
         &self,
-        api: &Api,
+        api: &Http,
         path: &str,
-        fields: super::http::Fields<'_>,
+        fields: Fields<'_>,
         limit: u64,
         new: &dyn Fn() -> Result<Token, Error>,
     ) -> Result<Vec<u8>, Error> {
@@ -100,9 +99,9 @@ impl Bearer {
 
     fn send(
         &self,
-        api: &Api,
+        api: &Http,
         path: &str,
-        fields: super::http::Fields<'_>,
+        fields: Fields<'_>,
         limit: u64,
         new: &dyn Fn() -> Result<Token, Error>,
     ) -> Result<Answer, Error> {

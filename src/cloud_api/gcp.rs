@@ -18,10 +18,11 @@ use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token};
-use super::http::{GOOGLE, Http, MAX_BODY, excerpt};
-use super::https::Api;
+use super::https::api;
+use super::pages;
 use super::place::Place;
-use super::{encoded, pages};
+use cloud::http::{GOOGLE, Http, MAX_BODY, excerpt};
+use http::encoded;
 use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
 
 /// The address of the API.
@@ -34,7 +35,7 @@ const NEXT: &str = "the instance's service account needs the permissions of docs
 /// A client of the services.
 pub struct Client {
     metadata: Http,
-    compute: Api,
+    compute: Http,
     bearer: Bearer,
     own: OnceLock<Own>,
 }
@@ -103,7 +104,7 @@ impl Client {
         let place = Place::parse(place, GOOGLE, &["compute"], &[])?;
         Ok(Client {
             metadata: Http::new(&place.service),
-            compute: Api::new(place.api("compute").unwrap_or(API))?,
+            compute: api(place.api("compute").unwrap_or(API))?,
             bearer: Bearer::new(("authorization", "Bearer "), NEXT),
             own: OnceLock::new(),
         })

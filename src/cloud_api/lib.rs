@@ -20,7 +20,6 @@ pub use aws::parse_error;
 
 use std::sync::Arc;
 
-use cloud::http;
 use guard::Guarded;
 use machines::{Cloud, Made, Metadata};
 
@@ -40,27 +39,4 @@ pub fn metadata(cloud: Cloud, place: Option<&str>) -> Made {
 
 fn guarded(client: impl Metadata + 'static) -> Made {
     Ok(Arc::new(Guarded::new(client)))
-}
-
-/// Returns parameters as a form (`application/x-www-form-urlencoded`), in which everything but letters, digits and `-._~` is encoded.
-fn form(parameters: &[(&str, &str)]) -> String {
-    let encoded: Vec<_> = parameters
-        .iter()
-        .map(|(name, value)| format!("{name}={}", encoded(value)))
-        .collect();
-    encoded.join("&")
-}
-
-/// Returns text as a part of a URL (RFC 3986 §2.1).
-pub fn encoded(text: &str) -> String {
-    let mut url = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                url.push(byte.into());
-            }
-            _ => url.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    url
 }

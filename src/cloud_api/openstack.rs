@@ -21,10 +21,11 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
-use super::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
-use super::https::Api;
+use super::https::api as api_at;
+use super::pages;
 use super::place::Place;
-use super::{encoded, pages};
+use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
+use http::encoded;
 use machines::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash};
 
 /// The version of the metadata service that the old system asks.
@@ -156,7 +157,7 @@ impl Client {
             next: "put the credentials of docs/clouds.md into it".into(),
         })?;
         let url = url.trim_end_matches('/');
-        let keystone = Api::new(&match url.ends_with("/v3") {
+        let keystone = api_at(&match url.ends_with("/v3") {
             true => url.to_owned(),
             false => format!("{url}/v3"),
         })?;
@@ -215,7 +216,7 @@ impl Client {
                 next: "name the region in the user data: openstack-region-name".into(),
             });
         };
-        let api = Api::new(&url)?;
+        let api = api_at(&url)?;
         let answer = self
             .bearer
             .get(&api, path, fields, MAX_PAGE, &|| self.token())?;

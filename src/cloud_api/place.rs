@@ -1,7 +1,6 @@
 //! Where the services of a cloud are, as `--metadata` says: `[URL][,NAME=URL]..`. The first URL is the metadata service's. A name and a
 //! URL replace the usual address of an API, for private endpoints and sovereign clouds. A cloud may also know names with other values.
 
-use super::https::check_api;
 use cloud::plain::Url;
 use machines::Error;
 
@@ -48,7 +47,7 @@ impl Place {
                     return Err(fault(format!("{name} has two values")));
                 }
                 Some((name, url)) if apis.contains(&name) => {
-                    check_api(url).map_err(|why| fault(format!("{name}: {why}")))?;
+                    http::check_api(url).map_err(|why| fault(format!("{name}: {why}")))?;
                     place.named.push((name, url.to_owned()));
                 }
                 Some((name, text)) => {

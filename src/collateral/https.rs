@@ -2,19 +2,14 @@
 //! pauses when the server demands them or is away.
 
 use std::fmt;
-use std::io::Read;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use base::backoff::Backoff;
 use base::text;
-use ureq::Agent;
-use ureq::http::{HeaderMap, Uri};
-use ureq::tls::RootCerts;
+use http::{Client, Kind, Policy, Roots};
 
-/// Time limit of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Maximum number of requests at once to a server. A new cluster of many hosts must not look like an attack.
 const MAX_AT_ONCE: usize = 8;
 /// Pause of a request that finds [`MAX_AT_ONCE`] others.
@@ -30,7 +25,7 @@ const SHOWN: usize = 200;
 
 /// A server that this program may ask.
 pub struct Server {
-    agent: Agent,
+    client: Client,
     /// `https://HOST[:PORT][/PATH]`, without a slash at the end.
     base: String,
     /// `HOST[:PORT]`, for texts.
@@ -102,10 +97,18 @@ pub struct Request<'a> {
 /// A successful answer.
 #[derive(Debug)]
 pub struct Answer {
-    /// The header fields.
-    pub headers: HeaderMap,
+    fields: Vec<(String, String)>,
     /// The content.
     pub body: Vec<u8>,
+}
+
+impl Answer {
+    /// Returns the value of the first header field with one of these names, if it is text.
+    pub fn field(&self, names: &[&str]) -> Option<&str> {
+        let find =
+            |name: &&str| (self.fields.iter()).find(|(known, _)| known.eq_ignore_ascii_case(name));
+        Some(&names.iter().find_map(find)?.1)
+    }
 }
 
 /// Why there is no answer.
@@ -145,37 +148,15 @@ pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> R
 
 impl Server {
     /// Makes a client of the server at `url`, `https://HOST[:PORT][/PATH]`, whose certificate leads to one of the roots.
-    pub fn new(url: &str, roots: &RootCerts) -> Result<Server, String> {
-        let base = url.trim_end_matches('/').to_owned();
-        const FORM: &str = "expected https://HOST[:PORT][/PATH]";
-        if url.contains('@') {
-            // it may have a password
-            return Err(format!("the URL has a user: {FORM}"));
-        }
-        let fault = |why| format!("the URL {} {why}: {FORM}", text::quoted(url, SHOWN));
-        let uri: Uri = base.parse().map_err(|_| fault("is malformed"))?;
-        if uri.scheme_str() != Some("https") {
-            return Err(fault("does not begin with https://"));
-        }
-        let name = uri.authority().map(|authority| authority.as_str());
-        let name = name.ok_or_else(|| fault("has no host"))?.to_owned();
-        if uri.query().is_some() || url.contains('#') {
-            return Err(fault("has a query or a fragment"));
-        }
-        let config = Agent::config_builder()
-            .tls_config(web_tls::config(roots.clone()).build())
-            .https_only(true)
-            .proxy(None)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .http_status_as_error(false)
-            .timeout_resolve(Some(CONNECT_TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
+    pub fn new(url: &str, roots: &Roots) -> Result<Server, String> {
+        http::check(url).map_err(|why| {
+            let url = text::quoted(http::shown(url), SHOWN);
+            format!("the URL {url}: {why}: expected https://HOST[:PORT][/PATH]")
+        })?;
         Ok(Server {
-            agent: config.build().into(),
-            base,
-            name,
+            client: Client::new(Policy::new(roots.clone()), LONGEST_PAUSE),
+            base: url.trim_end_matches('/').to_owned(),
+            name: http::host(url).to_owned(),
             state: Mutex::new(State {
                 pause: None,
                 backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
@@ -249,42 +230,30 @@ impl Server {
     }
 
     fn exchange(&self, request: &Request<'_>, deadline: Instant) -> Result<Answer, Attempt> {
-        let name = &self.name;
-        let left = deadline.saturating_duration_since(Instant::now());
-        let away = |error: ureq::Error| Attempt::Later(format!("{name}: {error}"), None);
-        let url = format!("{}{}", self.base, request.path);
-        let (types, timeout) = (
-            request.types.join(", "),
-            Some(left.max(Duration::from_millis(1))),
-        );
-        let response = match request.content {
-            None => {
-                let get = self.agent.get(url).header("Accept", types);
-                get.config().timeout_global(timeout).build().call()
-            }
-            Some(json) => {
-                let post = self.agent.post(url).header("Accept", types);
-                let post = post.header("Content-Type", "application/json");
-                post.config().timeout_global(timeout).build().send(json)
-            }
+        let (name, post) = (&self.name, request.content);
+        let types = request.types.join(", ");
+        let mut fields = vec![("Accept", &*types)];
+        fields.extend(post.map(|_| ("Content-Type", "application/json")));
+        let sent = base::request::Request {
+            method: if post.is_some() { "POST" } else { "GET" },
+            url: &format!("{}{}", self.base, request.path),
+            fields: &fields,
+            body: post.map(str::as_bytes),
+            limit: request.limit as u64,
         };
-        let response = response.map_err(away)?;
-        let headers = response.headers().clone();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let answer = self.client.open(&sent, left);
+        let answer = answer.map_err(|error| Attempt::Later(format!("{name}: {error}"), None))?;
         let bad = |why: String| Attempt::Bad(format!("{name}{}: {why}", request.path));
-        match response.status().as_u16() {
+        match answer.status() {
             200 => {}
             404 => {
                 let why = format!("{name} does not know {} (status 404)", request.path);
                 return Err(Attempt::Unknown(why));
             }
             status @ (408 | 425 | 429 | 500 | 502 | 503 | 504) => {
-                let demanded = headers
-                    .get("Retry-After")
-                    .and_then(|value| retry_after(value.to_str().ok()?, SystemTime::now()));
-                return Err(Attempt::Later(
-                    format!("{name} answered with status {status}"),
-                    demanded,
-                ));
+                let why = format!("{name} answered with status {status}");
+                return Err(Attempt::Later(why, answer.pause()));
             }
             status @ 300..400 => {
                 return Err(bad(format!(
@@ -292,40 +261,23 @@ impl Server {
                 )));
             }
             // a POST is refused for what it has, and the answer says why
-            status if request.content.is_some() => {
-                let mut said = Vec::new();
-                let body = response.into_body().into_reader();
-                let _ = body.take(SHOWN as u64).read_to_end(&mut said);
+            status if post.is_some() => {
+                let said = answer.beginning(SHOWN as u64);
                 let said = text::quoted(String::from_utf8_lossy(&said), SHOWN);
                 return Err(bad(format!("status {status}: {said}")));
             }
             status => return Err(bad(format!("status {status}"))),
         }
-        let media = headers.get("Content-Type").map(|value| value.as_bytes());
-        if let Some(media) = media.filter(|media| !is_one_of(media, request.types)) {
-            let media: String = String::from_utf8_lossy(media).chars().take(60).collect();
-            return Err(bad(format!(
-                "the answer has the type {media:?}, expected {}",
-                request.types.join(" or ")
-            )));
-        }
-        let mut body = Vec::new();
-        let limit = request.limit as u64 + 1;
-        let read = response
-            .into_body()
-            .into_reader()
-            .take(limit)
-            .read_to_end(&mut body);
-        read.map_err(|error| {
-            Attempt::Later(format!("{name}: the answer is cut off: {error}"), None)
+        answer.check_type(request.types).map_err(bad)?;
+        let fields = answer.fields();
+        let body = answer.read().map_err(|error| match error.kind {
+            Kind::TooLong => bad(error.to_string()),
+            _ => Attempt::Later(format!("{name}: the answer is cut off: {error}"), None),
         })?;
-        match body.len() <= request.limit {
-            true => Ok(Answer { headers, body }),
-            false => Err(bad(format!(
-                "the answer has more than {} bytes",
-                request.limit
-            ))),
-        }
+        Ok(Answer {
+            fields,
+            body: body.to_vec(),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -349,59 +301,9 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Returns whether a `Content-Type` is one of these media types. Its parameters do not matter.
-fn is_one_of(media: &[u8], types: &[&str]) -> bool {
-    let media = media.split(|byte| *byte == b';').next().unwrap_or_default();
-    let media = media.trim_ascii();
-    types
-        .iter()
-        .any(|expected| media.eq_ignore_ascii_case(expected.as_bytes()))
-}
-
-/// Returns the time of a `Retry-After`: seconds, or a date (RFC 9110 §10.2.3).
-pub fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
-    let value = value.trim();
-    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
-        // more digits than the type holds are as long as the longest pause
-        let seconds = value.parse().unwrap_or(LONGEST_DEMANDED.as_secs());
-        return Some(Duration::from_secs(seconds));
-    }
-    let date = httpdate::parse_http_date(value).ok()?;
-    Some(date.duration_since(now).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
-
-    use support::mutation::mutations;
-
     use super::*;
-
-    #[test]
-    fn retry_after_is_seconds_or_a_date() {
-        let now = UNIX_EPOCH + Duration::from_secs(784_111_777);
-        for (value, seconds) in [
-            ("0", Some(0)),
-            (" 120 ", Some(120)),
-            ("99999999999999999999999", Some(3600)),
-            // one minute after, and one before: the example of RFC 9110
-            ("Sun, 06 Nov 1994 08:50:37 GMT", Some(60)),
-            ("Sun, 06 Nov 1994 08:48:37 GMT", Some(0)),
-            ("", None),
-            ("-1", None),
-            ("1.5", None),
-            ("soon", None),
-        ] {
-            let expected = seconds.map(Duration::from_secs);
-            assert_eq!(retry_after(value, now), expected, "{value}");
-        }
-        for seed in [&b"Sun, 06 Nov 1994 08:49:37 GMT"[..], b"120"] {
-            for value in mutations(seed, 5000) {
-                let _ = retry_after(&String::from_utf8_lossy(&value), now);
-            }
-        }
-    }
 
     #[test]
     fn requests_beyond_the_limit_are_sent_one_by_one() {
@@ -427,7 +329,7 @@ mod tests {
 
     #[test]
     fn only_urls_of_https_without_secrets_are_servers() {
-        let roots = RootCerts::from(vec![]);
+        let roots = Roots::default();
         for good in ["https://a", "https://a:8081/x/", "https://[::1]:8081"] {
             assert!(Server::new(good, &roots).is_ok(), "{good}");
         }
@@ -443,22 +345,6 @@ mod tests {
         ] {
             let error = Server::new(bad, &roots).err().unwrap();
             assert!(!error.contains("u:p"), "{bad}: {error}");
-        }
-    }
-
-    #[test]
-    fn media_types_are_compared_without_parameters() {
-        assert!(is_one_of(
-            b"Application/JSON; charset=utf-8",
-            &["application/json"]
-        ));
-        for other in [
-            &b""[..],
-            b"application/jsonx",
-            b"text/html",
-            b"; application/json",
-        ] {
-            assert!(!is_one_of(other, &["application/json"]));
         }
     }
 }

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use base::der::{Reader, SEQUENCE};
 use base::text;
 use base::x509::Certificate;
+use http::Roots;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use ureq::tls::RootCerts;
 use verifier::ak_certificate::places_of_issuer;
 
 use crate::https::{Failure, Request, Server};
@@ -54,7 +54,7 @@ pub struct Issuers(Server);
 
 impl Issuers {
     /// Makes a client of the service at this URL.
-    pub fn new(url: &str, roots: &RootCerts) -> Result<Issuers, String> {
+    pub fn new(url: &str, roots: &Roots) -> Result<Issuers, String> {
         Ok(Issuers(Server::new(url, roots)?.with_limit(AT_ONCE, PAUSE)))
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
-use ureq::tls::RootCerts;
+use http::Roots;
 
 use crate::https::{Failure, Request, Server};
 use crate::item::{MAX_CERTIFICATE, MAX_LIST, hex};
@@ -43,7 +43,7 @@ pub struct Kds {
 
 impl Kds {
     /// Makes a client of the service at this URL.
-    pub fn new(url: &str, roots: &RootCerts) -> Result<Kds, String> {
+    pub fn new(url: &str, roots: &Roots) -> Result<Kds, String> {
         Ok(Kds {
             chips: Server::new(url, roots)?.with_limit(CHIPS_AT_ONCE, PAUSE_OF_CHIPS),
             lists: Server::new(url, roots)?,

@@ -37,8 +37,8 @@ use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::dcap::named_platform;
 use hardware::tdx::{Collateral, Quote};
+use http::Roots;
 use kubernetes::client::Client;
-use ureq::tls::RootCerts;
 use verifier::instance::Instance;
 use verifier::maa::{Question, Word};
 use verifier::sources::Sources;
@@ -62,11 +62,11 @@ pub use pcs::{INTEL, Update};
 pub mod parsers {
     pub use crate::config_map::stored as config_map;
     pub use crate::describe::parse_described;
-    pub use crate::https::retry_after;
     pub use crate::issuers::of as issuer;
     pub use crate::item::{Authority, Item, chip_of};
     pub use crate::maa::parse as token;
     pub use crate::pcs::{der_or_digits, issuer_chain, signed};
+    pub use http::retry_after;
 }
 
 /// Where entries are kept, for the tests with a real API server.
@@ -200,7 +200,7 @@ impl Fetching {
         };
         // without requests no authorities are needed
         let maa = settings.maa.map(|maa| {
-            let roots = web_tls::roots(maa.ca.as_deref());
+            let roots = Roots::load(maa.ca.as_deref());
             Arc::new(Maa::new(roots, settings.clock))
         });
         let cache = Cache::new(Box::new(servers), store, settings.clock);
@@ -389,12 +389,12 @@ struct Servers {
 
 impl Servers {
     fn new(settings: &Settings) -> Result<Servers, String> {
-        let roots = web_tls::roots(settings.ca.as_deref())?;
+        let roots = Roots::load(settings.ca.as_deref())?;
         let kds = settings.kds.as_deref();
         let pcs = settings.pcs.as_deref();
         let issuers = settings.issuers.as_deref();
         Ok(Servers {
-            has_roots: !matches!(&roots, RootCerts::Specific(all) if all.is_empty()),
+            has_roots: !roots.is_empty(),
             kds: kds.map(|url| Kds::new(url, &roots)).transpose()?,
             pcs: pcs
                 .map(|url| Pcs::new(url, settings.update, &roots))

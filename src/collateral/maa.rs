@@ -24,9 +24,9 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use cloud_api::sigv4::sha256;
 use hardware::snp::report::Report;
+use http::Roots;
 use serde::Deserialize;
 use serde_json::json;
-use ureq::tls::RootCerts;
 use verifier::maa::{Question, Word};
 
 use crate::https::{Failure, Limit, Request, Server, retried};
@@ -57,7 +57,7 @@ const AWAY_PAUSE: Duration = Duration::from_secs(1);
 /// The services, and what they said.
 pub struct Maa {
     /// The authorities of their certificates, or why there are none. It matters to those alone who ask.
-    roots: Result<RootCerts, String>,
+    roots: Result<Roots, String>,
     /// Returns the time in seconds since 1970.
     clock: fn() -> u64,
     state: Mutex<State>,
@@ -85,7 +85,7 @@ struct Said {
 
 impl Maa {
     /// Makes a client of the services whose certificates lead to these roots. It sends no request.
-    pub fn new(roots: Result<RootCerts, String>, clock: fn() -> u64) -> Maa {
+    pub fn new(roots: Result<Roots, String>, clock: fn() -> u64) -> Maa {
         Maa {
             roots,
             clock,
@@ -200,7 +200,7 @@ impl Maa {
         }
         let roots = self.roots.as_ref();
         let roots = roots.map_err(|why| format!("SSL_CERT_FILE: {why}"))?;
-        if matches!(roots, RootCerts::Specific(all) if all.is_empty()) {
+        if roots.is_empty() {
             return Err("this machine has no certificates of web servers' authorities (ca-certificates); SSL_CERT_FILE can name a file".into());
         }
         let server = Server::new(url, roots).map_err(|why| format!("maaURL: {why}"))?;
@@ -413,7 +413,7 @@ mod tests {
         }
         let report = Report::parse(&report).unwrap();
         let counts = |clock, claims: &str| {
-            let maa = Maa::new(Ok(RootCerts::from(vec![])), clock);
+            let maa = Maa::new(Ok(Roots::default()), clock);
             let url = "https://x.weu.attest.azure.net/";
             maa.read(url, &report, &answer(claims))
                 .map(|(_, counts)| counts)

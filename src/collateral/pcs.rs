@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use hardware::tdx::Collateral;
 use hardware::tdx::dcap::Hex;
+use http::Roots;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use ureq::tls::RootCerts;
 
 use crate::https::{Answer, Failure, Request, Server};
 use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, hex};
@@ -72,7 +72,7 @@ pub struct Pcs {
 
 impl Pcs {
     /// Makes a client of the service at this URL.
-    pub fn new(url: &str, update: Update, roots: &RootCerts) -> Result<Pcs, String> {
+    pub fn new(url: &str, update: Update, roots: &Roots) -> Result<Pcs, String> {
         let url = url.trim_end_matches('/');
         let root = (url == INTEL).then(|| Server::new(INTEL_ROOT, roots));
         Ok(Pcs {
@@ -152,12 +152,9 @@ fn assembled(
 
 /// Returns the chain in a header field of one of these names.
 fn chain(answer: &Answer, names: &[&str]) -> Result<String, String> {
-    let found = names.iter().find_map(|name| answer.headers.get(*name));
-    let value = found.ok_or_else(|| format!("the answer has no field {}", names[0]))?;
-    let value = value.to_str().map_err(|_| "it is not text".to_owned());
-    value
-        .and_then(issuer_chain)
-        .map_err(|why| format!("the field {}: {why}", names[0]))
+    let value = answer.field(names);
+    let value = value.ok_or_else(|| format!("the answer has no field {} with text", names[0]))?;
+    issuer_chain(value).map_err(|why| format!("the field {}: {why}", names[0]))
 }
 
 /// Returns the PEM of an issuer chain from the value of its field, in which it is percent-encoded (RFC 3986 §2.1).

@@ -1,19 +1,17 @@
 //! Requests over HTTPS (RFC 9110): no redirect, no proxy, an answer of limited size, a time limit.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use ureq::Agent;
-use ureq::http::{Request, Uri};
+pub use base::request::Fields;
+use base::request::Request;
+use http::{Client, Policy, Roots};
 use zeroize::Zeroizing;
 
 use super::error::Error;
 
 /// Time limit of a request, from the first packet to the last byte of the answer.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Time limit of the connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of an answer.
 const MAX_BODY: u64 = 64 << 10;
 /// The variable that names a file of authorities for all TLS clients, as OpenSSL has it.
@@ -21,15 +19,10 @@ const CERT_FILE: &str = "SSL_CERT_FILE";
 
 /// A server.
 pub struct Server {
-    agent: Agent,
+    client: Client,
     /// `https://HOST[:PORT]`.
     base: String,
-    /// `HOST[:PORT]`, for texts and requests.
-    host: String,
 }
-
-/// The header fields of a request: names and values.
-pub type Fields<'a> = &'a [(&'a str, &'a str)];
 
 /// An answer with any status.
 pub struct Answer {
@@ -43,31 +36,17 @@ impl Server {
     /// Makes a client of the server at `https://HOST[:PORT]`, whose certificate leads to an authority in the file `ca`, or in the file
     /// that SSL_CERT_FILE names, or in those of this machine's distribution. Sends no request.
     pub fn new(url: &str, ca: Option<&str>) -> Result<Server, Error> {
-        let (base, host) = parse(url)?;
+        let base = checked(url)?;
         let of_environment = std::env::var(CERT_FILE).ok();
         let ca = ca.or(of_environment.as_deref()).map(Path::new);
-        let roots = web_tls::roots(ca).map_err(Error::Credentials)?;
-        let config = Agent::config_builder()
-            .tls_config(web_tls::config(roots).build())
-            .https_only(true)
-            // no proxy: proxy settings in the environment must not redirect the request
-            .proxy(None)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .http_status_as_error(false)
-            .timeout_global(Some(TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
-        Ok(Server {
-            agent: config.build().into(),
-            base,
-            host,
-        })
+        let roots = Roots::load(ca).map_err(Error::Credentials)?;
+        let client = Client::new(Policy::new(roots), TIMEOUT);
+        Ok(Server { client, base })
     }
 
     /// Returns `HOST[:PORT]`.
     pub fn host(&self) -> &str {
-        &self.host
+        http::host(&self.base)
     }
 
     /// Returns whether the server's name is that of a host in this domain.
@@ -80,25 +59,18 @@ impl Server {
 
     /// Returns whether the server is on this machine, by its address.
     pub fn is_loopback(&self) -> bool {
-        let literal = self.name().trim_start_matches('[').trim_end_matches(']');
-        literal.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
+        http::is_loopback(&self.base)
     }
 
     /// Returns whether a URL is of this server: host and port.
     pub fn is_at(&self, url: &str) -> Result<bool, Error> {
-        let whole = |host: &str| {
-            let host = host.to_ascii_lowercase();
-            match name_of(&host).len() == host.len() {
-                true => host + ":443",
-                false => host,
-            }
-        };
-        parse(url).map(|(_, host)| whole(&host) == whole(&self.host))
+        let url = checked(url)?;
+        Ok(http::path_below(&self.base, &url).is_some())
     }
 
     /// Returns the host without its port.
     pub fn name(&self) -> &str {
-        name_of(&self.host)
+        http::name(&self.base)
     }
 
     /// Sends one request; `path` begins with a slash. A redirect is not followed.
@@ -109,61 +81,41 @@ impl Server {
         fields: Fields<'_>,
         body: &[u8],
     ) -> Result<Answer, Error> {
-        let away = |error: ureq::Error| Error::Away(format!("{}: {error}", self.host));
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.base));
-        let with_field = |request: ureq::http::request::Builder, (name, value): &(&str, &str)| {
-            request.header(*name, *value)
+        let away = |error: http::Error| Error::Away(format!("{}: {error}", self.host()));
+        let request = Request {
+            method,
+            url: &format!("{}{path}", self.base),
+            fields,
+            body: Some(body).filter(|body| !body.is_empty()),
+            limit: MAX_BODY,
         };
-        let request = fields.iter().fold(request, with_field);
-        let malformed = |error: ureq::http::Error| away(error.into());
-        let mut response = match body {
-            [] => self.agent.run(request.body(()).map_err(malformed)?),
-            body => self.agent.run(request.body(body).map_err(malformed)?),
-        }
-        .map_err(away)?;
-        let status = response.status().as_u16();
+        let answer = self.client.open(&request, TIMEOUT).map_err(away)?;
+        let status = answer.status();
         if (300..400).contains(&status) {
             return Err(Error::Answer(format!(
                 "{}: it redirects {path} (status {status}), which is not followed",
-                self.host
+                self.host()
             )));
         }
-        let body = response.body_mut().with_config().limit(MAX_BODY);
-        Ok(Answer {
-            status,
-            body: Zeroizing::new(body.read_to_vec().map_err(away)?),
-        })
+        let body = answer.read().map_err(away)?;
+        Ok(Answer { status, body })
     }
 }
 
-/// Parses `https://HOST[:PORT]`, and returns it without a slash at the end, and `HOST[:PORT]`.
-fn parse(url: &str) -> Result<(String, String), Error> {
-    let fault = |why: &str| {
+/// Checks that this is `https://HOST[:PORT]`, and returns it without a slash at the end.
+fn checked(url: &str) -> Result<String, Error> {
+    let base = url.trim_end_matches('/');
+    let has_path = base.matches('/').count() > 2;
+    let checked = http::check(base).and_then(|()| match has_path {
+        true => Err("it has more than a host and a port".into()),
+        false => Ok(base.to_owned()),
+    });
+    checked.map_err(|why| {
         Error::Uri(format!(
-            "the address {url:?} {why}: expected https://HOST[:PORT]"
+            "the address {:?}: {why}: expected https://HOST[:PORT]",
+            http::shown(url)
         ))
-    };
-    let base = url.trim_end_matches('/').to_owned();
-    let uri: Uri = base.parse().map_err(|_| fault("is malformed"))?;
-    if uri.scheme_str() != Some("https") {
-        return Err(fault("does not begin with https://"));
-    }
-    let host = uri.authority().map(|authority| authority.as_str());
-    let host = host.ok_or_else(|| fault("has no host"))?.to_owned();
-    if host.contains('@') || !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-        return Err(fault("has more than a host and a port"));
-    }
-    Ok((base, host))
-}
-
-/// Returns the host of `HOST[:PORT]`.
-fn name_of(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => name,
-        _ => host,
-    }
+    })
 }
 
 #[cfg(test)]

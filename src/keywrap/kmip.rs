@@ -309,9 +309,9 @@ impl Kmip {
             PrivateKeyDer::from_pem_slice(&pem).map_err(|_| malformed(&path, "private key"))?;
         let of_environment = env::var(CERT_FILE).ok();
         let ca = self.ca.as_deref().or(of_environment.as_deref());
-        let authorities = web_tls::authorities(ca.map(Path::new)).map_err(Error::Credentials)?;
+        let authorities = http::Roots::load(ca.map(Path::new)).map_err(Error::Credentials)?;
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(authorities);
+        roots.add_parsable_certificates(authorities.certificates().iter().cloned());
         let unusable = |error: rustls::Error| Error::Credentials(format!("{path}: {error}"));
         ClientConfig::builder_with_provider(tls::provider())
             .with_safe_default_protocol_versions()

@@ -1,6 +1,6 @@
 //! Tokens of OAuth 2.0: an endpoint gives one for a secret (RFC 6749 §4.4) or for a signature (RFC 7523 §2.1).
 
-use cloud_api::encoded;
+use http::encoded;
 use serde::Deserialize;
 use zeroize::{Zeroize, Zeroizing};
 

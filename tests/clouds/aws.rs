@@ -206,8 +206,8 @@ fn a_clock_that_differs_is_noticed_and_corrected() {
             .duration_since(time::parse(&sent).unwrap())
             .unwrap_or_default();
         match age > Duration::from_secs(300) {
-            true => refusal(400, "RequestExpired").with("Date", http_date(now)),
-            false => page(1, 1, None).with("Date", http_date(now)),
+            true => refusal(400, "RequestExpired").with("Date", httpdate::fmt_http_date(now)),
+            false => page(1, 1, None).with("Date", httpdate::fmt_http_date(now)),
         }
     });
     assert_eq!(metadata.peers().unwrap().len(), 1);
@@ -215,20 +215,6 @@ fn a_clock_that_differs_is_noticed_and_corrected() {
     // the difference is remembered
     assert_eq!(metadata.peers().unwrap().len(), 1);
     assert_eq!(requests.load(Ordering::SeqCst), 3);
-}
-
-fn http_date(at: SystemTime) -> String {
-    let text = time::seconds(at);
-    let months = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
-    let month = months[text[5..7].parse::<usize>().unwrap() - 1];
-    format!(
-        "Mon, {} {month} {} {} GMT",
-        &text[8..10],
-        &text[..4],
-        &text[11..19]
-    )
 }
 
 #[test]

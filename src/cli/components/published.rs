@@ -1,19 +1,18 @@
 //! The components of a version of Kubernetes, from what its project publishes: the SHA-256 of each program, and the digest of each
 //! image.
 
-use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ring::digest::{SHA256, digest};
-use ureq::Agent;
-use ureq::http::{Response, StatusCode};
 
 use super::list::{of_every_version, patch, program};
 use crate::UNREACHABLE;
 use crate::progress::Progress;
 use crate::state::hex;
 use base::program::Failure;
+use base::request::Request;
+use http::{Kind, Policy, Roots};
 use kubernetes::parameters::Version;
 use proto::components::Component;
 
@@ -82,29 +81,29 @@ pub fn list(
 }
 
 struct Client {
-    agent: Agent,
+    client: http::Client,
     deadline: Instant,
 }
 
 impl Client {
     fn new(servers: &Servers, deadline: Instant) -> Result<Client, Failure> {
         for url in [&servers.downloads, &servers.registry] {
-            if !url.starts_with("https://") || url.ends_with('/') {
+            if http::check(url).is_err() || url.ends_with('/') {
                 return Err(Failure::Usage(format!(
                     "{url:?}: expected https://HOST[:PORT][/PATH]"
                 )));
             }
         }
         let file = servers.authorities.as_deref();
-        let roots = web_tls::roots(file).map_err(Failure::failed)?;
-        let config = Agent::config_builder()
-            .tls_config(web_tls::config(roots).build())
-            .https_only(true)
-            .max_redirects(REDIRECTS)
-            .http_status_as_error(false)
-            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
+        let roots = Roots::load(file).map_err(Failure::failed)?;
+        let policy = Policy {
+            redirects: REDIRECTS,
+            proxy: true,
+            ..Policy::new(roots)
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
         Ok(Client {
-            agent: config.build().into(),
+            client: http::Client::new(policy, left),
             deadline,
         })
     }
@@ -140,35 +139,31 @@ impl Client {
     fn get(&self, url: &str, types: &str) -> Result<Vec<u8>, Failure> {
         let unreachable =
             |error: &dyn std::fmt::Display| Failure::Failed(UNREACHABLE, format!("{url}: {error}"));
+        let request = Request {
+            method: "GET",
+            url,
+            fields: &[("Accept", types)],
+            body: None,
+            limit: MAX_ANSWER,
+        };
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let request = self
-            .agent
-            .get(url)
-            .header("Accept", types)
-            .config()
-            .timeout_global(Some(left))
-            .build();
-        let mut response: Response<ureq::Body> =
-            request.call().map_err(|error| unreachable(&error))?;
-        match response.status() {
-            StatusCode::OK => {}
-            StatusCode::NOT_FOUND => {
+        let answer = self.client.open(&request, left);
+        let answer = answer.map_err(|error| unreachable(&error))?;
+        match answer.status() {
+            200 => {}
+            404 => {
                 return Err(Failure::failed(format!(
                     "{url}: not published (status 404): is it a released version?"
                 )));
             }
             status => return Err(unreachable(&format_args!("status {status}"))),
         }
-        let mut body = Vec::new();
-        let mut reader = response.body_mut().as_reader().take(MAX_ANSWER + 1);
-        reader
-            .read_to_end(&mut body)
-            .map_err(|error| unreachable(&error))?;
-        match body.len() as u64 {
-            0..=MAX_ANSWER => Ok(body),
-            _ => Err(Failure::failed(format!(
-                "{url}: the answer has more than {MAX_ANSWER} bytes"
-            ))),
+        match answer.read() {
+            Ok(body) => Ok(body.to_vec()),
+            Err(error) if error.kind == Kind::TooLong => {
+                Err(Failure::failed(format!("{url}: {error}")))
+            }
+            Err(error) => Err(unreachable(&error)),
         }
     }
 }

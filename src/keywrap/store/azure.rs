@@ -127,7 +127,7 @@ impl Blob {
     ) -> Result<Answer, Error> {
         let caller = self.callers.caller()?;
         patiently(|| {
-            let date = http_date(SystemTime::now());
+            let date = httpdate::fmt_http_date(SystemTime::now());
             let common = [
                 ("authorization", &**caller.authorization),
                 ("x-ms-date", &date),
@@ -179,30 +179,8 @@ fn refusal(status: u16, code: &str, text: String, action: &str, origin: &str) ->
     }
 }
 
-/// Formats a time like `Sun, 06 Nov 1994 08:49:37 GMT` (IMF-fixdate, RFC 9110 §5.6.7).
-fn http_date(at: SystemTime) -> String {
-    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
-    const MONTHS: [&str; 12] = [
-        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
-    ];
-    let text = base::time::seconds(at);
-    let since = at
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    let days = since.as_secs() / 86_400;
-    let (year, month, day) = base::time::date(days);
-    format!(
-        "{}, {day:02} {} {year} {} GMT",
-        DAYS[days as usize % 7],
-        MONTHS[month as usize - 1],
-        &text[11..19]
-    )
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -229,20 +207,6 @@ mod tests {
         ] {
             let (may_pass, text) = of(status, code);
             assert!(!may_pass && text.contains(expected), "{text}");
-        }
-    }
-
-    #[test]
-    fn dates_are_those_of_http() {
-        // the example of RFC 9110 §5.6.7, and a leap day
-        for (seconds, text) in [
-            (784_111_777, "Sun, 06 Nov 1994 08:49:37 GMT"),
-            (951_782_400, "Tue, 29 Feb 2000 00:00:00 GMT"),
-        ] {
-            assert_eq!(
-                http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)),
-                text
-            );
         }
     }
 }

@@ -14,14 +14,12 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use http::{Identity, Roots};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::sign::CertifiedKey;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Map, Value};
-use ureq::http::Uri;
-use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts};
 use zeroize::Zeroizing;
 
 use super::super::kubelet_certificate::NO_KEY;
@@ -41,7 +39,7 @@ const TOKEN_AGE: Duration = Duration::from_secs(60);
 /// How to reach a cluster.
 pub struct Config {
     pub(super) server: String,
-    pub(super) roots: Vec<Certificate<'static>>,
+    pub(super) roots: Roots,
     pub(super) credentials: Credentials,
 }
 
@@ -49,7 +47,7 @@ pub struct Config {
 #[derive(Default)]
 pub(super) struct Credentials {
     /// A TLS client certificate.
-    pub certificate: Option<ClientCert>,
+    pub certificate: Option<Identity>,
     /// A bearer token.
     pub token: Option<TokenFile>,
 }
@@ -149,25 +147,16 @@ impl Config {
         if server.is_empty() {
             return Err(config_error(name, "the cluster has no server"));
         }
-        let uri: Uri = server.parse().map_err(|error| {
-            config_error(name, format!("server {}: {error}", quoted(server, 200)))
-        })?;
-        if uri.scheme_str() != Some("https")
-            || uri.host().is_none_or(str::is_empty)
-            || uri.query().is_some()
-        {
-            return Err(config_error(
+        http::check(server).map_err(|why| {
+            let server = quoted(http::shown(server), 200);
+            config_error(
                 name,
-                format!("server {}: expected https://HOST:PORT", quoted(server, 200)),
-            ));
-        }
-        let roots = roots
-            .iter()
-            .map(|root| Certificate::from_der(root).to_owned())
-            .collect();
+                format!("server {server}: {why}: expected https://HOST:PORT"),
+            )
+        })?;
         Ok(Config {
             server: server.trim_end_matches('/').to_owned(),
-            roots,
+            roots: roots.into(),
             credentials,
         })
     }
@@ -183,10 +172,6 @@ impl Config {
     /// Returns the server as `https://HOST:PORT`.
     pub fn server(&self) -> &str {
         &self.server
-    }
-
-    pub(super) fn root_certs(&self) -> RootCerts {
-        RootCerts::from(self.roots.clone())
     }
 }
 
@@ -313,21 +298,12 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
 }
 
 /// Parses the certificate and its key, and checks that they match.
-fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<ClientCert, Error> {
+fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Identity, Error> {
     let chain = certificates(&format!("{name}: the client certificate"), certificate)?;
     let problem =
         |what: &str, error: &dyn fmt::Display| config_error(name, format!("{what}: {error}"));
-    let no_key = || problem("the client key", &NO_KEY);
-    let own = PrivateKey::from_pem(key).map_err(|_| no_key())?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| no_key())?;
-    let certs: Vec<_> = chain
-        .iter()
-        .map(|certificate| Certificate::from_der(certificate).to_owned())
-        .collect();
-    // The HTTP library panics if the pair does not match.
-    CertifiedKey::from_der(chain, key, &tls::provider())
-        .map_err(|error| problem("the client certificate and its key", &error))?;
-    Ok(ClientCert::new_with_certs(&certs, own))
+    PrivateKeyDer::from_pem_slice(key).map_err(|_| problem("the client key", &NO_KEY))?;
+    Identity::new(chain, key).map_err(|error| problem("the client certificate and its key", &error))
 }
 
 /// The parts of a kubeconfig that this client uses, from one file or from several. As in Go, a field that is null
@@ -676,7 +652,7 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(config.server(), "https://10.0.0.1:6443");
-        assert!(config.credentials.certificate.is_some() && config.roots.len() == 1);
+        assert!(config.credentials.certificate.is_some() && config.roots.certificates().len() == 1);
         assert_eq!(
             config.at("https://127.0.0.1:1").unwrap().server(),
             "https://127.0.0.1:1"

@@ -24,19 +24,17 @@ mod resource;
 mod watch;
 
 use std::fmt;
-use std::io::{self, Read};
 use std::net::ToSocketAddrs;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use ureq::Agent;
-use ureq::http::{self, Method};
 use zeroize::{Zeroize, Zeroizing};
 
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
+use http::{Answer, Kind, Policy};
 
 pub use config::{Config, SERVICE_ACCOUNT};
 pub use error::{Error, Refused};
@@ -52,18 +50,12 @@ pub const FIELD_MANAGER: &str = "firstlight";
 
 /// The default timeout of a call. The API server itself ends a call after 60 s.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The timeout of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298
-/// §2.1).
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The maximum size of an answer. One object has at most 1.5 MiB by etcd's limit. A page of a list
 /// has [`PAGE`] objects, which are seldom large, or [`SMALL_PAGE`] if an answer is too long.
 const MAX_ANSWER: u64 = 32 << 20;
-/// The maximum size of an answer that contains a secret: a bootstrap token, or the review of a
-/// service account's token.
-const SECRET_ANSWER: usize = 32 << 10;
 /// The number of objects in one page of a list.
 const PAGE: usize = 250;
 const SMALL_PAGE: usize = 20;
@@ -84,7 +76,7 @@ pub struct Client {
 }
 
 struct Inner {
-    agent: Agent,
+    client: http::Client,
     server: String,
     token: Option<Mutex<TokenFile>>,
     stop: Stop,
@@ -124,7 +116,7 @@ pub fn wipe(value: &mut Value) {
 struct Request<'a> {
     verb: &'static str,
     what: &'a dyn fmt::Display,
-    method: Method,
+    method: &'static str,
     path: String,
     body: Option<(&'static str, &'a Value)>,
     /// Whether repeating the request is safe.
@@ -141,30 +133,20 @@ impl Client {
     /// Creates a client. It connects at the first call. When `stop` is set, all its calls and
     /// watches end.
     pub fn new(config: Config, stop: &Stop) -> Client {
-        let mut tls = web_tls::config(config.root_certs());
         let Credentials { certificate, token } = config.credentials;
-        if certificate.is_some() {
-            tls = tls.client_cert(certificate);
-        }
-        let agent = Agent::config_builder()
-            .tls_config(tls.build())
-            .https_only(true)
-            .proxy(None)
-            .max_redirects(0)
-            .http_status_as_error(false)
-            .timeout_resolve(Some(CONNECT_TIMEOUT))
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .max_idle_connections(CONNECTIONS)
-            .max_idle_connections_per_host(CONNECTIONS)
-            .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
-        let agent: Agent = agent.build().into();
+        let policy = Policy {
+            identity: certificate,
+            connections: CONNECTIONS,
+            ..Policy::new(config.roots)
+        };
+        let client = http::Client::new(policy, TIMEOUT);
         let end = stop.on_stop({
-            let agent = agent.clone();
-            move || agent.shutdown()
+            let client = client.clone();
+            move || client.shutdown()
         });
         let token = token.map(Mutex::new);
         let inner = Inner {
-            agent,
+            client,
             server: config.server,
             token,
             stop: stop.clone(),
@@ -191,7 +173,7 @@ impl Client {
 
     /// Reads an object.
     pub fn get(&self, object: &Object) -> Result<Value, Error> {
-        self.json(&Request::new("get", object, Method::GET, object.path()))
+        self.json(&Request::new("get", object, "GET", object.path()))
     }
 
     /// Reads an object; `None` if it does not exist.
@@ -226,7 +208,7 @@ impl Client {
                 selector.query(),
                 query("continue", &go_on)
             );
-            let request = Request::new("list", collection, Method::GET, path);
+            let request = Request::new("list", collection, "GET", path);
             let mut page = match self.json(&request) {
                 Err(error) if error.is_expired() && lists < LISTS => {
                     lists += 1;
@@ -280,7 +262,7 @@ impl Client {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", collection.path());
         self.json(&Request {
             body: Some(("application/json", object)),
-            ..Request::once("create", &what, Method::POST, path)
+            ..Request::once("create", &what, "POST", path)
         })
     }
 
@@ -303,7 +285,7 @@ impl Client {
 
     /// Posts to a subresource: `eviction` of a pod, `token` of a service account.
     pub fn create_subresource(&self, object: &Object, body: &Value) -> Result<Value, Error> {
-        let request = Request::once("create", object, Method::POST, object.path());
+        let request = Request::once("create", object, "POST", object.path());
         self.json(&Request {
             body: Some(("application/json", body)),
             ..request
@@ -314,7 +296,7 @@ impl Client {
     /// present one.
     pub fn update(&self, object: &Object, new: &Value) -> Result<Value, Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", object.path());
-        let request = Request::once("update", object, Method::PUT, path);
+        let request = Request::once("update", object, "PUT", path);
         self.json(&Request {
             body: Some(("application/json", new)),
             ..request
@@ -395,7 +377,7 @@ impl Client {
         let request = Request::new(
             "patch",
             object,
-            Method::PATCH,
+            "PATCH",
             format!("{}{query}", object.path()),
         );
         self.json(&Request {
@@ -407,7 +389,7 @@ impl Client {
     /// Deletes an object, and in the background its dependents.
     pub fn delete(&self, object: &Object) -> Result<(), Error> {
         let path = format!("{}?propagationPolicy=Background", object.path());
-        self.json(&Request::new("delete", object, Method::DELETE, path))
+        self.json(&Request::new("delete", object, "DELETE", path))
             .map(|_| ())
     }
 
@@ -428,7 +410,7 @@ impl Client {
         let options = json!({
             "apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", "preconditions": preconditions,
         });
-        let request = Request::new("delete", object, Method::DELETE, object.path());
+        let request = Request::new("delete", object, "DELETE", object.path());
         match self.json(&Request {
             body: Some(("application/json", &options)),
             ..request
@@ -450,12 +432,7 @@ impl Client {
 
     /// Returns the server's version, such as `v1.34.4`.
     pub fn version(&self) -> Result<String, Error> {
-        let version = self.json(&Request::new(
-            "get",
-            &"/version",
-            Method::GET,
-            "/version".into(),
-        ))?;
+        let version = self.json(&Request::new("get", &"/version", "GET", "/version".into()))?;
         let text = version.get("gitVersion").and_then(Value::as_str);
         text.map(str::to_owned).ok_or_else(|| Error::Answer {
             request: "get /version".into(),
@@ -472,14 +449,7 @@ impl Client {
             server: server.clone(),
             why,
         };
-        let uri: http::Uri = server
-            .parse()
-            .map_err(|error: http::uri::InvalidUri| no_address(error.to_string()))?;
-        let host = uri.host().unwrap_or_default();
-        let host = host
-            .trim_start_matches('[')
-            .trim_end_matches(']')
-            .to_owned();
+        let host = http::name(&server).to_owned();
         let (found, resolved) = mpsc::channel();
         // the name server may take longer than the caller's time limit
         thread::spawn(move || {
@@ -487,7 +457,7 @@ impl Client {
             // the caller has stopped waiting
             let _ = found.send(addresses.map(|mut all| all.next()));
         });
-        match resolved.recv_timeout(self.time.min(CONNECT_TIMEOUT)) {
+        match resolved.recv_timeout(self.time.min(base::request::CONNECT_TIMEOUT)) {
             Ok(Err(error)) => Err(no_address(error.to_string())),
             Ok(Ok(None)) => Err(no_address("the answer is empty".into())),
             // the error of the later request says more
@@ -507,7 +477,7 @@ impl Client {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut said = String::new();
         // `verbose` makes the server list the checks that fail.
-        let request = Request::new("get", &"/readyz", Method::GET, "/readyz?verbose".into());
+        let request = Request::new("get", &"/readyz", "GET", "/readyz?verbose".into());
         loop {
             // A request without an answer is repeated.
             let error = match self.once(&request, deadline.min(Instant::now() + LONGEST_PAUSE * 2))
@@ -618,24 +588,14 @@ impl Client {
         deadline: Instant,
     ) -> Result<Zeroizing<Vec<u8>>, Error> {
         let started = Instant::now();
-        let response = self.send(request, token, deadline)?;
-        // The capacity is sufficient from the start: an answer may contain a Secret, and a growing
-        // buffer would leave copies behind.
-        let mut answer = Zeroizing::new(Vec::with_capacity(SECRET_ANSWER));
-        let read = response
-            .into_body()
-            .into_reader()
-            .take(MAX_ANSWER + 1)
-            .read_to_end(&mut answer);
-        read.map_err(|error| self.unreachable(request, &ureq::Error::from(error), started))?;
-        if answer.len() as u64 > MAX_ANSWER {
-            let problem = format!("it has more than {MAX_ANSWER} bytes");
-            return Err(Error::Answer {
+        let answer = self.send(request, token, deadline)?;
+        answer.read().map_err(|error| match error.kind {
+            Kind::TooLong => Error::Answer {
                 request: request.name(),
-                problem,
-            });
-        }
-        Ok(answer)
+                problem: error.to_string(),
+            },
+            _ => self.unreachable(request, &error, started),
+        })
     }
 
     /// Sends a request. Returns the successful answer before its body.
@@ -644,96 +604,53 @@ impl Client {
         request: &Request,
         token: Option<&String>,
         deadline: Instant,
-    ) -> Result<http::Response<ureq::Body>, Error> {
+    ) -> Result<Answer, Error> {
         let started = Instant::now();
-        let left = deadline
-            .saturating_duration_since(started)
-            .max(Duration::from_millis(1));
-        let url = format!("{}{}", self.inner.server, request.path);
-        let mut head = http::Request::builder()
-            .method(&request.method)
-            .uri(url)
-            .header("Accept", "application/json");
-        if let Some(token) = token {
-            let mut header = http::HeaderValue::try_from(
-                Zeroizing::new(format!("Bearer {}", token.as_str())).as_str(),
-            )
-            .map_err(|error| Error::Config("the token".into(), error.to_string()))?;
-            header.set_sensitive(true);
-            head = head.header("Authorization", header);
-        }
-        if let Some((kind, _)) = request.body {
-            head = head.header("Content-Type", kind);
-        }
-        let bad = |error: http::Error| Error::Object(format!("{}: {error}", request.name()));
-        let agent = &self.inner.agent;
-        let answer = match request.body {
-            // The request may contain a Secret.
-            Some((_, body)) => {
-                let body = Zeroizing::new(body.to_string().into_bytes());
-                let whole = head.body(body.as_slice()).map_err(bad)?;
-                agent.run(
-                    agent
-                        .configure_request(whole)
-                        .timeout_global(Some(left))
-                        .build(),
-                )
-            }
-            None => {
-                let whole = head.body(()).map_err(bad)?;
-                agent.run(
-                    agent
-                        .configure_request(whole)
-                        .timeout_global(Some(left))
-                        .build(),
-                )
-            }
+        // The request may contain a Secret.
+        let body = request.body;
+        let body = body.map(|(_, body)| Zeroizing::new(body.to_string().into_bytes()));
+        let bearer = token.map(|token| Zeroizing::new(format!("Bearer {}", token.as_str())));
+        let mut fields = vec![("Accept", "application/json")];
+        fields.extend(
+            bearer
+                .iter()
+                .map(|bearer| ("Authorization", bearer.as_str())),
+        );
+        fields.extend(request.body.map(|(kind, _)| ("Content-Type", kind)));
+        let sent = base::request::Request {
+            method: request.method,
+            url: &format!("{}{}", self.inner.server, request.path),
+            fields: &fields,
+            body: body.as_deref().map(Vec::as_slice),
+            limit: MAX_ANSWER,
         };
-        let response = answer.map_err(|error| self.unreachable(request, &error, started))?;
-        if response.status().is_success() {
-            Ok(response)
-        } else {
-            Err(refused(request, response))
+        let left = deadline.saturating_duration_since(started);
+        let answer = self.inner.client.open(&sent, left);
+        let answer = answer.map_err(|error| self.unreachable(request, &error, started))?;
+        match answer.status() {
+            200..300 => Ok(answer),
+            _ => Err(refused(request, answer)),
         }
     }
 
-    fn unreachable(&self, request: &Request, error: &ureq::Error, started: Instant) -> Error {
+    fn unreachable(&self, request: &Request, error: &http::Error, started: Instant) -> Error {
         if self.inner.stop.is_stopped() {
             return Error::Stopped;
         }
-        let server = self.inner.server.clone();
-        let (why, sent, untrusted) = match error {
-            ureq::Error::HostNotFound => {
-                let why = "the answer is empty".into();
-                return Error::NoAddress { server, why };
-            }
-            ureq::Error::Io(error) if is_of_name(error) => {
-                let why = error.to_string();
-                return Error::NoAddress { server, why };
-            }
-            ureq::Error::Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => {
-                ("no connection within the timeout".into(), false, false)
-            }
-            ureq::Error::Timeout(_) => ("the timeout has passed".into(), true, false),
-            ureq::Error::Rustls(error) => (error.to_string(), false, is_untrusted(error)),
-            ureq::Error::Io(error) => {
-                let tls = error
-                    .get_ref()
-                    .and_then(|error| error.downcast_ref::<rustls::Error>());
-                (
-                    error.to_string(),
-                    !was_never_sent(error) && tls.is_none(),
-                    tls.is_some_and(is_untrusted),
-                )
-            }
-            error => (error.to_string(), true, false),
+        let (server, why) = (self.inner.server.clone(), error.to_string());
+        let sent = match error.kind {
+            Kind::Name => return Error::NoAddress { server, why },
+            Kind::Invalid => return Error::Object(format!("{}: {why}", request.name())),
+            Kind::Connection | Kind::Certificate | Kind::Tls => false,
+            Kind::Timeout | Kind::Cut | Kind::TooLong => true,
         };
         Error::Unreachable {
             request: request.name(),
             server,
             why,
             sent,
-            untrusted,
+            // The certificate does not belong to the cluster: repeating does not help.
+            untrusted: error.kind == Kind::Certificate,
             after: started.elapsed(),
         }
     }
@@ -765,7 +682,7 @@ impl<'a> Request<'a> {
     fn new(
         verb: &'static str,
         what: &'a dyn fmt::Display,
-        method: Method,
+        method: &'static str,
         path: String,
     ) -> Request<'a> {
         Request {
@@ -781,7 +698,7 @@ impl<'a> Request<'a> {
     fn once(
         verb: &'static str,
         what: &'a dyn fmt::Display,
-        method: Method,
+        method: &'static str,
         path: String,
     ) -> Request<'a> {
         Request {
@@ -831,21 +748,12 @@ fn version(object: &Value) -> String {
 }
 
 /// Reads the server's error answer.
-fn refused(request: &Request, response: http::Response<ureq::Body>) -> Error {
+fn refused(request: &Request, answer: Answer) -> Error {
     /// The maximum size: a Status has a few hundred bytes, `/readyz` a few thousand.
     const MAX_REFUSAL: u64 = 64 << 10;
-    let code = response.status().as_u16();
-    let header = response
-        .headers()
-        .get("Retry-After")
-        .and_then(|value| value.to_str().ok()?.parse().ok());
-    let mut text = Vec::new();
+    let (code, demanded) = (answer.status(), answer.pause());
     // An answer that cannot be read counts as empty.
-    let _ = response
-        .into_body()
-        .into_reader()
-        .take(MAX_REFUSAL)
-        .read_to_end(&mut text);
+    let text = answer.beginning(MAX_REFUSAL);
     let status = match serde_json::from_slice::<Status>(&text) {
         Ok(status) if status.kind == "Status" => status,
         // The answer of a proxy, or of a starting server.
@@ -854,14 +762,9 @@ fn refused(request: &Request, response: http::Response<ureq::Body>) -> Error {
             ..Status::default()
         },
     };
-    let seconds =
-        header.or(Some(status.details.retry_after_seconds).filter(|seconds| *seconds > 0));
-    Error::Refused(Box::new(Refused::new(
-        request.name(),
-        code,
-        status,
-        seconds.map(Duration::from_secs),
-    )))
+    let seconds = Some(status.details.retry_after_seconds).filter(|seconds| *seconds > 0);
+    let pause = demanded.or(seconds.map(Duration::from_secs));
+    Error::Refused(Box::new(Refused::new(request.name(), code, status, pause)))
 }
 
 /// Returns the failing checks in an answer of `/readyz`.
@@ -885,27 +788,4 @@ fn waits_for(error: &Error) -> String {
         }
         error => error.to_string(),
     }
-}
-
-/// Returns whether the server's certificate does not belong to the cluster. Repeating does not help
-/// then.
-fn is_untrusted(error: &rustls::Error) -> bool {
-    matches!(error, rustls::Error::InvalidCertificate(_))
-}
-
-/// Returns whether an error comes from the resolver. Rust has no `ErrorKind` for it, but its text begins
-/// with these words.
-fn is_of_name(error: &io::Error) -> bool {
-    error
-        .to_string()
-        .starts_with("failed to lookup address information")
-}
-
-/// Returns whether the error came before the first byte of the request was sent.
-fn was_never_sent(error: &io::Error) -> bool {
-    use io::ErrorKind::*;
-    matches!(
-        error.kind(),
-        ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable | NotConnected
-    )
 }

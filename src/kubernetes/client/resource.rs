@@ -329,18 +329,10 @@ impl fmt::Display for Object {
 /// Escapes one segment of a path, or one value of a query: all but the unreserved characters (RFC
 /// 3986 §2.3). A segment of dots only is escaped too, because a path would resolve it.
 pub(super) fn escaped(text: &str) -> String {
-    let only_dots = text.bytes().all(|byte| byte == b'.');
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'.' if only_dots => out.push_str("%2E"),
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                out.push(byte as char)
-            }
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
+    match text.bytes().all(|byte| byte == b'.') {
+        true => "%2E".repeat(text.len()),
+        false => http::encoded(text),
     }
-    out
 }
 
 #[cfg(test)]

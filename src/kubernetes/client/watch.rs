@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::Value;
-use ureq::BodyReader;
-use ureq::http::Method;
 
 use super::error::Status;
 use super::{Client, Collection, Error, List, Refused, Request, Selector, query, version};
@@ -56,7 +54,7 @@ pub struct Watch {
     keep: fn(Value) -> Value,
     /// Empty if the watch has to start with a list.
     version: String,
-    stream: Option<BufReader<BodyReader<'static>>>,
+    stream: Option<BufReader<http::Reader>>,
     backoff: Backoff,
 }
 
@@ -172,7 +170,7 @@ impl Watch {
             self.selector.query(),
             query("resourceVersion", &self.version)
         );
-        let request = Request::new("watch", &self.collection, Method::GET, path);
+        let request = Request::new("watch", &self.collection, "GET", path);
         let end = Instant::now() + self.round + GRACE;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         let token = self.client.token()?;
@@ -186,7 +184,7 @@ impl Watch {
             }
             response => response?,
         };
-        self.stream = Some(BufReader::new(response.into_body().into_reader()));
+        self.stream = Some(BufReader::new(response.into_reader()));
         Ok(())
     }
 

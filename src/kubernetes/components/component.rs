@@ -1,5 +1,6 @@
 //! Parses a component of the wire protocol, and checks that it may be installed.
 
+use http::shown;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component as Part, Path, PathBuf};
@@ -312,26 +313,4 @@ pub fn list_json(list: &[Wire]) -> String {
         )
         .collect();
     serde_json::to_string(&list).expect("only strings and booleans")
-}
-
-/// Returns a URL for messages, without possible secrets (user and query) and without the data of a
-/// data: URL.
-pub fn shown(url: &str) -> String {
-    let url = url.split(['?', '#']).next().unwrap_or_default();
-    match url.split_once("://") {
-        Some((scheme, rest)) => {
-            let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-            format!(
-                "{scheme}://{}{path}",
-                host.rsplit('@').next().unwrap_or(host)
-            )
-        }
-        None => url
-            .split(',')
-            .next()
-            .unwrap_or_default()
-            .chars()
-            .take(100)
-            .collect(),
-    }
 }

@@ -1,69 +1,49 @@
 //! Downloads files over HTTP(S) (RFC 9110). An interrupted download resumes until it is complete or
 //! its deadline has passed.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ring::digest::{Context, SHA256};
-use ureq::Agent;
-use ureq::http::Response;
-use ureq::tls::{PemItem, parse_pem};
 
-use super::component::shown;
 use super::digest::Digest;
 use super::error::Error;
 use super::place;
 use super::settings::{Settings, Step};
 use base::backoff::Backoff;
+use base::request::Request;
 use base::stop::Stop;
+use http::{Answer, Client, Kind, Policy, Roots, shown};
 
-/// The timeout of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298
-/// §2.1). A stop has to wait for this and for name resolution.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Statuses that are tried again, as in the old system: the server or a proxy is overloaded.
 const PASSING: [u16; 6] = [408, 425, 429, 502, 503, 504];
 
+/// The most redirects that a download follows.
+const REDIRECTS: u32 = 10;
+
 /// The HTTP client for all downloads, and whether it has any trusted certificate. Without one, no
 /// TLS server can be reached. Its downloads share connections, and `shutdown` ends all of them.
-pub fn agent(settings: &Settings) -> (Agent, bool) {
-    let roots = settings
-        .ca_bundles
-        .iter()
-        .find_map(|path| Some((path, fs::read(path).ok()?)));
-    let roots: Vec<_> = roots
-        .iter()
-        .flat_map(|(_, pem)| parse_pem(pem))
-        .filter_map(certificate)
-        .collect();
+pub fn client(settings: &Settings) -> (Client, bool) {
+    let roots = Roots::first(&settings.ca_bundles);
     let has_roots = !roots.is_empty();
-    let config = Agent::config_builder()
-        .tls_config(web_tls::config(roots.into()).build())
-        .timeout_resolve(Some(CONNECT_TIMEOUT))
-        .timeout_connect(Some(CONNECT_TIMEOUT))
-        .timeout_per_read(Some(settings.stall))
-        .timeout_per_write(Some(settings.stall))
-        .http_status_as_error(false)
-        .user_agent(concat!("firstlight/", env!("CARGO_PKG_VERSION")));
-    (config.build().into(), has_roots)
-}
-
-fn certificate(
-    item: Result<PemItem<'static>, ureq::Error>,
-) -> Option<ureq::tls::Certificate<'static>> {
-    match item {
-        Ok(PemItem::Certificate(certificate)) => Some(certificate),
-        _ => None,
-    }
+    let policy = Policy {
+        only_tls: false,
+        redirects: REDIRECTS,
+        proxy: true,
+        silence: Some(settings.stall),
+        ..Policy::new(roots)
+    };
+    (Client::new(policy, settings.deadline), has_roots)
 }
 
 /// One download.
 pub struct Download<'a> {
-    pub agent: &'a Agent,
+    pub client: &'a Client,
     pub url: &'a str,
     /// The SHA-256 of the whole file.
     pub expected: Option<&'a Digest>,
@@ -145,23 +125,24 @@ impl Download<'_> {
         let left = deadline.saturating_duration_since(Instant::now());
         // If only TLS authenticates the data, a redirect must not leave TLS.
         let only_tls = self.expected.is_none() && is_tls(self.url);
-        let request = self
-            .agent
-            .get(self.url)
-            .config()
-            .timeout_global(Some(left))
-            .https_only(only_tls);
-        let mut request = request.build();
+        let range = format!("bytes={}-", partial.len);
+        let mut fields = vec![];
         if partial.len > 0 {
-            request = request.header("Range", format!("bytes={}-", partial.len));
-            if let Some(etag) = &partial.etag {
-                request = request.header("If-Range", etag);
-            }
+            fields.push(("Range", &*range));
+            fields.extend(partial.etag.as_deref().map(|etag| ("If-Range", etag)));
         }
-        let response = request.call().map_err(|error| self.failure(error))?;
-        match response.status().as_u16() {
+        let request = Request {
+            method: "GET",
+            url: self.url,
+            fields: &fields,
+            body: None,
+            limit: self.settings.max_len,
+        };
+        let answer = self.client.open_by(&request, left, only_tls);
+        let answer = answer.map_err(|error| self.failure(error))?;
+        match answer.status() {
             200 => partial.start_over(path)?,
-            206 if partial.len > 0 && range_start(&response) == Some(partial.len) => {
+            206 if partial.len > 0 && range_start(&answer) == Some(partial.len) => {
                 partial.resumed = true
             }
             // The requested range does not exist: the file has changed.
@@ -181,16 +162,11 @@ impl Download<'_> {
                 }));
             }
         }
-        let etag = response
-            .headers()
-            .get("ETag")
-            .and_then(|etag| etag.to_str().ok());
-        partial.etag = etag.filter(|etag| etag.starts_with('"')).map(str::to_owned);
-        let total = response
-            .body()
-            .content_length()
-            .map(|rest| rest.saturating_add(partial.len));
-        self.receive(response.into_body().into_reader(), partial, total, path)
+        let etag = answer.field("ETag").filter(|etag| etag.starts_with('"'));
+        partial.etag = etag.map(str::to_owned);
+        let total = answer.length();
+        let total = total.map(|rest| rest.saturating_add(partial.len));
+        self.receive(answer.into_reader(), partial, total, path)
     }
 
     fn receive(
@@ -262,26 +238,14 @@ impl Download<'_> {
 
     /// Classifies the error of a request. A definite error of the server or the settings is not
     /// tried again.
-    fn failure(&self, error: ureq::Error) -> Failure {
-        use ureq::Error::*;
-        let is_certificate = |error: &io::Error| {
-            let inner = error
-                .get_ref()
-                .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-            matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
-        };
-        let is_final = match &error {
-            Io(error) => is_certificate(error),
-            Timeout(_) | HostNotFound | ConnectionFailed | Protocol(_) => false,
-            _ => true,
-        };
-        match is_final {
-            true => Failure::Final(Error::Unreachable {
+    fn failure(&self, error: http::Error) -> Failure {
+        match error.kind {
+            Kind::Certificate | Kind::Invalid => Failure::Final(Error::Unreachable {
                 url: shown(self.url),
                 why: error.to_string(),
                 after: Duration::ZERO,
             }),
-            false => Failure::Temporary(error.to_string()),
+            _ => Failure::Temporary(error.to_string()),
         }
     }
 }
@@ -311,13 +275,8 @@ pub fn is_tls(url: &str) -> bool {
 }
 
 /// Returns the first position of a `Content-Range` (RFC 9110 §14.4): 100 of `bytes 100-199/200`.
-fn range_start<T>(response: &Response<T>) -> Option<u64> {
-    let range = response.headers().get("Content-Range")?.to_str().ok()?;
-    range
-        .strip_prefix("bytes ")?
-        .split_once('-')?
-        .0
-        .trim()
-        .parse()
-        .ok()
+fn range_start(answer: &Answer) -> Option<u64> {
+    let range = answer.field("Content-Range")?;
+    let (start, _) = range.strip_prefix("bytes ")?.split_once('-')?;
+    start.trim().parse().ok()
 }

@@ -32,8 +32,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use ureq::Agent;
-
 use base::stop::Stop;
 use component::Source;
 pub use component::{
@@ -59,7 +57,7 @@ pub fn install(
     stop: &Stop,
     report: &mut dyn FnMut(usize, Step),
 ) -> Result<(), Error> {
-    let (agent, has_roots) = download::agent(settings);
+    let (client, has_roots) = download::client(settings);
     // Stops the threads, either by the caller's stop or after the first error.
     let end = Stop::new();
     let next = AtomicUsize::new(0);
@@ -73,7 +71,7 @@ pub fn install(
             let one = One {
                 number,
                 component,
-                agent: &agent,
+                client: &client,
                 has_roots,
                 settings,
                 stop: &end,
@@ -102,7 +100,7 @@ pub fn install(
             }
             if outcome.is_err() && !end.is_stopped() {
                 end.stop();
-                agent.clone().shutdown();
+                client.shutdown();
             }
             match arriving.recv_timeout(TICK) {
                 Ok((number, Ok(step))) => report(number, step),
@@ -123,7 +121,7 @@ fn take<'a>(components: &'a [Component], next: &AtomicUsize) -> Option<(usize, &
 struct One<'a> {
     number: usize,
     component: &'a Component,
-    agent: &'a Agent,
+    client: &'a http::Client,
     has_roots: bool,
     settings: &'a Settings,
     stop: &'a Stop,
@@ -206,7 +204,7 @@ impl One<'_> {
                 }
                 let (settings, stop) = (self.settings, self.stop);
                 Download {
-                    agent: self.agent,
+                    client: self.client,
                     url,
                     expected,
                     settings,

@@ -29,7 +29,7 @@ impl Default for Settings {
             stall: Duration::from_secs(20),
             at_once: 4,
             max_len: 1 << 30,
-            ca_bundles: web_tls::CA_BUNDLES.map(PathBuf::from).to_vec(),
+            ca_bundles: http::CA_BUNDLES.map(PathBuf::from).to_vec(),
             image: None,
         }
     }

@@ -15,9 +15,9 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::component::shown;
 use super::digest::hex;
 use super::*;
+use http::shown;
 use proto::components::Component as Wire;
 use support::mutation::mutations;
 

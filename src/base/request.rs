@@ -1,4 +1,5 @@
-//! A request and its unparsed answer, and the time limit of a connection.
+//! A request of HTTP and its unparsed answer, with what all clients have in common: the plain one of `cloud` and that of the crate
+//! `http`.
 
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub struct Response {
     pub status: u16,
     /// The header fields: names and values.
     pub fields: Vec<(String, String)>,
+    /// The pause that the server demands (`Retry-After`).
+    pub pause: Option<Duration>,
     /// The body, or why it is incomplete.
     pub body: Result<Vec<u8>, String>,
 }
@@ -39,4 +42,11 @@ pub struct Response {
 pub trait Transport: Send + Sync {
     /// Returns the answer to a request; the error says why there is none. Makes no second try and follows no redirect.
     fn send(&self, request: &Request<'_>) -> Result<Response, String>;
+}
+
+/// Returns the seconds of a `Retry-After`; `None` if it is no number. One that is too large is as good as endless: callers have limits.
+pub fn seconds(value: &str) -> Option<Duration> {
+    let value = value.trim();
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| Duration::from_secs(value.parse().unwrap_or(u32::MAX).into()))
 }

@@ -1,0 +1,103 @@
+//! Why a request has no answer.
+
+use std::{fmt, io};
+
+/// Why a request has no answer. No text contains the value of a header field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    /// What failed.
+    pub kind: Kind,
+    text: String,
+}
+
+/// What failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The server's name has no address.
+    Name,
+    /// There was no connection, so the server did not get the request.
+    Connection,
+    /// The server's certificate is not accepted.
+    Certificate,
+    /// TLS failed for another reason.
+    Tls,
+    /// The time limit passed; the server may have done what was asked.
+    Timeout,
+    /// The connection ended, or the answer is malformed; the server may have done what was asked.
+    Cut,
+    /// The answer is longer than allowed.
+    TooLong,
+    /// The request is malformed, or the policy forbids it or where a redirect leads.
+    Invalid,
+}
+
+impl Error {
+    pub(crate) fn too_long(limit: u64) -> Error {
+        Error {
+            kind: Kind::TooLong,
+            text: format!("the answer has more than {limit} bytes"),
+        }
+    }
+
+    pub(crate) fn of_field(name: &str) -> Error {
+        Error {
+            kind: Kind::Invalid,
+            text: format!("the value of the field {name} has an invalid character"),
+        }
+    }
+}
+
+impl From<ureq::Error> for Error {
+    fn from(error: ureq::Error) -> Error {
+        use ureq::Error::*;
+        let kind = match &error {
+            HostNotFound => Kind::Name,
+            ConnectionFailed | Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => {
+                Kind::Connection
+            }
+            Timeout(_) => Kind::Timeout,
+            Rustls(error) => of_tls(error),
+            Io(error) => of_io(error),
+            Protocol(_) => Kind::Cut,
+            _ => Kind::Invalid,
+        };
+        let text = match (&error, kind) {
+            (Timeout(_), Kind::Connection) => "no connection within the timeout".into(),
+            (Timeout(_), _) => "the timeout has passed".into(),
+            _ => error.to_string(),
+        };
+        Error { kind, text }
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Error {
+        ureq::Error::from(error).into()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn of_tls(error: &rustls::Error) -> Kind {
+    match error {
+        rustls::Error::InvalidCertificate(_) => Kind::Certificate,
+        _ => Kind::Tls,
+    }
+}
+
+fn of_io(error: &io::Error) -> Kind {
+    use io::ErrorKind::*;
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match error.kind() {
+        _ if inner.is_some() => inner.map_or(Kind::Tls, of_tls),
+        ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable
+        | NotConnected => Kind::Connection,
+        // the error of the resolver has no kind of its own in Rust
+        _ if (error.to_string()).starts_with("failed to lookup address information") => Kind::Name,
+        _ => Kind::Cut,
+    }
+}
