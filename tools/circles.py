@@ -14,7 +14,6 @@ import sys
 KNOWN = {
     "src/tpm",
     "src/cli",
-    "src/cloud_api",
     "src/kms",
 }
 

@@ -28,9 +28,10 @@ use sys::clock;
 use crate::text;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 33] = [
+const OURS: [&str; 34] = [
     "atls",
     "attest",
+    "aws",
     "base",
     "booted_proto",
     "bootstrapper",

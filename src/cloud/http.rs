@@ -239,7 +239,7 @@ impl Http {
 }
 
 /// Checks the base URL of a service.
-pub(super) fn check_url(url: &str) -> Result<(), Error> {
+pub fn check_url(url: &str) -> Result<(), Error> {
     Url::check_base(url).map_err(|problem| Error::Url {
         url: url.to_owned(),
         problem: format!("{problem}; expected http://HOST[:PORT]"),

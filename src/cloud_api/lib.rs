@@ -4,7 +4,6 @@
 //! The program of the initramfs does not link this crate: a reboot needs only addresses, which the state disk's header has.
 
 pub mod aws;
-pub mod aws_caller;
 pub mod azure;
 mod bearer;
 pub mod gcp;
@@ -13,10 +12,6 @@ mod https;
 pub mod openstack;
 mod pages;
 mod place;
-pub mod sigv4;
-
-/// Reads the code and the message of an error. Azure's storage has them in the same XML as AWS.
-pub use aws::parse_error;
 
 use std::sync::Arc;
 

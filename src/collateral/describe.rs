@@ -1,11 +1,11 @@
 //! What EC2 says of one instance: `DescribeInstances` with its ID ("Amazon EC2 API Reference").
 
+use aws::credentials::Unsigned;
+use aws::xml::{child, children, document, text_at};
+use aws::{Client, Failed, is_name};
 use base::text::quoted;
 use cloud::http::excerpt;
-use cloud_api::aws::{Client, Failed, child, children, document, is_name};
-use cloud_api::aws_caller::Unsigned;
 use machines::Error;
-use roxmltree::Node;
 
 /// Maximum size in bytes of an answer: an instance with fifteen network interfaces of fifty addresses each has less.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -88,15 +88,15 @@ pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, String> {
         .flat_map(|set| children(set, "item"));
     let instance =
         only(instances).ok_or_else(|| nonsense("a reservation with none or several".into()))?;
-    let got = text(instance, &["instanceId"]);
+    let got = text_at(instance, &["instanceId"]);
     if got != id {
         return Err(nonsense(format!("{:?}", excerpt(got.as_bytes()))));
     }
     let described = Described {
-        account: text(reservation, &["ownerId"]),
-        zone: text(instance, &["placement", "availabilityZone"]),
-        image: text(instance, &["imageId"]),
-        state: text(instance, &["instanceState", "name"]),
+        account: text_at(reservation, &["ownerId"]).to_owned(),
+        zone: text_at(instance, &["placement", "availabilityZone"]).to_owned(),
+        image: text_at(instance, &["imageId"]).to_owned(),
+        state: text_at(instance, &["instanceState", "name"]).to_owned(),
     };
     let is_account = |text: &str| text.len() == 12 && text.bytes().all(|b| b.is_ascii_digit());
     for (what, text, is_right) in [
@@ -121,12 +121,6 @@ pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, String> {
 fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
     let one = all.next();
     one.filter(|_| all.next().is_none())
-}
-
-fn text(node: Node<'_, '_>, path: &[&str]) -> String {
-    let found = path.iter().try_fold(node, |node, name| child(node, name));
-    let text = found.and_then(|node| node.text());
-    text.unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

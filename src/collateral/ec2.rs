@@ -16,9 +16,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aws::Client;
+use aws::credentials::{self, Variables};
 use base::backoff::Backoff;
-use cloud_api::aws::Client;
-use cloud_api::aws_caller::{self, Variables};
 use machines::Cloud;
 use verifier::instance::Instance;
 
@@ -64,7 +64,7 @@ impl Default for Caller {
     fn default() -> Caller {
         Caller {
             place: None,
-            variables: aws_caller::environment,
+            variables: credentials::environment,
         }
     }
 }

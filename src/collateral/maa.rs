@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 use base::text;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use cloud_api::sigv4::sha256;
 use hardware::snp::report::Report;
 use http::Roots;
+use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use serde_json::json;
 use verifier::maa::{Question, Word};
@@ -296,6 +296,11 @@ pub fn parse(answer: &[u8]) -> Result<Word, String> {
     let claims = String::from_utf8(claims).map_err(|_| "the claims of the token are not UTF-8")?;
     serde_json::from_str(&claims)
         .map_err(|error| format!("the claims of the token: {}", text::of_error(error)))
+}
+
+/// Returns the SHA-256 in hexadecimal digits.
+fn sha256(bytes: &[u8]) -> String {
+    text::hex(digest(&SHA256, bytes).as_ref())
 }
 
 #[cfg(test)]

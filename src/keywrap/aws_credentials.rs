@@ -1,11 +1,10 @@
-//! Requests to AWS, signed with the credentials that [`aws_caller`](cloud_api::aws_caller) finds: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`
+//! Requests to AWS, signed with the credentials that [`aws::credentials`] finds: the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`
 //! and `AWS_SESSION_TOKEN`, or the instance's role (IMDSv2).
 
 use std::time::SystemTime;
 
-use cloud_api::aws::{self, Client};
-use cloud_api::aws_caller::{self, Signer, Unsigned};
-use cloud_api::sigv4;
+use aws::credentials::{self, Signer, Unsigned};
+use aws::{Client, sigv4};
 
 use super::error::Error;
 use super::https::{Answer, Fields, Server};
@@ -18,9 +17,9 @@ pub struct Callers(Client);
 impl Callers {
     /// Sends no request.
     pub fn new() -> Result<Callers, Error> {
-        Client::of_caller(None, aws_caller::environment)
+        Client::of_caller(None, credentials::environment)
             .map(Callers)
-            .map_err(|error| Error::Credentials(format!("{}: {error}", aws_caller::IMDS)))
+            .map_err(|error| Error::Credentials(format!("{}: {error}", credentials::IMDS)))
     }
 
     /// Returns who signs now.
@@ -37,25 +36,21 @@ impl Callers {
 pub fn send(
     signer: &Signer,
     server: &Server,
-    (service, region): (&str, &str),
+    place: (&str, &str),
     (method, path): (&str, &str),
     fields: Fields<'_>,
     body: &[u8],
 ) -> Result<Answer, Error> {
-    let date = sigv4::date(SystemTime::now());
-    let mut fields = fields.to_vec();
-    fields.extend([("host", server.host()), ("x-amz-date", &*date)]);
-    fields.extend(signer.token().map(|token| ("x-amz-security-token", token)));
-    fields.sort_unstable();
     let request = sigv4::Request {
         method,
         path,
-        fields: &fields,
+        fields,
         body,
     };
-    let authorization = sigv4::authorization(&signer.key(), region, service, &date, &request);
-    fields.retain(|(name, _)| *name != "host");
-    fields.push(("authorization", &authorization));
+    let fields = signer.sign(&request, place, server.host(), SystemTime::now());
+    let fields: Vec<_> = (fields.iter())
+        .map(|(name, value)| (&**name, &**value))
+        .collect();
     server.send(method, path, &fields, body)
 }
 
@@ -81,7 +76,7 @@ pub fn check_server(
 
 /// Refuses what is not the name of a region: it becomes a part of the server's name, to which a key goes.
 pub fn check_region(region: String) -> Result<String, Error> {
-    match aws_caller::is_region(&region) {
+    match credentials::is_region(&region) {
         true => Ok(region),
         false => Err(Error::Uri(format!(
             "{region:?} is not the name of a region"

@@ -9,10 +9,9 @@
 //!
 //! API: AWS Key Management Service API Reference (`TrentService`).
 
+use aws::credentials::Signer;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use cloud_api::aws;
-use cloud_api::aws_caller::Signer;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;

@@ -1,13 +1,13 @@
 //! Credentials in the environment, as the services' own programs have them.
 
-use cloud_api::aws_caller;
+use aws::credentials;
 use zeroize::Zeroizing;
 
 use super::error::Error;
 
 /// Returns the value of a variable; an empty one is as none.
 pub fn variable(name: &str) -> Result<Option<Zeroizing<String>>, Error> {
-    aws_caller::variable(aws_caller::environment, name).map_err(Error::Credentials)
+    credentials::variable(credentials::environment, name).map_err(Error::Credentials)
 }
 
 /// Returns whether text can be a credential and a part of a header field.

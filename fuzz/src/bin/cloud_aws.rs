@@ -1,10 +1,9 @@
 //! The answers of AWS; the first byte says which of them the rest is.
 #![no_main]
 
-use cloud_api::aws::{
-    parse_aliases, parse_arn, parse_credentials, parse_dns_name, parse_error, parse_identity,
-    parse_instances,
-};
+use aws::credentials::parse_credentials;
+use aws::{parse_error, parse_identity};
+use cloud_api::aws::{parse_aliases, parse_arn, parse_dns_name, parse_instances};
 use collateral::parsers::parse_described;
 use libfuzzer_sys::fuzz_target;
 

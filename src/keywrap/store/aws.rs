@@ -6,8 +6,8 @@
 //!
 //! API: Amazon S3 API Reference, `GetObject`, and `PutObject` with the condition `If-None-Match: *`.
 
-use cloud_api::aws_caller::Signer;
-use cloud_api::{aws, sigv4};
+use aws::credentials::Signer;
+use aws::sigv4;
 
 use super::super::aws_credentials::{Callers, check_region, check_server, send};
 use super::super::error::{Error, said};

@@ -17,7 +17,7 @@ mod azure;
 mod gcp;
 mod kind;
 
-use cloud_api::sigv4::sha256;
+use ::aws::sigv4::sha256;
 
 use super::envelope::{MAX_LEN, is_wrapped};
 use super::error::Error;

@@ -3,13 +3,15 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use base::text::quoted;
+use base::time;
+use machines::Error;
+use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::aws::Credentials;
 use super::sigv4;
-use machines::Error;
 
 /// The variables that have credentials, as in AWS' own programs ("AWS SDKs and Tools Reference Guide").
 const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
@@ -28,6 +30,24 @@ pub type Variables = fn(&str) -> Option<String>;
 /// Returns the value of a variable of this program's environment.
 pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// How long before their end a token and credentials are renewed. New credentials are there at least five minutes before the end of the
+/// old ones ("Retrieve security credentials from instance metadata").
+pub(crate) const EARLY: Duration = Duration::from_secs(300);
+
+/// The credentials of the instance's role.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Credentials {
+    access_key_id: String,
+    secret_access_key: Zeroizing<String>,
+    token: Zeroizing<String>,
+    /// When they end, by the clock of AWS.
+    expiration: String,
+    /// The name of the role.
+    #[serde(skip)]
+    pub(crate) role: String,
 }
 
 /// Who signs.
@@ -86,7 +106,7 @@ impl Signer {
     }
 
     /// Returns the key that signs.
-    pub fn key(&self) -> sigv4::Key<'_> {
+    fn key(&self) -> sigv4::Key<'_> {
         match self {
             Signer::Variables { id, secret, .. } => sigv4::Key { id, secret },
             Signer::Role(credentials) => credentials.key(),
@@ -94,11 +114,39 @@ impl Signer {
     }
 
     /// Returns the value of the field `x-amz-security-token`, if there is one.
-    pub fn token(&self) -> Option<&str> {
+    fn token(&self) -> Option<&str> {
         match self {
             Signer::Variables { token, .. } => token.as_deref().map(String::as_str),
-            Signer::Role(credentials) => Some(credentials.token()),
+            Signer::Role(credentials) => Some(&credentials.token),
         }
+    }
+
+    /// Returns the header fields of a signed request: those that it has, and those of the signature and the credentials. `at` is the time
+    /// by the clock of AWS.
+    pub fn sign(
+        &self,
+        request: &sigv4::Request<'_>,
+        (service, region): (&str, &str),
+        host: &str,
+        at: SystemTime,
+    ) -> Vec<(String, String)> {
+        let date = sigv4::date(at);
+        let mut fields = request.fields.to_vec();
+        fields.extend([("host", host), ("x-amz-date", &date)]);
+        fields.extend(self.token().map(|token| ("x-amz-security-token", token)));
+        fields.sort_unstable();
+        let signed = sigv4::Request {
+            fields: &fields,
+            ..*request
+        };
+        let signature = sigv4::authorization(&self.key(), region, service, &date, &signed);
+        // the client writes the host
+        fields.retain(|(name, _)| *name != "host");
+        fields.push(("authorization", &signature));
+        let owned = fields.iter();
+        owned
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     /// Says where the credentials are from.
@@ -113,8 +161,41 @@ impl Signer {
     pub fn named_origin(&self) -> String {
         match self {
             Signer::Variables { .. } => format!("the identity of {KEY_ID}"),
-            Signer::Role(credentials) => format!("the instance's role {}", credentials.role()),
+            Signer::Role(credentials) => format!("the instance's role {}", credentials.role),
         }
+    }
+}
+
+impl Credentials {
+    fn key(&self) -> sigv4::Key<'_> {
+        sigv4::Key {
+            id: &self.access_key_id,
+            secret: &self.secret_access_key,
+        }
+    }
+
+    /// Returns whether they are still valid for some time.
+    pub(crate) fn last(&self, now: SystemTime) -> bool {
+        time::parse(&self.expiration).is_some_and(|end| now + EARLY < end)
+    }
+}
+
+/// Parses the credentials of a role; the error does not repeat them.
+pub fn parse_credentials(request: &str, body: &[u8]) -> Result<Credentials, Error> {
+    let is_visible = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());
+    match serde_json::from_slice::<Credentials>(body) {
+        Ok(credentials)
+            if is_visible(&credentials.access_key_id)
+                && is_visible(&credentials.token)
+                && time::parse(&credentials.expiration).is_some() =>
+        {
+            Ok(credentials)
+        }
+        _ => Err(Error::Nonsense {
+            request: request.to_owned(),
+            expected: "credentials of the instance's role",
+            got: format!("{} bytes that are none", body.len()),
+        }),
     }
 }
 
@@ -154,7 +235,20 @@ pub fn variable(variables: Variables, name: &str) -> Result<Option<Zeroizing<Str
 
 #[cfg(test)]
 mod tests {
+    use support::mutation::mutations;
+
     use super::*;
+
+    /// The example of "Retrieve security credentials from instance metadata" there.
+    const CREDENTIALS: &str = r#"{
+  "Code" : "Success",
+  "LastUpdated" : "2012-04-26T16:39:16Z",
+  "Type" : "AWS-HMAC",
+  "AccessKeyId" : "ASIAIOSFODNN7EXAMPLE",
+  "SecretAccessKey" : "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+  "Token" : "token",
+  "Expiration" : "2017-05-17T15:09:54Z"
+}"#;
 
     fn nobody() -> Result<Arc<Credentials>, Error> {
         Err(Error::Refused("no role".into()))
@@ -196,5 +290,19 @@ mod tests {
         assert_eq!(region(|_| None), Ok(None));
         let error = region(|_| Some("evil.example/".into())).unwrap_err();
         assert!(error.starts_with("AWS_REGION: \"evil"), "{error}");
+    }
+
+    #[test]
+    fn credentials_are_read_and_never_shown() {
+        let credentials = parse_credentials("GET x", CREDENTIALS.as_bytes()).unwrap();
+        let end = time::parse("2017-05-17T15:09:54Z").unwrap();
+        assert!(credentials.last(end - EARLY - Duration::from_secs(1)));
+        assert!(!credentials.last(end - EARLY));
+        let bad = CREDENTIALS.replace("\"token\"", "\"to\\nken\"");
+        let error = parse_credentials("GET x", bad.as_bytes()).err().unwrap();
+        assert!(!error.to_string().contains("wJalr"), "{error}");
+        for body in mutations(CREDENTIALS.as_bytes(), 5000) {
+            let _ = parse_credentials("GET x", &body);
+        }
     }
 }

@@ -1,0 +1,22 @@
+//! Amazon Web Services: who signs requests, the signature, requests to the instance's metadata service and to the APIs, and their answers
+//! in XML.
+//!
+//! ```text
+//! credentials   the variables of the environment, or the instance's role
+//! sigv4         the signature of a request
+//! client        IMDSv2; EC2, Elastic Load Balancing, tags: signed, with the clock of AWS
+//! xml, error    what the APIs answer
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod client;
+pub mod credentials;
+mod error;
+pub mod sigv4;
+pub mod xml;
+
+pub use client::{
+    Apis, Call, Client, Failed, Identity, domain, is_name, name, parse_identity, query,
+};
+pub use error::{is_of_credentials, parse_error};
