@@ -122,7 +122,7 @@ mod tests {
             ("", "malformed"),
             ("a", "does not begin"),
             ("http://a", "does not begin"),
-            ("file:///a", "does not begin"),
+            ("file:///a", "malformed"),
             ("https://", "malformed"),
             ("https://u:p@a", "user name"),
             ("https://a?b", "more than a path"),
