@@ -5,7 +5,8 @@
 //!   ─► API: version, annotation, this machine's record
 //! ```
 //!
-//! [`Plan::new`] refuses every invalid value of the operator or the metadata service before anything is changed.
+//! [`Plan::new`] refuses every invalid value of the operator or the metadata service before
+//! anything is changed.
 
 use std::fs;
 use std::path::Path;
@@ -34,9 +35,10 @@ use proto::components::Component as Wire;
 /// kubeadm's configuration for the init; it has no secrets.
 const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-init.yaml");
 
-/// Time limit for one try of kubeadm's preflight checks, which pull the images of the control plane.
+/// Time limit for one try of kubeadm's preflight checks, which pull the control plane's images.
 const PREFLIGHT: Duration = Duration::from_secs(10 * 60);
-/// Maximum number of tries: the container runtime may still be starting, or a registry may be unavailable for a moment.
+/// Maximum number of tries: the container runtime may still be starting, or a registry may be
+/// unavailable for a moment.
 const PREFLIGHT_TRIES: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -46,7 +48,7 @@ const SHORT: Duration = Duration::from_secs(5 * 60);
 const INIT: Duration = Duration::from_secs(30 * 60);
 /// Time limit for the API's first answer, and for each call after it.
 const API: Duration = Duration::from_secs(5 * 60);
-/// Time limit for writing this machine's record, all tries included.
+/// Time limit for writing this machine's record, including all tries.
 const RECORD: Duration = Duration::from_secs(30);
 /// Annotation of a Node: the name of the ConfigMap with its components.
 const COMPONENTS: &str = "constellation.edgeless.systems/kubernetes-components";
@@ -97,7 +99,8 @@ impl Plan {
             .map(|wire| Component::parse(wire, policy))
             .collect::<Result<_, _>>();
         let components = components.map_err(Refused::Component)?;
-        // the old system's tool installs its own add-ons, except kube-proxy for its conformance tests
+        // the operator's tool of Constellation installs its own add-ons, except kube-proxy, which
+        // Constellation's conformance tests need
         let mut skip_phases = vec!["preflight", "certs"];
         if !request.kubeadm_addons {
             skip_phases.push("addon/coredns");
@@ -114,8 +117,8 @@ impl Plan {
         })
     }
 
-    /// Runs the steps of the module's picture, and returns the administrator's kubeconfig. `principals` are the names in the
-    /// SSH host certificate.
+    /// Runs the steps of the module's picture, and returns the administrator's kubeconfig.
+    /// `principals` are the names in the SSH host certificate.
     pub fn run<T: Clone + Send>(
         &self,
         node: &Node,
@@ -156,7 +159,8 @@ impl Plan {
         Ok(kubeconfig)
     }
 
-    /// Runs the preflight checks until they succeed: a failed check has changed nothing, and its cause may go away.
+    /// Runs the preflight checks until they succeed: a failed check has changed nothing, and its
+    /// cause may go away.
     fn preflight<T: Clone>(&self, stop: &Stop, job: &Job<T>) -> Result<(), Error> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         for _ in 1..PREFLIGHT_TRIES {
@@ -208,8 +212,8 @@ impl Plan {
         Ok(client)
     }
 
-    /// Publishes the cluster's version and components: joining nodes install them, and upgrades start from them. The objects and
-    /// names are those of the old system.
+    /// Publishes the cluster's version and components: joining nodes install them, and upgrades
+    /// start from them. Objects and names are the same as Constellation's.
     fn publish(&self, client: &Client) -> Result<(), Error> {
         let config_maps = CONFIG_MAPS.in_namespace("kube-system");
         let list = components::config_map(&self.cluster.version, &self.wire);
@@ -228,8 +232,9 @@ impl Plan {
         Ok(())
     }
 
-    /// Records that this disk, name and address belong to this machine, as a join service does. So no other machine gets them,
-    /// and the kubelet's certificate can be renewed.
+    /// Records that this disk, name and address belong to this machine. A join service does the
+    /// same for machines that join. So no other machine gets them, and the kubelet's certificate
+    /// can be renewed.
     fn record(
         &self,
         client: &Client,

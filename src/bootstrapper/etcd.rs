@@ -1,5 +1,5 @@
-//! etcd's priority for disk I/O. etcd depends on fast writes: a member whose writes wait for those of other pods loses its
-//! leadership.
+//! etcd's priority for disk I/O. etcd depends on fast writes: a member whose writes wait for those
+//! of other pods loses its leadership.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +11,13 @@ use sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.
 const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";
-/// How often the process is looked for: for a minute. It runs after `kubeadm init`; after a reboot the kubelet takes some time
-/// to start it.
+/// Number of times that this program looks for the process, over one minute. The search runs after
+/// `kubeadm init`; after a reboot the kubelet takes some time to start etcd.
 const TRIES: u32 = 300;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Gives all threads of etcd the highest I/O priority, as soon as etcd runs. A failure is only logged, since the node works
-/// without it. Returns at once on a worker.
+/// Gives all threads of etcd the highest I/O priority, as soon as etcd runs. A failure is only
+/// logged, since the node works without it. Returns at once on a worker.
 pub fn prioritize_io(stop: &Stop, timeline: &Timeline) {
     if Path::new(MANIFEST).exists() {
         timeline.waiting_for("etcd to start", || prioritize_when_found(stop));
@@ -52,7 +52,8 @@ fn find(proc: &Path) -> Vec<u32> {
     numbers(proc).into_iter().filter(is_etcd).collect()
 }
 
-/// Sets the priority of each thread. I/O priority belongs to a thread; threads that it starts later inherit it.
+/// Sets the priority of each thread. I/O priority belongs to a thread; threads that it starts later
+/// inherit it.
 fn prioritize(process: u32) {
     let mut done = Vec::new();
     loop {

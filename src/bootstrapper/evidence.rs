@@ -1,10 +1,12 @@
-//! Evidence for the join service of this machine, whose pod has no TPM: `bootstrapper --serve-evidence`, a service of the host that
-//! systemd starts when the pod connects to the unix socket.
+//! Evidence for the join service of this machine, whose pod has no TPM: `bootstrapper
+//! --serve-evidence`, a service of the host that systemd starts when the pod connects to the unix
+//! socket.
 //!
-//! The pod gets no device of the TPM, because only a privileged container may use one. It gets documents of the strong form of attested
-//! TLS in the role of the join service. The role is written here and not by the caller, and no document of the old form is made. So
-//! whoever has the socket can pose as the join service of this machine, but not as its init server, recovery server or key service, and
-//! not as this machine when it joins or rejoins.
+//! The pod gets no device of the TPM, because only a privileged container may use one. The host's
+//! service makes documents only for the strong form of attested TLS, and only in the role of the
+//! join service. The service sets the role itself: the caller cannot choose it. So a program that
+//! can use the socket can pose as the join service of this machine, but not as its init server,
+//! recovery server or key service, and not as this machine when it joins or rejoins.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,22 +22,24 @@ use booted_proto::verify::USER_DATA;
 use sys::poll::Poller;
 use tpm::Bank;
 
-/// How long the program waits for a further caller before it ends; systemd starts it again.
+/// How long the program waits for another caller before it exits; systemd starts it again.
 const IDLE: Duration = Duration::from_secs(60);
 /// Maximum number of callers that are served at once. The TPM serves one after the other.
 const CALLERS: usize = 8;
-/// Time limit for the request of a caller, and for the time in which it takes the response.
+/// Time limit to read a caller's request, and time limit to send the response.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Maximum size of a request in bytes.
 const MAX_REQUEST: u64 = 4096;
 /// Length of a nonce in bytes, as in attested TLS.
 const NONCE: std::ops::RangeInclusive<usize> = 16..=64;
-/// Length of a nonce for the verification service in bytes. With the 13 bytes of the user data in front it is shorter than what any
-/// form of attested TLS hashes, 32 bytes and a nonce of at least 16. So no such document is a proof there, and none of there is one here.
+/// Length of a nonce for the verification service in bytes. Together with the user data's prefix of
+/// 13 bytes it is shorter than the input that any form of attested TLS hashes: 32 bytes and a nonce
+/// of at least 16. So a verification document is not valid in attested TLS, and a document of
+/// attested TLS is not valid for the verification service.
 const VERIFICATION_NONCE: std::ops::RangeInclusive<usize> = 16..=32;
-/// Maximum number of banks, as many as this program knows.
+/// Maximum number of PCR banks: the number that this program knows.
 const BANKS: usize = 4;
-/// Interval between two looks at callers that are being served.
+/// Interval between two checks of the running calls.
 const TICK: Duration = Duration::from_millis(50);
 
 /// The evidence of this machine.
@@ -46,7 +50,8 @@ pub struct Evidence {
     pub tpm: tpm::Location,
 }
 
-/// Serves the socket that systemd passed to this program, until nobody has called for a minute.
+/// Serves the socket that systemd passed to this program. Returns when nobody has called for a
+/// minute.
 pub fn serve(evidence: Evidence) -> Result<(), String> {
     let listener = sys::activation::listener().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
@@ -57,7 +62,7 @@ pub fn serve(evidence: Evidence) -> Result<(), String> {
     accept(&listener, &Arc::new(evidence), IDLE).map_err(|error| format!("evidence: {error}"))
 }
 
-/// Serves callers until none comes for `idle`.
+/// Serves callers. Returns when no caller comes for `idle`.
 pub fn accept(listener: &UnixListener, evidence: &Arc<Evidence>, idle: Duration) -> io::Result<()> {
     let (poller, mut ready) = (Poller::new()?, vec![]);
     listener.set_nonblocking(true)?;
@@ -105,7 +110,8 @@ impl Evidence {
         }
     }
 
-    /// Returns the evidence for these bytes of a caller. The error is a sentence for the log of the join service.
+    /// Returns the evidence for this request of a caller. The error is a sentence for the log of
+    /// the join service.
     fn answer(&self, request: &[u8]) -> Result<EvidenceResponse, String> {
         let request = rpc::grpc::decode::<EvidenceRequest>(request, "request")
             .map_err(|status| status.message().to_owned())?;
@@ -132,7 +138,7 @@ impl Evidence {
         })
     }
 
-    /// Returns a document for any caller, as the old system's verification service does.
+    /// Returns a document for any caller, as Constellation's verification service does.
     fn verification(&self, nonce: &[u8]) -> Result<Vec<u8>, String> {
         check_nonce(nonce, VERIFICATION_NONCE)?;
         self.issuer
@@ -179,7 +185,7 @@ fn check_nonce(nonce: &[u8], length: std::ops::RangeInclusive<usize>) -> Result<
     }
 }
 
-/// Reads a request until the caller has ended it.
+/// Reads a request until the caller closes its sending side.
 fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     stream.set_nonblocking(false)?;
     let end = Instant::now() + LIMIT;
@@ -215,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns as document what it was asked to bind.
+    /// A test issuer: the document is the data that it binds.
     struct Echo;
 
     impl Issuer for Echo {

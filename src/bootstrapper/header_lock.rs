@@ -1,8 +1,10 @@
-//! The lock of a LUKS2 header that cryptsetup takes, too. The booted system has cryptsetup, and an operator can change the state disk's
-//! key slots at any time; two programs that write the header at once lose the change of one.
+//! The lock of a LUKS2 header. cryptsetup takes the same lock. The booted system has cryptsetup,
+//! and an operator can change the state disk's keyslots at any time. If two programs write the
+//! header at once, the change of one is lost.
 //!
-//! cryptsetup 2 locks a file beside the device with flock(2): `/run/cryptsetup/L_MAJOR:MINOR` for a block device, and a disk image itself
-//! (lib/utils_device_locking.c). The last user removes the file, so the lock counts only while the file still has its name.
+//! cryptsetup 2 locks a file beside the device with flock(2): `/run/cryptsetup/L_MAJOR:MINOR` for a
+//! block device, and the file itself for a disk image (lib/utils_device_locking.c). The last user
+//! removes the file, so the lock counts only while the file still has its name.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -15,7 +17,7 @@ use sys::block;
 
 /// The directory of cryptsetup's locks.
 const FOLDER: &str = "/run/cryptsetup";
-/// How long the lock is waited for: cryptsetup holds it while it reads or writes a header.
+/// How long to wait for the lock: cryptsetup holds it while it reads or writes a header.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -24,7 +26,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct HeaderLock(#[expect(dead_code, reason = "it is locked until it is closed")] File);
 
 impl HeaderLock {
-    /// Locks the header of a device, or of a disk image. An error says who may hold the lock.
+    /// Locks the header of a device, or of a disk image. The error names the programs that may hold
+    /// the lock.
     pub fn take(device: &Path) -> Result<HeaderLock, String> {
         HeaderLock::take_within(device, LIMIT)
     }
@@ -56,7 +59,7 @@ impl HeaderLock {
     }
 }
 
-/// Opens the file that is locked, which cryptsetup may not have made yet.
+/// Opens the lock file. cryptsetup may not have created it yet, so this creates it.
 fn open(path: &Path, is_made: bool) -> io::Result<File> {
     if is_made {
         let mut folder = DirBuilder::new();
@@ -146,7 +149,7 @@ mod tests {
         });
     }
 
-    /// A file that was removed after it was opened locks nothing.
+    /// A lock on a removed file has no effect.
     #[test]
     fn a_lock_file_without_its_name_does_not_count() {
         let folder = tempfile::tempdir().unwrap();

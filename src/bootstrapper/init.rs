@@ -1,5 +1,5 @@
-//! The init of a fresh node: the request is checked as a whole before anything is changed; then come the steps after the node
-//! lock.
+//! The init of a fresh node: checks the whole request before it changes anything, then runs the
+//! steps after the node lock.
 
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ use rpc::grpc::{Code, Status};
 /// The result of a successful init.
 #[derive(Clone)]
 pub struct Done {
-    /// The cluster ID, which was measured; it proves to the operator that the node has the right secrets.
+    /// The ID of the cluster, which the node has measured; it proves to the operator that the node
+    /// has the right secrets.
     pub cluster: [u8; CLUSTER_ID_LEN],
     /// The administrator's kubeconfig; empty if the request asked for no Kubernetes cluster.
     pub kubeconfig: Arc<Secret>,
@@ -60,7 +61,7 @@ impl Keys {
 /// A request that passed every check that is possible before the lock.
 pub struct Init {
     keys: Keys,
-    /// Further names by which the node is reached.
+    /// Additional names under which clients reach the node.
     names: Vec<String>,
     plan: Option<Plan>,
 }
@@ -113,7 +114,8 @@ impl Init {
         self.keys.cluster
     }
 
-    /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the last one.
+    /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the
+    /// last one.
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, String> {
         job.phase("state disk");
         let state = NodeState {
@@ -139,7 +141,8 @@ impl Init {
         })
     }
 
-    /// Sets up emergency SSH: the holder of the master secret can log in, and recognizes the node by the returned names.
+    /// Sets up emergency SSH: the holder of the master secret can log in, and recognizes the node
+    /// by the names returned here.
     fn certify_host(&self, node: &Node, stop: &Stop) -> Result<Vec<String>, String> {
         let authority = |id| {
             let seed = derive(&self.keys.kms, &Dek::named(id))?;
@@ -149,7 +152,7 @@ impl Init {
             authority(SSH_HOST_CA_SEED_ID)?,
             authority(SSH_USER_CA_SEED_ID)?,
         );
-        // names with a wildcard are for TLS only
+        // wildcard names are only for TLS
         let names: Vec<String> = self
             .names
             .iter()

@@ -1,8 +1,10 @@
-//! The InitServer: waits on TCP 9000, over attested TLS, for the operator who makes this node the first of a cluster.
+//! The InitServer: waits on TCP 9000, over attested TLS, for the operator, who makes this node the
+//! first of a cluster.
 //!
-//! The operator verifies the node before sending anything. The node authenticates the operator by the init secret; the
-//! metadata service has its hash. The set-up does not depend on the connection: it goes on when the operator is cut off, and a
-//! repeated request sees every event and gets the same answer.
+//! The operator verifies the node before sending anything. The node authenticates the operator by
+//! the init secret; the metadata service has its hash. The set-up does not depend on the
+//! connection: it continues when the operator's connection breaks, and a repeated request gets all
+//! events and the same answer.
 //!
 //! ```text
 //!   Init ─► secret right? ─► request sound? ─► node lock ─► set-up, on a thread of its own
@@ -33,11 +35,11 @@ use booted_proto::init::{
 use node::record;
 use rpc::grpc::{Call, Code, Limits, Router, Sender, Server, Status};
 
-/// Interval of the checks for a lost operator and for a stop.
+/// How often the server checks whether the operator is gone or a stop was requested.
 const TICK: Duration = Duration::from_millis(200);
 /// Time for the last answer to reach the operator when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long the result is kept for an operator who was cut off.
+/// How long the result is kept for an operator whose connection broke.
 const KEPT: Duration = Duration::from_secs(30 * 60);
 
 /// A running InitServer.
@@ -82,7 +84,7 @@ impl InitServer {
                 call, &request, &handler,
             ) {
                 Ok(()) => watch(call, answer, &handler),
-                // the status of the call carries the time after which the operator's tool asks again
+                // the status says after how much time the operator's tool should retry
                 Err(status) if status.retry_after().is_some() => Err(status),
                 Err(status) => answer.send(&failure(&status)),
             },
@@ -116,7 +118,7 @@ impl InitServer {
             let _ = worker.join();
         }
         match job.ending() {
-            // the node was stopped between the lock and the set-up
+            // the node was stopped after the lock and before the set-up
             None if self.shared.entrant.has_won() => {
                 Outcome::Failed("stopped after the node lock".into())
             }
@@ -127,7 +129,8 @@ impl InitServer {
     }
 }
 
-/// Checks the request and starts the set-up; returns once there is a set-up that this request may watch.
+/// Checks the request and starts the set-up. Returns when a set-up exists that this caller may
+/// watch.
 fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), Status> {
     let Shared {
         entrant, node, job, ..
@@ -171,7 +174,8 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
     Ok(())
 }
 
-/// Sends the job's ending to the caller, and before it each event if the caller asked for progress.
+/// Sends the job's result to the caller. If the caller asked for progress, sends each event before
+/// it.
 fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Result<(), Status> {
     let wants_progress = call.metadata().get(PROGRESS) == Some("1");
     let mut seen = 0;
@@ -230,7 +234,8 @@ fn response(ending: Result<Done, String>) -> InitResponse {
     }
 }
 
-/// Returns the failure as a message of the stream, whose own status is OK: only then does the old system's tool show the text.
+/// Returns the failure as a message in the stream, with status OK: Constellation's tool shows the
+/// text only then.
 fn failure(status: &Status) -> InitResponse {
     InitResponse {
         kind: Some(Kind::InitFailure(InitFailureResponse {

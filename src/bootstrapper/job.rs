@@ -1,5 +1,6 @@
-//! The set-up of this node as a job. It runs once, on its own thread, and does not depend on the caller who asked for it.
-//! Callers watch it: they may come and go, and each sees every event from the beginning.
+//! The set-up of this node as a job. It runs once, on its own thread, and does not depend on the
+//! caller who asked for it. Callers watch it. They may connect and disconnect at any time, and each
+//! gets every event from the beginning.
 //!
 //! ```text
 //!   idle ── begin ──► running: events … ──► ended (well, or with a reason): stays so
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use base::timeline::Timeline;
 
-/// Maximum number of lines that are kept. After that only the beginnings of phases are kept for late watchers.
+/// Maximum number of lines that are kept. After that, only the starts of phases are kept for
+/// callers that connect late.
 const MAX_EVENTS: usize = 4096;
 
 /// One event of a job.
@@ -21,7 +23,7 @@ pub struct Event {
     pub elapsed: Duration,
     /// The phase of the event, such as `components` or `kubeadm init`.
     pub phase: &'static str,
-    /// What happened in the phase; empty for the phase's beginning.
+    /// What happened in the phase; empty when the phase starts.
     pub line: String,
 }
 
@@ -75,8 +77,8 @@ impl<T: Clone> Job<T> {
         self.add(String::new());
     }
 
-    /// Adds a line to the phase. The operator's screen and this node's log show it, so anything that looks like a bootstrap
-    /// token is removed.
+    /// Adds a line to the phase. The operator's screen and this node's log show it, so this
+    /// function removes anything that looks like a bootstrap token.
     pub fn line(&self, line: &str) {
         let line = without_tokens(line);
         log::info!("{line}");
@@ -98,7 +100,8 @@ impl<T: Clone> Job<T> {
         self.changed.notify_all();
     }
 
-    /// Ends the job with its result, or with the reason for its failure. Only the first call counts.
+    /// Ends the job with its result, or with the reason for its failure. Only the first call
+    /// counts.
     pub fn end(&self, ending: Result<T, String>) {
         self.lock().ending.get_or_insert(ending);
         self.changed.notify_all();
@@ -109,7 +112,8 @@ impl<T: Clone> Job<T> {
         self.lock().ending.clone()
     }
 
-    /// Returns the events from number `from` on, and the ending if the job has ended. Waits for either, at most for `time`.
+    /// Returns the events from number `from` on, and the ending if the job has ended. Waits for
+    /// either, but at most for `time`.
     pub fn watch(&self, from: usize, time: Duration) -> (Vec<Event>, Option<Result<T, String>>) {
         let deadline = Instant::now() + time;
         let mut state = self.lock();
@@ -132,8 +136,8 @@ impl<T: Clone> Job<T> {
     }
 }
 
-/// Returns the line with each bootstrap token replaced by `[token]`. A token is 6 and 16 lower-case letters or digits with a dot
-/// between them (k8s.io/cluster-bootstrap, BootstrapTokenPattern).
+/// Returns the line with each bootstrap token replaced by `[token]`. A token is 6 and 16 lower-case
+/// letters or digits with a dot between them (k8s.io/cluster-bootstrap, BootstrapTokenPattern).
 pub fn without_tokens(line: &str) -> String {
     const ID: usize = 6;
     const LEN: usize = ID + 1 + 16;

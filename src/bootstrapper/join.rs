@@ -6,7 +6,8 @@
 //!                                                          └─ kubeadm reset
 //! ```
 //!
-//! Each step can be repeated. A step that fails ends the join: the disk is reset, and the node starts over at its next boot.
+//! Each step can be repeated. A step that fails ends the join: the disk is reset, and the node
+//! starts over at its next boot.
 
 use std::fs;
 use std::net::IpAddr;
@@ -32,21 +33,23 @@ const KUBEADM: Kubeadm = Kubeadm("/run/firstlight/kubeadm-join.yaml");
 /// The directory of the keys and certificates that all control planes share.
 const PKI: &str = "/etc/kubernetes/pki";
 
-/// Time limit for one try of `kubeadm join`, which has its own time-outs for each of its waits; a control plane pulls images.
+/// Time limit for one try of `kubeadm join`, which has its own time limit for each wait. A control
+/// plane also pulls images.
 const JOIN: Duration = Duration::from_secs(15 * 60);
 /// Time limit for `kubeadm reset`.
 const RESET: Duration = Duration::from_secs(3 * 60);
 /// Maximum number of tries of `kubeadm join`.
 const TRIES: u32 = 5;
-/// Lifetime of the old system's tokens: a try that begins later always fails.
+/// Lifetime of Constellation's tokens: a try that starts later always fails.
 const TOKEN_LIFE: Duration = Duration::from_secs(15 * 60);
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// kubeadm's exit code when its preflight checks fail and nothing was changed (kubeadm's PreFlightExitCode).
+/// kubeadm's exit code when its preflight checks fail and nothing was changed (kubeadm's
+/// PreFlightExitCode).
 const PREFLIGHT_FAILED: i32 = 2;
 /// kubeadm's exit code for an invalid configuration (ValidationExitCode).
 const CONFIGURATION_REFUSED: i32 = 3;
-/// Texts in kubeadm's last lines that indicate a temporary reason, in lower case.
+/// Texts in kubeadm's last lines, in lower case, that indicate a temporary failure.
 const PASSING: [&str; 16] = [
     "timed out",
     "timeout",
@@ -60,22 +63,23 @@ const PASSING: [&str; 16] = [
     "server is currently unable",
     "too many requests",
     "etcdserver:",
-    // one API server does not yet know the token, or what it signs
+    // one API server does not know the token yet, or has not signed with it yet
     "unauthorized",
     "jws signature",
     "not yet available",
-    // this same node, left over from the previous try
+    // the same node, as the previous try registered it
     "status \"ready\" already exists",
 ];
 
-/// Texts that indicate a permanent reason, whatever else the lines say: the API server belongs to another cluster.
+/// Texts that indicate a permanent failure, even if other lines look temporary: the API server
+/// belongs to another cluster.
 const LASTING: [&str; 3] = [
     "failed to verify certificate",
     "unknown authority",
     "none of the public keys",
 ];
 
-/// A checked ticket, with the node that has it.
+/// A checked ticket, and the node that received it.
 pub struct Join {
     ticket: Ticket,
     node: kubeadm::NodeSettings,
@@ -85,8 +89,9 @@ pub struct Join {
 }
 
 impl Join {
-    /// Creates the join of `node`. As in the old system, the load balancer that the metadata service names is preferred to the
-    /// ticket's API server, unless the load balancer is this node itself.
+    /// Creates the join of `node`. As in Constellation, the node uses the load balancer that the
+    /// metadata service names instead of the ticket's API server, unless that load balancer is the
+    /// node itself.
     pub fn new(
         ticket: Ticket,
         node: kubeadm::NodeSettings,
@@ -109,7 +114,8 @@ impl Join {
         self.ticket.cluster()
     }
 
-    /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the last one.
+    /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the
+    /// last one.
     pub fn run(&self, node: &Node, stop: &Stop, job: &Job<()>) -> Result<(), String> {
         job.phase("state disk");
         let state = NodeState {
@@ -141,7 +147,8 @@ impl Join {
         Ok(())
     }
 
-    /// Tries `kubeadm join` until it succeeds, fails for a permanent reason, or the token is too old.
+    /// Tries `kubeadm join` until it succeeds, fails for a permanent reason, or the token is too
+    /// old.
     fn join(&self, stop: &Stop, job: &Job<()>) -> Result<(), Error> {
         let _token_files = TokenFiles;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
@@ -167,7 +174,8 @@ impl Join {
         Ok(())
     }
 
-    /// Writes all files that kubeadm reads; its configuration comes last. A `kubeadm reset` removes most of them.
+    /// Writes all files that kubeadm reads; its configuration comes last. A `kubeadm reset` removes
+    /// most of them.
     fn write_files(&self) -> Result<(), Error> {
         for (name, is_secret, content) in &self.ticket.control_plane_files {
             let mode = if *is_secret { 0o600 } else { 0o644 };
@@ -188,7 +196,8 @@ impl Join {
     }
 }
 
-/// Returns `host:port` of the API server behind a load balancer; `None` if `host` is this node or is invalid.
+/// Returns `host:port` of the API server behind a load balancer; `None` if `host` is this node or
+/// is invalid.
 fn balanced(host: &str, own: IpAddr) -> Option<String> {
     let host = parameters::host(host).ok()?;
     match host.parse::<IpAddr>() {
@@ -198,7 +207,8 @@ fn balanced(host: &str, own: IpAddr) -> Option<String> {
     }
 }
 
-/// Returns whether another try may succeed: the API server was not reached or not ready, or something took too long.
+/// Returns whether another try may succeed: the API server was unreachable or not ready, or a step
+/// timed out.
 fn may_pass(error: &Error) -> bool {
     let Error::Command(error) = error else {
         return false;
@@ -206,7 +216,8 @@ fn may_pass(error: &Error) -> bool {
     match &error.cause {
         Cause::Late(_) => true,
         Cause::Failed(status) => match status.code() {
-            // the container runtime may still be starting, or a registry may be unavailable for a moment
+            // the container runtime may still be starting, or a registry may be unavailable for a
+            // moment
             Some(PREFLIGHT_FAILED) => true,
             Some(CONFIGURATION_REFUSED) | None => false,
             Some(_) => {
@@ -219,8 +230,8 @@ fn may_pass(error: &Error) -> bool {
     }
 }
 
-/// Removes what a failed try has left: kubelet, manifests, a member of etcd. A failure is only reported; the next try may still
-/// succeed.
+/// Removes what a failed try left behind: kubelet, manifests, a member of etcd. A failure is only
+/// reported; the next try may still succeed.
 fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
     if let Error::Command(error) = error
         && let Cause::Failed(status) = &error.cause
@@ -235,7 +246,8 @@ fn clean_up(error: &Error, stop: &Stop, job: &Job<()>) {
     }
 }
 
-/// The files that contain the token; dropping this removes them, however the join ends.
+/// The files that contain the token. Dropping this value removes them, whether the join succeeded
+/// or not.
 struct TokenFiles;
 
 impl Drop for TokenFiles {

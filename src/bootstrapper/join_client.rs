@@ -1,5 +1,5 @@
-//! The JoinClient: finds the cluster that this machine belongs to and asks it for a ticket, from the start of the program until
-//! the node lock is taken.
+//! The JoinClient: finds the cluster of this machine and asks it for a ticket, from the start of
+//! the program until the node lock is taken.
 //!
 //! ```text
 //!   metadata ─► this machine ─► key, request, host key ┐
@@ -9,7 +9,8 @@
 //!                 node lock ─► the set-up ([`super::join`])
 //! ```
 //!
-//! Nothing is changed on the node before the lock: until then every failure is printed on the console, and tried again.
+//! The JoinClient changes nothing on the node before the lock. Until then it prints every failure
+//! on the console and retries.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,13 +37,14 @@ use node::ticket_client::{self, Failure, JoinService, MetadataAnswer, Source, Ti
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
 
-/// When the console first says which sources have not answered.
+/// After this time the console says which sources have not answered.
 const FIRST_REMINDER: Duration = Duration::from_secs(10);
-/// How often the console repeats what the node waits for when nothing changes.
+/// How often the console repeats what the node waits for, if nothing changes.
 const REMIND_EVERY: Duration = Duration::from_secs(60);
-/// A join service that takes longer than this to answer loses its turn to the next one.
+/// If a join service takes longer than this to answer, the next one is asked.
 const TURN: Duration = Duration::from_secs(3);
-/// Maximum number of sources shown on the console; it is larger than the number of asking threads.
+/// Maximum number of sources shown on the console; it is larger than the number of requesting
+/// threads.
 const MAX_NOTES: usize = 128;
 
 /// A running JoinClient; dropping it stops its thread and waits for it.
@@ -143,7 +145,7 @@ fn ask(issuer: Arc<dyn Issuer>, stop: &Stop, node: &Arc<Node>) -> Option<Join> {
     seeker.state().won.take()
 }
 
-/// Asks for a join ticket; the threads of all join services share it.
+/// Asks for a join ticket. The threads of all join services share this value.
 struct Seeker {
     issuer: Arc<dyn Issuer>,
     node: Arc<Node>,
@@ -191,9 +193,10 @@ impl TicketRequester for Seeker {
         Ok(Some(self.node.trust.judge()?))
     }
 
-    /// Makes a new request when the metadata of this machine change: an operator may correct them while the node asks.
+    /// Makes a new request when this machine's metadata changes: an operator may correct the
+    /// metadata while the node asks.
     fn update_metadata(&self, answer: MetadataAnswer) {
-        // an incomplete answer does not replace an earlier one
+        // an incomplete answer does not replace an earlier complete one
         let Some(own) = answer.own else { return };
         let before = self.state().me.clone();
         let is_same = |identity: &Arc<Identity>| {
@@ -266,7 +269,8 @@ impl TicketRequester for Seeker {
     }
 
     fn answered(&self, source: &str) {
-        // the operator has to correct the cause of a lasting failure, which is repeated until then
+        // only the operator can correct the cause of a permanent failure; the node repeats the
+        // request until then
         let mut state = self.state();
         if state.notes.get(source).is_some_and(|it| !it.is_lasting) {
             state.notes.remove(source);
@@ -353,7 +357,7 @@ impl Identity {
         })
     }
 }
-/// Reports a ticket on the console, and what the join service proved.
+/// Reports a ticket on the console, with what the join service's evidence proved.
 fn report_ticket(timeline: &Timeline, service: &JoinService, proof: Option<&Proof>) {
     let Some(proof) = proof else {
         timeline.event("ticket", format_args!("from {service}"));

@@ -1,5 +1,6 @@
-//! The kubelet's systemd unit. The bootstrapper starts it on a node that is already a member. During init and join kubeadm starts
-//! it, and the bootstrapper watches it while kubeadm waits for it.
+//! The kubelet's systemd unit. The bootstrapper starts it on a node that is already a member.
+//! During init and join kubeadm starts it, and the bootstrapper watches it while kubeadm waits for
+//! it.
 
 use std::process::Command;
 use std::thread;
@@ -12,19 +13,20 @@ use base::stop::Stop;
 use base::timeline::Timeline;
 
 const UNIT: &str = "kubelet.service";
-/// Time limit for the unit's start, its dependencies included.
+/// Time limit for starting the unit, including its dependencies.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
-/// How often systemd is asked for the unit's state.
+/// How often this program asks systemd for the unit's state.
 const LOOK: Duration = Duration::from_secs(1);
 /// Time limit for one answer of systemd or of the journal.
 const ANSWER: Duration = Duration::from_secs(10);
-/// A kubelet that has ended this often will not stay up: kubeadm itself would wait 4 minutes for it.
+/// A kubelet that exits this often will not stay up; kubeadm itself would wait 4 minutes for it.
 const ENDS: u32 = 3;
 /// Number of lines of the kubelet's log that are reported.
 const LAST_WORDS: &str = "5";
 
-/// Starts the kubelet's unit and waits for the result. The unit is not enabled: only a node whose disk its cluster opened may run
-/// it. This uses systemctl, which is part of systemd; our own D-Bus client would gain nothing.
+/// Starts the kubelet's unit and waits for the result. The unit is not enabled: only a node whose
+/// disk its cluster opened may run it. This uses systemctl, which is part of systemd; our own D-Bus
+/// client would gain nothing.
 pub fn start(stop: &Stop, timeline: &Timeline) -> Result<(), child_process::Error> {
     timeline.waiting_for(format!("systemd to start {UNIT}"), || {
         child_process::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| {
@@ -38,8 +40,9 @@ pub fn restart<T: Clone>(stop: &Stop, job: &Job<T>) -> Result<(), Error> {
     setup::run(&mut systemctl(&["restart", UNIT]), LIMIT, stop, job)
 }
 
-/// Calls `run`, which waits for the kubelet. `run` gets a stop, which comes when `stop` comes or when the kubelet has ended too
-/// often. Each end of the kubelet is reported at once, with the last lines of its log.
+/// Calls `run`, which waits for the kubelet. `run` gets a Stop. It is triggered when `stop` is, or
+/// when the kubelet exited too often. Reports each exit of the kubelet at once, with the last lines
+/// of its log.
 pub fn watched<T: Clone + Send>(
     stop: &Stop,
     job: &Job<T>,
@@ -50,7 +53,7 @@ pub fn watched<T: Clone + Send>(
     let _told = stop.on_stop(move || stopped.stop());
     thread::scope(|scope| {
         let watch = || watch(&over, &given_up, job);
-        // without the thread only kubeadm's own time-out ends the wait
+        // without this thread, only kubeadm's own time limit ends the wait
         let watch = thread::Builder::new()
             .name("kubelet-watch".into())
             .spawn_scoped(scope, watch);
@@ -65,12 +68,13 @@ pub fn watched<T: Clone + Send>(
     })
 }
 
-/// Watches the kubelet until `over`. If it ends too often, stops `given_up` and returns its last lines.
+/// Watches the kubelet until `over` is set. If it ends too often, stops `given_up` and returns its
+/// last lines.
 fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<String>> {
     let (mut seen, mut ends) = (times_ended(over)?, 0);
     while !over.wait(LOOK) {
         let now = times_ended(over)?;
-        // systemd counts from zero again when the unit is started again
+        // systemd resets its counter when the unit is started again
         let more = now.saturating_sub(seen);
         seen = now;
         if more == 0 {
@@ -90,7 +94,7 @@ fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<Str
     None
 }
 
-/// Returns how often the unit has ended since it was started; `None` if systemd does not answer.
+/// Returns how often the unit has exited since it was started; `None` if systemd does not answer.
 fn times_ended(over: &Stop) -> Option<u32> {
     let mut said = vec![];
     let mut show = systemctl(&["show", UNIT, "--property=NRestarts,SubState"]);
@@ -101,7 +105,8 @@ fn times_ended(over: &Stop) -> Option<u32> {
     ended(&said)
 }
 
-/// Returns the number of ends from the unit's properties. systemd counts a restart when it happens, some seconds after the end.
+/// Returns the number of exits from the unit's properties. systemd counts a restart when it
+/// restarts the unit, some seconds after the exit.
 fn ended(properties: &[String]) -> Option<u32> {
     let value = |name: &str| {
         properties

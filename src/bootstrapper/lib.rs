@@ -1,4 +1,5 @@
-//! The bootstrapper in the booted system: makes a fresh VM a member of a cluster, or starts what a member runs.
+//! The bootstrapper in the booted system: makes a fresh VM a member of a cluster, or starts what a
+//! member runs.
 //!
 //! ```text
 //!   PCR 15 not zero? ──yes──► is the set-up complete? ──yes──► start the kubelet ─► member
@@ -13,12 +14,14 @@
 //!   node lock (PCR 15) ─► node state, permanent key: the commit ─► cluster ─► complete ─► member
 //! ```
 //!
-//! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`]. [`platform`] says what a join service must have beside the image.
-//! Both run a [`race`] for the [`node_lock`]. The steps after the lock are in [`init`] and [`join`]; each runs as a [`job`], and [`setup`] has what both
-//! share. [`cluster`] has the steps by which an init sets up Kubernetes. [`kubelet`] and [`etcd`] manage what a member runs, and
-//! [`member`] answers `firstlight status`, [`peers`] keeps the addresses of join services in the disk's header current, and [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a
-//! member to another version of Kubernetes.
-//! [`child_process`](base::child_process) runs other programs.
+//! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`].
+//! [`platform`] derives what a join service must prove besides its image. Both run a [`race`] for
+//! the [`node_lock`]. The steps after the lock are in [`init`] and [`join`]. Each runs as a
+//! [`job`]; [`setup`] has their common steps. [`cluster`] has the steps that set up Kubernetes in
+//! an init. [`kubelet`] and [`etcd`] manage what a member runs, and [`member`] answers `firstlight
+//! status`, [`peers`] keeps the addresses of join services in the disk's header current, and
+//! [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a member to
+//! another version of Kubernetes. [`child_process`](base::child_process) runs other programs.
 
 pub mod cluster;
 pub mod etcd;
@@ -83,9 +86,9 @@ pub struct Bootstrapper {
     pub cloud: Cloud,
     /// The metadata service, which names this node and its peers.
     pub metadata: Arc<dyn Metadata>,
-    /// Proves what this machine runs.
+    /// Makes evidence of what this machine runs.
     pub issuer: Arc<dyn Issuer>,
-    /// What a join service must prove.
+    /// The requirements for the evidence of a join service.
     pub trust: ServiceTrust,
     /// The TPM whose PCR 15 is the node lock.
     pub tpm: tpm::Location,
@@ -108,7 +111,7 @@ pub enum Ending {
     Initialized,
     /// The node joined a cluster.
     Joined,
-    /// The node was stopped, and is as fresh as before.
+    /// The node was stopped and is unchanged.
     Stopped,
     /// The state disk is marked for reset: the machine has to reboot.
     Reset,
@@ -122,7 +125,8 @@ impl Ending {
 }
 
 impl Bootstrapper {
-    /// Runs to the end; the module's picture is this function.
+    /// Runs the bootstrapper until it ends; the diagram at the top of this module shows this
+    /// function.
     pub fn run(self) -> Result<Ending, Error> {
         let what = format!("the TPM at {} to read PCR 15", self.tpm);
         let is_marked = self
@@ -138,7 +142,7 @@ impl Bootstrapper {
         let trust = self
             .timeline
             .waiting_for(what, || platform::demanding(self.trust, &self.tpm))
-            // its name is what a policy needs
+            // a policy lists this name
             .inspect_err(|_| quotes::announce_key(&self.timeline, self.issuer.as_ref(), &self.tpm))
             .map_err(Error::Unpinned)?;
         let device = state_disk::device::find(
@@ -174,7 +178,7 @@ impl Bootstrapper {
             JoinClient::start(self.issuer.clone(), by_join, node.clone()).map_err(Error::Thread)?;
         quotes::announce_key(&self.timeline, self.issuer.as_ref(), &node.tpm);
         let initialized = serve_init(listener, self.issuer, by_init, &node)?;
-        // the winner has stopped the other
+        // the winner has stopped the other entrant
         let joined = joining.wait();
         match (initialized, joined) {
             (Outcome::Failed(why), _) | (_, Outcome::Failed(why)) => {
@@ -187,7 +191,8 @@ impl Bootstrapper {
         }
     }
 
-    /// Starts the kubelet of a node whose disk its cluster opened; resets a node whose set-up never completed.
+    /// Starts the kubelet of a node whose disk its cluster opened; resets a node whose set-up never
+    /// completed.
     fn start_member(&self) -> Result<Ending, Error> {
         let what = format!("the file system at {} to be read", self.root.display());
         let is_complete = self
@@ -198,7 +203,7 @@ impl Bootstrapper {
             .map_err(state_disk::Error::NodeState)
             .map_err(Error::Disk)?
         {
-            // a reset would not help: the next boot measures the same
+            // a reset would not help: the next boot measures the same programs
             if let Some(writer) = writer {
                 return Err(Error::ForeignWriter(writer));
             }
@@ -229,8 +234,8 @@ impl Bootstrapper {
         Ok(Ending::Member)
     }
 
-    /// Replaces the SSH host certificate with the one from the rejoin ticket. A failure is only logged: a node starts without
-    /// emergency SSH too.
+    /// Replaces the SSH host certificate with the one from the rejoin ticket. A failure is only
+    /// logged: a node also works without emergency SSH.
     fn renew_host_certificate(&self) {
         let certificate = match state_disk::handover::take_host_certificate(&self.key_file) {
             Ok(Some(certificate)) => certificate,
@@ -270,7 +275,8 @@ fn serve_init(
     Ok(server.wait())
 }
 
-/// Returns the guard with the hash from the metadata service. Asks the service until it answers; `None` when stopped.
+/// Returns the guard with the hash from the metadata service. Asks the service until it answers;
+/// `None` when stopped.
 fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while !stop.is_stopped() {

@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         |mut arguments| {
             let mut settings = Settings::default();
             let is_upgrade = arguments.raw_args()?.next_if(|word| word == "upgrade");
-            // an upgrade heeds what the image permits its components
+            // an upgrade obeys the image's limits on components
             settings.read = is_upgrade.is_some();
             settings.parse(arguments)?;
             if settings.read {
@@ -84,11 +84,11 @@ fn main() -> ExitCode {
 #[derive(Default)]
 struct Settings {
     shared: Options,
-    /// The images of join services that are accepted beside the node's own.
+    /// The images of join services that are accepted in addition to the node's own.
     services: Option<Policy>,
     policy: components::Policy,
     components: components::Settings,
-    /// Whether the image's settings are read too.
+    /// Whether the settings of the image are read as well.
     read: bool,
     serve_evidence: bool,
 }
@@ -122,7 +122,7 @@ impl Settings {
 }
 
 fn serve_evidence(options: &Options) -> Result<(), Failure> {
-    // this process has no secrets and makes no record of the boot; a signal ends it
+    // this process has no secrets and writes no boot record; a signal ends it
     options.start_log();
     sys::process::keep_memory_private().map_err(Failure::failed)?;
     let (tpm, issuer) = options.attestation().map_err(Failure::failed)?;
@@ -130,7 +130,7 @@ fn serve_evidence(options: &Options) -> Result<(), Failure> {
 }
 
 fn upgrade(settings: &Settings) -> Result<(), Failure> {
-    // the record of the boot stays as it is; a signal ends the program, and the next run goes on
+    // the boot record stays unchanged; a signal ends the program, and the next run continues
     settings.shared.start_log();
     let (policy, components) = (&settings.policy, &settings.components);
     let timeline = Timeline::new("upgrade");
@@ -189,7 +189,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, St
     let ending = bootstrapper.run().map_err(|error| error.to_string())?;
     if ending.is_member() {
         let keeping = keeper.start();
-        // anybody may ask a member for a quote, so these quotes are not events
+        // anybody may ask a member for a quote, so these quotes are not logged as events
         member::serve(listen, issuer, stop, &timeline);
         drop(keeping);
     }

@@ -1,7 +1,9 @@
-//! The server of a member: on the InitServer's port, over attested TLS, it proves to which cluster the node belongs (PCR 15). Its
-//! only methods are the health check and the record of the boot, so a caller cannot make it do anything else.
+//! The server of a member: on the InitServer's port, over attested TLS, it proves to which cluster
+//! the node belongs (PCR 15). Its only methods are the health check and the boot record, so a
+//! caller cannot make it do anything else.
 //!
-//! Anybody may call, and each answer needs the TPM for a moment, so only a few connections are served at once.
+//! Anybody may call, and each answer uses the TPM briefly, so only a few connections are served at
+//! once.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -22,11 +24,11 @@ const MAX_REQUEST: usize = 256;
 const CONNECTION_BYTES: usize = RECORD_BYTES + (16 << 10);
 /// `firstlight status` asks at once and closes the connection.
 const IDLE: Duration = Duration::from_secs(10);
-/// The length of one wait; a stop ends it at once.
+/// The length of one wait; a stop interrupts it at once.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Answers on `address` until `stop`. If it cannot listen, it prints an event and waits, since a member works
-/// without this server.
+/// Serves on `address` until `stop`. If it cannot listen, it prints an event and does nothing until
+/// `stop`: a member works without this server.
 pub fn serve(address: SocketAddr, issuer: Arc<dyn Issuer>, stop: &Stop, timeline: &Timeline) {
     let limits = Limits {
         connections: CONNECTIONS,

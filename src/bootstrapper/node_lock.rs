@@ -4,8 +4,9 @@
 //!   unlocked ── lock(cluster ID): PCR 15 is extended and read back ──► locked        (there is no way back but a reboot)
 //! ```
 //!
-//! The one that takes the lock (InitServer or JoinClient) owns the node's set-up; the other one learns that the lock is taken.
-//! The TPM keeps the lock beyond this process: a node whose PCR 15 is not zero never passes attestation as a fresh one.
+//! InitServer and JoinClient compete for the lock. The one that takes it owns the node's set-up;
+//! the other learns that the lock is taken. The TPM keeps the lock after this process has ended: a
+//! node whose PCR 15 is not zero never passes attestation as a fresh one.
 
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::{Mutex, PoisonError};
@@ -36,7 +37,7 @@ pub enum Locking {
 }
 
 impl NodeLock {
-    /// Creates the lock of an unlocked node whose TPM is at `tpm`.
+    /// Creates the lock of a node that no cluster has locked, with the TPM at `tpm`.
     pub fn new(tpm: tpm::Location) -> NodeLock {
         NodeLock {
             tpm,
@@ -52,7 +53,8 @@ impl NodeLock {
         }
     }
 
-    /// Takes the lock for a cluster: measures its ID into PCR 15 (of a TDX machine: RTMR 3) and reads the register back.
+    /// Takes the lock for a cluster: measures its ID into PCR 15 (of a TDX machine: RTMR 3) and
+    /// reads the register back.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {

@@ -1,9 +1,10 @@
-//! Keeps the addresses of the cluster's join services in the header of a member's state disk current. The next boot asks these addresses
-//! for the disk's key.
+//! Keeps the addresses of the cluster's join services in the header of a member's state disk
+//! current. The next boot asks these addresses for the disk's key.
 //!
-//! This process lives as long as the member: it answers `firstlight status`. So a thread of it is enough, and no timer has to start a
-//! program that opens the disk. It asks the metadata service at the start, which is at init, at join and at each boot, and then once an
-//! hour. It writes only what has changed, so the header is written at most once an hour.
+//! This process lives as long as the member: it answers `firstlight status`. So this work needs
+//! only a thread of it, and no timer that starts a program that opens the disk. It asks the
+//! metadata service when it starts (at init, at join and at each boot), and then once an hour. It
+//! writes only what has changed, so the header is written at most once an hour.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,11 +18,11 @@ use disk::state_disk;
 use machines::{Cloud, Metadata, Role};
 use node::ending::Ending;
 
-/// The pause after an answer. It also limits how often the header is written.
+/// The pause after a successful answer. It also limits how often the header is written.
 const EVERY: Duration = Duration::from_secs(3600);
-/// The pause after a metadata service that gave no address.
+/// The pause after an answer of the metadata service without an address.
 const AGAIN: Duration = Duration::from_secs(300);
-/// The number of parts that are asked for.
+/// The number of separate requests to the metadata service.
 const PARTS: usize = 2;
 
 /// The answer of a metadata service about join services.
@@ -32,7 +33,8 @@ pub struct Known {
     pub errors: Vec<machines::Error>,
 }
 
-/// Asks the metadata service for the addresses of the join services. A part that it does not answer keeps its old value.
+/// Asks the metadata service for the addresses of the join services. If a request fails, its part
+/// keeps its old value.
 pub fn known(metadata: &dyn Metadata, before: Peers) -> Known {
     let (mut peers, mut errors) = (before, vec![]);
     match metadata.load_balancer_endpoint() {
@@ -43,7 +45,7 @@ pub fn known(metadata: &dyn Metadata, before: Peers) -> Known {
         Ok(all) => {
             let planes = all.iter().filter(|one| one.role == Role::ControlPlane);
             let planes: Vec<_> = planes.filter_map(|one| one.vpc_ip).collect();
-            // every cluster has a control plane, so an empty list is not the cluster's
+            // every cluster has a control plane, so an empty list is wrong
             if !planes.is_empty() {
                 peers.control_planes = planes;
             }
@@ -68,8 +70,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the thread. A member works without it, so an error is only logged. If the program ends during a write, the disk has the old
-    /// header or the new one.
+    /// Starts the thread. A member works without it, so an error is only logged. If the program
+    /// ends during a write, the disk has the old header or the new one.
     pub fn start(self) -> Option<Ending> {
         let thread = Ending::start("peers", move || self.run());
         thread
@@ -96,14 +98,15 @@ impl Keeper {
         }
     }
 
-    /// Asks the metadata service, writes the header if the addresses have changed, and returns the pause before the next request.
+    /// Asks the metadata service, writes the header if the addresses have changed, and returns the
+    /// pause before the next request.
     fn renew(&self, disk: &Path) -> Result<Duration, String> {
         let before = state_disk::peers(disk).map_err(|error| error.to_string())?;
         let known = known(&*self.metadata, before);
         for error in &known.errors {
             log::info!("the peers in the disk's header are updated only in part: {error}");
         }
-        // a worker of AWS or Google Cloud may not list the control planes
+        // on AWS and Google Cloud a worker may lack the permission to list the control planes
         if self.stop.is_stopped() || known.errors.len() == PARTS {
             return Ok(AGAIN);
         }
@@ -206,7 +209,8 @@ mod tests {
             *answers.planes.lock().unwrap() = planes.map(<[u8]>::to_vec);
         };
         let formatted = sequence();
-        // each answer, the pause after it, the header after it, and how often the header was written until then
+        // each answer, the pause after it, the header after it, and how often the header has been
+        // written so far
         for (load_balancer, planes, pause, expected, writes) in [
             (None, None, AGAIN, peers(None, &[]), 0),
             (None, Some(&[2, 1][..]), EVERY, peers(None, &[1, 2]), 1),
@@ -225,7 +229,7 @@ mod tests {
                 peers(Some("a"), &[1, 2]),
                 2,
             ),
-            // a part without an answer stays
+            // a part whose request fails keeps its value
             (Some("b"), None, EVERY, peers(Some("b"), &[1, 2]), 3),
             (None, None, AGAIN, peers(Some("b"), &[1, 2]), 3),
             (

@@ -1,8 +1,10 @@
-//! What a fresh node with `require=strong` demands of a join service beside its image: that the registers are those of a machine.
+//! What a fresh node with `require=strong` demands of a join service besides its image: proof that
+//! the registers come from a real machine.
 //!
-//! Anybody can sign registers with a key of his own. So the registers of a join service count only if the key that signed them is one
-//! that `service-policy` names, or one that a platform endorses. A platform endorses the key of each machine of its kind, so the node
-//! demands what its own platform says of this machine, unless `service-policy` says it:
+//! Anybody can sign register values with a self-made key. So the registers of a join service count
+//! only if the key that signed them is named in `service-policy` or endorsed by a platform. A
+//! platform endorses the attestation key of each of its machines. By default the node demands the
+//! endorsement that its own platform gives to itself; `service-policy` can override this:
 //!
 //! | variant | demanded | read from |
 //! |---|---|---|
@@ -13,11 +15,13 @@
 //! | `azure-trustedlaunch`, `qemu-tdx` | nothing further: Azure certifies each key, and Intel signs the registers, among them that of the firmware | |
 //! | `qemu-vtpm` | there is nothing, so the setting is refused | |
 //!
-//! With the setting `cluster-id`, nothing of this is demanded: the ticket has the secrets from which that ID is derived
-//! ([`Ticket::cluster`](super::ticket::Ticket::cluster)), so its sender has been in the cluster, on whatever machine.
+//! With the setting `cluster-id` the node demands none of this: the ticket contains the secrets
+//! from which that ID is derived ([`Ticket::cluster`](super::ticket::Ticket::cluster)), so its
+//! sender has been a member of the cluster, on whatever machine.
 //!
-//! Only a node that joins needs this. A node that rejoins gets a key, which counts if it opens the disk and if the disk's header has a MAC
-//! under the measurement secret beside it; an operator can give it without any proof (`firstlight recover`).
+//! Only a joining node needs this. A rejoining node receives a key, and accepts it only if it opens
+//! the disk and if the disk's header has a MAC under the measurement secret that came with it. An
+//! operator can also send the key without any proof (`firstlight recover`).
 
 use base::text::hex;
 use base::x509::Certificate;
@@ -38,18 +42,21 @@ use super::service_trust::ServiceTrust;
 const BOOT_LOADER: u32 = 4;
 /// The PCR that systemd extends during the boot. It is compared in the SHA-256 bank.
 const PHASES: u32 = 11;
-/// ID_KEY_DIGEST in a report of SEV-SNP (AMD, "SEV Secure Nested Paging Firmware ABI", table "ATTESTATION_REPORT").
+/// ID_KEY_DIGEST in a report of SEV-SNP (AMD, "SEV Secure Nested Paging Firmware ABI", table
+/// "ATTESTATION_REPORT").
 const ID_KEY_DIGEST: usize = 0xe0;
-/// MRTD in a TDREPORT: TDINFO_STRUCT is at 512, and has ATTRIBUTES and XFAM before it (Intel, "TDX Module ABI", TDREPORT_STRUCT).
+/// MRTD in a TDREPORT: TDINFO_STRUCT is at 512, and has ATTRIBUTES and XFAM before it (Intel, "TDX
+/// Module ABI", TDREPORT_STRUCT).
 const MRTD: usize = 512 + 16;
 /// The length of both.
 const DIGEST: usize = 48;
 
-/// What the operator can do if a platform pins nothing.
+/// What the operator can do if a platform pins no key.
 const ADVICE: &str = "set cluster-id, or name in service-policy the attestation keys of the machines with join services (attestationKeys)";
 
-/// Returns the trust of a fresh node, whose TPM is at this location. With `require=strong` it refuses what any machine of the variant, or a
-/// program, could claim. The error says why `require=strong` would not do that.
+/// Returns what a fresh node with the TPM at this location demands of join services. With
+/// `require=strong` it refuses evidence that any machine of the variant, or a program without a
+/// TPM, could make. The error says why `require=strong` cannot guarantee that here.
 pub fn demanding(mut trust: ServiceTrust, tpm: &Location) -> Result<ServiceTrust, String> {
     if !trust.settings.require_strong || trust.settings.cluster.is_some() {
         return Ok(trust);
@@ -84,7 +91,7 @@ fn believes_any_tpm(variant: &Variant, policy: &Policy) -> Result<bool, String> 
     Ok(validator.believes_any_tpm())
 }
 
-/// Returns the policy that also demands what this machine's platform says of it.
+/// Returns the policy, extended by what this machine's platform says about this machine.
 fn and_own(variant: &Variant, tpm: &Location, images: Policy) -> Result<Policy, String> {
     let wrong = |why: String| refused(variant, &why);
     let cloud = images.cloud();
@@ -114,14 +121,15 @@ fn and_own(variant: &Variant, tpm: &Location, images: Policy) -> Result<Policy, 
     demanding.map_err(|error| error.to_string())
 }
 
-/// Says which value of this machine a join service must have.
+/// Describes a value of this machine that a join service must have, too.
 fn announce(requirement: &str, value: &str) {
     log::info!(
         "require=strong: a join service must have what this machine has: {requirement} {value}"
     );
 }
 
-/// Returns the policy that also accepts this machine's SHA-384 PCRs of the registers that an image of the policy has.
+/// Returns the policy that also accepts this machine's SHA-384 PCRs, for the registers that an
+/// image in the policy has.
 fn and_own_sha384(tpm: &Location, images: Policy) -> Result<Policy, String> {
     let read = Tpm::open(tpm).and_then(|mut tpm| tpm.pcrs(Bank::Sha384));
     let mut pcrs = read.map_err(|error| error.to_string())?;
@@ -129,7 +137,7 @@ fn and_own_sha384(tpm: &Location, images: Policy) -> Result<Policy, String> {
     if pcrs.get(&BOOT_LOADER).is_none_or(is_zero) {
         return Err("the firmware extends no SHA-384 PCR of this machine".into());
     }
-    // this machine's own image is the last one
+    // this machine's own image is the last entry
     let own = images.images().last().map(|image| image.measurements());
     pcrs.retain(|pcr, _| *pcr != PHASES && own.is_some_and(|own| own.contains_key(pcr)));
     log::info!(
@@ -167,7 +175,8 @@ fn own_mrtd(tpm: &Location) -> Result<[u8; DIGEST], String> {
     })
 }
 
-/// Returns a digest of the hardware's report that the paravisor has stored. The paravisor is a part of this machine, so nobody signs this.
+/// Returns a digest of the hardware's report that the paravisor has stored. The paravisor is a part
+/// of this machine, so this value needs no signature.
 fn with_report(
     tpm: &Location,
     digest: fn(&HardwareReport<'_>) -> Option<[u8; DIGEST]>,

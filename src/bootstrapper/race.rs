@@ -1,5 +1,5 @@
-//! The race for the node lock: InitServer and JoinClient start together; the first that takes the lock wins, and the others are
-//! stopped.
+//! The race for the node lock: InitServer and JoinClient start together. The first one that takes
+//! the lock wins; the race stops the other.
 //!
 //! ```text
 //!              ┌─ enter ─► InitServer ─ lock ─┐   the first: Taken, and every other entrant's Stop is stopped
@@ -7,8 +7,8 @@
 //!              └─ enter ─► JoinClient ─ lock ─┘   after Race::stop: nothing, and the node stays as fresh as it was
 //! ```
 //!
-//! The one that starts an entrant's thread joins it: the entrant's Stop ends every wait of the thread. `tests/model.rs` runs
-//! all interleavings.
+//! The code that starts an entrant's thread also joins it: the entrant's Stop ends every wait of
+//! the thread. `tests/model.rs` runs all interleavings.
 
 use super::node_lock::{Locking, NodeLock};
 use base::crypto::CLUSTER_ID_LEN;
@@ -24,7 +24,7 @@ pub struct Race {
 #[derive(Default)]
 struct State {
     entrants: Vec<Stop>,
-    /// The entrant that has the lock, or whose attempt broke it.
+    /// The entrant that has the lock, or whose attempt failed in the TPM and broke the lock.
     winner: Option<usize>,
     /// The node is stopping.
     is_stopped: bool,
@@ -38,7 +38,7 @@ pub struct Entrant {
 }
 
 impl Race {
-    /// Creates a race for this lock, which is not taken yet.
+    /// Creates a race for this lock, which must not be taken yet.
     pub fn new(lock: NodeLock) -> Arc<Race> {
         Arc::new(Race {
             lock,
@@ -61,12 +61,12 @@ impl Race {
         }
     }
 
-    /// Stops all entrants, the winner too. The lock cannot be taken after this returns.
+    /// Stops all entrants, including the winner. The lock cannot be taken after this returns.
     pub fn stop(&self) {
         let mut state = self.state();
         state.is_stopped = true;
         let entrants = state.entrants.clone();
-        // callbacks of a stop may lock the state themselves
+        // callbacks of a Stop may lock the state themselves
         drop(state);
         entrants.iter().for_each(Stop::stop);
     }
@@ -77,7 +77,7 @@ impl Race {
 }
 
 impl Entrant {
-    /// Returns the entrant's stop: it comes when another entrant has won, or when the node stops.
+    /// Returns the entrant's Stop, which is triggered when another entrant wins or the node stops.
     pub fn stop(&self) -> &Stop {
         &self.stop
     }
@@ -92,10 +92,11 @@ impl Entrant {
         self.race.lock.cluster()
     }
 
-    /// Takes the lock for a cluster. If this entrant took the lock, or broke it, the others are stopped. Returns `None` if the
-    /// node was stopped before.
+    /// Takes the lock for a cluster. If this entrant took the lock, or broke it, the others are
+    /// stopped. Returns `None` if the node was stopped before.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Option<Locking> {
-        // the mutex is held while the TPM works, so a stop comes either before the lock is taken or after it
+        // the mutex is held while the TPM works, so a stop comes either before the lock is taken or
+        // after it
         let mut state = self.race.state();
         if state.is_stopped {
             return None;

@@ -1,18 +1,21 @@
-//! Checks init secrets: bcrypt against the hash from the metadata service, with growing delays after wrong secrets.
+//! Checks init secrets: bcrypt against the hash from the metadata service, with growing delays
+//! after wrong secrets.
 
 use std::time::{Duration, Instant};
 
 use base::network::Network;
 use base::turns::{Busy, Turns};
 
-/// Maximum bytes of a secret: bcrypt ignores the rest (its specification). The old system's secrets have 32 characters.
+/// Maximum bytes of a secret: bcrypt ignores the rest (its specification). Constellation's secrets
+/// have 32 characters.
 const MAX_SECRET: usize = 72;
-/// Highest accepted cost of a hash, as a power of two: about 5 s for a check. The old system uses 10. The metadata service could
-/// ask for 31, with which one check takes days.
+/// Highest accepted cost of a hash, as a power of two: about 5 s for a check. Constellation uses
+/// 10. The metadata service could demand a cost of 31, with which one check takes days.
 const MAX_COST: u32 = 15;
-/// A check takes a processor about 100 ms, so one runs at a time; this many callers, each with a thread, may wait.
+/// A check uses a processor for about 100 ms, so only one runs at a time. Up to this many callers,
+/// each with a thread, may wait.
 const PLACES: usize = 16;
-/// Longest wait of a caller: the longest delay of a network, and some checks of other callers.
+/// Longest wait of a caller: the longest delay of a network, plus some checks of other callers.
 const LONGEST_WAIT: Duration = Duration::from_secs(90);
 
 /// Checks secrets against one hash.
@@ -28,16 +31,17 @@ pub enum Verdict {
     Right,
     /// The secret is wrong.
     Wrong,
-    /// The secret was not checked: too many callers wait, or the caller has gone.
+    /// The secret was not checked: too many callers wait, or the caller has disconnected.
     Busy(Busy),
 }
 
 impl SecretGuard {
-    /// Creates a guard for a bcrypt hash from the metadata service. Refuses a text that no secret can match, and a hash whose
-    /// check takes too long.
+    /// Creates a guard for a bcrypt hash from the metadata service. Refuses a hash that no secret
+    /// can match, and a hash whose check takes too long.
     pub fn new(hash: &str) -> Result<SecretGuard, String> {
         let hash = hash.trim();
-        // an HTTP error page is not a hash: the old system accepted such a page and then refused every secret
+        // an HTTP error page is not a hash: Constellation accepted such a page and then refused
+        // every secret
         let parts = hash.parse::<bcrypt::HashParts>().map_err(|_| {
             format!(
                 "the init secret's hash in the metadata is not a bcrypt hash ({} bytes)",
@@ -56,8 +60,9 @@ impl SecretGuard {
         })
     }
 
-    /// Checks a secret that came from `network`. While `is_over` is false, it waits for the network's delay after its last wrong
-    /// secret, and for the checks of other callers. So a right secret passes even if it comes soon after a wrong one.
+    /// Checks a secret that came from `network`. While `is_over` returns false, waits for the delay
+    /// of the caller's network after its last wrong secret, and for the checks of other callers. So
+    /// a right secret is accepted even if it comes soon after a wrong one.
     pub fn check(&self, network: Network, secret: &[u8], is_over: impl Fn() -> bool) -> Verdict {
         let turn = match self
             .turns

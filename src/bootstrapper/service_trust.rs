@@ -1,11 +1,13 @@
-//! What a fresh node demands of a join service before it believes a ticket.
+//! What a fresh node demands of a join service before it accepts a ticket.
 //!
-//! In the strong form of attested TLS the join service proves the machine on which it runs. The node accepts a member of a cluster
-//! that runs the same image as the node itself: the node compares the registers of boot loader, kernel, initrd and command line with its
-//! own. PCR 15 names the cluster, and a ticket of another cluster is refused.
+//! In the strong form of attested TLS the join service proves the machine on which it runs. The
+//! node accepts a member of a cluster that runs the same image as the node itself: the node
+//! compares the registers of boot loader, kernel, initrd and command line with its own. PCR 15
+//! names the cluster, and a ticket of another cluster is refused.
 //!
-//! Registers alone prove no machine: a program without a TPM can sign any registers with a key of its own. A fresh node with
-//! `require=strong` therefore has a further requirement ([`ServiceTrust::demand`]), which [`platform`](super::platform) derives.
+//! Register values alone do not prove a machine: a program without a TPM can sign any values with a
+//! key of its own. So a fresh node with `require=strong` has a further requirement
+//! ([`ServiceTrust::demand`]), which [`platform`](super::platform) derives.
 //!
 //! | the service | a fresh node |
 //! |---|---|
@@ -15,7 +17,8 @@
 //! | proves nothing | believes it, and says so; with `require=strong` refuses it |
 //! | proves its registers with any key | believes it, and says so; with `require=strong` only if it is of the cluster `cluster-id` |
 //!
-//! A node that rejoins verifies no join service: the disk decides whether a key is right (the crate `unlock`).
+//! A rejoining node does not verify join services: the disk shows whether a key is right (the crate
+//! `unlock`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,10 +33,12 @@ use verifier::{
     ValidateError, Validator, Variant,
 };
 
-/// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR Registry"). All machines with one
-/// image have the same values. The others depend on firmware and disks.
+/// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR
+/// Registry"). All machines with one image have the same values. The other registers depend on
+/// firmware and disks.
 const OF_IMAGE: &[u32] = &[4, 8, 9, 11, 12, 13];
-/// The same of a TDX machine: MRTD is the firmware, RTMR 1 the boot loader or the unified kernel image, RTMR 2 what that loads.
+/// The corresponding registers of a TDX machine: MRTD is the firmware, RTMR 1 the boot loader or
+/// the unified kernel image, RTMR 2 what the boot loader loads.
 const OF_TDX_IMAGE: &[u32] = &[0, 2, 3];
 /// The name of the node's own image in messages.
 const OWN_IMAGE: &str = "this machine's image";
@@ -42,7 +47,7 @@ const OWN_IMAGE: &str = "this machine's image";
 pub struct ServiceTrust {
     /// The settings of the node.
     pub settings: Settings,
-    /// The images that are accepted beside the node's own.
+    /// The images that are accepted in addition to the node's own.
     policy: Option<Policy>,
     /// The variant of the node, and of the services.
     pub variant: &'static Variant,
@@ -73,7 +78,8 @@ pub fn read_policy(file: &Path) -> Result<Policy, String> {
     Ok(policy)
 }
 
-/// Returns this machine's image with these registers, and with the mark of its kernel if that confines the host's ACPI tables.
+/// Returns this machine's image with these registers. If its kernel confines the host's ACPI
+/// tables, the image is marked so.
 fn own_image(registers: BTreeMap<u32, Measurement>) -> Result<Image, PolicyError> {
     let own = Policy::new(registers)?;
     let own = match node::settings::trusted_acpi() {
@@ -84,7 +90,8 @@ fn own_image(registers: BTreeMap<u32, Measurement>) -> Result<Image, PolicyError
 }
 
 impl ServiceTrust {
-    /// Makes the requirements of a booted node, whose TPM is at `tpm`. `policy` is the content of the setting `service-policy`.
+    /// Makes the requirements of a booted node, whose TPM is at `tpm`. `policy` is the content of
+    /// the setting `service-policy`.
     pub fn new(
         mut settings: Settings,
         policy: Option<Policy>,
@@ -101,7 +108,8 @@ impl ServiceTrust {
         }
     }
 
-    /// Returns the validator of one connection. The error may pass: the TPM does not answer.
+    /// Returns the validator of one connection. The error may be temporary: the TPM does not
+    /// answer.
     pub fn judge(&self) -> Result<Arc<Judge>, String> {
         let images = self.images()?;
         let carried = Arc::new(Carried::default());
@@ -122,7 +130,7 @@ impl ServiceTrust {
         }))
     }
 
-    /// Demands this policy from now on, in place of [`ServiceTrust::images`].
+    /// Replaces [`ServiceTrust::images`] by this policy.
     pub fn demand(&mut self, images: Policy) {
         self.images = Mutex::new(Some(images));
     }
@@ -155,7 +163,8 @@ fn of_image(mut registers: BTreeMap<u32, Measurement>) -> BTreeMap<u32, Measurem
     registers.retain(|index, _| of_image.contains(index));
     let uki = registers.get(&11);
     if uki.is_some_and(|uki| uki.expected != [0; 32]) {
-        // systemd-stub from 261 on adds a secret of each machine to the initrd in PCR 9; PCR 11 has kernel, initrd and command line
+        // since version 261 systemd-stub adds a secret of the machine to the initrd, so PCR 9
+        // differs; PCR 11 covers kernel, initrd and command line
         registers.remove(&9);
     }
     registers
@@ -163,12 +172,13 @@ fn of_image(mut registers: BTreeMap<u32, Measurement>) -> BTreeMap<u32, Measurem
 
 /// Judges the proof of one join service.
 pub struct Judge {
-    /// Whether the variant needs what the node does not fetch.
+    /// Whether the variant needs collateral, which the node does not fetch.
     takes_collateral: bool,
-    /// What the service brought of it: the sources of the validators.
+    /// The collateral that the service sent, as source for the validators.
     carried: Arc<Carried>,
     images: Arc<dyn Validator>,
-    /// A validator that accepts any image: if it accepts a refused machine, only the image was wrong.
+    /// A validator that accepts any image. If it accepts a machine that the policy refuses, only
+    /// the image was wrong.
     any: Arc<dyn Validator>,
     pinned: Option<ClusterId>,
     proof: OnceLock<Proof>,
@@ -187,7 +197,7 @@ impl Judge {
             self.carried.take(brought);
         }
         let identified = evidence.judged_by(&*self.images).or_else(|why| {
-            // an error here does not come from the image
+            // an error here is not caused by the image
             let identified = evidence.judged_by(&*self.any);
             identified.map_err(|error| error.to_string())?;
             Err(format!(
@@ -278,7 +288,7 @@ mod tests {
         let registers: Vec<_> = policy.images()[0].measurements().keys().collect();
         assert_eq!(registers, [&4, &11], "PCR 15 is not compared by the policy");
         assert!(!policy.requires_strong());
-        // this node's own image is one more, and no kernel that runs tests has the mark
+        // the node's own image is counted too, and test kernels do not have the mark
         let confined = read(&format!(
             r#"{{"measurements":{{"4":"{zero}"}},"acpiTables":"confined","requireConfinedAcpi":true}}"#
         ));

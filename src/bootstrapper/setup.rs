@@ -1,4 +1,5 @@
-//! The steps that init and join share after the node lock: the disk's commit, the components, kubeadm and its configuration.
+//! The steps that init and join share after the node lock: the commit of the disk, the components,
+//! kubeadm and its configuration.
 
 use std::fs;
 use std::io;
@@ -29,7 +30,7 @@ use kubernetes::{client, kubeadm, kubelet_certificate};
 use machines::{Cloud, Instance, Metadata};
 use sys::file;
 
-/// The directory of the components' programs; it precedes the image's own in PATH.
+/// The directory of the components' programs; in PATH it comes before the image's own directories.
 pub const PROGRAMS: &str = "/run/state/bin";
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Bytes of a download between two progress lines.
@@ -43,11 +44,11 @@ pub struct Node {
     pub metadata: Arc<dyn Metadata>,
     /// Where the state disk is mounted.
     pub root: PathBuf,
-    /// The state disk, and the passphrase of this boot.
+    /// The state disk, and its passphrase until the commit.
     pub disk: Handover,
-    /// Proves what this machine runs.
+    /// Makes evidence of what this machine runs.
     pub issuer: Arc<dyn Issuer>,
-    /// What a join service must prove.
+    /// The requirements for the evidence of a join service.
     pub trust: ServiceTrust,
     /// The TPM whose PCR 15 is the node lock.
     pub tpm: tpm::Location,
@@ -57,13 +58,14 @@ pub struct Node {
     pub settings: components::Settings,
     /// Prints events on the console.
     pub timeline: Timeline,
-    /// Where the join services were just before the lock.
+    /// The addresses of the join services, as known just before the lock.
     pub peers: OnceLock<Peers>,
 }
 
 impl Node {
-    /// Takes the node lock for a cluster, as [`Entrant::lock`] does, and says so on the console. First it asks the metadata service where
-    /// the join services are: after the lock nothing waits for a server until the disk has its permanent key.
+    /// Takes the node lock for a cluster, as [`Entrant::lock`] does, and reports it on the console.
+    /// Asks the metadata service for the addresses of the join services first: after the lock, the
+    /// set-up waits for no server until the disk has its permanent key.
     pub fn lock(&self, entrant: &Entrant, cluster: [u8; CLUSTER_ID_LEN]) -> Option<Locking> {
         let what = "the metadata service to name the control planes";
         let ask = || peers::known(&*self.metadata, Peers::default()).peers;
@@ -78,8 +80,9 @@ impl Node {
         locking
     }
 
-    /// Commits the disk: writes into its header where the join services are, marks the set-up as begun, gives the disk the key that `key_of`
-    /// derives for its UUID, and binds it to the cluster of this measurement secret. Returns the UUID.
+    /// Commits the disk: writes the addresses of the join services into its header, marks the
+    /// set-up as begun, gives the disk the key that `key_of` derives for its UUID, and binds it to
+    /// the cluster of this measurement secret. Returns the UUID.
     pub fn commit_disk(
         &self,
         state: &NodeState,
@@ -93,7 +96,7 @@ impl Node {
         let key = key_of(&uuid)?;
         let _lock = HeaderLock::take(&self.disk.device)?;
         let peers = self.peers.get().filter(|peers| !peers.is_empty());
-        // the node looks again once it is a member
+        // the node asks again when it is a member
         if let Some(Err(error)) = peers.map(|peers| disk.name_peers(peers)) {
             log::warn!("the state disk does not say where the join services are: {error}");
         }
@@ -107,7 +110,8 @@ impl Node {
         Ok(uuid)
     }
 
-    /// Marks the set-up as complete: from now on the node comes back by itself after a reboot.
+    /// Marks the set-up as complete: from now on the node unlocks and starts by itself after a
+    /// reboot.
     pub fn complete(&self) -> Result<(), String> {
         mark_complete(&self.root).map_err(|error| format!("finishing: {error}"))?;
         self.timeline
@@ -116,9 +120,9 @@ impl Node {
     }
 }
 
-/// How the wait for an init, or for a join, ended.
+/// The result of the wait for an init or a join.
 pub enum Outcome {
-    /// The wait was stopped, and nothing has changed.
+    /// The wait was stopped; nothing has changed.
     None,
     /// The node is a member.
     Done,
@@ -133,7 +137,7 @@ pub enum Error {
     Components(components::Error),
     /// A program failed.
     Command(child_process::Error),
-    /// The kubelet ended too often; the last lines of its log.
+    /// The kubelet exited too often; the last lines of its log.
     Kubelet(Vec<String>),
     /// The kubelet's certificate cannot be made or written.
     Certificate(kubelet_certificate::Error),
@@ -180,7 +184,7 @@ pub enum Refused {
     Value(Invalid),
     /// A component is invalid.
     Component(components::Error),
-    /// The metadata service has no address of this machine, whose name this is.
+    /// The metadata service has no address of the machine with this name.
     NoAddress(String),
 }
 
@@ -249,7 +253,7 @@ pub fn install_components<T: Clone>(
     components::install(components, settings, stop, &mut tell).map_err(Error::Components)
 }
 
-/// kubeadm with the path of its configuration, which may be secret.
+/// kubeadm, with the path of its configuration file, which may contain secrets.
 pub struct Kubeadm(pub &'static str);
 
 impl Kubeadm {
@@ -264,7 +268,8 @@ impl Kubeadm {
         write(Path::new(self.0), 0o600, configuration.as_bytes())
     }
 
-    /// Runs `kubeadm` with these words and the configuration, and reports each line that it prints.
+    /// Runs `kubeadm` with these arguments and the configuration, and reports each line that it
+    /// prints.
     pub fn run<T: Clone>(
         &self,
         words: &[&str],
@@ -291,7 +296,7 @@ impl Kubeadm {
             .map_err(command_failed)
     }
 
-    /// Returns the command `kubeadm` with these words and the configuration.
+    /// Returns the command `kubeadm` with these arguments and the configuration.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = program("kubeadm");
         command.args(words).args(["--config", self.0]);
@@ -314,7 +319,8 @@ fn command_failed(error: child_process::Error) -> Error {
     Error::Command(error.with_lines(without_tokens))
 }
 
-/// Returns the command of a program. The program, and those that it starts, are searched among the components first.
+/// Returns the command of a program. The program, and programs that it starts, are looked up among
+/// the components first.
 pub fn program(name: &str) -> Command {
     let path = env::var("PATH").unwrap_or_else(|_| SYSTEM_PATH.into());
     let mut command = Command::new(name);
@@ -324,7 +330,8 @@ pub fn program(name: &str) -> Command {
     command
 }
 
-/// Writes the kubelet's first serving certificate to each path where a kubelet may be configured to read it.
+/// Writes the kubelet's first serving certificate to each path where a kubelet may be configured to
+/// read it.
 pub fn write_certificate(certificate: &KubeletCertificate) -> Result<(), Error> {
     for (path, key) in kubeadm::KUBELET_CERTIFICATES {
         certificate

@@ -1,5 +1,5 @@
-//! The check of a join ticket. The whole ticket is checked before anything is written or locked, because the join service is not
-//! attested and may send anything.
+//! The check of a join ticket. The whole ticket is checked before anything is written or locked,
+//! because the join service is not attested and may send anything.
 //!
 //! | field | requirement |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `discovery_token_ca_cert_hash`, `cluster_ca` | a SHA-256; if both are present, the hash of one of the CAs |
 //! | `control_plane_files` | the eight files that a control plane needs, each once; none for a worker |
 //! | `kubernetes_components` | as for an init |
-//! | `kubernetes_version` | supported; if it is missing, as in the old system's tickets, the version in kubeadm's URL |
+//! | `kubernetes_version` | supported; if it is missing, as in Constellation's tickets, the version in kubeadm's URL |
 //! | `authorized_ca_public_key`, `host_certificate` | one line each; a certificate of this node's host key |
 
 use std::fmt;
@@ -28,12 +28,13 @@ use proto::join::{ControlPlaneCertOrKey, IssueJoinTicketResponse};
 
 /// Maximum bytes of a certificate or key of the control plane; an RSA-4096 key has 3 KiB.
 const MAX_FILE: usize = 64 << 10;
-/// Maximum number of components; the old system's lists have nine.
+/// Maximum number of components; Constellation's lists have nine.
 const MAX_COMPONENTS: usize = 64;
-/// Maximum characters of a wrong value in an error.
+/// Maximum characters of a wrong value that an error shows.
 const SHOWN: usize = 80;
 
-/// The files that control planes share, below kubeadm's `pki`: each name, and whether the file is secret.
+/// The files that control planes share, below kubeadm's `pki`: the name of each, and whether it is
+/// secret.
 pub const CONTROL_PLANE_FILES: [(&str, bool); 8] = [
     ("ca.crt", false),
     ("ca.key", true),
@@ -51,7 +52,7 @@ pub struct Expected<'a> {
     pub control_plane: bool,
     /// The request for the kubelet's certificate.
     pub kubelet: &'a KubeletRequest,
-    /// The SSH host key that was sent.
+    /// The SSH host key in the request.
     pub host_key: &'a ssh::PublicKey,
     /// Limits what components may do.
     pub policy: &'a components::Policy,
@@ -63,7 +64,7 @@ pub struct Ticket {
     pub disk_key: Secret,
     /// The cluster's ID is derived from this secret and the salt.
     pub measurement_secret: Secret,
-    /// The measurement salt, which the disk will contain.
+    /// The measurement salt, which is written to the disk.
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// The kubelet's serving certificate, with its key.
     pub kubelet: KubeletCertificate,
@@ -178,7 +179,8 @@ fn key(field: &'static str, bytes: Vec<u8>) -> Result<Secret, Refused> {
     }
 }
 
-/// Returns whether `text` has the form of a bootstrap token (k8s.io/cluster-bootstrap, BootstrapTokenPattern).
+/// Returns whether `text` has the form of a bootstrap token (k8s.io/cluster-bootstrap,
+/// BootstrapTokenPattern).
 fn is_token(text: &str) -> bool {
     let is_word = |word: &str, len| {
         word.len() == len
@@ -307,7 +309,8 @@ fn components(
     parsed.or_else(|why| refuse(FIELD, why))
 }
 
-/// Refuses an unsupported version: its kubeadm could not read our configuration, and would fail only after the lock.
+/// Refuses an unsupported version: its kubeadm could not read our configuration and would fail, but
+/// only after the lock.
 fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
     let (field, version) = match ticket.kubernetes_version.as_str() {
         "" => (
@@ -318,7 +321,7 @@ fn check_version(ticket: &IssueJoinTicketResponse) -> Result<(), Refused> {
     };
     match version.map(str::parse::<Version>) {
         Some(Err(why)) => refuse(field, why),
-        // without a known version: a mirror may use any names for its files
+        // the version is unknown: a mirror may use any file names
         Some(Ok(_)) | None => Ok(()),
     }
 }
@@ -349,7 +352,7 @@ mod tests {
         KubeletRequest::new(&node, "10.42.1.7".parse().unwrap()).unwrap()
     }
 
-    /// What a node asked with, and the good answer.
+    /// A node's request, and a valid answer.
     struct Case {
         kubelet: KubeletRequest,
         host_key: ssh::PublicKey,
@@ -618,7 +621,7 @@ mod tests {
             old.to_string(),
             "kubernetes_components: Kubernetes v1.30.14 is not supported; expected v1.31 to v1.36"
         );
-        // the version in the ticket has precedence
+        // the version in the ticket overrides the others
         let both = with(|ticket| {
             *ticket = of_kubeadm("https://dl.k8s.io/v1.31.13/bin/linux/amd64/kubeadm");
             ticket.kubernetes_version = "v1.30.14".into();

@@ -1,8 +1,8 @@
-//! Turns of the join services: one is asked at a time, as long as it answers quickly.
+//! Turns of the join services: the node asks one at a time, as long as each answers quickly.
 //!
-//! In the cluster a new ticket replaces the node's earlier ticket and its token. So a node that is connected to several join
-//! services asks the next one only when the first has answered or has taken too long. A service that hangs delays the others only
-//! by this patience.
+//! In the cluster, a new ticket replaces the node's earlier ticket and the token in it. So a node
+//! that is connected to several join services asks the next one only when the current one has
+//! answered or taken too long. A service that hangs delays the others only by `patience`.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,8 @@ pub struct Turn<'a> {
 }
 
 impl Turns {
-    /// Waits for a turn: until the running turn has ended, or began more than `patience` ago. `None` when stopped.
+    /// Waits for a turn: until the current turn has ended, or began more than `patience` ago.
+    /// `None` when stopped.
     pub fn take(&self, patience: Duration, over: &Stop) -> Option<Turn<'_>> {
         let mut state = self.state();
         loop {
@@ -68,7 +69,7 @@ impl Turns {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.state();
-        // a turn that took too long was already replaced
+        // the next service has already replaced a turn that took too long
         state.running.take_if(|(number, _)| *number == self.number);
         drop(state);
         self.turns.changed.notify_all();

@@ -7,13 +7,15 @@
 //!                  nothing runs another version                                              the kubelet of before, restart
 //! ```
 //!
-//! Each step finds what the one before has left, so an upgrade that was interrupted anywhere is run again. The kubelet comes last,
-//! because none may be newer than its API server.
+//! Each step checks what earlier steps have done, so an interrupted upgrade can simply be run
+//! again. The kubelet comes last, because no kubelet may be newer than its API server.
 //!
-//! The unit in which an operator runs it (docs/day-two.md) keeps two runs apart by its name.
+//! The systemd unit in which an operator runs the upgrade (docs/day-two.md). As its name is fixed,
+//! systemd refuses a second run at the same time.
 //!
-//! A control plane runs `kubeadm upgrade apply`, and not only the first one: kubeadm's `upgrade node` would leave out what an
-//! interrupted `apply` has not done for the cluster. Twice the same `apply` changes nothing.
+//! Every control plane runs `kubeadm upgrade apply`, not only the first one: kubeadm's `upgrade
+//! node` would skip cluster steps that an interrupted `apply` has not done. A second `apply` of the
+//! same version changes nothing.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -38,19 +40,21 @@ const KUBELET_CONFIG: &str = "/etc/kubernetes/kubelet.conf";
 const API_SERVER: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 /// Maximum bytes of the list of components.
 const MAX_LIST: u64 = 16 << 20;
-/// Time limit for kubeadm, which has its own time-outs for each of its waits, and pulls images.
+/// Time limit for kubeadm, which pulls images and has its own time limit for each wait.
 const KUBEADM: Duration = Duration::from_secs(30 * 60);
 /// Time limit for a program that prints its version, and for the API server's answer.
 const ANSWER: Duration = Duration::from_secs(60);
 /// Time limit until a new kubelet is healthy.
 const KUBELET: Duration = Duration::from_secs(4 * 60);
-/// How often the kubelet is asked.
+/// How often this program asks the kubelet.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Where the kubelet says whether it is healthy (KubeletConfiguration, `healthzPort`).
+/// The URL at which the kubelet reports whether it is healthy (KubeletConfiguration,
+/// `healthzPort`).
 const HEALTH: ([u8; 4], u16) = ([127, 0, 0, 1], 10248);
 
-/// Reads the list of components, as `firstlight components` makes it, and upgrades this node to its version. Returns the versions
-/// of the kubelet before and after. An error is a sentence, which says what to do.
+/// Reads the list of components, as `firstlight components` writes it, and upgrades this node to
+/// its version. Returns the versions of the kubelet before and after the upgrade. An error is a
+/// sentence that says what to do.
 pub fn run(
     list: impl Read,
     policy: &components::Policy,
@@ -205,11 +209,13 @@ impl Upgrade<'_> {
         setup::run(&mut command, KUBEADM, self.stop, &self.job)
     }
 
-    /// Replaces the kubelet, and restarts it. If the new one does not stay up, the one of before takes its place again.
+    /// Replaces the kubelet, and restarts it. If the new kubelet does not stay up, the previous one
+    /// is restored.
     fn replace_kubelet(&self, from: &Version, to: &Version) -> Result<(), String> {
         let place = self.list.kubelet.place();
         let before = before(place);
-        // without it the one in place is the new one, and the other one is kept from the try before this
+        // if this file is missing, an earlier try has already installed the new kubelet and kept
+        // the previous one
         if !self.list.kubelet.is_present() {
             let kept = remove(&before).and_then(|()| fs::hard_link(place, &before));
             kept.map_err(|error| format!("{}: {error}", before.display()))?;
@@ -236,7 +242,7 @@ impl Upgrade<'_> {
         })
     }
 
-    /// Starts the kubelet in place, which must be of this version, and waits until it is healthy.
+    /// Starts the installed kubelet, which must have this version, and waits until it is healthy.
     fn start_kubelet(&self, expected: &Version) -> Result<(), String> {
         let got = self.version("kubelet", &["--version"])?;
         if got != *expected {
@@ -250,7 +256,7 @@ impl Upgrade<'_> {
     }
 }
 
-/// Returns where the kubelet of before is kept, in the same folder.
+/// Returns the path, in the same folder, where the previous kubelet is kept.
 fn before(place: &Path) -> PathBuf {
     place.with_extension("before-upgrade")
 }

@@ -1,4 +1,5 @@
-//! `unlock --initrd`: what happens in an initrd of dracut or initramfs-tools when the state disk stays closed.
+//! `unlock --initrd`: what happens in an initrd of dracut or initramfs-tools when the state disk
+//! stays closed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,17 +9,19 @@ use std::time::Duration;
 use base::timeline::Timeline;
 use sys::power;
 
-/// How long the reason of a failure can be read before the machine restarts, in a loop if the failure lasts.
+/// How long the machine shows the reason of a failure before it restarts. If the failure stays,
+/// this repeats.
 const BEFORE_REBOOT: Duration = Duration::from_secs(10);
-/// How long the journal, through which systemd prints the reason on the console, has before the machine powers off.
+/// How long the machine waits before it powers off, so that the journal, through which systemd
+/// prints on the console, can print the reason.
 const BEFORE_POWER_OFF: Duration = Duration::from_secs(2);
-/// How often a machine that waits repeats the reason, for people who look at its console later.
+/// How often a waiting machine repeats the reason, for people who look at its console later.
 const REPEAT: Duration = Duration::from_secs(60);
 
 /// What the machine does when its state disk stays closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
-    /// Stays as it is and repeats the reason.
+    /// Keeps running and repeats the reason.
     Wait,
     /// Restarts after a pause.
     Reboot,
@@ -54,8 +57,8 @@ impl fmt::Display for OnFailure {
 }
 
 impl OnFailure {
-    /// Does it. Returns only for [`OnFailure::Shell`]: in every other case nothing that follows in the initrd may run, and neither
-    /// may the operating system.
+    /// Does it. Returns only for [`OnFailure::Shell`]: otherwise no later step of the initrd may
+    /// run, and the operating system must not start.
     pub fn act(self, timeline: &Timeline, reason: &str) {
         timeline.event(
             "failed",

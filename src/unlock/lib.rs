@@ -14,7 +14,8 @@
 //!          (booted system) commit: permanent key
 //! ```
 //!
-//! The order of the changes guarantees that after a power failure at any moment the next boot formats the disk or unlocks it:
+//! The order of the changes guarantees that after a power failure at any moment the next boot
+//! formats the disk or unlocks it:
 //!
 //! | power fails …                                   | on the disk                           | the next boot             |
 //! |-------------------------------------------------|---------------------------------------|---------------------------|
@@ -31,9 +32,10 @@
 //! | while marking for reset                         | either token                          | as the token says         |
 //! | while unlocking                                 | unchanged except the ext4 journal     | unlocks                   |
 //!
-//! A power failure could leave a disk of the old system in a state that it could not boot from. Our next boot repairs it:
+//! A power failure could leave a Constellation disk in a state from which Constellation could not
+//! boot. The next boot with Firstlight repairs it:
 //!
-//! | power failed in the old system …               | on the disk                            | the next boot of ours     |
+//! | power failed in Constellation …                | on the disk                            | the next boot of ours     |
 //! |------------------------------------------------|----------------------------------------|---------------------------|
 //! | before its format added the keyslot            | header without keyslot and token       | formats                   |
 //! | while its format wiped the disk with zeros     | keyslot, no token; journal as made,    | marks it `false`, formats |
@@ -43,20 +45,24 @@
 //! | before the node state was durable              | token `true`, no node state            | opens it while migrating; |
 //! |                                                |                                        | `run` marks it `false`    |
 //!
-//! A volume of the old system's storage driver also has a keyslot and no token. Two places on the disk distinguish it from an
-//! unfinished format: its dm-integrity journal, which every write uses except the wipe of a format, and the end of the disk,
-//! which every program that makes a file system clears (module `disk::device_mapper::journal`). A disk that cannot be
-//! classified is refused and never formatted.
+//! A volume of Constellation's storage driver also has a keyslot and no token. Two places on the
+//! disk distinguish it from an unfinished format: its dm-integrity journal, which every write uses
+//! except the wipe of a format, and the end of the disk, which every program that makes a file
+//! system clears (module `disk::device_mapper::journal`). A disk that cannot be classified is
+//! refused and never formatted.
 //!
-//! The kernel mounts a disk that somebody else may have written only after PCR 15 is extended with the cluster ID. The cluster
-//! ID is derived from the measurement secret, which comes from the ticket or the operator, and from the salt in the header,
-//! which has a MAC under the measurement secret ([`ClusterToken`]). While a cluster is migrating, the salt comes from the ticket
-//! too. On a first boot PCR 15 is zero, and the file system is new: this boot made it under a random key that has never left
-//! the memory of this machine, and each sector is authenticated with its position under that key. The host can withhold
-//! sectors or replay older sectors of the same boot, but it cannot make sectors that the kernel accepts. A disk that claims to
-//! be uninitialized is formatted in the same way, and nothing of its old content is read.
+//! If somebody else may have written a disk, the kernel mounts it only after PCR 15 is extended
+//! with the cluster ID. The cluster ID is derived from the measurement secret, which comes from the
+//! ticket or the operator, and from the salt in the header, which has a MAC under the measurement
+//! secret ([`ClusterToken`]). During a migration, the ticket contains the salt, too. On a first
+//! boot PCR 15 is zero, and the file system is new: this boot made it under a random key that has
+//! never left the memory of this machine, and each sector is authenticated with its position under
+//! that key. The host can withhold sectors or replay older sectors of the same boot, but it cannot
+//! make sectors that the kernel accepts. A disk that claims to be uninitialized is formatted in the
+//! same way, and nothing of its old content is read.
 //!
-//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them; [`peers`] lists the hosts that rejoin asks. [`network`] says why no host can be reached, [`initrd`] has the
+//! Files: [`waiting`] tries keys, [`rejoin`] and [`recovery`] obtain them; [`peers`] lists the
+//! hosts that rejoin asks. [`network`] explains why no host can be reached, [`initrd`] has the
 //! settings of an initrd. The operations on the disk are in the crate `disk`.
 
 pub mod initrd;
@@ -91,7 +97,7 @@ use waiting::{Opened, Waiting};
 
 /// The inputs of unlocking.
 pub struct Unlock {
-    /// The disk; if `None`, it is found by its serial number.
+    /// The disk; if `None`, the program finds it by its serial number.
     pub disk: Option<PathBuf>,
     /// The mount point.
     pub root: PathBuf,
@@ -105,7 +111,7 @@ pub struct Unlock {
     pub cloud: Cloud,
     /// How long to wait for the key; `None`: without end.
     pub timeout: Option<Duration>,
-    /// The sources of join services beside the disk's header.
+    /// The sources of join services other than the disk's header.
     pub sources: Sources,
     /// Attests this machine.
     pub issuer: Arc<dyn Issuer>,
@@ -120,7 +126,8 @@ pub struct Unlock {
 }
 
 impl Unlock {
-    /// Turns whatever is on the state disk into a mounted file system. The diagram above shows this function.
+    /// Turns whatever is on the state disk into a mounted file system. The diagram above shows this
+    /// function.
     pub fn run(self) -> Result<(), Error> {
         prepare_mapping();
         let device = device::find(
@@ -129,7 +136,8 @@ impl Unlock {
             &self.stop,
             &self.timeline,
         )?;
-        // removes a mapping that a killed `unlock` left behind; a mounted one is an error
+        // removes a mapping that a killed `unlock` left behind; it is an error if that mapping is
+        // mounted
         let what = "device-mapper to remove an old mapping";
         if self.timeline.waiting_for(what, unmap)? {
             self.timeline
@@ -152,8 +160,8 @@ impl Unlock {
         }
     }
 
-    /// Marks the disk of an unfinished format of the old system as uninitialized. Every later boot formats it, even if the
-    /// power fails.
+    /// Marks the disk of an unfinished format by Constellation as uninitialized. From now on every
+    /// boot formats it, even if the power fails now.
     fn mark(&self, device: &Path, mut header: luks::Header) -> Result<(), Error> {
         self.waiting_for_disk(device, "to be marked for reset", || {
             let mut disk = handover::open_exclusive(device)?;
@@ -225,8 +233,8 @@ impl Unlock {
         Ok(())
     }
 
-    /// Writes the cluster token into the header of a disk of the old system, if the salt in the node state matches. Unmounts and
-    /// fails if it does not.
+    /// Writes the cluster token into the header of a Constellation disk, if the salt in the node
+    /// state matches. Unmounts and fails if it does not.
     fn migrate(
         &self,
         device: &Path,
@@ -247,7 +255,7 @@ impl Unlock {
                     .event("migrated", "the disk's header now names the cluster");
                 Ok(())
             }
-            // this node never became a member: the booted system starts over
+            // this node never became a member: the booted system resets it and starts over
             Err(node_state::Error::Missing(path)) => {
                 log::warn!(
                     "{} does not exist, so the disk's header does not get a cluster token",
@@ -266,15 +274,16 @@ impl Unlock {
         }
     }
 
-    /// Leaves the host certificate for the booted system, which installs it for sshd. An error does not fail the boot, because SSH
-    /// is for emergencies only.
+    /// Leaves the SSH host certificate for the booted system, which installs it for sshd. An error
+    /// does not fail the boot, because SSH is for emergencies only.
     fn leave_host_certificate(&self, certificate: &[u8]) {
         if let Err(error) = handover::leave_host_certificate(&self.key_file, certificate) {
             log::warn!("the SSH host certificate is not renewed: {error}");
         }
     }
 
-    /// Returns an error if systemd has measured into PCR 15: no cluster gives such a machine its key.
+    /// Returns an error if systemd has measured into PCR 15: no cluster gives such a machine its
+    /// key.
     fn check_cluster_register(&self) -> Result<(), Error> {
         let what = format!("the TPM at {} to read PCR 15", self.tpm);
         let writer = self
@@ -283,7 +292,8 @@ impl Unlock {
         writer.map_or(Ok(()), |writer| Err(Error::ForeignWriter(writer)))
     }
 
-    /// Runs rejoin and recovery at the same time until one of them offers a key that opens the disk.
+    /// Runs rejoin and recovery at the same time until one of them offers a key that opens the
+    /// disk.
     fn wait_for_key(&self, device: &Path, header: &luks::Header) -> Result<Opened, Error> {
         let finished = Stop::new();
         let waiting = Arc::new(Waiting::new(
@@ -370,13 +380,14 @@ impl Unlock {
         Ok(())
     }
 
-    /// Does `work`, and says after some time that it waits for the disk.
+    /// Does `work`, and after some time reports that it waits for the disk.
     fn waiting_for_disk<T>(&self, device: &Path, doing: &str, work: impl FnOnce() -> T) -> T {
         let what = format!("the disk {} {doing}", device.display());
         self.timeline.waiting_for(what, work)
     }
 
-    /// Returns an error if a signal has stopped the program; `done` names the step that has just ended.
+    /// Returns an error if a signal has stopped the program; `done` names the step that has just
+    /// ended.
     fn check_stop(&self, done: &'static str) -> Result<(), Error> {
         if self.stop.is_stopped() {
             Err(Error::Disk(state_disk::Error::Stopped(done)))
@@ -386,7 +397,8 @@ impl Unlock {
     }
 }
 
-/// The block device of the mapping. The mapping is removed on drop, unless [`Mapped::keep`] was called.
+/// The block device of the mapping. The mapping is removed on drop, unless [`Mapped::keep`] was
+/// called.
 struct Mapped(PathBuf);
 
 impl Mapped {
@@ -404,7 +416,8 @@ impl Drop for Mapped {
     }
 }
 
-/// Has the kernel prepare the mapping while the disk and its key are not there yet. Without it, the mapping only takes longer.
+/// Makes the kernel prepare the mapping while the program waits for the disk and its key. If this
+/// fails, opening the mapping only takes longer.
 fn prepare_mapping() {
     let prepare = || match device_mapper::prepare() {
         Ok(()) => log::debug!("the kernel has made the disk's cipher"),
@@ -419,7 +432,7 @@ fn prepare_mapping() {
 /// Removes the mapping and returns whether it existed.
 ///
 /// # Errors
-/// If the mapping is in use: the disk is mounted and must not be changed.
+/// If the mapping is in use: the disk is mounted, and nothing may change it.
 fn unmap() -> Result<bool, Error> {
     match device_mapper::close(MAPPING) {
         Ok(()) => Ok(true),
@@ -458,13 +471,13 @@ fn measure(location: &tpm::Location, cluster: &[u8; 32]) -> Result<(), Error> {
 /// Why the state disk was not mounted. `Display` is for the console of a machine that cannot boot.
 #[derive(Debug)]
 pub enum Error {
-    /// The disk is missing, not usable, or not ours.
+    /// The disk is missing or unusable, or its content is not ours.
     Disk(state_disk::Error),
     /// The header names no cluster, and the node state on the disk belongs to another cluster.
     NotOfCluster(PathBuf),
-    /// Nobody brought the key in time: the last report of each source.
+    /// No source sent the key in time: the last report of each source.
     NoKey(String),
-    /// Another program than ours has measured into PCR 15: which one, and what to do.
+    /// Another program has measured into PCR 15: which one, and what to do.
     ForeignWriter(String),
     /// The TPM did not extend PCR 15 with the cluster ID.
     Tpm(tpm::Error),

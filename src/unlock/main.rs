@@ -46,7 +46,7 @@ Example
 Exit codes: 0 the disk is mounted, 1 failure (the last line gives the reason), 2 invalid usage, 143 stopped by SIGTERM.
 ";
 
-/// A time before this program was made: 2026-01-01.
+/// The earliest plausible time, 2026-01-01: this program is newer.
 const MADE: Duration = Duration::from_secs(1_767_225_600);
 
 fn main() -> ExitCode {
@@ -118,10 +118,10 @@ impl Settings {
     }
 }
 
-/// Runs with the settings of the initrd. A failure ends in what they ask for.
+/// Runs with the settings of the initrd. After a failure, does what the settings say.
 fn in_initrd(mut settings: Settings) -> Result<(), Failure> {
     let mut read = Ok(());
-    // a wrong setting does not hide what another one says about failures
+    // one wrong setting must not hide the setting for failures
     for option in settings::read(Program::Unlock) {
         let option = option.map_err(Failure::Usage);
         let parsed = option.and_then(|option| settings.parse(Parser::from_args([option])));
@@ -163,7 +163,8 @@ fn start(settings: Settings) -> Result<(), Failure> {
     result.map_err(|error| options::failed(&timeline, &stop, error))
 }
 
-/// Says what the clock says. It may be wrong: attested TLS depends on no clock, and nothing else here does.
+/// Prints the time of the clock. It may be wrong, but attested TLS and everything else in this
+/// program work without a right clock.
 fn clock(now: SystemTime) -> String {
     let what = match now < UNIX_EPOCH + MADE {
         true => {

@@ -1,4 +1,4 @@
-//! Tells why a machine that waits for its key reaches nobody.
+//! Explains why a machine that waits for its key cannot reach any host.
 
 use std::fs;
 use std::net::IpAddr;
@@ -12,8 +12,9 @@ use base::timeline::Timeline;
 use sys::interfaces;
 
 const CARDS: &str = "/sys/class/net";
-/// The buses of clouds: the file that tells a device's kind, and how it begins for a network card. PCI's class 02 is "network
-/// controller", virtio's device type 1 "network card", and on Hyper-V the class ID is that of `hv_netvsc`.
+/// The device buses in clouds: the file with a device's kind, and the beginning of its content for
+/// a network card. PCI's class 02 is "network controller", virtio's device type 1 "network card",
+/// and on Hyper-V the class ID is that of `hv_netvsc`.
 const BUSES: [(&str, &str, &str); 3] = [
     ("/sys/bus/pci/devices", "class", "0x02"),
     ("/sys/bus/virtio/devices", "device", "0x0001"),
@@ -24,15 +25,16 @@ const BUSES: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// What systemd-networkd knows of the network, and where the resolver of the C library finds its DNS servers.
+/// The state file of systemd-networkd, and the file in which the C library's resolver finds its DNS
+/// servers.
 const NETWORKD: &str = "/run/systemd/netif/state";
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// Interval between two looks at the addresses and the DNS servers.
+/// Interval between two checks of the addresses and the DNS servers.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Until `finished` is set, reports the first address of this machine as an event, and makes the DNS servers of systemd-networkd
-/// those of this machine.
+/// Until `finished` is set, reports the first address of this machine as an event, and configures
+/// the DNS servers that systemd-networkd has learned.
 pub fn watch(finished: Stop, timeline: Timeline) {
     let thread = thread::Builder::new().name("network".into());
     let watched = thread.spawn(move || {
@@ -53,10 +55,11 @@ pub fn watch(finished: Stop, timeline: Timeline) {
     }
 }
 
-/// Writes the DNS servers of systemd-networkd into `resolv_conf`, unless something else has: an initrd with networkd has no
-/// resolver of its own, except where systemd-resolved was added. Returns whether the file names servers now.
+/// Writes the DNS servers of systemd-networkd into `resolv_conf`, unless another program has
+/// written the file: an initrd with networkd has no resolver of its own, except if systemd-resolved
+/// was added. Returns whether the file names servers now.
 fn use_dns_servers(networkd: &Path, resolv_conf: &Path) -> bool {
-    // systemd-resolved makes it a link
+    // systemd-resolved makes this file a link
     if fs::symlink_metadata(resolv_conf).is_ok_and(|file| file.is_symlink() || file.len() > 0) {
         return true;
     }
@@ -67,7 +70,7 @@ fn use_dns_servers(networkd: &Path, resolv_conf: &Path) -> bool {
     !servers.is_empty() && fs::write(resolv_conf, servers).is_ok()
 }
 
-/// Returns the DNS servers in the state file of systemd-networkd, which has them in one line `DNS=`.
+/// Returns the DNS servers in systemd-networkd's state file, which lists them in the line `DNS=`.
 fn dns_servers(state: &str) -> impl Iterator<Item = IpAddr> {
     let servers = state.lines().filter_map(|line| line.strip_prefix("DNS="));
     servers
@@ -75,7 +78,8 @@ fn dns_servers(state: &str) -> impl Iterator<Item = IpAddr> {
         .filter_map(|server| server.parse().ok())
 }
 
-/// Returns an address by which this machine may reach others: not of the loopback interface, and not only of the local link.
+/// Returns an address by which this machine may reach others: no loopback address, and no
+/// link-local one.
 pub fn address() -> Option<IpAddr> {
     let addresses = interfaces::addresses().unwrap_or_default();
     addresses.into_iter().find(|address| match address {
@@ -84,7 +88,7 @@ pub fn address() -> Option<IpAddr> {
     })
 }
 
-/// Describes a network without which this machine reaches nobody; `None` if it has an address.
+/// Describes why this machine has no network; `None` if it has an address.
 pub fn trouble() -> Option<String> {
     if address().is_some() {
         return None;
@@ -107,10 +111,11 @@ pub fn trouble() -> Option<String> {
     })
 }
 
-/// Returns each network card with the state of its link. An interface without a device below it, such as `lo`, is no card.
+/// Returns each network card with the state of its link. An interface without a device below it,
+/// such as `lo`, is no card.
 fn cards(folder: &Path) -> Vec<String> {
     let link = |name: &String| {
-        // reading it fails while the interface is down
+        // reading this file fails while the interface is down
         let link = match fs::read_to_string(folder.join(name).join("carrier")).as_deref() {
             Ok("1\n") => "has a link",
             Ok(_) => "has no link",
@@ -123,7 +128,8 @@ fn cards(folder: &Path) -> Vec<String> {
     cards.iter().map(link).collect()
 }
 
-/// Returns the devices of a bus that no driver has taken: those in whose `file` a text beginning with `kind` is.
+/// Returns the devices on a bus that have no driver and in whose `file` the text begins with
+/// `kind`.
 fn without_driver(bus: &Path, file: &str, kind: &str) -> Vec<String> {
     let is_orphan = |name: &String| {
         let device = bus.join(name);

@@ -1,11 +1,13 @@
-//! The sources of the addresses of the cluster's join services, in the order in which a reboot asks them. No source is an API of a cloud.
+//! The sources of the addresses of the cluster's join services, in the order in which a reboot asks
+//! them. No source is a cloud API.
 //!
 //! 1. the setting `peers` of the image
-//! 2. a list of machines, if the cloud is `static`
+//! 2. the list of machines, if the cloud is `static`
 //! 3. the header of the state disk, which `bootstrapper` keeps current
-//! 4. the metadata of the machine itself, by plain HTTP: the tag [`TAG`](cloud::peers::TAG), or a service that describes all machines
+//! 4. the metadata of the machine itself, by plain HTTP: the tag [`TAG`](cloud::peers::TAG), or a
+//!    service that describes all machines
 //!
-//! No source is trusted: a wrong host has no key that opens the disk.
+//! No source is trusted: a wrong host does not have the key that opens the disk.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,11 +17,11 @@ use disk::luks::{Header, Peers};
 use machines::{Cloud, Error};
 use node::ticket_client::{Hosts, Source};
 
-/// What a node can do when no source leads to a join service.
+/// Advice for a node whose sources lead to no join service.
 pub const MOVED: &str = "if all control planes have moved, name one of them by the setting peers or in the machine's tag \
                          firstlight-peers, or run `firstlight recover`";
 
-/// The sources beside the header.
+/// The sources other than the header.
 pub struct Sources {
     before: Vec<Source>,
     after: Vec<Source>,
@@ -67,7 +69,8 @@ fn in_header(peers: Result<Option<Peers>, String>) -> Vec<Source> {
     }
 }
 
-/// Returns sources of these hosts. The addresses come first: a DNS server that does not answer delays no request to them.
+/// Returns these hosts as sources. Addresses come before names: a DNS server that does not answer
+/// then delays no request to them.
 fn fixed(name: &'static str, hosts: &[String]) -> Vec<Source> {
     let is_address = |host: &&String| host.parse::<IpAddr>().is_ok();
     let (addresses, names): (Vec<_>, Vec<_>) = hosts.iter().partition(is_address);

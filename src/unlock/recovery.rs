@@ -1,10 +1,12 @@
-//! Recovery: the operator sends the master secret to a node when no join service can give the node its key.
+//! Recovery: the operator sends the master secret to a node when no join service can give the node
+//! its key.
 //!
-//! This is a gRPC server on TCP port 9999 of the initramfs, over attested TLS. The operator verifies the node before the
-//! operator sends anything. The node derives the disk key from the master secret, tries it, and answers OK only if the key
-//! opens the disk. A wrong secret changes nothing on the disk. Anybody may call, so an answer says only whether the key opened
-//! the disk, or what the node waits for. One try may take seconds and much memory: after a wrong secret, further callers of the
-//! same network are delayed ([`Turns`]).
+//! This is a gRPC server on TCP port 9999 of the initramfs, over attested TLS. The operator
+//! verifies the node before the operator sends anything. The node derives the disk key from the
+//! master secret, tries it, and answers OK only if the key opens the disk. A wrong secret changes
+//! nothing on the disk. Anybody may call, so an answer says only whether the key opened the disk,
+//! or what the node waits for. One try may take seconds and much memory: after a wrong secret,
+//! further callers of the same network are delayed ([`Turns`]).
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -27,10 +29,11 @@ use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 const GRACE: Duration = Duration::from_secs(2);
 /// Maximum size in bytes of all requests that are being received.
 const MAX_BUFFERED: usize = 1 << 20;
-/// Maximum number of callers that wait, each in a thread. Only one key is tried at a time, because a try takes as much memory
-/// as the keyslot demands.
+/// Maximum number of callers that wait, each in a thread. Only one key is tried at a time, because
+/// a try takes as much memory as the header's keyslot requires.
 const PLACES: usize = 8;
-/// Maximum time that a caller waits: the longest delay of a network plus a few tries of other callers.
+/// Maximum time that a caller waits: the longest delay of a network plus a few tries of other
+/// callers.
 const MAX_WAIT: Duration = Duration::from_secs(90);
 
 /// Returns the limits of the server. All callers together can use at most 16 MiB of memory.

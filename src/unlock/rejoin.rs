@@ -1,8 +1,10 @@
-//! Rejoin: the node attests itself to a join service of its cluster and receives the key of its state disk.
+//! Rejoin: the node attests itself to a join service of its cluster and receives the key of its
+//! state disk.
 //!
-//! The node asks all join services at once ([`ticket_client`](node::ticket_client)). It proves itself, and verifies no service: it accepts a
-//! key only if the key opens the disk, if the MAC in the disk's header fits the measurement secret that came with the key, and if the cluster
-//! is that of the setting `cluster-id`.
+//! The node asks all join services at once ([`ticket_client`](node::ticket_client)). The node
+//! proves itself, and verifies no service. It accepts a key only if the key opens the disk, if the
+//! MAC in the disk's header matches the measurement secret that came with the key, and if the
+//! cluster is the one in the setting `cluster-id`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,8 +82,9 @@ impl TicketRequester for Rejoin {
     }
 }
 
-/// Returns the keys of a ticket, or an error that says which length is wrong. The length of the measurement secret matters
-/// because the disk cannot show that the secret is right, and a cluster ID can be derived even from an empty one.
+/// Returns the keys of a ticket, or an error that says which length is wrong. The length of the
+/// measurement secret is checked because the disk cannot show that the secret is right, and a
+/// cluster ID can be derived even from an empty one.
 fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candidate, String> {
     let candidate = Candidate {
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
@@ -100,7 +103,8 @@ fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candid
     }
 }
 
-/// Parses the measurement salt of a ticket; `None` unless the cluster is migrating. The error is a noun phrase.
+/// Parses the measurement salt of a ticket; `None` unless the cluster is migrating. The error is a
+/// noun phrase.
 pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; MEASUREMENT_SALT_LEN]>, String> {
     match bytes.len() {
         0 => Ok(None),

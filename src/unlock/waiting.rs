@@ -1,5 +1,6 @@
-//! A disk that waits for its key. Rejoin and recovery offer keys at the same time; each key is tried on the disk. The first key
-//! that opens the disk wins. A wrong key gets an error, and the other sources continue.
+//! A disk that waits for its key. Rejoin and recovery offer keys at the same time; each key is
+//! tried on the disk. The first key that opens the disk wins. The source of a wrong key gets an
+//! error, and the other sources continue.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,12 +27,14 @@ pub struct Candidate {
     pub measurement_secret: Secret,
     /// The renewed SSH host certificate of the node; empty if there is none.
     pub host_certificate: Vec<u8>,
-    /// The measurement salt of a cluster that is migrating from the old system, for a disk whose header has no salt; else `None`.
-    /// It is trusted because its source also has the key of the disk.
+    /// The measurement salt of a cluster that is migrating from Constellation, for a disk whose
+    /// header has no salt; otherwise `None`. It is trusted because its source also sent the right
+    /// key of the disk.
     pub migration_salt: Option<[u8; MEASUREMENT_SALT_LEN]>,
     /// The source, for people: `join service 10.42.0.1:30090`.
     pub from: String,
-    /// The register of the cluster to which the disk must belong; `None` if it may be any cluster.
+    /// The register value of the cluster to which the disk must belong; `None` if it may be any
+    /// cluster.
     pub cluster: Option<ClusterRegister>,
 }
 
@@ -41,8 +44,8 @@ pub struct Opened {
     pub volume_key: Secret,
     /// As in [`Candidate`].
     pub measurement_secret: Secret,
-    /// The measurement salt of the disk's cluster: from the header, authenticated with the measurement secret, or, for a disk
-    /// that is migrating, from the [`Candidate`].
+    /// The measurement salt of the disk's cluster: from the header, authenticated with the
+    /// measurement secret, or, for a disk that is migrating, from the [`Candidate`].
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// As in [`Candidate`].
     pub host_certificate: Vec<u8>,
@@ -55,11 +58,14 @@ pub struct Opened {
 pub enum Refused {
     /// The key does not open the disk.
     WrongKey,
-    /// The key opens the disk, but the header does not belong to the cluster of this measurement secret.
+    /// The key opens the disk, but the header does not belong to the cluster of this measurement
+    /// secret.
     OtherCluster,
-    /// The key opens the disk, but the disk belongs to another cluster than the setting `cluster-id` names.
+    /// The key opens the disk, but the disk belongs to another cluster than the setting
+    /// `cluster-id` names.
     OtherMember,
-    /// The key opens the disk, but the header names no cluster, and the source does not say that the cluster is migrating.
+    /// The key opens the disk, but the header names no cluster, and the source does not say that
+    /// the cluster is migrating.
     NoCluster,
     /// Another key opened the disk first, or the node is stopping.
     TooLate,
@@ -106,7 +112,8 @@ struct Progress {
 }
 
 impl Waiting {
-    /// Makes the waiting disk on `device` with the verified `header`. `finished` ends the work of the sources.
+    /// Makes the waiting disk on `device` with the verified `header`. `finished` ends the work of
+    /// the sources.
     pub fn new(header: luks::Header, device: &Path, finished: Stop, timeline: Timeline) -> Waiting {
         Waiting {
             header,
@@ -130,8 +137,9 @@ impl Waiting {
         &self.finished
     }
 
-    /// Tries a key. Only one key is tried at a time, because a keyslot may demand much memory. A try may take seconds; meanwhile
-    /// the node still reports what it waits for, and it can be stopped.
+    /// Tries a key. Only one key is tried at a time, because a keyslot may require much memory. A
+    /// try may take seconds; meanwhile the node still reports what it waits for, and it can be
+    /// stopped.
     pub fn offer(&self, candidate: Candidate) -> Result<(), Refused> {
         let _turn = self.trying.lock().unwrap_or_else(PoisonError::into_inner);
         if self.lock().done || self.finished.is_stopped() {
@@ -191,8 +199,9 @@ impl Waiting {
             })
     }
 
-    /// Returns the measurement salt of the cluster to which the disk belongs. The header must name the cluster: a storage volume
-    /// of the same cluster opens with a key of the same kind, but names no cluster.
+    /// Returns the measurement salt of the cluster to which the disk belongs. The header must name
+    /// the cluster: a storage volume of the same cluster opens with a key of the same kind, but
+    /// names no cluster.
     fn measurement_salt(
         &self,
         candidate: &Candidate,
@@ -218,7 +227,7 @@ impl Waiting {
         }
     }
 
-    /// Records a remark about `name` that is not the result of a try; an earlier report stays.
+    /// Records a message about `name` that is not the result of a try; an earlier report stays.
     pub fn hint(&self, name: &str, text: &str) {
         let hint = Note {
             tries: 0,
@@ -228,12 +237,13 @@ impl Waiting {
         state.notes.entry(name.into()).or_insert(hint);
     }
 
-    /// Removes the last report of the source `name`: it has answered, and there is nothing to report.
+    /// Removes the last report of the source `name`, which has answered without an error.
     pub fn answered(&self, name: &str) {
         self.lock().notes.remove(name);
     }
 
-    /// Records the result of a try of the source `name`: replaces its last report and counts the try.
+    /// Records the result of a try of the source `name`: replaces its last report and counts the
+    /// try.
     pub fn note(&self, name: &str, text: impl Into<String>) {
         let mut state = self.lock();
         let tries = state.notes.get(name).map_or(0, |note| note.tries) + 1;
@@ -257,8 +267,8 @@ impl Waiting {
         (self.since.elapsed(), notes)
     }
 
-    /// Blocks until a key opens the disk, and meanwhile reports on the console what the node waits for. Returns `None` if `node`
-    /// is stopped first, or after `timeout`.
+    /// Blocks until a key opens the disk, and meanwhile reports on the console what the node waits
+    /// for. Returns `None` if `node` is stopped first, or after `timeout`.
     pub fn wait(&self, node: &Stop, timeout: Option<Duration>) -> Option<Opened> {
         let mut next_report = REPORT_EVERY;
         let mut state = self.lock();
@@ -284,7 +294,7 @@ impl Waiting {
         }
     }
 
-    /// Returns in one line how long the disk waited, and what came of each source.
+    /// Returns in one line how long the disk waited, and the last result of each source.
     pub fn summary(&self) -> String {
         let (waited, notes) = self.report();
         let network = network::trouble().map(|trouble| format!("; network: {trouble}"));
