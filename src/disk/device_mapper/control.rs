@@ -1,5 +1,5 @@
-//! The ioctls of `/dev/mapper/control` (linux/dm-ioctl.h). A message is a `struct dm_ioctl`; to load a table, a
-//! `struct dm_target_spec` and its parameters follow.
+//! The ioctls of `/dev/mapper/control` (linux/dm-ioctl.h). A message is a `struct dm_ioctl`; to
+//! load a table, a `struct dm_target_spec` and its parameters follow.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -24,24 +24,28 @@ const DEV: Range<usize> = 40..48;
 const NAME: Range<usize> = 48..176;
 const UUID: Range<usize> = 176..305;
 
-/// `sizeof(struct dm_target_spec)` in bytes: start and length in sectors (u64), status, offset of the next (u32), type (16 bytes).
+/// `sizeof(struct dm_target_spec)` in bytes: start and length in sectors (u64), status, offset of
+/// the next (u32), type (16 bytes).
 const TARGET_SPEC_LEN: usize = 40;
 
-/// The oldest version of the interface that has all commands used here. The kernel accepts every 4.x up to its own version.
+/// The oldest version of the interface that has all commands used here. The kernel accepts every
+/// 4.x up to its own version.
 const INTERFACE_VERSION: [u32; 3] = [4, 0, 0];
 
 const DM_ACTIVE_PRESENT_FLAG: u32 = 1 << 5;
 /// Makes the kernel wipe its copies of the buffer.
 const DM_SECURE_DATA_FLAG: u32 = 1 << 15;
 
-/// Tells the device-mapper rules of udev to act on this event, and not on a later change of the disk below
-/// (DM_UDEV_PRIMARY_SOURCE_FLAG of libdevmapper, in the upper half of the event number).
+/// Tells the device-mapper rules of udev to act on this event, and not on a later change of the
+/// disk below (DM_UDEV_PRIMARY_SOURCE_FLAG of libdevmapper, in the upper half of the event number).
 const UDEV_PRIMARY_SOURCE: u32 = 0x0040 << 16;
-/// The flags of libdevmapper for a device below another device: udev runs no rules of a subsystem, does not probe for a file
-/// system and makes no link (DM_UDEV_DISABLE_{SUBSYSTEM,DISK,OTHER}_RULES_FLAG). A probe would read sectors never written.
+/// The flags of libdevmapper for a device below another device: udev runs no rules of a subsystem,
+/// does not probe for a file system and makes no link
+/// (DM_UDEV_DISABLE_{SUBSYSTEM,DISK,OTHER}_RULES_FLAG). A probe would read sectors never written.
 const UDEV_HIDDEN: u32 = (0x0002 | 0x0004 | 0x0008) << 16;
 
-/// Number of tries and the pause between them to remove a busy device, which udev may have open: 5 s in total, as in libdevmapper.
+/// Number of tries and the pause between them to remove a busy device, which udev may have open: 5
+/// s in total, as in libdevmapper.
 const REMOVE_ATTEMPTS: u32 = 50;
 const REMOVE_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -86,7 +90,8 @@ impl Control {
         }
     }
 
-    /// Creates a device without a table. The device is removed on drop, unless [`Device::keep`] was called.
+    /// Creates a device without a table. The device is removed on drop, unless [`Device::keep`] was
+    /// called.
     pub fn create(&self, name: &str, uuid: &str) -> Result<Device<'_>, Error> {
         let mut message = Message::new(name);
         message.set_string(UUID, uuid);
@@ -139,8 +144,9 @@ pub(super) struct Device<'c> {
 }
 
 impl Device<'_> {
-    /// Loads a table with one target that starts at sector 0. [`Device::resume`] activates it. The target type interprets
-    /// `parameters` now, and may already write to the disk below. All copies of `parameters` are wiped.
+    /// Loads a table with one target that starts at sector 0. [`Device::resume`] activates it. The
+    /// target type interprets `parameters` now, and may already write to the disk below. All copies
+    /// of `parameters` are wiped.
     pub fn load(&self, target: &str, sectors: u64, parameters: &[u8]) -> io::Result<()> {
         let mut message = Message::with_table(&self.name, target, sectors, parameters);
         message.set_u32(FLAGS, DM_SECURE_DATA_FLAG);
@@ -155,7 +161,8 @@ impl Device<'_> {
             .map_err(|error| kernel(&self.name, "remove a loaded table", error))
     }
 
-    /// Activates the loaded table, notifies udev, and makes sure that the node in `/dev/mapper` exists.
+    /// Activates the loaded table, notifies udev, and makes sure that the node in `/dev/mapper`
+    /// exists.
     pub fn resume(&self, audience: Audience) -> Result<(), Error> {
         let mut message = Message::new(&self.name);
         // without DM_SUSPEND_FLAG the command means resume
@@ -183,7 +190,8 @@ impl Device<'_> {
         node(&self.name)
     }
 
-    /// Makes the link that udev also makes, so that the link exists with and without udev. cryptsetup finds devices by this link.
+    /// Makes the link that udev also makes, so that the link exists with and without udev.
+    /// cryptsetup finds devices by this link.
     fn make_node(&self) -> Result<(), Error> {
         let node = node(&self.name);
         if block::number(&node).is_ok_and(|number| number == self.number) {
@@ -225,7 +233,7 @@ pub(super) fn kernel(name: &str, doing: &'static str, error: io::Error) -> Error
     }
 }
 
-/// Adds to the error of a table that the kernel refused that the module of its target is not there, if that is so.
+/// If the module of the table's target is missing, adds this to the kernel's error.
 pub(super) fn refused(module: &str, error: io::Error) -> io::Error {
     if Path::new("/sys/module").join(module).exists() {
         return error;
@@ -234,7 +242,8 @@ pub(super) fn refused(module: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{error}; {hint}"))
 }
 
-/// Returns the name of a device in a table: `major:minor`. Unlike a path, it always means the same device and needs no node.
+/// Returns the name of a device in a table: `major:minor`. Unlike a path, it always means the same
+/// device and needs no node.
 pub(super) fn table_name((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")
 }
@@ -248,7 +257,8 @@ fn decode_device_number(encoded: u64) -> (u32, u32) {
     )
 }
 
-/// A buffer for one command, wiped on drop. It never grows, so no copy of a key remains in freed memory.
+/// A buffer for one command, wiped on drop. It never grows, so no copy of a key remains in freed
+/// memory.
 struct Message(Zeroizing<Vec<u8>>);
 
 impl Message {
@@ -299,7 +309,8 @@ impl Message {
         String::from_utf8_lossy(bytes).into_owned()
     }
 
-    /// Sets a text field and truncates a longer value; [`super::crypt::Cipher::of`] has refused such names before.
+    /// Sets a text field and truncates a longer value; [`super::crypt::Cipher::of`] has refused
+    /// such names before.
     fn set_string(&mut self, field: Range<usize>, value: &str) {
         let len = value.len().min(field.len() - 1);
         self.0[field.start..field.start + len].copy_from_slice(&value.as_bytes()[..len]);

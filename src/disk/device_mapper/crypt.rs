@@ -11,15 +11,17 @@ use super::mapping::{HMAC_SHA256_LEN, Mapping, SECTOR};
 use sys::block;
 use sys::keyring::LogonKey;
 
-/// Options of dm-crypt that the old system uses: the thread that submits the I/O also encrypts and decrypts, without a work queue.
+/// Options of dm-crypt that Constellation uses: the thread that submits the I/O also encrypts and
+/// decrypts, without a work queue.
 const NO_WORKQUEUES: [&str; 2] = ["no_read_workqueue", "no_write_workqueue"];
-/// The kernel's name of what encrypts and authenticates a sector.
+/// The kernel's name of the algorithm that encrypts and authenticates a sector.
 pub(super) const AEAD: &str = "authenc(hmac(sha256),xts(aes))";
-/// Maximum length of a name. It leaves room for `_dif` and for the prefix in the UUID field (DM_UUID_LEN is 129;
-/// `CRYPT-INTEGRITY-`, 32 digits, a dash).
+/// Maximum length of a name. It leaves room for `_dif` and for the prefix in the UUID field
+/// (DM_UUID_LEN is 129; `CRYPT-INTEGRITY-`, 32 digits, a dash).
 const NAME_MAX: usize = 64;
 
-/// The cipher of a mapping in kernel notation. It exists only for a mapping whose values were checked.
+/// The cipher of a mapping in kernel notation. Values of this type exist only for a mapping that
+/// was checked.
 #[derive(Debug)]
 pub(super) struct Cipher {
     specification: String,
@@ -176,7 +178,8 @@ fn map<'c>(
     Ok(device)
 }
 
-/// Loads the table with the key in the keyring. If the kernel does not support that, the table contains the key.
+/// Loads the table with the key in the keyring. If the kernel does not support that, the table
+/// contains the key.
 fn load(
     device: &Device,
     mapping: &Mapping,
@@ -193,7 +196,8 @@ fn load(
                 sectors,
                 &[before, reference.as_bytes(), after].concat(),
             ) {
-                // dm-crypt built without CONFIG_KEYS returns this error, as for every invalid parameter
+                // dm-crypt built without CONFIG_KEYS returns this error, as for every invalid
+                // parameter
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => error,
                 other => return other,
             }
@@ -215,7 +219,8 @@ fn load(
 
 fn table_with_key(before: &[u8], key: &[u8], after: &[u8]) -> Zeroizing<Vec<u8>> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    // the full capacity at once: a vector that grows leaves a copy of the key in freed memory
+    // allocates the full capacity first: a vector that grows leaves copies of the key in freed
+    // memory
     let mut table = Zeroizing::new(Vec::with_capacity(
         before.len() + 2 * key.len() + after.len(),
     ));

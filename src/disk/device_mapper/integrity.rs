@@ -1,5 +1,6 @@
-//! The lower device: a table of type `integrity`, and the dm-integrity superblock at the data offset (struct superblock in the
-//! kernel's drivers/md/dm-integrity.c; all numbers are little-endian).
+//! The lower device: a table of type `integrity`, and the dm-integrity superblock at the data
+//! offset (struct superblock in the kernel's drivers/md/dm-integrity.c; all numbers are
+//! little-endian).
 
 use std::fs::OpenOptions;
 use std::io;
@@ -13,11 +14,13 @@ use sys::block::{self, PageBuffer};
 /// Length of the superblock in bytes (SB_SECTORS).
 pub(super) const SUPERBLOCK_LEN: usize = 4096;
 const MAGIC: &[u8; 8] = b"integrt\0";
-/// Highest supported version of the superblock (SB_VERSION_5: fixed HMAC); version 6 stores tags in the drive itself.
+/// Highest supported version of the superblock (SB_VERSION_5: fixed HMAC); version 6 stores tags in
+/// the drive itself.
 const VERSION_MAX: u8 = 5;
 /// SB_FLAG_FIXED_PADDING and SB_FLAG_FIXED_HMAC.
 const LAYOUT_FLAGS: u32 = 0x18;
-/// Sectors of the table that is loaded only to make the superblock: a size that fits every disk, as in cryptsetup.
+/// Sectors of the table that is loaded only to make the superblock: a size that fits every disk, as
+/// in cryptsetup.
 const SECTORS_BEFORE_SUPERBLOCK: u64 = 8;
 
 /// The integrity device and its size.
@@ -42,7 +45,8 @@ pub(super) fn map<'c>(
     let uuid = mapping.plain_uuid().expect("checked by Cipher::of");
     let number = block::number(mapping.device)
         .map_err(|error| disk(mapping, "find the block device", error))?;
-    // creates the device before anything is erased: the superblock of an active mapping must not change
+    // creates the device before anything is erased: the superblock of an active mapping must not
+    // change
     let device = control.create(&name, &format!("CRYPT-INTEGRITY-{uuid}-{name}"))?;
     let load = |sectors, doing| {
         device
@@ -61,8 +65,9 @@ pub(super) fn map<'c>(
     Ok(Lower { device, sectors })
 }
 
-/// Returns the parameters of the table. In mode J sector and tag are written through the journal, so they match after a power
-/// failure. `fix_padding` and `fix_hmac` apply when a superblock is made; without `fix_padding`, tags take more space.
+/// Returns the parameters of the table. In mode J sector and tag are written through the journal,
+/// so they match after a power failure. `fix_padding` and `fix_hmac` apply when a superblock is
+/// made; without `fix_padding`, tags take more space.
 fn table(mapping: &Mapping, number: (u32, u32)) -> String {
     format!(
         "{} {} {HMAC_SHA256_LEN} J 3 block_size:{} fix_padding fix_hmac",
@@ -117,18 +122,20 @@ fn disk(mapping: &Mapping, doing: &'static str, error: io::Error) -> Error {
     }
 }
 
-/// The fields of the superblock that this program uses. The superblock is not authenticated (only sectors are), so the host can
-/// write any value. The kernel checks the other fields.
+/// The fields of the superblock that this program uses. The superblock is not authenticated (only
+/// sectors are), so the host can write any value. The kernel checks the other fields.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     provided_data_sectors: u64,
     pub journal_sections: u32,
-    /// Whether the only options are those that change the layout of tags: no recalculation, and no bitmap instead of the journal.
+    /// Whether the only options are those that change the layout of tags: no recalculation, and no
+    /// bitmap instead of the journal.
     pub has_plain_journal: bool,
 }
 
 impl Superblock {
-    /// Parses the superblock. `available` is the number of sectors from the superblock to the end of the disk. The error is a clause.
+    /// Parses the superblock. `available` is the number of sectors from the superblock to the end
+    /// of the disk. The error is a clause.
     pub fn parse(bytes: &[u8], sector_size: u32, available: u64) -> Result<Superblock, String> {
         let field = bytes.get(..64).ok_or("it is truncated")?;
         if &field[..8] != MAGIC {
@@ -173,7 +180,8 @@ impl Superblock {
     }
 }
 
-/// Returns an error unless the device is the integrity device of a LUKS2 mapping (cryptsetup 2.8 uses the prefix `CRYPT-SUBDEV`).
+/// Returns an error unless the device is the integrity device of a LUKS2 mapping (cryptsetup 2.8
+/// uses the prefix `CRYPT-SUBDEV`).
 pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
     let known = ["CRYPT-INTEGRITY-", "CRYPT-SUBDEV-"]
         .iter()
@@ -191,7 +199,8 @@ pub(super) fn require_ours(name: &str, uuid: &str) -> Result<(), Error> {
 mod tests {
     use super::*;
 
-    /// From a 256 MiB disk that cryptsetup 2.6.1 formatted with `--integrity hmac-sha256 --sector-size 4096` (kernel 6.1).
+    /// From a 256 MiB disk that cryptsetup 2.6.1 formatted with `--integrity hmac-sha256
+    /// --sector-size 4096` (kernel 6.1).
     const FROM_CRYPTSETUP: [u8; 32] = [
         0x69, 0x6e, 0x74, 0x65, 0x67, 0x72, 0x74, 0x00, 0x04, 0x0f, 0x20, 0x00, 0x0f, 0x00, 0x00,
         0x00, //

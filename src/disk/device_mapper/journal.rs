@@ -1,39 +1,45 @@
-//! Determines, without the key, whether anything except the wipe of a format was ever written to a dm-integrity device.
+//! Determines, without the key, whether anything except the wipe of a format was ever written to a
+//! dm-integrity device.
 //!
-//! The old system formats a disk, wipes all of it with zeros, and only then makes it a state disk or gives it to a tenant. The
-//! wipe bypasses the journal of dm-integrity (mode D, "no journal"); all later writes use the journal (mode J). Therefore:
+//! Constellation formats a disk, wipes all of it with zeros, and only then makes it a state disk or
+//! gives it to a tenant. The wipe bypasses the journal of dm-integrity (mode D, "no journal"); all
+//! later writes use the journal (mode J). Therefore:
 //!
 //! - If the journal is as the kernel made it, nothing was written since, except by a wipe.
-//! - If the end of the disk contains zeros, the wipe did not reach it, and nobody made a file system: mke2fs, mkfs.xfs and
-//!   mkfs.btrfs all clear the end of their device.
+//! - If the end of the disk contains zeros, the wipe did not reach it, and nobody made a file
+//!   system: mke2fs, mkfs.xfs and mkfs.btrfs all clear the end of their device.
 //!
-//! Both conditions are necessary: the kernel resets a journal whose last write was torn, and the end of a disk in use may stay
-//! empty.
+//! Both conditions are necessary: the kernel resets a journal whose last write was incomplete, and
+//! the end of a disk in use may stay empty.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::integrity::{SUPERBLOCK_LEN, Superblock};
 use super::mapping::SECTOR;
 
-/// A journal section consists of 8 sectors of entries and the blocks of these entries (JOURNAL_BLOCK_SECTORS). An entry has a
-/// sector number, the last 8 bytes of each of the block's 8 sectors, and a tag of 32 bytes; 4 entries fit into a sector.
+/// A journal section consists of 8 sectors of entries and the blocks of these entries
+/// (JOURNAL_BLOCK_SECTORS). An entry has a sector number, the last 8 bytes of each of the block's 8
+/// sectors, and a tag of 32 bytes; 4 entries fit into a sector.
 const ENTRY_SECTORS: u64 = 8;
 const ENTRY_LEN: usize = 8 + 8 * 8 + 32;
 const ENTRIES_PER_SECTOR: usize = 4;
 const SECTION_SECTORS: u64 = ENTRY_SECTORS + ENTRY_SECTORS * ENTRIES_PER_SECTOR as u64 * 8;
 /// The block size in bytes to which this layout applies.
 const BLOCK_SIZE: u32 = 4096;
-/// The first commit ID. Each sector of the journal ends with 8 bytes: the commit ID of the round in which it was written, combined
-/// with the numbers of section and sector.
+/// The first commit ID. Each sector of the journal ends with 8 bytes: the commit ID of the round in
+/// which it was written, combined with the numbers of section and sector.
 const FIRST_COMMIT_ID: u64 = 0x1111_1111_1111_1111;
-/// Maximum number of sections of a journal that the kernel makes by default: 131 072 sectors (DEFAULT_MAX_JOURNAL_SECTORS).
+/// Maximum number of sections of a journal that the kernel makes by default: 131 072 sectors
+/// (DEFAULT_MAX_JOURNAL_SECTORS).
 const SECTIONS_MAX: u64 = 131_072 / SECTION_SECTORS;
-/// Bytes at the end of the disk that must be zeros. mke2fs clears the last 64 KiB, the other programs more.
+/// Bytes at the end of the disk that must be zeros. mke2fs clears the last 64 KiB, the other
+/// programs more.
 const TAIL: u64 = 1 << 20;
 
-/// Returns why data may be on the dm-integrity device whose superblock is at byte `data_offset`, as a clause; `None` if it holds no
-/// data. This assumes that the device was always used with its journal, as in the old system: the result is not valid for a disk
-/// that was opened with `--integrity-no-journal`.
+/// Returns why data may be on the dm-integrity device whose superblock is at byte `data_offset`, as
+/// a clause; `None` if it holds no data. This assumes that the device was always used with its
+/// journal, as in Constellation: the result is not valid for a disk that was opened with
+/// `--integrity-no-journal`.
 pub fn may_hold_data(
     disk: &mut (impl Read + Seek),
     data_offset: u64,
@@ -89,7 +95,8 @@ pub fn may_hold_data(
         .then(|| "the end of the disk was written to".into()))
 }
 
-/// Returns a sector of a new journal: entries without a sector number (its upper half is all ones), and the commit ID.
+/// Returns a sector of a new journal: entries without a sector number (its upper half is all ones),
+/// and the commit ID.
 fn fresh_sector(section: u64, sector: u64) -> [u8; SECTOR as usize] {
     let mut bytes = [0; SECTOR as usize];
     if sector < ENTRY_SECTORS {

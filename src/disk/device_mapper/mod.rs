@@ -1,8 +1,10 @@
-//! Maps an encrypted disk as a block device: dm-crypt, on top of dm-integrity if sectors are authenticated. The mapping is set up
-//! with the kernel's ioctls (linux/dm-ioctl.h, the kernel's Documentation/admin-guide/device-mapper/{dm-crypt,dm-integrity}.rst).
+//! Maps an encrypted disk as a block device: dm-crypt, on top of dm-integrity if sectors are
+//! authenticated. The mapping is set up with the kernel's ioctls (linux/dm-ioctl.h, the kernel's
+//! Documentation/admin-guide/device-mapper/{dm-crypt,dm-integrity}.rst).
 //!
-//! Tables, names and UUIDs are those that cryptsetup 2.6 gives a LUKS2 device (2.7 and 2.8 accept them). So `status` and `close`
-//! of cryptsetup work on our mappings, and each program reads what the other wrote:
+//! Tables, names and UUIDs are those that cryptsetup 2.6 gives a LUKS2 device (2.7 and 2.8 accept
+//! them). So `status` and `close` of cryptsetup work on our mappings, and each program reads what
+//! the other wrote:
 //!
 //! ```text
 //!   /dev/mapper/NAME       crypt      encrypts a sector and computes its 32-byte tag (authenc: AES-XTS, HMAC-SHA256)
@@ -14,15 +16,16 @@
 //!
 //! Without integrity, the crypt device lies directly on the disk, from the data offset on.
 //!
-//! With integrity **a sector that was never written cannot be read**: its tag does not match, the read fails with `EIO`, and the
-//! kernel logs `INTEGRITY AEAD ERROR`. The user of a mapping opened with [`FirstUse::Create`] must write a sector before it reads
-//! the sector.
+//! With integrity **a sector that was never written cannot be read**: its tag does not match, the
+//! read fails with `EIO`, and the kernel logs `INTEGRITY AEAD ERROR`. The user of a mapping opened
+//! with [`FirstUse::Create`] must write a sector before it reads the sector.
 //!
-//! The key is passed to the kernel as a `logon` key in the keyring of the calling thread. User space cannot read such a key back,
-//! and it is revoked as soon as dm-crypt has its copy.
+//! The key is passed to the kernel as a `logon` key in the keyring of the calling thread. User
+//! space cannot read such a key back, and it is revoked as soon as dm-crypt has its copy.
 //!
-//! Files: `mapping` has the parameters of a mapping, `control` the ioctls, `integrity` the lower device and its superblock, `crypt`
-//! the upper device and its key; `journal` determines whether the lower device was ever used.
+//! Files: `mapping` has the parameters of a mapping, `control` the ioctls, `integrity` the lower
+//! device and its superblock, `crypt` the upper device and its key; `journal` determines whether
+//! the lower device was ever used.
 
 mod control;
 mod crypt;
@@ -38,15 +41,15 @@ pub use error::Error;
 pub use journal::may_hold_data;
 pub use mapping::{FirstUse, Mapping};
 
-/// Maps the disk and returns the path of the block device, `/dev/mapper/NAME`, which exists on return. After a failure nothing
-/// is mapped.
+/// Maps the disk and returns the path of the block device, `/dev/mapper/NAME`, which exists on
+/// return. After a failure nothing is mapped.
 ///
-/// Does not read the data: a wrong key fails at the first read. Requires Linux 5.12 or later with the modules `dm_mod`,
-/// `dm_crypt` and, with integrity, `dm_integrity` and `authenc`.
+/// Does not read the data: a wrong key fails at the first read. Requires Linux 5.12 or later with
+/// the modules `dm_mod`, `dm_crypt` and, with integrity, `dm_integrity` and `authenc`.
 ///
 /// # Errors
-/// [`Error::AlreadyActive`] if the name is in use, or if a killed process left the integrity device ([`close`] removes it); the
-/// existing mapping and the disk are not changed.
+/// [`Error::AlreadyActive`] if the name is in use, or if a killed process left the integrity device
+/// ([`close`] removes it); the existing mapping and the disk are not changed.
 pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     let cipher = crypt::Cipher::of(mapping)?;
     let control = Control::open()?;
@@ -64,20 +67,21 @@ pub fn open(mapping: &Mapping, first_use: FirstUse) -> Result<PathBuf, Error> {
     Ok(upper.keep())
 }
 
-/// Has the kernel make the cipher of a disk with integrity, for which it starts modprobe some ten times. A caller that waits for the key
-/// can do it meanwhile; then [`open`] finds the cipher made. Needs the module `algif_aead`, and unloads it.
+/// Makes the kernel prepare the cipher of a disk with integrity; for this the kernel starts
+/// modprobe about ten times. A program can call this while it waits for the key; then [`open`] is
+/// faster. Needs the module `algif_aead`, and unloads it afterwards.
 pub fn prepare() -> std::io::Result<()> {
     sys::cipher::make_aead(crypt::AEAD)?;
     sys::cipher::unload_interface();
     Ok(())
 }
 
-/// Removes the mapping and its integrity device. Waits up to 5 s while another program (udev) has it open. All written data is
-/// durable on return.
+/// Removes the mapping and its integrity device. Waits up to 5 s while another program (udev) has
+/// it open. All written data is durable on return.
 ///
 /// # Errors
-/// [`Error::NotActive`] if the mapping does not exist; [`Error::InUse`] while it is mounted or open; [`Error::NotOurs`] if a
-/// device of that name is not a LUKS2 mapping.
+/// [`Error::NotActive`] if the mapping does not exist; [`Error::InUse`] while it is mounted or
+/// open; [`Error::NotOurs`] if a device of that name is not a LUKS2 mapping.
 pub fn close(name: &str) -> Result<(), Error> {
     let control = Control::open()?;
     let lower_name = integrity::lower_name(name);

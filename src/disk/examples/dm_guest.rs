@@ -1,5 +1,5 @@
-//! Lets the shell script `tests/boot/cases/dm.sh` in a test guest call `device_mapper` and `state_disk::filesystem`. Each run
-//! makes one call and prints its duration.
+//! Lets the shell script `tests/boot/cases/dm.sh` in a test guest call `device_mapper` and
+//! `state_disk::filesystem`. Each run makes one call and prints its duration.
 
 use std::fs;
 use std::path::Path;

@@ -1,13 +1,14 @@
-//! The token that binds a state disk to its cluster: the measurement salt of the cluster, and a MAC under the measurement
-//! secret over the UUID of the disk and the salt.
+//! The token that binds a state disk to its cluster: the measurement salt of the cluster, and a MAC
+//! under the measurement secret over the UUID of the disk and the salt.
 //!
 //! ```text
 //! {"type": "firstlight-cluster", "keyslots": [], "mac": BASE64, "measurementSalt": BASE64}
 //! ```
 //!
-//! Storage volumes of the cluster have keys of the same kind as state disks. Only the nodes of the cluster, its join service and
-//! the holder of the master secret can compute this MAC, so a volume cannot pass as a state disk. The salt in the header allows
-//! the node to compute the cluster ID before it reads the file system.
+//! Storage volumes of the cluster have keys of the same kind as state disks. Only the nodes of the
+//! cluster, its join service and the holder of the master secret can compute this MAC, so a volume
+//! cannot pass as a state disk. The salt in the header allows the node to compute the cluster ID
+//! before it reads the file system.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -44,7 +45,8 @@ struct Json {
 }
 
 impl ClusterToken {
-    /// Makes the token of the disk with this UUID (lower case) in the cluster with this measurement secret and salt.
+    /// Makes the token of the disk with this UUID (lower case) in the cluster with this measurement
+    /// secret and salt.
     pub fn new(
         uuid: &str,
         measurement_secret: &Secret,
@@ -57,7 +59,8 @@ impl ClusterToken {
         }
     }
 
-    /// Returns the salt if the MAC is valid for the disk with this UUID (lower case) under this measurement secret.
+    /// Returns the salt if the MAC is valid for the disk with this UUID (lower case) under this
+    /// measurement secret.
     pub fn verified_salt(
         &self,
         uuid: &str,
@@ -74,7 +77,8 @@ fn key(measurement_secret: &Secret) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, disk_mac_key(measurement_secret).expose())
 }
 
-/// Returns the input of the MAC. A UUID always has 36 bytes, so two different pairs never give the same input.
+/// Returns the input of the MAC. A UUID always has 36 bytes, so two different pairs never give the
+/// same input.
 fn message(uuid: &str, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Vec<u8> {
     [uuid.as_bytes(), salt].concat()
 }

@@ -15,7 +15,8 @@ pub enum Error {
         /// The error of the system call.
         source: io::Error,
     },
-    /// A LUKS2 header that violates a rule for state disks. The text names the object, its value and the expected value.
+    /// A LUKS2 header that violates a rule for state disks. The text names the object, its value
+    /// and the expected value.
     NotOurs(String),
     /// No keyslot opened with this passphrase.
     WrongPassphrase {
@@ -47,7 +48,8 @@ pub enum Error {
     },
     /// The new metadata or the new keyslot area does not fit into the header.
     NoRoom(&'static str),
-    /// An earlier write of this header failed: the content of the disk is unknown until it is probed again.
+    /// An earlier write of this header failed: the content of the disk is unknown until it is
+    /// probed again.
     ProbeAgain,
 }
 

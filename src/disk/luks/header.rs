@@ -1,4 +1,5 @@
-//! The binary header (LUKS2 specification §2.1), and the two copies of it that a [`Header`] represents.
+//! The binary header (LUKS2 specification §2.1), and the two copies of it that a [`Header`]
+//! represents.
 
 use std::ops::RangeInclusive;
 
@@ -11,9 +12,11 @@ use base::crypto;
 
 /// Magic of the primary header; LUKS1 has the same magic and version 1.
 const MAGIC_PRIMARY: &[u8; 6] = b"LUKS\xba\xbe";
-/// Magic of the secondary header. It differs, so that no program takes this header for the start of a disk.
+/// Magic of the secondary header. It differs, so that no program takes this header for the start of
+/// a disk.
 const MAGIC_SECONDARY: &[u8; 6] = b"SKUL\xba\xbe";
-/// The allowed sizes of one copy (binary header and JSON area) in bytes (specification, table 1): powers of two.
+/// The allowed sizes of one copy (binary header and JSON area) in bytes (specification, table 1):
+/// powers of two.
 const HDR_SIZES: RangeInclusive<u64> = 16 << 10..=4 << 20;
 
 // Field offsets within the binary header; all numbers are big-endian.
@@ -48,12 +51,14 @@ impl Copy {
 
 /// A LUKS2 header in memory whose checksum was valid. Later changes of the disk do not affect it.
 ///
-/// The metadata is stored as it was read, so that a write preserves fields that this program does not know.
+/// The metadata is stored as it was read, so that a write preserves fields that this program does
+/// not know.
 #[derive(Clone)]
 pub struct Header {
     pub(super) binary: Binary,
     pub(super) metadata: Value,
-    /// Whether the copy on disk (primary, secondary) equals this header. A write starts with a copy that does not.
+    /// Whether the copy on disk (primary, secondary) equals this header. A write starts with a copy
+    /// that does not.
     pub(super) good: [bool; 2],
     /// Whether a write failed: then no copy may be written before the disk is probed again.
     pub(super) failed: bool,
@@ -84,8 +89,8 @@ impl Header {
         self.binary.seqid
     }
 
-    /// Returns SHA-256 over the content of the header. It does not depend on the copy that was read; different headers have
-    /// different fingerprints.
+    /// Returns SHA-256 over the content of the header. It does not depend on the copy that was
+    /// read; different headers have different fingerprints.
     pub fn fingerprint(&self) -> [u8; SHA256_LEN] {
         let Binary {
             hdr_size,
@@ -116,14 +121,16 @@ impl Header {
         &self.metadata
     }
 
-    /// Returns whether both copies on disk are valid and current; if not, [`Header::repair`] rewrites them.
+    /// Returns whether both copies on disk are valid and current; if not, [`Header::repair`]
+    /// rewrites them.
     pub fn copies_agree(&self) -> bool {
         self.good == [true; 2]
     }
 }
 
 impl Binary {
-    /// Parses the fields of the binary header `bytes` from byte `at` of the device. Does not verify the checksum.
+    /// Parses the fields of the binary header `bytes` from byte `at` of the device. Does not verify
+    /// the checksum.
     ///
     /// The error says what is wrong with this copy.
     pub fn parse(bytes: &[u8; BINARY_LEN], copy: Copy, at: u64) -> Result<Self, String> {
@@ -165,7 +172,8 @@ impl Binary {
         })
     }
 
-    /// Returns the bytes of one copy: binary header with checksum, JSON, zeros; `None` if the JSON does not fit.
+    /// Returns the bytes of one copy: binary header with checksum, JSON, zeros; `None` if the JSON
+    /// does not fit.
     pub fn encode(&self, copy: Copy, json: &str) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.hdr_size as usize];
         // the JSON ends with a zero byte

@@ -1,8 +1,10 @@
-//! The JSON area of a header copy: parses its bytes to valid LUKS2 metadata, and writes metadata as text.
+//! The JSON area of a header copy: parses its bytes to valid LUKS2 metadata, and writes metadata as
+//! text.
 //!
-//! Metadata is valid if libcryptsetup (2.6 to 2.8) accepts it: the rules are §3 of the specification and the checks of
-//! libcryptsetup. A copy that violates a rule is ignored, and the other copy is used. The rules for several segments are
-//! omitted, because a state disk has one segment. [`metadata`](super::metadata) checks this, and all limits of our own.
+//! Metadata is valid if libcryptsetup (2.6 to 2.8) accepts it: the rules are §3 of the
+//! specification and the checks of libcryptsetup. A copy that violates a rule is ignored, and the
+//! other copy is used. The rules for several segments are omitted, because a state disk has one
+//! segment. [`metadata`](super::metadata) checks this, and all limits of our own.
 
 use std::fmt::Write as _;
 
@@ -12,12 +14,14 @@ use super::layout::{AREA_ALIGN, BINARY_LEN};
 
 /// Maximum nesting depth: the default of json-c, with which libcryptsetup parses.
 const MAX_DEPTH: usize = 32;
-/// Maximum size in bytes of the keyslots area (LUKS2_MAX_KEYSLOTS_SIZE of libcryptsetup). The size is a multiple of [`AREA_ALIGN`].
+/// Maximum size in bytes of the keyslots area (LUKS2_MAX_KEYSLOTS_SIZE of libcryptsetup). The size
+/// is a multiple of [`AREA_ALIGN`].
 const MAX_KEYSLOTS_SIZE: u64 = 128 << 20;
 /// Alignment in bytes of the start and end of segments: a sector of device-mapper.
 const SECTOR: u64 = 512;
 
-/// Parses the JSON area of one copy: one JSON object, then at least one zero byte, and zero bytes to the end.
+/// Parses the JSON area of one copy: one JSON object, then at least one zero byte, and zero bytes
+/// to the end.
 ///
 /// The error says what is wrong with this copy.
 pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
@@ -41,7 +45,8 @@ pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
     Ok(metadata)
 }
 
-/// Returns the nesting depth of `value`. The recursion is limited by the parser, which accepts at most 128 levels.
+/// Returns the nesting depth of `value`. The recursion is limited by the parser, which accepts at
+/// most 128 levels.
 fn depth(value: &Value) -> usize {
     let below = match value {
         Value::Object(members) => members.values().map(depth).max(),
@@ -239,7 +244,8 @@ fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), St
     Ok(())
 }
 
-/// Returns the start and end in bytes of the keyslots area. The config of the metadata must have been checked.
+/// Returns the start and end in bytes of the keyslots area. The config of the metadata must have
+/// been checked.
 pub(super) fn keyslots_area(metadata: &Value) -> (u64, u64) {
     let size = |name| decimal("config", &metadata["config"], name).unwrap_or(0);
     let start = 2 * (BINARY_LEN as u64 + size("json_size"));
@@ -329,14 +335,16 @@ pub(super) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<
     if holds { Ok(()) } else { Err(otherwise()) }
 }
 
-/// Returns `value` as text, with the members of objects in the order in which libcryptsetup and Constellation write them.
+/// Returns `value` as text, with the members of objects in the order in which libcryptsetup and
+/// Constellation write them.
 pub(super) fn to_text(value: &Value) -> String {
     let mut text = String::new();
     put(value, &mut text);
     text
 }
 
-/// The order of members in every kind of object. Members that are not listed follow in alphabetical order.
+/// The order of members in every kind of object. Members that are not listed follow in alphabetical
+/// order.
 const MEMBER_ORDER: [&str; 29] = [
     "type",
     "keyslots",

@@ -1,5 +1,5 @@
-//! Derives the volume key from the passphrase of a keyslot: argon2id, the cipher of the area, the anti-forensic splitter, the
-//! digest.
+//! Derives the volume key from the passphrase of a keyslot: argon2id, the cipher of the area, the
+//! anti-forensic splitter, the digest.
 
 use std::io::{Read, Seek};
 use std::num::NonZeroU32;
@@ -19,7 +19,8 @@ use super::layout::STRIPES;
 use super::metadata::{AREA_KEY_LEN, Digest, Integrity, Kdf, Keyslot, SALT_LEN};
 use base::crypto::Secret;
 
-/// Sector size in bytes of the cipher within a keyslot area. IVs count from the start of the area (specification §2.2).
+/// Sector size in bytes of the cipher within a keyslot area. IVs count from the start of the area
+/// (specification §2.2).
 const AREA_SECTOR: usize = 512;
 const SHA256_LEN: usize = 32;
 
@@ -28,9 +29,9 @@ type AreaKey = Zeroizing<[u8; AREA_KEY_LEN]>;
 impl Header {
     /// Returns the volume key from the first keyslot that `passphrase` opens.
     ///
-    /// Checks the header first ([`Header::check_ours`], integrity optional). The key is verified with the digest in this
-    /// header, so a modified keyslot area can only cause an error. Errors: [`Error::WrongPassphrase`], [`Error::NotOurs`],
-    /// [`Error::OutOfMemory`], [`Error::Io`].
+    /// Checks the header first ([`Header::check_ours`], integrity optional). The key is verified
+    /// with the digest in this header, so a modified keyslot area can only cause an error. Errors:
+    /// [`Error::WrongPassphrase`], [`Error::NotOurs`], [`Error::OutOfMemory`], [`Error::Io`].
     pub fn unlock(
         &self,
         dev: &mut (impl Read + Seek),
@@ -141,7 +142,8 @@ fn cipher(key: &AreaKey) -> Xts128<Aes256> {
     )
 }
 
-/// Splits a key into stripes (anti-forensic splitter, specification §2.4, as in LUKS1). All stripes are needed to restore it.
+/// Splits a key into stripes (anti-forensic splitter, specification §2.4, as in LUKS1). All stripes
+/// are needed to restore it.
 fn split(key: &Secret) -> Zeroizing<Vec<u8>> {
     let len = key.len();
     let mut stripes = Zeroizing::new(vec![0; len * STRIPES]);
@@ -188,7 +190,8 @@ fn xor(bytes: &mut [u8], other: &[u8]) {
         .for_each(|(byte, other)| *byte ^= other);
 }
 
-/// Counts the work that this thread has done, in the units of [`MAX_WORK`](super::metadata::MAX_WORK).
+/// Counts the work that this thread has done, in the units of
+/// [`MAX_WORK`](super::metadata::MAX_WORK).
 #[cfg(test)]
 pub(super) mod work {
     use std::cell::Cell;

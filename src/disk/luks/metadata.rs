@@ -1,11 +1,14 @@
-//! Valid metadata (LUKS2 specification §3): decides whether it is that of a state disk, enforces limits, and edits it.
+//! The metadata rules (LUKS2 specification §3): decides whether metadata belongs to a state disk,
+//! enforces limits, and edits metadata.
 //!
-//! The rules are those of Constellation, which refuses every unknown field and every cipher, hash or KDF except one, so that a
-//! host cannot give a weak header to a node. Additional limits prevent that a header makes a node allocate or compute without
-//! bound. Edits work on the [`Value`] as it was read, and preserve unknown fields.
+//! The rules are those of Constellation, which refuses every unknown field and every cipher, hash
+//! or KDF except one, so that a host cannot give a weak header to a node. Additional limits prevent
+//! a header from making a node allocate memory or compute without bound. Edits work on the
+//! [`Value`] as it was read, and preserve unknown fields.
 //!
-//! Other tools (cryptsetup, systemd-cryptenroll) may add keyslots, tokens, priorities and flags to a node's disk. What changes
-//! neither the data nor keyslot 0 is ignored, so that it does not lock a node out.
+//! Other tools (cryptsetup, systemd-cryptenroll) may add keyslots, tokens, priorities and flags to
+//! a node's disk. Additions that change neither the data nor keyslot 0 are ignored, so that they do
+//! not lock a node out.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,12 +44,13 @@ const TOKEN_TYPE: &str = "constellation-state-disk";
 /// The keyslot whose passphrase is the disk key of a node.
 const KEYSLOT: &str = "0";
 
-/// The command by which the operator gives keyslot 0 again the parameters that nodes write: argon2id and SHA-256.
+/// The command with which the operator restores the parameters that nodes write in keyslot 0:
+/// argon2id and SHA-256.
 const CONVERT: &str = "cryptsetup luksConvertKey --pbkdf argon2id --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 \
                        --hash sha256";
 
-/// Cost of argon2id in keyslots that we write: the minimum that libcryptsetup accepts. The passphrases are 256 random bits, so a
-/// higher cost gives no protection.
+/// Cost of argon2id in keyslots that we write: the minimum that libcryptsetup accepts. The
+/// passphrases are 256 random bits, so a higher cost gives no protection.
 const OUR_KDF_TIME: u32 = 4;
 const OUR_KDF_MEMORY_KIB: u32 = 32;
 const OUR_KDF_CPUS: u32 = 1;
@@ -56,24 +60,28 @@ pub(super) const OUR_DIGEST_ITERATIONS: u32 = 1000;
 // Limits of the resources that a header may demand.
 /// Maximum number of keyslots and of tokens: LUKS2_KEYSLOTS_MAX, LUKS2_TOKENS_MAX of libcryptsetup.
 const MAX_OBJECTS: usize = 32;
-/// Maximum memory of argon2id in KiB: the default maximum of libcryptsetup, which the permanent keyslot of Constellation may use.
+/// Maximum memory of argon2id in KiB: the default maximum of libcryptsetup, which the permanent
+/// keyslot of Constellation may use.
 const MAX_KDF_MEMORY_KIB: u32 = 1 << 20;
 /// Maximum number of argon2id lanes: the maximum of libcryptsetup.
 const MAX_KDF_CPUS: u32 = 4;
-/// Maximum cost of one try of a key. The unit is about a microsecond on a slow core: one pass of argon2id over one KiB, or one
-/// iteration of PBKDF2. A wrong key is tried on every keyslot, and each result is tried on the digest.
+/// Maximum cost of one try of a key. The unit is about a microsecond on a slow core: one pass of
+/// argon2id over one KiB, or one iteration of PBKDF2. A wrong key is tried on every keyslot, and
+/// each result is tried on the digest.
 ///
-/// The limit is 16 passes over 1 GiB. libcryptsetup uses two seconds of four threads for a keyslot, which is 4 to 8 such
-/// passes, and an eighth of a second for the digest, which is up to 500 000 iterations.
+/// The limit is 16 passes over 1 GiB. libcryptsetup uses two seconds of four threads for a keyslot,
+/// which is 4 to 8 such passes, and an eighth of a second for the digest, which is up to 500 000
+/// iterations.
 pub(super) const MAX_WORK: u64 = 16 << 20;
-/// Maximum sequence id. Counting from 1 does not reach it in practice.
+/// Maximum sequence id. A counter that starts at 1 never reaches it in practice.
 const MAX_SEQID: u64 = u64::MAX / 2;
 
 /// The state of the disk according to token 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskState {
-    /// There is no token 0, or `diskIsInitialized` is not a boolean. Constellation treats the disk as uninitialized. That is
-    /// correct if a format by Constellation was interrupted, but the disk may also be any other LUKS2 disk.
+    /// There is no token 0, or `diskIsInitialized` is not a boolean. Constellation treats the disk
+    /// as uninitialized. That is correct if a format by Constellation was interrupted, but the disk
+    /// may also be any other LUKS2 disk.
     Unmarked,
     /// `diskIsInitialized` is false: the disk is formatted and does not hold the state of a node.
     Uninitialized,
@@ -105,7 +113,8 @@ pub struct Geometry {
     pub integrity: Option<String>,
     /// Length of the volume key in bytes: 96 with integrity, else 64.
     pub key_size: usize,
-    /// Number of the digest of the volume key; cryptsetup uses it in the name of the key in a keyring.
+    /// Number of the digest of the volume key; cryptsetup uses it in the name of the key in a
+    /// keyring.
     pub digest_id: u32,
 }
 
@@ -122,7 +131,8 @@ impl fmt::Debug for Header {
 }
 
 impl Header {
-    /// Returns the state of the disk according to token 0. [`Header::check_ours`] checks the `type` of the token.
+    /// Returns the state of the disk according to token 0. [`Header::check_ours`] checks the `type`
+    /// of the token.
     pub fn state(&self) -> DiskState {
         match self.metadata["tokens"][TOKEN.to_string()]["diskIsInitialized"].as_bool() {
             None => DiskState::Unmarked,
@@ -136,7 +146,8 @@ impl Header {
         cluster_token::read(&self.metadata["tokens"]).map_err(Error::NotOurs)
     }
 
-    /// Returns the addresses of the cluster's join services; `None` if the header has none. The error says what is wrong with the token.
+    /// Returns the addresses of the cluster's join services; `None` if the header has none. The
+    /// error says what is wrong with the token.
     pub fn peers(&self) -> Result<Option<Peers>, String> {
         peers::read(&self.metadata["tokens"])
     }
@@ -146,24 +157,27 @@ impl Header {
         self.state() == DiskState::Initialized
     }
 
-    /// Checks that this is a complete header of a state disk (made by Constellation or Firstlight) within all limits.
+    /// Checks that this is a complete header of a state disk (made by Constellation or Firstlight)
+    /// within all limits.
     ///
     /// [`Error::NotOurs`] names the object, its value and the expected value.
     pub fn check_ours(&self, integrity: Integrity) -> Result<(), Error> {
         self.checked(integrity).map(drop)
     }
 
-    /// Returns whether this header passes [`Header::check_ours`] with integrity, except that it has no keyslot and no token: the
-    /// result of an interrupted format by Constellation. No key opens the disk, so no data can be lost.
+    /// Returns whether this header passes [`Header::check_ours`] with integrity, except that it has
+    /// no keyslot and no token: the result of an interrupted format by Constellation. No key opens
+    /// the disk, so no data can be lost.
     pub fn is_keyless(&self) -> bool {
         let tokens = self.metadata["tokens"].as_object();
         tokens.is_some_and(Map::is_empty)
             && check(self, Integrity::Required, 0).is_ok_and(|metadata| metadata.areas.is_empty())
     }
 
-    /// Returns whether this header passes [`Header::check_ours`] with integrity and contains only the one keyslot that a format by
-    /// Constellation adds: no token, no second keyslot, no label. A state disk whose format was interrupted has such a header,
-    /// and so has a volume of Constellation's storage driver; only the content of the disk distinguishes them.
+    /// Returns whether this header passes [`Header::check_ours`] with integrity and contains only
+    /// the one keyslot that a format by Constellation adds: no token, no second keyslot, no label.
+    /// A state disk whose format was interrupted has such a header, and so has a volume of
+    /// Constellation's storage driver; only the content of the disk distinguishes them.
     pub fn is_unmarked_format(&self) -> bool {
         let named = self.binary.label != [0; 48] || self.binary.subsystem != [0; 48];
         let no_token = self.metadata["tokens"]
@@ -527,9 +541,10 @@ fn areas(keyslots: &Value) -> Result<Vec<(u64, u64)>, String> {
     Ok(areas)
 }
 
-/// Returns whether a keyslot has the parameters of a node's keyslot, and holds the volume key. Other tools make other keyslots:
-/// systemd-cryptenroll uses PBKDF2, and `cryptsetup luksAddKey` has the options --unbound, --pbkdf and --hash. cryptsetup refuses
-/// --keyslot-cipher for a disk with integrity.
+/// Returns whether a keyslot has the parameters of a node's keyslot, and holds the volume key.
+/// Other tools make other keyslots: systemd-cryptenroll uses PBKDF2, and `cryptsetup luksAddKey`
+/// has the options --unbound, --pbkdf and --hash. cryptsetup refuses --keyslot-cipher for a disk
+/// with integrity.
 fn is_of_node(id: &str, keyslot: &Value, digest: &Digest) -> bool {
     digest.keyslots.iter().any(|bound| bound == id)
         && keyslot["kdf"]["type"] == KDF
@@ -671,7 +686,8 @@ impl Metadata {
         self.keyslots.values().map(cost).sum()
     }
 
-    /// Returns the offset in bytes of free space for the keyslot area of a key of `key_size` bytes; `None` if there is none.
+    /// Returns the offset in bytes of free space for the keyslot area of a key of `key_size` bytes;
+    /// `None` if there is none.
     pub fn free_area(&self, key_size: usize) -> Option<u64> {
         let size = area_size(key_size);
         let mut at = self.areas_start;
@@ -708,7 +724,8 @@ pub(super) fn our_kdf(salt: [u8; SALT_LEN]) -> Kdf {
     }
 }
 
-/// Returns the metadata of a disk that we format: one keyslot, one segment with integrity, and the token with `false`.
+/// Returns the metadata of a disk that we format: one keyslot, one segment with integrity, and the
+/// token with `false`.
 pub(super) fn new(keyslot: Value, digest_salt: &[u8], digest: &[u8]) -> Value {
     let areas_start = 2 * HDR_SIZE;
     let mut metadata = json!({

@@ -1,9 +1,11 @@
-//! LUKS2, the header format of an encrypted disk: binary header, JSON metadata, keyslots, digest, tokens.
+//! LUKS2, the header format of an encrypted disk: binary header, JSON metadata, keyslots, digest,
+//! tokens.
 //!
-//! Implements the part of the "LUKS2 On-Disk Format Specification" (version 1.1) that a state disk uses, in the exact
-//! form that Constellation v2 writes and accepts: one `crypt` segment of AES-XTS with 4096-byte sectors over HMAC-SHA-256 of
-//! dm-integrity, keyslots with argon2id and the `luks1` anti-forensic splitter, a PBKDF2 digest, and token 0, which records
-//! whether the disk holds the state of a node. This module works on `Read + Write + Seek`, without device-mapper.
+//! Implements the part of the "LUKS2 On-Disk Format Specification" (version 1.1) that a state disk
+//! uses, in the exact form that Constellation v2 writes and accepts: one `crypt` segment of AES-XTS
+//! with 4096-byte sectors over HMAC-SHA-256 of dm-integrity, keyslots with argon2id and the `luks1`
+//! anti-forensic splitter, a PBKDF2 digest, and token 0, which records whether the disk holds the
+//! state of a node. This module works on `Read + Write + Seek`, without device-mapper.
 //!
 //! ```text
 //! 0        16 KiB     32 KiB                                        16 MiB
@@ -16,16 +18,19 @@
 //!   with a checksum        argon2id key
 //! ```
 //!
-//! - [`probe`]: determines what is on a device; returns the [`Header`], a copy in memory that is never read again
+//! - [`probe`]: determines what is on a device; returns the [`Header`], a copy in memory that is
+//!   never read again
 //! - `layout`: where each part is, and how long
 //! - `header`: the 4096 binary bytes and their checksum
 //! - `json`: the JSON area; decides whether it is valid LUKS2 (an invalid header copy is ignored)
-//! - `metadata`: decides which valid metadata belongs to a state disk; limits for hostile headers; edits
-//! - `cluster_token`: the token that names the cluster of the disk, with a MAC; `peers`: the token with the addresses of join services;
-//!   `token` finds and places both
+//! - `metadata`: decides which valid metadata belongs to a state disk; limits for hostile headers;
+//!   edits
+//! - `cluster_token`: the token that names the cluster of the disk, with a MAC; `peers`: the token
+//!   with the addresses of join services; `token` finds and places both
 //! - `keyslot`: argon2id, area encryption, splitter, digest
-//! - `write`: the operations that change the disk ([`format()`], [`Header::replace_passphrase_and_mark`],
-//!   [`Header::set_peers`], [`Header::mark_for_reset`]), with a table of the states after a power failure at each step
+//! - `write`: the operations that change the disk ([`format()`],
+//!   [`Header::replace_passphrase_and_mark`], [`Header::set_peers`], [`Header::mark_for_reset`]),
+//!   with a table of the states after a power failure at each step
 
 mod cluster_token;
 mod device;

@@ -1,11 +1,12 @@
-//! The token with the addresses of the cluster's join services, which the node asks at its next boot.
+//! The token with the addresses of the cluster's join services, which the node asks at its next
+//! boot.
 //!
 //! ```text
 //! {"type": "firstlight-peers", "keyslots": [], "loadBalancer": "cluster.example", "controlPlanes": ["10.0.0.11", "10.0.0.12"]}
 //! ```
 //!
-//! Nothing authenticates it, as nothing authenticates what a metadata service says: a wrong address costs a request, and leads to no key
-//! that opens the disk.
+//! Nothing authenticates it, as nothing authenticates what a metadata service says: a wrong address
+//! costs a request, and leads to no key that opens the disk.
 
 use std::net::IpAddr;
 
@@ -49,7 +50,8 @@ impl Peers {
         self.load_balancer.is_none() && self.control_planes.is_empty()
     }
 
-    /// Returns these addresses in the order of the token, so that two lists in different orders are equal.
+    /// Returns these addresses in the order of the token, so that two lists in different orders are
+    /// equal.
     fn sorted(&self) -> Peers {
         let mut sorted = self.clone();
         sorted.control_planes.sort();

@@ -1,4 +1,5 @@
-//! Determines what is on a device: nothing, LUKS2, an interrupted format of ours, or something else.
+//! Determines what is on a device: nothing, LUKS2, an interrupted format of ours, or something
+//! else.
 
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,7 +13,8 @@ use super::header::{Binary, Copy, Header, checksum_holds, has_magic, secondary_o
 use super::json;
 use super::layout::{BINARY_LEN, DATA_OFFSET, FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
 
-/// A device is blank if its first 17 MiB (the header area of a LUKS2 disk and the start of its data) contain only zeros,
+/// A device is blank if its first 17 MiB (the header area of a LUKS2 disk and the start of its
+/// data) contain only zeros,
 const HEAD: u64 = DATA_OFFSET + (1 << 20);
 /// and its last MiB, where GPT and Linux RAID store metadata, contains only zeros.
 const TAIL: u64 = 1 << 20;
@@ -28,17 +30,20 @@ pub enum Probe {
     Blank,
     /// A [`format`](super::format) of a blank disk was interrupted. The disk holds no data.
     Unfinished,
-    /// A LUKS2 header with at least one valid copy; [`Header::check_ours`] decides whether it is that of a state disk.
+    /// A LUKS2 header with at least one valid copy; [`Header::check_ours`] decides whether it is
+    /// that of a state disk.
     Luks(Header),
-    /// Something else: the text names it, e.g. "an ext2, ext3 or ext4 file system", or says how a LUKS2 header is damaged.
+    /// Something else: the text names it, e.g. "an ext2, ext3 or ext4 file system", or says how a
+    /// LUKS2 header is damaged.
     Unknown(String),
 }
 
 /// Determines what is on `dev`. Reads at most 26 MiB; the only error is [`Error::Io`].
 ///
-/// A copy is valid if its checksum is correct and its metadata is valid LUKS2. Of two valid copies, the copy with the higher
-/// sequence id is used. If only one copy is valid, it is used, unless the signature of another format in the place of the
-/// primary header shows that the disk has a new purpose.
+/// A copy is valid if its checksum is correct and its metadata is valid LUKS2. Of two valid copies,
+/// the copy with the higher sequence id is used. If only one copy is valid, it is used, unless the
+/// signature of another format in the place of the primary header shows that the disk has a new
+/// purpose.
 pub fn probe(dev: &mut (impl Read + Seek)) -> Result<Probe, Error> {
     probe_io(dev).map_err(io_error("read the disk to determine its content"))
 }
@@ -153,8 +158,8 @@ fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io
     })
 }
 
-/// Finds the secondary header in the same way as libcryptsetup: at the offset that a primary header with correct checksum gives;
-/// else the first one with correct checksum, or the first damaged one.
+/// Finds the secondary header in the same way as libcryptsetup: at the offset that a primary header
+/// with correct checksum gives; else the first one with correct checksum, or the first damaged one.
 fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> io::Result<Found> {
     if let Some(binary) = primary.binary() {
         return read_copy(dev, size, Copy::Secondary, binary.hdr_size);
@@ -172,7 +177,8 @@ fn read_secondary(dev: &mut (impl Read + Seek), size: u64, primary: &Found) -> i
     Ok(best)
 }
 
-/// Returns the header of the newer valid copy, or the primary header if both are equal, as in libcryptsetup.
+/// Returns the header of the newer valid copy, or the primary header if both are equal, as in
+/// libcryptsetup.
 fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header> {
     let (binary, metadata, good) = match (primary, secondary) {
         (Found::Whole(first, json), Found::Whole(second, _)) if first.seqid > second.seqid => {
@@ -213,8 +219,9 @@ fn newer(primary: &Found, secondary: &Found, device_size: u64) -> Option<Header>
     })
 }
 
-/// Returns whether the device contains only what an interrupted format of a blank disk has written. The caller has checked that
-/// there is no valid header and no signature of another format within the first [`FIRST_AREA`] bytes.
+/// Returns whether the device contains only what an interrupted format of a blank disk has written.
+/// The caller has checked that there is no valid header and no signature of another format within
+/// the first [`FIRST_AREA`] bytes.
 fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
     if size < DATA_OFFSET {
         return Ok(false);
@@ -225,7 +232,8 @@ fn is_unfinished(dev: &mut (impl Read + Seek), size: u64) -> io::Result<bool> {
     Ok(marker == MARKER && first_nonzero_outside(dev, size, &UNFINISHED_AREAS)?.is_none())
 }
 
-/// Returns the first byte in head and tail of the device that is not zero and not in the sorted ranges `except`.
+/// Returns the first byte in head and tail of the device that is not zero and not in the sorted
+/// ranges `except`.
 fn first_nonzero_outside(
     dev: &mut (impl Read + Seek),
     size: u64,
@@ -263,8 +271,9 @@ fn first_nonzero(dev: &mut (impl Read + Seek), range: Range<u64>) -> io::Result<
     Ok(None)
 }
 
-/// Signatures of other formats: offset, bytes, name. The offsets are from the documentation of each format (UEFI specification
-/// for GPT; kernel headers for Linux file systems). More specific signatures come first.
+/// Signatures of other formats: offset, bytes, name. The offsets are from the documentation of each
+/// format (UEFI specification for GPT; kernel headers for Linux file systems). More specific
+/// signatures come first.
 const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (512, b"EFI PART", "a GPT partition table"),
     (4096, b"EFI PART", "a GPT partition table"),
@@ -304,7 +313,8 @@ const SIGNATURES: &[(usize, &[u8], &str)] = &[
     ),
     (510, b"\x55\xaa", "an MBR partition table or a boot sector"),
 ];
-/// ZFS: uberblocks of the first label, from 128 to 256 KiB, at least 1 KiB apart, in either byte order.
+/// ZFS: uberblocks of the first label, from 128 to 256 KiB, at least 1 KiB apart, in either byte
+/// order.
 const ZFS_UBERBLOCKS: Range<usize> = 128 << 10..256 << 10;
 const ZFS_MAGIC: [[u8; 8]; 2] = [0x00ba_b10c_u64.to_le_bytes(), 0x00ba_b10c_u64.to_be_bytes()];
 

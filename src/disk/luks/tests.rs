@@ -1,4 +1,5 @@
-//! Hostile and foreign bytes. The tests with the real cryptsetup and with power loss are in tests/luks_*.rs.
+//! Hostile and foreign bytes. The tests with the real cryptsetup and with power loss are in
+//! tests/luks_*.rs.
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::sync::OnceLock;
@@ -58,7 +59,8 @@ impl Seek for Sparse {
     }
 }
 
-/// Returns the start of a formatted image: headers and the first keyslot area. It is made once, because the splitter is slow.
+/// Returns the start of a formatted image: headers and the first keyslot area. It is made once,
+/// because the splitter is slow.
 fn formatted() -> &'static (Vec<u8>, Header) {
     static FORMATTED: OnceLock<(Vec<u8>, Header)> = OnceLock::new();
     FORMATTED.get_or_init(|| {
@@ -440,7 +442,8 @@ fn what_other_tools_began_or_changed_is_refused_by_the_name_of_the_option() {
     header.check_ours(Integrity::Required).unwrap();
 }
 
-/// A keyslot of another tool is neither tried nor counted, however much it asks for, and its area is not used.
+/// A keyslot of another tool is neither tried nor counted, however much it asks for, and its area
+/// is not used.
 #[test]
 fn keyslots_of_other_tools_cost_nothing_and_keep_their_areas() {
     for (place, value) in [
@@ -495,7 +498,8 @@ fn areas_that_overlap_and_costs_that_add_up_are_refused() {
             metadata["keyslots"][slot]["kdf"]["time"] = json!(8);
         }
     });
-    // two keyslots are within the limit; the digest of their keys, with 1000 iterations each, exceeds it
+    // two keyslots are within the limit; the digest of their keys, with 1000 iterations each,
+    // exceeds it
     assert!(
         why.contains("one try of a key would cost 16779216 KiB"),
         "{why}"
@@ -670,7 +674,8 @@ fn the_geometry_has_the_parameters_of_the_mapping() {
 /// Counts the requested unlocks. An unlock is slow, so one in sixteen is executed.
 static UNLOCKS: AtomicU32 = AtomicU32::new(0);
 
-/// Probes a disk and uses the header. No step may panic, take long, or return a wrong key. Returns whether the disk is accepted.
+/// Probes a disk and uses the header. No step may panic, take long, or return a wrong key. Returns
+/// whether the disk is accepted.
 fn exercise(disk: &mut Sparse) -> bool {
     let Probe::Luks(header) = disk.probe() else {
         return false;
@@ -975,7 +980,8 @@ fn signatures_of_other_formats_are_named() {
             Probe::Unknown(what) => assert!(what.contains(expected), "{what}"),
             other => panic!("{expected}: {other:?}"),
         }
-        // an interrupted format explains only its own writes: torn headers, a keyslot area of random bytes
+        // an interrupted format explains only its own writes: torn headers, a keyslot area of
+        // random bytes
         head.resize(head.len().max(DATA_OFFSET as usize), 0);
         head[MARKER_OFFSET as usize..][..MARKER.len()].copy_from_slice(&MARKER);
         match Sparse::of(head).probe() {

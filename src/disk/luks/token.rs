@@ -1,4 +1,5 @@
-//! Our tokens in the metadata beside token 0, each found by its `type`. The old system and cryptsetup preserve tokens of unknown types.
+//! Our tokens in the metadata beside token 0, each found by its `type`. Constellation and
+//! cryptsetup preserve tokens of unknown types.
 
 use serde_json::Value;
 
@@ -21,7 +22,8 @@ pub fn find<'a>(tokens: &'a Value, kind: &str) -> Result<Option<(&'a str, &'a Va
     }
 }
 
-/// Writes a token: replaces those of its type, or uses the first free number from `first` on. Token 0 is that of Constellation.
+/// Writes a token: replaces those of its type, or uses the first free number from `first` on. Token
+/// 0 is that of Constellation.
 pub fn set(metadata: &mut Value, first: u32, token: Value) -> Result<(), Error> {
     let tokens = &metadata["tokens"];
     let is_ours = |id: &u32| tokens[id.to_string()]["type"] == token["type"];

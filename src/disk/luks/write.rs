@@ -1,7 +1,9 @@
-//! The operations that change the disk: format, commit, reset, repair. Each is a sequence of durable steps.
+//! The operations that change the disk: format, commit, reset, repair. Each is a sequence of
+//! durable steps.
 //!
-//! Every write is followed by a sync before the next step. After a power failure all earlier steps are complete, any part of
-//! the current step is written (in whole 512-byte sectors), and no later step has begun. [`probe`] then returns:
+//! Every write is followed by a sync before the next step. After a power failure all earlier steps
+//! are complete, any part of the current step is written (in whole 512-byte sectors), and no later
+//! step has begun. [`probe`] then returns:
 //!
 //! | power fails while writing | primary | secondary | keyslot area | probe |
 //! |---|---|---|---|---|
@@ -20,8 +22,9 @@
 //! | **reset**: the primary | torn | old | untouched | initialized |
 //! | ... the secondary | new | torn | untouched | uninitialized |
 //!
-//! If only one copy is valid and current at the start, the other copy is written first, so that there is always a valid copy.
-//! A keyslot area of an initialized disk is written only when neither copy refers to it any more.
+//! If only one copy is valid and current at the start, the other copy is written first, so that
+//! there is always a valid copy. A keyslot area of an initialized disk is written only when neither
+//! copy refers to it any more.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -40,19 +43,22 @@ use super::probe::{Probe, probe};
 use super::{json, keyslot};
 use base::crypto::{self, Secret};
 
-/// Length in bytes of the dm-integrity superblock at the start of the data segment. The kernel initializes it if it is all zeros.
+/// Length in bytes of the dm-integrity superblock at the start of the data segment. The kernel
+/// initializes it if it is all zeros.
 const INTEGRITY_SUPERBLOCK_LEN: usize = 4096;
 /// Bytes that are wiped at once.
 const WIPE_CHUNK: usize = 64 << 10;
 
-/// Formats a state disk: a new UUID, `volume_key` (96 bytes) in keyslot 0 under `passphrase`, and the token with `false`.
-/// Durable on return. The rest of the header area contains zeros afterwards, so no earlier key remains on the disk. The
-/// dm-integrity superblock contains zeros too, and the kernel initializes it.
+/// Formats a state disk: a new UUID, `volume_key` (96 bytes) in keyslot 0 under `passphrase`, and
+/// the token with `false`. Durable on return. The rest of the header area contains zeros
+/// afterwards, so no earlier key remains on the disk. The dm-integrity superblock contains zeros
+/// too, and the kernel initializes it.
 ///
-/// Overwrites only a blank disk, a disk whose format was interrupted (by us: [`Probe::Unfinished`]; by Constellation:
-/// [`Header::is_keyless`]), and an uninitialized state disk. To format an initialized disk, call [`Header::mark_for_reset`]
-/// first. Every other disk is refused with [`Error::WouldOverwrite`]. Other errors: [`Error::TooSmall`],
-/// [`Error::KeyLength`], [`Error::Io`].
+/// Overwrites only a blank disk, a disk whose format was interrupted (by us: [`Probe::Unfinished`];
+/// by Constellation: [`Header::is_keyless`]), and an uninitialized state disk. To format an
+/// initialized disk, call [`Header::mark_for_reset`] first. Every other disk is refused with
+/// [`Error::WouldOverwrite`]. Other errors: [`Error::TooSmall`], [`Error::KeyLength`],
+/// [`Error::Io`].
 pub fn format(
     dev: &mut impl Device,
     volume_key: &Secret,
@@ -116,7 +122,8 @@ pub fn format(
     Ok(header)
 }
 
-/// Returns the header that a format may overwrite, if there is one; an error if the disk must not be overwritten.
+/// Returns the header that a format may overwrite, if there is one; an error if the disk must not
+/// be overwritten.
 fn overwritable(dev: &mut (impl Read + Seek)) -> Result<Option<Header>, Error> {
     let refuse = |what: String| Err(Error::WouldOverwrite(what));
     match probe(dev)? {
@@ -135,12 +142,14 @@ fn overwritable(dev: &mut (impl Read + Seek)) -> Result<Option<Header>, Error> {
 }
 
 impl Header {
-    /// Commits the disk with one write of the metadata: keyslot 0 holds `volume_key` under the passphrase `new`, the disk is
-    /// marked as initialized, and the cluster token is added. Durable on return; other keyslots and tokens are preserved.
+    /// Commits the disk with one write of the metadata: keyslot 0 holds `volume_key` under the
+    /// passphrase `new`, the disk is marked as initialized, and the cluster token is added. Durable
+    /// on return; other keyslots and tokens are preserved.
     ///
-    /// The new key material is written to a free area, and the old area is wiped last. If only the wipe fails, the disk is
-    /// committed, and the failure is logged.
-    /// Errors: [`Error::WrongVolumeKey`], [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
+    /// The new key material is written to a free area, and the old area is wiped last. If only the
+    /// wipe fails, the disk is committed, and the failure is logged. Errors:
+    /// [`Error::WrongVolumeKey`], [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`],
+    /// [`Error::Io`].
     pub fn replace_passphrase_and_mark(
         &mut self,
         dev: &mut impl Device,
@@ -177,7 +186,8 @@ impl Header {
         Ok(())
     }
 
-    /// Adds the cluster token to a disk that has none, with one write of the metadata. Durable on return.
+    /// Adds the cluster token to a disk that has none, with one write of the metadata. Durable on
+    /// return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
     pub fn add_cluster_token(
@@ -191,8 +201,8 @@ impl Header {
         self.store(dev, metadata)
     }
 
-    /// Writes the addresses of the cluster's join services, with one write of the metadata. Returns whether they have changed; if not,
-    /// nothing is written. Durable on return.
+    /// Writes the addresses of the cluster's join services, with one write of the metadata. Returns
+    /// whether they have changed; if not, nothing is written. Durable on return.
     ///
     /// Errors: [`Error::NotOurs`], [`Error::NoRoom`], [`Error::ProbeAgain`], [`Error::Io`].
     pub fn set_peers(&mut self, dev: &mut impl Device, peers: &Peers) -> Result<bool, Error> {
@@ -215,7 +225,8 @@ impl Header {
         self.store(dev, metadata)
     }
 
-    /// Rewrites a copy on disk that is damaged or older than this header. Does nothing if both copies are valid and current.
+    /// Rewrites a copy on disk that is damaged or older than this header. Does nothing if both
+    /// copies are valid and current.
     ///
     /// Each boot calls this: an outdated copy must not become the only valid copy.
     pub fn repair(&mut self, dev: &mut impl Device) -> Result<(), Error> {
@@ -229,7 +240,8 @@ impl Header {
         Ok(())
     }
 
-    /// Writes `metadata` to both copies with the next sequence id. A copy that is not current is written first.
+    /// Writes `metadata` to both copies with the next sequence id. A copy that is not current is
+    /// written first.
     pub(super) fn store(
         &mut self,
         dev: &mut impl Device,

@@ -1,6 +1,6 @@
-//! Determines what is on the disk and what to do with it. Three kinds of disk are formatted: a blank disk, a state disk that
-//! belongs to no cluster, and a disk whose format the old system did not complete. Any other disk that is not a state disk is
-//! refused with the reason.
+//! Determines what is on the disk and what to do with it. Three kinds of disk are formatted: a
+//! blank disk, a state disk that belongs to no cluster, and a disk whose format Constellation did
+//! not complete. Any other disk that is not a state disk is refused with the reason.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,7 +13,8 @@ use crate::luks::{DiskState, Header, Integrity, Probe, probe};
 pub enum Disk {
     /// A disk to be formatted, and the reason.
     New(&'static str),
-    /// A disk whose format by the old system was interrupted before it got its token: to be marked, and then formatted.
+    /// A disk whose format by Constellation was interrupted before it got its token: to be marked,
+    /// and then formatted.
     Interrupted(Box<Header>),
     /// The disk of a node that has been a member of a cluster.
     Initialized(Box<Header>),
@@ -25,7 +26,8 @@ pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
         Probe::Blank => Ok(Disk::New("blank")),
         Probe::Unfinished => Ok(Disk::New("an earlier format was interrupted")),
         Probe::Unknown(what) => Err(Error::Foreign(path.into(), what)),
-        // the power failed while the old system formatted the disk: no key opens it, so no data can be lost
+        // the power failed while Constellation formatted the disk: no key opens it, so no data can
+        // be lost
         Probe::Luks(header) if header.is_keyless() => {
             Ok(Disk::New("formatted before, but without a keyslot"))
         }
@@ -42,9 +44,10 @@ pub fn classify(device: &mut File, path: &Path) -> Result<Disk, Error> {
     }
 }
 
-/// Classifies a disk with a keyslot and without a token. It is either a format by the old system that was interrupted while it
-/// wiped the disk, or a volume of the old system's storage driver, which is made in the same way and never gets a token. Neither
-/// key is known here, so the decision depends on what was written to the disk.
+/// Classifies a disk with a keyslot and without a token. It is either a format by Constellation
+/// that was interrupted while it wiped the disk, or a volume of Constellation's storage driver,
+/// which is made in the same way and never gets a token. Neither key is known here, so the decision
+/// depends on what was written to the disk.
 fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Error> {
     if !header.is_unmarked_format() {
         return Err(Error::Unmarked(

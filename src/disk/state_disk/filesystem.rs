@@ -1,9 +1,11 @@
-//! Makes the ext4 file system on a newly mapped disk. The time does not depend on the size of the disk.
+//! Makes the ext4 file system on a newly mapped disk. The time does not depend on the size of the
+//! disk.
 //!
-//! On a mapping with integrity, a block that was never written cannot be read, and mke2fs reads before it writes. Writing the
-//! whole disk first would take minutes. Instead mke2fs works on a sparse file in memory that has the exact size of the mapping.
-//! What it wrote (a few MiB: superblocks, group descriptors, bitmaps, directories) is copied to the disk. Of the other blocks,
-//! only those are written that a program may read before it writes them:
+//! On a mapping with integrity, a block that was never written cannot be read, and mke2fs reads
+//! before it writes. Writing the whole disk first would take minutes. Instead mke2fs works on a
+//! sparse file in memory that has the exact size of the mapping. What it wrote (a few MiB:
+//! superblocks, group descriptors, bitmaps, directories) is copied to the disk. Of the other
+//! blocks, only those are written that a program may read before it writes them:
 //!
 //! | blocks | on the disk | reason |
 //! |---|---|---|
@@ -13,13 +15,14 @@
 //! | bitmaps and inode tables of unused groups | never written | the group descriptors mark them as uninitialized: kernel and e2fsck do not read them; the kernel zeros the tables in the background after the first mount |
 //! | free data blocks | never written | ext4 reads a data block only after it wrote the block; holes and preallocated blocks read as zeros without access to the disk |
 //!
-//! So neither the file system nor e2fsck reads a block that was not written. A program that reads free blocks of the mapped
-//! device directly (`dd`, an imaging program) gets `EIO`, and the kernel logs `INTEGRITY AEAD ERROR`. The kernel logs the same,
-//! without an error for the program, when a program reads the device through the page cache (e2fsck, blkid) and read-ahead
-//! reaches such blocks; `blockdev --setra 0` prevents these messages.
+//! So neither the file system nor e2fsck reads a block that was not written. A program that reads
+//! free blocks of the mapped device directly (`dd`, an imaging program) gets `EIO`, and the kernel
+//! logs `INTEGRITY AEAD ERROR`. The kernel logs the same, without an error for the program, when a
+//! program reads the device through the page cache (e2fsck, blkid) and read-ahead reaches such
+//! blocks; `blockdev --setra 0` prevents these messages.
 //!
-//! The first block, which contains the superblock, is written last, after all other blocks are durable: after a power failure
-//! there is no file system or a complete one.
+//! The first block, which contains the superblock, is written last, after all other blocks are
+//! durable: after a power failure there is no file system or a complete one.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -36,28 +39,33 @@ use base::stop::Stop;
 use sys::block::{self, PageBuffer};
 use sys::mount::{self as sys_mount, Flags};
 
-/// Block size of the file system in bytes. All copies are multiples of it; it is also the encryption sector and the page size.
+/// Block size of the file system in bytes. All copies are multiples of it; it is also the
+/// encryption sector and the page size.
 const BLOCK: u64 = 4096;
 /// Minimum size of the mapping in bytes: a journal and some space for data.
 const MIN_SIZE: u64 = 32 << 20;
-/// Maximum size of the journal. mke2fs uses up to 1 GiB on a large disk, and all of it would have to be written (see above).
+/// Maximum size of the journal. mke2fs uses up to 1 GiB on a large disk, and all of it would have
+/// to be written (see above).
 const JOURNAL_MAX_MIB: u64 = 32;
 /// The journal takes at most one part in this many of the disk.
 const JOURNAL_PART: u64 = 16;
 /// Minimum size of a journal that mke2fs makes: 1024 blocks.
 const JOURNAL_MIN_MIB: u64 = 4;
-/// Bytes at the start of the disk that libblkid 2.38 reads: up to a sector at 4 MiB, for every size of disk.
+/// Bytes at the start of the disk that libblkid 2.38 reads: up to a sector at 4 MiB, for every size
+/// of disk.
 const PROBED_START: u64 = (4 << 20) + BLOCK;
-/// Bytes at the end of the disk that libblkid reads: at most 3087 sectors of 512 bytes (Promise RAID).
+/// Bytes at the end of the disk that libblkid reads: at most 3087 sectors of 512 bytes (Promise
+/// RAID).
 const PROBED_END: u64 = 2 << 20;
 /// Bytes per write. Copying needs one buffer of this size.
 const CHUNK: usize = 1 << 20;
-/// Time limit for mke2fs, which works in memory: it needs less than a second, for 2 TiB some seconds.
+/// Time limit for mke2fs, which works in memory: it needs less than a second, for 2 TiB some
+/// seconds.
 const MKE2FS_LIMIT: Duration = Duration::from_secs(5 * 60);
 
-/// Makes an ext4 file system on the device `mapped` with the program `mke2fs` (e2fsprogs 1.45 or later), and overwrites what
-/// the device holds. The file system is durable on return. Needs 5 MiB of memory for a disk of 64 GiB, 29 MiB for 2 TiB. The
-/// stop ends mke2fs.
+/// Makes an ext4 file system on the device `mapped` with the program `mke2fs` (e2fsprogs 1.45 or
+/// later), and overwrites what the device holds. The file system is durable on return. Needs 5 MiB
+/// of memory for a disk of 64 GiB, 29 MiB for 2 TiB. The stop ends mke2fs.
 pub fn create(mapped: &Path, mke2fs: &Path, stop: &Stop) -> Result<(), Error> {
     let failed = |doing| {
         move |error| Error::Device {
@@ -94,8 +102,8 @@ pub fn create(mapped: &Path, mke2fs: &Path, stop: &Stop) -> Result<(), Error> {
     copy(&image, &device, union(extents, size)).map_err(failed("write the file system"))
 }
 
-/// Mounts the file system at the directory `at`, and creates the directory if necessary. Device nodes and set-user-ID programs
-/// are allowed.
+/// Mounts the file system at the directory `at`, and creates the directory if necessary. Device
+/// nodes and set-user-ID programs are allowed.
 pub fn mount(mapped: &Path, at: &Path, read_only: bool) -> Result<(), Error> {
     let flags = Flags {
         read_only,
@@ -118,7 +126,8 @@ pub fn unmount(at: &Path) -> Result<(), Error> {
     })
 }
 
-/// Runs mke2fs on `image`. The program opens its standard input as a file, so the image needs no path in a file system.
+/// Runs mke2fs on `image`. The program opens its standard input as a file, so the image needs no
+/// path in a file system.
 fn run_mke2fs(mke2fs: &Path, image: File, size: u64, stop: &Stop) -> Result<(), Error> {
     let journal = ((size / JOURNAL_PART) >> 20).clamp(JOURNAL_MIN_MIB, JOURNAL_MAX_MIB);
     let mut command = Command::new(mke2fs);
@@ -153,9 +162,10 @@ fn read_superblock(image: &File) -> io::Result<[u8; 1024]> {
     Ok(bytes)
 }
 
-/// Returns the byte ranges of the journal. The superblock has a copy of the extent tree of the journal's inode (s_jnl_blocks at
-/// 0x10c; the kernel's Documentation/filesystems/ext4, "Super Block" and "Extent Tree"). The root of the tree holds up to 4
-/// extents, and the journal of a new file system is contiguous where possible.
+/// Returns the byte ranges of the journal. The superblock has a copy of the extent tree of the
+/// journal's inode (s_jnl_blocks at 0x10c; the kernel's Documentation/filesystems/ext4, "Super
+/// Block" and "Extent Tree"). The root of the tree holds up to 4 extents, and the journal of a new
+/// file system is contiguous where possible.
 fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, String> {
     let u16_at = |at: usize| u16::from_le_bytes([superblock[at], superblock[at + 1]]);
     let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
@@ -206,7 +216,8 @@ fn union(mut extents: Vec<Range<u64>>, size: u64) -> Vec<Range<u64>> {
     merged
 }
 
-/// Writes `extents` of the image to the device. The first block is written last, and only after the others are durable.
+/// Writes `extents` of the image to the device. The first block is written last, and only after the
+/// others are durable.
 fn copy(image: &File, device: &File, extents: Vec<Range<u64>>) -> io::Result<()> {
     let mut buffer = PageBuffer::new(CHUNK);
     for extent in extents {

@@ -1,7 +1,9 @@
-//! The handover of a new disk from the initramfs to the booted system, and the commit that makes the disk permanent.
+//! The handover of a new disk from the initramfs to the booted system, and the commit that makes
+//! the disk permanent.
 //!
-//! The host may replace the disk's header between the two. The booted system must accept only the header that the initramfs
-//! wrote, so a file beside the passphrase records the disk's UUID and a hash of the header.
+//! The host may replace the disk's header between the two. The booted system must accept only the
+//! header that the initramfs wrote, so a file beside the passphrase records the disk's UUID and a
+//! hash of the header.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -14,13 +16,15 @@ use super::{Error, NodeState};
 use crate::luks::{self, ClusterToken, Peers};
 use base::crypto::Secret;
 
-/// The path of the passphrase of this boot, as in the old system. The file system is in RAM, so a reboot loses the file.
+/// The path of the passphrase of this boot, as in Constellation. The file system is in RAM, so a
+/// reboot loses the file.
 pub const KEY_FILE: &str = "/run/cryptsetup-keys.d/state.key";
 /// Maximum number of bytes that are read of a passphrase. A passphrase has 32 bytes.
 const MAX_KEY: u64 = 512;
 /// Extension of the file beside the passphrase that describes the header.
 const HEADER_EXTENSION: &str = "header";
-/// Maximum number of bytes that are read of that file: one line with a UUID, a space, and SHA-256 in hexadecimal.
+/// Maximum number of bytes that are read of that file: one line with a UUID, a space, and SHA-256
+/// in hexadecimal.
 const MAX_LINE: u64 = 256;
 /// The file beside the passphrase with the SSH host certificate of a rejoin ticket.
 const HOST_CERTIFICATE: &str = "ssh_host_cert.pub";
@@ -37,7 +41,8 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// Writes the passphrase and the description of the header for the booted system, and replaces those of an earlier try.
+    /// Writes the passphrase and the description of the header for the booted system, and replaces
+    /// those of an earlier try.
     pub fn leave(&self, passphrase: &Secret, header: &luks::Header) -> Result<(), Error> {
         leave(&self.header_file(), describe(header).as_bytes())?;
         leave(&self.key_file, passphrase.expose())
@@ -96,8 +101,8 @@ impl Handover {
     }
 }
 
-/// Writes a renewed SSH host certificate beside `key_file` for the booted system. Removes that of an earlier try; an empty
-/// `certificate` leaves no file.
+/// Writes a renewed SSH host certificate beside `key_file` for the booted system. Removes that of
+/// an earlier try; an empty `certificate` leaves no file.
 pub fn leave_host_certificate(key_file: &Path, certificate: &[u8]) -> Result<(), Error> {
     let path = key_file.with_file_name(HOST_CERTIFICATE);
     match certificate {
@@ -185,7 +190,8 @@ impl NewDisk {
         self.header.uuid()
     }
 
-    /// Writes the addresses of the cluster's join services into the header. The commit keeps them; a disk without a commit is formatted.
+    /// Writes the addresses of the cluster's join services into the header. The commit keeps them;
+    /// a disk without a commit is formatted.
     pub fn name_peers(&mut self, peers: &Peers) -> Result<(), Error> {
         let mut device = open(&self.handover.device, true)?;
         let written = self.header.set_peers(&mut device, peers);
@@ -194,8 +200,9 @@ impl NewDisk {
             .map_err(|error| Error::Luks(self.handover.device.clone(), error))
     }
 
-    /// Commits the disk: only after this call does a reboot unlock it. The node state becomes durable first. Then one write of
-    /// the header replaces the passphrase, marks the disk as initialized, and binds it to the cluster of `measurement_secret`.
+    /// Commits the disk: only after this call does a reboot unlock it. The node state becomes
+    /// durable first. Then one write of the header replaces the passphrase, marks the disk as
+    /// initialized, and binds it to the cluster of `measurement_secret`.
     pub fn commit(
         mut self,
         root: &Path,
@@ -215,14 +222,16 @@ impl NewDisk {
     }
 }
 
-/// Returns the addresses of the cluster's join services in the disk's header; nothing if it has none.
+/// Returns the addresses of the cluster's join services in the disk's header; nothing if it has
+/// none.
 pub fn peers(device: &Path) -> Result<Peers, Error> {
     let header = super::classify::ours(&mut open(device, false)?, device)?;
     // a faulty token counts as none, and is replaced
     Ok(header.peers().ok().flatten().unwrap_or_default())
 }
 
-/// Writes the addresses of the cluster's join services into the header of the disk. Returns whether they have changed.
+/// Writes the addresses of the cluster's join services into the header of the disk. Returns whether
+/// they have changed.
 pub fn set_peers(device: &Path, peers: &Peers) -> Result<bool, Error> {
     let mut file = open(device, true)?;
     let mut header = super::classify::ours(&mut file, device)?;
@@ -240,8 +249,8 @@ pub fn mark_for_reset(device: &Path) -> Result<(), Error> {
         .map_err(|error| Error::Luks(device.into(), error))
 }
 
-/// Opens the disk to overwrite it. Fails while the disk is mounted or mapped under any name (`O_EXCL` on a block device,
-/// open(2)).
+/// Opens the disk to overwrite it. Fails while the disk is mounted or mapped under any name
+/// (`O_EXCL` on a block device, open(2)).
 pub fn open_exclusive(device: &Path) -> Result<File, Error> {
     let file = OpenOptions::new()
         .read(true)

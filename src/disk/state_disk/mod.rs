@@ -1,6 +1,7 @@
-//! The state disk and what a node stores on it: [`device`] finds the disk, [`classify`] determines its kind, [`filesystem`]
-//! makes and mounts ext4, [`node_state`] is the node's record about itself, [`handover`] passes a new disk from the initramfs to
-//! the booted system and commits it. The documentation of the crate `unlock` shows the states of a disk.
+//! The state disk and what a node stores on it: [`device`] finds the disk, [`classify`] determines
+//! its kind, [`filesystem`] makes and mounts ext4, [`node_state`] is the node's record about
+//! itself, [`handover`] passes a new disk from the initramfs to the booted system and commits it.
+//! The documentation of the crate `unlock` shows the states of a disk.
 
 mod classify;
 pub mod device;

@@ -1,8 +1,9 @@
-//! The record that a node keeps about itself on its state disk: its role, the salt of its cluster ID, and whether its set-up
-//! was completed.
+//! The record that a node keeps about itself on its state disk: its role, the salt of its cluster
+//! ID, and whether its set-up was completed.
 //!
-//! `constellation/node_state.json` has the format of the old system, whose initramfs also reads it. The completion mark exists
-//! only in Firstlight: in the old system, a node whose power failed during the set-up came back as a broken member.
+//! `constellation/node_state.json` has the format of Constellation, whose initramfs also reads it.
+//! The completion mark exists only in Firstlight: in Constellation, a node whose power failed
+//! during the set-up came back as a broken member.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -23,7 +24,8 @@ pub const FILE: &str = "constellation/node_state.json";
 const COMPLETE_MARK: &str = "firstlight/complete";
 /// Exists if the node's cluster set-up has begun.
 const BEGUN_MARK: &str = "firstlight/begun";
-/// Written by kubeadm. On a disk that the old system set up it is the only sign of a completed set-up.
+/// Written by kubeadm. On a disk that Constellation set up it is the only sign of a completed
+/// set-up.
 const KUBELET_CONFIG: &str = "kubernetes/kubelet.conf";
 /// Maximum number of bytes that are read; a real file has 32 bytes of salt and a role.
 const MAX_FILE: u64 = 4096;
@@ -31,7 +33,8 @@ const MAX_FILE: u64 = 4096;
 /// The content of the node state file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
-    /// The role. It is written for the old system only: after a reboot the role comes from the metadata service.
+    /// The role. It is written for Constellation only: after a reboot the role comes from the
+    /// metadata service.
     pub role: Role,
     /// The HKDF salt of the cluster ID; not secret.
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
@@ -73,7 +76,8 @@ impl NodeState {
     pub fn read(root: &Path) -> Result<NodeState, Error> {
         let path = root.join(FILE);
         let mut text = String::new();
-        // the content of the disk may be hostile: a pipe would block, a link could lead out of the disk
+        // the content of the disk may be hostile: a pipe would block, a link could lead out of the
+        // disk
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let read = File::options()
             .read(true)
@@ -127,7 +131,8 @@ impl NodeState {
     }
 }
 
-/// Durably records that the set-up has begun: from now on [`is_complete`] is true only after [`mark_complete`].
+/// Durably records that the set-up has begun: from now on [`is_complete`] is true only after
+/// [`mark_complete`].
 pub fn mark_begun(root: &Path) -> Result<(), Error> {
     write_durably(root, BEGUN_MARK, b"")
 }
@@ -137,8 +142,8 @@ pub fn mark_complete(root: &Path) -> Result<(), Error> {
     write_durably(root, COMPLETE_MARK, b"")
 }
 
-/// Returns whether the set-up of the node whose disk is mounted at `root` was completed. If this is false, the disk is formatted;
-/// a disk that cannot be read is therefore an error.
+/// Returns whether the set-up of the node whose disk is mounted at `root` was completed. If this is
+/// false, the disk is formatted; a disk that cannot be read is therefore an error.
 pub fn is_complete(root: &Path) -> Result<bool, Error> {
     let exists = |name: &str| {
         let path = root.join(name);
@@ -285,7 +290,8 @@ mod tests {
     #[test]
     fn a_disk_that_cannot_be_read_is_an_error_and_not_incomplete() {
         let disk = tempfile::tempdir().unwrap();
-        // a read below a file fails like a read of a broken sector: with another error than "not found"
+        // a read below a file fails like a read of a broken sector: with another error than "not
+        // found"
         fs::write(disk.path().join("firstlight"), "").unwrap();
         assert!(matches!(is_complete(disk.path()), Err(Error::Io(..))));
     }
