@@ -1,5 +1,5 @@
-//! What the variants of AWS have in common: the document in which its hypervisor signs the PCRs of a machine's NitroTPM, together with the
-//! key that the machine names.
+//! What the AWS variants share: the document in which AWS's hypervisor signs the PCRs of a
+//! machine's NitroTPM, together with a key that the machine chose.
 //!
 //! ```text
 //! AttestationDocument in the instance info: nonce = extra data, public_key = attestation key (SubjectPublicKeyInfo)
@@ -15,7 +15,8 @@ use tpm::{KeySource, Tpm};
 
 /// Makes attestation documents of the NitroTPM of this machine.
 pub trait Documents: Send + Sync {
-    /// Returns a document with this nonce and this public key; `None` if this TPM never makes documents, and the log has said so.
+    /// Returns a document with this nonce and this public key; `None` if this TPM never makes
+    /// documents; then the log already says so.
     fn document(
         &self,
         tpm: &mut Tpm,
@@ -24,7 +25,8 @@ pub trait Documents: Send + Sync {
     ) -> Result<Option<Vec<u8>>, String>;
 }
 
-/// The NitroTPM: AWS's hypervisor makes the document. A TPM that does not know the command is asked once.
+/// The NitroTPM: AWS's hypervisor makes the document. If a TPM does not know the command, it is not
+/// asked again.
 #[derive(Default)]
 pub struct NitroTpm {
     makes_none: AtomicBool,
@@ -56,7 +58,8 @@ impl Documents for NitroTpm {
     }
 }
 
-/// Returns the attestation key of this machine as certificates contain it: SubjectPublicKeyInfo, DER.
+/// Returns the attestation key of this machine as certificates contain it: SubjectPublicKeyInfo,
+/// DER.
 pub fn spki(tpm: &mut Tpm) -> Result<Vec<u8>, IssueError> {
     let key = tpm.attestation_key(KeySource::Own);
     let key = key.map_err(|error| IssueError(error.to_string()))?;
@@ -64,8 +67,8 @@ pub fn spki(tpm: &mut Tpm) -> Result<Vec<u8>, IssueError> {
     Ok(key.spki())
 }
 
-/// Returns a document with this extra data and this key, for the instance info. The log says why there is none: a peer whose policy demands
-/// none accepts the machine.
+/// Returns a document with this extra data and this key, for the instance info. If there is none,
+/// logs the reason: a peer whose policy does not require a document still accepts the machine.
 pub fn document(
     documents: Option<&Arc<dyn Documents>>,
     tpm: &mut Tpm,

@@ -1,8 +1,8 @@
-//! The variant `aws-nitro-tpm`: a machine of EC2 with a NitroTPM. Nothing certifies its attestation key, but AWS's hypervisor signs it
-//! ([`super::aws_hypervisor`]).
+//! The variant `aws-nitro-tpm`: an EC2 instance with a NitroTPM. No certificate endorses its
+//! attestation key, but AWS's hypervisor signs it ([`super::aws_hypervisor`]).
 //!
 //! ```text
-//! instance info = the instance identity document of EC2, as in the old system; beside it, AttestationDocument
+//! instance info = the instance identity document of EC2, as in Constellation; beside it, AttestationDocument
 //! ```
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,7 +44,7 @@ const SHOWN_ERROR: usize = 160;
 pub struct AwsMachine {
     metadata: Http,
     documents: Option<Arc<dyn Documents>>,
-    /// The instance identity document, which never changes, once it is known.
+    /// The instance identity document, cached after the first request because it never changes.
     known: Mutex<Option<Map<String, Value>>>,
 }
 
@@ -54,7 +54,8 @@ pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
 }
 
 impl AwsMachine {
-    /// Makes a machine whose metadata service has this URL. Without `documents`, it proves what a machine of the old system proves.
+    /// Makes a machine whose metadata service has this URL. Without `documents`, it sends the same
+    /// evidence as a Constellation machine.
     pub fn new(metadata: &str, documents: Option<Arc<dyn Documents>>) -> AwsMachine {
         AwsMachine {
             metadata: Http::new(metadata),

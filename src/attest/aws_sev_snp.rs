@@ -1,10 +1,12 @@
-//! The variant `aws-sev-snp`: a machine of AWS with SEV-SNP, and a NitroTPM. The chip signs the digest of the attestation key.
+//! The variant `aws-sev-snp`: an AWS instance with SEV-SNP and a NitroTPM. The chip signs the
+//! digest of the attestation key.
 //!
 //! ```text
-//! REPORT_DATA = SHA-512(attestation key as SubjectPublicKeyInfo, DER), as in the old system
+//! REPORT_DATA = SHA-512(attestation key as SubjectPublicKeyInfo, DER), as in Constellation
 //! ```
 //!
-//! The quote of the TPM has the nonce of the connection. AWS signs with a VLEK on shared hosts, the chip with a VCEK on dedicated ones.
+//! The quote of the TPM has the nonce of the connection. The report is signed with AWS's VLEK on
+//! shared hosts, and with the chip's VCEK on dedicated hosts.
 
 use std::sync::Arc;
 
@@ -45,7 +47,8 @@ pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
 }
 
 impl AwsSnpMachine {
-    /// Makes a machine whose chip makes these reports. Without `documents`, it proves what a machine of the old system proves.
+    /// Makes a machine whose chip makes these reports. Without `documents`, it sends the same
+    /// evidence as a Constellation machine.
     pub fn new(
         reporter: Arc<dyn Reporter>,
         documents: Option<Arc<dyn Documents>>,

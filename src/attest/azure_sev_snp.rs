@@ -1,12 +1,12 @@
-//! The variant `azure-sev-snp`: a machine of Azure with SEV-SNP, and a virtual TPM in its paravisor. The paravisor's report has the
-//! attestation key, and the chip has signed the report.
+//! The variant `azure-sev-snp`: a machine of Azure with SEV-SNP, and a virtual TPM in its
+//! paravisor. The paravisor's report contains the attestation key, and the chip signs that report.
 //!
 //! ```text
-//! instance info = { certificate of the chip's key, its chain, report of the chip, runtime data of the paravisor }, as in the old system
+//! instance info = { certificate of the chip's key, its chain, report of the chip, runtime data of the paravisor }, as in Constellation
 //! REPORT_DATA   = SHA-256(runtime data) ‖ 32 zeros; the runtime data has the attestation key
 //! ```
 //!
-//! The report is the same for each connection: the quote of the TPM has the nonce.
+//! The report is the same for each connection: only the TPM's quote contains the nonce.
 
 use std::sync::Arc;
 
@@ -34,12 +34,12 @@ pub const VARIANT: Variant = Variant {
 
 /// 1.3.9900.4.1
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x01];
-/// Where Azure has the certificate of the chip.
+/// The path at which Azure serves the certificate of the chip.
 const CERTIFICATION: &str = "metadata/THIM/amd/certification";
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 
-/// What Azure has about the chip: PEM.
+/// What Azure serves about the chip: PEM.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Certification {
@@ -85,7 +85,7 @@ impl Source for AzureSnpMachine {
             let why = "the HCL report is not of SEV-SNP: is this another variant of Azure?";
             return Err(IssueError(why.into()));
         };
-        // a verifier may get the certificate from AMD
+        // a missing certificate is no error: a verifier can get it from AMD
         let certification = self.certification();
         let certification = certification.inspect_err(|why| log::warn!("{why}")).ok();
         let is_complete = certification.is_some();

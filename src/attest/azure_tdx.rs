@@ -1,12 +1,13 @@
-//! The variant `azure-tdx`: a TDX machine of Azure with a virtual TPM in its paravisor. The paravisor's report has the attestation key,
-//! and the hardware has signed the report.
+//! The variant `azure-tdx`: a TDX machine of Azure with a virtual TPM in its paravisor. The
+//! paravisor's report contains the attestation key, and the hardware signs that report.
 //!
 //! ```text
-//! instance info = { quote of TDX, runtime data of the paravisor }, as in the old system; beside it, Intel's collateral if the machine has it
+//! instance info = { quote of TDX, runtime data of the paravisor }, as in Constellation; beside it, Intel's collateral if the machine has it
 //! REPORTDATA    = SHA-256(runtime data) ‖ 32 zeros; the runtime data has the attestation key
 //! ```
 //!
-//! The report is the same for each connection: the quote of the TPM has the nonce. The registers of the policy are the PCRs.
+//! The report is the same for each connection: only the TPM's quote contains the nonce. The
+//! policy's registers are the PCRs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x03];
 /// The path of Azure's quoting service, which makes a quote from a TDREPORT.
 const QUOTE_PATH: &str = "acc/tdquote";
 
-/// The names are those of the old system; the collateral is ours.
+/// The field names are Constellation's, except `collateral`.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct InstanceInfo {

@@ -1,12 +1,13 @@
-//! The variant `azure-trustedlaunch`: a virtual machine of Azure with a virtual TPM, which is not confidential. Azure certifies the
-//! attestation key of the TPM.
+//! The variant `azure-trustedlaunch`: a virtual machine of Azure with a virtual TPM, which is not
+//! confidential. Azure certifies the attestation key of the TPM.
 //!
 //! ```text
-//! instance info = { certificate of the attestation key, its issuer }, as in the old system; beside it, further certificates
+//! instance info = { certificate of the attestation key, its issuer }, as in Constellation; beside it, further certificates
 //! ```
 //!
-//! Azure has two hierarchies below one root. In one of them the certificate names where its issuer is published, and the machine
-//! fetches the chain from there. In the other it does not; there the issuer is built into the verifiers.
+//! Azure has two hierarchies of certificates below one root. In one of them the certificate
+//! contains the URL of its issuer, and the machine fetches the chain from there. In the other it
+//! does not; the verifiers have that issuer built in.
 
 use std::sync::Arc;
 
@@ -38,18 +39,20 @@ pub const VARIANT: Variant = Variant {
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x02];
 /// The NV index of the certificate of the attestation key: DER, then zeros.
 pub const CERTIFICATE_INDEX: u32 = 0x01c1_01d0;
-/// The extension authorityInfoAccess, 1.3.6.1.5.5.7.1.1, and its method caIssuers, 1.3.6.1.5.5.7.48.2 (RFC 5280 §4.2.2.1).
+/// The extension authorityInfoAccess, 1.3.6.1.5.5.7.1.1, and its method caIssuers,
+/// 1.3.6.1.5.5.7.48.2 (RFC 5280 §4.2.2.1).
 const AUTHORITY_INFO: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x01, 0x01];
 const ISSUERS: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x30, 0x02];
 /// uniformResourceIdentifier [6] of a GeneralName.
 const URI: u8 = 0x86;
-/// Where Microsoft publishes certificates of authorities: these hosts, and all below the domain.
+/// The hosts where Microsoft publishes CA certificates: these, and every host below the domain.
 const HOSTS: [&str; 2] = ["www.microsoft.com", "crl.microsoft.com"];
 const DOMAIN: &str = ".pki.core.windows.net";
-/// Maximum number of certificates that a machine fetches: a regional authority, and the one above it, which is built in too.
+/// Maximum number of certificates that a machine fetches: a regional CA, and the CA above it, which
+/// is also built in.
 const MAX_FETCHED: usize = 2;
 
-/// The names are those of the old system; `Chain` is ours.
+/// The names are those of Constellation; `Chain` is ours.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct InstanceInfo {
@@ -63,7 +66,8 @@ pub struct InstanceInfo {
     pub chain: Vec<Base64>,
 }
 
-/// A machine of Azure, and whether it may fetch from a URL: the certificate that names it comes from the host.
+/// An Azure machine, and the check of URLs before a fetch: the host provides the certificate that
+/// contains the URL.
 pub struct AzureMachine(pub fn(&str) -> bool);
 
 impl Source for AzureMachine {
@@ -83,7 +87,7 @@ impl Source for AzureMachine {
     }
 }
 
-/// Returns the certificate of the attestation key, which the TPM has.
+/// Returns the certificate of the attestation key, which is stored in the TPM.
 fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
     let padded = Tpm::open(location).and_then(|mut tpm| tpm.nv(CERTIFICATE_INDEX));
     let padded = padded.map_err(|error| IssueError(error.to_string()))?;
@@ -96,7 +100,8 @@ fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
     })
 }
 
-/// Fetches the certificates above one; returns them, and whether they are all. A verifier may have those that are missing.
+/// Fetches the certificates above this one. Returns them, and whether the chain is complete. A
+/// verifier may have the missing ones.
 fn issuers(certificate: &[u8], is_allowed: fn(&str) -> bool) -> (Vec<Vec<u8>>, bool) {
     let mut issuers: Vec<Vec<u8>> = vec![];
     while issuers.len() < MAX_FETCHED {
@@ -133,7 +138,7 @@ pub fn places_of_issuer(certificate: &[u8]) -> Vec<String> {
     read().unwrap_or_default()
 }
 
-/// Returns whether a URL is one at which Microsoft publishes certificates: plain HTTP at the usual port.
+/// Returns whether Microsoft publishes certificates at this URL: plain HTTP at the usual port.
 pub fn is_of_microsoft(url: &str) -> bool {
     let rest = url.strip_prefix("http://").unwrap_or_default();
     let host = rest.split('/').next().unwrap_or_default();
@@ -141,7 +146,7 @@ pub fn is_of_microsoft(url: &str) -> bool {
     host.bytes().all(is_name) && (HOSTS.contains(&host) || host.ends_with(DOMAIN))
 }
 
-/// Returns the certificate that the first place provides.
+/// Returns the certificate from the first URL that provides one.
 fn fetch(places: &[String], is_allowed: fn(&str) -> bool) -> Option<Vec<u8>> {
     let why = |why: &dyn std::fmt::Display| {
         log::warn!("the issuer of the attestation key's certificate: {why}");

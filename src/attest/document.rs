@@ -1,4 +1,5 @@
-//! The attestation document of TPM variants: JSON with the same fields as the Go structures of the old system.
+//! The attestation document of TPM variants: JSON with the same fields as Constellation's Go
+//! structures.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +9,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Maximum size of a document in bytes. A genuine one with four banks and a long event log has about 30 KiB.
+/// Maximum size of a document in bytes. A genuine one with four banks and a long event log has
+/// about 30 KiB.
 pub const MAX_DOCUMENT: usize = 256 << 10;
 
 /// The document.
@@ -45,7 +47,8 @@ pub struct Attestation {
     /// The certificate of the attestation key, DER.
     #[serde(default, skip_serializing_if = "Base64::is_empty")]
     pub ak_cert: Base64,
-    /// Used by confidential VMs; ignored when read, and null when written.
+    /// Constellation uses this field for confidential VMs. It is ignored when read, and null when
+    /// written.
     #[serde(rename = "TeeAttestation", default, skip_deserializing)]
     pub tee_attestation: (),
 }
@@ -71,7 +74,8 @@ pub struct Pcrs {
     pub pcrs: BTreeMap<String, Base64>,
 }
 
-/// Reads an object, and refuses a name that occurs twice: two readers of one document could take different values.
+/// Reads an object and refuses duplicate names: otherwise two readers of one document could see
+/// different values.
 fn without_repetition<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, Base64>, D::Error> {

@@ -1,13 +1,16 @@
-//! The TCG event log: the events with which firmware and boot loader extended the PCRs ("TCG PC Client Platform Firmware Profile
-//! Specification", §10). The log is not signed. [`super::excerpt`] shortens a log that has no room in a document; the crate `verifier` replays
-//! a log, and explains registers by it.
+//! The TCG event log: the events with which firmware and boot loader extended the PCRs ("TCG PC
+//! Client Platform Firmware Profile Specification", §10). The log is not signed. [`super::excerpt`]
+//! shortens a log that has no room in a document; the crate `verifier` replays a log, and explains
+//! registers by it.
 //!
-//! A log has one of two forms. In a crypto-agile log, the first event says which banks the other events have digests of. In a
-//! legacy log, which has no such event, each event has a SHA-1 digest. The log of a TDX guest (ACPI table CCEL) is crypto-agile,
-//! with SHA-384 digests and the number of a measurement register in place of the PCR: 0 is MRTD, 1 to 4 are RTMR0 to RTMR3 (UEFI
+//! A log has one of two forms. In a crypto-agile log, the first event lists the banks for which the
+//! other events have digests. In a legacy log, which has no such event, each event has a SHA-1
+//! digest. The log of a TDX guest (ACPI table CCEL) is crypto-agile, with SHA-384 digests and the
+//! number of a measurement register in place of the PCR: 0 is MRTD, 1 to 4 are RTMR0 to RTMR3 (UEFI
 //! 2.11, §38.4.1).
 //!
-//! Linux hands out the whole area that the firmware reserved for the log: bytes 0 or 0xff may follow the last event.
+//! Linux returns the whole area that the firmware reserved for the log: bytes 0 or 0xff may follow
+//! the last event.
 
 use base::bytes::Reader;
 
@@ -17,7 +20,8 @@ pub const SHA1: u16 = 0x0004;
 pub const SHA256: u16 = 0x000b;
 /// The type of an event that extends no PCR.
 pub const EV_NO_ACTION: u32 = 3;
-/// What an excerpt has in place of the rest of an event's data; the length of the whole data follows (little-endian, 32 bits).
+/// The marker that an excerpt puts in place of the rest of an event's data; the length of the
+/// original data follows (little-endian, 32 bits).
 pub(super) const CUT: &[u8] = b"\0Firstlight cut\0";
 const SPEC_ID: &[u8] = b"Spec ID Event03\0";
 /// Maximum number of algorithms; no TPM has this many banks.
@@ -32,7 +36,7 @@ pub struct Log<'a> {
     pub is_agile: bool,
     /// The events.
     pub events: Vec<Event<'a>>,
-    /// What follows the events: padding, or the beginning of an event that is cut.
+    /// The bytes after the last event: padding, or a truncated event.
     pub rest: &'a [u8],
 }
 
@@ -52,7 +56,8 @@ pub struct Event<'a> {
 }
 
 impl<'a> Log<'a> {
-    /// Returns the digest with which an event of this log extended a bank; `None` if the log does not have it.
+    /// Returns the digest with which an event of this log extended a bank; `None` if the log does
+    /// not have it.
     pub fn digest(&self, event: &Event<'a>, bank: u16) -> Option<&'a [u8]> {
         if !self.is_agile {
             return (bank == SHA1).then_some(event.digests);
@@ -65,7 +70,8 @@ impl<'a> Log<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// Returns the data without what [`super::excerpt`] puts in place of the rest, and the length of the whole data in bytes.
+    /// Returns the data without the marker of [`super::excerpt`], and the original length of the
+    /// data in bytes.
     pub fn uncut(&self) -> (&'a [u8], usize) {
         let cut = || {
             let (data, len) = self.data.split_last_chunk::<4>()?;
@@ -83,7 +89,8 @@ pub fn parse(log: &[u8]) -> Log<'_> {
         events: vec![],
         rest: log,
     };
-    // an entry of zeros would parse as an event of PCR 0, so no entry may begin behind the last byte that is not zero
+    // zeros would parse as an event of PCR 0, so no entry may begin after the last byte that is not
+    // zero
     let zeros = log.iter().rev().take_while(|byte| **byte == 0).count();
     while parsed.rest.len() > zeros {
         let mut reader = Reader(parsed.rest);
@@ -93,7 +100,8 @@ pub fn parse(log: &[u8]) -> Log<'_> {
         };
         let Some(event) = event else { break };
         parsed.rest = reader.0;
-        // the header has the old SHA-1 form, and says whether the other entries have this form too
+        // the header always has the legacy SHA-1 form, and says whether the other entries have this
+        // form, too
         let spec = event.data.strip_prefix(SPEC_ID);
         if let (true, EV_NO_ACTION, Some(spec)) = (parsed.events.is_empty(), event.kind, spec) {
             parsed.is_agile = true;

@@ -1,4 +1,4 @@
-//! Shortens an event log so that it fits a document, and still explains registers to a person.
+//! Shortens an event log so that it fits into a document and still explains registers to a person.
 
 #[cfg(doc)]
 use super::event_log::Event;
@@ -9,15 +9,19 @@ const SPEC_ID_LEN: usize = 24;
 const CUT_LEN: usize = CUT.len() + 4;
 /// The last level at which payloads are cut; see [`kept`].
 const LAST_LEVEL: u32 = 5;
-/// The registers in the order in which peers of the old system miss their events least: Secure Boot, boot options, partition table,
-/// devices; then those that policies usually have. The first events of PCR 0 say which firmware runs.
+/// The registers whose events are removed first, because peers that run Constellation need them
+/// least: Secure Boot, boot options, partition table, devices; then those that policies usually
+/// have. The first events of PCR 0 name the firmware.
 const LEAST_MISSED: [u32; 14] = [7, 1, 5, 6, 2, 3, 10, 14, 13, 12, 8, 9, 11, 4];
 
-/// Returns the log in at most `max` bytes, with all its events. A replay of the excerpt gives the same SHA-256 values. If the log
-/// is too long, the excerpt lacks the digests of other banks (unless there is no SHA-256 bank), and as much as necessary of the
-/// data that say least to a person: [`Event::uncut`] tells how much. Returns nothing if the digests alone are too long.
+/// Returns the log in at most `max` bytes, with all its events. A replay of the excerpt gives the
+/// same SHA-256 values. If the log is too long, the excerpt omits the digests of other banks
+/// (unless there is no SHA-256 bank), and then as much event data as necessary, the least
+/// informative data first: [`Event::uncut`] tells how much. Returns `None` if the digests are
+/// already too long.
 ///
-/// Verifiers of the old system refuse a log with a Secure Boot variable that is cut: [`of_whole_registers`] is for them.
+/// Constellation's verifiers refuse a log with a truncated Secure Boot variable:
+/// [`of_whole_registers`] is for them.
 pub fn excerpt(log: &[u8], max: usize) -> Vec<u8> {
     let (whole, log) = whole(log, max);
     if let Some(whole) = whole {
@@ -31,8 +35,9 @@ pub fn excerpt(log: &[u8], max: usize) -> Vec<u8> {
         .unwrap_or_default()
 }
 
-/// Returns the log in at most `max` bytes, without all the events of as many registers as necessary. Verifiers of the old system
-/// check what a log says of a register, but they do not miss a register in it.
+/// Returns the log in at most `max` bytes, by removing all events of as many registers as
+/// necessary. Constellation's verifiers check the events that a log has for a register, but accept
+/// a log without events of a register.
 pub fn of_whole_registers(log: &[u8], max: usize) -> Vec<u8> {
     let (whole, mut log) = whole(log, max);
     if let Some(whole) = whole {
@@ -61,10 +66,11 @@ fn whole(log: &[u8], max: usize) -> (Option<&[u8]>, Log<'_>) {
     (whole, parsed)
 }
 
-/// Returns how many bytes stay of the data of an event. Each level cuts more.
+/// Returns how many bytes of an event's data are kept. Each level cuts more.
 fn kept(kind: u32, level: u32) -> usize {
     match (level, kind) {
-        // Secure Boot variables without their contents, tables of the firmware, certificates of a platform (EV_NO_ACTION)
+        // Secure Boot variables without their contents, tables of the firmware, certificates of a
+        // platform (EV_NO_ACTION)
         (1.., EV_NO_ACTION | 0x9..=0xb | 0x10 | 0x8000_0001 | 0x8000_0009..=0x8000_000c) => 128,
         // the partition table, the certificates that verified an image, boot options
         (2.., 0x8000_0002 | 0x8000_0006 | 0x8000_00e0) => 128,
@@ -75,13 +81,14 @@ fn kept(kind: u32, level: u32) -> usize {
     }
 }
 
-/// Returns the bytes of a log with this much of the data of each event, and with the SHA-256 digests alone if `is_sha256_only`.
+/// Returns the bytes of a log with at most this much data of each event, and with only the SHA-256
+/// digests if `is_sha256_only`.
 fn written(log: &Log, is_sha256_only: bool, kept: impl Fn(u32) -> usize) -> Vec<u8> {
     let mut bytes = vec![];
     for (number, event) in log.events.iter().enumerate() {
         let (mut digests, mut data) = (event.digests.to_vec(), event.data.to_vec());
         match (is_sha256_only, number, event.sha256) {
-            // one algorithm and its digest length, no bytes of the vendor
+            // one algorithm with its digest length, and no vendor bytes
             (true, 0, _) => {
                 data.truncate(SPEC_ID_LEN);
                 data.extend([1, 0, 0, 0, SHA256 as u8, 0, 32, 0, 0]);

@@ -1,9 +1,9 @@
-//! The variant `gcp-sev-es`: a shielded machine of Google Compute Engine with AMD SEV. Google certifies the attestation key of the
-//! virtual TPM, and the certificate names the instance.
+//! The variant `gcp-sev-es`: a shielded VM of Google Compute Engine with AMD SEV. Google certifies
+//! the attestation key of the virtual TPM, and the certificate names the instance.
 //!
 //! ```text
-//! instance info = { zone, project_id, instance_name }, as in the old system
-//! certificate   = in the field ak_cert, where go-tpm-tools puts it: the old system ignores it, and asks Google's API for the key
+//! instance info = { zone, project_id, instance_name }, as in Constellation
+//! certificate   = in the field ak_cert, where go-tpm-tools puts it: Constellation ignores it, and asks Google's API for the key
 //! PCR 0         = the firmware measures its version, and with what the host encrypts the memory
 //! ```
 
@@ -33,16 +33,17 @@ pub const VARIANT: Variant = Variant {
 
 /// 1.3.9900.3.1
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x03, 0x01];
-/// The NV indices of the certificate and of the template of the RSA attestation key (go-tpm-tools, client/handles.go).
+/// The NV indices of the certificate and of the template of the RSA attestation key (go-tpm-tools,
+/// client/handles.go).
 pub const CERTIFICATE_INDEX: u32 = 0x01c1_0000;
 const KEY: KeySource = KeySource::Template(0x01c1_0001);
-/// The folder of the metadata, and the field without which the service refuses.
+/// The folder in the metadata, and the header field that the service requires.
 const METADATA: &str = "computeMetadata/v1";
 const FIELDS: Fields<'_> = &[("Metadata-Flavor", "Google")];
 /// Maximum length in characters of a name of the metadata.
 const MAX_NAME: usize = 256;
 
-/// The names of a machine. The members are those of the old system, which are those of go-tpm-tools.
+/// The names of a machine, with Constellation's field names, which come from go-tpm-tools.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Names {
     /// The zone.
@@ -56,7 +57,7 @@ pub struct Names {
 /// A machine of Google Compute Engine.
 pub struct GoogleMachine {
     metadata: Http,
-    /// The names, which never change, once they are known.
+    /// The names, cached after the first request because they never change.
     known: Mutex<Option<Names>>,
 }
 
@@ -74,7 +75,7 @@ impl GoogleMachine {
         }
     }
 
-    /// Returns the names of the machine, if they are known.
+    /// Returns the names of the machine if they are cached.
     pub fn names(&self) -> Option<Names> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.clone()

@@ -1,13 +1,14 @@
-//! The variant `gcp-sev-snp`: a machine of Google Compute Engine with SEV-SNP, and a virtual TPM. The chip signs the nonce of the
-//! connection, and Google certifies the attestation key.
+//! The variant `gcp-sev-snp`: a machine of Google Compute Engine with SEV-SNP, and a virtual TPM.
+//! The chip signs the nonce of the connection, and Google certifies the attestation key.
 //!
 //! ```text
-//! REPORT_DATA = SHA-256(user data ‖ verifier's nonce) ‖ 32 zeros, as in the old system
+//! REPORT_DATA = SHA-256(user data ‖ verifier's nonce) ‖ 32 zeros, as in Constellation
 //! certificate = that of the attestation key, as in gcp-sev-es
 //! PCR 0       = the firmware measures that the host encrypts the memory with SEV-SNP
 //! ```
 //!
-//! The quote covers the report. Report and TPM name no common machine: PCR 0 says that the TPM is that of a machine with SEV-SNP, too.
+//! The quote covers the report. Report and TPM have no machine ID in common. But PCR 0 shows that
+//! the TPM, too, belongs to a machine with SEV-SNP.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! The report of Azure's paravisor (the "host compatibility layer", HCL), which the TPM of a machine has at an NV index: a report of
-//! the hardware, and runtime data (JSON) with the attestation key of the TPM. The hardware has signed the hash of the runtime data.
+//! The report of Azure's paravisor (the "host compatibility layer", HCL), which a machine's TPM has
+//! at an NV index: a hardware report, and runtime data (JSON) with the attestation key of the TPM.
+//! The hardware report covers the hash of the runtime data.
 //!
 //! ```text
 //!    0  "HCLA", version, size, request type, status, reserved: nothing signs this header
@@ -8,7 +9,8 @@
 //! 1236  runtime data, then zeros
 //! ```
 //!
-//! The layout is that of OpenHCL (microsoft/openvmm, `openhcl_attestation_protocol/src/igvm_attest/get.rs`).
+//! The layout is that of OpenHCL (microsoft/openvmm,
+//! `openhcl_attestation_protocol/src/igvm_attest/get.rs`).
 
 use base::bytes::Reader;
 
@@ -17,7 +19,8 @@ use tpm::Tpm;
 
 /// The NV index of the report.
 pub const INDEX: u32 = 0x0140_0001;
-/// The NV index for data of the machine, which the paravisor includes in the next report: at most [`USER_DATA_LEN`] bytes.
+/// The NV index to which the machine can write at most [`USER_DATA_LEN`] bytes; the paravisor
+/// includes them in the next report.
 pub const USER_DATA_INDEX: u32 = 0x0140_0002;
 /// The size of [`USER_DATA_INDEX`] in bytes.
 pub const USER_DATA_LEN: usize = 64;
@@ -46,11 +49,11 @@ pub fn stored(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
 pub struct HclReport<'a> {
     /// The report of the hardware.
     pub hardware: HardwareReport<'a>,
-    /// The runtime data, byte for byte as the hardware has signed their hash.
+    /// The runtime data, byte for byte as hashed in the hardware report.
     pub runtime_data: &'a [u8],
 }
 
-/// The report of the hardware below a paravisor. Nothing of it is verified.
+/// The hardware report inside the paravisor's report. Nothing in it is verified.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HardwareReport<'a> {
     /// A report of SEV-SNP: 1184 bytes.
@@ -62,7 +65,7 @@ pub enum HardwareReport<'a> {
 }
 
 impl<'a> HclReport<'a> {
-    /// Parses the content of the NV index. Only the padding may follow the runtime data.
+    /// Parses the content of the NV index. Only padding may follow the runtime data.
     pub fn parse(bytes: &'a [u8]) -> Result<HclReport<'a>, &'static str> {
         Self::read(bytes).ok_or("the HCL report is truncated")?
     }

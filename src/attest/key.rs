@@ -1,4 +1,5 @@
-//! Attestation keys: TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2), and the form that certificates contain.
+//! Attestation keys: TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2), and the form
+//! that certificates contain.
 
 use base::bytes::Reader;
 
@@ -20,8 +21,9 @@ const ALG_ECC: u16 = 0x0023;
 pub const CURVE_P256: u16 = 0x0003;
 /// TPM_ECC_NIST_P384.
 pub const CURVE_P384: u16 = 0x0004;
-/// The attributes of an attestation key (§8.3): fixedTPM, fixedParent, sensitiveDataOrigin, userWithAuth, restricted, sign. Such a key
-/// signs only structures that its TPM generated. Azure's key also has noDA, and so did ours in an earlier version.
+/// The attributes of an attestation key (§8.3): fixedTPM, fixedParent, sensitiveDataOrigin,
+/// userWithAuth, restricted, sign. Such a key signs only structures that its TPM generated. Azure's
+/// key also has noDA, and so did ours in an earlier version.
 const ATTRIBUTES: u32 = 0x0005_0072;
 const NO_DA: u32 = 0x0000_0400;
 /// The exponent of every RSA key of a TPM.
@@ -41,11 +43,11 @@ pub struct Key<'a> {
 pub enum Public<'a> {
     /// The modulus; the exponent is 65537.
     Rsa(&'a [u8]),
-    /// An elliptic curve: the coordinates of the point at the full width of the curve.
+    /// An elliptic curve: the coordinates of the point, padded to the full width of the curve.
     Ecc(&'static Curve, &'a [u8], &'a [u8]),
 }
 
-/// A curve, with the only hash that is accepted with it.
+/// A curve, with the only hash that is accepted for it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Curve {
     /// TPM_ECC_CURVE.
@@ -69,9 +71,11 @@ const CURVES: [Curve; 2] = [
 ];
 
 impl<'a> Key<'a> {
-    /// Parses a TPMT_PUBLIC (§12.2.4) of the template: nameAlg SHA-256, no policy; RSA for RSASSA with SHA-256, SHA-384 or SHA-512, or
-    /// P-256 and P-384 for ECDSA with the hash of their size. No bytes may follow. A key still has several encodings, and the hash of
-    /// these bytes names the machine. The quote has the Qualified Name, by which the TPM signs this encoding.
+    /// Parses a TPMT_PUBLIC (§12.2.4) of the template: nameAlg SHA-256, no policy; RSA for RSASSA
+    /// with SHA-256, SHA-384 or SHA-512, or P-256 and P-384 for ECDSA with the hash of the same
+    /// size. No bytes may follow. Even so a key has several encodings, and the hash of these bytes
+    /// identifies the machine. The quote has the Qualified Name, with which the TPM signs this
+    /// encoding.
     pub fn parse(public: &'a [u8]) -> Result<Key<'a>, &'static str> {
         let mut reader = Reader(public);
         let key = Self::read(&mut reader).ok_or("the attestation key is truncated")??;
@@ -125,7 +129,8 @@ impl<'a> Key<'a> {
 
     fn read_rsa(reader: &mut Reader<'a>) -> Option<Result<Public<'a>, &'static str>> {
         let (bits, exponent, modulus) = (reader.u16_be()?, reader.u32_be()?, reader.tpm2b()?);
-        // the sizes that TPMs have (TCG Algorithm Registry, RSA key bits); the first bit of a modulus is set
+        // the sizes that TPMs support (TCG Algorithm Registry, RSA key bits); the first bit of a
+        // modulus is set
         if !matches!(bits, 2048 | 3072 | 4096)
             || modulus.len() * 8 != usize::from(bits)
             || modulus.first().is_none_or(|byte| byte >> 7 == 0)
@@ -156,7 +161,8 @@ impl<'a> Key<'a> {
         Some(Ok(Public::Ecc(curve, x, y)))
     }
 
-    /// Returns the key as certificates contain it: SubjectPublicKeyInfo (RFC 3279 §2.3.1, RFC 5480 §2), DER.
+    /// Returns the key as certificates contain it: SubjectPublicKeyInfo (RFC 3279 §2.3.1, RFC 5480
+    /// §2), DER.
     pub fn spki(&self) -> Vec<u8> {
         // id-ecPublicKey with secp256r1, secp384r1
         const P256: &[u8] =
@@ -170,11 +176,12 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Returns the SubjectPublicKeyInfo of an RSA key with the exponent 65537. The first bit of the modulus must be set.
+/// Returns the SubjectPublicKeyInfo of an RSA key with the exponent 65537. The first bit of the
+/// modulus must be set.
 pub fn rsa_spki(modulus: &[u8]) -> Vec<u8> {
     // rsaEncryption with NULL
     const RSA: &[u8] = b"\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00";
-    // an INTEGER has a sign
+    // a leading zero byte, so that the INTEGER is not negative
     let modulus = der(0x02, &[&[0], modulus]);
     let exponent = der(0x02, &[&DEFAULT_EXPONENT.to_be_bytes()[1..]]);
     spki(RSA, &[&der(0x30, &[&modulus, &exponent])])
@@ -185,7 +192,7 @@ fn spki(algorithm: &[u8], key: &[&[u8]]) -> Vec<u8> {
     der(0x30, &[&der(0x30, &[algorithm]), &der(0x03, &key)])
 }
 
-/// Returns a value of DER with fewer than 65536 bytes.
+/// Returns a DER value with fewer than 65536 bytes.
 fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let content = parts.concat();
     let [high, low] = (content.len() as u16).to_be_bytes();
@@ -203,7 +210,7 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    /// Returns a TPMT_PUBLIC of our template with these parts.
+    /// Returns a TPMT_PUBLIC of our template from these parts.
     fn key(name_hash: u16, policy: &[u8], bits: u16, exponent: u32, modulus: &[u8]) -> Vec<u8> {
         [
             &[0, 1][..],
@@ -266,7 +273,8 @@ mod tests {
         }
     }
 
-    /// The vector of the old system is the SHA-512 of an RSA key with 1024 bits; OpenSSL writes longer ones in the same form.
+    /// Constellation's test vector is the SHA-512 of an RSA key with 1024 bits; OpenSSL writes
+    /// longer ones in the same form.
     #[test]
     fn a_key_is_written_as_certificates_contain_it() {
         let rsa = key(ALG_SHA256, &[], 2048, 0, &[0xab; 256]);
@@ -277,7 +285,7 @@ mod tests {
             [0x30, 0x82, 0x01, 0x0a, 0x02, 0x82, 0x01, 0x01, 0]
         );
         assert!(spki.ends_with(&[0xab, 2, 3, 1, 0, 1]) && spki.len() == 294);
-        // the generator of P-256 in the worked example of the old system's documents
+        // the generator of P-256 in the worked example of Constellation's documentation
         let spki = Key::parse(&ecc(CURVE_P256, ALG_SHA256, 32)).unwrap().spki();
         assert_eq!(spki.len(), 91);
         assert!(spki.starts_with(b"\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08"));

@@ -1,8 +1,9 @@
-//! The Name of an attestation key (TPM 2.0 part 1 §16): nameAlg, followed by the hash of the public area with that algorithm. Two
-//! TPMs never have the same Name, so it identifies the machine of a quote.
+//! The Name of an attestation key (TPM 2.0 part 1 §16): nameAlg, followed by the hash of the public
+//! area with that algorithm. Two TPMs never have the same Name, so it identifies the machine of a
+//! quote.
 //!
-//! `tpm2_readpublic -c 0x81008f01` prints the Name, and the node prints it on its console. Records of joined machines contain it
-//! without the nameAlg, which is SHA-256 for all keys here.
+//! `tpm2_readpublic -c 0x81008f01` prints the Name, and the node prints it on its console. Records
+//! of joined machines contain it without the nameAlg, which is SHA-256 for all keys here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +25,8 @@ impl KeyName {
         KeyName(sha256(&[public]))
     }
 
-    /// Returns the Name without the nameAlg, as in [`super::Identified::machine`]: 64 hexadecimal digits.
+    /// Returns the Name without the nameAlg, as in [`super::Identified::machine`]: 64 hexadecimal
+    /// digits.
     pub fn digest(&self) -> String {
         hex(&self.0)
     }

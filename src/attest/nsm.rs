@@ -1,12 +1,13 @@
-//! What a machine and AWS's hypervisor say to each other about attestation documents, in CBOR (the crate aws-nitro-enclaves-nsm-api 0.5):
+//! The messages between a machine and AWS's hypervisor about attestation documents, in CBOR (the
+//! crate aws-nitro-enclaves-nsm-api 0.5):
 //!
 //! ```text
 //! request = { "Attestation": { "user_data": null, "nonce": bytes, "public_key": bytes } }, each of at most 1024 bytes
 //! answer  = { "Attestation": { "document": bytes } } or { "Error": name }, and then bytes without a meaning, which may be those of the request
 //! ```
 //!
-//! The hypervisor may write each map and string with definite or indefinite length ([`cbor`]). What follows the document or the name is
-//! not read.
+//! The hypervisor may write each map and string with definite or indefinite length ([`cbor`]).
+//! Bytes after the document or the error name are not read.
 
 use base::text::quoted;
 use minicbor::{Decoder, Encoder};
@@ -15,7 +16,7 @@ use super::cbor;
 
 /// Maximum length of nonce and key in bytes.
 const MAX_GIVEN: usize = 1024;
-/// What the heads and names of a request need, in bytes.
+/// Bytes that the heads and names in a request need.
 const AROUND: usize = 64;
 /// Maximum length of the name of an error in bytes: the longest known one has 16.
 const MAX_NAME: usize = 40;
@@ -62,7 +63,8 @@ impl Answer {
     }
 }
 
-/// The outer error: this is not CBOR, or not of the expected type. The inner one: it has another meaning.
+/// The outer error: this is not CBOR, or has another type than expected. The inner error is the
+/// hypervisor's.
 type Read = Result<Result<Answer, String>, minicbor::decode::Error>;
 
 fn read(reader: &mut Decoder<'_>) -> Read {
@@ -160,13 +162,13 @@ mod tests {
             ),
             (&DOCUMENT[..DOCUMENT.len() - 1], "not CBOR"),
             (too_long, "not CBOR"),
-            // a hypervisor that did not answer has left the request
+            // if the hypervisor did not answer, the buffer still has the request
             (&request, "expected a document"),
         ] {
             let error = Answer::parse(bytes).unwrap_err();
             assert!(error.contains(why), "{bytes:02x?}: {error}, expected {why}");
         }
-        // it goes to a log
+        // the name is written to a log
         let of_control_characters = [b"\xa1\x78\x78", &[6; 120][..]].concat();
         let altered = mutations(DOCUMENT, 5_000);
         for bytes in altered.into_iter().chain([of_control_characters]) {

@@ -1,5 +1,5 @@
-//! Machines whose cloud keeps the attestation key at a persistent handle of the TPM, and whose instance info stays the same until they
-//! reboot.
+//! Machines whose cloud keeps the attestation key at a persistent handle of the TPM, and whose
+//! instance info stays the same until they reboot.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
@@ -12,36 +12,38 @@ use super::vtpm::{self, Machine};
 use super::{IssueError, KeyName, Oid};
 use tpm::{KeySource, Tpm};
 
-/// Pause before what is missing is asked for again.
+/// Pause before the program asks for missing parts again.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
-/// Where the instance info of a variant comes from.
+/// The source of the instance info of a variant.
 pub trait Source: Send + Sync {
     /// The instance info.
     type Info: Clone + Serialize + Send;
     /// The OID of the variant.
     const OID: Oid;
-    /// Returns the instance info, and whether it is complete: if not, it is asked for again.
+    /// Returns the instance info, and whether it is complete. If it is not, the caller asks again
+    /// later.
     fn info(&self, location: &tpm::Location) -> Result<(Self::Info, bool), IssueError>;
-    /// Adds what changes while the machine runs.
+    /// Adds the parts that change while the machine runs.
     fn add_present(&self, _info: &mut Self::Info) {}
 }
 
-/// A machine that keeps its instance info. Only the first one is waited for: what was missing is asked for again in the background, as each
-/// proof, also one for a stranger, comes by here.
+/// A machine that caches its instance info. Callers wait only for the first one. Missing parts are
+/// requested again in the background, because each proof, also one for a stranger, uses this code.
 pub struct Prepared<S: Source>(Arc<Shared<S>>);
 
 struct Shared<S: Source> {
     source: S,
-    /// Never held while the source is asked.
+    /// This lock is never held during a request to the source.
     known: Mutex<Option<Known<S::Info>>>,
-    /// Held while the source is asked. It has the last failure: those who waited meanwhile share it.
+    /// This lock is held during a request to the source. It contains the last failure: callers that
+    /// waited meanwhile get the same error.
     asking: Mutex<Option<(Instant, IssueError)>>,
 }
 
 struct Known<T> {
     info: T,
-    /// When it is asked for again, if it is not complete.
+    /// When the program asks again, if the instance info is not complete.
     ask_again: Option<Instant>,
 }
 
@@ -55,7 +57,7 @@ impl<S: Source + 'static> Prepared<S> {
         }))
     }
 
-    /// Asks for what is missing if it is time; does not wait for it.
+    /// If it is time, asks for missing parts in the background, without waiting.
     fn renew(&self, location: &tpm::Location) {
         if !self.0.is_due() {
             return;
@@ -74,7 +76,7 @@ impl<S: Source> Shared<S> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for the first instance info, or waits for the one who does.
+    /// Requests the first instance info, or waits for the caller that already does.
     fn ask_first(&self, location: &tpm::Location) -> Result<(), IssueError> {
         let arrived = Instant::now();
         let mut failure = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +98,8 @@ impl<S: Source> Shared<S> {
         }
     }
 
-    /// Returns whether something is missing and it is time to ask for it; then it is not for the next pause.
+    /// Returns whether something is missing and it is time to ask again. If so, starts the next
+    /// pause.
     fn is_due(&self) -> bool {
         let (mut known, now) = (self.known(), Instant::now());
         let ask_again = known.as_mut().and_then(|known| known.ask_again.as_mut());
@@ -109,7 +112,8 @@ impl<S: Source> Shared<S> {
         }
     }
 
-    /// Asks again, unless somebody does already. What is known stays until there is more.
+    /// Asks again, unless another thread already does. A cached value is replaced only by a more
+    /// complete one.
     fn ask_again(&self, location: &tpm::Location) {
         let _asking = match self.asking.try_lock() {
             Ok(asking) => asking,
@@ -117,7 +121,7 @@ impl<S: Source> Shared<S> {
             Err(TryLockError::WouldBlock) => return,
         };
         match self.source.info(location) {
-            // what lacks more of the certificates is shorter
+            // an answer with fewer certificates is shorter
             Ok((info, is_complete)) if is_complete || self.len() <= len(&info) => {
                 self.keep(info, is_complete);
             }
@@ -131,12 +135,12 @@ impl<S: Source> Shared<S> {
         *self.known() = Some(Known { info, ask_again });
     }
 
-    /// Returns the length of what is known.
+    /// Returns the length of the cached value.
     fn len(&self) -> usize {
         self.known().as_ref().map_or(0, |known| len(&known.info))
     }
 
-    /// Returns what is known, with what changes while the machine runs.
+    /// Returns the cached value with the parts that change while the machine runs.
     fn present(&self) -> Result<Option<Vec<u8>>, IssueError> {
         let info = self.known().as_ref().map(|known| known.info.clone());
         let Some(mut info) = info else {
@@ -149,7 +153,7 @@ impl<S: Source> Shared<S> {
     }
 }
 
-/// Returns the length of an instance info in a document.
+/// Returns the length that an instance info has in a document.
 fn len(info: &impl Serialize) -> usize {
     serde_json::to_vec(info).map_or(0, |text| text.len())
 }
@@ -194,7 +198,7 @@ mod tests {
 
     type Answer = Result<(String, bool), IssueError>;
 
-    /// Answers when the test says so.
+    /// Answers when the test permits it.
     struct Slow {
         answers: Mutex<Receiver<Answer>>,
         asked: Arc<AtomicUsize>,
@@ -242,7 +246,7 @@ mod tests {
             serde_json::from_slice(&text).unwrap()
         }
 
-        /// Makes what is missing due now.
+        /// Sets the time of the next request to now.
         fn make_due(&self) {
             let mut known = self.machine.0.known();
             let ask_again = &mut known.as_mut().unwrap().ask_again;
@@ -253,7 +257,7 @@ mod tests {
             self.asked.load(Ordering::SeqCst)
         }
 
-        /// Waits until something is so; the limit is for a machine under load.
+        /// Waits until a condition holds; the time limit is for a machine under load.
         fn wait_until(&self, is_so: impl Fn(&Host) -> bool) {
             let limit = Instant::now() + Duration::from_secs(60);
             while !is_so(self) {
@@ -303,7 +307,7 @@ mod tests {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(|| host.prepare())).collect();
             host.wait_until(|host| host.asked() > 0);
             thread::sleep(Duration::from_millis(200));
-            // one that comes later asks for itself
+            // a later caller sends a new request
             for _ in 0..8 {
                 host.answer.send(failed()).unwrap();
             }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! REPORTDATA = SHA-256(user data ‖ verifier's nonce) ‖ 32 zeros
-//! document   = { quote over REPORTDATA, user data }, as in the old system; beside it, Intel's collateral if the machine has it, and
+//! document   = { quote over REPORTDATA, user data }, as in Constellation; beside it, Intel's collateral if the machine has it, and
 //!              the event log of the firmware (ACPI table CCEL), which explains registers to a person and proves nothing
 //! registers  = 0: MRTD, 1 to 4: RTMR 0 to 3; RTMR 3 names the cluster
 //! ```
 //!
-//! The quote names no machine that stays the same after a reboot, so documents have no machine.
+//! The quote contains no machine ID that survives a reboot, so documents name no machine.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,13 +39,14 @@ pub const VARIANT: Variant = Variant {
 
 /// 1.3.9900.5.99
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x63];
-/// The file in which the kernel provides the event log of the firmware, with the bytes behind its end.
+/// The file in which the kernel provides the event log of the firmware, including padding after its
+/// end.
 const EVENT_LOG: &str = "/sys/firmware/acpi/tables/data/CCEL";
-/// The greatest length of a document with an event log, in bytes: a document must fit a TLS handshake message of 64 KiB. Of a longer log,
-/// the data that say least are cut.
+/// The greatest length of a document with an event log, in bytes: a document must fit a TLS
+/// handshake message of 64 KiB. If the log is longer, its least informative data is removed.
 const MAX_SENT: usize = 48 << 10;
 
-/// The document: the names are those of the old system.
+/// The document, with Constellation's field names.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Document {
@@ -84,7 +85,7 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// Makes an issuer, which adds the collateral and the event log in these files if they exist.
+    /// Makes an issuer. It adds the collateral and the event log from these files if they exist.
     pub fn new(
         quoter: Arc<dyn Quoter>,
         collateral: Option<PathBuf>,
@@ -121,14 +122,14 @@ impl super::Issuer for Issuer {
         let encode = |document: &Document| {
             serde_json::to_vec(document).map_err(|error| IssueError(error.to_string()))
         };
-        // base64 adds a third, and the field has a name
+        // base64 adds a third, and the field name needs bytes, too
         let room = MAX_SENT.saturating_sub(encode(&document)?.len() + 32) / 4 * 3;
         document.event_log = Base64(self.event_log(room));
         encode(&document)
     }
 }
 
-/// Returns what the quote of a document is over.
+/// Returns the data that the quote of a document covers.
 pub fn report_data(user_data: &[u8], nonce: &[u8]) -> [u8; 64] {
     let mut report_data = [0; 64];
     report_data[..32].copy_from_slice(&sha256(&[user_data, nonce]));
@@ -146,7 +147,7 @@ fn default_location() -> Result<Location, tpm::Error> {
     }
 }
 
-/// A TDX machine has no attestation key of its own: a quoting enclave of the host has it.
+/// A TDX machine has no attestation key of its own: the key belongs to the host's quoting enclave.
 fn no_key(_location: &Location) -> Result<KeyName, tpm::Error> {
     Err(tpm::Error::Registers(
         "a machine of the variant qemu-tdx has no attestation key that a policy could name; the platform of the host signs its quotes"

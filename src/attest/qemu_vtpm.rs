@@ -1,4 +1,5 @@
-//! The variant `qemu-vtpm`: the TPM 2.0 of a machine, without a platform that endorses its attestation key.
+//! The variant `qemu-vtpm`: the TPM 2.0 of a machine, without a platform that endorses its
+//! attestation key.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -7,21 +7,24 @@ use ring::digest::{Algorithm, SHA256, SHA384, digest};
 
 use tpm::CLUSTER_ID_PCR;
 
-/// The kind of a machine's registers. Their length tells it, so a policy does not need to.
+/// The kind of a machine's registers. It follows from the length of a value, so a policy does not
+/// name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Registers {
     /// The SHA-256 PCRs of a TPM, by their numbers.
     Pcrs,
-    /// The SHA-384 registers of a TDX machine: 0 is MRTD, 1 to 4 are RTMR 0 to 3, as in the old system.
+    /// The SHA-384 registers of a TDX machine: 0 is MRTD, 1 to 4 are RTMR 0 to 3, as in
+    /// Constellation.
     Rtmrs,
 }
 
-/// The value of the register that a machine extends with the ID of its cluster: SHA-256 PCR 15, or RTMR 3 of a TDX machine.
+/// The value of the register that a machine extends with the ID of its cluster: SHA-256 PCR 15, or
+/// RTMR 3 of a TDX machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterRegister(Vec<u8>);
 
 impl Registers {
-    /// Returns the kind of a register with this value; `None` if its length is that of no kind.
+    /// Returns the kind of a register with this value; `None` if no kind has this length.
     pub fn of(value: &[u8]) -> Option<Registers> {
         let kinds = [Registers::Pcrs, Registers::Rtmrs];
         kinds.into_iter().find(|kind| kind.len() == value.len())
@@ -34,7 +37,7 @@ impl Registers {
         }
     }
 
-    /// Returns what extends a register if this cluster ID is measured.
+    /// Returns the digest that extends a register when this cluster ID is measured.
     pub(super) fn digest(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Vec<u8> {
         digest(self.hash(), cluster_id).as_ref().into()
     }
@@ -66,7 +69,7 @@ impl Registers {
         ClusterRegister(vec![0; self.len()])
     }
 
-    /// Returns the register of the cluster ID after it was extended once, from zero, with this one.
+    /// Returns the register of the cluster ID after one extension, from zero, with this ID.
     pub fn after(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> ClusterRegister {
         let mut text = vec![0; self.len()];
         text.extend(self.digest(cluster_id));
@@ -74,9 +77,11 @@ impl Registers {
     }
 }
 
-/// Fails if the firmware did not extend this bank of PCRs; then its values are what later programs made of them. Firmware extends
-/// PCR 4 with what it starts, PCR 7 with the state of Secure Boot, and both with a separator (TCG PC Client Platform Firmware Profile,
-/// EV_SEPARATOR). So both are set, and they differ, even after systemd-pcrosseparator has extended both with the same word.
+/// Fails if the firmware did not extend this bank of PCRs: then later programs alone determined the
+/// values. Firmware extends PCR 4 with the programs that it starts, PCR 7 with the state of Secure
+/// Boot, and both with a separator (TCG PC Client Platform Firmware Profile, EV_SEPARATOR). So
+/// neither is zero, and they differ, even after systemd-pcrosseparator has extended both with the
+/// same text.
 pub fn check_bank(pcrs: &BTreeMap<u32, Vec<u8>>) -> Result<(), String> {
     let is_set = |value: &&Vec<u8>| value.iter().any(|byte| *byte != 0);
     match [4, 7].map(|pcr| pcrs.get(&pcr).filter(is_set)) {
@@ -89,7 +94,7 @@ pub fn check_bank(pcrs: &BTreeMap<u32, Vec<u8>>) -> Result<(), String> {
 }
 
 impl ClusterRegister {
-    /// Takes the value of the register; `None` if its length is that of no kind.
+    /// Takes the value of the register; `None` if no kind has this length.
     pub fn new(value: &[u8]) -> Option<ClusterRegister> {
         Registers::of(value).map(|_| ClusterRegister(value.into()))
     }
@@ -137,12 +142,12 @@ mod tests {
         let bank =
             |four: u8, seven: u8| BTreeMap::from([(4, vec![four; 32]), (7, vec![seven; 32])]);
         assert_eq!(check_bank(&bank(1, 2)), Ok(()));
-        // zero; extended by a program with the same word; only one of them
+        // zero; extended by a program with the same text; only one of them
         for (four, seven) in [(0, 0), (3, 3), (1, 0), (0, 1)] {
             let why = check_bank(&bank(four, seven)).unwrap_err();
             assert!(why.contains("tpm2_pcrallocate"), "{why}");
         }
-        // a machine cannot leave out what would give it away
+        // a machine cannot leave out a PCR that would reveal this
         for pcr in [4, 7] {
             let mut values = bank(1, 2);
             values.remove(&pcr);

@@ -1,11 +1,12 @@
-//! Certificates that are signed by their own key. They need no authority, because the attestation document in a certificate binds its key.
+//! Certificates that are signed by their own key. They need no authority, because the attestation
+//! document in a certificate binds its key.
 
 use std::time::Duration;
 
 use rustls_pki_types::{CertificateDer, UnixTime};
 
-/// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. Its key is of P-256, as both systems make it. The error is a
-/// clause.
+/// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. Its key must be on
+/// P-256, as in the certificates of Firstlight and Constellation. The error is a clause.
 pub fn verify(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
     let unreadable = |error| format!("its certificate cannot be read: {}", in_words(&error));
     let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;

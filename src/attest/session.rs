@@ -1,23 +1,25 @@
-//! What binds a document to one connection of the strong form of attested TLS (the crate `atls`).
+//! Binds a document to one connection of the strong form of attested TLS (the crate `atls`).
 //!
-//! The user data of a document in the strong form is a digest of the role of the machine that proves, of the connection, and of the
-//! secret that only its TPM could decrypt. Each part has its length in front, and a label comes first, so no other use of a
-//! document has the same user data.
+//! The user data of a document in the strong form is a digest over the role of the machine that
+//! proves itself, the connection, and the secret that only this machine's TPM could decrypt. Each
+//! part is preceded by its length, and a label comes first, so no other kind of document has the
+//! same user data.
 
 use super::sha256;
 use tpm::{Bank, Credential, Endorsement, EndorsementKind};
 
-/// The label of the user data: no other use of an attestation key hashes it.
+/// The label of the user data: no other use of an attestation key hashes this label.
 const LABEL: &[u8] = b"firstlight attested TLS, version 1";
 
-/// As what a machine proves itself.
+/// The role in which a machine proves itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The end that connected.
     Client,
-    /// The end that was called, which asks its machine's TPM itself: init server, recovery server, key service.
+    /// The called end with direct access to its TPM: init server, recovery server, key service.
     Server,
-    /// The join service, which was called. Its pod has no TPM: the host proves the machine, and names this role.
+    /// The join service, as the called end. Its pod has no TPM: the host makes the evidence and
+    /// sets this role.
     JoinService,
 }
 
@@ -25,7 +27,7 @@ impl Role {
     /// All roles.
     pub const ALL: [Role; 3] = [Role::Client, Role::Server, Role::JoinService];
 
-    /// Returns the name, as the user data have it.
+    /// Returns the name of the role, as hashed into the user data.
     pub fn name(self) -> &'static str {
         match self {
             Role::Client => "client",
@@ -35,7 +37,7 @@ impl Role {
     }
 }
 
-/// What a machine tells about itself before it proves anything.
+/// What a machine says about itself before it sends evidence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     /// The attestation key (TPMT_PUBLIC); empty if the variant has none.
@@ -49,37 +51,40 @@ pub struct Identity {
 pub struct Request<'a> {
     /// The role of this machine in the connection.
     pub role: Role,
-    /// The digest of the connection: both ends compute it, and nobody else can choose it.
+    /// The digest of the connection: both ends compute it, and no one of them can choose it.
     pub session: &'a [u8; 32],
     /// The nonce of the peer.
     pub nonce: &'a [u8],
-    /// The banks that the peer compares; empty: all.
+    /// The banks that the peer's policy compares; empty means all.
     pub banks: &'a [Bank],
-    /// What the TPM must decrypt before it signs, if the peer demands a certified attestation key: for which endorsement key.
+    /// The credential challenge, and the kind of endorsement key it is for.
     pub challenge: Option<(EndorsementKind, &'a Credential)>,
-    /// Whether the peer called this machine and has proved nothing.
+    /// Whether the peer called this machine and is not authenticated.
     pub for_stranger: bool,
 }
 
 impl Request<'_> {
-    /// Returns the user data of the document. `secret` is what the TPM decrypted for the peer, or empty.
+    /// Returns the user data of the document. `secret` is what the TPM decrypted for the peer, or
+    /// empty.
     pub fn user_data(&self, secret: &[u8]) -> [u8; 32] {
         user_data(self.role, self.session, secret)
     }
 }
 
-/// Returns the user data that a document must have: SHA-256 over label, role, session and secret, each behind its length.
+/// Returns the user data that a document must have: SHA-256 over label, role, session and secret,
+/// each preceded by its length.
 pub fn user_data(role: Role, session: &[u8; 32], secret: &[u8]) -> [u8; 32] {
     digest(&[LABEL, role.name().as_bytes(), session, secret])
 }
 
-/// Returns the role that these user data name for this connection; `None` if they are for another one.
+/// Returns the role that these user data name for this connection; `None` if they belong to another
+/// connection.
 pub fn role(user_data: &[u8], session: &[u8; 32], secret: &[u8]) -> Option<Role> {
     let names = |role: &Role| self::user_data(*role, session, secret) == user_data;
     Role::ALL.into_iter().find(names)
 }
 
-/// Returns SHA-256 over the parts, each behind its length (four bytes, big endian).
+/// Returns SHA-256 over the parts, each preceded by its length (four bytes, big endian).
 pub fn digest(parts: &[&[u8]]) -> [u8; 32] {
     let mut framed = Vec::new();
     for part in parts {

@@ -1,10 +1,10 @@
-//! What the variants of SEV-SNP have in common: the report of the chip in the instance info.
+//! What the SEV-SNP variants share: the chip's report in the instance info.
 //!
 //! ```text
-//! instance info = { certificate of the chip's key, its chain, report of the chip, what the cloud adds }, as in the old system
+//! instance info = { certificate of the chip's key, its chain, report of the chip, what the cloud adds }, as in Constellation
 //! ```
 //!
-//! What REPORT_DATA binds differs, and is in the files of the variants.
+//! What REPORT_DATA binds differs by variant; the variants' files describe it.
 
 use base::der;
 use base64::Engine;
@@ -16,14 +16,14 @@ use tee::snp::{self as guest, Signer};
 use super::document::Base64;
 use super::gcp_sev_es::Names;
 
-/// The names are those of the old system.
+/// The names are those of Constellation.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct InstanceInfo {
     /// The certificate of the key that signed the report, in PEM.
     #[serde(default)]
     pub report_signer: Option<Base64>,
-    /// Certificates above it in PEM. A root among them counts for nothing.
+    /// The certificates above it in PEM. A root among them is not trusted.
     #[serde(default)]
     pub cert_chain: Option<Base64>,
     /// The report.
@@ -31,10 +31,10 @@ pub struct InstanceInfo {
     /// What Azure's paravisor adds.
     #[serde(default)]
     pub azure: Option<Azure>,
-    /// The names of Google's machine.
+    /// The names of a Google machine.
     #[serde(rename = "GCP", default)]
     pub gcp: Option<Names>,
-    /// The attestation document of AWS's hypervisor. The old system has none.
+    /// The attestation document of AWS's hypervisor. Constellation does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attestation_document: Option<Base64>,
 }
@@ -45,7 +45,7 @@ pub struct InstanceInfo {
 pub struct Azure {
     /// The runtime data of the paravisor.
     pub runtime_data: Base64,
-    /// A token of Microsoft's attestation service, which is not asked.
+    /// Constellation's field for a token of Microsoft's attestation service; not used here.
     #[serde(rename = "MAAToken", default)]
     pub maa_token: String,
 }
@@ -66,8 +66,8 @@ impl Reporter for Kernel {
 }
 
 impl InstanceInfo {
-    /// Makes the instance info with a report over these bytes. The certificate of a chip may be missing, as a verifier can get it from AMD; that
-    /// of a cloud's key may not.
+    /// Makes the instance info with a report over these bytes. A chip's certificate may be missing,
+    /// because a verifier can get it from AMD. A cloud key's certificate must be there.
     pub fn of(
         reporter: &dyn Reporter,
         report_data: &[u8; 64],
@@ -94,7 +94,8 @@ impl InstanceInfo {
     }
 }
 
-/// Returns a certificate of the host's table in PEM. It is there in PEM or DER, and zeros may follow.
+/// Returns a certificate of the host's table in PEM. The table has it in PEM or DER, possibly
+/// followed by zeros.
 pub fn pem(certificate: &[u8]) -> Vec<u8> {
     let Ok(der) = der::Reader::new(certificate).expect_whole(der::SEQUENCE) else {
         let end = certificate.iter().rposition(|byte| *byte != 0);

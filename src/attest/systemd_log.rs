@@ -1,13 +1,13 @@
-//! systemd's own event log: what its units measured after firmware and boot loader (from systemd 255 on). It is a sequence of JSON
-//! objects with a byte 0x1e before each (RFC 7464):
+//! systemd's own event log: what its units measured after firmware and boot loader (from systemd
+//! 255 on). It is a sequence of JSON objects with a byte 0x1e before each (RFC 7464):
 //!
 //! ```json
 //! {"pcr":15,"digests":[{"hashAlg":"sha256","digest":"a1b2.."}],"content_type":"systemd",
 //!  "content":{"eventType":"machine-id","string":"machine-id:0123..",..}}
 //! ```
 //!
-//! The log is not signed; it is trustworthy only if a replay gives the register's value. It is used to explain a value to a person,
-//! and never to accept a value.
+//! The log is not signed; it is trustworthy only if a replay gives the register's value. It is used
+//! to explain a value to a person, and never to accept a value.
 
 use std::fmt;
 use std::fs::File;
@@ -17,7 +17,8 @@ use serde::Deserialize;
 
 use super::{printable, sha256, unhex};
 
-/// The file. It is below /run, so it has only what was measured since the machine started, also in the initramfs.
+/// The file. It is below /run, so it has only the measurements since the machine started, including
+/// those in the initramfs.
 const FILE: &str = "/run/log/systemd/tpm2-measure.log";
 /// Maximum number of bytes that are read. A boot has less than 100 records of less than 2000 bytes.
 const MAX_LEN: u64 = 1 << 20;
@@ -36,7 +37,7 @@ pub struct Record {
     pub sha256: Option<[u8; 32]>,
     /// What was measured: `machine-id`, `filesystem`, `volume-key`, `phase` and others.
     pub kind: String,
-    /// The words that were measured; for a `volume-key`, they name the key.
+    /// The text that was measured; for a `volume-key`, it names the key.
     pub text: String,
 }
 
@@ -79,8 +80,8 @@ pub fn parse(log: &[u8]) -> Vec<Record> {
     records.map(Record::from).collect()
 }
 
-/// Explains a value of the cluster ID's register that is not a cluster's, and says what to do. `None` if the value is zero, or if
-/// the log has no record of this register.
+/// Explains a value of the cluster ID's register that no cluster ID gives, and says what to do.
+/// `None` if the value is zero, or if the log has no record of this register.
 pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> Option<String> {
     let mut records = parse(log);
     records.retain(|record| record.pcr == pcr);
@@ -109,7 +110,8 @@ pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> Option<String> {
     ))
 }
 
-/// Returns the SHA-256 value after a replay of the records of a PCR from zero; `None` if a record lacks the digest.
+/// Returns the SHA-256 value after a replay of the records of a PCR from zero; `None` if a record
+/// lacks the digest.
 fn replay(records: &[Record]) -> Option<[u8; 32]> {
     records.iter().try_fold([0; 32], |value, record| {
         Some(sha256(&[&value, &record.sha256?]))
@@ -149,7 +151,7 @@ impl Record {
 
 /// Which part of systemd extended a register.
 enum Writer {
-    /// A unit whose only purpose this is.
+    /// A unit that has no other purpose.
     Unit(&'static str),
     /// systemd-cryptsetup, which opened a volume.
     Cryptsetup,
@@ -185,7 +187,8 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    /// From systemd 257 in Debian 13, with systemd-pcrmachine, and the value of PCR 15 in the same boot.
+    /// From systemd 257 in Debian 13, with systemd-pcrmachine, and the value of PCR 15 in the same
+    /// boot.
     const LOG: &[u8] = include_bytes!("../../tests/data/systemd-log-257.json-seq");
     const PCR_15: &str = "e9954d35f5c1cc3d9b63cbd19cf20f6b4b2b13d503974f5f9264e64679988ee7";
 
@@ -219,7 +222,7 @@ mod tests {
             phases,
             ["enter-initrd", "leave-initrd", "sysinit", "ready"].map(|word| ("phase", word))
         );
-        // the digests are those of the words
+        // the digests are those of the texts
         for record in &records {
             assert_eq!(record.sha256, Some(sha256(&[record.text.as_bytes()])));
         }

@@ -1,4 +1,5 @@
-//! The registers of a TDX machine without a TPM, which the kernel reads and extends, and the file with Intel's collateral of its platform.
+//! The registers of a TDX machine without a TPM, which the kernel reads and extends, and the file
+//! with Intel's collateral for the machine's platform.
 
 use std::path::Path;
 
@@ -9,13 +10,16 @@ use tee::tdx::{self as guest, Register};
 use super::{ClusterRegister, Registers};
 use tpm::{Error, Location};
 
-/// The RTMR that a machine extends with the ID of its cluster: the only one that firmware, boot loaders and kernels leave alone (UEFI 2.11
-/// chapter 38). The old system named RTMR 2, into which boot loaders measure; its variant could not be selected, so no cluster has it.
+/// The RTMR that a machine extends with the ID of its cluster: the only one that firmware, boot
+/// loaders and kernels do not extend (UEFI 2.11 chapter 38). Constellation used RTMR 2, which boot
+/// loaders extend; but its variant could not be selected, so no cluster uses it.
 const OF_CLUSTER_ID: u32 = 3;
-/// The file with Intel's collateral of this machine's platform, which the operator or the host provides. It is public, and signed.
+/// The file with Intel's collateral of this machine's platform, which the operator or the host
+/// provides. It is public, and signed.
 pub(super) const COLLATERAL: &str = "/etc/firstlight/tdx-collateral.json";
 
-/// Returns the collateral in a file. A validator that fetches it needs none, so an error is only logged.
+/// Returns the collateral in a file. A validator that fetches collateral does not need it, so an
+/// error is only logged.
 pub(super) fn collateral(path: &Path) -> Option<Collateral> {
     let text = std::fs::read(path).ok()?;
     let collateral = serde_json::from_slice(&text);

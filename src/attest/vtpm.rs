@@ -1,4 +1,5 @@
-//! What the variants with a TPM have in common: the issuer of their document. The crate `verifier` has its validator.
+//! What the variants with a TPM share: the issuer of their document. The crate `verifier` has its
+//! validator.
 //!
 //! ```text
 //! extra data = SHA-256(user data ‖ verifier's nonce)        TPM's nonce = SHA-256(instance info ‖ extra data)
@@ -7,8 +8,8 @@
 //!              key from its own seed: the key is the same after each reboot and differs from that of any other TPM
 //! ```
 //!
-//! What differs is in the file of the variant: where its attestation key comes from, and what [`Machine`] adds to a document as the instance
-//! info.
+//! The file of each variant has the differences: the source of its attestation key, and the
+//! instance info that [`Machine`] adds to a document.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,27 +21,29 @@ use tpm::{Bank, KeySource, Tpm};
 
 /// The file in which the kernel provides the event log of the firmware.
 pub const EVENT_LOG: &str = "/sys/kernel/security/tpm0/binary_bios_measurements";
-/// Maximum size of the event log in bytes. Of a longer log, events are omitted: the certificate must fit a TLS handshake message of 64 KiB,
-/// and base64 adds a third.
+/// Maximum size of the event log in bytes. If the log is longer, events are omitted: the
+/// certificate must fit a TLS handshake message of 64 KiB, and base64 adds a third.
 const MAX_EVENT_LOG: usize = 24 << 10;
-/// Pause before a TPM that failed to tell its certificates is asked again.
+/// Pause before a TPM is asked again for its certificates after a failure.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
-/// Returns at most as many bytes of an event log.
+/// Shortens an event log to at most this many bytes.
 type Shorten = fn(&[u8], usize) -> Vec<u8>;
 
 /// What a variant adds to the documents of its machines.
 pub trait Machine: Send + Sync {
     /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
-    /// Returns where the attestation key comes from.
+    /// Returns the source of the attestation key.
     fn key_source(&self) -> KeySource {
         KeySource::Own
     }
-    /// Gets what the machine needs from services of its host. They may be slow, so this is called while the TPM at `location` is closed.
+    /// Gets the data that the machine needs from services of its host. They may be slow, so this is
+    /// called while the TPM at `location` is closed.
     fn prepare(&self, _location: &tpm::Location) -> Result<(), IssueError> {
         Ok(())
     }
-    /// Returns the instance info of a document with this extra data: what endorses the attestation key of the open TPM.
+    /// Returns the instance info of a document with this extra data: the evidence that endorses the
+    /// attestation key of the open TPM.
     fn instance_info(
         &self,
         _tpm: &mut Tpm,
@@ -48,7 +51,8 @@ pub trait Machine: Send + Sync {
     ) -> Result<Option<Vec<u8>>, IssueError> {
         Ok(None)
     }
-    /// Returns the certificate of the attestation key (DER) that the TPM has, if it is not in the instance info.
+    /// Returns the certificate of the attestation key (DER) that the TPM has, if it is not in the
+    /// instance info.
     fn key_certificate(&self, _tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
         Ok(None)
     }
@@ -62,15 +66,16 @@ pub struct Issuer {
     identity: Mutex<Option<Known>>,
 }
 
-/// The keys of this machine, which never change, as far as the TPM has told them.
+/// The keys of this machine, which never change, as far as the TPM has returned them.
 struct Known {
     identity: Identity,
-    /// When the TPM is asked again for certificates that it failed to tell.
+    /// When to ask the TPM again for certificates that it failed to return.
     ask_again: Option<Instant>,
 }
 
 impl Issuer {
-    /// Makes an issuer for the TPM at `location`, with the event log in the given file if it exists.
+    /// Makes an issuer for the TPM at `location`, with the event log in the given file if it
+    /// exists.
     pub fn new(
         location: tpm::Location,
         event_log: Option<PathBuf>,
@@ -89,7 +94,7 @@ impl Issuer {
         Issuer::new(location.clone(), Some(EVENT_LOG.into()), machine)
     }
 
-    /// Returns the event log, or what `shorten` leaves of it: a validator does not need it.
+    /// Returns the event log, or the part that `shorten` keeps: a validator does not need it.
     fn read_event_log(&self, shorten: Shorten) -> Vec<u8> {
         let Some(path) = &self.event_log else {
             return vec![];
@@ -162,7 +167,8 @@ impl super::Issuer for Issuer {
             .map_err(failed)?;
         let (endorsements, ask_again) = match tpm.endorsements() {
             Ok(endorsements) => (endorsements, None),
-            // without certificates the machine can still prove itself to peers that do not demand them
+            // without certificates the machine can still prove itself to peers that do not demand
+            // them
             Err(error) => {
                 log::warn!("{error}");
                 (vec![], Some(Instant::now() + ASK_AGAIN))
@@ -243,7 +249,7 @@ fn wire_quote(quote: tpm::Quote) -> Quote {
     }
 }
 
-/// Returns what binds the user data and the nonce of the verifier.
+/// Returns the hash that binds the user data and the verifier's nonce.
 pub fn extra_data(user_data: &[u8], nonce: &[u8]) -> [u8; 32] {
     sha256(&[user_data, nonce])
 }

@@ -1,4 +1,4 @@
-//! The messages of `proto/attested.proto`, to and from the types of this crate.
+//! Converts the messages of `proto/attested.proto` to and from the types of this crate.
 
 use super::{Challenge, Identity, Oid};
 use proto::attested;
@@ -20,7 +20,8 @@ pub fn identity(variant: Oid, identity: Identity) -> attested::Identity {
     }
 }
 
-/// Returns the identity of a message. Endorsement keys of templates that this program does not know are left out.
+/// Returns the identity of a message. Leaves out endorsement keys with templates that this program
+/// does not know.
 pub fn read_identity(message: &attested::Identity) -> Identity {
     let known = message.endorsements.iter().filter_map(|endorsement| {
         Some(Endorsement {
@@ -49,7 +50,8 @@ pub fn credential(kind: EndorsementKind, credential: &Credential) -> attested::C
     }
 }
 
-/// Returns the credential of a message, and the endorsement key that decrypts it. The error is a clause about the sender.
+/// Returns the credential of a message, and the endorsement key that decrypts it. The error is a
+/// clause about the sender.
 pub fn read_credential(
     message: attested::Challenge,
 ) -> Result<(EndorsementKind, Credential), String> {
