@@ -1,10 +1,11 @@
-//! The certificate of an attestation key: a cloud says that the key is in the TPM of one of its machines.
+//! The certificate of an attestation key: with it, a cloud certifies that the key is in the TPM of
+//! one of its machines.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage, ring as algorithms};
 
-/// Returns where the certificate of a certificate's issuer is published.
+/// Returns the URL at which the certificate of a certificate's issuer is published.
 pub use attest::azure_trustedlaunch::places_of_issuer;
 use base::text;
 use base::x509::{Certificate, DIGITAL_SIGNATURE};
@@ -29,7 +30,7 @@ const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[
     algorithms::ECDSA_P384_SHA384,
 ];
 
-/// A root, with the certificates below it that machines do not have.
+/// A root, with the intermediate certificates that machines do not send.
 #[derive(Debug)]
 pub struct Root {
     name: String,
@@ -38,7 +39,8 @@ pub struct Root {
 }
 
 impl Root {
-    /// Returns the root of certificates, of which it is the first one. Without a name, its fingerprint becomes the name.
+    /// Returns the root in a list of certificates, which starts with it. Without a name, its
+    /// fingerprint becomes the name.
     fn of(name: Option<&str>, certificates: Vec<CertificateDer<'static>>) -> Result<Root, String> {
         let (root, between) = certificates
             .split_first()
@@ -52,7 +54,7 @@ impl Root {
         })
     }
 
-    /// Returns a root of the programs.
+    /// Returns a root that the programs have built in.
     fn known(root: &roots::Root) -> Result<Root, String> {
         let certificates = root.certificates().map(|one| CertificateDer::from(one.der));
         Root::of(Some(root.name), certificates.collect())
@@ -89,9 +91,10 @@ impl Root {
 /// Why a certificate is refused.
 #[derive(Debug)]
 pub enum Refused {
-    /// It leads to no root. The certificate of another issuer may help: an authority can have several keys under one name.
+    /// It does not lead to a root. Another issuer's certificate may help: a CA can have several
+    /// keys under one name.
     NoChain(String),
-    /// What it says of its key is wrong.
+    /// Its statement about its key is wrong.
     Key(String),
 }
 
@@ -103,8 +106,9 @@ impl From<Refused> for String {
     }
 }
 
-/// Returns the name of the root that certifies the attestation key `spki` (SubjectPublicKeyInfo, DER), and the fields of the certificate. It must
-/// lead to one of the roots at this time, and be one for signatures; `usage` is the extended key usage that the cloud writes.
+/// Returns the name of the root that certifies the attestation key `spki` (SubjectPublicKeyInfo,
+/// DER), and the fields of the certificate. It must lead to one of the roots at this time, and be
+/// usable for signatures; `usage` is the extended key usage that the cloud's certificates have.
 pub fn verify<'a>(
     certificate: &'a [u8],
     chain: &[Vec<u8>],
@@ -128,7 +132,8 @@ pub fn verify<'a>(
     Ok((root, fields))
 }
 
-/// Returns the name of the root to which a certificate leads at this time, for this use. An error is a clause about the certificate.
+/// Returns the name of the root to which a certificate leads at this time, for this use. An error
+/// is a clause about the certificate.
 pub fn root_of<'a>(
     certificate: &[u8],
     chain: &[Vec<u8>],
@@ -166,7 +171,8 @@ pub fn root_of<'a>(
             Some(&authorities_certify),
         ) {
             Ok(_) => return Ok(&root.name),
-            // Keep trying. Remember other errors: if the root issued the certificate, they are the useful ones.
+            // Keep trying. Remember other errors: if the root issued the certificate, they are the
+            // useful ones.
             Err(webpki::Error::UnknownIssuer) => {}
             Err(error) => why = why.or(Some((root, error))),
         }

@@ -1,11 +1,14 @@
-//! What the variants of AWS have in common: the document in which its hypervisor signs the PCRs of a machine's NitroTPM, together with the
-//! key that the machine names, and what EC2 says of the instance.
+//! What the AWS variants share: the document in which AWS's hypervisor signs the PCRs of a
+//! machine's NitroTPM, together with a key that the machine chose, and EC2's description of the
+//! instance.
 //!
-//! The document alone proves that some machine of EC2 made it: whoever has one can have any key signed. But a machine whose SHA-384 PCRs
-//! are those of a known image names its own key only. So the key is endorsed if the policy has these values (`cloud.sha384`).
+//! The document alone proves only that some EC2 instance requested it: anybody with an instance can
+//! have any key signed. But a machine whose SHA-384 PCRs are those of a known image sends only its
+//! own key. So the key is endorsed if the policy contains these PCR values (`cloud.sha384`).
 //!
-//! The document has the ID of the instance. If the policy names accounts or zones (`cloud.accounts`, `cloud.zones`), EC2 says those of this
-//! instance to a validator that has credentials of the account.
+//! The document contains the ID of the instance. If the policy limits accounts or zones
+//! (`cloud.accounts`, `cloud.zones`), a validator with credentials of the account asks EC2 for
+//! those of this instance.
 
 use std::sync::Arc;
 
@@ -23,14 +26,15 @@ use super::vtpm::Evidence;
 use super::{PlatformClaims, Policy, PolicyError, hex};
 use tpm::Bank;
 
-/// The root of NitroTPMs and Nitro Enclaves.
+/// The root certificate for NitroTPMs and Nitro Enclaves.
 pub const ROOTS: &[&roots::Root] = &[&roots::AWS_NITRO];
 
-/// Judges by what AWS's hypervisor signs, and by what EC2 says of the instance.
+/// Judges by the hypervisor's document, and by EC2's description of the instance.
 pub struct AwsHypervisor {
     roots: Vec<Root>,
     demands: Demands,
-    /// Those that what the hypervisor signs must meet: all but what EC2 alone knows.
+    /// The requirements that the hypervisor's document must meet: all except those that only EC2
+    /// can answer.
     signed: Demands,
     sources: Arc<dyn Sources>,
 }
@@ -51,18 +55,18 @@ impl AwsHypervisor {
         })
     }
 
-    /// Returns whether the policy demands a document.
+    /// Returns whether the policy requires a document.
     pub fn is_demanded(&self) -> bool {
         self.demands != Demands::default()
     }
 
-    /// Returns whether a document that is accepted proves that the attestation key is in the NitroTPM whose PCRs it has: an image that the
-    /// policy knows names no other key.
+    /// Returns whether an accepted document proves that the attestation key is in the NitroTPM with
+    /// the document's PCRs: an image that the policy knows sends only the key of its own TPM.
     pub fn endorses_keys(&self) -> bool {
         !self.demands.sha384.is_empty()
     }
 
-    /// Returns what a document proves. `instance_id` is that which the machine says, if it says one.
+    /// Returns what a document proves. `instance_id` is the ID that the machine claims, if any.
     pub fn judge(
         &self,
         evidence: &Evidence<'_>,
@@ -122,7 +126,8 @@ impl AwsHypervisor {
         })
     }
 
-    /// Asks EC2 about the instance of the claims, if the policy demands what EC2 alone knows.
+    /// Asks EC2 about the instance in the claims, if the policy has requirements that only EC2 can
+    /// answer.
     pub fn confirm(&self, mut platform: PlatformClaims) -> Result<PlatformClaims, String> {
         if self.signed == self.demands {
             return Ok(platform);
@@ -138,7 +143,8 @@ impl AwsHypervisor {
     }
 }
 
-/// Checks that the document has all PCRs of one of these sets. The error tells of the set with the fewest others.
+/// Checks that the document has all PCRs of one of these sets. The error describes the set with the
+/// fewest differences.
 fn check_signed(document: &NitroDocument, sets: &[Sha384]) -> Result<(), String> {
     let others = |set: &Sha384| -> Vec<String> {
         let line = |(index, expected): (&u32, &String)| {
@@ -155,7 +161,7 @@ fn check_signed(document: &NitroDocument, sets: &[Sha384]) -> Result<(), String>
     }
 }
 
-/// Checks that the document has the values that the TPM quoted, if it quoted that bank.
+/// Checks that the document's values equal those that the TPM quoted, if it quoted that bank.
 fn check_quoted(document: &NitroDocument, evidence: &Evidence<'_>) -> Result<(), String> {
     let Some(quoted) = evidence.pcrs_of(Bank::Sha384)? else {
         return Ok(());

@@ -1,5 +1,6 @@
-//! The variant `aws-nitro-tpm`: a machine of EC2 with a NitroTPM. Nothing certifies its attestation key, but AWS's hypervisor signs it
-//! ([`super::aws_hypervisor`]). `attest` describes its document.
+//! The variant `aws-nitro-tpm`: an EC2 instance with a NitroTPM. No certificate endorses its
+//! attestation key, but AWS's hypervisor signs it ([`super::aws_hypervisor`]). `attest` describes
+//! its document.
 
 use std::sync::Arc;
 
@@ -22,7 +23,8 @@ pub const VARIANT: Variant = Variant {
     measure: vtpm::measure,
 };
 
-/// The members of the instance info that this validator reads. The names are those of EC2; nothing signs them.
+/// The members of the instance info that this validator reads. The names are EC2's; the members are
+/// not signed.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct InstanceInfo {
@@ -40,7 +42,7 @@ fn validator(
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
-/// Judges by what AWS's hypervisor signs.
+/// Judges by the document of AWS's hypervisor.
 struct AwsNitroTpm(AwsHypervisor);
 
 impl Endorser for AwsNitroTpm {

@@ -1,8 +1,11 @@
-//! The variant `aws-sev-snp`: a machine of AWS with SEV-SNP, and a NitroTPM. `attest` describes its document.
+//! The variant `aws-sev-snp`: an AWS instance with SEV-SNP and a NitroTPM. `attest` describes its
+//! document.
 //!
-//! The guest chooses REPORT_DATA, so the report endorses no key: whoever has a machine of AWS can have any key in it. An attestation
-//! document of AWS's hypervisor can, if the policy demands one (`cloud`, [`super::aws_hypervisor`]). Document and report name no common
-//! machine. But the quote covers the report, and an image whose registers the policy knows asks its own chip for it.
+//! The guest chooses REPORT_DATA, so the report endorses no key: anybody with an AWS instance can
+//! put any key into it. A document of AWS's hypervisor can endorse the key, if the policy requires
+//! one (`cloud`, [`super::aws_hypervisor`]). Document and report have no machine ID in common. But
+//! the quote covers the report, and an image whose registers the policy knows requests the report
+//! from its own chip.
 
 use std::sync::Arc;
 
@@ -36,7 +39,7 @@ fn validator(
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
-/// Judges by the report of the chip, and by what AWS's hypervisor signs.
+/// Judges by the chip's report and by the document of AWS's hypervisor.
 struct AwsChip {
     hypervisor: AwsHypervisor,
     hardware: Hardware,
@@ -53,13 +56,13 @@ impl Endorser for AwsChip {
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
         let info = evidence.info::<InstanceInfo>()?;
-        // it comes first: the judgement of the report may fetch a certificate
+        // first, because the judgement of the report may fetch a certificate
         let signed = match self.hypervisor.is_demanded() {
             true => {
                 let document = info.attestation_document.as_ref();
                 Some(self.hypervisor.judge(evidence, document, None)?)
             }
-            // a document that nothing demands could only shut the machine out
+            // if the policy requires no document, an invalid one must not exclude the machine
             false => None,
         };
         let mut claims = self.hardware.judge(&info, &report_data(&evidence.spki))?;

@@ -1,7 +1,8 @@
-//! The variant `azure-sev-snp`: a machine of Azure with SEV-SNP, and a virtual TPM in its paravisor. `attest` describes its document.
+//! The variant `azure-sev-snp`: a machine of Azure with SEV-SNP, and a virtual TPM in its
+//! paravisor. `attest` describes its document.
 //!
-//! Microsoft's attestation service is asked last, by a validator that may use the network, and only about firmware whose signer the policy
-//! does not name (`MAAFallback`).
+//! Microsoft's attestation service is asked last, only by a validator that may use the network, and
+//! only about firmware whose signer is not in the policy (`MAAFallback`).
 
 use std::sync::Arc;
 

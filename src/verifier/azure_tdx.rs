@@ -1,4 +1,5 @@
-//! The variant `azure-tdx`: a TDX machine of Azure with a virtual TPM in its paravisor. `attest` describes its document.
+//! The variant `azure-tdx`: a TDX machine of Azure with a virtual TPM in its paravisor. `attest`
+//! describes its document.
 
 use std::sync::Arc;
 
@@ -36,14 +37,14 @@ pub fn validator(policy: Arc<Policy>, hardware: td::Hardware) -> vtpm::Validator
     vtpm::Validator::new(policy, Arc::new(endorser))
 }
 
-/// Returns the collateral for a document, as far as these sources have it.
+/// Returns the collateral for a document, or `None` if these sources do not have it.
 fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
     let document: Document = serde_json::from_slice(document).ok()?;
     let info: InstanceInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;
     td::collateral_of(&info.attestation_report.0, sources)
 }
 
-/// Judges by the quote of the hardware, which has the paravisor's key.
+/// Judges by the hardware's quote, which covers the paravisor's key.
 struct Paravisor {
     hardware: td::Hardware,
     policy: Arc<Policy>,

@@ -1,8 +1,9 @@
-//! The variant `azure-trustedlaunch`: a virtual machine of Azure with a virtual TPM, which is not confidential. Azure certifies the
-//! attestation key of the TPM. `attest` describes its document.
+//! The variant `azure-trustedlaunch`: a virtual machine of Azure with a virtual TPM, which is not
+//! confidential. Azure certifies the attestation key of the TPM. `attest` describes its document.
 //!
-//! Where a certificate does not name its issuer, the issuer is built in. No list of revoked certificates is consulted: Azure publishes none
-//! for attestation keys, which are certified for a year.
+//! If a certificate does not contain the URL of its issuer, the issuer is built in. No list of
+//! revoked certificates is consulted: Azure publishes none for attestation keys, which are
+//! certified for a year.
 
 use std::sync::Arc;
 
@@ -26,16 +27,18 @@ pub const VARIANT: Variant = Variant {
     measure: vtpm::measure,
 };
 
-/// The extended key usage of attestation keys, tcg-kp-AIKCertificate (2.23.133.8.3): the content of the OID.
+/// The extended key usage of attestation keys, tcg-kp-AIKCertificate (2.23.133.8.3): the content of
+/// the OID.
 const ATTESTATION_KEY: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x03];
 
-/// How the names in the certificates end, of machines without and with confidential hardware.
+/// The suffixes of the names in the certificates, of machines without and with confidential
+/// hardware.
 const NAMES: [&str; 2] = [
     ".TrustedVM.Azure.windows.net",
     ".ConfidentialVM.Azure.windows.net",
 ];
 
-/// Azure's roots, with the authorities below them whose URL no certificate names.
+/// Azure's roots, with the CAs below them that no certificate's URL leads to.
 const ROOTS: &[&roots::Root] = &[&roots::AZURE_2023, &roots::MICROSOFT_2021];
 
 /// Makes a validator that accepts documents that meet `policy`.
@@ -47,7 +50,7 @@ fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
-/// Judges by the certificates of Azure.
+/// Judges by Azure's certificates.
 struct AzureAuthority {
     roots: Vec<Root>,
     demands: Demands,
@@ -58,7 +61,7 @@ impl Endorser for AzureAuthority {
         OID
     }
 
-    // Azure certified the key as that of a TPM of its own
+    // Azure certifies only keys in its own TPMs
     fn endorses_keys(&self) -> bool {
         true
     }

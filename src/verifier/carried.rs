@@ -1,6 +1,7 @@
-//! Collateral that a peer brings beside its document, for a program that fetches none.
+//! Collateral that a peer sends with its document, for a program that fetches none.
 //!
-//! AMD or Intel signed it, so who brings it is not trusted: he can leave it out, or bring an older one that is still valid.
+//! AMD or Intel signed it, so the sender need not be trusted: it can only omit the collateral, or
+//! send an older one that is still valid.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,17 +19,18 @@ const NO_LIST: &str = "the peer sent no list of AMD, and this program fetches no
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 
-/// The sources of the judgement of one peer: what the peer brought, and nothing else.
+/// The sources for the judgement of one peer: only what the peer sent.
 #[derive(Default)]
 pub struct Carried(OnceLock<attested::Collateral>);
 
 impl Carried {
-    /// Takes what the peer brought. A connection has exactly one proof of a peer, so a second call has no effect.
+    /// Stores what the peer sent. A connection has exactly one proof of a peer, so a second call
+    /// has no effect.
     pub fn take(&self, collateral: &attested::Collateral) {
         let _ = self.0.set(collateral.clone());
     }
 
-    /// Returns what the peer brought of AMD, with the certificate of this chip.
+    /// Returns AMD's certificates that the peer sent, with the certificate of this chip.
     fn of_amd(&self, leaf: Option<Vec<u8>>) -> Result<Arc<Fetched>, String> {
         let brought = self.0.get().filter(|it| !it.amd_authority.is_empty());
         let brought = brought.ok_or(NO_LIST)?;

@@ -1,6 +1,8 @@
-//! What the event log of a machine ([`attest::event_log`]) says of a register. The log is not signed; it is trustworthy only if a
-//! replay gives the quoted values, and even then nothing vouches for the types of its events, nor for data without the event's digest. It is
-//! used to explain a value to a person, and never to accept a value. Only [`super::gcp_sev_es`] reads from it what a register contains.
+//! Explains a register by the event log of a machine ([`attest::event_log`]). The log is not
+//! signed. It is trustworthy only if a replay gives the quoted values, and even then nothing proves
+//! the types of its events, or data that has no digest in its event. It explains a value to a
+//! person, and never decides whether a value is accepted. Only [`super::gcp_sev_es`] reads from it
+//! what a register contains.
 
 use std::fmt::Write;
 
@@ -9,14 +11,16 @@ pub use attest::event_log::*;
 use super::{hex, phases, sha256};
 
 const STARTUP_LOCALITY: &[u8] = b"StartupLocality\0";
-/// PCRs of the dynamic root of trust, which start at all ones ("TCG PC Client Platform TPM Profile", §4.6.2).
+/// PCRs of the dynamic root of trust, whose initial value is all ones ("TCG PC Client Platform TPM
+/// Profile", §4.6.2).
 pub const DYNAMIC: std::ops::RangeInclusive<u32> = 17..=22;
 /// Maximum number of entries in an explanation.
 const SHOWN_ENTRIES: usize = 12;
 const SHOWN_TEXT: usize = 48;
 
-/// Explains the value of a PCR: returns the entries and the words of systemd that give it, or says that the log does not explain
-/// it; then compares with the words of systemd that give the expected value.
+/// Explains the value of a PCR: returns the log entries and systemd's texts that give it, or says
+/// that the log does not explain it. Then compares with systemd's texts that give the expected
+/// value.
 pub fn explain(log: &[u8], pcr: u32, value: &[u8], expected: &[u8]) -> String {
     let events = events_of(log, pcr);
     let start = replay(pcr, &events);
@@ -40,7 +44,8 @@ pub fn explain(log: &[u8], pcr: u32, value: &[u8], expected: &[u8]) -> String {
     }
 }
 
-/// Returns the difference of two values in words of systemd; `None` if it is another one.
+/// Returns the difference of two values as texts that systemd measures; `None` if the difference
+/// has another cause.
 fn compare(pcr: u32, value: &[u8], expected: &[u8]) -> Option<String> {
     if let Some(more) = phases::between(pcr, expected.try_into().ok()?, value) {
         let more = list_words(&more);
@@ -55,8 +60,8 @@ fn compare(pcr: u32, value: &[u8], expected: &[u8]) -> Option<String> {
     ))
 }
 
-/// Returns the locality with which PCR 0 starts if an event says it (TCG_EfiStartupLocalityEvent). It counts only before the first
-/// extension of PCR 0.
+/// Returns the locality at which PCR 0 starts, if an event contains it
+/// (TCG_EfiStartupLocalityEvent). It counts only before the first extension of PCR 0.
 pub fn startup_locality(event: &Event<'_>) -> Option<u8> {
     let is_of_start = event.kind == EV_NO_ACTION && event.pcr == 0;
     match event.data.strip_prefix(STARTUP_LOCALITY) {
@@ -65,16 +70,16 @@ pub fn startup_locality(event: &Event<'_>) -> Option<u8> {
     }
 }
 
-/// Returns the value that a PCR of this boot had in the initramfs; `None` if the log and the words of systemd do not explain its
-/// present value.
+/// Returns the value that a PCR of this boot had in the initramfs; `None` if the log and systemd's
+/// texts do not explain its present value.
 pub fn value_in_initramfs(log: &[u8], pcr: u32, value: &[u8]) -> Option<[u8; 32]> {
     let start = replay(pcr, &events_of(log, pcr))?;
     let words = phases::between(pcr, &start, value)?;
     Some(phases::in_initramfs(&start, &words))
 }
 
-/// Returns the value that a PCR with this value in the initramfs has in the booted system of the same boot; `None` if the log and the words
-/// of systemd do not explain its present value.
+/// Returns the value that a PCR with this value in the initramfs has in the booted system of the
+/// same boot; `None` if the log and systemd's texts do not explain its present value.
 pub fn value_when_booted(log: &[u8], pcr: u32, value: &[u8]) -> Option<[u8; 32]> {
     let now = value.try_into().ok()?;
     phases::when_booted(pcr, &now, || {
@@ -119,7 +124,8 @@ fn explain_entries(events: &[Event<'_>], explained: bool) -> String {
     }
 }
 
-/// Returns whether an entry only announces another one: systemd-stub measures the name of a section before its content.
+/// Returns whether an entry only announces another one: systemd-stub measures the name of a section
+/// before its content.
 fn is_only_name(event: &Event) -> bool {
     let name: Vec<u8> = event.data.iter().step_by(2).copied().collect();
     name.len() > 1 && event.sha256 == Some(&sha256(&[&name]))
@@ -144,7 +150,8 @@ fn list(events: &[&Event]) -> String {
     text
 }
 
-/// Returns the SHA-256 value after a replay of the entries of a PCR; `None` if an entry lacks the digest.
+/// Returns the SHA-256 value after a replay of the entries of a PCR; `None` if an entry lacks the
+/// digest.
 fn replay(pcr: u32, events: &[Event]) -> Option<[u8; 32]> {
     let mut value = if DYNAMIC.contains(&pcr) {
         [0xff; 32]
@@ -191,8 +198,8 @@ pub fn kind_name(kind: u32) -> &'static str {
     }
 }
 
-/// Returns the longest run of printable ASCII in the data of an entry, or in the name of its variable, as single bytes or UTF-16; empty
-/// if it is too short.
+/// Returns the longest run of printable ASCII in the data of an entry, or in the name of its
+/// variable, as single bytes or UTF-16; empty if it is too short.
 fn describe(event: &Event) -> String {
     let (data, len) = event.uncut();
     let end = match len > data.len() {
@@ -236,9 +243,11 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with kernel, command line and initrd from `-kernel` and related options.
+    /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with kernel, command line and initrd from
+    /// `-kernel` and related options.
     const LOG: &[u8] = include_bytes!("../../tests/data/event-log-ovmf.bin");
-    /// From SeaBIOS in QEMU, with the values of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in the same boot.
+    /// From SeaBIOS in QEMU, with the values of PCRs 0 to 15 (`/sys/class/tpm/tpm0/pcr-sha256`) in
+    /// the same boot.
     const SEABIOS: &[u8] = include_bytes!("../../tests/data/event-log-seabios.bin");
     const SEABIOS_PCRS: &str = include_str!("../../tests/data/event-log-seabios.pcrs");
 
@@ -296,7 +305,7 @@ mod tests {
             data: b"StartupLocality\0\x03",
         };
         assert_eq!(replay(0, std::slice::from_ref(&locality)).unwrap()[31], 3);
-        // nothing else starts with a locality, and it never changes later
+        // no other PCR starts with a locality, and it cannot change later
         let elsewhere = Event {
             pcr: 9,
             ..locality.clone()
@@ -347,7 +356,7 @@ mod tests {
         );
     }
 
-    /// Returns the value of PCR 11 of `LOG` after systemd measured these words.
+    /// Returns the value of PCR 11 of `LOG` after systemd measured these texts.
     fn pcr_11_after(words: &[&str]) -> [u8; 32] {
         let start = replay(11, &events_of(LOG, 11)).unwrap();
         let digest = |word: &str| sha256(&[word.as_bytes()]);
@@ -366,7 +375,8 @@ mod tests {
             "measured into it: nothing; then by systemd: enter-initrd, leave-initrd, sysinit, ready; \
              the policy expects enter-initrd of systemd"
         );
-        // a log that does not lead to the value, as when it was too long for the document
+        // a log that does not give the value, for example because the document had no room for all
+        // of it
         let other = sha256(&[&[1; 32], &sha256(&[b"enter-initrd"])]);
         assert_eq!(
             explain(LOG, 11, &other, &[1; 32]),
@@ -397,10 +407,10 @@ mod tests {
             value_when_booted(LOG, 11, &pcr_11_after(&BOOTED[..1])),
             Some(booted)
         );
-        // no phase of the initramfs was measured, so nobody knows whether the others will be
+        // no phase of the initramfs was measured, so it is unknown whether later phases will be
         assert_eq!(value_when_booted(LOG, 11, &pcr_11_after(&[])), None);
         assert_eq!(value_when_booted(LOG, 11, &[1; 32]), None);
-        // systemd does not measure into it any more
+        // systemd no longer extends it
         assert_eq!(value_when_booted(b"", 4, &[1; 32]), Some([1; 32]));
     }
 

@@ -1,8 +1,10 @@
-//! The variant `gcp-sev-es`: a shielded machine of Google Compute Engine with AMD SEV. Google certifies the attestation key of the
-//! virtual TPM, and the certificate names the instance. `attest` describes its document.
+//! The variant `gcp-sev-es`: a shielded VM of Google Compute Engine with AMD SEV. Google certifies
+//! the attestation key of the virtual TPM, and the certificate names the instance. `attest`
+//! describes its document.
 //!
-//! The certificate names where its issuer is published. A verifier fetches an issuer that is not built in from there: Google replaces its
-//! issuers from time to time. No list of revoked certificates is consulted: the certificates of attestation keys name none.
+//! The certificate contains the URL of its issuer. A verifier fetches an issuer that is not built
+//! in from that URL: Google replaces its issuers from time to time. No list of revoked certificates
+//! is consulted: the certificates of attestation keys have no URL of one.
 
 use std::sync::Arc;
 
@@ -29,17 +31,19 @@ pub const VARIANT: Variant = Variant {
     measure: vtpm::measure,
 };
 
-/// Google's older certificates of attestation keys are for endorsement keys, 2.23.133.8.1; the others name no use.
+/// Google's older certificates of attestation keys have the usage of endorsement keys,
+/// 2.23.133.8.1; newer ones have no extended key usage.
 const ENDORSEMENT_KEY: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x01];
-/// The extension with the instance, 1.3.6.1.4.1.11129.2.1.21: the content of its OID.
+/// The content of the OID of the extension with the instance, 1.3.6.1.4.1.11129.2.1.21.
 const INSTANCE: &[u8] = &[0x2b, 0x06, 0x01, 0x04, 0x01, 0xd6, 0x79, 0x02, 0x01, 0x15];
-/// Google's roots, with the authorities below them.
+/// Google's roots, with the CAs below them.
 pub const ROOTS: &[&roots::Root] = &[&roots::GOOGLE_2018, &roots::GOOGLE_2022];
-/// The type of the event that ends the firmware's part of a PCR, and its data, of which the last says that the firmware failed (PC Client
-/// Platform Firmware Profile, §10.4.1).
+/// The type of the event that ends the firmware's part of a PCR, and its possible data; the last
+/// one means that the firmware failed (PC Client Platform Firmware Profile, §10.4.1).
 const EV_SEPARATOR: u32 = 0x4;
 const SEPARATORS: [[u8; 4]; 3] = [[0; 4], [0xff; 4], [1, 0, 0, 0]];
-/// How Google's firmware names itself, before its version in decimal, and its event about the host.
+/// The name of Google's firmware, which precedes its decimal version, and the name of its event
+/// about the host.
 const FIRMWARE: &str = "GCE Virtual Firmware v";
 const NONHOST_INFO: &[u8] = b"GCE NonHostInfo\0";
 
@@ -52,7 +56,7 @@ fn validator(
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
-/// Judges by the certificates of Google.
+/// Judges by Google's certificates.
 pub struct GoogleAuthority {
     roots: Vec<Root>,
     demands: Demands,
@@ -72,7 +76,8 @@ impl GoogleAuthority {
         })
     }
 
-    /// Returns the root that certifies the attestation key, and the instance, which must be the one that the document names.
+    /// Returns the root that certifies the attestation key, and the instance, which must be the one
+    /// that the document names.
     pub fn certified<'a>(
         &'a self,
         evidence: &'a Evidence<'_>,
@@ -98,7 +103,7 @@ impl GoogleAuthority {
             let Refused::NoChain(why) = refused else {
                 return Err(refused.into());
             };
-            // anybody can make such a certificate: nothing is requested for one that would be refused all the same
+            // anybody can make such a certificate: send no request for one that is refused anyway
             let unverified = Certificate::parse(certificate).map_err(|_| why.clone())?;
             demanded(&unverified).map_err(|other| format!("{why}; besides, {other}"))?;
             match self.sources.issuer(certificate) {
@@ -120,7 +125,7 @@ impl Endorser for GoogleAuthority {
         OID
     }
 
-    // Google certified the key as that of a TPM of its own
+    // Google certifies only keys in its own TPMs
     fn endorses_keys(&self) -> bool {
         true
     }
@@ -147,12 +152,12 @@ impl Endorser for GoogleAuthority {
     }
 }
 
-/// Returns the extended key usage that a certificate of Google may have.
+/// Returns the extended key usage that Google's certificate may have.
 pub fn usage() -> KeyUsage {
     KeyUsage::required_if_present(ENDORSEMENT_KEY)
 }
 
-/// Returns the instance that a certificate names.
+/// Returns the instance that a certificate contains.
 pub fn instance(certificate: &Certificate<'_>) -> Result<Instance, String> {
     let extension = certificate
         .extension(INSTANCE)
@@ -165,8 +170,8 @@ pub fn instance(certificate: &Certificate<'_>) -> Result<Instance, String> {
     }
 }
 
-/// Reads zone, project number, project ID, instance ID, instance name, and the security properties, of which \[1\] says whether the
-/// certificate is of the production. Further properties may follow.
+/// Reads zone, project number, project ID, instance ID, instance name, and the security properties,
+/// of which \[1\] says whether the certificate is from production. Further properties may follow.
 fn read_instance(extension: &[u8]) -> Result<(Instance, bool), der::Malformed> {
     let mut outer = der::Reader::new(extension);
     let mut fields = der::Reader::new(outer.expect(der::SEQUENCE)?);
@@ -215,7 +220,8 @@ fn number(fields: &mut der::Reader<'_>) -> Result<String, der::Malformed> {
     Ok(value.to_string())
 }
 
-/// Checks that the document names the instance of the certificate: others may look at the names.
+/// Checks that the document names the same instance as the certificate, because other code uses the
+/// document's names.
 fn check_named(instance: &Instance, info: &Names) -> Result<(), String> {
     let project = instance.project.as_ref().map(|(name, _)| name);
     let is_same = instance.zone.as_ref() == Some(&info.zone)
@@ -235,14 +241,17 @@ fn check_named(instance: &Instance, info: &Names) -> Result<(), String> {
 pub struct Firmware {
     /// The version.
     pub version: u32,
-    /// With what the host encrypts the memory: 0 nothing, 1 SEV, 2 SEV-ES, 3 TDX, 4 SEV-SNP.
+    /// The technology with which the host encrypts the memory: 0 none, 1 SEV, 2 SEV-ES, 3 TDX, 4
+    /// SEV-SNP.
     pub technology: u8,
 }
 
 impl Firmware {
-    /// Returns what the events before the separator say, if a replay of the log gives this value of PCR 0.
+    /// Returns what the events before the separator contain, if a replay of the log gives this
+    /// value of PCR 0.
     ///
-    /// The types of the events are not measured, so each event is known by its data, which must have the digest of the event.
+    /// The types of events are not measured. So each event is recognized by its data, whose hash
+    /// must be the event's digest.
     pub fn measured(log: &[u8], pcr_0: &[u8]) -> Result<Firmware, String> {
         let events = event_log::replayed(log, 0, pcr_0).ok_or(
             "the event log does not explain PCR 0, which says with what the host encrypts the memory",
@@ -297,8 +306,9 @@ impl Firmware {
     }
 }
 
-/// Returns the data of the events of PCR 0 before the separator, as far as it has the digests of its events. Software extends PCR 0 after
-/// the separator only, and could give the separator another type in the log.
+/// Returns the data of the events of PCR 0 before the separator, if its hash is the event's digest.
+/// Software can extend PCR 0 only after the separator, but could change the separator's type in the
+/// log.
 fn before_separator<'a>(events: &[Event<'a>]) -> Result<Vec<&'a [u8]>, String> {
     let separators = SEPARATORS.map(|data| sha256(&[&data]));
     let mut own = vec![];
@@ -326,7 +336,7 @@ fn utf_16(text: &str) -> Vec<u8> {
     text.encode_utf16().flat_map(u16::to_le_bytes).collect()
 }
 
-/// Reads the version behind [`FIRMWARE`]: digits in UTF-16 with a zero.
+/// Reads the version after [`FIRMWARE`]: UTF-16 digits with a terminating zero.
 fn version(rest: &[u8]) -> Option<u32> {
     let (units, []) = rest.as_chunks::<2>() else {
         return None;
@@ -339,7 +349,7 @@ fn version(rest: &[u8]) -> Option<u32> {
         .filter(|number: &u32| number.to_string() == version)
 }
 
-/// Reads the technology behind [`NONHOST_INFO`]; 15 bytes behind it are reserved.
+/// Reads the technology after [`NONHOST_INFO`]; 15 reserved bytes follow.
 fn technology(rest: &[u8]) -> Option<u8> {
     rest.first().copied().filter(|_| rest.len() == 16)
 }

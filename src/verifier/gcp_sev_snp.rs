@@ -1,4 +1,5 @@
-//! The variant `gcp-sev-snp`: a machine of Google Compute Engine with SEV-SNP, and a virtual TPM. `attest` describes its document.
+//! The variant `gcp-sev-snp`: a machine of Google Compute Engine with SEV-SNP, and a virtual TPM.
+//! `attest` describes its document.
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ fn validator(
     Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
 }
 
-/// Judges by the report of the chip, and by the certificate of Google.
+/// Judges by the chip's report and Google's certificate.
 struct GoogleChip {
     google: GoogleAuthority,
     hardware: Hardware,
@@ -43,7 +44,7 @@ impl Endorser for GoogleChip {
         OID
     }
 
-    // Google certified the key as that of a TPM of its own
+    // Google certifies only keys in its own TPMs
     fn endorses_keys(&self) -> bool {
         true
     }
@@ -55,7 +56,8 @@ impl Endorser for GoogleChip {
         let mut claims = self
             .hardware
             .judge(&info, &report_data(&evidence.extra_data))?;
-        // last, since it may request the certificate of Google's authority: only a machine with a genuine report makes us do that
+        // last, because it may fetch the certificate of Google's CA: only a machine with a genuine
+        // report can cause that request
         let (root, instance) = self.google.certified(evidence, names)?;
         let pcr_0 = evidence.pcrs.get(&0).ok_or("PCR 0 was not quoted")?;
         Firmware::measured(evidence.event_log, pcr_0)?.check_snp()?;

@@ -1,5 +1,5 @@
-//! The runtime data of Azure's paravisor: JSON with the attestation key of the TPM. `attest` describes the report that contains it. The
-//! hardware signed the hash of the runtime data.
+//! The runtime data of Azure's paravisor: JSON with the attestation key of the TPM. `attest`
+//! describes the report that contains the runtime data. The hardware signed its hash.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,13 @@ const ATTESTATION_KEY: &str = "HCLAkPub";
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 
-/// What the paravisor tells about a machine.
+/// The paravisor's statements about a machine.
 #[derive(Debug, PartialEq)]
 pub struct RuntimeData {
     /// The attestation key as certificates contain it: SubjectPublicKeyInfo, DER.
     pub attestation_key: Vec<u8>,
-    /// The configuration of the machine by name: `secure-boot`, `vmUniqueId`. Values that are no texts, numbers or booleans are absent.
+    /// The configuration of the machine by name: `secure-boot`, `vmUniqueId`. Values that are not
+    /// strings, numbers or booleans are omitted.
     pub configuration: BTreeMap<String, String>,
     /// What the machine wrote to [`USER_DATA_INDEX`] before the report was made.
     pub user_data: Option<Vec<u8>>,
@@ -84,7 +85,7 @@ impl RuntimeData {
         })
     }
 
-    /// Returns what is shown of the configuration.
+    /// Returns the parts of the configuration that are shown to people.
     pub fn properties(&self) -> Vec<Property> {
         const SHOWN: [&str; 3] = ["vmUniqueId", "secure-boot", "console-enabled"];
         let shown = SHOWN.into_iter().filter_map(|name| {
@@ -94,8 +95,8 @@ impl RuntimeData {
         shown.collect()
     }
 
-    /// Parses runtime data whose hash the hardware has signed: `report_data` is SHA-256 of it and 32 zeros. Its attestation key must be
-    /// `spki`.
+    /// Parses runtime data whose hash the hardware has signed: `report_data` is SHA-256 of it and
+    /// 32 zeros. Its attestation key must be `spki`.
     pub fn verify(json: &[u8], report_data: &[u8], spki: &[u8]) -> Result<RuntimeData, String> {
         let Some((hash, zeros)) = report_data.split_at_checked(32) else {
             return Err("the report of the hardware has no report data".into());
@@ -129,7 +130,8 @@ impl Key {
                 "{ATTESTATION_KEY} is not an RSA key with the exponent 65537"
             ));
         }
-        // the sizes that TPMs have; a number without leading zeros has one form (RFC 7518 §6.3.1.1)
+        // the sizes that TPMs support; a number without leading zeros has one form (RFC 7518
+        // §6.3.1.1)
         if !matches!(modulus.len(), 256 | 384 | 512) || modulus[0] >> 7 == 0 {
             return Err(format!("the modulus of {ATTESTATION_KEY} has a wrong size"));
         }
@@ -154,7 +156,7 @@ mod tests {
 
     fn json() -> String {
         let n = URL_SAFE_NO_PAD.encode(MODULUS);
-        // the order and the form of genuine data; the old firmware labels the key with "encrypt"
+        // order and form of genuine data; older firmware labels the key with "encrypt"
         format!(
             r#"{{"keys":[{{"kid":"HCLEkPub","key_ops":["encrypt"],"kty":"RSA","e":"AQAB","n":"AAAA"}},{{"kid":"HCLAkPub","key_ops":["sign"],"kty":"RSA","e":"AQAB","n":"{n}"}}],"vm-configuration":{{"console-enabled":false,"secure-boot":true,"vmUniqueId":"A-1"}},"user-data":"00Ff"}}"#
         )

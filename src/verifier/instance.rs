@@ -1,13 +1,15 @@
-//! The instance of a cloud: what the cloud's certificates say of it, and what a policy demands.
+//! A cloud's instance: the statements about it in the cloud's certificates, and the requirements of
+//! a policy.
 //!
 //! ```json
 //! {"measurements":{..},"cloud":{"roots":["azure-2023"],"projects":["project"],"zones":["europe-west3-b"],"instances":["42"]}}
 //! {"measurements":{..},"cloud":{"accounts":["123456789012"],"sha384":{"4":"96 hex digits"}}}
 //! ```
 //!
-//! An absent list demands nothing, and an empty one is an error. `"sha384":{"4":"96 hex digits"}` has PCRs of another bank, which AWS signs; a list of such
-//! objects accepts what one of them has, as machines of several images. Without `roots`, those of the variant count; with `roots`, only
-//! the named ones (or certificates in PEM, the root first).
+//! An absent list has no requirement; an empty list is an error. `"sha384":{"4":"96 hex digits"}`
+//! has PCRs of another bank, which AWS signs. A list of such objects accepts the values of any one
+//! of them, for machines with several images. Without `roots`, the variant's roots are trusted;
+//! with `roots`, only the named ones (or certificates in PEM, the root first).
 
 use std::collections::BTreeMap;
 
@@ -25,7 +27,7 @@ pub const ID: &str = "instance";
 /// PCRs of the SHA-384 bank.
 pub type Sha384 = BTreeMap<u32, String>;
 
-/// What a policy demands of the cloud's word on a machine.
+/// A policy's requirements for the cloud's statements about a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Demands {
@@ -44,7 +46,8 @@ pub struct Demands {
     /// The accepted instances, by the ID that the cloud gave them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instances: Vec<String>,
-    /// The PCRs of the SHA-384 bank of which the cloud must have signed one set (AWS): 96 lower-case hexadecimal digits each.
+    /// Sets of SHA-384 PCRs, of which the cloud must have signed one (AWS): 96 lower-case
+    /// hexadecimal digits each.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
@@ -54,14 +57,15 @@ pub struct Demands {
     pub sha384: Vec<Sha384>,
 }
 
-/// An instance by the names of its cloud. What the cloud neither signs nor says when asked is absent.
+/// An instance, by the cloud's own names. Members that the cloud neither signs nor returns are
+/// absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Instance {
-    /// The ID, which no other instance gets.
+    /// The ID, which the cloud gives to no other instance.
     pub id: Option<String>,
     /// The name and the number of the project.
     pub project: Option<(String, String)>,
-    /// The account that owns it.
+    /// The account that owns the instance.
     pub account: Option<String>,
     /// The zone.
     pub zone: Option<String>,
@@ -72,7 +76,7 @@ pub struct Instance {
 }
 
 impl Demands {
-    /// Says as a clause what is wrong with the lists.
+    /// Returns a clause that says what is wrong with the lists.
     pub fn check(&self) -> Result<(), String> {
         let lists = [
             &self.roots,
@@ -114,7 +118,7 @@ impl Demands {
         Ok(())
     }
 
-    /// Refuses an instance that is not one of those that the policy names.
+    /// Refuses an instance that the policy does not list.
     pub fn judge(&self, instance: &Instance) -> Result<(), String> {
         let project = instance.project.as_ref();
         let projects: Vec<_> = project
@@ -187,7 +191,7 @@ fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), String> {
 }
 
 impl Instance {
-    /// Returns what is shown of the instance.
+    /// Returns the properties of the instance that are shown to people.
     pub fn properties(&self) -> Vec<Property> {
         let project = self.project.as_ref();
         let number = project.map(|(_, number)| number);
@@ -282,7 +286,7 @@ mod tests {
             let error = demands.check().unwrap_err();
             assert!(error.contains("expected 12 digits"), "{error}");
         }
-        // a later version's demand is not ignored
+        // a requirement that a later version added is an error, not ignored
         assert!(serde_json::from_str::<Demands>(r#"{"project":["p"]}"#).is_err());
     }
 }

@@ -1,14 +1,17 @@
-//! Judges what other machines prove (RFC 9334: the verifier): a policy has the reference values, the validator of a variant compares the
-//! evidence of a machine with them, and verifies who has signed it. The crate `attest` makes evidence and transports it. Programs that only
-//! prove themselves do not link this crate: `unlock` does not (`tools/check-deps.sh`).
+//! The verifier (RFC 9334): judges the evidence of other machines. A policy has the reference
+//! values; a variant's validator compares a machine's evidence with them and checks the signatures.
+//! The crate `attest` makes evidence and transports it. Programs that only prove themselves do not
+//! link this crate: `unlock` does not (`tools/check-deps.sh`).
 //!
-//! This crate re-exports the names of [`attest`], because validators use the types of the evidence.
+//! This crate re-exports the names of [`attest`], because validators use the types for evidence.
 //!
-//! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them; [`vtpm`], [`td`] and [`snp`] are what several
-//! have in common; [`policy`] defines which register values and which keys are accepted, and `words` which names a policy may have;
-//! [`sources`] gets collateral, and [`carried`] has the collateral that a peer sends; [`stage`] distinguishes an initramfs from a
-//! booted system; [`quote`] verifies what a TPM signed; [`hcl`] is what Azure's paravisor says about a machine, and [`maa`] what Microsoft
-//! says of it; [`event_log`] and [`phases`] explain the value of a register to a person.
+//! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them;
+//! [`vtpm`], [`td`] and [`snp`] are common to several of them; [`policy`] defines which register
+//! values and keys are accepted, and `words` which names a policy may contain; [`sources`] gets
+//! collateral, and [`carried`] has the collateral that a peer sends; [`stage`] distinguishes an
+//! initramfs from a booted system; [`quote`] verifies what a TPM signed; [`hcl`] reads the
+//! paravisor's statements about an Azure machine, and [`maa`] the tokens of Microsoft's attestation
+//! service; [`event_log`] and [`phases`] explain the value of a register to a person.
 
 pub mod ak_certificate;
 pub mod aws_hypervisor;

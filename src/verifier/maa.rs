@@ -1,51 +1,54 @@
-//! The word of Microsoft's attestation service (MAA) on a report of SEV-SNP whose firmware the policy does not name: `firmwareSignerConfig`
-//! with `MAAFallback`.
+//! The token of Microsoft's attestation service (MAA) about an SEV-SNP report whose firmware is not
+//! in the policy: `firmwareSignerConfig` with `MAAFallback`.
 //!
 //! ```text
 //! question = report of the chip, certificates above it, runtime data, to the service at the policy's maaURL
 //! word     = the claims of the token that the service returns
 //! ```
 //!
-//! The word counts only for the report that is here: the claims must repeat what the chip signed. The validator has verified the report,
-//! so all that the word adds is that this firmware is Azure's paravisor.
+//! The token counts only for this report: its claims must repeat what the chip signed. The
+//! validator has already verified the report, so the token only adds that the firmware is Azure's
+//! paravisor.
 
 use hardware::snp::report::Report;
 use serde::Deserialize;
 
 use super::{hex, printable};
 
-/// What the service says of a machine that is one of SEV-SNP, and whose paravisor is Azure's ("Claim sets of Azure Attestation").
+/// The service's claims for an SEV-SNP machine with Azure's paravisor ("Claim sets of Azure
+/// Attestation").
 const SEV_SNP: &str = "sevsnpvm";
 const COMPLIANT: &str = "azure-compliant-cvm";
 /// Maximum length of a claim in an error.
 const SHOWN: usize = 128;
 
-/// What the service is asked about.
+/// The request to the service.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
     /// The URL of the service: `maaURL`.
     pub url: &'a str,
     /// The report of the chip.
     pub report: &'a [u8],
-    /// The certificate of the chip's key and those above it in PEM, by which the caller has verified the report.
+    /// The certificate of the chip's key and the certificates above it in PEM, with which the
+    /// caller verified the report.
     pub certificates: &'a [u8],
     /// The runtime data of the paravisor, whose hash is in REPORT_DATA.
     pub runtime_data: &'a [u8],
 }
 
-/// The claims of a token that must be right. A token has each of them once.
+/// The claims in a token that are checked. A token must contain each of them once.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Word {
     /// The URL of the service.
     #[serde(rename = "iss")]
     pub issuer: String,
-    /// When the word ends, in seconds since 1970.
+    /// When the token expires, in seconds since 1970.
     #[serde(rename = "exp")]
     pub expires: u64,
     /// The kind of the machine.
     #[serde(rename = "x-ms-attestation-type")]
     pub kind: String,
-    /// Whether the machine is what Azure makes.
+    /// Whether the machine complies with Azure's rules.
     #[serde(rename = "x-ms-compliance-status", default)]
     pub compliance: String,
     /// Fields of the report, in hexadecimal.
@@ -72,7 +75,8 @@ pub struct Word {
 }
 
 impl Word {
-    /// Checks that the service at this URL says of this report that it is of Azure's paravisor.
+    /// Checks that this token is from the service at this URL and says that this report is from
+    /// Azure's paravisor.
     pub fn check(&self, url: &str, report: &Report) -> Result<(), String> {
         let equal = |claim: &str, expected: &str, got: &str| {
             if expected.eq_ignore_ascii_case(got) {

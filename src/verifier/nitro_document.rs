@@ -1,4 +1,5 @@
-//! The attestation document of a NitroTPM: AWS's hypervisor signs the PCRs of the TPM, and what the machine gave it.
+//! The attestation document of a NitroTPM: AWS's hypervisor signs the PCRs of the TPM, and data
+//! from the machine.
 //!
 //! ```text
 //! COSE_Sign1 (RFC 9052 §4.2) = [ {1: -35 (ES384)}, {}, payload, signature ], without a tag
@@ -6,8 +7,9 @@
 //!             public_key, user_data, nonce }
 //! ```
 //!
-//! The fields are those of the EC2 User Guide ("Validate a NitroTPM Attestation Document"). The hypervisor writes the payload with indefinite
-//! length since 2025; both forms are accepted ([`cbor`]). No name occurs twice.
+//! The fields are those of the EC2 User Guide ("Validate a NitroTPM Attestation Document"). Since
+//! 2025 the hypervisor writes the payload with indefinite length; both forms are accepted
+//! ([`cbor`]). No name occurs twice.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +39,7 @@ const VALUE: usize = 48;
 /// Maximum length of the name of a module.
 const MAX_NAME: usize = 256;
 
-/// A document, parsed and not verified.
+/// A document that is parsed but not verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NitroDocument {
     /// The instance ID, `-tpm` and a number.
@@ -46,7 +48,7 @@ pub struct NitroDocument {
     pub timestamp: u64,
     /// The values of the SHA-384 bank.
     pub pcrs: BTreeMap<u32, Vec<u8>>,
-    /// What the machine gave; `None` if it gave nothing.
+    /// What the machine gave; `None` if the machine sent none.
     pub public_key: Option<Vec<u8>>,
     /// As `public_key`.
     pub user_data: Option<Vec<u8>>,
@@ -58,7 +60,7 @@ pub struct NitroDocument {
     signature: Vec<u8>,
 }
 
-/// The fields of the payload, as far as they were read.
+/// The fields of the payload that have been read so far.
 #[derive(Default)]
 struct Fields {
     module: Option<String>,
@@ -67,7 +69,7 @@ struct Fields {
     pcrs: Option<BTreeMap<u32, Vec<u8>>>,
     certificate: Option<Vec<u8>>,
     chain: Option<Vec<Vec<u8>>>,
-    /// `Some(None)`: the field is there, and null.
+    /// `Some(None)`: the field is present, and null.
     given: [Option<Option<Vec<u8>>>; 3],
 }
 
@@ -85,7 +87,8 @@ impl NitroDocument {
         fields.document(payload, signature)
     }
 
-    /// Checks that the hypervisor signed the document: its certificate leads to one of the roots at this time.
+    /// Checks that the hypervisor signed the document: its certificate leads to one of the roots at
+    /// this time.
     pub fn verify<'r>(&self, roots: &'r [Root], now: UnixTime) -> Result<&'r str, String> {
         let usage = KeyUsage::client_auth(); // AWS's certificates name no use
         let root = root_of(&self.certificate, &self.chain, roots, usage, now)
@@ -100,7 +103,7 @@ impl NitroDocument {
     }
 }
 
-/// Why bytes are not a document: a clause.
+/// A clause that says why the bytes are not a document.
 struct Malformed(String);
 
 impl From<minicbor::decode::Error> for Malformed {
@@ -143,7 +146,7 @@ impl Fields {
         let reader = &mut Decoder::new(payload);
         let mut left = reader.map()?;
         let mut fields = Fields::default();
-        // no field occurs twice, so their number is bounded
+        // no field may occur twice, so their number is limited
         while cbor::has_next(reader, &mut left)? {
             let name = &*cbor::text(reader)?;
             let is_new = match name {
@@ -235,7 +238,7 @@ fn given(reader: &mut Decoder<'_>) -> Result<Option<Vec<u8>>, Malformed> {
     }
 }
 
-/// Returns what is signed: the Sig_structure of RFC 9052 §4.4.
+/// Returns the signed bytes: the Sig_structure of RFC 9052 §4.4.
 fn signed(payload: &[u8]) -> Result<Vec<u8>, String> {
     let mut bytes = vec![0; payload.len() + 64];
     let room = bytes.len();

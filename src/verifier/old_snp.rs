@@ -1,11 +1,13 @@
-//! What a policy of the old system demands of machines with SEV-SNP: the members stand beside `measurements`.
+//! The requirements of a Constellation policy for SEV-SNP machines: these members are in the same
+//! object as `measurements`.
 //!
 //! ```json
 //! {"measurements":{..},"bootloaderVersion":4,"teeVersion":0,"snpVersion":24,"microcodeVersion":219,
 //!  "firmwareSignerConfig":{"acceptedKeyDigests":["0356.."],"enforcementPolicy":"Equal","maaURL":""},"amdRootKey":"-----BEGIN ..","amdSigningKey":""}
 //! ```
 //!
-//! `firmwareSignerConfig` is Azure's. Beside them, `"snp":{..}` has what only we demand.
+//! `firmwareSignerConfig` is Azure's. Next to them, `"snp":{..}` has the requirements that only
+//! Firstlight knows.
 
 use base::text;
 use hardware::json::{Digits, is_default};
@@ -14,7 +16,8 @@ use hardware::snp::tcb::Tcb;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The demands. An absent one demands nothing. Versions that say `latest` are refused: the old system's tool replaces them by numbers.
+/// The requirements. An absent one has no effect. `latest` as a version is refused: Constellation's
+/// tool replaces it by a number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Demands {
@@ -30,13 +33,14 @@ pub struct Demands {
     /// As before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub microcode_version: Option<u8>,
-    /// Who may have signed the firmware of the machine.
+    /// The accepted signers of the machine's firmware.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firmware_signer_config: Option<FirmwareSigner>,
     /// AMD's root in PEM, or empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amd_root_key: Option<String>,
-    /// AMD's certificate below the root in PEM, or empty. It is tried beside the built-in ones and the machine's own.
+    /// AMD's certificate below the root in PEM, or empty. It is tried in addition to the built-in
+    /// ones and the machine's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amd_signing_key: Option<String>,
     /// What only we demand.
@@ -44,22 +48,22 @@ pub struct Demands {
     pub snp: demands::Demands,
 }
 
-/// Who may have signed the ID block of the firmware.
+/// The accepted signers of the firmware's ID block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FirmwareSigner {
-    /// SHA-384 of the accepted ID keys: a list; in old policies also one of them alone.
+    /// SHA-384 of the accepted ID keys: a list; in old policies also a single value.
     #[serde(default, deserialize_with = "one_or_several")]
     pub accepted_key_digests: Vec<Digits<48>>,
-    /// What happens with another key.
+    /// What happens if the machine has another key.
     pub enforcement_policy: Enforcement,
-    /// The URL of Microsoft's attestation service, which `MAAFallback` asks; or empty.
+    /// The URL of Microsoft's attestation service, used with `MAAFallback`; or empty.
     #[serde(rename = "maaURL", default)]
     pub maa_url: String,
 }
 
-/// What happens if the firmware has another signer than the accepted ones. Upper and lower case count as the same; old policies have
-/// `true` for `Equal`, and `false` for `WarnOnly`.
+/// What happens if another key than the accepted ones signed the firmware. Case is ignored; old
+/// policies have `true` for `Equal`, and `false` for `WarnOnly`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Enforcement {
     /// The machine is refused.
@@ -113,7 +117,7 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Digi
 }
 
 impl Demands {
-    /// Returns the demands of the crate `hardware`, without the signer of the firmware.
+    /// Returns the requirements as the crate `hardware` has them, without the firmware's signer.
     pub fn of_report(&self) -> demands::Demands {
         demands::Demands {
             minimum: Tcb {
@@ -127,13 +131,15 @@ impl Demands {
         }
     }
 
-    /// Returns whether Microsoft's attestation service is asked about a signer that the policy does not name.
+    /// Returns whether Microsoft's attestation service is asked about a signer that is not in the
+    /// policy.
     pub fn asks_microsoft(&self) -> bool {
         let signer = self.firmware_signer_config.as_ref();
         signer.is_some_and(|it| it.enforcement_policy == Enforcement::MaaFallback)
     }
 
-    /// Checks the form of the URL of Microsoft's attestation service, if it is asked: `https://HOST[:PORT]`. The service repeats it in its tokens.
+    /// Checks the form of the URL of Microsoft's attestation service, if it is used:
+    /// `https://HOST[:PORT]`. The service repeats the URL in its tokens.
     pub fn check_maa_url(&self) -> Result<(), String> {
         let signer = self.firmware_signer_config.as_ref();
         let url = signer.map_or("", |signer| signer.maa_url.trim_end_matches('/'));
@@ -147,12 +153,12 @@ impl Demands {
         if is_url || url.is_empty() || !self.asks_microsoft() {
             return Ok(());
         }
-        // it may have a password
+        // the URL may contain a password
         Err("maaURL: expected https://HOST[:PORT], such as https://sharedweu.weu.attest.azure.net, or nothing".into())
     }
 
-    /// Checks the key that signed the ID block of a machine, whose digest this is. Returns the URL of the service that must be asked about
-    /// it; `None` if nobody must.
+    /// Checks the key that signed the ID block of a machine, whose digest this is. Returns the URL
+    /// of the service that must be asked about it; `None` if nobody must.
     pub fn check_firmware_signer(&self, digest: &[u8; 48]) -> Result<Option<&str>, String> {
         let Some(signer) = &self.firmware_signer_config else {
             return Ok(None);

@@ -1,5 +1,6 @@
-//! What a policy of the old system demands of Azure's TDX machines, here of each TDX machine, beside our demands (`tdx`): the members stand
-//! beside `measurements`.
+//! The requirements of a Constellation policy for Azure's TDX machines; this program applies them
+//! to every TDX machine, in addition to its own (`tdx`). The members are in the same object as
+//! `measurements`.
 //!
 //! ```json
 //! {"measurements":{..},"qeSVN":0,"pceSVN":0,"teeTCBSVN":"05..","qeVendorID":"939a..","mrSeam":"..","xfam":"e702060000000000","intelRootKey":"-----BEGIN .."}
@@ -19,7 +20,8 @@ use super::{hex, unhex};
 /// Maximum length of a wrong value in an error.
 const SHOWN: usize = 120;
 
-/// The demands. An absent one demands nothing. Versions that say `latest` are refused: the old system's tool replaces them by numbers.
+/// The requirements. An absent one has no effect. `latest` as a version is refused: Constellation's
+/// tool replaces it by a number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demands {
     /// The minimum version of the quoting enclave.
@@ -28,7 +30,8 @@ pub struct Demands {
     /// The minimum version of the provisioning certification enclave.
     #[serde(rename = "pceSVN", skip_serializing_if = "Option::is_none")]
     pub pce_svn: Option<u16>,
-    /// The minimum version of each part of the TDX module and the platform: 16 bytes in hexadecimal.
+    /// The minimum version of each part of the TDX module and the platform: 16 bytes in
+    /// hexadecimal.
     #[serde(rename = "teeTCBSVN", skip_serializing_if = "Option::is_none")]
     pub tee_tcb_svn: Option<String>,
     /// The vendor of the quoting enclave: 16 bytes in hexadecimal.
@@ -40,13 +43,14 @@ pub struct Demands {
     /// The processor features of the machine: 8 bytes in hexadecimal, little endian.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xfam: Option<String>,
-    /// The certificate in PEM to which all of Intel's must lead, in the place of the built-in root; or empty.
+    /// The root certificate in PEM to which all of Intel's certificates must lead, in place of the
+    /// built-in root; or empty.
     #[serde(rename = "intelRootKey", skip_serializing_if = "Option::is_none")]
     pub intel_root_key: Option<String>,
 }
 
 impl Demands {
-    /// Says as a clause what is wrong with a demand.
+    /// Returns a clause that says what is wrong with a requirement.
     pub fn check_form(&self) -> Result<(), String> {
         for (name, text, bytes) in [
             ("teeTCBSVN", &self.tee_tcb_svn, 16),
@@ -67,7 +71,7 @@ impl Demands {
         self.root().map(drop)
     }
 
-    /// Returns the verifier under the root in `intelRootKey`; `None` if it names none.
+    /// Returns the verifier under the root in `intelRootKey`; `None` if it is empty.
     pub fn root(&self) -> Result<Option<Verifier>, String> {
         let pem = self.intel_root_key.as_deref().unwrap_or_default();
         if pem.is_empty() {
@@ -87,7 +91,8 @@ impl Demands {
 
     /// Returns the versions of the host's enclaves.
     fn enclaves(&self, quote: &Quote<'_>) -> [TcbPart; 2] {
-        // the header: version, types, QE SVN at 8, PCE SVN at 10, vendor of the quoting enclave at 12
+        // the header: version, types, QE SVN at 8, PCE SVN at 10, vendor of the quoting enclave at
+        // 12
         let number = |at: usize| {
             Some(u16::from_le_bytes(
                 quote.signed.get(at..at + 2)?.try_into().ok()?,
@@ -102,7 +107,7 @@ impl Demands {
         })
     }
 
-    /// Adds to the claims of a machine what these demands compare in its quote.
+    /// Adds to a machine's claims the values in its quote that these requirements compare.
     pub fn show(&self, quote: &Quote<'_>, claims: &mut PlatformClaims) {
         claims.tcb.extend(self.enclaves(quote));
         if let Some(minimum) = &self.tee_tcb_svn {
@@ -117,7 +122,7 @@ impl Demands {
         });
     }
 
-    /// Checks a quote. An error names the demand that it does not meet.
+    /// Checks a quote. An error names the requirement that is not met.
     pub fn check(&self, quote: &Quote<'_>) -> Result<(), String> {
         for TcbPart { name, got, minimum } in self.enclaves(quote) {
             if got < minimum {

@@ -1,20 +1,21 @@
-//! What the words that systemd measures during a boot ([`base::boot`]) make of a register.
+//! Computes the value of a register from the boot phases that systemd measures ([`base::boot`]).
 
 use base::boot::{IN_INITRAMFS, UNTIL_BOOTED, words_of};
 
 use super::sha256;
 
-/// Returns the value of a register after it was extended with a word.
+/// Returns the value of a register after an extension with a phase.
 fn extended(value: &[u8; 32], word: &str) -> [u8; 32] {
     sha256(&[value, &sha256(&[word.as_bytes()])])
 }
 
-/// Returns the words that lead a PCR from one value to the other, in the order of a boot; `None` if no words do.
+/// Returns the phases that lead a PCR from one value to the other, in the order of a boot; `None`
+/// if no phases do.
 pub fn between(pcr: u32, from: &[u8; 32], to: &[u8]) -> Option<Vec<&'static str>> {
     search(words_of(pcr), *from, to)
 }
 
-/// Tries each subset of the words in their order: at most 64.
+/// Tries each subset of the phases in their order: at most 64.
 fn search(words: &[&'static str], value: [u8; 32], to: &[u8]) -> Option<Vec<&'static str>> {
     if value == to {
         return Some(vec![]);
@@ -26,15 +27,17 @@ fn search(words: &[&'static str], value: [u8; 32], to: &[u8]) -> Option<Vec<&'st
     })
 }
 
-/// Returns the value that a PCR has in the initramfs of a boot in which systemd extended it from `start` with these words.
+/// Returns the value of a PCR in the initramfs, if systemd extended it from `start` with these
+/// phases.
 pub fn in_initramfs(start: &[u8; 32], words: &[&str]) -> [u8; 32] {
     let in_initramfs = words.iter().filter(|word| IN_INITRAMFS.contains(word));
     in_initramfs.fold(*start, |value, word| extended(&value, word))
 }
 
-/// Returns the value that a PCR with the value `now` in the initramfs has in the booted system. `words` returns those that systemd has
-/// measured into it so far; it is called for PCR 11 only, the only one that systemd extends later. `None` if the boot does not measure
-/// the initramfs, because then it may not measure the rest either.
+/// Returns the value that a PCR with the value `now` in the initramfs has in the booted system.
+/// `words` returns the phases that systemd has measured into it so far; it is called only for PCR
+/// 11, the only one that systemd extends later. `None` if the boot does not measure the initramfs
+/// phases, because then it may not measure the others either.
 pub fn when_booted(
     pcr: u32,
     now: &[u8; 32],
@@ -58,7 +61,7 @@ mod tests {
             .fold([7; 32], |value, word| extended(&value, word))
     }
 
-    /// The digests are those that systemd has in its log.
+    /// The digests are from systemd's log.
     #[test]
     fn a_word_is_hashed_without_a_terminating_nul() {
         for (word, digest) in [

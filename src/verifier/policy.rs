@@ -1,66 +1,72 @@
-//! The attestation policy: the values that the registers must have, and the attestation keys that are accepted. The JSON is that
-//! of the old system's `join-config`:
+//! The attestation policy: the reference values of the registers, and the accepted attestation
+//! keys. The JSON is that of Constellation's `join-config`:
 //!
 //! ```json
 //! {"measurements":{"4":{"expected":"5198fd..","warnOnly":false},"15":{"expected":"0000..","warnOnly":false}}}
 //! ```
 //!
-//! During an upgrade a cluster runs two images and admits machines with either image. So a policy can have further images, each
-//! with its own name and registers:
+//! During an upgrade a cluster runs two images and admits machines with either image. So a policy
+//! can have further images, each with its own name and registers:
 //!
 //! ```json
 //! {"measurements":{"4":{..},"15":{..}},"name":"image 1.2",
 //!  "alsoAccepted":[{"name":"image 1.3","measurements":{"4":{..},"15":{..}}}]}
 //! ```
 //!
-//! All registers of a machine must match the same image. A mix of registers of two images is refused, because no measured
-//! machine has these values.
+//! All registers of a machine must match the same image. A mix of registers of two images is
+//! refused, because no measured machine has these values.
 //!
-//! systemd measures how far the boot is ("systemd-pcrphase"), so registers of one image differ between its initramfs and the booted
-//! system. `measurements` are those of the booted system; `initramfs` has the registers that differ there:
+//! systemd measures how far the boot is ("systemd-pcrphase"), so registers of one image differ
+//! between its initramfs and the booted system. `measurements` are those of the booted system;
+//! `initramfs` has the registers that differ there:
 //!
 //! ```json
 //! {"measurements":{"4":{..},"11":{..}},"initramfs":{"11":{..}}}
 //! ```
 //!
-//! A program without a TPM can claim any register values with its own key. So a policy can name the accepted attestation keys;
-//! without names every key is accepted:
+//! A program without a TPM can claim any register values with its own key. So a policy can name the
+//! accepted attestation keys; without names every key is accepted:
 //!
 //! ```json
 //! {"measurements":{..},"attestationKeys":["000b5a31.."]}
 //! ```
 //!
-//! Instead of single keys, or beside them, a policy can name roots that certify the endorsement keys of TPMs: certificates in PEM
-//! (the root first, then certificates that TPMs do not hold), or names of roots that the programs have built in. Then a key is
-//! accepted if it is named, or if it is in a TPM whose endorsement key leads to a root:
+//! Instead of single keys, or beside them, a policy can name roots that certify the endorsement
+//! keys of TPMs: certificates in PEM (the root first, then certificates that TPMs do not hold), or
+//! names of roots that the programs have built in. Then a key is accepted if it is named, or if it
+//! is in a TPM whose endorsement key leads to a root:
 //!
 //! ```json
 //! {"measurements":{..},"endorsementRoots":["google-2022","-----BEGIN CERTIFICATE-----\n.."]}
 //! ```
 //!
-//! A policy can demand the strong form of attested TLS, when no program of the old system proves itself any more:
+//! When no program of Constellation proves itself any more, a policy can require the strong form of
+//! attested TLS:
 //!
 //! ```json
 //! {"measurements":{..},"require":"strong"}
 //! ```
 //!
-//! A host's ACPI tables contain code that a usual kernel runs with access to all memory. `firstlight measure` marks images whose kernel
-//! confines it, and a policy can demand that each of its images has this mark:
+//! A host's ACPI tables contain code, and a usual kernel runs it with access to all memory.
+//! `firstlight measure` marks images whose kernel confines this code, and a policy can require this
+//! mark for each of its images:
 //!
 //! ```json
 //! {"measurements":{..},"acpiTables":"confined","requireConfinedAcpi":true}
 //! ```
 //!
-//! What a policy demands of the cloud's word on a machine is the field `cloud` ([`instance`]).
+//! The field `cloud` has the requirements for the cloud's statements about a machine
+//! ([`instance`]).
 //!
-//! A policy can name the attestation variant of its machines. Then it makes no validator of another variant:
+//! A policy can name the attestation variant of its machines. Then it cannot make a validator of
+//! another variant:
 //!
 //! ```json
 //! {"variant":"qemu-vtpm","measurements":{..}}
 //! ```
 //!
-//! An unknown word is an error at every depth (`words.rs`). Programs of the old system ignore unknown fields, so they require the first
-//! image, as a booted system, and accept every key.
+//! An unknown member is an error at every depth (`words.rs`). Constellation's programs ignore
+//! unknown fields: they require the first image as a booted system, and accept every key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -77,24 +83,25 @@ use super::{ClusterRegister, KeyName, Registers, Stage, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::quoted;
 
-/// Configurations of the old system repeat this pattern where the user must enter a value.
+/// Constellation's configurations contain this text where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
 /// Maximum index of a PCR in the format. TPMs for PCs have PCRs 0 to 23.
 const MAX_INDEX: u32 = 31;
-/// Maximum number of images. An upgrade needs two, an upgrade that is rolled back three. Old images should be removed, because
-/// their vulnerabilities remain usable.
+/// Maximum number of images. An upgrade needs two, an upgrade that is rolled back three. Old images
+/// should be removed, because their vulnerabilities remain usable.
 const MAX_IMAGES: usize = 16;
-/// Maximum number of attestation keys: enough for a large cluster, and it fits a ConfigMap of at most 1 MiB.
+/// Maximum number of attestation keys: enough for a large cluster, and it fits a ConfigMap of at
+/// most 1 MiB.
 const MAX_KEYS: usize = 10_000;
 /// Maximum number of roots: more than there are vendors of TPMs.
 const MAX_ROOTS: usize = 64;
 /// Maximum size of a root in bytes: several certificates in PEM.
 const MAX_ROOT: usize = 16 << 10;
-/// The members of the old system, by the first and the last of them.
+/// The first and the last member of Constellation's policies.
 pub(super) const OLD_TDX: &str = "qeSVN to intelRootKey";
 /// As before.
 pub(super) const OLD_SNP: &str = "bootloaderVersion to amdSigningKey";
-/// The register of the host's tables in a TDX machine.
+/// The register with the host's tables in a TDX machine.
 const RTMR_0: u32 = 1;
 /// The value of the field `require`.
 const STRONG: &str = "strong";
@@ -106,11 +113,12 @@ const MAX_NAME: usize = 100;
 pub struct Measurement {
     /// The value: 32 bytes of a PCR, 48 bytes of a register of a TDX machine.
     pub expected: Vec<u8>,
-    /// Whether another value is accepted with a warning in the log.
+    /// Whether another value is accepted, with a warning in the log.
     pub warn_only: bool,
 }
 
-/// The expected registers of machines with one image. At least one register is enforced; else every machine would be accepted.
+/// The expected registers of machines with one image. At least one register is enforced; otherwise
+/// every machine would be accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     /// The name. Only the first image of a policy may have an empty name.
@@ -119,7 +127,7 @@ pub struct Image {
     measurements: BTreeMap<u32, Measurement>,
     /// The registers that differ in the initramfs.
     initramfs: BTreeMap<u32, Measurement>,
-    /// Whether its kernel confines the code in ACPI tables.
+    /// Whether the image's kernel confines the code in ACPI tables.
     has_confined_kernel: bool,
 }
 
@@ -140,21 +148,23 @@ pub struct Policy {
     keys: BTreeSet<KeyName>,
     /// The roots that certify further keys: names, or certificates in PEM.
     roots: Vec<String>,
-    /// What is demanded of TDX machines beside their registers.
+    /// The requirements for TDX machines besides their registers.
     tdx: Demands,
-    /// What is demanded of the cloud's word on a machine.
+    /// The requirements for the cloud's statements about a machine.
     cloud: instance::Demands,
-    /// What the old system's policies demand of TDX machines.
+    /// The requirements in Constellation's policies for TDX machines.
     old_tdx: old_tdx::Demands,
-    /// What policies demand of machines with SEV-SNP.
+    /// The requirements for SEV-SNP machines.
     snp: old_snp::Demands,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
     /// Whether each image must confine the code in ACPI tables.
     requires_confined_acpi: bool,
-    /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the JSON.
+    /// Whether a policy that names no keys accepts no key, instead of every key. Not a part of the
+    /// JSON.
     only_named_keys: bool,
-    /// Whether the words of clouds that the policy demands may be missing. Not a part of the JSON.
+    /// Whether the statements of clouds that the policy requires may be missing. Not a part of the
+    /// JSON.
     pub(super) without_words: bool,
 }
 
@@ -212,7 +222,7 @@ struct JsonImage {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum JsonMeasurement {
-    /// The form of old clusters: only a value, which is always enforced.
+    /// The form in old clusters: only a value, which is always enforced.
     Bare(String),
     Full {
         expected: String,
@@ -237,7 +247,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Fails if the parts of the image do not fit together.
+    /// Fails if the parts of the image contradict each other.
     fn check(&mut self) -> Result<(), String> {
         let name = &self.name;
         let is_plain = name.chars().all(|c| c == ' ' || c.is_ascii_graphic());
@@ -366,19 +376,21 @@ impl Image {
         &self.initramfs
     }
 
-    /// Returns whether the host's ACPI tables cannot change the machine: its kernel confines them, or a TDX machine's RTMR 0 pins them.
+    /// Returns whether the host's ACPI tables cannot change the machine: its kernel confines them,
+    /// or a TDX machine's RTMR 0 pins them.
     pub fn confines_acpi(&self) -> bool {
         let rtmr_0 = self.measurements.get(&RTMR_0).filter(|it| !it.warn_only);
         self.has_confined_kernel || self.registers() == Registers::Rtmrs && rtmr_0.is_some()
     }
 
-    /// Returns whether the policy says that the kernel of this image confines the code in ACPI tables.
+    /// Returns whether the policy says that the kernel of this image confines the code in ACPI
+    /// tables.
     pub fn has_confined_kernel(&self) -> bool {
         self.has_confined_kernel
     }
 
-    /// Returns the registers of the booted system that do not have the expected value, in ascending order: index, expected value, and actual value
-    /// (`None`: the register is not in `values`).
+    /// Returns the registers of the booted system that do not have the expected value, in ascending
+    /// order: index, expected value, and actual value (`None`: the register is not in `values`).
     pub fn mismatches<'a>(
         &'a self,
         values: &'a BTreeMap<u32, Vec<u8>>,
@@ -389,7 +401,8 @@ impl Image {
             .filter(|(_, measurement, got)| *got != Some(measurement.expected.as_slice()))
     }
 
-    /// Returns the distance of a machine from this image: the number of wrong registers that are enforced, then of the others.
+    /// Returns the distance of a machine from this image: the number of wrong registers that are
+    /// enforced, then the number of other wrong registers.
     fn distance(&self, values: &BTreeMap<u32, Vec<u8>>) -> (usize, usize) {
         self.mismatches(values)
             .fold(
@@ -434,7 +447,7 @@ impl Policy {
         .checked()
     }
 
-    /// Returns the policy if its parts fit together.
+    /// Returns the policy if its parts do not contradict each other.
     fn checked(self) -> Result<Policy, PolicyError> {
         let (images, keys) = (&self.images, &self.keys);
         if images.len() > MAX_IMAGES {
@@ -594,7 +607,8 @@ impl Policy {
         self.images.iter().any(|image| !image.initramfs.is_empty())
     }
 
-    /// Returns the policy with further accepted attestation keys. A policy that accepted every key then accepts only these.
+    /// Returns the policy with further accepted attestation keys. A policy that accepted every key
+    /// then accepts only these.
     pub fn believing(
         mut self,
         keys: impl IntoIterator<Item = KeyName>,
@@ -603,14 +617,15 @@ impl Policy {
         self.checked()
     }
 
-    /// Returns the policy without named keys and roots, which accepts every attestation key.
+    /// Returns the policy without named keys and roots; it accepts every attestation key.
     pub fn believing_any(mut self) -> Policy {
         self.keys.clear();
         self.roots.clear();
         self
     }
 
-    /// Returns the policy for which the words of clouds may be missing; then nothing endorses the key. It must not be used to admit a machine.
+    /// Returns the policy for which the required statements of clouds may be missing; then nothing
+    /// endorses the key. It must not be used to admit a machine.
     pub fn without_words(mut self) -> Policy {
         self.without_words = true;
         self
@@ -627,7 +642,8 @@ impl Policy {
         self.requires_strong
     }
 
-    /// Returns the policy that accepts no attestation key if it names none, unless a root certifies the key.
+    /// Returns the policy that accepts no attestation key if it names none, unless a root certifies
+    /// the key.
     pub fn only_named_keys(mut self) -> Policy {
         self.only_named_keys = true;
         self
@@ -638,7 +654,8 @@ impl Policy {
         self.keys.contains(key) || self.believes_any_key()
     }
 
-    /// Returns what the policy demands beside registers, by the names of its members. A variant judges some of them.
+    /// Returns the policy's requirements besides registers, by the names of their members. Each
+    /// variant can check some of them.
     pub(super) fn demanded(&self) -> Vec<&'static str> {
         let cloud = &self.cloud;
         let of_report = old_snp::Demands {
@@ -673,12 +690,14 @@ impl Policy {
         &self.keys
     }
 
-    /// Returns the roots that certify further attestation keys: names of built-in roots, or certificates in PEM.
+    /// Returns the roots that certify further attestation keys: names of built-in roots, or
+    /// certificates in PEM.
     pub fn endorsement_roots(&self) -> &[String] {
         &self.roots
     }
 
-    /// Fails if the policy names roots. For programs that do not verify certificates of endorsement keys.
+    /// Fails if the policy names roots. For programs that do not verify certificates of endorsement
+    /// keys.
     pub fn without_endorsement_roots(self) -> Result<Policy, PolicyError> {
         match self.roots.is_empty() {
             true => Ok(self),
@@ -700,12 +719,12 @@ impl Policy {
         self.images[0].registers()
     }
 
-    /// Returns what the old system's policies demand of TDX machines.
+    /// Returns the requirements in Constellation's policies for TDX machines.
     pub fn old_tdx(&self) -> &old_tdx::Demands {
         &self.old_tdx
     }
 
-    /// Returns what policies demand of machines with SEV-SNP.
+    /// Returns the requirements for SEV-SNP machines.
     pub fn snp(&self) -> &old_snp::Demands {
         &self.snp
     }
@@ -715,7 +734,7 @@ impl Policy {
         self.requires_confined_acpi
     }
 
-    /// Returns the policy with other requirements of the cloud's word, of SEV-SNP and of TDX.
+    /// Returns the policy with other requirements for the cloud's statements, SEV-SNP and TDX.
     pub fn with_platform(
         mut self,
         change: impl FnOnce(&mut instance::Demands, &mut old_snp::Demands, &mut Demands),
@@ -724,18 +743,18 @@ impl Policy {
         self.checked()
     }
 
-    /// Returns what is demanded of the cloud's word on a machine.
+    /// Returns the requirements for the cloud's statements about a machine.
     pub fn cloud(&self) -> &instance::Demands {
         &self.cloud
     }
 
-    /// Returns what is demanded of TDX machines beside the registers.
+    /// Returns the requirements for TDX machines besides the registers.
     pub fn tdx(&self) -> &Demands {
         &self.tdx
     }
 
-    /// Checks registers. The error has a line of `say` for each enforced register that does not have the expected value; others are
-    /// logged.
+    /// Checks registers. The error has a line made by `say` for each enforced register with a wrong
+    /// value; other wrong registers are logged.
     pub(super) fn check(
         &self,
         values: &BTreeMap<u32, Vec<u8>>,
@@ -766,14 +785,16 @@ impl Policy {
         }
     }
 
-    /// Returns the policy for a machine that has joined no cluster in this boot: the register of the cluster ID must be zero. Only
-    /// such a machine may receive a disk key or the master secret.
+    /// Returns the policy for a machine that has joined no cluster in this boot: the register of
+    /// the cluster ID must be zero. Only such a machine may receive a disk key or the master
+    /// secret.
     pub fn expecting_fresh(self) -> Policy {
         let fresh = self.registers().fresh();
         self.expecting(&fresh)
     }
 
-    /// Returns the policy for a member of this cluster: the register of the cluster ID must be extended with it.
+    /// Returns the policy for a member of this cluster: the register of the cluster ID must be
+    /// extended with it.
     pub fn expecting_cluster(self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Policy {
         let extended = self.registers().after(cluster_id);
         self.expecting(&extended)
@@ -795,8 +816,8 @@ impl Policy {
         self
     }
 
-    /// Returns the policy without the register of the cluster ID. It shows only which image a machine runs, and must not be used
-    /// to admit a machine.
+    /// Returns the policy without the register of the cluster ID. It shows only which image a
+    /// machine runs, and must not be used to admit a machine.
     pub fn of_any_cluster(mut self) -> Policy {
         let index = self.registers().of_cluster_id();
         for image in &mut self.images {
@@ -806,8 +827,8 @@ impl Policy {
         self
     }
 
-    /// Returns the policy without registers. It accepts any machine with an accepted attestation key, and must not be used to
-    /// admit a machine.
+    /// Returns the policy without registers. It accepts any machine with an accepted attestation
+    /// key, and must not be used to admit a machine.
     pub fn of_any_image(mut self) -> Policy {
         self.images.truncate(1);
         for image in &mut self.images {
@@ -817,7 +838,8 @@ impl Policy {
         self
     }
 
-    /// Returns the image with the smallest distance from these values; the first one of several.
+    /// Returns the image with the smallest distance from these values; if several have it, the
+    /// first one.
     pub fn nearest(&self, values: &BTreeMap<u32, Vec<u8>>) -> &Image {
         let nearest = self
             .images
@@ -826,7 +848,8 @@ impl Policy {
         nearest.unwrap_or(&self.images[0])
     }
 
-    /// Returns [`Image::mismatches`] of the nearest image. The policy is met if none of them is enforced.
+    /// Returns [`Image::mismatches`] of the nearest image. The policy is met if none of them is
+    /// enforced.
     pub fn mismatches<'a>(
         &'a self,
         values: &'a BTreeMap<u32, Vec<u8>>,
@@ -1105,7 +1128,7 @@ mod tests {
         let (any, strong) = (with("").unwrap(), with(r#","require":"strong""#).unwrap());
         assert!(!any.requires_strong() && strong.requires_strong());
         assert_eq!(any.requiring_strong(), strong);
-        // what a later version demands is not ignored
+        // a requirement that a later version added is an error, not ignored
         let error = with(r#","require":"stronger""#).unwrap_err().to_string();
         assert!(error.contains("stronger"), "{error}");
     }
@@ -1142,9 +1165,9 @@ mod tests {
         }
         let open = policy("", &other(mark), "").unwrap();
         assert!(!open.images()[0].confines_acpi() && open.images()[1].confines_acpi());
-        // what later versions know is not taken for the mark
+        // a value that a later version added is not read as the mark
         assert!(policy(r#","acpiTables":"measured""#, "", "").is_err());
-        // a mark stays with its image
+        // a mark belongs to its image only
         let new = policy(mark, "", "").unwrap();
         let both = marked.and_image("c", new.images()[0].clone()).unwrap();
         assert!(both.images()[2].confines_acpi());

@@ -1,4 +1,5 @@
-//! The variant `qemu-tdx`: a TDX machine without a TPM, whose own registers are the measurements. `attest` describes its document.
+//! The variant `qemu-tdx`: a TDX machine without a TPM, whose own registers are the measurements.
+//! `attest` describes its document.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,15 +34,15 @@ pub const VARIANT: Variant = Variant {
 /// Maximum length of an error of serde_json in a log line.
 const SHOWN_ERROR: usize = 160;
 
-/// What a document says; nothing of it is verified.
+/// The content of a document; nothing in it is verified.
 pub struct Said {
-    /// The registers by the numbers of policies.
+    /// The registers, by their numbers in policies.
     pub registers: BTreeMap<u32, Vec<u8>>,
     /// The event log of the firmware; empty if there is none.
     pub event_log: Vec<u8>,
 }
 
-/// Returns what a document of this variant says; `None` if it is none.
+/// Returns the content of a document of this variant; `None` if it is not one.
 pub fn said(document: &[u8]) -> Option<Said> {
     let document: Document = serde_json::from_slice(document).ok()?;
     let quote = Quote::parse(&document.raw_quote.0).ok()?;
@@ -51,7 +52,7 @@ pub fn said(document: &[u8]) -> Option<Said> {
     })
 }
 
-/// Returns what validators of a document need beside it, as these sources have it.
+/// Returns the collateral for a document, or `None` if these sources do not have it.
 fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Brought> {
     let document: Document = serde_json::from_slice(document).ok()?;
     td::collateral_of(&document.raw_quote.0, sources)
@@ -64,9 +65,10 @@ pub struct Validator {
 }
 
 impl Validator {
-    /// Makes a validator by a policy, by which `hardware` judges. It must be one of TDX machines.
+    /// Makes a validator for a policy; `hardware` judges by it. It must be a policy of TDX
+    /// machines.
     pub fn new(policy: Arc<Policy>, hardware: td::Hardware) -> Result<Validator, PolicyError> {
-        // a policy of any image has no registers
+        // a policy that accepts any image has no registers
         let has_some = !policy.images()[0].measurements().is_empty();
         if has_some && policy.registers() == Registers::Pcrs {
             return Err(PolicyError(
@@ -96,7 +98,8 @@ impl Validator {
             );
         }
         let cluster = ClusterRegister::new(&quote.body.rtmr[3]);
-        // before the signatures: a quote with other registers must not make this program fetch collateral
+        // before the signatures: a quote with wrong registers must not make this program fetch
+        // collateral
         self.policy
             .check(&registers(&quote.body), |index, measurement, got| {
                 let (name, expected) = (Registers::Rtmrs.name(index), hex(&measurement.expected));
@@ -143,7 +146,7 @@ impl super::Validator for Validator {
     }
 }
 
-/// Returns the registers by the numbers of policies.
+/// Returns the registers, by their numbers in policies.
 fn registers(body: &Body) -> BTreeMap<u32, Vec<u8>> {
     by_number(&[
         body.mr_td,
@@ -158,7 +161,8 @@ fn by_number(registers: &[Register; 5]) -> BTreeMap<u32, Vec<u8>> {
     (0..).zip(registers.iter().map(|it| it.to_vec())).collect()
 }
 
-/// Returns the registers of this machine. No part of systemd extends them, so they are the same at each stage.
+/// Returns the registers of this machine. systemd does not extend them, so they are the same at
+/// each stage.
 fn measure(location: &Location, _stage: Stage) -> Result<Measured, tpm::Error> {
     let measured = |(index, expected)| {
         let warn_only = false;

@@ -1,8 +1,10 @@
-//! The variant `qemu-vtpm`: the TPM 2.0 of a machine, without a platform that endorses its attestation key.
+//! The variant `qemu-vtpm`: the TPM 2.0 of a machine, without a platform that endorses its
+//! attestation key.
 //!
-//! If the policy names keys or roots, the key must be one of them or lead to one of them. If the policy names neither, every key is
-//! accepted, as in the old system; then a program without a TPM can attest with a key that it made. The variant is for tests, and for
-//! clouds whose virtual TPM is trusted.
+//! If the policy names keys or roots, the key must be one of them or lead to one of them. If the
+//! policy names neither, every key is accepted, as in Constellation; then a program without a TPM
+//! can attest with a key that it made. The variant is for tests, and for clouds whose virtual TPM
+//! is trusted.
 
 use std::sync::Arc;
 
@@ -38,7 +40,7 @@ impl Endorser for AnyPlatform {
         false
     }
 
-    /// Nothing endorses the key: the keys and the roots of the policy decide.
+    /// No platform endorses the key: the policy's keys and roots decide.
     fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
         Ok(None)
     }

@@ -1,5 +1,5 @@
-//! Parses and verifies the structures of a quote that a peer sent: TPMS_ATTEST, TPMT_SIGNATURE (TCG, "Trusted Platform Module Library",
-//! part 2).
+//! Parses and verifies the structures of a quote that a peer sent: TPMS_ATTEST, TPMT_SIGNATURE
+//! (TCG, "Trusted Platform Module Library", part 2).
 
 pub use attest::key::*;
 use base::bytes::Reader;
@@ -14,15 +14,17 @@ use ring::signature::{
 const GENERATED: u32 = 0xff54_4347;
 /// TPM_ST_ATTEST_QUOTE (§6.9).
 const ATTEST_QUOTE: u16 = 0x8018;
-/// TPM_RH_OWNER, TPM_RH_ENDORSEMENT and TPM_RH_PLATFORM (§7.4): the hierarchies of attestation keys. The last is only the firmware's.
+/// TPM_RH_OWNER, TPM_RH_ENDORSEMENT and TPM_RH_PLATFORM (§7.4): the hierarchies of attestation
+/// keys. Only the firmware can use the last one.
 const HIERARCHIES: [u32; 3] = [0x4000_0001, 0x4000_000b, 0x4000_000c];
 
 /// An attestation key as a verifier uses it.
 pub trait Signed {
-    /// Returns whether `signature` (TPMT_SIGNATURE, §11.3.4) is a signature of this key over `message`.
+    /// Returns whether `signature` (TPMT_SIGNATURE, §11.3.4) is a signature of this key over
+    /// `message`.
     fn signed(&self, message: &[u8], signature: &[u8]) -> bool;
-    /// Returns the hash over `parts` with the algorithm that the key signs: the digest of the registers in a quote has it (part 3
-    /// §18.4).
+    /// Returns the hash over `parts` with the key's hash algorithm: a quote's digest of the
+    /// registers uses it (part 3 §18.4).
     fn digest(&self, parts: &[&[u8]]) -> digest::Digest;
 }
 
@@ -68,7 +70,8 @@ fn rsa_signed(hash: u16, modulus: &[u8], message: &[u8], rest: &mut Reader<'_>) 
     Some(key.verify(algorithm, message, rest.tpm2b()?).is_ok())
 }
 
-/// Verifies an ECDSA signature (TPMS_SIGNATURE_ECC: r and s, from which a TPM may omit leading zeros). `None` if it is truncated.
+/// Verifies an ECDSA signature (TPMS_SIGNATURE_ECC: r and s, from which a TPM may omit leading
+/// zeros). `None` if it is truncated.
 fn ecc_signed(curve: &Curve, point: &[u8], message: &[u8], rest: &mut Reader<'_>) -> Option<bool> {
     let algorithm: &'static dyn VerificationAlgorithm = match curve.id {
         CURVE_P256 => &ECDSA_P256_SHA256_FIXED,
@@ -136,8 +139,9 @@ impl<'a> Attest<'a> {
         })
     }
 
-    /// Returns whether the Qualified Name of the signer is that of a primary key with this TPMT_PUBLIC (part 1 §16). The TPM signs the
-    /// Qualified Name, so nobody can give its key another encoding, and thus the machine another name.
+    /// Returns whether the Qualified Name of the signer is that of a primary key with this
+    /// TPMT_PUBLIC (part 1 §16). The TPM signs the Qualified Name, so nobody can encode its key in
+    /// another way to give the machine another name.
     pub fn is_signed_by(&self, public: &[u8]) -> bool {
         let name = |bytes: &[u8]| {
             let hash = digest::digest(&digest::SHA256, bytes);

@@ -1,5 +1,5 @@
-//! What the variants of SEV-SNP have in common: the check of the signature on the chip's report, and of what the report proves. `attest`
-//! describes the instance info, which has the report.
+//! What the SEV-SNP variants share: the check of the signature on the chip's report, and of the
+//! report's content. `attest` describes the instance info, which contains the report.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use super::sources::Sources;
 use super::{PlatformClaims, Policy, PolicyError};
 use proto::attested::Collateral;
 
-/// Maximum number of certificates that a machine sends beside that of its chip: ASK and ARK.
+/// Maximum number of certificates that a machine sends in addition to its chip's: ASK and ARK.
 const MAX_CHAIN: usize = 2;
-/// Why a report is not judged for which there is no certificate of the chip.
+/// Why a report without a certificate of its chip is not judged.
 const NO_LEAF: &str = "nobody has the certificate of the chip";
 
-/// Returns the certificates above that of the chip's key that the machine sent.
+/// Returns the certificates that the machine sent, without the one of the chip's key.
 fn sent_chain(info: &InstanceInfo) -> Result<Vec<Vec<u8>>, String> {
     let chain = info.cert_chain.as_ref();
     chain.map_or(Ok(vec![]), |chain| several(&chain.0))
 }
 
-/// What the judgement of a report needs beside it.
+/// The collateral for the judgement of a report.
 struct Needed {
     /// The certificate of the chip's or the cloud's key that the machine sent.
     sent: Option<Vec<u8>>,
@@ -49,7 +49,7 @@ impl Needed {
                 Product::of(cpuid).ok_or_else(|| format!("no known product has {cpuid}"))?
             }
             (None, Some(leaf)) => Certificate::parse(leaf)?.product,
-            // later chips have later reports
+            // newer chips have newer report versions
             (None, None) => Product::Milan,
         };
         Ok(Needed {
@@ -59,7 +59,7 @@ impl Needed {
         })
     }
 
-    /// Returns what the sources have.
+    /// Returns the collateral that the sources have.
     fn fetch(&self, report: &Report, sources: &dyn Sources) -> Result<Arc<Fetched>, String> {
         match self.sent {
             Some(_) => sources.snp_authority(self.product, self.signer),
@@ -68,7 +68,7 @@ impl Needed {
     }
 }
 
-/// Returns what validators of a document need beside it, as these sources have it; nothing if they have not.
+/// Returns the collateral for a document, or `None` if these sources do not have it.
 pub fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> {
     let document: Document = serde_json::from_slice(document).ok()?;
     let info: InstanceInfo = serde_json::from_slice(&document.instance_info?.0).ok()?;
@@ -83,16 +83,16 @@ pub fn collateral(document: &[u8], sources: &dyn Sources) -> Option<Collateral> 
     })
 }
 
-/// A root that counts, with the certificates below it that machines need not send.
+/// A trusted root, with the certificates below it that machines need not send.
 struct Authority {
-    /// The product; `None` for a root of the policy, which may be that of any product.
+    /// The product; `None` for a root in the policy, which may belong to any product.
     product: Option<Product>,
     root: Vec<u8>,
     between: Vec<Vec<u8>>,
 }
 
 impl Authority {
-    /// Returns whether the root counts for machines of this product.
+    /// Returns whether the root is trusted for machines of this product.
     fn is_of(&self, product: Product) -> bool {
         self.product.is_none_or(|of| of == product)
     }
@@ -113,8 +113,8 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Makes a judge by a policy. AMD's roots count; with `amdRootKey` only that one, which may be another root, with `amdSigningKey` below
-    /// it.
+    /// Makes a judge by a policy. AMD's roots are trusted; with `amdRootKey` only that one, which
+    /// may be another root, with `amdSigningKey` below it.
     pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
         Ok(Hardware {
             authorities: authorities(policy).map_err(PolicyError)?,
@@ -124,19 +124,20 @@ impl Hardware {
         })
     }
 
-    /// Returns whether the policy accepts only firmware that it knows, or that Microsoft vouches for, or chips of which it names each.
+    /// Returns whether the policy limits the firmware (by measurement, signer or MAA) or lists each
+    /// chip.
     pub fn pins_firmware(&self) -> bool {
         let signer = self.policy.snp().firmware_signer_config.as_ref();
         let knows_signers = signer.is_some_and(|it| match it.enforcement_policy {
             Enforcement::WarnOnly => false,
             Enforcement::Equal => !it.accepted_key_digests.is_empty(),
-            // whom it does not name is refused without Microsoft's word
+            // a signer that the policy does not list is refused without MAA's token
             Enforcement::MaaFallback => true,
         });
         knows_signers || self.demands.pins_firmware()
     }
 
-    /// Returns what the report of a machine proves, if it is over these bytes.
+    /// Returns what a machine's report proves, if its REPORT_DATA are these bytes.
     pub fn judge(
         &self,
         info: &InstanceInfo,
@@ -157,7 +158,8 @@ impl Hardware {
         self.judge_report(&report, info)
     }
 
-    /// Returns what the report of a machine proves, whose REPORT_DATA and whose firmware's signer the caller has compared.
+    /// Returns what a machine's report proves. The caller has already checked its REPORT_DATA and
+    /// the firmware's signer.
     pub fn judge_report(
         &self,
         report: &Report,
@@ -183,7 +185,8 @@ impl Hardware {
         self.under_a_root(report, product, leaf, &between, &list)
     }
 
-    /// Returns the certificates by which a report was accepted, from that of the chip's key to the root, in PEM.
+    /// Returns the certificates with which a report was accepted, in PEM, from the one of the
+    /// chip's key up to the root.
     pub fn certificates(&self, report: &Report, info: &InstanceInfo) -> Result<Vec<u8>, String> {
         let needed = Needed::of(report, info)?;
         let leaf = match needed.sent {
@@ -215,8 +218,9 @@ impl Hardware {
         Err(no_root(needed.product))
     }
 
-    /// Checks a report whose chip's certificate is not there. Anybody can write a report that names a chip, so its certificate is fetched only
-    /// if the machine would be accepted with it.
+    /// Checks a report for which no certificate of the chip is available. Anybody can write a
+    /// report that names a chip, so its certificate is fetched only if the machine would be
+    /// accepted with it.
     fn check_before_fetching(&self, report: &Report, needed: &Needed) -> Result<(), String> {
         if needed.signer == Signer::Vlek {
             return Err(
@@ -230,7 +234,8 @@ impl Hardware {
         snp::check_claims(report, product, &self.demands)
     }
 
-    /// Accepts a chip for which no list of revoked certificates counts, unless the list is demanded.
+    /// Accepts a chip without a valid list of revoked certificates, unless the policy requires the
+    /// list.
     fn accept_without_list(&self, why: &str) -> Result<(), String> {
         let is_demanded = match self.demands.revocation_list {
             RevocationList::Required => true,
@@ -246,7 +251,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// Judges a report by the first root and certificate between that lead to the chip.
+    /// Judges a report with the first root and intermediate certificate that lead to the chip.
     fn under_a_root(
         &self,
         report: &Report,
@@ -258,7 +263,7 @@ impl Hardware {
         let (mut refusal, now) = (None, UnixTime::now());
         let counting = self.authorities.iter().filter(|one| one.is_of(product));
         for authority in counting {
-            // a list that is not the root's proves nothing, whoever brought it
+            // a list that the root did not sign proves nothing, whoever sent it
             let list = list.clone().and_then(|list| {
                 check_list(list, &authority.root, now)?;
                 Ok(list)
@@ -278,7 +283,8 @@ impl Hardware {
                         claims.signed_by = format!("{}, {}", authority.name(), claims.signed_by);
                         return Ok(claims);
                     }
-                    // another certificate may be the right one; what is wrong under the right one says more
+                    // Keep trying. Remember this error: if the issuer matched, it is the useful
+                    // one.
                     Err(another) if refusal.is_none() || !another.is_unrelated => {
                         refusal = Some(another);
                     }
@@ -337,7 +343,7 @@ fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {
     Ok(authorities)
 }
 
-/// Returns the only certificate in PEM.
+/// Returns the certificate in PEM; there must be exactly one.
 fn only(pem: &[u8]) -> Result<Vec<u8>, String> {
     match <[Vec<u8>; 1]>::try_from(several(pem)?) {
         Ok([one]) => Ok(one),

@@ -6,8 +6,8 @@ use super::policy::PolicyError;
 use super::sources::Sources;
 use super::{Composite, Evidence, Identified, Policy, Stage, ValidateError, Validator, Variant};
 
-/// Returns the validator of a policy for machines at any stage. It reports the stage ([`Identified::stage`]) if the policy has
-/// registers that differ between the stages.
+/// Returns the validator of a policy for machines at any stage. It reports the stage
+/// ([`Identified::stage`]) if the policy has registers that differ between the stages.
 pub fn validator_at_any_stage(
     variant: &Variant,
     policy: Policy,
@@ -30,12 +30,12 @@ struct AtAnyStage {
 }
 
 impl Composite for AtAnyStage {
-    /// The stages do not differ in the keys that are accepted.
+    /// The accepted keys are the same at each stage.
     fn lead(&self) -> Arc<dyn Validator> {
         self.booted.clone()
     }
 
-    /// Returns what the validator of one of the stages identifies.
+    /// Returns what the validator of one of the stages returns.
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         let at = |validator: &Arc<dyn Validator>, stage| {
             evidence

@@ -1,4 +1,4 @@
-//! What the variants with TDX have in common: the judgement of a quote, and Intel's collateral.
+//! What the TDX variants share: the judgement of a quote, and Intel's collateral.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,7 +20,8 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Makes a judge by a policy. Intel's root counts; with `intelRootKey` only that one, which may be another root.
+    /// Makes a judge by a policy. Intel's root is trusted; with `intelRootKey` only that one, which
+    /// may be another root.
     pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
         let verifier = match policy.old_tdx().root().map_err(PolicyError)? {
             Some(root) => root,
@@ -44,7 +45,8 @@ impl Hardware {
         Hardware { clock, ..self }
     }
 
-    /// Returns what a quote proves. `sent` is the collateral that the machine sent; what the sources have comes first.
+    /// Returns what a quote proves. `sent` is the collateral that the machine sent; the collateral
+    /// of the sources has priority.
     pub fn judge(
         &self,
         quote: Quote<'_>,
@@ -67,7 +69,8 @@ impl Hardware {
         Ok(claims)
     }
 
-    /// Returns collateral that is not at hand. A stranger's quote must not make this program fetch any, so what needs none comes first.
+    /// Returns collateral that is not cached. A stranger's quote must not cause a request, so
+    /// checks that need no collateral come first.
     fn fetch(&self, quote: &Quote<'_>, now: u64) -> Result<Arc<Collateral>, String> {
         if self.sources.fetches() {
             let signer = self.verifier.signed_platform(quote, now)?;
@@ -77,7 +80,8 @@ impl Hardware {
     }
 }
 
-/// Returns Intel's collateral of the platform of a quote, as a peer brings it, if these sources have it.
+/// Returns Intel's collateral for the platform of a quote in the form in which a peer sends it, or
+/// `None` if these sources do not have it.
 pub(super) fn collateral_of(quote: &[u8], sources: &dyn Sources) -> Option<Brought> {
     let quote = Quote::parse(quote).ok()?;
     let collateral = sources.tdx_collateral(&quote).ok()?;

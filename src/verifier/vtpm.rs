@@ -1,6 +1,8 @@
-//! What the variants with a TPM have in common: the validator of their document. `attest` describes the document and makes it.
+//! What the variants with a TPM share: the validator of their document. `attest` describes the
+//! document and makes it.
 //!
-//! What differs is in the file of the variant: what endorses the attestation key. [`Endorser`] judges it.
+//! The file of each variant has the difference: the evidence that endorses the attestation key.
+//! [`Endorser`] judges it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,21 +24,24 @@ use tpm::{Bank, CLUSTER_ID_PCR, Endorsement, Tpm};
 
 /// Maximum size of the user data in bytes; attested TLS uses 32 bytes.
 const MAX_USER_DATA: usize = 1024;
-/// Maximum length of an error of serde_json in a log line: it repeats unexpected input of any length.
+/// Maximum length of an error of serde_json in a log line: it repeats unexpected input of any
+/// length.
 const SHOWN_ERROR: usize = 160;
 
-/// Judges what endorses the attestation key of a machine.
+/// Judges the evidence that endorses a machine's attestation key.
 pub trait Endorser: Send + Sync {
     /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
-    /// Returns whether evidence that [`Endorser::endorse`] accepts proves that the attestation key is in the TPM that measured the machine.
-    /// If not, whoever has such a platform can have a key of his own endorsed, and claim any register.
+    /// Returns whether evidence that [`Endorser::endorse`] accepts proves that the attestation key
+    /// is in the TPM that measured the machine. If not, anybody with such a platform can get a
+    /// self-made key endorsed and claim any register values.
     fn endorses_keys(&self) -> bool;
-    /// Returns what the evidence proves about the platform of the machine; `None` if nothing endorses the attestation key. The
-    /// quote, its nonce and the registers are already verified. An error says why the evidence is refused.
+    /// Returns what the evidence proves about the platform of the machine; `None` if nothing
+    /// endorses the attestation key. The quote, its nonce and the registers are already verified.
+    /// An error says why the evidence is refused.
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String>;
-    /// Asks the cloud for what the evidence does not prove, and adds it to the claims. It comes last: only a machine that is accepted
-    /// by all else causes a request.
+    /// Asks the cloud for claims that the evidence does not contain. It comes last: only a machine
+    /// that passed all other checks causes a request.
     fn confirm(
         &self,
         _evidence: &Evidence<'_>,
@@ -54,13 +59,14 @@ pub struct Evidence<'a> {
     pub spki: Vec<u8>,
     /// SHA-256 over user data and nonce.
     pub extra_data: [u8; 32],
-    /// What [`Machine::instance_info`] returned; the quote covers it.
+    /// The instance info, which the quote covers.
     pub instance_info: &'a [u8],
-    /// The certificate of the attestation key (DER), which nothing signs but its issuer; empty if the document has none.
+    /// The certificate of the attestation key (DER), signed only by its issuer; empty if the
+    /// document has none.
     pub key_certificate: &'a [u8],
     /// The quoted SHA-256 PCRs.
     pub pcrs: &'a BTreeMap<u32, Vec<u8>>,
-    /// The event log, which nothing signs.
+    /// The event log, which is not signed.
     pub event_log: &'a [u8],
     document: &'a Document,
     nonce: &'a [u8],
@@ -97,7 +103,8 @@ impl Validator {
         Validator { policy, endorser }
     }
 
-    /// Judges a document. `certified` is the Name of the peer's key, if a root of the policy certifies that it is in a TPM.
+    /// Judges a document. `certified` is the Name of the peer's key, if a root of the policy
+    /// certifies that it is in a TPM.
     fn check(
         &self,
         document: &[u8],
@@ -123,7 +130,7 @@ impl Validator {
             ));
         }
         let values = quoted_values(&document, nonce, Bank::Sha256)?;
-        // whatever the policy says; evidence that is only shown to a person is not refused
+        // evidence that is only shown to a person is never refused, whatever the policy says
         if !self.policy.without_words {
             check_bank(&values)?;
         }
@@ -166,8 +173,8 @@ impl Validator {
         })
     }
 
-    /// Checks the attestation key against the policy. A key that a platform endorses needs no mention; a policy that names keys or
-    /// roots demands one of them beside the endorsement.
+    /// Checks the attestation key against the policy. A key that a platform endorses need not be
+    /// listed; but if the policy lists keys or roots, it requires both.
     fn check_key(
         &self,
         key: &KeyName,
@@ -215,8 +222,8 @@ impl super::Validator for Validator {
             .map_err(|why| ValidateError(why.into()))
     }
 
-    /// Refuses every key that the policy does not name, if the policy names roots: the crate `endorsement` verifies certificates, and
-    /// not every program has it.
+    /// If the policy names roots, refuses every key that it does not list: the crate `endorsement`
+    /// verifies certificates, and not every program has it.
     fn challenge(
         &self,
         key: &[u8],
@@ -257,8 +264,8 @@ impl super::Validator for Validator {
     }
 }
 
-/// Returns the PCRs of a bank in a document: only the values of the quote whose signature, nonce and digest were verified. Quotes
-/// of other banks are ignored.
+/// Returns the PCRs of a bank in a document, but only the values in the quote whose signature,
+/// nonce and digest were verified. Quotes of other banks are ignored.
 fn quoted_values(
     document: &Document,
     nonce: &[u8],
@@ -297,7 +304,8 @@ fn quoted_values(
         .by_number()
         .ok_or("the document names a PCR that does not exist")?;
     let values_in_order: Vec<&[u8]> = values.values().map(Vec::as_slice).collect();
-    // each value must have its length: else bytes could move between values without a change of the concatenation
+    // each value must have its length: otherwise bytes could move between values without changing
+    // the concatenation
     if attest.bank != bank as u16
         || !attest.pcrs.iter().eq(values.keys())
         || values_in_order.iter().any(|value| value.len() != length)
@@ -329,8 +337,8 @@ fn mismatch(index: u32, measurement: &Measurement, got: Option<&[u8]>, log: &[u8
     }
 }
 
-/// Returns the SHA-256 PCRs of this machine, which is at `stage`. The event log explains which values they had in the initramfs, or will
-/// have in the booted system.
+/// Returns the SHA-256 PCRs of this machine, which is at `stage`. The event log explains which
+/// values they had in the initramfs, or will have in the booted system.
 pub fn measure(location: &tpm::Location, stage: Stage) -> Result<Measured, tpm::Error> {
     let pcrs = Tpm::open(location)?.pcrs(Bank::Sha256)?;
     // the log is that of this machine's own TPM

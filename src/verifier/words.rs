@@ -1,7 +1,8 @@
-//! The words of a policy. They are checked before any value is read, at every depth: an unknown word, a word that appears twice, and a
-//! `null` or an empty list in the place of a requirement are errors, because the requirement that its author meant would not be in force.
+//! The member names and keywords (words) of a policy. They are checked before any value is read, at
+//! every depth. An unknown word, a word that appears twice, and `null` or an empty list in place of
+//! a requirement are errors: otherwise a requirement that the author meant would not be in force.
 //!
-//! Every word of the reference system is known and enforced. None is ignored.
+//! Every word of Constellation's policies is known and enforced. None is ignored.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,8 +12,9 @@ use serde_json::Value;
 
 use base::text::quoted;
 
-/// All words. The word "" stands for any, such as the number of a register. A list has the words of its entries. `[]` may be empty: then
-/// `Equal` accepts no signer, and `MAAFallback` asks about each.
+/// All words. The word "" stands for any name, such as the number of a register. A list allows the
+/// words of its entries. `[]` may be empty: then `Equal` accepts no signer, and `MAAFallback` asks
+/// about each.
 const WORDS: &str = r#"{
 "variant":0,"name":0,"require":0,"acpiTables":0,"requireConfinedAcpi":0,"attestationKeys":0,"endorsementRoots":0,
 "measurements":{"":{"expected":0,"warnOnly":0}},"initramfs":{"":{"expected":0,"warnOnly":0}},
@@ -27,14 +29,15 @@ const WORDS: &str = r#"{
 "bootloaderVersion":0,"teeVersion":0,"snpVersion":0,"microcodeVersion":0,
 "firmwareSignerConfig":{"acceptedKeyDigests":[],"enforcementPolicy":0,"maaURL":0},"amdRootKey":0,"amdSigningKey":0}"#;
 
-/// Checks the words of a policy. An error names the path of the word, such as `snp.floors[0].minimum.bootloder`.
+/// Checks the words of a policy. An error names the path of the word, such as
+/// `snp.floors[0].minimum.bootloder`.
 pub fn check(policy: &str) -> Result<(), serde_json::Error> {
     let mut json = serde_json::Deserializer::from_str(policy);
     let (words, path) = (&serde_json::from_str(WORDS)?, "");
     Place { words, path }.deserialize(&mut json)
 }
 
-/// A place in a policy, and what may be there.
+/// A position in a policy, and the words that are allowed there.
 struct Place<'a> {
     words: &'a Value,
     path: &'a str,
@@ -102,7 +105,8 @@ impl<'de> Visitor<'de> for Place<'_> {
         Ok(())
     }
 
-    /// A text may stand for an object, such as the value of a register: the reader of the values decides.
+    /// A string may stand for an object, such as the value of a register: the code that reads the
+    /// values checks it.
     fn visit_str<E: Error>(self, _text: &str) -> Result<(), E> {
         Ok(())
     }
@@ -116,7 +120,7 @@ impl Place<'_> {
         ))
     }
 
-    /// Returns the end of the error about an unknown word: the known word whose beginning and end are most alike.
+    /// Returns the end of the error about an unknown word: the most similar known word.
     fn nearest(&self, unknown: &str) -> String {
         let same = |(a, b): &(char, char)| a.eq_ignore_ascii_case(b);
         let likeness = |known: &str| {
@@ -288,11 +292,11 @@ mod tests {
                 "{error}"
             );
         }
-        // an image may be called like this field
+        // an image may have the same name as this field
         Policy::from_json(&policy(r#","name":"latest""#)).unwrap();
     }
 
-    /// Policies as the reference system writes them for each variant.
+    /// Policies as Constellation writes them for each variant.
     #[test]
     fn policies_of_the_reference_system_are_read_as_they_are() {
         let registers = |digits: usize| {
@@ -377,7 +381,7 @@ mod tests {
         }
     }
 
-    /// The table has the words that the readers of values know, no more and no fewer.
+    /// The table has exactly the words that the code that reads values knows.
     #[test]
     fn the_words_are_those_that_are_read() {
         fn known<T: serde::de::DeserializeOwned>() -> BTreeSet<String> {
