@@ -1,4 +1,4 @@
-//! The values of demands in JSON.
+//! The JSON forms of values in requirements.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -13,7 +13,7 @@ pub struct Number(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Digits<const N: usize>(pub [u8; N]);
 
-/// Returns whether a value is not written, as an absent one means the same.
+/// Returns whether the field has its default value and is left out.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -1,6 +1,7 @@
-//! Evidence of confidential hardware: reports and quotes of AMD SEV-SNP and Intel TDX, the certificates that sign them, and what
-//! an operator can demand of them. Everything takes bytes and a time and returns values. The crate `tee` reads the evidence of this machine
-//! from its kernel.
+//! Evidence of confidential hardware: reports and quotes of AMD SEV-SNP and Intel TDX, the
+//! certificates that sign them, and the requirements that an operator can have for them. All
+//! functions take bytes and a time, and return values. The crate `tee` gets the evidence of this
+//! machine from its kernel.
 
 pub mod json;
 mod list;

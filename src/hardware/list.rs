@@ -1,4 +1,5 @@
-//! Lists of revoked certificates (CRL, RFC 5280 §5): what the library that looks certificates up in them does not check.
+//! Lists of revoked certificates (CRL, RFC 5280 §5): the checks that the library for lookups does
+//! not do.
 
 use std::time::UNIX_EPOCH;
 
@@ -8,15 +9,15 @@ use webpki::{BorrowedCertRevocationList, CertRevocationList};
 /// Maximum size of a list in bytes.
 const MAX_LIST: usize = 256 << 10;
 
-/// What a list of revoked certificates (RFC 5280 §5.1) says of itself.
+/// The fields of a list of revoked certificates (RFC 5280 §5.1).
 pub(crate) struct List<'a> {
     /// The name of its issuer, the content of the SEQUENCE.
     pub issuer: &'a [u8],
     /// When it was issued, in seconds since 1970.
     pub issued: u64,
-    /// The last second of its validity since 1970.
+    /// The last second of its validity, in seconds since 1970.
     pub until: u64,
-    /// What is signed, with tag and length.
+    /// The signed bytes, with tag and length.
     pub signed: &'a [u8],
     /// The algorithm of the signature, the content of the SEQUENCE.
     pub algorithm: &'a [u8],
@@ -25,8 +26,9 @@ pub(crate) struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    /// Reads a list that is valid already, also for the library that looks certificates up in it. Its end and its signature are not
-    /// checked. `name` is its name in messages.
+    /// Reads a list whose validity has begun; also returns it in the form of the library for
+    /// lookups. Its expiry and its signature are not checked. `name` is the list's name in
+    /// messages.
     pub fn read(
         der: &'a [u8],
         name: &str,
@@ -81,7 +83,7 @@ impl<'a> List<'a> {
 fn seconds(tag: u8, time: &[u8]) -> Option<u64> {
     let time = std::str::from_utf8(time).ok()?;
     let time = match tag {
-        // a year below 50 is of this century, and others are of a time before these lists
+        // UTCTime: 00-49 means 20xx. 50-99 (19xx) is older than any such list.
         UTC_TIME if time.get(..2)? < "50" => format!("20{time}"),
         GENERALIZED_TIME => time.into(),
         _ => return None,

@@ -1,4 +1,5 @@
-//! The certificate of the key that signs reports, with AMD's extensions (57230 §3): product, versions, chip, cloud.
+//! The certificate of the key that signs reports, with AMD's extensions (57230 §3): product,
+//! versions, chip, cloud.
 
 use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET, context,
@@ -17,21 +18,21 @@ const EXTENSIONS: u8 = context(3);
 const AMD: &[u8] = &[0x2b, 6, 1, 4, 1, 0x9c, 0x78, 1];
 /// commonName, 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
-/// An EC public key on P-384 up to the point (RFC 5480): the two identifiers.
+/// The beginning of an EC public key on P-384, before the point (RFC 5480): the two identifiers.
 const P384: &[u8] = &[
     0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x22,
 ];
-/// Length in bytes of a point on P-384 with its first byte, which says that it is not compressed.
+/// Length in bytes of a point on P-384, with the first byte, which means "uncompressed".
 const POINT: usize = 97;
 /// Maximum length of the name of a cloud.
 const MAX_CSP: usize = 128;
 
-/// A VCEK or VLEK certificate. Nothing says yet who issued it.
+/// A VCEK or VLEK certificate. Its issuer is not verified yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
-    /// Which key it certifies, by the name of its subject.
+    /// The kind of key that it certifies, by the name of its subject.
     pub signer: Signer,
-    /// The product, by the extension.
+    /// The product, from the extension.
     pub product: Product,
     /// The versions for which the key was derived.
     pub tcb: Tcb,
@@ -41,11 +42,11 @@ pub struct Certificate {
     pub csp: Option<String>,
     /// The common name of the issuer.
     pub issuer: String,
-    /// The point of the key.
+    /// The point of the public key.
     key: [u8; POINT],
 }
 
-/// What the extensions contain, as far as it was read.
+/// The extensions that have been read so far.
 #[derive(Default)]
 struct Extensions {
     product: Option<String>,
@@ -146,7 +147,8 @@ impl Extensions {
     /// Stores the value of an extension; `None` if it is malformed or a repetition.
     fn add(&mut self, tail: &[u8], value: &[u8]) -> Option<()> {
         let is_new = match *tail {
-            // the version of the structure differs between products, and the other extensions tell them apart
+            // the version of this structure differs between products, and other extensions already
+            // distinguish them
             [1] => true,
             [2] => self.product.replace(ia5(value)?).is_none(),
             [3, part] => {

@@ -20,8 +20,8 @@ use crate::list::List;
 /// The name of the list in messages.
 const LIST: &str = "list of AMD's revoked certificates";
 
-/// The identifier of RSASSA-PSS with SHA-384 as AMD writes it: with the field trailerField, which DER omits because it has its
-/// default value. webpki compares identifiers byte for byte.
+/// The identifier of RSASSA-PSS with SHA-384 as AMD writes it: with the field trailerField, which
+/// DER omits because it has its default value. webpki compares identifiers byte for byte.
 const AMD_PSS_SHA384: &[u8] = &[
     0x06, 0x09, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0a, 0x30, 0x39, 0xa0, 0x0f, 0x30,
     0x0d, 0x06, 0x09, 0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02, 0x02, 0x05, 0x00, 0xa1, 0x1c,
@@ -30,11 +30,12 @@ const AMD_PSS_SHA384: &[u8] = &[
     0x30, 0xa3, 0x03, 0x02, 0x01, 0x01,
 ];
 
-/// The algorithms of AMD's certificates: its own form, and the form of DER, which the VCEK of a Turin has.
+/// The algorithms of AMD's certificates: its own form, and the form of DER, which the VCEK of a
+/// Turin has.
 static ALGORITHMS: &[&dyn SignatureVerificationAlgorithm] =
     &[&AmdPss, RSA_PSS_2048_8192_SHA384_LEGACY_KEY];
 
-/// The certificates that judge a report, each as DER.
+/// The certificates with which a report is verified, each as DER.
 #[derive(Debug, Clone, Copy)]
 pub struct Chain<'a> {
     /// VCEK or VLEK.
@@ -52,7 +53,7 @@ pub struct Chain<'a> {
 pub struct Refusal {
     /// The reason: a clause.
     pub why: String,
-    /// Whether the certificates do not belong together: others may.
+    /// Whether the certificates do not belong together; then other certificates may.
     pub is_unrelated: bool,
 }
 
@@ -63,18 +64,19 @@ impl From<String> for Refusal {
     }
 }
 
-/// What AMD's key distribution service has about a chip, each as DER; the cached form of a [`Chain`].
+/// The data of AMD's key distribution service about a chip, each as DER; the cached form of a
+/// [`Chain`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
     /// The VCEK; absent if the report's signer is a VLEK, which only the cloud has.
     pub leaf: Option<Vec<u8>>,
     /// ASK or ASVK.
     pub intermediate: Vec<u8>,
-    /// AMD's revocation list, or why it could not be had.
+    /// AMD's revocation list, or why it is missing.
     pub revoked: Result<Vec<u8>, String>,
 }
 
-/// Returns AMD's certificate of the authority between the root of a product and this key: the program has it.
+/// Returns AMD's CA certificate between the root of a product and this key; it is built in.
 pub fn authority(product: Product, signer: Signer) -> Option<&'static [u8]> {
     let root = match product {
         Product::Milan => &roots::AMD_MILAN,
@@ -86,7 +88,7 @@ pub fn authority(product: Product, signer: Signer) -> Option<&'static [u8]> {
     found.map(|one| one.der)
 }
 
-/// Returns the common name of the authority of a key.
+/// Returns the common name of the CA that certifies a key.
 fn authority_name(product: Product, signer: Signer) -> String {
     match signer {
         Signer::Vcek => format!("SEV-{product}"),
@@ -95,7 +97,8 @@ fn authority_name(product: Product, signer: Signer) -> String {
 }
 
 impl Chain<'_> {
-    /// Returns the certificate of the key that signs reports if it leads to the root and is valid at this time.
+    /// Returns the certificate of the key that signs reports if it leads to the root and is valid
+    /// at this time.
     pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<Certificate, Refusal> {
         let certificate = Certificate::parse(self.leaf)?;
         if certificate.signer != signer {
@@ -171,7 +174,8 @@ impl Chain<'_> {
     }
 }
 
-/// Checks that a list of revoked certificates is in force at this time, and that the root in this certificate signed it.
+/// Checks that a list of revoked certificates is in force at this time, and that the root in this
+/// certificate signed it.
 pub fn check_list(der: &[u8], root: &[u8], now: UnixTime) -> Result<(), String> {
     let root = CertificateDer::from(root);
     let anchor = webpki::anchor_from_trusted_cert(&root)
@@ -179,8 +183,8 @@ pub fn check_list(der: &[u8], root: &[u8], now: UnixTime) -> Result<(), String> 
     read_list(der, &anchor, now).map(drop)
 }
 
-/// Reads a list that is in force, and that the root signed. The library would leave out a list that says that it is for other kinds of
-/// certificates, without a look at its signature.
+/// Reads a list that is in force and that the root signed. The library would skip a list that says
+/// that it is for other kinds of certificates, and would not check its signature.
 fn read_list<'a>(
     der: &'a [u8],
     root: &TrustAnchor<'_>,
@@ -201,7 +205,8 @@ fn read_list<'a>(
     }
 }
 
-/// Returns whether a key signed a list; `None` if the key cannot be read. `key` is the content of a SubjectPublicKeyInfo.
+/// Returns whether a key signed a list; `None` if the key cannot be read. `key` is the content of a
+/// SubjectPublicKeyInfo.
 fn is_signed_by(list: &List<'_>, key: &[u8]) -> Option<bool> {
     let mut key = Reader::new(key);
     let of_key = key.expect(SEQUENCE).ok()?;

@@ -1,4 +1,4 @@
-//! What an operator demands of a report: the minimum versions as data, the rest by name.
+//! An operator's requirements for a report: the minimum versions as data, the others by name.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,18 +6,19 @@ use super::report::{Policy, Report};
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
 use crate::json::{Digits, Number, is_default};
 
-/// The demands. The default refuses what no operator wants (debugging, migration, a VMPL above 0, a provisional firmware) and
-/// demands no version.
+/// The demands. By default refuses what no operator wants (debugging, migration, a VMPL above 0,
+/// provisional firmware) and requires no minimum version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Demands {
-    /// The minimum of every chip.
+    /// The minimum for every chip.
     #[serde(skip)]
     pub minimum: Tcb,
-    /// Further minimums of the chips that they name; each that fits a chip counts, and a chip that none fits is refused.
+    /// Additional minimums for particular chips. Each one that matches a chip applies; if this list
+    /// is not empty, a chip that matches none is refused.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub floors: Vec<Floor>,
-    /// The minimum version of the ABI that the guest policy must demand: major, minor.
+    /// The minimum ABI version that the guest policy must require: major, minor.
     #[serde(skip_serializing_if = "is_default")]
     pub minimum_abi: (u8, u8),
     /// The minimum version of the guest.
@@ -29,13 +30,16 @@ pub struct Demands {
     /// Whether a migration agent may move the guest.
     #[serde(skip_serializing_if = "is_default")]
     pub allow_migration: bool,
-    /// Whether the guest may run with simultaneous multithreading; `true` also demands that the platform has it off.
+    /// Whether the guest may run with simultaneous multithreading; `true` also requires that it is
+    /// off on the platform.
     #[serde(skip_serializing_if = "is_default")]
     pub refuse_smt: bool,
-    /// Bits of the guest policy that must be 1 (RAPL_DIS 23, CIPHERTEXT_HIDING 24, PAGE_SWAP_DISABLE 25).
+    /// Bits of the guest policy that must be 1 (RAPL_DIS 23, CIPHERTEXT_HIDING 24,
+    /// PAGE_SWAP_DISABLE 25).
     #[serde(skip_serializing_if = "is_default")]
     pub policy_bits: Number,
-    /// Bits of the platform info that must be 1 (RAPL_DIS 3, CIPHERTEXT_HIDING_DRAM 4, ALIAS_CHECK_COMPLETE 5).
+    /// Bits of the platform info that must be 1 (RAPL_DIS 3, CIPHERTEXT_HIDING_DRAM 4,
+    /// ALIAS_CHECK_COMPLETE 5).
     #[serde(skip_serializing_if = "is_default")]
     pub platform_bits: Number,
     /// Bits of both mitigation vectors that must be 1.
@@ -59,21 +63,23 @@ pub struct Demands {
     /// The accepted digests of author keys; empty for every one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub author_keys: Vec<Digits<48>>,
-    /// What happens without AMD's list of revoked certificates: the caller, who may have the list, decides by it.
+    /// What happens without AMD's list of revoked certificates; the caller, who may have the list,
+    /// applies this.
     #[serde(skip_serializing_if = "is_default")]
     pub revocation_list: RevocationList,
 }
 
-/// What happens if AMD's list of revoked certificates cannot be had, or does not count.
+/// What happens if AMD's list of revoked certificates is missing or not valid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RevocationList {
-    /// The policy does not say it: as [`Required`](Self::Required) in a program that can fetch the list, else as
-    /// [`Optional`](Self::Optional).
+    /// The policy does not say it: like [`Required`](Self::Required) in a program that can fetch
+    /// the list, else like [`Optional`](Self::Optional).
     #[default]
     #[serde(skip)]
     Unsaid,
-    /// The machine is refused, also by a node, which has only the list that the machine brings.
+    /// Refuse the machine. A node refuses it too: it has only the revocation list that the peer
+    /// sent.
     Required,
     /// The machine is accepted with a warning.
     Optional,
@@ -101,7 +107,7 @@ impl Chip {
     }
 }
 
-/// A minimum of some chips.
+/// A minimum for some chips.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Floor {
@@ -118,7 +124,8 @@ pub struct Floor {
 }
 
 impl Floor {
-    /// Returns whether this floor is that of a chip. Without the CPUID, which a report of version 2 lacks, only a floor of the whole product is.
+    /// Returns whether this minimum applies to a chip. Without the CPUID, which a report of version
+    /// 2 lacks, only a minimum for the whole product applies.
     fn fits(&self, product: Product, cpuid: Option<Cpuid>) -> bool {
         let is = |wanted: Option<u8>, got: Option<u8>| wanted.is_none() || wanted == got;
         self.product == product
@@ -128,15 +135,15 @@ impl Floor {
 }
 
 impl Demands {
-    /// Returns whether only firmware is accepted that the policy knows by itself or by its signer, or chips of which it names each.
+    /// Returns whether the policy pins the firmware, its signer, or the chips.
     pub fn pins_firmware(&self) -> bool {
         let signers = self.id_keys.iter().chain(&self.author_keys);
         let known = signers.chain(&self.launch_measurements).next().is_some();
         known || !self.chips.is_empty()
     }
 
-    /// Returns the minimum that applies to the chip, or the first demand that is not met. `chip` and `cloud` are those of the key that signed
-    /// the report.
+    /// Returns the minimum that applies to the chip, or the first requirement that is not met.
+    /// `chip` and `cloud` are those of the key that signed the report.
     pub fn check(
         &self,
         report: &Report,
@@ -281,7 +288,8 @@ impl Demands {
     }
 }
 
-/// Refuses a provisional firmware: the host can still go back to what it committed, and never runs less than that.
+/// Refuses provisional firmware: the host can still return to the committed version, and never runs
+/// less than that.
 fn check_order(report: &Report, tcbs: &Tcbs) -> Result<(), String> {
     for (name, tcb) in [
         ("COMMITTED_TCB", tcbs.committed),

@@ -1,9 +1,12 @@
-//! AMD SEV-SNP: the report that the firmware of a chip signs about a guest, and the certificates that lead from the chip to AMD.
+//! AMD SEV-SNP: the report that the firmware of a chip signs about a guest, and the certificates
+//! that lead from the chip to AMD.
 //!
-//! In the order in which evidence is judged: [`report`] and [`certificate_table`] read what the machine sends, [`certificate`] and
-//! [`chain`] say who signed it, [`tcb`] compares versions, [`demands`] is what an operator requires. [`verify`] does all of it.
+//! In the order of a judgement: [`report`] and [`certificate_table`] read what the machine sends,
+//! [`certificate`] and [`chain`] verify who signed it, [`tcb`] compares versions, [`demands`] has
+//! the operator's requirements. [`verify`] does all of it.
 //!
-//! Structures: AMD 56860 "SEV Secure Nested Paging Firmware ABI" and 57230 "VCEK Certificate and KDS Interface".
+//! Structures: AMD 56860 "SEV Secure Nested Paging Firmware ABI" and 57230 "VCEK Certificate and
+//! KDS Interface".
 
 pub mod certificate;
 pub mod chain;
@@ -21,8 +24,9 @@ use demands::Demands;
 use report::{Report, Signer};
 use tcb::Product;
 
-/// Returns what a report proves, if the chip that signed it leads to AMD and the report meets the demands. The caller compares
-/// [`Report::report_data`] with what must be bound, and adds the name of the root to the signers.
+/// Returns what a report proves, if its chip's certificate leads to AMD and the report meets the
+/// requirements. The caller checks [`Report::report_data`], and adds the name of the root to the
+/// signers.
 pub fn verify(
     report: &Report,
     chain: &Chain<'_>,
@@ -45,8 +49,9 @@ pub fn verify(
     Ok(claims(report, &certificate, product, &tcbs, minimum))
 }
 
-/// Checks what a report says against the demands, before the certificate of its chip (VCEK) is there. Nothing of the report is verified.
-/// Whoever fetches the certificate for a stranger does this first: then no report makes a request that cannot lead to its acceptance.
+/// Checks the content of a report against the requirements, before the certificate of its chip
+/// (VCEK) is available. Nothing in the report is verified. A program that fetches the certificate
+/// for a stranger calls this first: then no report causes a request if it would be refused anyway.
 pub fn check_claims(report: &Report, product: Product, demands: &Demands) -> Result<(), String> {
     let tcbs = report.tcbs(product)?;
     let chip = report.chip(product)?;
@@ -70,7 +75,7 @@ fn product(report: &Report, certificate: &Certificate) -> Result<Product, String
     }
 }
 
-/// Checks that the certificate is that of the chip of the report. A VLEK names no chip.
+/// Checks that the certificate belongs to the chip in the report. A VLEK belongs to no chip.
 fn check_chip(report: &Report, certificate: &Certificate, product: Product) -> Result<(), String> {
     let masked = report.chip_id == [0; 64];
     let Some(chip) = &certificate.chip else {
@@ -122,7 +127,7 @@ fn claims(
     if let Some(csp) = &certificate.csp {
         properties.push(("CSP_ID", csp.clone()));
     }
-    // the certificate of a VCEK names the chip even where the report masks it
+    // a VCEK certificate names the chip even if the report masks it
     let chip = certificate.chip.as_deref().map(crate::hex);
     PlatformClaims {
         technology: format!("AMD SEV-SNP ({product})"),

@@ -36,7 +36,7 @@ const PLATFORM_BITS: [(u32, &str); 8] = [
     (7, "TIO_EN"),
 ];
 
-/// A report that is well-formed. Nothing says yet who signed it.
+/// A well-formed report. Its signer is not verified yet.
 #[derive(Clone)]
 pub struct Report {
     /// The received bytes: the signature covers reserved bits, too.
@@ -45,7 +45,7 @@ pub struct Report {
     pub version: u32,
     /// The version of the guest, from its ID block.
     pub guest_svn: u32,
-    /// What the guest allowed at its launch.
+    /// The guest policy: what the guest allowed at its launch.
     pub policy: Policy,
     /// The family of the guest, from its ID block.
     pub family_id: [u8; 16],
@@ -60,7 +60,7 @@ pub struct Report {
     pub report_data: [u8; 64],
     /// The launch digest.
     pub measurement: [u8; 48],
-    /// What the host bound at the launch.
+    /// The data that the host bound at the launch.
     pub host_data: [u8; 32],
     /// SHA-384 of the key that signed the ID block; zero without one.
     pub id_key_digest: [u8; 48],
@@ -163,7 +163,8 @@ impl Report {
         &self.bytes[SIGNED]
     }
 
-    /// Returns the signature as ring expects it: r ‖ s, each 48 bytes, big endian; `None` if a number is longer.
+    /// Returns the signature as ring expects it: r ‖ s, each 48 bytes, big endian; `None` if a
+    /// number is longer.
     pub fn signature(&self) -> Option<[u8; 96]> {
         let mut signature = [0; 96];
         for (half, offset) in signature.chunks_exact_mut(48).zip([0x2a0, 0x2e8]) {
@@ -178,7 +179,7 @@ impl Report {
         Some(signature)
     }
 
-    /// Returns which key signed the report.
+    /// Returns the kind of key that signed the report.
     pub fn signer(&self) -> Result<Signer, String> {
         Signer::of(self.signer_info)
     }
@@ -188,12 +189,14 @@ impl Report {
         self.signer_info & 1 != 0
     }
 
-    /// Returns the properties of the platform for a person: the value, and the names of the bits that are set.
+    /// Returns the properties of the platform for a person: the value, and the names of the bits
+    /// that are set.
     pub fn platform_info(&self) -> String {
         with_names(self.platform_info, &PLATFORM_BITS)
     }
 
-    /// Returns the chip that the report names, in the length in which certificates of the product name it.
+    /// Returns the chip that the report names, in the length in which certificates of the product
+    /// name it.
     pub fn chip(&self, product: Product) -> Result<&[u8], String> {
         if self.chip_id == [0; 64] {
             return Err("the host masks the chip in the report, so the machine must send the chip's certificate".into());
@@ -259,7 +262,8 @@ fn vmpl(vmpl: u32) -> Result<u32, String> {
     }
 }
 
-/// Returns the bytes at an offset of a report: each offset of this file is a constant within it.
+/// Returns the bytes at an offset of a report: each offset in this file is a constant and within
+/// the report.
 fn at<const N: usize>(bytes: &[u8; LEN], offset: usize) -> [u8; N] {
     let mut field = [0; N];
     field.copy_from_slice(&bytes[offset..offset + N]);
@@ -314,7 +318,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Returns a value and the names of those of its bits that are set.
+/// Returns a value and the names of its bits that are set.
 fn with_names(value: u64, names: &[(u32, &str)]) -> String {
     let set = names.iter().filter(|(bit, _)| value >> bit & 1 == 1);
     let set: Vec<_> = set.map(|(_, name)| *name).collect();

@@ -1,5 +1,5 @@
-//! The versions of the trusted computing base (TCB_VERSION, 56860 §2.2), which are compared part by part: a high version of one part
-//! does not make up for a low version of another.
+//! The versions of the trusted computing base (TCB_VERSION, 56860 §2.2). They are compared part by
+//! part: a high version of one part does not compensate for a low version of another.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub enum Product {
     Turin,
 }
 
-/// What a chip is, as CPUID tells it: family and model with their extended parts.
+/// The kind of a chip from CPUID: family and model with their extended parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpuid {
     /// The family.
@@ -52,11 +52,11 @@ pub struct Tcb {
 pub struct Tcbs {
     /// What runs.
     pub current: Tcb,
-    /// For which the chip derived its key.
+    /// The version for which the chip derived its key.
     pub reported: Tcb,
-    /// Below which the platform never goes.
+    /// The version below which the platform never goes.
     pub committed: Tcb,
-    /// What ran when the guest was launched or imported.
+    /// The version that ran when the guest was launched or imported.
     pub launch: Tcb,
 }
 
@@ -74,7 +74,7 @@ impl Product {
         }
     }
 
-    /// Returns the product with the name as certificates and AMD's key server write it.
+    /// Returns the product by the name in certificates and on AMD's key server.
     pub fn named(name: &str) -> Option<Product> {
         Product::ALL
             .into_iter()

@@ -1,5 +1,5 @@
-//! What a verifier reads in Intel's certificates beside what their chain proves (Intel SGX PCK Certificate and Certificate Revocation
-//! List Profile Specification).
+//! The fields of Intel's certificates that a verifier reads, in addition to verifying their chain
+//! (Intel SGX PCK Certificate and Certificate Revocation List Profile Specification).
 
 use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET, context,
@@ -16,7 +16,8 @@ const KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x0f];
 /// 1.2.840.113741.1.13.1: the extension of a PCK certificate that names the platform.
 const SGX: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf8, 0x4d, 0x01, 0x0d, 0x01];
 
-/// What a certificate is for: all of Intel's are under one root, and one cannot serve as another.
+/// The role of a certificate: all of Intel's certificates are under one root, and one must not
+/// serve as another.
 pub(super) struct Role {
     /// The common names of its subject.
     subjects: &'static [&'static str],
@@ -33,7 +34,7 @@ impl Role {
         subjects: &["Intel SGX PCK Certificate"],
         usage: DIGITAL_SIGNATURE,
     };
-    /// The authorities of platforms with several processors, and with one.
+    /// The CAs for platforms with several processors, and with one.
     pub const PCK_AUTHORITY: Role = Role {
         subjects: &["Intel SGX PCK Platform CA", "Intel SGX PCK Processor CA"],
         usage: KEY_CERT_SIGN,
@@ -44,7 +45,7 @@ impl Role {
         usage: DIGITAL_SIGNATURE,
     };
 
-    /// Checks that a certificate is one for this. `name` is its name in messages.
+    /// Checks that a certificate has this role. `name` is its name in messages.
     pub fn check(&self, name: &str, certificate: &Certificate<'_>) -> Result<(), String> {
         let subject = certificate.attribute(COMMON_NAME).unwrap_or_default();
         if !self.subjects.iter().any(|it| it.as_bytes() == subject)
@@ -72,7 +73,7 @@ impl Role {
 
 /// A certificate (RFC 5280 §4.1).
 pub(super) struct Certificate<'a> {
-    /// The number, as it is encoded.
+    /// The encoded serial number.
     pub serial: &'a [u8],
     /// The name of its subject: the content of the SEQUENCE.
     pub subject: &'a [u8],
@@ -100,7 +101,7 @@ impl<'a> Certificate<'a> {
         })
     }
 
-    /// Returns the text of an attribute of the subject that has it once.
+    /// Returns the text of an attribute that the subject has exactly once.
     fn attribute(&self, oid: &[u8]) -> Option<&'a [u8]> {
         let mut found = None;
         let mut sets = Reader::new(self.subject);
@@ -132,7 +133,7 @@ impl<'a> Certificate<'a> {
         None
     }
 
-    /// Returns the platform that a PCK certificate names.
+    /// Returns the platform in a PCK certificate.
     pub fn platform(&self) -> Option<Platform> {
         let entries = Reader::new(self.extension(SGX)?).expect(SEQUENCE).ok()?;
         let octets = |arc| entry(entries, &[arc], OCTET_STRING);
@@ -148,13 +149,14 @@ impl<'a> Certificate<'a> {
             ppid: octets(1)?.try_into().ok()?,
             pce_id: octets(3)?.try_into().ok()?,
             fmspc: octets(4)?.try_into().ok()?,
-            // a platform with one processor has none
+            // a platform with one processor does not have this value
             instance: octets(6).and_then(|id| id.try_into().ok()),
         })
     }
 }
 
-/// Returns the content of the value with these arcs below [`SGX`] in a SEQUENCE OF SEQUENCE { OBJECT IDENTIFIER, value }.
+/// Returns the content of the value with these arcs below [`SGX`] in a SEQUENCE OF SEQUENCE {
+/// OBJECT IDENTIFIER, value }.
 fn entry<'a>(entries: &'a [u8], arcs: &[u8], tag: u8) -> Option<&'a [u8]> {
     let mut entries = Reader::new(entries);
     while !entries.is_empty() {

@@ -1,12 +1,14 @@
-//! Verification of TDX quotes with Intel's collateral, as Intel's quote verification library does it (DCAP).
+//! Verification of TDX quotes with Intel's collateral, as Intel's quote verification library does
+//! it (DCAP).
 //!
 //! ```text
 //! Intel SGX Root CA ─► PCK CA ─► PCK ─► report of the quoting enclave ─► attestation key ─► quote
 //!                   └► TCB signing ─► TCB information (levels of the platform), identity of the quoting enclave
 //! ```
 //!
-//! The collateral has at most 30 days, so a verifier fetches it, or the machine adds it to its evidence. It is public and signed:
-//! who brings it can only choose an older one. The policy has a minimum for its evaluation number and a maximum for its age.
+//! Collateral is valid for at most 30 days, so a verifier fetches it, or the machine adds it to its
+//! evidence. It is public and signed: its sender can only choose an older one. The policy has a
+//! minimum for its evaluation number and a maximum for its age.
 
 use std::time::Duration;
 
@@ -36,13 +38,13 @@ const P256: &[u8] = &[
 ];
 /// The offset of REPORTDATA in the report of an enclave, which ends with it.
 const REPORT_DATA: usize = 320;
-/// What is wrong with a PCK certificate without Intel's extension.
+/// The error for a PCK certificate without Intel's extension.
 const UNNAMED: &str = "the PCK certificate does not name its platform";
 /// Maximum size of the parts of collateral in bytes: genuine TCB information has about 20 KiB.
 const MAX_PART: usize = 256 << 10;
 
-/// A quote that is genuine, and what is proved beside its body. Only [`Verifier::verify`] makes it, so nobody can judge one quote by
-/// the verdict on another.
+/// A genuine quote, and what is proved in addition to its body. Only [`Verifier::verify`] makes it,
+/// so the verdict on one quote cannot be used for another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verified<'q> {
     quote: Quote<'q>,
@@ -67,12 +69,13 @@ impl<'q> Verified<'q> {
         self.root
     }
 
-    /// Returns how the platform compares with what Intel knows. It is not [`Status::Revoked`].
+    /// Returns how the platform compares with Intel's reference levels. It is not
+    /// [`Status::Revoked`].
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// Returns Intel's names of what is wrong with a platform that is not up to date.
+    /// Returns Intel's names for the problems of a platform that is not up to date.
     pub fn advisories(&self) -> &[String] {
         &self.advisories
     }
@@ -82,7 +85,7 @@ impl<'q> Verified<'q> {
         &self.lacks
     }
 
-    /// Returns the number of Intel's evaluation of which both the levels and the identity are.
+    /// Returns the evaluation number that both the TCB levels and the enclave identity have.
     pub fn evaluation(&self) -> u32 {
         self.evaluation
     }
@@ -92,12 +95,14 @@ impl<'q> Verified<'q> {
         &self.platform
     }
 
-    /// Returns when the oldest part of the collateral was issued, in seconds since 1970, as [`Verified::collateral_age`].
+    /// Returns when the oldest part of the collateral was issued, in seconds since 1970, as
+    /// [`Verified::collateral_age`].
     pub fn collateral_issued(&self) -> u64 {
         self.collateral_issued
     }
 
-    /// Returns the age of the oldest part of the collateral, apart from the list of revoked authorities: Intel issues that once a year.
+    /// Returns the age of the oldest part of the collateral, except the list of revoked CAs: Intel
+    /// issues that list once a year.
     pub fn collateral_age(&self) -> Duration {
         self.collateral_age
     }
@@ -108,7 +113,7 @@ impl<'q> Verified<'q> {
 pub struct Verifier {
     name: &'static str,
     root: TrustAnchor<'static>,
-    /// The serial number of the root, as it is encoded.
+    /// The encoded serial number of the root.
     serial: Vec<u8>,
     /// The name of the root: the content of the SEQUENCE.
     subject: Vec<u8>,
@@ -121,7 +126,7 @@ impl Verifier {
         Verifier::under(root.subject, root.der)
     }
 
-    /// Verifies under the root in this certificate (DER), which claims call by this name.
+    /// Makes a verifier with the root in this certificate (DER); claims show this name.
     pub fn under(name: &'static str, root: &[u8]) -> Result<Verifier, String> {
         let certificate = Certificate::parse(root).ok_or("the root cannot be read")?;
         let (serial, subject) = (certificate.serial.into(), certificate.subject.into());
@@ -137,9 +142,10 @@ impl Verifier {
         })
     }
 
-    /// Returns the platform of a quote whose signatures lead to the root at the time `now`. It needs no collateral, so it tells nothing of
-    /// revoked or outdated platforms. Whoever fetches collateral for a stranger's quote does this first: anybody can write a quote that
-    /// names a platform, and only platforms can sign one.
+    /// Returns the platform of a quote whose signatures lead to the root at the time `now`. It
+    /// needs no collateral, so it does not detect revoked or outdated platforms. A program that
+    /// fetches collateral for a stranger's quote calls this first: anybody can write a quote that
+    /// names a platform, but only platforms can sign one.
     pub fn signed_platform(&self, quote: &Quote<'_>, now: u64) -> Result<Platform, String> {
         let (key, platform) = self.chain(None, now).pck(quote.pck_chain)?;
         check_signatures(quote, &key)?;
@@ -154,8 +160,9 @@ impl Verifier {
         }
     }
 
-    /// Verifies a quote at the time `now`, in seconds since 1970. A quote of a platform whose status is `Revoked` is refused. The caller
-    /// judges any other status, the age of the collateral, and what the quote contains.
+    /// Verifies a quote at the time `now`, in seconds since 1970. A quote of a platform whose
+    /// status is `Revoked` is refused. The caller judges other statuses, the age of the collateral,
+    /// and the content of the quote.
     pub fn verify<'q>(
         &self,
         quote: Quote<'q>,
@@ -223,7 +230,8 @@ impl Verifier {
     }
 }
 
-/// Checks that the platform's key signed the report of the quoting enclave, which names the attestation key, which signed the quote.
+/// Checks that the platform's key signed the report of the quoting enclave, that this report names
+/// the attestation key, and that the attestation key signed the quote.
 fn check_signatures(quote: &Quote<'_>, key: &[u8]) -> Result<(), String> {
     verify(key, quote.qe_report, quote.qe_signature)
         .ok_or("the report of the quoting enclave is not signed by the platform's key")?;
@@ -251,7 +259,7 @@ fn each_once<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<String> {
     all
 }
 
-/// Writes the names of advisories behind a status.
+/// Writes the names of advisories after a status.
 pub(super) fn in_brackets(advisories: &[String]) -> String {
     match advisories.is_empty() {
         true => String::new(),
@@ -259,14 +267,16 @@ pub(super) fn in_brackets(advisories: &[String]) -> String {
     }
 }
 
-/// Returns the platform that a quote names: whoever fetches collateral needs its FMSPC. Nothing of it is verified.
+/// Returns the platform in a quote: a program that fetches collateral needs its FMSPC. Nothing in
+/// the quote is verified.
 pub fn named_platform(quote: &Quote<'_>) -> Result<Platform, String> {
     let chain = certificates("PCK", quote.pck_chain)?;
     let platform = Certificate::parse(&chain[0]).and_then(|pck| pck.platform());
     platform.ok_or_else(|| UNNAMED.into())
 }
 
-/// Returns the levels at the start of the machine, and now if the module was updated since.
+/// Returns the level at the start of the machine, and the present level if the module was updated
+/// since.
 fn levels(info: &TcbInfo, platform: &Platform, body: &Body) -> Result<Vec<Judged>, String> {
     info.check_platform(platform)?;
     info.check_module(body)?;
@@ -284,12 +294,13 @@ fn levels(info: &TcbInfo, platform: &Platform, body: &Body) -> Result<Vec<Judged
 struct Lists<'a> {
     root: List<'a>,
     pck: List<'a>,
-    /// Both, for the library that looks certificates up in them.
+    /// Both lists in the form of the library for lookups.
     both: [CertRevocationList<'a>; 2],
 }
 
 impl<'a> Lists<'a> {
-    /// Reads the lists, and checks that they are valid already. The library checks their ends and signatures.
+    /// Reads the lists, and checks that their validity has begun. The library checks their expiry
+    /// and signatures.
     fn parse(collateral: &'a Collateral, now: u64) -> Result<Lists<'a>, String> {
         let (root, first) = List::read(&collateral.root_ca_crl.0, "root CRL", now)?;
         let (pck, second) = List::read(&collateral.pck_crl.0, "PCK CRL", now)?;
@@ -298,7 +309,7 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// What a certificate must lead to.
+/// The root, and the lists of revoked certificates.
 struct Chain<'a> {
     verifier: &'a Verifier,
     /// The lists of revoked certificates; `None` before there is collateral.
@@ -307,7 +318,7 @@ struct Chain<'a> {
 }
 
 impl Chain<'_> {
-    /// Verifies a certificate for a role, and returns its key: an uncompressed point.
+    /// Verifies a certificate for a role, and returns its public key as an uncompressed point.
     fn key(
         &self,
         name: &str,
@@ -335,13 +346,14 @@ impl Chain<'_> {
                 std::slice::from_ref(&self.verifier.root),
                 between,
                 self.time,
-                // no certificate of Intel has an extended key usage
+                // Intel's certificates have no extended key usage
                 KeyUsage::client_auth(),
                 revocation,
                 None,
             )
             .map_err(|error| format!("the {name} certificate: {}", in_words(&error)))?;
-        // Intel's own signer is directly under the root, a PCK under an authority: one cannot serve as the other
+        // Intel's own signer is directly under the root, a PCK under a CA: one cannot serve as the
+        // other
         if path.intermediate_certificates().count() != between.len() {
             return Err(format!(
                 "the {name} certificate has another place in the chain"
@@ -359,7 +371,8 @@ impl Chain<'_> {
         }
     }
 
-    /// Checks that the root is not on its own list. The library has verified the list under the root, as each chain ends there.
+    /// Checks that the root has not revoked itself. The library has verified the list under the
+    /// root, because each chain ends there.
     fn check_root(&self, lists: &Lists<'_>) -> Result<(), String> {
         let root = self.verifier;
         if lists.root.issuer != root.subject {
@@ -372,14 +385,14 @@ impl Chain<'_> {
         }
     }
 
-    /// Returns the key that signs a text of Intel's.
+    /// Returns the key that signs Intel's JSON texts.
     fn signer(&self, name: &str, issuer: &str) -> Result<Vec<u8>, String> {
         let chain = certificates(name, issuer.as_bytes())?;
         let name = format!("{name} signer's");
         self.key(&name, &Role::TCB_SIGNING, &chain[0], &[])
     }
 
-    /// Returns the key of a PCK certificate, and the platform that it names.
+    /// Returns the key of a PCK certificate, and the platform in it.
     fn pck(&self, pem: &[u8]) -> Result<(Vec<u8>, Platform), String> {
         let chain = certificates("PCK", pem)?;
         let [pck, authority, ..] = &chain[..] else {
@@ -389,7 +402,7 @@ impl Chain<'_> {
         let authority =
             Certificate::parse(authority).ok_or("the PCK's authority cannot be read")?;
         Role::PCK_AUTHORITY.check("PCK authority's", &authority)?;
-        // the age of this list counts, so it must be the one in which the PCK was looked up
+        // the age of this list is judged, so it must be the list that was used for the PCK
         if self
             .lists
             .is_some_and(|lists| lists.pck.issuer != authority.subject)
@@ -409,7 +422,7 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
             pem.len()
         ));
     }
-    // a quoting service may end the text with a NUL
+    // a quoting service may append a NUL to the text
     let pem = pem.strip_suffix(&[0]).unwrap_or(pem);
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).take(5).collect();
     let certificates = certificates.map_err(|_| format!("the chain of the {name} is not PEM"))?;
@@ -444,7 +457,7 @@ fn verify(key: &[u8], text: &[u8], signature: &[u8]) -> Option<()> {
     key.verify(text, signature).ok()
 }
 
-/// Says in a clause about a certificate of Intel why it is refused.
+/// Returns a clause that says why Intel's certificate is refused.
 fn in_words(error: &webpki::Error) -> String {
     use webpki::Error::*;
     match error {

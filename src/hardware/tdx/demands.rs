@@ -1,4 +1,4 @@
-//! What a policy demands of a TDX machine beside its registers.
+//! A policy's requirements for a TDX machine besides its registers.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -13,30 +13,33 @@ use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
 use crate::json::{Digits, Number};
 
-/// The demands. The default is the strictest that genuine machines meet.
+/// The demands. The default is the strictest policy that genuine machines meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Demands {
-    /// The statuses of platforms that are accepted.
+    /// The accepted statuses of platforms.
     #[serde(deserialize_with = "statuses")]
     pub tcb_statuses: Vec<Status>,
-    /// The lowest number of Intel's evaluation: lower ones do not know newer vulnerabilities.
+    /// The minimum evaluation number of Intel's collateral: earlier evaluations lack newer
+    /// vulnerabilities.
     pub minimum_evaluation: u32,
-    /// The greatest age of the collateral in days. Until then a revocation or a new vulnerability may go unnoticed.
+    /// The maximum age of the collateral in days. For that long a revocation or a new vulnerability
+    /// may go unnoticed.
     pub maximum_collateral_days: u32,
     /// The accepted attributes of the TD, in JSON one value or a list.
     #[serde(deserialize_with = "attributes", serialize_with = "one_or_several")]
     pub td_attributes: Vec<Number>,
-    /// The processor features of the TD (XFAM); absent: each that is not refused always.
+    /// The accepted processor features of the TD (XFAM); if absent, each feature that is not always
+    /// refused.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "features")]
     pub xfam: Option<Number>,
-    /// The accepted measurements of firmware (MRTD); empty: each.
+    /// The accepted measurements of firmware (MRTD); empty for every one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_td: Vec<Digits<REGISTER_LEN>>,
-    /// The accepted measurements of TDX modules; empty: each that Intel signed.
+    /// The accepted measurements of TDX modules; empty for every one that Intel signed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_seam: Vec<Digits<REGISTER_LEN>>,
-    /// What the host must have named as configuration and owners.
+    /// The required configuration and owner fields, which the host sets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mr_config_id: Option<Digits<REGISTER_LEN>>,
     /// As before.
@@ -45,11 +48,12 @@ pub struct Demands {
     /// As before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mr_owner_config: Option<Digits<REGISTER_LEN>>,
-    /// The accepted service TDs (MRSERVICETD); a TD without one is always accepted. A service TD cannot move the TD: no policy allows the
-    /// attribute MIGRATABLE.
+    /// The accepted service TDs (MRSERVICETD); a TD without one is always accepted. A service TD
+    /// cannot move the TD: no policy allows the attribute MIGRATABLE.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mr_service_td: Vec<Digits<REGISTER_LEN>>,
-    /// The accepted platforms by PPID or platform instance ID; empty: each. A stolen key of another platform is then worth nothing.
+    /// The accepted platforms by PPID or platform instance ID; empty for every one. With this list,
+    /// a stolen key of another platform is useless.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<Digits<16>>,
 }
@@ -73,24 +77,26 @@ impl Default for Demands {
     }
 }
 
-/// The TCB evaluation data number that a policy demands if it names none: the one of Intel's TCB recovery that was standard in October
-/// 2026. Intel still signs earlier evaluations with new dates, in which older platforms are up to date; who brings collateral could
-/// choose one of them.
+/// The TCB evaluation data number that a policy demands if it names none: the one of Intel's TCB
+/// recovery that was standard in October
+/// 2026. Intel still signs earlier evaluations, in which older platforms are up to date, with new
+///       dates; the sender of collateral could choose one of them.
 const MINIMUM_EVALUATION: u32 = 20;
-/// Half of the 30 days for which Intel signs collateral: the other half is left for its renewal.
+/// Half of the 30 days for which Intel's collateral is valid; the other half is for its renewal.
 const MAXIMUM_COLLATERAL_DAYS: u32 = 15;
 const DAY: Duration = Duration::from_secs(86_400);
-/// The features that each TD has: x87 and SSE.
+/// The features that every TD has: x87 and SSE.
 const XFAM_ALWAYS: u64 = 0b11;
-/// The features that TDX modules know (TDX Module ABI, "XFAM"): no policy can name another.
+/// The features that TDX modules support (TDX Module ABI, "XFAM"): a policy cannot list others.
 const XFAM_KNOWN: u64 = 0x6dbe7;
-/// Features that a policy must name: processor trace (8), user interrupts (14), records of branches (15) tell others what the TD does.
+/// Features that are refused unless the policy lists them: processor trace (8), user interrupts
+/// (14) and branch records (15) reveal what the TD does.
 const XFAM_NAMED: u64 = 1 << 8 | 1 << 14 | 1 << 15;
 /// The names of the features by bit.
 const XFAM_NAMES: &str = "x87,SSE,AVX,,,AVX-512,AVX-512,AVX-512,processor trace,PKU,,CET,CET,,user interrupts,branch records,,AMX,AMX";
 
 impl Demands {
-    /// Judges a machine. Returns its claims; an error names each demand that it does not meet.
+    /// Judges a machine. Returns its claims; an error names each requirement that is not met.
     pub fn judge(&self, verified: &Verified<'_>) -> Result<PlatformClaims, String> {
         let mut wrong: Vec<String> = [
             self.status(verified),
@@ -105,12 +111,12 @@ impl Demands {
         Ok(self.claims(verified))
     }
 
-    /// Checks the demands for which no collateral is needed, of a quote that this platform has signed.
+    /// Checks the requirements that need no collateral, for a quote that this platform has signed.
     pub fn check(&self, quote: &Quote<'_>, platform: &Platform) -> Result<(), String> {
         all_met(&self.unmet(&quote.body, platform))
     }
 
-    /// Returns what is wrong with a machine, whatever Intel says of its platform.
+    /// Returns what is wrong with a machine, independent of Intel's statements about its platform.
     fn unmet(&self, body: &Body, platform: &Platform) -> Vec<String> {
         let wrong = [
             self.attributes(body),
@@ -142,7 +148,7 @@ impl Demands {
         wrong.into_iter().flatten().collect()
     }
 
-    /// Returns whether only firmware is accepted that the policy knows, or platforms of which it names each.
+    /// Returns whether the policy pins the firmware or the platforms.
     pub fn pins_firmware(&self) -> bool {
         !self.mr_td.is_empty() || !self.platforms.is_empty()
     }
@@ -215,7 +221,7 @@ impl Demands {
         (wrong != 0).then(|| format!("XFAM{start} {got:#x}: {named}{advice}"))
     }
 
-    /// Refuses a TD with a service TD, now or when it was created, unless the policy names this service TD.
+    /// Refuses a TD that has or had a service TD, unless the policy lists this service TD.
     fn service_td(&self, body: &Body) -> Option<String> {
         let hash = body.td15.as_ref().map(|td15| td15.mr_service_td);
         let bound = body.service_tds.iter().flatten();
@@ -290,7 +296,7 @@ impl Demands {
     }
 }
 
-/// Returns an error with what is wrong, if anything is.
+/// Returns an error that lists what is wrong; succeeds if nothing is.
 fn all_met(wrong: &[String]) -> Result<(), String> {
     match wrong.is_empty() {
         true => Ok(()),
@@ -298,7 +304,7 @@ fn all_met(wrong: &[String]) -> Result<(), String> {
     }
 }
 
-/// Says that none of the values is one that is accepted; `None` if nothing is demanded.
+/// Says that none of the values is accepted; `None` if there is no requirement.
 fn one_of<const N: usize>(name: &str, accepted: &[Digits<N>], got: &[&[u8]]) -> Option<String> {
     let found = accepted.is_empty() || accepted.iter().any(|it| got.contains(&&it.0[..]));
     (!found).then(|| {
@@ -339,7 +345,7 @@ fn attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Number>,
     all.into_iter().map(one).collect()
 }
 
-/// Writes a list with one entry as this entry, without the list.
+/// Writes a list with one entry as that entry.
 fn one_or_several<S: Serializer>(all: &[Number], serializer: S) -> Result<S::Ok, S::Error> {
     match all {
         [one] => one.serialize(serializer),

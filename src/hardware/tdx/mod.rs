@@ -1,7 +1,9 @@
-//! Intel TDX: what a quote contains, who signed it, and what an operator can demand of it.
+//! Intel TDX: the content of a quote, its signers, and the requirements that an operator can have
+//! for it.
 //!
-//! `quote` parses quotes; `dcap` verifies them with Intel's collateral and `certificate`s, and `tcb` judges the platform by it;
-//! `demands` is what a policy can demand beside the registers.
+//! `quote` parses quotes; `dcap` verifies them with Intel's collateral and `certificate`s, and
+//! `tcb` judges the platform with the collateral; `demands` has a policy's requirements besides the
+//! registers.
 
 mod certificate;
 pub mod dcap;

@@ -1,4 +1,5 @@
-//! TDX quotes of version 4 and 5 (Intel TDX DCAP Quote Generation Library, "Quote Format"). Integers are little-endian.
+//! TDX quotes of version 4 and 5 (Intel TDX DCAP Quote Generation Library, "Quote Format").
+//! Integers are little-endian.
 //!
 //! ```text
 //! version 4:  header 48 ‖ body of TDX 1.0, 584 ‖ length of the signature u32 ‖ signature
@@ -21,7 +22,8 @@ const ECDSA_P256: u16 = 2;
 const INTEL_QE: [u8; 16] = [
     0x93, 0x9a, 0x72, 0x33, 0xf7, 0x9c, 0x4c, 0xa9, 0x94, 0x0a, 0x0d, 0xb3, 0x95, 0x7f, 0x06, 0x07,
 ];
-/// Types of the certification data: the report of the quoting enclave, which contains a PCK certificate chain.
+/// Types of the certification data: the report of the quoting enclave, which contains a PCK
+/// certificate chain.
 const QE_REPORT: u16 = 6;
 const PCK_CHAIN: u16 = 5;
 
@@ -42,7 +44,7 @@ pub struct Quote<'a> {
     pub qe_report: &'a [u8; 384],
     /// The signature of the PCK over that report, r ‖ s.
     pub qe_signature: &'a [u8; 64],
-    /// What the report covers beside the key: Intel's enclave has 32 bytes.
+    /// What the report covers in addition to the key: Intel's enclave adds 32 bytes.
     pub authentication: &'a [u8; 32],
     /// The certificate chain of the PCK in PEM.
     pub pck_chain: &'a [u8],
@@ -65,17 +67,18 @@ pub struct Body {
     pub xfam: u64,
     /// The measurement of the initial content of the TD: its firmware.
     pub mr_td: Register,
-    /// The configuration that the host names, beside software.
+    /// The configuration that the host sets, which is not software.
     pub mr_config_id: Register,
-    /// The owner that the host names.
+    /// The owner that the host sets.
     pub mr_owner: Register,
-    /// The configuration that the owner names.
+    /// The configuration that the owner sets.
     pub mr_owner_config: Register,
     /// The registers that software in the TD extends.
     pub rtmr: [Register; 4],
-    /// What the issuer of the quote bound to it.
+    /// The data that the issuer of the quote bound to it.
     pub report_data: [u8; 64],
-    /// The versions of the present TDX module, and the service TDs bound to the TD; `None` in a body of TDX 1.0.
+    /// The versions of the present TDX module, and the service TDs bound to the TD; `None` in a
+    /// body of TDX 1.0.
     pub td15: Option<Td15>,
     /// The service TDs bound to the TD at its creation and now; `None` in a body without them.
     pub service_tds: Option<[ServiceTd; 2]>,
@@ -84,13 +87,15 @@ pub struct Body {
 /// The addition of TDX 1.5.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Td15 {
-    /// As [`Body::tee_tcb_svn`], of the present module. It differs if the module was updated while the TD ran.
+    /// As [`Body::tee_tcb_svn`], of the present module. It differs if the module was updated while
+    /// the TD ran.
     pub tee_tcb_svn2: [u8; 16],
     /// The measurement of service TDs, zero without any.
     pub mr_service_td: Register,
 }
 
-/// The service TDs of a TD, in a body of "TDX 1.5 extended" (Intel's `sgx_report2_body_v1_5_ex_t`): zero without any.
+/// The service TDs of a TD, in a body of "TDX 1.5 extended" (Intel's `sgx_report2_body_v1_5_ex_t`):
+/// zero without any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceTd {
     /// The hash of their measurements.
@@ -103,7 +108,7 @@ pub struct ServiceTd {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Attributes(pub u64);
 
-/// Why bytes are not a quote that can be verified: a part of a sentence.
+/// Why the bytes are not a quote that can be verified: a part of a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed(pub String);
 
@@ -120,7 +125,8 @@ fn malformed<T>(why: impl Into<String>) -> Result<T, Malformed> {
 }
 
 impl<'a> Quote<'a> {
-    /// Parses a quote. Zeros may follow it, as some quoting services pad their buffers; other bytes may not.
+    /// Parses a quote. Zeros may follow it, as some quoting services pad their buffers; other bytes
+    /// may not.
     pub fn parse(bytes: &'a [u8]) -> Result<Quote<'a>, Malformed> {
         if bytes.len() > MAX_QUOTE {
             let len = bytes.len();
@@ -281,7 +287,8 @@ fn certification<'a>(reader: &mut Reader<'a>, expected: u16) -> Result<&'a [u8],
     reader.take(len).ok_or_else(short)
 }
 
-/// The names of the attributes by bit. Bits 18 to 22 have a meaning that Intel's library does not judge; the others are reserved.
+/// The names of the attributes by bit. Bits 18 to 22 have a meaning that Intel's library does not
+/// judge; the others are reserved.
 const ATTRIBUTES: [(u32, &str); 13] = [
     (0, "DEBUG"),
     (4, "HGS_PLUS_PROF"),
@@ -299,8 +306,8 @@ const ATTRIBUTES: [(u32, &str); 13] = [
 ];
 
 impl Attributes {
-    /// The attributes of a TD that nobody can look into and that uses nothing special: SEPT_VE_DISABLE only. TDs in Azure, which run
-    /// below a paravisor, have none at all.
+    /// The attributes of a TD that nobody can look into and that uses no special features:
+    /// SEPT_VE_DISABLE only. TDs in Azure, which run below a paravisor, have none at all.
     pub const USUAL: Attributes = Attributes(1 << 28);
     /// Another TD can serve the TD, and move it to another platform: SERVTD_EXT, MIGRATABLE.
     const OF_SERVICE_TD: u64 = 1 << 17 | 1 << 29;
@@ -310,7 +317,8 @@ impl Attributes {
         self.0 & 1 != 0
     }
 
-    /// Returns those of the attributes that no policy can allow: migration, service TDs, and what has no known meaning.
+    /// Returns those of the attributes that a policy can never allow: migration, service TDs, and
+    /// bits without a known meaning.
     pub fn never_allowed(self) -> Attributes {
         let known = ATTRIBUTES
             .iter()

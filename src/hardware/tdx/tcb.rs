@@ -1,5 +1,6 @@
-//! What Intel publishes about platforms and quoting enclaves, and how a platform compares with it (Intel PCS API version 4,
-//! "TCB Info V3", "Enclave Identity V2"; the rules are those of Intel's quote verification library).
+//! What Intel publishes about platforms and quoting enclaves, and how a platform compares with it
+//! (Intel PCS API version 4, "TCB Info V3", "Enclave Identity V2"; the rules are those of Intel's
+//! quote verification library).
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,13 +13,14 @@ use super::quote::Body;
 use super::quote::Enclave;
 use crate::{hex, unhex};
 
-/// The attribute of an enclave that its owner can look into (Intel SDM volume 3D, ATTRIBUTES.DEBUG).
+/// The attribute of an enclave that its owner can look into (Intel SDM volume 3D,
+/// ATTRIBUTES.DEBUG).
 const ENCLAVE_DEBUG: u8 = 1 << 1;
 
-/// How a platform compares with what Intel knows. The names are Intel's.
+/// How a platform compares with Intel's reference levels. The names are Intel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Status {
-    /// Nothing is known to be wrong.
+    /// No problem is known.
     UpToDate,
     /// Software in the machine must work around a vulnerability.
     SWHardeningNeeded,
@@ -28,9 +30,10 @@ pub enum Status {
     ConfigurationAndSWHardeningNeeded,
     /// The platform lacks an update.
     OutOfDate,
-    /// The platform lacks an update, and another configuration.
+    /// The platform lacks an update, and should be configured in another way.
     OutOfDateConfigurationNeeded,
-    /// The TDX module was updated while the machine ran: it started on a platform that lacked an update.
+    /// The TDX module was updated while the machine ran: it started on a platform that lacked an
+    /// update.
     TDRelaunchAdvised,
     /// As before, and the host should be configured in another way.
     TDRelaunchAdvisedConfigurationNeeded,
@@ -51,8 +54,9 @@ impl Status {
         Status::Revoked,
     ];
 
-    /// Returns the status of a platform of which a part, the TDX module or the quoting enclave, has this status. Intel's library lets
-    /// only two statuses of a part count; here each counts, so that a policy judges them by the same list.
+    /// Returns the status of a platform of which one part, the TDX module or the quoting enclave,
+    /// has this status. In Intel's library only two statuses of a part count; here each counts, so
+    /// that a policy judges all of them by the same list.
     pub(super) fn with_part(self, part: Status) -> Status {
         self.worse(part)
     }
@@ -72,7 +76,7 @@ impl Status {
         )
     }
 
-    /// Returns the status of a machine that has the faults of both.
+    /// Returns the status of a machine that has the problems of both.
     fn worse(self, other: Status) -> Status {
         if self == Status::Revoked || other == Status::Revoked {
             return Status::Revoked;
@@ -100,7 +104,8 @@ impl Status {
     }
 }
 
-/// Returns the status of a machine from the statuses at its start and now, with the present TDX module.
+/// Returns the status of a machine from the statuses at its start and now, with the present TDX
+/// module.
 pub(super) fn merged(launched: Status, now: Option<Status>) -> Status {
     match now {
         Some(Status::Revoked) => Status::Revoked,
@@ -110,7 +115,8 @@ pub(super) fn merged(launched: Status, now: Option<Status>) -> Status {
                 false => Status::TDRelaunchAdvised,
             }
         }
-        // the module may have been replaced by one that is worse: Intel's library would not say so
+        // the present module may be older than the one at the start: Intel's library would not
+        // report this
         Some(now) => launched.worse(now),
         None => launched,
     }
@@ -145,11 +151,11 @@ pub struct Platform {
     pub cpu_svn: [u8; 16],
     /// The security version of the provisioning enclave.
     pub pce_svn: u16,
-    /// The provisioning ID: it names the processor for ever.
+    /// The provisioning ID, which identifies the processor permanently.
     pub ppid: [u8; 16],
     /// The identity of the provisioning enclave.
     pub pce_id: [u8; 2],
-    /// Family, model, stepping, platform type: one TCB information is of one.
+    /// Family, model, stepping and platform type: each TCB information is for one of them.
     pub fmspc: [u8; 6],
     /// The ID of a platform with several processors; it changes when the platform is set up anew.
     pub instance: Option<[u8; 16]>,
@@ -250,7 +256,7 @@ struct Svn {
     isvsvn: u16,
 }
 
-/// What a level says about a platform.
+/// The statements of a level about a platform.
 pub(super) struct Judged {
     pub status: Status,
     pub advisories: Vec<String>,
@@ -261,7 +267,7 @@ pub(super) struct Judged {
 /// Maximum number of parts of a platform that an error names.
 const NAMED: usize = 4;
 
-/// Joins the first of these texts, and says how many more there are.
+/// Joins the first texts, and says how many more there are.
 pub(super) fn few(all: &[String]) -> String {
     let named = all[..all.len().min(NAMED)].join(", ");
     match all.len().saturating_sub(NAMED) {
@@ -281,7 +287,7 @@ impl TcbInfo {
         check_dates("TCB information", &self.issue_date, &self.next_update, now)
     }
 
-    /// Checks that the information is of this platform.
+    /// Checks that the information is for this platform.
     pub fn check_platform(&self, platform: &Platform) -> Result<(), String> {
         if self.id != "TDX" || self.version != 3 || self.tcb_type != 0 {
             return Err(format!(
@@ -304,7 +310,8 @@ impl TcbInfo {
         Ok(())
     }
 
-    /// Returns the identity of the TDX module with the version in these SVNs; `None` if the levels of the platform judge it.
+    /// Returns the identity of the TDX module with the version in these SVNs; `None` if the levels
+    /// of the platform judge it.
     fn module(&self, svn: &[u8; 16]) -> Result<Option<&ModuleIdentity>, String> {
         if svn[1] == 0 {
             return Ok(None);
@@ -380,8 +387,8 @@ impl Tcb {
         (svns(&self.sgx), self.pcesvn, svns(&self.tdx))
     }
 
-    /// Returns each part of the platform that is older than this level requires. If Intel publishes an identity for the TDX module, the
-    /// first two of the TDX SVNs do not count.
+    /// Returns each part of the platform that is older than this level requires. If Intel publishes
+    /// an identity for the TDX module, the first two TDX SVNs are ignored.
     fn lacks(&self, platform: &Platform, svn: &[u8; 16]) -> Vec<String> {
         let older = |name: &str, got: &[u8; 16], wanted: &[Component; 16], skip: usize| {
             let one = |at: usize| {
@@ -419,7 +426,7 @@ impl Identity {
         let is = |got: &[u8], wanted: &str, mask: &str| {
             matches_masked(got, unhex(wanted).as_deref(), unhex(mask).as_deref())
         };
-        // MISCSELECT is a number, and its text has the most significant byte first
+        // MISCSELECT is a number, and its text starts with the most significant byte
         let mut misc_select = *enclave.misc_select;
         misc_select.reverse();
         let right = unhex(&self.mrsigner).as_deref() == Some(&enclave.mr_signer[..])
@@ -451,7 +458,7 @@ fn judged_by(name: &str, levels: &[SvnLevel], svn: u16) -> Result<Judged, String
     })
 }
 
-/// Returns whether bytes have the value in the bits of the mask; false if lengths differ.
+/// Returns whether the bytes have this value in the bits of the mask; false if lengths differ.
 fn matches_masked(got: &[u8], wanted: Option<&[u8]>, mask: Option<&[u8]>) -> bool {
     let (Some(wanted), Some(mask)) = (wanted, mask) else {
         return false;
@@ -478,7 +485,8 @@ impl<'de> Deserialize<'de> for Date {
     }
 }
 
-/// Reads the status of a level. A relaunch is never one: a verifier finds it by two levels.
+/// Reads the status of a level. A relaunch status never occurs in Intel's data: a verifier finds it
+/// by comparing two levels.
 fn of_level<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Status, D::Error> {
     use Status::*;
     match Status::deserialize(deserializer)? {
