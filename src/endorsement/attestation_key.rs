@@ -14,14 +14,16 @@ const ALG_ECDSA: u16 = 0x0018;
 const ALG_ECC: u16 = 0x0023;
 /// TPM_ECC_NIST_P256 and TPM_ECC_NIST_P384 with the lengths of their coordinates in bytes.
 const CURVES: [(u16, usize); 2] = [(0x0003, 32), (0x0004, 48)];
-/// TPMA_OBJECT (part 2 §8.3): fixedTPM, fixedParent, sensitiveDataOrigin, restricted and sign are set, ...
+/// TPMA_OBJECT (part 2 §8.3): fixedTPM, fixedParent, sensitiveDataOrigin, restricted and sign are
+/// set, ...
 const SET: u32 = 0x0005_0032;
 /// ... and encryptedDuplication, decrypt and x509sign are clear.
 const CHECKED: u32 = 0x000f_0832;
 const DEFAULT_EXPONENT: u32 = 65537;
 
-/// Returns the Name of an attestation key (TPMT_PUBLIC, part 2 §12.2.4) that is made in a TPM, cannot leave it, and signs only
-/// structures that the TPM generated. The Name is computed from these bytes, and nothing may follow the key.
+/// Returns the Name of an attestation key (TPMT_PUBLIC, part 2 §12.2.4) that is made in a TPM,
+/// cannot leave it, and signs only structures that the TPM generated. The Name is the hash of these
+/// bytes, and nothing may follow the key.
 pub fn check(public: &[u8]) -> Result<KeyName, &'static str> {
     let mut reader = Reader(public);
     read(&mut reader).ok_or("its attestation key is truncated")??;

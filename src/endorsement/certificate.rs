@@ -1,4 +1,5 @@
-//! The certificate of an endorsement key ("TCG EK Credential Profile", §3), and its chain to a root.
+//! The certificate of an endorsement key ("TCG EK Credential Profile", §3), and its chain to a
+//! root.
 
 use rustls::pki_types::{CertificateDer, UnixTime};
 use webpki::EndEntityCert;
@@ -14,7 +15,8 @@ use crate::roots::Root;
 /// Maximum size of a certificate in bytes: twice the size of the largest genuine ones.
 const MAX_CERTIFICATE: usize = 4 << 10;
 
-/// Verifies the certificate of an endorsement key at a time; returns the key and the name of the root.
+/// Verifies the certificate of an endorsement key at a time; returns the key and the name of the
+/// root.
 pub fn verify<'a>(
     endorsement: &Endorsement,
     roots: &'a [Root],
@@ -71,7 +73,8 @@ fn find_root<'a>(
                     Err(NoPath::Refused(why)) => why,
                 }
             }
-            // Keep trying. Remember other errors: if the root issued the certificate, they are the useful ones.
+            // Keep trying. Remember other errors: if the root issued the certificate, they are the
+            // useful ones.
             Err(webpki::Error::UnknownIssuer) => continue,
             Err(error) => in_words(&error),
         };
@@ -83,7 +86,8 @@ fn find_root<'a>(
     })
 }
 
-/// Returns whether the library may have refused a certificate because it cannot read it. Then its error can be about another certificate.
+/// Returns whether the library may have refused a certificate because it cannot read it. Then its
+/// error can be about another certificate.
 fn is_of_policies(error: &webpki::Error, between: &[CertificateDer<'_>]) -> bool {
     let unreadable = webpki::Error::UnsupportedCriticalExtension;
     let cannot_be_read =
@@ -91,7 +95,8 @@ fn is_of_policies(error: &webpki::Error, between: &[CertificateDer<'_>]) -> bool
     *error == unreadable || between.iter().any(cannot_be_read)
 }
 
-/// Checks that the key usage is that of an endorsement key: the certificate of an attestation key differs only in this.
+/// Checks that the key usage is that of an endorsement key: an attestation key's certificate
+/// differs only in this.
 fn check_usage(kind: EndorsementKind, certificate: &Certificate<'_>) -> Result<(), String> {
     let expected = match kind {
         EndorsementKind::Rsa2048 => KEY_ENCIPHERMENT,
@@ -139,7 +144,7 @@ mod tests {
         params
     }
 
-    /// Returns the parameters of a good certificate of an ECC endorsement key.
+    /// Returns the parameters of a valid certificate of an ECC endorsement key.
     fn endorsement_params() -> CertificateParams {
         let mut params = params("EK");
         params.key_usages = vec![KeyUsagePurpose::KeyAgreement];
@@ -225,7 +230,7 @@ mod tests {
         let between = root.below(last_year);
         let error = refusal(&between.endorse(endorsement_params(), &[&between]), &roots);
         assert!(error.contains("has expired"), "{error}");
-        // what TPMs have whose certificate never ends
+        // TPMs whose certificate never expires have this value
         let mut always = endorsement_params();
         always.not_after = rcgen::date_time_ymd(9999, 12, 31);
         assert!(verify(&root.endorse(always, &[]), &roots, now()).is_ok());
@@ -271,7 +276,7 @@ mod tests {
         let two = one.below(authority_params("2", BasicConstraints::Unconstrained));
         let error = refusal(&two.endorse(endorsement_params(), &[&two, &one]), &roots);
         assert!(error.contains("longer than one"), "{error}");
-        // an endorsement key is no authority
+        // an endorsement key is not a CA
         let leaf = root.below(endorsement_params());
         let error = refusal(&leaf.endorse(endorsement_params(), &[&leaf]), &roots);
         assert!(error.contains("not that of an authority"), "{error}");
@@ -317,10 +322,10 @@ mod tests {
             root.endorse(leaf(), &[]),
             two.endorse(leaf(), &[&two, &one]),
             plain.endorse(leaf(), &[&one, &plain]),
-            // an older authority of the same name
+            // an older CA of the same name
             two.endorse(leaf(), &[&old, &two, &one]),
             two.endorse(endorsement_params(), &[&old, &two, &one]),
-            // authorities of the same name, in any order
+            // CAs of the same name, in any order
             plain.endorse(endorsement_params(), &[&two, &plain, &one]),
             two.endorse(endorsement_params(), &[&plain, &one, &two]),
         ] {
@@ -353,7 +358,7 @@ mod tests {
             excluded_subtrees: vec![],
         });
         let limited = root.below(limited);
-        // requireExplicitPolicy would demand a policy
+        // requireExplicitPolicy would require a policy
         let strict = root.below(with_policies(
             authority_params("strict", BasicConstraints::Unconstrained),
             &[2, 5, 29, 36],
@@ -391,14 +396,15 @@ mod tests {
                 "{error}, expected: {why}"
             );
         }
-        // many authorities of one name cost no more than a few signatures
+        // many CAs of one name cause no more than a few signature checks
         let many: Vec<_> = (0..MAX_CHAIN)
             .map(|_| other.below(authority("1", 1)))
             .collect();
         let many: Vec<_> = many.iter().collect();
         let error = refusal(&one.endorse(leaf(), &many), &roots);
         assert!(error.contains("a signature is wrong"), "{error}");
-        // an authority that certifies itself: without a limit, each copy would be tried below each other one
+        // a CA that certifies itself: without a limit, each copy would be tried below each other
+        // one
         let error = refusal(&other.endorse(leaf(), &[&other; MAX_CHAIN]), &roots);
         assert!(error.contains("too many authorities"), "{error}");
 

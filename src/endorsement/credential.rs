@@ -1,5 +1,5 @@
-//! TPM2_MakeCredential in software (TPM 2.0 part 1 §24, §B.10.4 and §C.6.4): encrypts a secret so that only a TPM that holds an
-//! endorsement key and the key with a certain Name decrypts it.
+//! TPM2_MakeCredential in software (TPM 2.0 part 1 §24, §B.10.4 and §C.6.4): encrypts a secret so
+//! that only a TPM that holds an endorsement key and the key with a certain Name decrypts it.
 //!
 //! ```text
 //! seed       RSA: random                                   secret = OAEP(seed, label "IDENTITY\0")
@@ -22,7 +22,7 @@ use zeroize::Zeroizing;
 
 use tpm::{Credential, EndorsementKind};
 
-/// Label of the seed (part 1 §24.4), with its terminating zero where a label has one.
+/// Label of the seed (part 1 §24.4), with a terminating zero if the label has one.
 const IDENTITY: &str = "IDENTITY\0";
 const STORAGE: &[u8] = b"STORAGE\0";
 const INTEGRITY: &[u8] = b"INTEGRITY\0";
@@ -34,7 +34,7 @@ const P384: &[u8] =
 const UNCOMPRESSED: u8 = 4;
 const EXPONENT: u32 = 65537;
 
-/// A public endorsement key that fits its template.
+/// A public endorsement key that matches its template.
 #[derive(Debug)]
 pub enum EndorsementKey {
     /// Template L-1.
@@ -82,7 +82,8 @@ impl EndorsementKey {
         parsed.ok_or_else(|| format!("its key is not of the template {kind:?}"))
     }
 
-    /// Encrypts `secret` for a TPM with this key and the key whose Name (with its nameAlg) is `name`.
+    /// Encrypts `secret` for a TPM with this key and the key whose Name (with its nameAlg) is
+    /// `name`.
     pub fn make_credential(&self, name: &[u8], secret: &[u8; 32]) -> Result<Credential, String> {
         match self {
             EndorsementKey::Rsa2048(key) => {
@@ -179,8 +180,8 @@ fn seal(suite: Suite, seed: &[u8], name: &[u8], secret: &[u8; 32]) -> Vec<u8> {
     [sized(mac.sign().as_ref()), identity].concat()
 }
 
-/// KDFa (part 1 §11.4.10.2). The label ends with a zero; the second context is always empty. One block is enough for all lengths
-/// here.
+/// KDFa (part 1 §11.4.10.2). The label ends with a zero; the second context is always empty. One
+/// block is enough for all lengths here.
 fn kdf_a(
     suite: Suite,
     key: &[u8],
@@ -220,7 +221,7 @@ fn cfb(cipher: &impl BlockCipherEncrypt<BlockSize = aes::cipher::consts::U16>, d
     }
 }
 
-/// Returns bytes behind their length (TPM2B).
+/// Returns the bytes, preceded by their length (TPM2B).
 fn sized(bytes: &[u8]) -> Vec<u8> {
     // at most 256 bytes
     [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
@@ -270,7 +271,8 @@ mod tests {
         assert_eq!((one.blob.len(), one.secret.len()), (2 + 48 + 2 + 32, 100));
     }
 
-    /// Zeros become the key stream: the cipher, applied again and again to a block of zeros.
+    /// The input of zeros yields the key stream: the cipher, applied repeatedly to a block of
+    /// zeros.
     #[test]
     fn cfb_is_that_of_a_zero_iv() {
         let cipher = Aes128::new_from_slice(&[7; 16]).unwrap();

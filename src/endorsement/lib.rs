@@ -1,5 +1,6 @@
-//! Proves that the attestation key of a peer is in a TPM of a known vendor: the verifier's side of TPM2_MakeCredential and
-//! TPM2_ActivateCredential (TPM 2.0 part 1 §24). Only programs that judge others link this crate; the programs of a node do not.
+//! Proves that the attestation key of a peer is in a TPM of a known vendor: the verifier's side of
+//! TPM2_MakeCredential and TPM2_ActivateCredential (TPM 2.0 part 1 §24). Only verifiers link this
+//! crate; the programs of a node do not.
 //!
 //! ```text
 //! peer: attestation key, certificates of its endorsement keys     what of it is believed
@@ -8,7 +9,7 @@
 //!   credential        a secret, encrypted for both                who knows it has both keys in one TPM
 //! ```
 //!
-//! [`validator`] puts the three together; [`roots`] are the vendors' roots that a policy can name.
+//! [`validator`] combines the three; [`roots`] are the vendors' roots that a policy can name.
 
 pub mod attestation_key;
 pub mod certificate;

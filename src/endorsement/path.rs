@@ -1,9 +1,11 @@
-//! The path from the certificate of an endorsement key to a root, for certificates with the critical extension certificatePolicies. STM, Infineon
-//! and Intel write it, and the library that verifies chains (webpki) refuses it.
+//! The path from the certificate of an endorsement key to a root, for certificates with the
+//! critical extension certificatePolicies. STM, Infineon and Intel use this extension, and the
+//! library that verifies chains (webpki) refuses it.
 //!
-//! This program demands no policy: it starts with any-policy, and nothing requires an explicit one (RFC 5280 §6.1.1). Then the policies of a
-//! certificate limit nothing (§6.1.3 d, §6.1.5 g). Extensions that would require a policy, limit names or are not known refuse the certificate.
-//! Signatures, dates, authorities, the length of the path and the extended key usage are checked as the library checks them.
+//! This program requires no policy: it starts with any-policy, and nothing requires an explicit one
+//! (RFC 5280 §6.1.1). Then a certificate's policies have no effect (§6.1.3 d, §6.1.5 g). A
+//! certificate is refused if an extension requires a policy, limits names or is unknown.
+//! Signatures, dates, CA flags, path length and extended key usage are checked as in the library.
 
 use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
@@ -16,9 +18,10 @@ use webpki::ring as algorithms;
 
 /// tcg-kp-EKCertificate, 2.23.133.8.1: the content of the OID.
 pub(crate) const EK_CERTIFICATE: &[u8] = &[0x67, 0x81, 0x05, 0x08, 0x01];
-/// Maximum number of certificates above that of the key that a peer may send.
+/// Maximum number of CA certificates that a peer may send.
 pub(crate) const MAX_CHAIN: usize = 6;
-/// The signature algorithms that vendors use. SHA-1 is missing because it is not safe, and P-521 because the library for signatures lacks it.
+/// The signature algorithms that vendors use. SHA-1 is missing because it is not safe, and P-521
+/// because the library for signatures lacks it.
 pub(crate) const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[
     algorithms::RSA_PKCS1_2048_8192_SHA256,
     algorithms::RSA_PKCS1_2048_8192_SHA384,
@@ -48,7 +51,8 @@ const UNDERSTOOD: [&[u8]; 5] = [
 ];
 /// Maximum number of extensions of a certificate.
 const MAX_EXTENSIONS: usize = 32;
-/// Maximum number of signatures that are verified for one certificate: a peer can send authorities of the same name.
+/// Maximum number of signatures that are verified for one certificate: a peer can send several CAs
+/// of the same name.
 const MAX_SIGNATURES: usize = 32;
 
 /// Why there is no path.
@@ -60,7 +64,8 @@ pub enum NoPath {
     Refused(String),
 }
 
-/// Checks that certificates of `chain` connect a certificate with a root, at a time in seconds since 1970.
+/// Checks that certificates of `chain` connect a certificate with a root, at a time in seconds
+/// since 1970.
 pub fn verify(
     certificate: &[u8],
     chain: &[CertificateDer<'_>],
@@ -91,12 +96,12 @@ struct Search<'a> {
     issuers: &'a [Link<'a>],
     root: &'a TrustAnchor<'a>,
     time: u64,
-    /// How many signatures may still be verified.
+    /// How many more signatures may be verified.
     signatures: usize,
 }
 
 impl Search<'_> {
-    /// Checks that a certificate, with this many authorities between it and the leaf, leads to the root.
+    /// Checks that a certificate, with this many CAs between it and the leaf, leads to the root.
     fn issued(&mut self, link: &Link<'_>, below: usize) -> Result<(), NoPath> {
         link.check(self.time)?;
         let mut why = NoPath::UnknownIssuer;
@@ -119,7 +124,7 @@ impl Search<'_> {
             let tried = tried.and_then(|()| issuer.may_issue(below));
             match tried.and_then(|()| self.issued(issuer, below + 1)) {
                 Ok(()) => return Ok(()),
-                // an authority of the same name may be the right one
+                // another CA of the same name may be the right one
                 Err(NoPath::UnknownIssuer) => {}
                 Err(error) => why = error,
             }
@@ -215,7 +220,7 @@ impl<'a> Link<'a> {
         found.map(|one| one.value)
     }
 
-    /// Checks the dates, and all extensions that do not depend on the place in the path.
+    /// Checks the dates, and all extensions that do not depend on the position in the path.
     fn check(&self, time: u64) -> Result<(), NoPath> {
         match self.fields.validity() {
             Ok((from, _)) if time < from => Err(refused(
@@ -243,7 +248,8 @@ impl<'a> Link<'a> {
         }
     }
 
-    /// Returns the maximum number of authorities between this authority and a leaf, `None` without a limit; an error if it is no authority.
+    /// Returns the maximum number of CAs between this CA and a leaf, `None` without a limit; an
+    /// error if it is not a CA.
     fn is_authority(&self) -> Result<Option<usize>, Malformed> {
         let constraints = self.extension(BASIC_CONSTRAINTS).ok_or(Malformed)?;
         let mut outer = Reader::new(constraints);
@@ -263,7 +269,7 @@ impl<'a> Link<'a> {
         Ok(Some(limit))
     }
 
-    /// Checks that this is an authority that may have this many authorities below it.
+    /// Checks that this is a CA that may have this many CAs below it.
     fn may_issue(&self, below: usize) -> Result<(), NoPath> {
         let usage = self.fields.key_usage();
         let signs = match self.extension(KEY_USAGE) {
@@ -311,7 +317,7 @@ fn extensions_of(content: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> {
     Ok(extensions)
 }
 
-/// Returns whether an extended key usage has this use, and can be read.
+/// Returns whether an extended key usage can be parsed and contains this use.
 fn has_usage(value: &[u8], usage: &[u8]) -> bool {
     let read = || {
         let mut outer = Reader::new(value);
@@ -332,8 +338,8 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
     use support::mutation::mutations;
 
-    /// Two certificates that STMicroelectronics publishes (technical note TN1330): the root of its RSA endorsement keys, and an authority below it,
-    /// whose policies are critical.
+    /// Two certificates that STMicroelectronics publishes (technical note TN1330): the root of its
+    /// RSA endorsement keys, and a CA below it, whose policies are critical.
     fn of_stm(name: &str) -> CertificateDer<'static> {
         let path = format!("{}/tests/data/{name}.pem", support::ROOT);
         CertificateDer::from_pem_file(path).unwrap()

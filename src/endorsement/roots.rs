@@ -1,4 +1,5 @@
-//! The roots that certify endorsement keys: those of vendors, which are in this program, and those that a policy contains.
+//! The roots that certify endorsement keys: vendors' roots, which are built in, and roots in a
+//! policy.
 
 use base::text::quoted;
 use rustls::pki_types::pem::PemObject;
@@ -10,7 +11,7 @@ use ::roots::chain::in_words;
 /// How the PEM form starts.
 const PEM: &str = "-----BEGIN CERTIFICATE-----";
 
-/// A root, with the certificates between it and endorsement keys that TPMs do not hold themselves.
+/// A root, with the intermediate certificates that TPMs do not hold themselves.
 #[derive(Debug)]
 pub struct Root {
     /// The name in the policy.
@@ -25,7 +26,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 }
 
 impl Root {
-    /// Parses an entry of a policy: a name of [`names`], or certificates in PEM, of which the first one is the root.
+    /// Parses an entry of a policy: a name of [`names`], or certificates in PEM, of which the first
+    /// one is the root.
     pub fn parse(entry: &str) -> Result<Root, String> {
         if let Some(root) = ::roots::named(entry, Purpose::TpmKeys) {
             let certificates = root.certificates().map(|one| CertificateDer::from(one.der));
@@ -44,7 +46,8 @@ impl Root {
         ))
     }
 
-    /// Returns the root of certificates, of which it is the first one. Without a name, its fingerprint becomes the name.
+    /// Returns the root in a list of certificates, which starts with it. Without a name, its
+    /// fingerprint becomes the name.
     fn of(
         name: Option<&str>,
         mut certificates: Vec<CertificateDer<'static>>,

@@ -1,4 +1,4 @@
-//! The validator that demands certified attestation keys.
+//! The validator that requires certified attestation keys.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use crate::{attestation_key, certificate};
 
 /// TPM_ALG_SHA256, with which the Name of every accepted key starts.
 const ALG_SHA256: [u8; 2] = [0x00, 0x0b];
-/// The templates in the order in which a credential is made for them: a TPM makes an ECC key in milliseconds, an RSA key in up to
-/// several seconds.
+/// The templates in the order in which a credential is made for them: a TPM makes an ECC key in
+/// milliseconds, an RSA key in up to several seconds.
 const PREFERRED: [EndorsementKind; 3] = [
     EndorsementKind::P256,
     EndorsementKind::P384,
     EndorsementKind::Rsa2048,
 ];
 
-/// Returns the validator of a policy. An error names the root of the policy that cannot be read.
+/// Returns the validator of a policy. An error names the root in the policy that cannot be read.
 pub fn validator(
     variant: &Variant,
     policy: Policy,
@@ -37,7 +37,8 @@ pub fn validator(
     certifying(judge, &demands)
 }
 
-/// Returns a validator that judges as `inner` does, and certifies attestation keys to the roots that `policy` names.
+/// Returns a validator that judges like `inner`, and also requires that the roots in `policy`
+/// certify the attestation key.
 pub fn certifying(
     inner: Arc<dyn Validator>,
     policy: &Policy,
@@ -61,7 +62,7 @@ pub fn certifying(
 struct Certifying {
     inner: Arc<dyn Validator>,
     roots: Vec<Root>,
-    /// The keys that need no certificate.
+    /// The listed keys, which need no certificate.
     keys: Vec<KeyName>,
 }
 
