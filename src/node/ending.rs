@@ -1,15 +1,15 @@
-//! The end of a thread that may be waiting for a server.
+//! Ends a thread that may be waiting for a server.
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long the end of a thread is waited for. Name resolution and a request to a slow metadata service (10 s) may take longer; such a
-/// thread ends by itself, and its result is not used.
+/// How long to wait for the end of a thread. Name resolution and a request to a slow metadata
+/// service (10 s) may take longer; such a thread ends by itself, and its result is not used.
 const GRACE: Duration = Duration::from_secs(2);
-/// Interval between two looks at the thread.
+/// Interval between two checks of the thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A thread that a stop ends. Dropping this value waits for its end, but not long.
+/// A thread that ends on a Stop. Dropping this value waits a short time for its end.
 pub struct Ending(Option<JoinHandle<()>>);
 
 impl Ending {

@@ -53,7 +53,8 @@ pub struct Options {
     csp: String,
     /// The name of the attestation variant.
     pub variant: String,
-    /// The URL of the metadata service, or the path of the list of machines; `None` is the cloud's default.
+    /// The URL of the metadata service, or the path of the list of machines; `None` is the cloud's
+    /// default.
     pub metadata: Option<String>,
     tpm: Option<tpm::Location>,
     /// The state disk; if `None`, it is found by its serial number.
@@ -73,7 +74,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the default options; the cloud and the attestation variant come from the environment.
+    /// Returns the default options; the cloud and the attestation variant come from the
+    /// environment.
     pub fn new() -> Options {
         let environment = |name| std::env::var(name).unwrap_or_default();
         Options {
@@ -93,7 +95,8 @@ impl Options {
         }
     }
 
-    /// Parses all arguments. Passes an option that [`help`] does not list to `more`, which returns whether it knows the option.
+    /// Parses all arguments. Passes an option that [`help`] does not list to `more`, which returns
+    /// whether it knows the option.
     pub fn parse(
         &mut self,
         mut arguments: Parser,
@@ -142,8 +145,9 @@ impl Options {
         Ok(())
     }
 
-    /// Prepares the process before the first secret and the first thread exist: starts the log and the console events of
-    /// `stage`, excludes memory from core dumps and locks it, and returns the stop that SIGTERM and SIGINT set.
+    /// Prepares the process before the first secret and the first thread exist: starts the log and
+    /// the console events of `stage`, excludes memory from core dumps and locks it, and returns the
+    /// stop that SIGTERM and SIGINT set.
     pub fn start(&self, stage: &'static str) -> Result<(Timeline, Stop), Failure> {
         self.start_log();
         let timeline = Timeline::new(stage);
@@ -215,7 +219,8 @@ fn prepare() -> io::Result<Stop> {
     Ok(stop)
 }
 
-/// Reports `error` and returns how the program ends: with exit code [`STOPPED`] if a signal stopped it, else as failed.
+/// Reports `error` and returns how the program ends: with exit code [`STOPPED`] if a signal stopped
+/// it, else as failed.
 pub fn failed(timeline: &Timeline, stop: &Stop, error: String) -> Failure {
     timeline.event("error", &error);
     let code = if stop.is_stopped() {

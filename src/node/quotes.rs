@@ -1,4 +1,5 @@
-//! Reports attestation on the console: the name of this machine's attestation key, and each attestation document.
+//! Reports attestation on the console: the name of this machine's attestation key, and each
+//! attestation document.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +7,8 @@ use attest::{Identity, IssueError, Issuer, KeyName, Oid, Request};
 use base::timeline::Timeline;
 use sys::clock;
 
-/// Reports the name of this machine's attestation key. An operator accepts the machine by this name.
+/// Reports the name of this machine's attestation key. An operator accepts the machine by this
+/// name.
 pub fn announce_key(timeline: &Timeline, issuer: &dyn Issuer, tpm: &tpm::Location) {
     let what = format!("the TPM at {tpm} to give its attestation key");
     match timeline.waiting_for(what, || issuer.machine()) {
@@ -19,8 +21,8 @@ pub fn announce_key(timeline: &Timeline, issuer: &dyn Issuer, tpm: &tpm::Locatio
     }
 }
 
-/// Wraps an issuer so that it reports a `quote` event for each document, with its size and the time that it took, and says when
-/// it waits for the TPM.
+/// Wraps an issuer so that it reports a `quote` event for each document, with its size and the time
+/// that it took, and says when it waits for the TPM.
 pub fn reported(timeline: Timeline, inner: Arc<dyn Issuer>, tpm: tpm::Location) -> Arc<dyn Issuer> {
     Arc::new(Reported {
         inner,
@@ -34,7 +36,8 @@ struct Reported {
     inner: Arc<dyn Issuer>,
     timeline: Timeline,
     tpm: tpm::Location,
-    /// Held by the thread that reports its wait for the TPM. The TPM makes one quote at a time, so one report is enough.
+    /// Held by the thread that reports that it waits for the TPM. The TPM makes one quote at a
+    /// time, so one report is enough.
     waiting: Mutex<()>,
 }
 

@@ -1,10 +1,11 @@
-//! The record of this boot's events, which every server of a node gives to everybody: the host has read the same on the console.
+//! The boot record: this boot's events, which every server of a node sends to any caller, since the
+//! host has already read them on the console.
 
 use base::timeline::Timeline;
 use proto::node::{TIMELINE, TimelineRequest, TimelineResponse};
 use rpc::grpc::{Call, Code, Router, Status};
 
-/// Adds the method that gives the record.
+/// Adds the method that returns the record.
 pub fn serve(router: Router, timeline: Timeline) -> Router {
     router.unary(TIMELINE, move |_: &Call, _: TimelineRequest| {
         let record = timeline.record().map_err(|error| {

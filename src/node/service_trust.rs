@@ -1,14 +1,15 @@
-//! A node's settings about join services, and the result of a verification of one.
+//! A node's settings about join services, and the result of verifying one.
 //!
-//! A fresh node has a [`ServiceVerifier`] (`src/bootstrapper/service_trust.rs`): it judges the evidence of the service. A node that rejoins has
-//! none. It only proves itself, and believes a key because the key opens its disk (`src/unlock`).
+//! A fresh node has a [`ServiceVerifier`] (`src/bootstrapper/service_trust.rs`), which judges the
+//! evidence of the service. A rejoining node has none. It only proves itself, and accepts a key
+//! because the key opens its disk (`src/unlock`).
 
 use std::fmt;
 
 use attest::{ClusterRegister, Registers, Validator, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 
-/// The ID of a cluster, as the setting `cluster-id` has it: 64 hexadecimal digits.
+/// The ID of a cluster in the form of the setting `cluster-id`: 64 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClusterId(pub [u8; CLUSTER_ID_LEN]);
 
@@ -17,22 +18,23 @@ pub struct ClusterId(pub [u8; CLUSTER_ID_LEN]);
 pub struct Settings {
     /// The only cluster whose services are accepted.
     pub cluster: Option<ClusterId>,
-    /// Whether this machine refuses the old form of attested TLS. A fresh node then also refuses each service that proves nothing.
+    /// Whether this machine refuses the old form of attested TLS. A fresh node then also refuses
+    /// each service that sends no evidence.
     pub require_strong: bool,
 }
 
 /// Judges the evidence of one join service in one connection.
 pub trait ServiceVerifier: Validator {
-    /// Returns what the service proved; `None` if it proved nothing.
+    /// Returns what the service proved; `None` if it sent no evidence.
     fn proof(&self) -> Option<Proof>;
 }
 
-/// The result of the verification of a join service.
+/// The result of verifying a join service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proof {
-    /// The register of the cluster ID of its machine, which is not zero.
+    /// The cluster ID's register on the service's machine; it is not zero.
     pub cluster: ClusterRegister,
-    /// Whether any key could have signed this: a program without a TPM can claim the same.
+    /// Whether any key could have signed the evidence: a program without a TPM can claim the same.
     pub by_any_key: bool,
 }
 
@@ -66,13 +68,14 @@ impl fmt::Display for ClusterId {
 }
 
 impl Settings {
-    /// Returns the register that members of the cluster of a ticket must have; `None` if nobody knows.
+    /// Returns the register value that members of the ticket's cluster must have; `None` if nobody
+    /// knows.
     pub fn cluster_of_ticket(&self, proof: Option<&Proof>) -> Option<ClusterRegister> {
         let pinned = || self.cluster.map(|id| Registers::Pcrs.after(&id.0));
         proof.map(|proof| proof.cluster.clone()).or_else(pinned)
     }
 
-    /// Checks that a ticket is one of the cluster of the service that sent it, or of the setting `cluster-id`.
+    /// Checks that the ticket's cluster is the sender's, or the one that `cluster-id` names.
     pub fn check_cluster(
         &self,
         proof: Option<&Proof>,
@@ -131,7 +134,7 @@ mod tests {
         assert!(open.check_cluster(Some(&proof(&ours)), &ours).is_ok());
         let refused = open.check_cluster(Some(&proof(&other)), &ours).unwrap_err();
         assert!(refused.contains("belongs to another"), "{refused}");
-        // the setting counts for a service that proves nothing too
+        // the setting also applies to a service that sends no evidence
         let pinned = trust(Some(ClusterId(ours)));
         assert!(pinned.check_cluster(None, &ours).is_ok());
         let refused = pinned.check_cluster(None, &other).unwrap_err();

@@ -1,7 +1,8 @@
 //! The settings of an image, which `unlock` and `bootstrapper` share.
 //!
-//! A setting is an option of the programs under the same name: `name=value` in the file [`FILE`] of the initrd and of the booted
-//! system, `firstlight.name=value` on the kernel command line. docs/images.md lists them.
+//! A setting is an option of the programs under the same name: `name=value` in the file [`FILE`] of
+//! the initrd and of the booted system, `firstlight.name=value` on the kernel command line.
+//! docs/images.md lists them.
 
 use std::fs;
 use std::io;
@@ -10,7 +11,7 @@ use base::boot;
 
 /// The file of settings.
 pub const FILE: &str = "/etc/firstlight/node.conf";
-/// The kernel command line, and its settings: ours, and those of the old system's images.
+/// The kernel command line, with our settings and those of Constellation's images.
 const COMMAND_LINE: &str = "/proc/cmdline";
 const PREFIX: &str = "firstlight.";
 const OLD: [(&str, &str); 2] = [
@@ -18,7 +19,7 @@ const OLD: [(&str, &str); 2] = [
     ("constel.attestation-variant=", "variant"),
 ];
 
-/// A program that takes settings.
+/// A program that reads settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// The program of the initramfs.
@@ -34,7 +35,8 @@ struct Setting {
     only: Option<Program>,
 }
 
-/// The options that are settings. The paths by which the initrd and the booted system find each other are not among them.
+/// The options that can be settings. The paths through which the initrd and the booted system
+/// exchange files cannot.
 const SETTINGS: [Setting; 19] = [
     both("cloud-provider"),
     both("csp"),
@@ -78,8 +80,9 @@ const fn only(program: Program, name: &'static str) -> Setting {
     }
 }
 
-/// Returns the settings of `program` as options `--name=value`, in the order in which they apply: the file, then the kernel command
-/// line. In place of a wrong setting, and of a source that cannot be read, is an error. A missing file is empty.
+/// Returns the settings of `program` as options `--name=value`, in the order in which they apply:
+/// the file, then the kernel command line. An error stands in place of a wrong setting, or of a
+/// source that cannot be read. A missing file is empty.
 pub fn read(program: Program) -> Vec<Result<String, String>> {
     let file = match fs::read_to_string(FILE) {
         Ok(text) => in_file(program, &text),
@@ -93,7 +96,7 @@ pub fn read(program: Program) -> Vec<Result<String, String>> {
     file.into_iter().chain(command_line).collect()
 }
 
-/// Returns why the host's ACPI tables are a danger to the kernel that runs, if they are.
+/// Returns why the host's ACPI tables are a danger to the running kernel, if they are.
 pub fn trusted_acpi() -> Option<&'static str> {
     boot::trusted_acpi(&fs::read_to_string("/proc/version").unwrap_or_default())
 }
@@ -116,7 +119,7 @@ fn in_file(program: Program, text: &str) -> Vec<Result<String, String>> {
         .collect()
 }
 
-/// As the kernel does, takes quotes around a value, or around the whole word, away.
+/// Removes quotes around a value or a whole word, as the kernel does.
 fn on_command_line(program: Program, text: &str) -> Vec<Result<String, String>> {
     let words = text.split_whitespace().map(|word| word.replace('"', ""));
     let ours = words.filter_map(|word| {
@@ -134,7 +137,8 @@ fn on_command_line(program: Program, text: &str) -> Vec<Result<String, String>> 
     .collect()
 }
 
-/// Returns `--name=value` for `name=value`, and `None` for a setting of the other program. The error begins with the setting's name.
+/// Returns `--name=value` for `name=value`, and `None` for a setting of the other program. The
+/// error begins with the setting's name.
 fn option(program: Program, setting: &str) -> Result<Option<String>, String> {
     let (name, value) = match setting.split_once('=') {
         Some((name, value)) => (name.trim(), Some(value.trim())),

@@ -1,9 +1,11 @@
-//! Requests a ticket from every join service of the cluster at once, until one answer is sufficient.
+//! Requests a ticket from every join service of the cluster at once, until one answer is
+//! sufficient.
 //!
-//! One thread lists the join services every 15 s; one thread per service requests the ticket. Each thread has its own
-//! jittered back-off from 1 s. A dead service therefore delays no other service, and a metadata service that hangs does
-//! not delay a ticket that has already arrived. A requester with a [`ServiceVerifier`] judges the evidence of a service in the strong form of
-//! attested TLS; a service of the old system has none. The [`TicketRequester`] checks each answer.
+//! One thread lists the join services every 15 s; one thread per service requests the ticket. Each
+//! thread has its own jittered back-off from 1 s. A dead service therefore delays no other service,
+//! and a metadata service that hangs does not delay a ticket that has already arrived. A requester
+//! with a [`ServiceVerifier`] judges the evidence of a service in the strong form of attested TLS;
+//! Constellation's services have none. The [`TicketRequester`] checks each answer.
 //!
 //! ```text
 //!   sources ─► load balancer, other control planes ─► one thread each: connect, attest, TicketRequester::request
@@ -11,8 +13,8 @@
 //!      └─────────────────────────────────────────                  └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! The first listing ends at the first [`Source`] that names a host; each later one goes through all sources, because the hosts that are
-//! known so far gave no ticket.
+//! The first listing ends at the first [`Source`] that names a host. Each later one uses all
+//! sources, because the hosts known so far gave no ticket.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -37,13 +39,15 @@ use crate::service_trust::{Proof, ServiceVerifier, Settings};
 
 /// Time limit for the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for the TLS handshake. The server validates our document within it (30 s in the old system).
+/// Time limit for the TLS handshake. The server validates our document within it (30 s in
+/// Constellation).
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// First pause after a failure that may pass.
+/// First pause after a temporary failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Pause before the next request to a service whose answer names an error that an operator must correct.
+/// Pause before the next request to a service whose answer names an error that an operator must
+/// correct.
 const LASTING_PAUSE: Duration = Duration::from_secs(60);
 /// Pause before the next request to a service whose policy refused this machine's attestation.
 const REFUSED_PAUSE: Duration = Duration::from_secs(15);
@@ -51,35 +55,39 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(15);
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
 /// Where the resolver of the C library finds its DNS servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Maximum number of threads. No cluster has this many control planes; the limit holds against a hostile metadata service.
+/// Maximum number of threads. No cluster has this many control planes; the limit is for a hostile
+/// metadata service.
 const MAX_SERVICES: usize = 64;
 
-/// Interval between two looks at this machine's addresses.
+/// Interval between two checks of this machine's addresses.
 const NETWORK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What is requested, and what happens with the answers.
+/// The request, and what to do with the answers.
 pub trait TicketRequester: Send + Sync + 'static {
     /// The longest pause between two requests to one service.
     const MAX_PAUSE: Duration;
-    /// Maximum pause that a join service can impose. It is short where the node does not verify the service: anybody may have answered.
+    /// Maximum pause that a join service can impose. It is short if the node does not verify the
+    /// service: anybody may have answered.
     const MAX_SERVER_PAUSE: Duration;
     /// Returns the stop that ends all requests; it is set when no ticket is needed any more.
     fn finished(&self) -> &Stop;
     /// Returns the issuer that attests this machine.
     fn issuer(&self) -> &Arc<dyn Issuer>;
-    /// Returns what this machine demands of a join service.
+    /// Returns this machine's requirements for a join service.
     fn demands(&self) -> &Settings;
-    /// Returns the verifier of one connection; `None` if this machine only proves itself. The error may be temporary: the TPM did not answer.
+    /// Returns the verifier of one connection; `None` if this machine only proves itself. The error
+    /// may be temporary: the TPM did not answer.
     fn verifier(&self) -> Result<Option<Arc<dyn ServiceVerifier>>, String> {
         Ok(None)
     }
-    /// Receives the answer of the metadata service: once before the first request, and again after each listing.
+    /// Receives the answer of the metadata service: once before the first request, and again after
+    /// each listing.
     fn update_metadata(&self, _answer: MetadataAnswer) {}
     /// Requests a ticket from one service. After an error the service is asked again.
     fn request(&self, service: &JoinService) -> Result<(), Failure>;
     /// Called if no host of the first listing has given a ticket when the next listing begins.
     fn unanswered(&self) {}
-    /// Records that `source` is asked now. The answer may take up to a minute.
+    /// Records that the client starts to ask `source`. The answer may take up to a minute.
     fn asked(&self, source: &str);
     /// Records that `source`, which gives no tickets itself, has answered.
     fn answered(&self, source: &str);
@@ -125,7 +133,7 @@ pub struct Failure {
 }
 
 impl From<String> for Failure {
-    /// Makes a failure that may pass without an operator.
+    /// Makes a failure that may end without an operator.
     fn from(text: String) -> Failure {
         Failure {
             text,
@@ -136,8 +144,8 @@ impl From<String> for Failure {
 }
 
 impl From<&atls::Error> for Failure {
-    /// A refused attestation lasts, but the policy of the cluster may admit a new image at any moment, and a join service may get a
-    /// new one.
+    /// A refused attestation is permanent, but the cluster's policy may accept a new image at any
+    /// moment, and a join service may get a new image.
     fn from(error: &atls::Error) -> Failure {
         let is_refused = error.refused().is_some() || error.is_other_form();
         let is_lasting = is_refused || error.is_attestation_refused_by_peer();
@@ -191,12 +199,14 @@ impl Failure {
     }
 }
 
-/// Returns the TLS error that ended the connection of `status`; `None` if the call ended for another reason.
+/// Returns the TLS error that ended the connection of `status`; `None` if the call ended for
+/// another reason.
 fn tls_error(status: &Status) -> Option<&atls::Error> {
     status.cause()?.get_ref()?.downcast_ref()
 }
 
-/// Returns the pause that the server asks for: `google.rpc.RetryInfo` in the status details, or a trailer.
+/// Returns the pause that the server asks for: `google.rpc.RetryInfo` in the status details, or a
+/// trailer.
 fn retry_after(status: &Status, trailers: &Trailers) -> Option<Duration> {
     let millis = || trailers.get(RETRY_AFTER)?.parse().ok();
     status
@@ -215,7 +225,8 @@ impl fmt::Display for JoinService {
 }
 
 impl JoinService {
-    /// Connects and attests this machine. [`TicketRequester::finished`] ends the attempt, and later the connection, at once.
+    /// Connects and attests this machine. [`TicketRequester::finished`] ends the attempt, and later
+    /// the connection, at once.
     pub fn connect<'a>(
         &self,
         requester: &'a impl TicketRequester,
@@ -259,7 +270,7 @@ impl JoinService {
 pub struct Connection<'a> {
     channel: Channel,
     demands: &'a Settings,
-    /// What the service proved, if this machine judged it and it proved something.
+    /// What the service proved, if this machine judged it and it sent evidence.
     proof: Option<Proof>,
     _held: Held<'a>,
 }
@@ -270,13 +281,13 @@ impl Connection<'_> {
         self.demands.cluster_of_ticket(self.proved())
     }
 
-    /// Checks that a ticket is one of the cluster of this service, or of the setting `cluster-id`.
+    /// Checks that the ticket's cluster is this service's, or the one that `cluster-id` names.
     pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Failure> {
         let checked = self.demands.check_cluster(self.proved(), cluster_id);
         checked.map_err(Failure::lasting)
     }
 
-    /// Returns what the service proved, if this machine judged it and it proved something.
+    /// Returns what the service proved, if this machine judged it and it sent evidence.
     pub fn proved(&self) -> Option<&Proof> {
         self.proof.as_ref()
     }
@@ -301,8 +312,8 @@ impl Connection<'_> {
     }
 }
 
-/// Requests a ticket from every join service that the sources list, which are asked in this order, until
-/// [`TicketRequester::finished`].
+/// Requests a ticket from every join service that the sources list, which are asked in this order,
+/// until [`TicketRequester::finished`].
 ///
 /// # Errors
 /// If no thread can be created.
@@ -378,7 +389,8 @@ fn has_network() -> bool {
     addresses.iter().any(|address| !address.is_loopback())
 }
 
-/// Waits for `pause`; an address that this machine gets meanwhile ends the pause, because then the network has just come up.
+/// Waits for `pause`, or until this machine gets an address, because then the network has just come
+/// up.
 fn wait_for_network(finished: &Stop, pause: Duration) {
     let addresses = || sys::interfaces::addresses().unwrap_or_default();
     let (before, end) = (addresses(), Instant::now() + pause);
@@ -428,7 +440,8 @@ fn list(source: &Source, requester: &impl TicketRequester) -> Listing {
     }
 }
 
-/// Lists the addresses of hosts except this machine's. A name that cannot be resolved does not hide the others.
+/// Lists the addresses of hosts except this machine's. A name that cannot be resolved does not hide
+/// the others.
 fn resolve_all(source: &Hosts, requester: &impl TicketRequester) -> Listing {
     let mut hosts = vec![];
     ask(requester, source.name, || {
@@ -451,7 +464,8 @@ fn resolve_all(source: &Hosts, requester: &impl TicketRequester) -> Listing {
     }
 }
 
-/// Lists the load balancer and all control planes except this machine. An error of one source does not hide the others.
+/// Lists the load balancer and all control planes except this machine. An error of one source does
+/// not hide the others.
 fn describe(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
     let mut load_balancer = None;
     let addresses = ask(requester, "load balancer", || {
@@ -484,7 +498,8 @@ fn describe(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listin
     }
 }
 
-/// Returns the addresses of a host name. The error says which DNS servers were asked, and for how long.
+/// Returns the addresses of a host name. The error says which DNS servers were asked, and for how
+/// long.
 fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
     let start = Instant::now();
     sys::net::resolve(host).map_err(|error| {
@@ -554,7 +569,7 @@ mod tests {
             (Code::FailedPrecondition, true),
             (Code::Unavailable, false),
             (Code::ResourceExhausted, false),
-            // the only code that the old system sends
+            // the only code that Constellation sends
             (Code::Internal, false),
         ] {
             let failure = Failure::from_status(&Status::new(code, "why"), &Trailers::new());
@@ -623,7 +638,7 @@ mod tests {
         }
     }
 
-    /// 1.3.9900.1.1, the dummy variant of the old system.
+    /// 1.3.9900.1.1, Constellation's dummy variant.
     const TEST_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
 
     struct Requester(Stop, Arc<dyn Issuer>, Settings);
@@ -660,7 +675,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let service = JoinService(listener.local_addr().unwrap());
         let server = atls::Server::new(None, vec![Arc::new(RefuseAll)]);
-        // a service of the old system proves nothing itself
+        // Constellation's services send no evidence themselves
         let transport = Arc::new(server.only_old());
         let (router, limits) = (Router::new(), Limits::default());
         let server = Server::start("test", listener, transport, router, limits).unwrap();
@@ -678,7 +693,7 @@ mod tests {
 
     #[test]
     fn the_words_of_a_server_do_not_make_a_failure_a_refused_attestation() {
-        // the end of the text that our own error has for such an alert
+        // the end of our own error text for such an alert
         let words = "alert AccessDenied: it refused this machine's attestation (its log says why)";
         let status = Status::new(Code::Unavailable, words);
         let failure = Failure::from_status(&status, &Trailers::new());
