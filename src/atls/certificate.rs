@@ -1,13 +1,14 @@
 //! The self-signed certificates that contain attestation documents (X.509 version 3, RFC 5280).
 //!
-//! The certificate contains the document in an extension whose OID names the variant. The user data of the document is SHA-256 of
-//! the SubjectPublicKeyInfo of the certificate.
+//! The certificate contains the document in an extension whose OID names the variant. The user data
+//! of the document is SHA-256 of the SubjectPublicKeyInfo of the certificate.
 //!
-//! Neither side depends on a clock: a machine in its initramfs may have none that is right. The peer itself writes the validity of
-//! its certificate, so the validity proves nothing. That a document is fresh follows from the nonce, which the verifying side has
-//! chosen at random for this one connection: the TPM has signed it together with the certificate's key, and TLS proves that the
-//! peer has that key. So a certificate that we make is valid at any time, which peers of the old system accept, and the validity
-//! of the peer's certificate is not compared with a clock.
+//! Neither side depends on a clock: a machine in its initramfs may have a wrong one. The peer
+//! itself writes the validity of its certificate, so the validity proves nothing. The nonce shows
+//! that a document is fresh. The verifier chose it at random for this connection, the TPM signed it
+//! together with the certificate's key, and TLS proves that the peer has that key. So our
+//! certificates are valid at any time, which Constellation's peers accept, and the validity of the
+//! peer's certificate is not compared with a clock.
 
 use std::sync::Arc;
 
@@ -22,26 +23,27 @@ use super::{Error, nonce};
 use attest::{Evidence, Identified, IssueError, Issuer, ValidateError, Validator};
 use base::der::{self, Malformed, Reader};
 
-/// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to 64 KiB, of which about 300
-/// bytes are not part of the document.
+/// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to
+/// 64 KiB, of which about 300 bytes are not part of the document.
 pub const MAX_DOCUMENT: usize = 65_000;
 
-/// The error for rustls if a certificate is refused. It causes the alert access_denied (RFC 8446 §6.2).
+/// The error for rustls if a certificate is refused. It causes the alert access_denied (RFC 8446
+/// §6.2).
 pub const REFUSED: rustls::Error =
     rustls::Error::InvalidCertificate(rustls::CertificateError::ApplicationVerificationFailure);
 
-/// The validity of a certificate in seconds since 1970: from the first second that a clock can have to 9999-12-31 23:59:59, which
-/// stands for "no end" (RFC 5280 §4.1.2.5).
+/// The validity of a certificate in seconds since 1970: from the first second that a clock can have
+/// to 9999-12-31 23:59:59, which stands for "no end" (RFC 5280 §4.1.2.5).
 const VALIDITY: [u64; 2] = [0, 253_402_300_799];
-/// Common name of issuer and subject, as in the old system. It is not checked.
+/// Common name of issuer and subject, as in Constellation. It is not checked.
 const NAME: &[u8] = b"Constellation";
 /// AlgorithmIdentifier of ecdsa-with-SHA256, 1.2.840.10045.4.3.2 (RFC 5758 §3.2).
 const ECDSA_WITH_SHA256: &[u8] = &[
     0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02,
 ];
 
-/// Makes a new P-256 key and a certificate for it. If there is an `issuer`, the certificate contains a document for the peer that
-/// chose `nonce`.
+/// Makes a new P-256 key and a certificate for it. If there is an `issuer`, the certificate
+/// contains a document for the peer that chose `nonce`.
 pub fn issue(issuer: Option<&dyn Issuer>, nonce: &[u8]) -> Result<Arc<CertifiedKey>, Error> {
     let key = generate_key()?;
     let internal = |what: &str| Error::Internal(format!("the certificate's key {what}"));
@@ -138,13 +140,14 @@ fn extensions(oid: &[u8], document: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns the content of
-/// the document.
+/// Validates the certificate of a peer; `nonce` is the nonce that we sent to the peer. Returns the
+/// content of the document.
 ///
-/// The certificate must be signed by its own key. It must have no unknown critical extension, and no extended key usage without
-/// serverAuth (RFC 5280 §4.2.1.12; for clients too, as in the old system). The first extension of a known variant is used: its
-/// document must be valid for the nonce and bind the key of this certificate. TLS itself verifies that the peer has the private
-/// key.
+/// The certificate must be signed by its own key. It must have no unknown critical extension, and
+/// no extended key usage without serverAuth (RFC 5280 §4.2.1.12; for clients too, as in
+/// Constellation). The first extension of a known variant is used: its document must be valid for
+/// the nonce and bind the key of this certificate. TLS itself verifies that the peer has the
+/// private key.
 pub fn verify(
     certificate: &CertificateDer<'_>,
     validators: &[Arc<dyn Validator>],
@@ -226,7 +229,8 @@ fn read_extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> 
     Ok(found)
 }
 
-/// Says that none of the documents with these OIDs is of a variant that a validator accepts.
+/// Returns the error that none of the documents with these OIDs is of a variant that a validator
+/// accepts.
 pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> ValidateError {
     /// Maximum number of OIDs in the error; the peer decides how many there are.
     const SHOWN: usize = 4;
@@ -394,7 +398,7 @@ mod tests {
         );
     }
 
-    /// The old system's certificates are valid for two hours before and after their issue.
+    /// Constellation's certificates are valid for two hours before and after their issue.
     #[test]
     fn a_certificate_is_accepted_whatever_the_clocks_say() {
         const YEAR: u64 = 365 * 24 * 3600;
@@ -428,7 +432,7 @@ mod tests {
             issue(Some(&Long(MAX_DOCUMENT + 1)), NONCE),
             Err(Error::Issuer(_))
         ));
-        // webpki reads the longest certificate, so the error is about the document
+        // webpki accepts the longest certificate, so the error is about the document
         let certificate = issue(Some(&Long(MAX_DOCUMENT)), NONCE).unwrap().cert[0].clone();
         assert!(judge(&certificate).unwrap_err().starts_with("not JSON"));
     }
@@ -438,7 +442,7 @@ mod tests {
         let original = attested();
         for (round, bytes) in mutations(&original, 20_000).enumerate() {
             let _ = read_extensions(&bytes);
-            // the complete validation verifies a signature, so there are fewer cases
+            // a complete validation includes a signature check, so there are fewer cases
             if round % 10 == 0 && bytes != *original {
                 assert!(judge(&bytes.into()).is_err());
             }

@@ -22,7 +22,8 @@ use attest::{Form, Identified, Issuer, Role, Validator};
 use transport::Transport;
 use transport::half_open::PeersTurn;
 
-/// Establishes attested connections to servers. It offers both forms; the server selects the strong form if it knows it.
+/// Establishes attested connections to servers. It offers both forms; the server selects the strong
+/// form if it knows it.
 pub struct Client {
     issuer: Option<Arc<dyn Issuer>>,
     /// Of the old form.
@@ -34,8 +35,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Makes a client that attests itself with `issuer` if the server requests it, and accepts a server whose document one of the
-    /// `validators` accepts. **Without validators every server is accepted**, as by joining nodes of the old system.
+    /// Makes a client that attests itself with `issuer` if the server requests it, and accepts a
+    /// server whose document one of the `validators` accepts. **Without validators every server is
+    /// accepted**, as by joining nodes of Constellation.
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
         Client {
             issuer,
@@ -46,20 +48,22 @@ impl Client {
         }
     }
 
-    /// Accepts only a join service in the strong form, and no other server of a machine that meets the policy.
+    /// Accepts only a join service in the strong form, and no other server of a machine that meets
+    /// the policy.
     pub fn to_join_service(mut self) -> Self {
         self.peers = &[Role::JoinService];
         self
     }
 
-    /// Accepts every server of a machine, whatever it serves. A client that tells a server no secret may do so.
+    /// Accepts every server of a machine, in any role. Only a client that sends no secret to the
+    /// server may use this.
     pub fn to_any_server(mut self) -> Self {
         self.peers = &[Role::Server, Role::JoinService];
         self
     }
 
-    /// Also demands a document that one of `validators` accepts from each server that knows the strong form, if the old form of the
-    /// server proves nothing.
+    /// If a server knows the strong form, also requires a document that one of `validators`
+    /// accepts, although the old form of the server proves nothing.
     pub fn verify_strong(mut self, validators: Vec<Arc<dyn Validator>>) -> Self {
         self.strong_validators = validators;
         self
@@ -71,7 +75,7 @@ impl Client {
         self
     }
 
-    /// Offers only the old form, as a client of the old system.
+    /// Offers only the old form, as a client of Constellation.
     pub fn only_old(mut self) -> Self {
         self.forms = Forms::OnlyOld;
         self
@@ -79,17 +83,19 @@ impl Client {
 
     /// Completes the handshake on a connected socket before `deadline`, or fails and closes it.
     ///
-    /// The issuer and the validators run during the handshake; the deadline does not interrupt them. In the old form with TLS 1.3 a
-    /// server validates the client after the client's handshake is complete: then the first read returns the refusal, an
-    /// [`std::io::Error`] that contains [`Error::PeerRefused`]. The connection has no socket time-outs.
+    /// The issuer and the validators run during the handshake; the deadline does not interrupt
+    /// them. In the old form with TLS 1.3 a server validates the client after the client's
+    /// handshake is complete: then the first read returns the refusal, an [`std::io::Error`] that
+    /// contains [`Error::PeerRefused`]. The connection has no socket time-outs.
     pub fn connect(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
         let (connection, identified, form) = self.establish_session(&socket, deadline)?;
         handshake::finish(connection, socket, identified, form)
     }
 
-    /// Returns a connection without a socket, before its handshake, for a caller with an event loop. `write_tls`, `read_tls` and
-    /// `process_new_packets` drive it. The reason for a failure of issuer or validator is not available. Only the old form is offered,
-    /// since nobody makes the exchange of the strong form.
+    /// Returns a connection without a socket, before its handshake, for a caller with an event
+    /// loop. `write_tls`, `read_tls` and `process_new_packets` drive it. The reason for a failure
+    /// of issuer or validator is not available. Offers only the old form, because here nothing runs
+    /// the exchange of the strong form.
     pub fn begin(&self) -> Result<ClientConnection, Error> {
         let old = Client {
             issuer: self.issuer.clone(),
@@ -238,7 +244,8 @@ impl ServerCertVerifier for Session {
         _ocsp: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        // in the strong form the exchange proves the server; `old_form` refuses such a certificate in the old form
+        // in the strong form the exchange proves the server; `old_form` refuses such a certificate
+        // in the old form
         if self.offers_strong && certificate::is_bare(leaf) {
             self.bare.store(true, Ordering::Relaxed);
             return Ok(ServerCertVerified::assertion());
@@ -283,8 +290,9 @@ impl ServerCertVerifier for Session {
 }
 
 impl ResolvesClientCert for Session {
-    /// Runs when the server requests a certificate. In TLS 1.3 this is before the server is verified, so a document may be made for
-    /// a server that is then refused. After a failure it returns `None`, which sends no certificate, and we end the connection.
+    /// Runs when the server requests a certificate. In TLS 1.3 this is before the server is
+    /// verified, so a document may be made for a server that is then refused. After a failure it
+    /// returns `None`, which sends no certificate, and we end the connection.
     fn resolve(
         &self,
         authorities: &[&[u8]],
@@ -295,7 +303,8 @@ impl ResolvesClientCert for Session {
             .ok()
     }
 
-    /// Without an issuer the certificate has no document: the server's error is then clearer than for a missing certificate.
+    /// Without an issuer the certificate has no document: the server's error is then clearer than
+    /// for a missing certificate.
     fn has_certs(&self) -> bool {
         true
     }

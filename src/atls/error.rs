@@ -1,4 +1,5 @@
-//! The errors of attested TLS. The variant says who is at fault: the network, the peer, or this machine.
+//! The errors of attested TLS. The variant says who is at fault: the network, the peer, or this
+//! machine.
 
 use std::{fmt, io};
 
@@ -21,11 +22,13 @@ pub enum Error {
     Misbehaved(String),
     /// Peer: it supports no TLS version, cipher suite or signature scheme that this side supports.
     Incompatible(String),
-    /// Peer: its certificate has no acceptable attestation document. The full reason is not sent to the peer.
+    /// Peer: its certificate has no acceptable attestation document. The full reason is not sent to
+    /// the peer.
     Refused(ValidateError),
     /// This machine: its own attestation document could not be issued.
     Issuer(IssueError),
-    /// The peer closed the connection with this alert (RFC 8446 §6.2); see [`Error::is_attestation_refused_by_peer`].
+    /// The peer closed the connection with this alert (RFC 8446 §6.2); see
+    /// [`Error::is_attestation_refused_by_peer`].
     PeerRefused(AlertDescription),
     /// This machine: a failure in which the peer has no part.
     Internal(String),
@@ -104,7 +107,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// Returns whether an alert (RFC 8446 §6.2) means that the attestation document in the certificate was refused.
+/// Returns whether an alert (RFC 8446 §6.2) means that the attestation document in the certificate
+/// was refused.
 fn refuses_attestation(alert: AlertDescription) -> bool {
     matches!(
         alert,

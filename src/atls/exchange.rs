@@ -18,16 +18,19 @@
 //!   | <--------------------------------------------------------- |
 //! ```
 //!
-//! A challenge is a credential for the TPM of the peer. The document then also covers what the TPM decrypts, so only a TPM that has
-//! both the attestation key and a certified endorsement key can make it. The server's challenge is in its offer.
+//! A challenge is a credential for the TPM of the peer. The document then also covers what the TPM
+//! decrypts, so only a TPM that has both the attestation key and a certified endorsement key can
+//! make it. The server's challenge is in its offer.
 //!
-//! A client that cannot fetch what the validation of a document needs beside it demands the collateral, too. AMD or Intel signed that, so
-//! the document does not cover it.
+//! A client that cannot fetch the collateral for a document requests it from the server, too. AMD
+//! or Intel signed it, so the document does not cover it.
 //!
-//! An end that demands nothing gets a proof without a document. An alert in a message ends the exchange.
+//! An end that requests nothing gets a proof without a document. An alert in a message ends the
+//! exchange.
 //!
-//! The session contains the exporter of TLS (RFC 8446 §7.5), which covers the key exchange and the server's certificate. So a
-//! document is worth nothing in another connection, even for somebody with the private key of the certificate.
+//! The session contains the exporter of TLS (RFC 8446 §7.5), which covers the key exchange and the
+//! server's certificate. So a document is worthless in another connection, even for somebody with
+//! the private key of the certificate.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -50,15 +53,17 @@ use tpm::Bank;
 const EXPORTER: &[u8] = b"EXPORTER-firstlight-attested-1";
 /// Length of a nonce in bytes.
 const NONCE: usize = 32;
-/// Maximum size of an offer in bytes: a key, and the certificates of two endorsement keys with their chains.
+/// Maximum size of an offer in bytes: a key, and the certificates of two endorsement keys with
+/// their chains.
 const MAX_OFFER: usize = 16 << 10;
-/// Maximum number of banks and of endorsement keys in an offer, and of certificates above one of these keys.
+/// Maximum number of banks and of endorsement keys in an offer, and of CA certificates for each of
+/// these keys.
 const MAX_PARTS: usize = 8;
 /// Maximum size of a proof in bytes, as of a certificate in the old form.
 const MAX_PROOF: usize = 64 << 10;
 /// Maximum size of a proof with collateral, for the end that demanded it.
 const MAX_PROOF_WITH_COLLATERAL: usize = MAX_PROOF + MAX_COLLATERAL;
-/// Maximum size of what is given to TLS at once: the buffer of rustls has 64 KiB.
+/// Maximum number of bytes that are passed to TLS at once: the buffer of rustls has 64 KiB.
 const MAX_PART: usize = 16 << 10;
 /// Maximum size of a proof without a document.
 const MAX_EMPTY_PROOF: usize = 4 << 10;
@@ -73,24 +78,25 @@ pub struct End<'a> {
     pub peers: &'a [Role],
     /// Proves this machine.
     pub issuer: Option<&'a dyn Issuer>,
-    /// What the peer must prove, to one of them; nothing if there are none.
+    /// The validators of the peer's proof; the proof must satisfy one of them. If empty, the peer
+    /// need not prove anything.
     pub validators: &'a [Arc<dyn Validator>],
     /// The certificate of the server.
     pub certificate: &'a [u8],
 }
 
-/// What both ends know after the offers.
+/// The values that both ends know after the offers.
 struct Session {
     digest: [u8; 32],
     own: Offer,
     peers: Offer,
-    /// What the peer must answer.
+    /// The challenge that the peer must answer.
     challenge: Option<Challenge>,
 }
 
 impl End<'_> {
-    /// Makes the exchange. `turn` returns a guard that is held while the TPM of this machine is asked. Returns the content of the
-    /// peer's document if this end has validators.
+    /// Makes the exchange. `turn` returns a guard that is held while this machine uses its TPM.
+    /// Returns the content of the peer's document if this end has validators.
     pub fn run<T>(
         &self,
         connection: &mut Connection,
@@ -98,7 +104,8 @@ impl End<'_> {
         turn: impl Fn() -> Result<T, Error>,
     ) -> Result<Option<Identified>, Error> {
         let mut pipe = Pipe { connection, peer };
-        // a policy that changes now judges the next connection: challenge and document are judged by the same one
+        // a changed policy applies to the next connection: challenge and document are judged by the
+        // same policy
         let validators = self.validators.iter();
         let validators: Vec<_> = validators
             .map(|validator| validator.of_connection().unwrap_or(validator.clone()))
@@ -203,7 +210,8 @@ impl End<'_> {
             .find(|validator| validator.oid() == identity.variant)
     }
 
-    /// Makes the own offer; with an identity only if it is wanted, since the TPM may have to tell it.
+    /// Makes this end's offer. It contains an identity only if that is needed, because the TPM may
+    /// have to return it.
     fn offer<T>(
         &self,
         with_identity: bool,
@@ -236,7 +244,8 @@ impl End<'_> {
         })
     }
 
-    /// Computes what binds documents to this connection. `offers` are the messages of client and server, in this order.
+    /// Computes the digest that binds documents to this connection. `offers` are the messages of
+    /// client and server, in this order.
     fn session(
         &self,
         pipe: &Pipe<'_, '_>,
@@ -364,8 +373,9 @@ impl End<'_> {
     }
 }
 
-/// Returns whether an offer has as many parts as a TPM may have. Many empty parts need forty times their size in memory, which a
-/// peer that has proved nothing could hold until its deadline.
+/// Returns whether an offer has at most as many parts as a TPM may need. Many empty parts would
+/// need forty times their size in memory, and an unauthenticated peer could occupy it until its
+/// deadline.
 fn is_modest(offer: &Offer) -> bool {
     let banks = offer.demand.as_ref().map_or(0, |demand| demand.banks.len());
     let endorsements = offer.identity.iter().flat_map(|it| &it.endorsements);

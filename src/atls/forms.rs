@@ -6,10 +6,10 @@ use proto::attested::ALPN as ALPN_STRONG;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Forms {
     Both,
-    /// The strong form only with a peer that does not offer the old one.
+    /// Prefers the old form: uses the strong form only if the peer does not offer the old one.
     OldFirst,
     OnlyStrong,
-    /// As a program of the old system.
+    /// Like a program of Constellation.
     OnlyOld,
 }
 
@@ -27,7 +27,8 @@ impl Forms {
         protocols.map(<[u8]>::to_vec).collect()
     }
 
-    /// Returns whether a server selects the strong form, as rustls does by the order of `protocols`.
+    /// Returns whether a server selects the strong form, as rustls does by the order of
+    /// `protocols`.
     pub fn selects_strong<'a>(
         self,
         offered: impl Iterator<Item = &'a [u8]>,

@@ -15,10 +15,11 @@ use proto::attested::ALPN as ALPN_STRONG;
 use transport::Transport;
 use transport::half_open::PeersTurn;
 
-/// How long to wait after an alert for the peer to close. Without this wait the kernel may send a reset because of unread data,
-/// and the peer loses the alert.
+/// How long to wait after an alert for the peer to close. Without this wait the kernel may send a
+/// reset because of unread data, and the peer loses the alert.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-/// Maximum number of bytes that are read and discarded during this wait: more than the socket buffers hold.
+/// Maximum number of bytes that are read and discarded during this wait: more than the socket
+/// buffers hold.
 const DRAIN_BYTES: usize = 1 << 20;
 
 /// A socket whose calls fail at the deadline, even if the peer still makes progress.
@@ -70,7 +71,8 @@ impl Timed<'_> {
         Ok(())
     }
 
-    /// Ends a failed connection: sends `alert` and waits up to [`DRAIN_TIME`] for the peer to close.
+    /// Ends a failed connection: sends `alert` and waits up to [`DRAIN_TIME`] for the peer to
+    /// close.
     pub fn give_up(&mut self, alert: &[u8]) {
         self.deadline = self.deadline.min(Instant::now() + DRAIN_TIME);
         // the connection has already failed: errors have no consequence
@@ -112,7 +114,8 @@ pub fn refuse_hello(peer: &mut Timed<'_>, error: &Error) {
     }
 }
 
-/// Completes the handshake. A server passes its `filter` and the bytes that the filter has already returned.
+/// Completes the handshake. A server passes its `filter` and the bytes that the filter has already
+/// returned.
 pub fn complete(
     connection: &mut Connection,
     peer: &mut Timed<'_>,
@@ -157,7 +160,8 @@ fn run(
     }
 }
 
-/// Passes all of `bytes` to rustls. Application data directly behind the handshake stays in the buffer of rustls.
+/// Passes all of `bytes` to rustls. Application data directly behind the handshake stays in the
+/// buffer of rustls.
 pub fn feed(connection: &mut Connection, mut bytes: &[u8]) -> Result<(), Error> {
     while !bytes.is_empty() {
         connection.read_tls(&mut bytes)?;
@@ -192,7 +196,8 @@ pub fn form(connection: &Connection, forms: Forms) -> Result<Form, Error> {
     }
 }
 
-/// Converts an established connection to a transport and removes the socket time-outs of the handshake.
+/// Converts an established connection to a transport and removes the socket time-outs of the
+/// handshake.
 pub fn finish(
     connection: Connection,
     socket: TcpStream,

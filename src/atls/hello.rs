@@ -1,12 +1,15 @@
-//! Hides the server name in a ClientHello (RFC 8446 §4.1.2) from a TLS stack that accepts only host names.
+//! Hides the server name in a ClientHello (RFC 8446 §4.1.2) from a TLS stack that accepts only host
+//! names.
 //!
-//! Old clients send base64 with `+`, `/` and `=` as server name, which rustls 0.23 refuses. The filter changes the type of the
-//! `server_name` extension to one that IANA reserves for private use. rustls ignores it like any unknown extension, and the
-//! transcript hashes (`provider.rs`) change it back. This preserves the length, needs no state, and is exactly reversible. A
-//! ClientHello that already has the private type is refused: otherwise an attacker on the path could change the type, and the
-//! transcript would still match.
+//! Old clients send base64 with `+`, `/` and `=` as server name, which rustls 0.23 refuses. The
+//! filter changes the type of the `server_name` extension to one that IANA reserves for private
+//! use. rustls ignores it like any unknown extension, and the transcript hashes (`provider.rs`)
+//! change it back. This preserves the length, needs no state, and is exactly reversible. A
+//! ClientHello that already has the private type is refused: otherwise an attacker on the path
+//! could change the type, and the transcript would still match.
 //!
-//! [`HelloFilter`] changes the bytes of a connection. It has no I/O: it takes bytes from the client and returns bytes for rustls.
+//! [`HelloFilter`] changes the bytes of a connection. It has no I/O: it takes bytes from the client
+//! and returns bytes for rustls.
 //!
 //! ```text
 //!            ClientHello            ClientHello again: HelloRetryRequest
@@ -21,14 +24,16 @@ use std::ops::Range;
 
 use transport::strangers;
 
-/// Maximum size of a ClientHello in bytes: the limit of rustls for a handshake message. Real ones have 200 to 2000 bytes.
+/// Maximum size of a ClientHello in bytes: the limit of rustls for a handshake message. Real ones
+/// have 200 to 2000 bytes.
 pub const MAX_HELLO: usize = 64 * 1024;
 
 /// IANA "TLS ExtensionType Values": server_name (RFC 6066).
 const SERVER_NAME: [u8; 2] = [0x00, 0x00];
 /// application_layer_protocol_negotiation (RFC 7301).
 const ALPN: [u8; 2] = [0x00, 0x10];
-/// A type in the private-use range 0xff00-0xffff of the same registry, except 0xff01 (renegotiation_info) and 0xffa5 (a QUIC draft).
+/// A type in the private-use range 0xff00-0xffff of the same registry, except 0xff01
+/// (renegotiation_info) and 0xffa5 (a QUIC draft).
 const HIDDEN_NAME: [u8; 2] = [0xff, 0x53];
 
 /// RFC 8446 §4: HandshakeType client_hello.
@@ -61,8 +66,8 @@ impl fmt::Display for HelloError {
     }
 }
 
-/// Changes the type of `server_name` in a complete ClientHello (with its four-byte header). Returns the name; `None` if there is
-/// none.
+/// Changes the type of `server_name` in a complete ClientHello (with its four-byte header). Returns
+/// the name; `None` if there is none.
 pub fn hide_server_name(hello: &mut [u8]) -> Result<Option<Vec<u8>>, HelloError> {
     let found = find(hello).ok_or(HelloError::Malformed("its ClientHello is malformed"))?;
     if found.hidden.is_some() {
@@ -81,8 +86,8 @@ pub fn hide_server_name(hello: &mut [u8]) -> Result<Option<Vec<u8>>, HelloError>
     Ok(Some(name))
 }
 
-/// Reverts [`hide_server_name`] in every ClientHello of a sequence of complete handshake messages; `None` if nothing is to be
-/// changed.
+/// Reverts [`hide_server_name`] in every ClientHello of a sequence of complete handshake messages;
+/// `None` if nothing is to be changed.
 pub fn reveal_server_name(messages: &[u8]) -> Option<Vec<u8>> {
     let mut revealed = None;
     let mut at = 0;
@@ -115,7 +120,8 @@ struct Extensions {
     alpn: Option<Range<usize>>,
 }
 
-/// Parses a complete ClientHello strictly; `None` if it is malformed or contains one of these extensions twice.
+/// Parses a complete ClientHello strictly; `None` if it is malformed or contains one of these
+/// extensions twice.
 fn find(hello: &[u8]) -> Option<Extensions> {
     if *hello.first()? != CLIENT_HELLO || message_len(hello)? != hello.len() {
         return None;
@@ -155,7 +161,8 @@ fn find(hello: &[u8]) -> Option<Extensions> {
     Some(found)
 }
 
-/// Returns the name of a ServerNameList (RFC 6066 §3) that has exactly one entry of type host_name (0).
+/// Returns the name of a ServerNameList (RFC 6066 §3) that has exactly one entry of type host_name
+/// (0).
 fn host_name(body: &[u8]) -> Option<&[u8]> {
     let mut cursor = Cursor { bytes: body, at: 0 };
     let list = cursor.vector16()?;
@@ -239,7 +246,8 @@ impl HelloFilter {
         }
     }
 
-    /// Takes bytes of the client and appends the bytes for rustls to `output`. After an error the connection must be closed.
+    /// Takes bytes of the client and appends the bytes for rustls to `output`. After an error the
+    /// connection must be closed.
     pub fn push(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(), HelloError> {
         if self.stage == Stage::Open {
             output.extend_from_slice(input);
@@ -256,7 +264,8 @@ impl HelloFilter {
         Ok(())
     }
 
-    /// Returns whether the first ClientHello is complete; then [`HelloFilter::server_name`] is final.
+    /// Returns whether the first ClientHello is complete; then [`HelloFilter::server_name`] is
+    /// final.
     pub fn has_hello(&self) -> bool {
         self.stage != Stage::First
     }
@@ -266,7 +275,8 @@ impl HelloFilter {
         self.server_name.as_deref()
     }
 
-    /// Processes the front of `input` and returns the number of processed bytes; `None` if more bytes are needed.
+    /// Processes the front of `input` and returns the number of processed bytes; `None` if more
+    /// bytes are needed.
     fn step(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Option<usize>, HelloError> {
         match self.stage {
             Stage::First | Stage::Second => {
@@ -303,7 +313,8 @@ impl HelloFilter {
         }
     }
 
-    /// If the ClientHello is complete, hides its server name and appends it to `output` in records of `version`.
+    /// If the ClientHello is complete, hides its server name and appends it to `output` in records
+    /// of `version`.
     fn finish_hello(&mut self, version: [u8; 2], output: &mut Vec<u8>) -> Result<(), HelloError> {
         if self.hello.first().is_some_and(|kind| *kind != CLIENT_HELLO) {
             return Err(HelloError::Malformed(
@@ -340,7 +351,7 @@ impl HelloFilter {
                     "its second ClientHello has another server name",
                 ));
             }
-            // else the server could have decided by the first one what it demands of the second one
+            // otherwise the second hello could change what the server decided by the first one
             if self.alpn != alpn {
                 return Err(HelloError::Malformed(
                     "its second ClientHello offers other protocols",
@@ -357,7 +368,8 @@ impl HelloFilter {
     }
 }
 
-/// Returns the record at the front of `input`, which must belong to a ClientHello; `None` if it is incomplete.
+/// Returns the record at the front of `input`, which must belong to a ClientHello; `None` if it is
+/// incomplete.
 fn hello_record(input: &[u8]) -> Result<Option<&[u8]>, HelloError> {
     if let [kind, ..] = input
         && *kind != HANDSHAKE

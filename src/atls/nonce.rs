@@ -1,8 +1,8 @@
 //! The two nonces, and the TLS fields that contain them.
 //!
-//! The client's nonce is the server name (RFC 6066 §3) in its ClientHello. The server's nonce is the common name of the only
-//! authority in its CertificateRequest. Both are standard base64. The fields are not intended for this, but the programs of the
-//! old system use them.
+//! The client's nonce is the server name (RFC 6066 §3) in its ClientHello. The server's nonce is
+//! the common name of the only authority in its CertificateRequest. Both are standard base64. The
+//! fields have another purpose, but Constellation's programs use them for nonces.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,13 +10,15 @@ use rustls::pki_types::ServerName;
 
 use base::der::{self, Malformed, Reader};
 
-/// Minimum length of a nonce in bytes: half of the old system's 32, which still prevents guesses and repetitions.
+/// Minimum length of a nonce in bytes: half of Constellation's 32, which still prevents guesses and
+/// repetitions.
 pub const MIN_LEN: usize = 16;
 /// Maximum length of a nonce in bytes. The nonce is hashed, so a longer one has no benefit.
 pub const MAX_LEN: usize = 64;
-/// Length of the server's nonce in bytes, as in the old system.
+/// Length of the server's nonce in bytes, as in Constellation.
 const SERVER_LEN: usize = 32;
-/// Length of the client's nonce in bytes: a multiple of three, so that base64 has no padding (see [`client`]).
+/// Length of the client's nonce in bytes: a multiple of three, so that base64 has no padding (see
+/// [`client`]).
 const CLIENT_LEN: usize = 33;
 
 /// Object identifier 2.5.4.3, id-at-commonName (RFC 5280, appendix A.1), with tag and length.
@@ -24,9 +26,10 @@ pub const COMMON_NAME: &[u8] = &[der::OBJECT_IDENTIFIER, 0x03, 0x55, 0x04, 0x03]
 
 /// Returns a new client nonce and the server name that contains it.
 ///
-/// Base64 is not always a host name, and rustls sends only host names. So nonces are drawn until the base64 has no `+`, `/` or
-/// padding: the 44 letters and digits are then a valid label, which is sent unchanged. This takes four draws on average
-/// ((62/64)^44 = 0.25) and leaves 262 bits of randomness. Receivers accept any length.
+/// Base64 is not always a host name, and rustls sends only host names. So nonces are drawn until
+/// the base64 has no `+`, `/` or padding: the 44 letters and digits are then a valid label, which
+/// is sent unchanged. This takes four draws on average ((62/64)^44 = 0.25) and leaves 262 bits of
+/// randomness. Receivers accept any length.
 pub fn client() -> (Vec<u8>, ServerName<'static>) {
     loop {
         let nonce = base::crypto::random::<CLIENT_LEN>();
@@ -62,14 +65,16 @@ pub fn to_distinguished_name(nonce: &[u8]) -> Vec<u8> {
     common_name(STANDARD.encode(nonce).as_bytes())
 }
 
-/// Returns a name with one attribute, the common name. Its bytes must be in the alphabet of PrintableString, as base64 is.
+/// Returns a name with one attribute, the common name. Its bytes must be in the alphabet of
+/// PrintableString, as base64 is.
 pub fn common_name(value: &[u8]) -> Vec<u8> {
     let value = der::element(der::PRINTABLE_STRING, &[value]);
     let attribute = der::element(der::SEQUENCE, &[COMMON_NAME, &value]);
     der::element(der::SEQUENCE, &[&der::element(der::SET, &[&attribute])])
 }
 
-/// Returns the server's nonce from the authorities in its CertificateRequest. The error is a clause about the server.
+/// Returns the server's nonce from the authorities in its CertificateRequest. The error is a clause
+/// about the server.
 pub fn from_distinguished_names(names: &[&[u8]]) -> Result<Vec<u8>, String> {
     let [name] = names else {
         return Err(format!(

@@ -1,12 +1,14 @@
-//! The cryptography of attested TLS, which is a part of what web servers need: both systems speak TLS 1.3 and make certificates with a key
-//! of P-256, and each TLS 1.3 has AES-GCM (RFC 8446 §9.1). Nothing else can be negotiated, and `unlock` links nothing else.
+//! The cryptography of attested TLS, a part of what web servers need: Firstlight and Constellation
+//! use TLS 1.3 and certificates with a P-256 key, and every TLS 1.3 implementation supports AES-GCM
+//! (RFC 8446 §9.1). Nothing else can be negotiated, and `unlock` links nothing else.
 //!
-//! On a server, transcript hashes are over the ClientHello as the client sent it:
-//! [`super::hello`] renames an extension before rustls parses the ClientHello, but the transcript hash must cover the original.
-//! Each `Context::update` of rustls is one complete handshake message (`rustls::hash_hs`), so the hash recognizes a ClientHello
-//! and renames the extension back. If a future rustls behaves differently, the Finished messages do not match and every handshake
-//! fails: an error here cannot weaken a connection. rustls 0.24 will accept such names (`InvalidSniPolicy::IgnoreAll`); then this
-//! part can be deleted.
+//! On a server, transcript hashes are over the ClientHello as the client sent it: [`super::hello`]
+//! renames an extension before rustls parses the ClientHello, but the transcript hash must cover
+//! the original. Each `Context::update` of rustls is one complete handshake message
+//! (`rustls::hash_hs`), so the hash recognizes a ClientHello and renames the extension back. If a
+//! future rustls behaves differently, the Finished messages do not match and every handshake fails:
+//! an error here cannot weaken a connection. rustls 0.24 will accept such names
+//! (`InvalidSniPolicy::IgnoreAll`); then this part can be deleted.
 
 use std::sync::{Arc, LazyLock};
 
@@ -25,7 +27,8 @@ use rustls::{
 
 use super::hello;
 
-/// The version of TLS. An older one has no exporter that covers the handshake without a further extension.
+/// The version of TLS. An older one has no exporter that covers the handshake without a further
+/// extension.
 pub const VERSIONS: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
 /// The error for a signature of another version, which rustls never asks about.
 pub const OTHER_VERSION: rustls::Error =
@@ -52,7 +55,7 @@ pub fn server() -> Arc<CryptoProvider> {
     PROVIDER.clone()
 }
 
-/// Returns handshake messages as they are sent, if that is not as rustls knows them.
+/// Returns the handshake messages as they are sent, if rustls knows them in another form.
 pub type Sent = &'static (dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync);
 
 /// Returns the provider with transcript hashes over what `sent` returns.
@@ -113,7 +116,8 @@ impl Hash for TrueHash {
         Box::new(TrueContext(self.0.start(), self.1))
     }
 
-    /// Returns the hash of an input that is not a handshake message: the empty hash of the key schedule.
+    /// Returns the hash of an input that is not a handshake message: the empty hash of the key
+    /// schedule.
     fn hash(&self, data: &[u8]) -> Output {
         self.0.hash(data)
     }

@@ -32,19 +32,22 @@ use proto::attested::Collateral;
 use transport::half_open::PeersTurn;
 use transport::{Accept, Transport};
 
-/// Maximum number of handshakes of one server that make an attestation document at the same time. Others wait within their
-/// deadlines.
+/// Maximum number of handshakes of one server that make an attestation document at the same time.
+/// Others wait within their deadlines.
 ///
-/// The server makes a document before the client has proven anything. A TPM serves one command at a time, so a higher number
-/// would only delay other uses of the TPM. It is more than one because some documents need the network.
+/// The server makes a document before the client has proven anything. A TPM serves one command at a
+/// time, so a higher number would only delay other uses of the TPM. It is more than one because
+/// some documents need the network.
 pub const MAX_ISSUING: usize = 4;
-/// Maximum number of handshakes that wait to make a document. Networks take turns, so a flood delays only its own network.
+/// Maximum number of handshakes that wait to make a document. Networks take turns, so a flood
+/// delays only its own network.
 const MAX_WAITING: usize = 128;
 
 /// The protocols in a connection of the old form.
 const OLD_PROTOCOLS: [&[u8]; 2] = [ALPN_H2, ALPN_HTTP11];
 
-/// Establishes attested connections on accepted sockets. It selects the strong form if the client offers it.
+/// Establishes attested connections on accepted sockets. It selects the strong form if the client
+/// offers it.
 pub struct Server {
     /// Of the old form.
     issuer: Option<Arc<dyn Issuer>>,
@@ -57,8 +60,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes a server that attests itself with `issuer`, and accepts only clients whose document one of the `validators` accepts.
-    /// **Without validators every client is accepted.**
+    /// Makes a server that attests itself with `issuer`, and accepts only clients whose document
+    /// one of the `validators` accepts. **Without validators every client is accepted.**
     pub fn new(issuer: Option<Arc<dyn Issuer>>, validators: Vec<Arc<dyn Validator>>) -> Self {
         let issuer = issuer.map(|issuer| Arc::new(ForStrangers(issuer)) as Arc<dyn Issuer>);
         Server {
@@ -71,7 +74,8 @@ impl Server {
         }
     }
 
-    /// Attests itself with `issuer` in the strong form, if it proves nothing in the old form.
+    /// Attests itself with `issuer` in the strong form. For a server without evidence in the old
+    /// form.
     pub fn attest_strong(mut self, issuer: Arc<dyn Issuer>) -> Self {
         self.strong_issuer = Some(issuer);
         self
@@ -83,14 +87,14 @@ impl Server {
         self
     }
 
-    /// Selects the old form if the client offers it. A server that cannot prove itself does so: in the strong form each client that
-    /// demands a proof refuses it.
+    /// Selects the old form if the client offers it. A server that cannot prove itself uses this:
+    /// in the strong form, a client that requires evidence would refuse it.
     pub fn old_first(mut self) -> Self {
         self.forms = Forms::OldFirst;
         self
     }
 
-    /// Knows only the old form, as a server of the old system.
+    /// Knows only the old form, like a server of Constellation.
     pub fn only_old(mut self) -> Self {
         self.forms = Forms::OnlyOld;
         self
@@ -98,9 +102,9 @@ impl Server {
 
     /// Completes the handshake on an accepted socket before `deadline`, or fails and closes it.
     ///
-    /// In the old form a server with an issuer refuses clients that send no nonce of 16 to 64 bytes; else the nonce is ignored. The
-    /// issuer and the validators run during the handshake; the deadline does not interrupt them. The connection has no socket
-    /// time-outs.
+    /// In the old form a server with an issuer refuses clients that send no nonce of 16 to 64
+    /// bytes; else the nonce is ignored. The issuer and the validators run during the handshake;
+    /// the deadline does not interrupt them. The connection has no socket time-outs.
     pub fn handshake(&self, socket: TcpStream, deadline: Instant) -> Result<Transport, Error> {
         self.handshake_watched(socket, deadline, &PeersTurn::default())
     }
@@ -158,8 +162,8 @@ impl Server {
         self.complete(&mut peer, &session, Some((&mut filter, hello)))
     }
 
-    /// Completes a handshake whose first ClientHello is read, and proves and validates what its form demands. Without a filter, the
-    /// server names must be legal.
+    /// Completes a handshake whose first ClientHello is read, and proves and validates what its
+    /// form demands. Without a filter, the server names must be legal.
     pub(super) fn complete(
         &self,
         peer: &mut Timed<'_>,
@@ -179,7 +183,7 @@ impl Server {
             Form::Strong => self.exchange(&mut connection, peer, session)?,
             Form::Old => session.identified.get().cloned(),
         };
-        // whatever the handshake did: nobody is served whom no validator has accepted
+        // Serve only peers that a validator accepted, whatever happened in the handshake.
         if identified.is_none() && !self.validators.is_empty() {
             let nothing = certificate::no_document(&[], &self.validators);
             return Err(Error::Refused(nothing));
@@ -260,8 +264,9 @@ impl Server {
 }
 
 impl Accept for Server {
-    /// Runs [`Server::handshake`], and logs its refusals and its own errors with the address of the peer. The caller logs all
-    /// other errors, but few lines for each peer, because a port scan causes such errors, too.
+    /// Runs [`Server::handshake`], and logs its refusals and its own errors with the address of the
+    /// peer. The caller logs all other errors, but few lines for each peer, because a port scan
+    /// causes such errors, too.
     fn accept(
         &self,
         socket: TcpStream,
@@ -298,7 +303,8 @@ pub(super) struct Session {
     server_nonce: [u8; 32],
     /// The server nonce as an authority in the CertificateRequest.
     authorities: [DistinguishedName; 1],
-    /// The certificate. It is stored because rustls asks again after a HelloRetryRequest, and one document is enough.
+    /// The certificate. It is stored because rustls asks again after a HelloRetryRequest, and one
+    /// document is enough.
     certified: OnceLock<Option<Arc<CertifiedKey>>>,
     /// The content of the client's document after its validation.
     identified: OnceLock<Identified>,
@@ -332,12 +338,13 @@ impl Session {
 }
 
 impl ResolvesServerCert for Session {
-    /// Runs before the server asks for the client's certificate, and selects the form as rustls does by our preference.
+    /// Runs before the server requests the client's certificate, and selects the form in the same
+    /// way as rustls, by our preference.
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let is_strong = hello
             .alpn()
             .is_some_and(|offered| self.forms.selects_strong(offered, &OLD_PROTOCOLS));
-        // the second hello after a HelloRetryRequest may offer something else than the first one
+        // the second hello after a HelloRetryRequest may offer other protocols than the first one
         self.is_strong.store(is_strong, Ordering::Relaxed);
         if is_strong {
             return self.bare.clone();

@@ -1,19 +1,22 @@
 //! Two independent halves of an established TLS connection.
 //!
-//! A connection of rustls is one state machine (the engine), but a gRPC connection reads and writes at the same time. So a lock
-//! protects the engine. It is held only while records are decrypted or encrypted in memory, never during a system call:
+//! A connection of rustls is one state machine (the engine), but a gRPC connection reads and writes
+//! at the same time. So a lock protects the engine. It is held only while records are decrypted or
+//! encrypted in memory, never during a system call:
 //!
 //! ```text
 //! Reader:  socket read (no lock)  -> engine lock: records in, plaintext out to the caller's buffer
 //! Writer:  outgoing lock {  engine lock: plaintext in, records into a buffer  -> socket write  }
 //! ```
 //!
-//! The outgoing lock keeps the records in the order of their encryption. The reader never waits for it. So a writer that is
-//! blocked by a peer that does not read does not block the reader, and two peers that both send cannot block each other. Records
-//! of the engine itself (an alert) are sent by the thread that holds the outgoing lock: see [`Shared::flush_engine`]. Answers to
-//! key updates wait in the engine for the next write, as RFC 8446 §4.6.3 allows.
+//! The outgoing lock keeps the records in the order of their encryption. The reader never waits for
+//! it. So a writer that is blocked by a peer that does not read does not block the reader, and two
+//! peers that both send cannot block each other. Records of the engine itself (an alert) are sent
+//! by the thread that holds the outgoing lock: see [`Shared::flush_engine`]. Answers to key updates
+//! wait in the engine for the next write, as RFC 8446 §4.6.3 allows.
 //!
-//! Received plaintext is copied directly from rustls to the buffer of the caller. (rustls does not wipe its own copies.)
+//! Received plaintext is copied directly from rustls to the buffer of the caller. (rustls does not
+//! wipe its own copies.)
 
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -28,25 +31,27 @@ use transport::Transport;
 
 /// Size in bytes of the first read from the socket. Every peer can occupy this much memory.
 const READ_FIRST: usize = 4 << 10;
-/// Size in bytes of a read while the peer sends faster: one record of maximum size (RFC 8446 §5.2, 2^14 + 256) with its header.
+/// Size in bytes of a read while the peer sends faster: one record of maximum size (RFC 8446 §5.2,
+/// 2^14 + 256) with its header.
 const READ_RECORD: usize = (1 << 14) + 256 + 5;
-/// Reads of [`READ_FIRST`] bytes without a pause before larger ones: 256 KiB, more than a peer sends that only wants to make us
-/// hold memory.
+/// Number of reads of [`READ_FIRST`] bytes without a pause before larger ones: 256 KiB in total. A
+/// peer that only wants to make us hold memory does not send that much.
 const READS_FIRST: u8 = 64;
-/// Maximum number of plaintext bytes that are encrypted at once: four records of maximum size, to reduce system calls.
+/// Maximum number of plaintext bytes that are encrypted at once: four records of maximum size, to
+/// reduce system calls.
 const WRITE_SIZE: usize = 4 << 14;
-/// How long the drop of the writer waits for a peer that does not read.
+/// How long dropping the writer may wait for a peer that does not read.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 
 /// Converts a TLS connection with complete handshake, attested or not, to a transport.
 ///
-/// `connection` may already hold received application data. `socket` must be blocking; its time-outs apply to both halves.
-/// A write that fails or times out is final, since part of a record may have been sent: all later writes fail too.
-/// Dropping the writer tells the peer that no more data comes (close_notify); the reader goes on until the peer ends
-/// its half.
+/// `connection` may already hold received application data. `socket` must be blocking; its
+/// time-outs apply to both halves. A write that fails or times out is final, since part of a record
+/// may have been sent: all later writes fail too. Dropping the writer tells the peer that no more
+/// data follows (close_notify); the reader continues until the peer closes its half.
 ///
-/// The reader returns 0 after the peer's close_notify, and the error [`io::ErrorKind::UnexpectedEof`] if the connection
-/// ended without one: then data may be missing.
+/// The reader returns 0 after the peer's close_notify, and the error
+/// [`io::ErrorKind::UnexpectedEof`] if the connection ended without one: then data may be missing.
 ///
 /// # Errors
 /// If the socket handle cannot be duplicated.
@@ -84,8 +89,8 @@ struct Shared {
 }
 
 thread_local! {
-    /// A buffer for the records of the connection to which this thread writes. An idle connection keeps no buffer, and a busy
-    /// connection does not allocate one for each write.
+    /// A buffer for the records of the connection to which this thread writes. An idle connection
+    /// keeps no buffer, and a busy connection does not allocate one for each write.
     static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -126,8 +131,8 @@ impl Shared {
 
     /// Sends the records of the engine itself, unless another thread is sending.
     ///
-    /// No record is missed: a thread that finds the lock taken has already put its bytes into the engine, and the holder of the
-    /// lock checks the engine again after it releases the lock.
+    /// No record is missed: a thread that finds the lock taken has already put its bytes into the
+    /// engine, and the holder of the lock checks the engine again after it releases the lock.
     fn flush_engine(&self) -> io::Result<()> {
         loop {
             if !self.engine().wants_write() {
@@ -144,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// Tells the peer that no more data comes.
+    /// Tells the peer that no more data follows.
     fn close(&self) -> io::Result<()> {
         let mut outgoing = self.outgoing();
         outgoing.check()?;
@@ -194,7 +199,8 @@ impl Outgoing {
 struct Reader {
     shared: Arc<Shared>,
     socket: Arc<TcpStream>,
-    /// Records from the socket. The buffer is freed while no data arrives, to save memory of idle connections.
+    /// Records from the socket. The buffer is freed while no data arrives, to save memory of idle
+    /// connections.
     received: Vec<u8>,
     /// The part of `received` that the engine has not taken yet.
     unread: std::ops::Range<usize>,
@@ -249,7 +255,8 @@ impl Reader {
         self.shared.engine().reader().read(buffer)
     }
 
-    /// Passes received bytes to the engine, which decrypts them. No bytes mean the end of the stream.
+    /// Passes received bytes to the engine, which decrypts them. No bytes mean the end of the
+    /// stream.
     fn process(&mut self) -> io::Result<()> {
         let mut engine = self.shared.engine();
         let taken = engine.read_tls(&mut &self.received[self.unread.clone()])?;
@@ -385,7 +392,8 @@ mod tests {
     fn both_ends_send_32_mib_at_once_and_all_arrives_in_order() {
         const TOTAL: usize = 32 << 20;
         let (near, far) = pair();
-        // writes that are larger than a record and the socket buffers, and small writes that share no boundary with records
+        // writes that are larger than a record and the socket buffers, and small writes that share
+        // no boundary with records
         let senders = [
             thread::spawn(move || send(near.writer, TOTAL, 3 << 20)),
             thread::spawn(move || send(far.writer, TOTAL, 10_007)),

@@ -53,7 +53,8 @@ pub fn meet(
     (client, server.join().unwrap())
 }
 
-/// Connects a client and a server of which one refuses the other, and returns the error of each side.
+/// Connects a client and a server of which one refuses the other, and returns the error of each
+/// side.
 fn part(client: Client, server: Server) -> (Error, Error) {
     let (near, far) = sockets();
     let server = thread::spawn(move || server.handshake(far, soon()));
@@ -153,7 +154,8 @@ impl Issuer for Broken {
     }
 }
 
-/// Returns whether the server accepts the client. In TLS 1.3 the client may learn that only from its first read.
+/// Returns whether the server accepts the client. In TLS 1.3 the client may learn that only from
+/// its first read.
 fn outcome(client: Result<Transport, Error>) -> Result<(), Error> {
     let mut transport = client?;
     transport.socket.set_read_timeout(Some(TIME)).unwrap();

@@ -1,5 +1,6 @@
-//! Whole exchanges of the strong form in which the messages are altered on the way, by somebody with the keys of the TLS connection
-//! (TLS alone stops everybody else). Both ends are genuine, and no end that demands a proof accepts one.
+//! Whole exchanges of the strong form in which the messages are altered on the way, by somebody
+//! with the keys of the TLS connection (TLS alone stops everybody else). Both ends are genuine, and
+//! no end that demands a proof accepts one.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -31,7 +32,8 @@ use proto::attested::{Demand, Offer, Proof};
 use tpm::{Credential, Endorsement, EndorsementKind};
 use transport::half_open::PeersTurn;
 
-/// Alters a message, which is behind its length, of this end with this number. It is called once for each message.
+/// Alters a message, which is behind its length, of this end with this number. It is called once
+/// for each message.
 type Alteration = Arc<Mutex<dyn FnMut(Role, usize, &[u8]) -> Vec<u8> + Send>>;
 
 /// A cipher that encrypts something else.
@@ -231,7 +233,8 @@ impl Validator for Certified {
     }
 }
 
-/// Who proves itself to the other end: both challenge, or one end proves itself by a variant without keys.
+/// Who proves itself to the other end: both challenge, or one end proves itself by a variant
+/// without keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Proving {
     Both,
@@ -345,8 +348,8 @@ fn genuine(proving: Proving) -> Vec<(Role, usize, Vec<u8>)> {
     std::mem::take(&mut *messages.lock().unwrap())
 }
 
-/// Alters one message, and checks that no end that demands a proof accepts one. Returns whether the message was altered: an alteration
-/// that returns `None` changes nothing.
+/// Alters one message, and checks that no end that demands a proof accepts one. Returns whether the
+/// message was altered: an alteration that returns `None` changes nothing.
 fn refused(
     what: &str,
     proving: Proving,
@@ -375,7 +378,8 @@ fn refused(
     let [client, server] = exchange(proving, Arc::new(Mutex::new(alteration)), time);
     let is_altered = *is_altered.lock().unwrap();
     for (role, accepted) in [(Role::Client, client), (Role::Server, server)] {
-        // who sends the last message does not learn what becomes of it, nor what becomes of a message that is complete
+        // who sends the last message does not learn what becomes of it, nor what becomes of a
+        // message that is complete
         let is_done = role == sender && (is_last || what == "twice");
         let validates = !proving.validators(role).is_empty();
         assert!(
@@ -442,7 +446,8 @@ fn no_message_can_be_dropped_repeated_or_taken_from_elsewhere() {
             case("of the other end's last turn", AMPLE, |_, earlier, _| {
                 earlier.iter().nth_back(2).cloned()
             });
-            // what follows the last message belongs to HTTP/2, and an empty message repeats as the server's last one
+            // what follows the last message belongs to HTTP/2, and an empty message repeats as the
+            // server's last one
             let last = match (proving, sender) {
                 (Proving::Client, Role::Server) => 1,
                 (_, Role::Client) => client - 1,

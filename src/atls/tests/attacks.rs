@@ -1,5 +1,6 @@
-//! The attacks on attested TLS that are known from the literature, each against both forms: relay by somebody with the private key
-//! of the certificate, replay of a document within its connection's lifetime, reflection, and downgrade.
+//! The attacks on attested TLS that are known from the literature, each against both forms: relay
+//! by somebody with the private key of the certificate, replay of a document within its
+//! connection's lifetime, reflection, and downgrade.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -170,7 +171,8 @@ impl rustls::client::danger::ServerCertVerifier for Believing {
     }
 }
 
-/// Connects a client to an attacker; returns what the client gets, and what the attacker's work returns.
+/// Connects a client to an attacker; returns what the client gets, and what the attacker's work
+/// returns.
 fn attack<T: Send + 'static>(
     client: Client,
     attacker: impl FnOnce(TcpStream) -> T + Send + 'static,
@@ -189,10 +191,12 @@ fn refusal(result: Result<(), Error>) -> String {
         .to_string()
 }
 
-/// The old form falls to this attack: a document is bound to the key of the certificate, and the attacker has this key.
+/// The old form falls to this attack: a document is bound to the key of the certificate, and the
+/// attacker has this key.
 #[test]
 fn somebody_with_the_certificate_s_key_relays_in_the_old_form_but_not_in_the_strong_form() {
-    // the genuine server made a certificate with a document for the nonce of the victim, which the attacker passed on
+    // the genuine server made a certificate with a document for the nonce of the victim, which the
+    // attacker passed on
     let (near, mut far) = sockets();
     let victim = thread::spawn(move || {
         Client::new(None, validators())
@@ -281,8 +285,8 @@ impl Issuer for Kept {
     }
 }
 
-/// The document is that of a genuine server for the victim's nonce. It does not matter whether that server is another machine, or the
-/// victim itself, whose proof comes back.
+/// The document is that of a genuine server for the victim's nonce. It does not matter whether that
+/// server is another machine, or the victim itself, whose proof comes back.
 #[test]
 fn a_document_in_the_certificate_of_a_man_in_the_middle_is_for_another_key() {
     let (near, far) = sockets();
@@ -379,7 +383,8 @@ fn server_name(hello: &[u8]) -> Vec<u8> {
     hello::hide_server_name(&mut hello).unwrap().unwrap()
 }
 
-/// Carries bytes between a client and a server, and changes the first flight of the client or of the server.
+/// Carries bytes between a client and a server, and changes the first flight of the client or of
+/// the server.
 fn between(client: TcpStream, server: TcpStream, change_hello: impl FnOnce(&mut Vec<u8>)) {
     let mut hello = vec![];
     (&client)
@@ -396,7 +401,8 @@ fn between(client: TcpStream, server: TcpStream, change_hello: impl FnOnce(&mut 
     let _ = client.shutdown(std::net::Shutdown::Both);
 }
 
-/// Connects a client and a server through somebody who changes the ClientHello. Returns what each side gets.
+/// Connects a client and a server through somebody who changes the ClientHello. Returns what each
+/// side gets.
 fn meet_through(
     change: impl FnOnce(&mut Vec<u8>) + Send + 'static,
     client: Client,
@@ -415,10 +421,12 @@ fn meet_through(
     [client, server]
 }
 
-/// Each change of the ClientHello makes the server select the old form; the transcripts of the two ends then differ.
+/// Each change of the ClientHello makes the server select the old form; the transcripts of the two
+/// ends then differ.
 #[test]
 fn an_offer_of_the_strong_form_that_is_stripped_on_the_way_ends_the_handshake() {
-    // an offer of another protocol, and of TLS 1.2 alone (supported_versions, RFC 8446 §4.2.1); no length changes
+    // an offer of another protocol, and of TLS 1.2 alone (supported_versions, RFC 8446 §4.2.1); no
+    // length changes
     let protocol: fn(&mut Vec<u8>) = |hello| replace(hello, proto::attested::ALPN, 0, b'x');
     let version: fn(&mut Vec<u8>) = |hello| replace(hello, b"\x00\x2b\x00\x03\x02\x03\x04", 6, 3);
     for accepted in [validators(), vec![]] {
@@ -444,7 +452,8 @@ fn replace(hello: &mut [u8], bytes: &[u8], at: usize, new: u8) {
     hello[place.unwrap() + at] = new;
 }
 
-/// TLS 1.2 shows the certificates to everybody, and has no exporter that covers the handshake without a further extension.
+/// TLS 1.2 shows the certificates to everybody, and has no exporter that covers the handshake
+/// without a further extension.
 #[test]
 fn a_server_with_only_tls_1_2_is_refused() {
     for accepted in [validators(), vec![]] {
@@ -507,7 +516,8 @@ fn an_end_that_requires_the_strong_form_refuses_the_old_one() {
     assert!(matches!(victim, Err(Error::Incompatible(_))), "{victim:?}");
 }
 
-/// The old form without a document where the client demands one: the certificate of the strong form does not pass.
+/// The old form without a document where the client demands one: the certificate of the strong form
+/// does not pass.
 #[test]
 fn a_bare_certificate_proves_nothing_in_the_old_form() {
     let (victim, _) = attack(Client::new(None, validators()), |socket| {

@@ -1,4 +1,5 @@
-//! The old system's `dummy` variant, for tests: a document that anyone can make, JSON `{"UserData": base64, "Nonce": base64}`.
+//! Constellation's `dummy` variant, for tests: a document that anyone can make, JSON `{"UserData":
+//! base64, "Nonce": base64}`.
 
 use std::sync::Arc;
 

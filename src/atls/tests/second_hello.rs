@@ -1,6 +1,8 @@
-//! Clients whose second ClientHello is not the first one again. A server asks for a second one if the first has no key share of a group
-//! that it knows (HelloRetryRequest). The client may then change only its key shares (RFC 8446 §4.1.2). An attacker changes more:
-//! a server that decides by one hello what it demands, and by the other one what it does, serves somebody who proved nothing.
+//! Clients whose second ClientHello is not the first one again. A server asks for a second one if
+//! the first has no key share of a group that it knows (HelloRetryRequest). The client may then
+//! change only its key shares (RFC 8446 §4.1.2). An attacker changes more: a server that decides by
+//! one hello what it demands, and by the other one what it does, serves somebody who proved
+//! nothing.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -119,7 +121,8 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
 }
 
-/// A client that says one thing in its first hello and another one in its second, and whose transcript has what it said.
+/// A client that says one thing in its first hello and another one in its second, and whose
+/// transcript has what it said.
 struct TwoFaced {
     first: Said,
     second: Said,
@@ -134,7 +137,8 @@ impl TwoFaced {
 
     /// Returns the messages of a transcript as they were sent, if a ClientHello is among them.
     fn sent(&self, mut messages: &[u8]) -> Option<Vec<u8>> {
-        // after a HelloRetryRequest a transcript begins with the message message_hash (RFC 8446 §4.4.1)
+        // after a HelloRetryRequest a transcript begins with the message message_hash (RFC 8446
+        // §4.4.1)
         let is_second = messages.first() == Some(&254);
         let (mut sent, mut is_changed) = (vec![], false);
         while messages.len() >= 4 {
@@ -150,7 +154,8 @@ impl TwoFaced {
         is_changed.then_some(sent)
     }
 
-    /// Completes a handshake, and the exchange if the server selected the strong form. Returns that form.
+    /// Completes a handshake, and the exchange if the server selected the strong form. Returns that
+    /// form.
     fn connect(
         self: Arc<Self>,
         socket: &TcpStream,
@@ -217,8 +222,9 @@ impl TwoFaced {
         Ok(form)
     }
 
-    /// Connects to the server. Returns what each side got. `is_filtered` tells whether the server compares the hellos at all: what
-    /// the rest of the server does with them has to be right by itself.
+    /// Connects to the server. Returns what each side got. `is_filtered` tells whether the server
+    /// compares the hellos at all: what the rest of the server does with them has to be right by
+    /// itself.
     fn meet(
         first: Said,
         second: Said,
