@@ -22,41 +22,43 @@ use verifier::{Policy, Variant};
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// The administrator's kubeconfigs, as `$KUBECONFIG` names several.
+    /// The administrator's kubeconfigs; `$KUBECONFIG` may name several.
     pub kubeconfig: Vec<PathBuf>,
     /// The attestation policy that nodes must meet.
     pub policy: PathBuf,
-    /// Whether the policy refuses nodes of the old form of attested TLS, also if the file does not say so; as before if `None`.
+    /// Whether the policy must refuse nodes of the old form of attested TLS, even if its file does
+    /// not say so; if `None`, unchanged.
     pub require_strong: Option<bool>,
-    /// The attestation variant of the nodes; as before if `None`.
+    /// The attestation variant of the nodes; if `None`, unchanged.
     pub variant: Option<&'static Variant>,
-    /// The services' container image; empty if the services are skipped.
+    /// The container image of the services; empty if the services are skipped.
     pub image: String,
     /// The parts that are not changed.
     pub skip_phases: Vec<Phase>,
-    /// Where the master secret comes from.
+    /// The source of the master secret.
     pub master_secret: Source,
-    /// How the cluster is to keep it.
+    /// How the cluster must store it.
     pub wish: Wish,
     /// The state file, which has the measurement salt.
     pub state: PathBuf,
-    /// The port of the join service on each control plane; as before if `None`, as are the next ones.
+    /// The port of the join service on each control plane; if `None`, unchanged. The same applies
+    /// to the next ones.
     pub node_port: Option<u16>,
-    /// The end of the time in which the join service opens disks that have no record.
+    /// The time until which the join service opens disks that have no record.
     pub migration: Option<Migration>,
-    /// The metadata service that the join service asks for the machines.
+    /// The metadata service from which the join service gets the list of machines.
     pub metadata: Option<MetadataService>,
-    /// The folder for the folders with saved manifests.
+    /// The folder in which folders with saved manifests are created.
     pub backups: PathBuf,
-    /// Whether to return as soon as the API server has accepted the objects.
+    /// Whether to return when the API server has accepted the objects.
     pub skip_wait: bool,
-    /// Whether to print the manifests only, without a cluster.
+    /// Whether to only print the manifests, without a cluster.
     pub print: bool,
-    /// Whether to check everything and to change nothing.
+    /// Whether to check everything and change nothing.
     pub is_dry_run: bool,
     /// The form of the output.
     pub output: Output,
-    /// The limit until everything is ready.
+    /// The time limit until everything is ready.
     pub timeout: Duration,
 }
 
@@ -91,7 +93,7 @@ pub fn apply(options: &Options) -> Result<Applied, Failure> {
     bring_in(&kubeconfig::client(&options.kubeconfig)?, options)
 }
 
-/// Returns the number of changed objects for people.
+/// Returns the result for people: the number of changed objects.
 pub fn summary(applied: &Applied) -> String {
     match applied.changed.len() {
         0 => "nothing had to be changed".into(),
@@ -100,7 +102,7 @@ pub fn summary(applied: &Applied) -> String {
     }
 }
 
-/// Returns the changed objects, and the folder with those before, for programs.
+/// Returns the result for programs: the changed objects, and the folder with the previous ones.
 pub fn json(applied: &Applied) -> Value {
     json!({"changed": applied.changed, "backup": applied.backup})
 }
@@ -117,7 +119,8 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
         .read_wrapped(options.wish.kms.as_deref())
         .map_err(Failure::failed)?;
     let state = State::open(&options.state).map_err(Failure::failed)?;
-    // checked here, because the service keeps the old policy if it cannot read the new one, and the operator would not notice
+    // checked here: if the service cannot read the new policy, it keeps the previous one, and the
+    // operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
     let mut wanted = and_known(read.clone(), state.attestation_keys.clone())?;
     if requires_strong(options, &read, client)? {
@@ -129,7 +132,7 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
         super::policy::text(&wanted)
     };
     let variant = variant(options, client)?;
-    // without a cluster the variant is not known, and may be another one
+    // without a cluster the variant is unknown, and may be another one
     if client.is_some() || options.variant.is_some() || options.print {
         endorsement::validator(variant, wanted, &offline()).map_err(|error| unusable(&error))?;
     }
@@ -144,12 +147,14 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
         node_port: options.node_port,
         migrate_until: options.migration.map(|until| until.to_string()),
         metadata: options.metadata.clone(),
-        // the policy has it; a value of the chart has the same effect, and ends with --require any
+        // the policy has this requirement; a value of the chart has the same effect, and `--require
+        // any` removes it
         require_strong: options.require_strong.filter(|strong| !strong),
     })
 }
 
-/// Returns the attestation variant: what the options or the policy say, or else as before.
+/// Returns the attestation variant from the options or the policy; if neither has it, the cluster's
+/// present one.
 fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Variant, Failure> {
     if let Some(variant) = options.variant {
         return Ok(variant);
@@ -159,7 +164,8 @@ fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Varian
     Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Failure::failed)
 }
 
-/// Returns whether to add the requirement of the strong form to a policy without it: as the options say, or else as in the cluster.
+/// Returns whether to add the requirement of the strong form to a policy without it: as the options
+/// say, or else as in the cluster.
 fn requires_strong(
     options: &Options,
     read: &Policy,
@@ -170,7 +176,7 @@ fn requires_strong(
         return Ok(options.require_strong.unwrap_or_default());
     };
     let present = services::present_policy(client).map_err(kubeconfig::failed)?;
-    // a policy that cannot be read, such as one of the old system, requires nothing
+    // a policy that cannot be read, such as one of Constellation, requires nothing
     let present = present.and_then(|text| Policy::from_json(&text).ok());
     let is_strong = present.is_some_and(|present| present.requires_strong());
     if is_strong {
@@ -183,7 +189,7 @@ fn requires_strong(
 }
 
 fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
-    // what is wrong with a file is said before the cluster is asked
+    // report errors in files before any request to the cluster
     if options.wish.kms.is_none() {
         settings(options, None)?;
     }

@@ -1,4 +1,4 @@
-//! The chart of a boot's steps: bars of text for a terminal, and an SVG picture for a report.
+//! Draws the steps of a boot: bars of text for a terminal, and an SVG picture for a report.
 
 use std::fmt::Write;
 
@@ -8,12 +8,13 @@ use super::timeline::Step;
 const MIN_COLUMNS: usize = 60;
 /// Minimum columns of a time.
 const MIN_DIGITS: usize = 8;
-/// Columns of a row that are no time, no bar and no name.
+/// Columns of a row that are not part of a time, a bar or a name.
 const SPACES: usize = 9;
-/// How much of a chart one wait for somebody else takes at most, as a part of all the rest: the work stays visible beside it.
+/// Maximum share of a chart for one wait for another machine or person, relative to all other
+/// steps: so the work next to it stays visible.
 const WAIT_SHARE: f64 = 0.25;
 
-/// Where the bar of each step begins and ends: parts of the chart's width.
+/// Start and end of each step's bar, as fractions of the chart's width.
 struct Scale(Vec<(f64, f64)>);
 
 impl Scale {
@@ -29,7 +30,7 @@ impl Scale {
             true => step.took().min(longest),
             false => step.took(),
         };
-        // all at one instant need no width
+        // all steps are at the same time, so no width is needed
         let all = steps.iter().map(drawn).sum::<f64>().max(f64::MIN_POSITIVE);
         let mut at = 0.0;
         let bars = steps.iter().map(|step| {
@@ -41,7 +42,8 @@ impl Scale {
     }
 }
 
-/// Returns the chart as lines of at most `columns` ASCII characters: when a step ended, how long it took, a bar, its name.
+/// Returns the chart as lines of at most `columns` ASCII characters: when a step ended, how long it
+/// took, a bar, its name.
 pub fn text(steps: &[Step], columns: usize) -> String {
     let digits = steps.iter().map(|step| format!("{:.3}", step.to).len());
     let digits = digits.max().unwrap_or_default().max(MIN_DIGITS);
@@ -75,7 +77,8 @@ fn label(step: &Step) -> String {
     format!("{:6} {}", step.stage, step.what)
 }
 
-/// Width of the picture, of the columns before and after the bars, and height of a row, in pixels.
+/// Width of the picture and of the columns before and after the bars, and height of a row, in
+/// pixels.
 const PICTURE: usize = 1200;
 const BEFORE: usize = 170;
 const AFTER: usize = 470;
@@ -124,7 +127,7 @@ pub fn svg(steps: &[Step]) -> String {
     picture
 }
 
-/// Escapes what has a meaning in XML.
+/// Escapes the characters that have a meaning in XML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

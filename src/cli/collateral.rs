@@ -1,5 +1,5 @@
-//! `firstlight collateral`: fetches the collateral of a TDX quote, or the certificates of an SEV-SNP report, for machines and
-//! validators that have no access to the network.
+//! `firstlight collateral`: fetches the collateral of a TDX quote, or the certificates of an
+//! SEV-SNP report, for machines and validators that have no access to the network.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,7 +51,8 @@ fn fetch(options: &Options, bytes: &[u8]) -> Result<String, String> {
     of_evidence(bytes)
 }
 
-/// Fetches what validators of the evidence need. No policy counts: a validator looks at its demands before it fetches.
+/// Fetches the collateral that validators of the evidence need. No policy applies here: a validator
+/// checks its requirements before it fetches.
 fn of_evidence(bytes: &[u8]) -> Result<String, String> {
     let (presented, variant) = presented::parse(bytes)
         .map_err(|why| format!("neither a TDX quote nor an SEV-SNP report, and {why}"))?;
@@ -68,7 +69,7 @@ fn of_evidence(bytes: &[u8]) -> Result<String, String> {
             variant.name
         ))),
     };
-    // what it returns is the form in which peers bring collateral
+    // the result has the form in which peers send collateral
     let _ = collateral(presented.document(), &noting);
     let noted = noting.noted.lock().unwrap_or_else(PoisonError::into_inner);
     noted.clone()
@@ -116,7 +117,7 @@ fn json(collateral: &Collateral) -> Result<String, String> {
     Ok(text + "\n")
 }
 
-/// Returns the certificates from the chip up, without the root, and the list of revoked authorities.
+/// Returns the certificates from the chip's up to below the root, and the list of revoked CAs.
 fn pem(fetched: &Fetched) -> String {
     let mut text = String::new();
     let certificates = fetched.leaf.iter().chain([&fetched.intermediate]);

@@ -1153,7 +1153,7 @@ const ATTESTATION_KEY: Opt = Opt::value(
      policy that names no keys, no others are accepted",
 );
 const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
-/// The help text of `--trust-any-tpm`, which is also a warning at each use.
+/// The help text of `--trust-any-tpm`, which is also printed as a warning at each use.
 pub const ANY_TPM_MEANS: &str = "accept any attestation key: whatever answers at that address gets the master secret, even \
                                  a program that has no TPM and imitates one";
 const KNOWN_NODES: Opt = Opt::value(

@@ -1,4 +1,5 @@
-//! `firstlight completions`: completions of our command lines for shells, made from the same tables as `--help`.
+//! `firstlight completions`: completions of our command lines for shells, made from the same tables
+//! as `--help`.
 
 use super::usage::{Given, HELP, Program, VERSION, Value};
 use base::program::Failure;
@@ -22,7 +23,8 @@ pub fn run(program: &Program, given: &Given) -> Result<(), Failure> {
     })
 }
 
-/// Returns the completions for bash (bash(1), Programmable Completion). Host names and other free texts have none.
+/// Returns the completions for bash (bash(1), Programmable Completion). It offers no completions
+/// for host names and other free texts.
 fn bash(program: &Program) -> String {
     let name = program.name;
     let commands: Vec<&str> = program
@@ -100,7 +102,8 @@ complete -F _{name} {name}
     )
 }
 
-/// Returns the completions for zsh (zshcompsys(1)): `_arguments` with one specification for each option.
+/// Returns the completions for zsh (zshcompsys(1)): `_arguments` with one specification for each
+/// option.
 fn zsh(program: &Program) -> String {
     let name = program.name;
     let quoted = |text: &str| text.replace('\'', "'\\''");
@@ -136,7 +139,7 @@ fn zsh(program: &Program) -> String {
             );
             specs.push(format!("'--{}{description}'", option.name));
         }
-        // if the operand could be any text, zsh would complete no options in this position
+        // if the operand could be any text, zsh would not complete options at this position
         let operand = command.operand.as_ref().map(|operand| operand.value);
         let operand = operand.filter(|value| !matches!(value, Value::Text(_)));
         specs.extend(operand.map(|value| format!("'1{}'", action(value))));

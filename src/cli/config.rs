@@ -1,4 +1,5 @@
-//! The file with defaults of the options: `firstlight.toml` in the present folder, or the file that `--config` names.
+//! The file with default values of options: `firstlight.toml` in the current folder, or the file
+//! that `--config` names.
 //!
 //! ```toml
 //! # for every command that has the option
@@ -10,7 +11,7 @@
 //! apiserver-san = ["api.example.com", "203.0.113.7"]
 //! ```
 //!
-//! Keys are the long names of options. The command line replaces the values of the file.
+//! Keys are the long names of options. The command line overrides the values in the file.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -27,12 +28,12 @@ use super::commands::PROGRAM;
 use super::files;
 use super::usage::{self as option, Command, Given, Values};
 
-/// The file's name in the present folder.
+/// The file's name in the current folder.
 const NAME: &str = "firstlight.toml";
-/// The commands that need a node. An `endpoint` at the top of the file is for these commands only: the others ask all nodes, or judge a
-/// file, if no node is named.
+/// The commands that need a node. An `endpoint` at the top of the file applies only to these
+/// commands. Without a named node, the other commands ask all nodes or judge a file.
 const NEED_A_NODE: [&str; 2] = ["init", "recover"];
-/// Options that a person decides upon each time: they give up protection, or replace a file.
+/// Options that a person must decide each time: they weaken protection, or replace a file.
 const EACH_TIME: [&str; 3] = ["trust-any-tpm", "migrate", "overwrite"];
 
 /// Returns the file's values for this command; none if there is no file and `--config` names none.
@@ -53,7 +54,8 @@ pub fn defaults(given: &Given) -> Result<Values, Failure> {
         .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
 }
 
-/// Reads the file. Refuses one that another user can change: it names the policy by which nodes get the master secret.
+/// Reads the file. Refuses a file that another user can change: it names the policy by which nodes
+/// get the master secret.
 fn read(path: &Path) -> Result<String, files::Error> {
     let open = |error| files::Error::Io("open", path.into(), error);
     let file = File::open(path).map_err(open)?;
@@ -72,10 +74,11 @@ fn read(path: &Path) -> Result<String, files::Error> {
         .map_err(|_| files::Error::Content(path.into(), "it is not UTF-8".into()))
 }
 
-/// Returns the values for a command. The whole file must be right, so that a fault is found by the first command that reads it.
+/// Returns the values for a command. The whole file must be valid, so that the first command that
+/// reads it finds any error.
 fn values(command: &Command, text: &str, folder: &Path) -> Result<Values, String> {
     let file = text.parse::<Table>();
-    // the error shows the line
+    // the error message shows the line
     let file = file.map_err(|error| format!("it is not TOML:\n{error}"))?;
     let (mut own, mut general) = (Values::new(), Values::new());
     for (name, value) in &file {
@@ -241,7 +244,7 @@ mod tests {
     fn altered_files_end_in_an_error_or_in_values() {
         let file = "policy = 'p.json'\ntimeout = 90\n[init]\napiserver-san = ['a', 'b']\nskip-addons = false\n";
         for bytes in support::mutation::mutations(file.as_bytes(), 2000) {
-            // neither a panic nor a loop
+            // the parser must neither panic nor loop
             let _ = of("init", &String::from_utf8_lossy(&bytes));
         }
     }

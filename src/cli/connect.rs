@@ -1,4 +1,4 @@
-//! Connects to a node over attested TLS, and waits for a node that still boots.
+//! Connects to a node over attested TLS, and waits for a node that is still booting.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,7 +22,8 @@ use verifier::{
     Composite, Evidence, Identified, KeyName, Policy, Stage, ValidateError, Validator, Variant,
 };
 
-/// Time limit of one connection attempt. A lost SYN is sent again after 1, 3 and 7 seconds (RFC 6298 §2.1).
+/// Time limit of one connection attempt. A lost SYN is sent again after 1, 3 and 7 seconds (RFC
+/// 6298 §2.1).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
 /// Time limit of the TLS handshake: a TPM under load takes seconds to sign a quote.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -82,7 +83,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// A node that must meet a policy before the client sends anything to it.
+/// A node, and the policy that it must meet before the client sends anything to it.
 pub struct Node {
     /// The node's address.
     pub endpoint: Endpoint,
@@ -98,10 +99,11 @@ pub struct Reached {
     pub key: Option<KeyName>,
 }
 
-/// The TPMs that may get the master secret. Register values alone prove nothing: a program without a TPM can imitate them.
+/// The TPMs that may get the master secret. Register values alone prove nothing: a program without
+/// a TPM can imitate them.
 #[derive(Debug, Clone)]
 pub enum Trust {
-    /// TPMs with an attestation key that the policy names, or one of these.
+    /// TPMs with an attestation key that the policy or this list names.
     Named(BTreeSet<KeyName>),
     /// Any TPM.
     AnyTpm,
@@ -129,7 +131,7 @@ impl Trust {
 }
 
 impl Node {
-    /// Creates a fresh node in its initramfs that is asked for its status, and gets no secret.
+    /// Creates a fresh node in its initramfs, to ask it for its status; it gets no secret.
     pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Result<Node, Failure> {
         let policy = policy.at(Stage::Initramfs).expecting_fresh();
         let validator =
@@ -148,8 +150,8 @@ impl Node {
         Ok(Node::judged_by(endpoint, validator))
     }
 
-    /// Creates a node that will get the master secret for its init: a fresh one, or one whose init for this cluster has begun;
-    /// only a fresh one if the cluster has no ID yet.
+    /// Creates a node that will get the master secret for its init: a fresh one, or one whose init
+    /// for this cluster has begun. If the cluster has no ID yet, only a fresh one.
     pub fn to_initialize(
         endpoint: &Endpoint,
         variant: &Variant,
@@ -177,8 +179,8 @@ impl Node {
         }
     }
 
-    /// Creates a node of any standing; `noted` gets the standing that the node proves. `cluster` is the ID of the operator's
-    /// cluster, if it is known.
+    /// Creates a node of any standing; `noted` receives the standing that the node proves.
+    /// `cluster` is the ID of the operator's cluster, if it is known.
     pub fn in_any_standing(
         endpoint: &Endpoint,
         variant: &Variant,
@@ -201,7 +203,8 @@ impl Node {
         Ok(Node::judged_by(endpoint, validator))
     }
 
-    /// Connects to the node, with repeated tries until `deadline`. Stops at once if the node does not meet the policy.
+    /// Connects to the node, with repeated tries until `deadline`. Stops at once if the node does
+    /// not meet the policy.
     pub fn reach(&self, deadline: Instant, progress: &Progress) -> Result<Reached, Failure> {
         let started = Instant::now();
         let mut pause = Pause::new();
@@ -271,7 +274,8 @@ pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
         .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
 }
 
-/// Adds known attestation keys to a policy that names keys; a policy without keys accepts any key and stays as it is.
+/// Adds known attestation keys to a policy that lists keys; a policy without keys accepts any key
+/// and stays unchanged.
 pub fn and_known(
     policy: Policy,
     known: impl IntoIterator<Item = KeyName>,
@@ -282,7 +286,8 @@ pub fn and_known(
     }
 }
 
-/// Reads a policy that also accepts known attestation keys, and those that the operator names: if there are such, no others.
+/// Reads a policy and adds known attestation keys, and the keys that the operator names. If the
+/// operator names keys, only these and the known ones are accepted.
 pub fn read_policy_with(
     path: &Path,
     named: &[KeyName],
@@ -316,10 +321,10 @@ impl Composite for FreshOrMember {
     }
 }
 
-/// The cluster of a node, by its PCR 15; all other registers meet the policy.
+/// The cluster of a node, as PCR 15 shows it; all other registers meet the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// The node belongs to no cluster since it started.
+    /// The node has joined no cluster since it started.
     Fresh,
     /// The node belongs to the operator's cluster.
     Member,
@@ -327,7 +332,8 @@ pub enum Standing {
     Other,
 }
 
-/// Accepts a machine whose registers meet the policy, whatever PCR 15 holds, and notes its standing.
+/// Accepts a machine whose registers meet the policy, whatever the value of PCR 15, and notes its
+/// standing.
 struct AnyStanding {
     fresh: Arc<dyn Validator>,
     member: Option<Arc<dyn Validator>>,
@@ -340,7 +346,7 @@ impl Composite for AnyStanding {
         self.any.clone()
     }
 
-    /// Returns what the validator of any standing identifies, and notes the standing.
+    /// Returns the result of the validator for any standing, and notes the standing.
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         let identified = self.any.judge(evidence)?;
         let meets = |validator: &Arc<dyn Validator>| validator.judge(evidence).is_ok();
@@ -349,7 +355,7 @@ impl Composite for AnyStanding {
             Some(member) if meets(member) => Standing::Member,
             _ => Standing::Other,
         };
-        // there is only one connection, so the value is not set yet
+        // there is only one connection, so this value is set only once
         let _ = self.noted.set(standing);
         Ok(identified)
     }
@@ -363,10 +369,10 @@ pub enum Attempt {
     Passing(String),
 }
 
-/// The time that the last try before a deadline gets.
+/// The time that is reserved for the last try before a deadline.
 const LAST_TRY: Duration = Duration::from_secs(1);
 
-/// The pauses between tries. The tries end with the deadline, and not before.
+/// The pauses between tries. The tries end at the deadline, and not before.
 pub struct Pause {
     lengths: Backoff,
 }
@@ -379,8 +385,9 @@ impl Pause {
         }
     }
 
-    /// Sleeps until the next try, and returns whether there is one. A pause that would last beyond the deadline ends
-    /// [`LAST_TRY`] before it; after that try it ends at the deadline, and no try follows.
+    /// Sleeps until the next try, and returns whether there is one. A pause that would last beyond
+    /// the deadline ends [`LAST_TRY`] before the deadline. After that try, it sleeps until the
+    /// deadline, and no try follows.
     pub fn take(&mut self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let before_last = left.saturating_sub(LAST_TRY);

@@ -1,4 +1,5 @@
-//! The operator's files: only the operator may read them, and each is written completely or not at all.
+//! The operator's files: only the operator may read them, and each is written completely or not at
+//! all.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -16,7 +17,7 @@ const MAX_LEN: usize = 1 << 20;
 /// The fault of a file, and what to do about it.
 #[derive(Debug)]
 pub enum Error {
-    /// This action on the file failed.
+    /// This operation on the file failed.
     Io(&'static str, PathBuf, io::Error),
     /// Users other than the owner may read or write the file, which has this mode.
     Loose(PathBuf, u32),
@@ -27,7 +28,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the kind of the system's error, by which a caller recognizes a missing or an existing file.
+    /// Returns the kind of the system's error, by which a caller recognizes a missing or an
+    /// existing file.
     pub fn kind(&self) -> Option<io::ErrorKind> {
         match self {
             Error::Io(_, _, error) => Some(error.kind()),
@@ -77,8 +79,8 @@ pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     read_open(path, file)
 }
 
-/// Reads a secret: standard input for `-`, else a file as [`read_private`] does. So a program that keeps secrets, such as age,
-/// can hand one over without a plain file.
+/// Reads a secret: standard input for `-`, else a file as [`read_private`] does. So a program that
+/// stores secrets, such as age, can pass one without a plaintext file.
 pub fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     match is_standard_input(path) {
         true => read_open(Path::new("standard input"), io::stdin().lock()),
@@ -93,7 +95,7 @@ pub fn is_standard_input(path: &Path) -> bool {
 
 /// Reads a whole stream of at most [`MAX_LEN`] bytes; `path` is for the error.
 pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, Error> {
-    // the vector has room for the whole content, since a vector that grows leaves copies behind
+    // allocates for the whole content, since a vector that grows leaves copies behind
     let mut content = Zeroizing::new(Vec::with_capacity(MAX_LEN + 1));
     stream
         .take(MAX_LEN as u64 + 1)
@@ -105,7 +107,8 @@ pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, E
     }
 }
 
-/// Creates a file with mode 0600, which is durable on return. Fails if the file exists. A failure leaves no file.
+/// Creates a file with mode 0600, which is durable on return. Fails if the file exists. A failure
+/// leaves no file.
 pub fn create_private(path: &Path, content: &[u8]) -> Result<(), Error> {
     create(path, content, PRIVATE)
 }
@@ -123,19 +126,22 @@ fn create(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
         .and_then(|()| file.sync_all())
         .and_then(|()| sync_directory(path));
     written.map_err(|error| {
-        // half a secret is worse than none; an error of the removal adds nothing to the error of the write
+        // half a secret is worse than none; an error of this removal is less important than the
+        // error of the write
         let _ = fs::remove_file(path);
         Error::Io("write", path.into(), error)
     })
 }
 
-/// Replaces the file's content, with mode 0600. A reader sees the old or the new content, even after a power cut.
+/// Replaces the file's content, with mode 0600. A reader sees the old or the new content, even
+/// after a power cut.
 pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), Error> {
     replace_with(path, content, PRIVATE)
 }
 
-/// Replaces the content of a file that exists, and keeps its mode. A link stays: the file to which it leads is replaced. A reader sees
-/// the old or the new content, even after a power cut.
+/// Replaces the content of a file that exists, and keeps its mode. A symbolic link is kept: the
+/// file to which it points is replaced. A reader sees the old or the new content, even after a
+/// power cut.
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
     let open = |error| Error::Io("open", path.into(), error);
     let path = fs::canonicalize(path).map_err(open)?;
@@ -171,7 +177,8 @@ pub fn append_private(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Makes the directory entry of a file durable (fsync(2): an fsync of the file does not include it).
+/// Makes the directory entry of a file durable (fsync(2): an fsync of the file does not include
+/// it).
 fn sync_directory(of: &Path) -> io::Result<()> {
     let parent = of.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
@@ -202,7 +209,7 @@ mod tests {
         let path = dir.path().join("state");
         fs::write(&path, "old").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        // left over from a run that was killed
+        // a file that a killed run left behind
         fs::write(dir.path().join("state.new"), "half").unwrap();
         replace_private(&path, b"new").unwrap();
         assert_eq!(

@@ -11,7 +11,7 @@ use serde_json::json;
 
 /// Maximum bytes of a secret: bcrypt ignores the rest (its specification).
 const MAX_SECRET: usize = 72;
-/// The cost of a hash, as that of the old system: a check takes about 0.05 s.
+/// The cost of a hash, the same as Constellation's: a check takes about 0.05 s.
 const COST: u32 = 10;
 
 /// Runs the command: `file` has the secret; `-` is standard input.

@@ -1,7 +1,8 @@
 //! `firstlight init`: makes a booted node the first of a new cluster.
 //!
-//! The master secret and the measurement salt must not be lost, so they are on disk before the node gets them. The node accepts
-//! only one request. After a lost connection, or when the command is run again, the same request finds the node at work.
+//! The master secret and the measurement salt must not be lost, so the command writes them to disk
+//! before it sends them to the node. The node accepts only one request. If the connection is lost,
+//! or the command is run again, the same request attaches to the set-up that the node is running.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -33,7 +34,7 @@ use verifier::Variant;
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";
-/// Maximum bytes of the node's log; the old system's node sends its whole journal when it fails.
+/// Maximum bytes of the node's log; a Constellation node sends its whole journal when it fails.
 const MAX_LOG: usize = 64 << 20;
 
 /// The options of the command line.
@@ -51,7 +52,7 @@ pub struct Options {
     pub init_secret: PathBuf,
     /// The file of the master secret, which is made if it does not exist.
     pub master_secret: PathBuf,
-    /// How the cluster keeps the master secret, and in which form a new one is written.
+    /// How the cluster stores the master secret, and in which form a new one is written.
     pub wish: Wish,
     /// The state file.
     pub state: PathBuf,
@@ -59,11 +60,11 @@ pub struct Options {
     pub kubeconfig: PathBuf,
     /// Whether to add the kubeconfig to the file that kubectl reads.
     pub merge_kubeconfig: bool,
-    /// The file for the log of a node that fails.
+    /// The file for the log of a node whose set-up fails.
     pub log: PathBuf,
     /// The cluster's name; empty for the node's default.
     pub cluster_name: String,
-    /// The cluster to make; with `None` the node only gets the permanent key of its disk.
+    /// The cluster to make; if `None`, the node only gets the permanent key of its disk.
     pub kubernetes: Option<Kubernetes>,
     /// Whether to show each line of the node's progress, and not only its phases.
     pub verbose: bool,
@@ -80,19 +81,19 @@ pub struct Options {
 pub struct Kubernetes {
     /// The version of Kubernetes, as `v1.34.4`.
     pub version: String,
-    /// The file with the list of components; `None` takes the known list for the version.
+    /// The file with the list of components; if `None`, the known list for the version is used.
     pub components: Option<PathBuf>,
     /// The services' network; empty for kubeadm's default.
     pub service_cidr: String,
     /// The pods' network; empty if the network plugin chooses it.
     pub pod_cidr: String,
-    /// Further names and addresses of the API server.
+    /// Additional names and addresses of the API server.
     pub apiserver_sans: Vec<String>,
     /// Whether kubeadm installs CoreDNS and kube-proxy.
     pub addons: bool,
-    /// The services' container image; `None` does not install the services.
+    /// The services' container image; if `None`, the services are not installed.
     pub image: Option<String>,
-    /// The metadata service that the join service asks for the machines.
+    /// The metadata service from which the join service gets the list of machines.
     pub metadata: services::MetadataService,
     /// Whether to return before the services are ready.
     pub skip_wait: bool,
@@ -113,7 +114,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// What the operator brings, checked.
+/// The operator's input, checked.
 struct Brought {
     cluster_name: String,
     init_secret: Secret,
@@ -155,7 +156,8 @@ fn check(options: &Options) -> Result<Brought, Failure> {
     })
 }
 
-/// Checks what the operator brings, and that the node meets the policy; says what an init would do. Sends and writes nothing.
+/// Checks the operator's input, and that the node meets the policy; reports what an init would do.
+/// Sends and writes nothing.
 fn rehearse(
     node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
     options: &Options,
@@ -275,7 +277,7 @@ fn initialize(
             "the node goes on; run the same command with the same files again to watch it and to get its result",
         );
         match watching.exchange(&channel, &request, deadline) {
-            // the node continues its set-up, and the same request finds it at work
+            // the node continues its set-up, and the same request attaches to it again
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
                 progress.line(format!(
                     "{}: {}; asking again",
@@ -287,7 +289,7 @@ fn initialize(
             }
             answer => {
                 let success = answer.map_err(|failure| failure.into_failure(options))?;
-                // so that a later recovery accepts the node
+                // a later recovery must accept the node
                 state.attestation_keys.extend(key);
                 break (success, key);
             }
@@ -303,7 +305,8 @@ fn initialize(
             hex(&expected)
         )));
     }
-    // write these first: a later init, recovery or status needs them, even if the kubeconfig cannot be written
+    // write these first: a later init, recovery or status needs them, even if the kubeconfig cannot
+    // be written
     state.cluster_id = Some(expected);
     state.save().map_err(Failure::failed)?;
     interrupt::means("the node is initialized, and the state file has its cluster ID and key");
@@ -317,7 +320,7 @@ fn initialize(
         "state": options.state,
         "kubeconfig": kubeconfig.as_ref().map(|_| &options.kubeconfig),
     });
-    // before the services are installed: this is true even if they fail
+    // before the services are installed: this message is true even if the installation fails
     output.json(&result)?;
     let Some(kubeconfig) = kubeconfig else {
         return output.say("The node is initialized; no cluster was set up on it");
@@ -338,7 +341,7 @@ fn initialize(
 }
 
 impl Kubernetes {
-    /// Checks what the node would refuse, and returns the components that it installs.
+    /// Checks for input that the node would refuse, and returns the components that it installs.
     fn check(&self) -> Result<Vec<Component>, Failure> {
         Networks::parse(&self.service_cidr, &self.pod_cidr, None).map_err(Failure::failed)?;
         for name in &self.apiserver_sans {
@@ -349,7 +352,7 @@ impl Kubernetes {
     }
 }
 
-/// Installs the services, if there is an image of them.
+/// Installs the services, if an image is given.
 fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
     let Some(kubernetes) = &options.kubernetes else {
         return Ok(());
@@ -382,7 +385,8 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
     options.output.say(apply::summary(&applied))
 }
 
-/// Writes the kubeconfig of a node that is initialized; returns `None` if it has none, because no cluster was made.
+/// Writes the kubeconfig of a node whose init is complete; returns `None` if it has none, because
+/// no cluster was made.
 fn keep_kubeconfig(
     options: &Options,
     sent: &Secret,
@@ -475,7 +479,8 @@ enum NoSuccess {
     Local(files::Error),
 }
 
-/// In a phase that takes longer, a line of the node is printed each time, also if the operator did not ask for them.
+/// In a phase that takes longer than this, one line of the node is printed after each such
+/// interval, even if the operator did not ask for lines.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// The progress of a node's set-up, over any number of connections.
@@ -550,7 +555,8 @@ impl<'a> Watching<'a> {
                 None => {}
             }
         };
-        // the node's log follows; the old system ends it with an error status although the log is complete
+        // the node's log follows; Constellation ends it with an error status although the log is
+        // complete
         while let Some(Ok(InitResponse {
             kind: Some(Kind::Log(chunk)),
         })) = responses.next()
@@ -760,7 +766,7 @@ mod tests {
         }
     }
 
-    /// What an honest node answers.
+    /// The answer of an honest node.
     fn success(request: &InitRequest, kubeconfig: &[u8]) -> Kind {
         let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri).unwrap();
         let secret = kms
@@ -802,7 +808,7 @@ mod tests {
         assert!(code == 1 && text.contains("already exists"), "{text}");
     }
 
-    /// As kubeadm writes it, with more lines in the user.
+    /// The form that kubeadm writes, with more lines for the user.
     fn admin_conf(in_user: &str) -> String {
         let pair = rcgen::generate_simple_self_signed(vec!["kubernetes".into()]).unwrap();
         let base64 = |text: String| base64::Engine::encode(&base64::prelude::BASE64_STANDARD, text);
@@ -971,7 +977,7 @@ mod tests {
         assert!(code == 1 && text.contains("without an answer"), "{text}");
     }
 
-    /// Passes connections on to `to`, and cuts the first one when told to.
+    /// Forwards connections to `to`, and closes the first one on request.
     fn cutting_proxy(
         to: std::net::SocketAddr,
         cut: Arc<Mutex<Option<TcpStream>>>,

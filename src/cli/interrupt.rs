@@ -1,4 +1,5 @@
-//! Ends a command that a signal interrupts: completes the line on the terminal, and says which changes stay and what to do next.
+//! Ends a command that a signal interrupts: completes the line on the terminal, and says which
+//! changes remain and what to do next.
 
 use std::io::{self, IsTerminal, Write};
 use std::process;
@@ -8,10 +9,12 @@ use std::thread;
 use base::program::Failure;
 use sys::signal::{StopSignal, StopSignals};
 
-/// What an interruption at this moment leaves behind, as sentences; empty if nothing was changed.
+/// The sentences about what an interruption at this moment leaves behind; empty if nothing was
+/// changed.
 static MEANING: Mutex<&'static str> = Mutex::new("");
 
-/// Blocks SIGINT and SIGTERM for all threads, and waits for them in a thread of its own. Call it before any other thread runs.
+/// Blocks SIGINT and SIGTERM for all threads, and waits for them in a thread of its own. Call it
+/// before any other thread runs.
 pub fn watch(command: &'static str) -> Result<(), Failure> {
     let signals = StopSignals::block()
         .map_err(|error| Failure::failed(format!("cannot block signals: {error}")))?;

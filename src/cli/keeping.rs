@@ -1,4 +1,5 @@
-//! How the cluster keeps the master secret: what `--kms` of `firstlight init` and `firstlight apply` asks for.
+//! How the cluster stores the master secret: the meaning of `--kms` of `firstlight init` and
+//! `firstlight apply`.
 
 use std::path::PathBuf;
 
@@ -13,9 +14,9 @@ use serde_json::{Map, Value, json};
 use super::files;
 use super::state::State;
 
-/// The key URI of a cluster that keeps its master secret itself, as in the old system.
+/// The key URI of a cluster that stores its master secret itself, as in Constellation.
 const CLUSTER: &str = "kms://cluster-kms";
-/// The values of the chart that the file of `--kms-access` may have.
+/// The chart values that the file of `--kms-access` may contain.
 const FIELDS: [&str; 5] = [
     "ports",
     "env",
@@ -27,11 +28,11 @@ const FIELDS: [&str; 5] = [
 /// The form that the operator asks for.
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
-    /// The key URI. If `None`, everything stays as it is.
+    /// The key URI. If `None`, nothing changes.
     pub kms: Option<String>,
     /// Whether the service makes the key if it is missing.
     pub create_key: bool,
-    /// The file with the way to the service.
+    /// The file with the access to the service.
     pub access: Option<PathBuf>,
 }
 
@@ -65,8 +66,8 @@ impl Wish {
         Ok(Wrapped::wrap(secret, uri, &**key)?.text())
     }
 
-    /// Wraps the master secret if that is asked for, and if the cluster has not got it in this form. `client` is `None` if there is
-    /// no cluster to compare with.
+    /// Wraps the master secret if the operator asks for it and the cluster does not have it in this
+    /// form yet. `client` is `None` if there is no cluster to compare with.
     pub fn keeping(
         &self,
         secret: &ClusterKms,
@@ -84,7 +85,7 @@ impl Wish {
         };
         let access = self.access(uri)?;
         let same = |content: &[u8]| {
-            // the content stays, also if it is the URI of a store
+            // the content is kept, even if it is the URI of a store
             let wrapped = keywrap::find(content, Author::File)?.ok()?;
             let is_same = wrapped.kms() == uri && wrapped.unwrap(&*external.key).ok()? == *secret;
             let file = String::from_utf8(content.to_vec()).ok()?;
@@ -130,8 +131,9 @@ fn is_set(env: &Value, names: &[&str]) -> bool {
     variables.any(|variable| names.iter().any(|name| variable["name"] == *name))
 }
 
-/// Refuses a cluster whose new key service would send no token to its KMS, because no variable names the KMS's address. Clusters of
-/// earlier versions lack this variable: there only the wrapped master secret has the address.
+/// Refuses a cluster whose new key service would send no token to its KMS, because no variable has
+/// the KMS's address. Clusters of earlier versions lack this variable: there, only the wrapped
+/// master secret has the address.
 pub fn check_named(client: &Client) -> Result<(), Failure> {
     let present = master_secret::present(client).map_err(Failure::failed)?;
     let Some(Keeping::Existing { secret, access }) = present else {
@@ -155,7 +157,8 @@ pub fn check_named(client: &Client) -> Result<(), Failure> {
     }
 }
 
-/// Names the server of the operator's URI to the key service, unless the operator has set such a variable.
+/// Passes the server in the operator's URI to the key service, unless the operator has set such a
+/// variable.
 fn name_server(access: &mut Value, naming: Option<(&[&str], String)>) {
     let Some((names, value)) = naming else { return };
     let env = access
@@ -169,7 +172,7 @@ fn name_server(access: &mut Value, naming: Option<(&[&str], String)>) {
     }
 }
 
-/// Refuses a master secret of another cluster: with it, no disk of this one would open.
+/// Refuses a master secret of another cluster: no disk of this cluster would open with it.
 fn check_cluster(
     secret: &ClusterKms,
     state: &State,

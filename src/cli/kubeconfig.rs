@@ -1,7 +1,9 @@
-//! The kubeconfigs of the operator: a client of the cluster that they name, and an administrator's kubeconfig that is added to the one
-//! that kubectl reads (`$KUBECONFIG`, else `~/.kube/config`).
+//! The operator's kubeconfigs: makes a client of the cluster that they name, and adds an
+//! administrator's kubeconfig to the file that kubectl reads (`$KUBECONFIG`, else
+//! `~/.kube/config`).
 //!
-//! The file is written as JSON, which is valid YAML 1.2. Comments of the existing file are lost, as when kubectl writes it.
+//! The file is written as JSON, which is valid YAML 1.2. Comments of the existing file are lost, as
+//! when kubectl writes it.
 
 use std::env;
 use std::io;
@@ -17,7 +19,7 @@ use base::stop::Stop;
 use kubernetes::client::{self, Client, Config};
 use kubernetes::yaml;
 
-/// The lists of a kubeconfig, whose entries have names.
+/// The lists in a kubeconfig whose entries have names.
 const LISTS: [&str; 3] = ["clusters", "users", "contexts"];
 
 /// Returns the files that `$KUBECONFIG` names.
@@ -27,14 +29,16 @@ pub fn of_environment() -> Vec<PathBuf> {
     paths.filter(|it| !it.as_os_str().is_empty()).collect()
 }
 
-/// Returns the file that kubectl writes to: the first of `$KUBECONFIG`, else the one in the home directory.
+/// Returns the file that kubectl writes to: the first of `$KUBECONFIG`, else the one in the home
+/// directory.
 pub fn default_path() -> PathBuf {
     let named = of_environment().into_iter().next();
     named
         .unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".kube/config"))
 }
 
-/// Returns a client of the cluster of these kubeconfigs. The server's name must have an address now.
+/// Returns a client of the cluster of these kubeconfigs. DNS must already know an address for the
+/// server's name.
 pub fn client(paths: &[PathBuf]) -> Result<Client, Failure> {
     let config = Config::from_kubeconfig_files(paths).map_err(Failure::failed)?;
     let client = Client::new(config, &Stop::new());
@@ -76,8 +80,8 @@ fn there(path: &Path) -> Result<Value, Error> {
     }
 }
 
-/// Adds all entries of `new` to the file at `path`, makes its context the current one, and returns the context's name. Changes
-/// nothing if the file has a different entry of the same name.
+/// Adds all entries of `new` to the file at `path`, makes its context the current one, and returns
+/// the context's name. Changes nothing if the file has a different entry of the same name.
 pub fn merge(path: &Path, new: &[u8]) -> Result<String, Error> {
     let content = |why: String| Error::Content(path.into(), why);
     let mut all = there(path)?;

@@ -1,4 +1,5 @@
-//! `firstlight measure --snp-firmware`: the launch digests of SEV-SNP machines, computed from their firmware.
+//! `firstlight measure --snp-firmware`: the launch digests of SEV-SNP machines, computed from their
+//! firmware.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,10 +12,10 @@ use image::snp::{Cpu, Hypervisor, Kernel, Launch, LaunchDigest};
 
 /// Maximum number of processors of a machine.
 const MAX_PROCESSORS: u32 = 4096;
-/// The options that say more about such machines.
+/// Further options that describe SEV-SNP machines.
 const FURTHER: [&str; 3] = ["vcpu-type", "hypervisor", "guest-features"];
 
-/// Machines with SEV-SNP that differ only in the number of their processors.
+/// SEV-SNP machines that differ only in the number of their processors.
 #[derive(Debug)]
 pub struct Machines {
     firmware: PathBuf,
@@ -24,7 +25,7 @@ pub struct Machines {
     features: u64,
 }
 
-/// Returns the machines of the command line; `None` without `--snp-firmware`.
+/// Returns the machines that the command line describes; `None` without `--snp-firmware`.
 pub fn options(given: &Given) -> Result<Option<Machines>, Failure> {
     let Some(firmware) = given.value("snp-firmware") else {
         if let Some(name) = FURTHER.iter().find(|name| given.has(name)) {

@@ -1,4 +1,5 @@
-//! `firstlight measure --gce-endorsement`: the measurements of the firmware of Google's confidential machines, as Google signed them.
+//! `firstlight measure --gce-endorsement`: the measurements of the firmware of Google's
+//! confidential machines, as signed by Google.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,11 +25,11 @@ pub struct Options {
     file: PathBuf,
     root: PathBuf,
     firmware: Option<PathBuf>,
-    /// The numbers of processors of SEV-SNP machines that count; all if it is empty.
+    /// The numbers of processors of SEV-SNP machines that are used; all if it is empty.
     processors: Vec<u32>,
-    /// The memory of TDX machines in MiB that counts; any if there is none.
+    /// The memory of TDX machines in MiB that is used; any if there is none.
     memory: Option<u64>,
-    /// The kind of registers of the machines; `None` if the operator does not say it.
+    /// The kind of registers of the machines; `None` if the operator does not specify it.
     registers: Option<Registers>,
 }
 
@@ -64,7 +65,7 @@ pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Failure
             "--{name}: --{OPTION} without an image and --kernel is about the firmware alone"
         )));
     }
-    // with --kernel the memory is in PCR 4
+    // with --kernel, PCR 4 depends on the memory
     let memory = match given.has("memory") && !is_image {
         true => Some(given.parsed("memory", measure_image::mebibytes)?),
         false => None,
@@ -91,24 +92,24 @@ pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Failure
     }))
 }
 
-/// Returns whether machines of this variant have TDX and no TPM, as Google's can.
+/// Returns whether machines of this variant have TDX and no TPM, as Google's may.
 fn has_tdx(variant: &Variant) -> bool {
     variant.registers == Registers::Rtmrs
 }
 
-/// Returns whether machines of this variant have SEV-SNP, and Google says whose they are.
+/// Returns whether machines of this variant have SEV-SNP, and Google certifies who owns them.
 fn has_snp(variant: &Variant) -> bool {
     variant.judges("snp") && variant.judges("cloud.projects")
 }
 
-/// What Google endorses, and what of it the operator wants.
+/// Google's endorsement, and the part of it that the operator wants.
 pub struct Endorsed<'a> {
     golden: Golden,
     options: &'a Options,
 }
 
 impl Options {
-    /// Reads and verifies the endorsement, and says on standard error what it has.
+    /// Reads and verifies the endorsement, and prints its content on standard error.
     pub fn read(&self) -> Result<Endorsed<'_>, Failure> {
         let wrong = |path: &Path, error: &dyn std::fmt::Display| {
             Failure::failed(format!("{}: {error}", path.display()))
@@ -167,7 +168,7 @@ impl Endorsed<'_> {
         mrtds.map_err(|error| self.wrong(error))
     }
 
-    /// Returns MRTD for a policy without any other register; `None` if the policy is for SEV-SNP.
+    /// Returns MRTD for a policy that has no other register; `None` if the policy is for SEV-SNP.
     pub fn mrtd(&self) -> Result<Option<[u8; 48]>, Failure> {
         let (snp, tdx) = (&self.golden.snp, &self.golden.tdx);
         let registers = match (self.options.registers, snp, tdx) {
@@ -193,8 +194,8 @@ impl Endorsed<'_> {
         }
     }
 
-    /// Returns the policy that demands what Google endorses, beside what it accepts already. It says on standard error what the policy
-    /// accepts of another firmware.
+    /// Returns the policy that also accepts the firmware that Google endorses. Prints on standard
+    /// error which other firmware the policy accepts.
     pub fn added_to(&self, policy: Policy) -> Result<Policy, Failure> {
         match policy.registers() {
             Registers::Pcrs if self.options.memory.is_some() => Err(Failure::Usage(

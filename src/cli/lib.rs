@@ -1,9 +1,10 @@
-//! `firstlight`, the operator's command. Each command has a file. The commands share the tables of `commands`, from which
-//! `usage`, `completions` and `man` are made, the operator's `files`, `connect`, which reaches a node, and `progress`, which
-//! shows the progress of a command that waits.
+//! `firstlight`, the operator's command. Each command has a file. The commands share the tables of
+//! `commands` (from which `usage`, `completions` and `man` are made), the operator's `files`,
+//! `connect`, which reaches a node, and `progress`, which shows the progress of a command that
+//! waits.
 //!
-//! Results go to standard output, everything else to standard error. The exit codes are those of [`base::program`], the two
-//! here, and those of `status`.
+//! Results go to standard output, everything else to standard error. The exit codes are those of
+//! [`base::program`], the two here, and those of `status`.
 
 mod apply;
 pub mod chart;
@@ -75,7 +76,7 @@ use verifier::{KeyName, Registers, Variant};
 const REQUIRE: [&str; 2] = ["strong", "any"];
 /// The names of AMD's products.
 const PRODUCTS: [&str; 3] = ["Milan", "Genoa", "Turin"];
-/// Exit code: the node does not meet the policy. Trying again does not help.
+/// Exit code: the node does not meet the policy. A retry does not help.
 pub const ATTESTATION_REFUSED: u8 = 3;
 /// Exit code: the node could not be reached, or did not answer in time.
 pub const UNREACHABLE: u8 = 4;
@@ -88,7 +89,7 @@ pub fn help() -> String {
 /// Runs the command that the arguments name.
 pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     warnings::init();
-    // the master secret is in this process's memory
+    // this process's memory contains the master secret
     process::keep_memory_private().map_err(|error| {
         Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
     })?;
@@ -132,7 +133,7 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     };
     let run = || {
         let given = command.parse(program, before, args, config::defaults)?;
-        // it waits for signals itself
+        // this command waits for signals itself
         if command.name != "metadata" {
             interrupt::watch(command.name)?;
         }
@@ -183,7 +184,7 @@ fn wrap_options(given: &Given) -> Result<wrap::Options, Failure> {
     })
 }
 
-/// Returns how the master secret is to be kept.
+/// Returns how the master secret is to be stored.
 fn wish_of(given: &Given) -> Result<Wish, Failure> {
     let wish = Wish {
         kms: given.value("kms").map(program::text).transpose()?,
@@ -312,8 +313,8 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
     })
 }
 
-/// Returns the metadata service for the join service. Checks only the form of the options: the address may be reachable only
-/// from the cluster.
+/// Returns the metadata service for the join service. Checks only the form of the options: the
+/// address may be reachable only from within the cluster.
 fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
     let cloud = given.text("cloud-provider")?.to_ascii_lowercase();
     if given.value("cloud-provider").is_none() {
@@ -352,7 +353,8 @@ fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
     }
 }
 
-/// Returns a list of machines as the join service gets it, which cannot read a file of the operator.
+/// Returns the content of a list of machines, because the join service cannot read the operator's
+/// file.
 fn inline(file: &Path) -> Result<String, Failure> {
     // an argument of a program has at most 128 KiB (Linux)
     const MAX_LIST: usize = 90 << 10;
@@ -401,7 +403,8 @@ fn recover_options(given: &Given) -> Result<recover::Options, Failure> {
     })
 }
 
-/// Returns the attestation variant of the nodes: that of the option, else that of the policy, else the option's default.
+/// Returns the attestation variant of the nodes: from the option, else from the policy, else the
+/// option's default.
 fn variant_of(given: &Given) -> Result<&'static Variant, Failure> {
     match named_variant(given)? {
         Some(variant) => Ok(variant),
@@ -409,7 +412,7 @@ fn variant_of(given: &Given) -> Result<&'static Variant, Failure> {
     }
 }
 
-/// Returns the attestation variant that the option names, else that of the policy.
+/// Returns the attestation variant from the option, else from the policy.
 fn named_variant(given: &Given) -> Result<Option<&'static Variant>, Failure> {
     if given.has("attestation-variant") {
         let named = given.parsed("attestation-variant", Variant::named);
@@ -420,8 +423,8 @@ fn named_variant(given: &Given) -> Result<Option<&'static Variant>, Failure> {
     Ok(policies.find_map(|option| named_in(&given.path(option))))
 }
 
-/// Returns the attestation variant that a policy names. A file that cannot be read twice, such as a pipe, is left alone, and what is
-/// wrong with the policy is said by the command that uses it.
+/// Returns the attestation variant that a policy names. Does not read a file that cannot be read
+/// twice, such as a pipe. Reports no error in the policy: the command that uses the policy does.
 fn named_in(policy: &Path) -> Option<&'static Variant> {
     let is_file = std::fs::metadata(policy).is_ok_and(|it| it.is_file());
     let policy = is_file
@@ -770,7 +773,7 @@ fn share_options(given: &Given) -> Result<share::Options, Failure> {
     })
 }
 
-/// Returns where the master secret comes from.
+/// Returns the source of the master secret.
 fn master_secret_of(given: &Given) -> Result<Source, Failure> {
     let shares = given.texts("share")?;
     match (shares.is_empty(), given.has("master-secret")) {
@@ -782,7 +785,7 @@ fn master_secret_of(given: &Given) -> Result<Source, Failure> {
     }
 }
 
-/// Returns the node or server that the operand or `--endpoint` names.
+/// Returns the node or server in the operand or `--endpoint`.
 fn host_of(given: &Given) -> Result<Option<String>, Failure> {
     match (given.has_operand(), given.has("endpoint")) {
         (true, true) => Err(Failure::Usage(
@@ -802,8 +805,8 @@ fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Failure> {
     Endpoint::parse(&host, default_port).map_err(Failure::Usage)
 }
 
-/// Returns the administrator's kubeconfigs: that of the option, else those of `$KUBECONFIG` as kubectl reads them, else the option's
-/// default.
+/// Returns the administrator's kubeconfigs: from the option, else from `$KUBECONFIG` as kubectl
+/// reads it, else the option's default.
 fn kubeconfigs_of(given: &Given) -> Vec<PathBuf> {
     let option = given.path("kubeconfig");
     if given.has("kubeconfig") {
@@ -827,7 +830,8 @@ fn pcrs(text: &str) -> Result<Vec<u32>, &'static str> {
     pcrs.map_err(|_| "expected numbers separated by commas, as 4,9,15")
 }
 
-/// Parses a whole number of seconds, minutes or hours, from a second to a day. A number without a unit has seconds.
+/// Parses a whole number of seconds, minutes or hours, from a second to a day. A number without a
+/// unit means seconds.
 fn time(text: &str) -> Result<Duration, &'static str> {
     let seconds = || {
         let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -978,7 +982,7 @@ mod tests {
         let alone = init(&[&cluster[..], &["--metadata", url]].concat());
         assert_eq!(alone.unwrap().unwrap(), of(Some("qemu"), Some(url)));
         assert!(refusal(apply(&["--metadata", url])).contains("--cloud-provider is missing"));
-        // without the services no program uses the option
+        // without the services nothing uses this option
         assert!(refusal(init(&["--metadata", url])).contains("--kubernetes-version is missing"));
         assert!(
             refusal(init(&[&cluster[..2], &["--metadata", url]].concat()))

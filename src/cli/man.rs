@@ -119,7 +119,8 @@ fn literal(lines: &[&str]) -> String {
     format!(".Bd -literal -offset indent\n{lines}.Ed\n")
 }
 
-/// Escapes a line of text, so that roff(7) finds no request in it and prints dashes that can be copied to a shell.
+/// Escapes a line of text, so that roff(7) reads no request in it and prints dashes that can be
+/// copied to a shell.
 fn line(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
     match escaped.starts_with(['.', '\'']) {

@@ -1,6 +1,8 @@
-//! The master secret file: the operator's only secret, from which every key of the cluster is derived.
+//! The master secret file: the operator's only secret, from which every key of the cluster is
+//! derived.
 //!
-//! The old system's format: a JSON object, indented by tabs, of two byte strings in base64 (RFC 4648 §4).
+//! Constellation's format: a JSON object, indented by tabs, of two byte strings in base64 (RFC 4648
+//! §4).
 //!
 //! ```text
 //! {
@@ -9,10 +11,12 @@
 //! }
 //! ```
 //!
-//! Without it the cluster cannot be recovered. So it is durable before a node gets it, and it is never overwritten.
+//! Without it the cluster cannot be recovered. So the command makes it durable before a node gets
+//! it, and never overwrites it.
 //!
-//! In place of it, the file may have the master secret as `firstlight wrap` wrapped it: then an external KMS unwraps it at each use. And
-//! in place of a file, there may be the URI of a store that has the wrapped one.
+//! Instead, the file may contain the master secret as wrapped by `firstlight wrap`: then an
+//! external KMS unwraps it at each use. Instead of a file, the operator may also give the URI of a
+//! store that has the wrapped one.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -30,26 +34,26 @@ use base::crypto::{KEY_LEN, Secret};
 use keywrap::{Author, store};
 use kms::ClusterKms;
 
-/// Minimum bytes of the key that the key service and the old system accept.
+/// Minimum bytes of the key that the key service and Constellation accept.
 pub const MIN_KEY_LEN: usize = 16;
-/// Minimum bytes of the salt that the key service and the old system accept.
+/// Minimum bytes of the salt that the key service and Constellation accept.
 pub const MIN_SALT_LEN: usize = 32;
 
-/// Where a master secret came from.
+/// The origin of a master secret.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was made and written by this call.
+    /// This call made and wrote it.
     Created,
-    /// It was in the file.
+    /// The file had it.
     Found,
 }
 
-/// Where a command gets the master secret.
+/// The source from which a command gets the master secret.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// In this file, or in the store whose URI this is.
+    /// This file, or the store with this URI.
     File(PathBuf),
-    /// In the shares that these files have; `-` is the terminal.
+    /// The shares in these files; `-` is the terminal.
     Shares(Vec<PathBuf>),
 }
 
@@ -68,7 +72,8 @@ impl Source {
     }
 }
 
-/// Reads the master secret in the file; if there is no file, makes a new one and writes it with mode 0600, wrapped if that is wished.
+/// Reads the master secret in the file. If there is no file, makes a new one and writes it with
+/// mode 0600, wrapped if the operator asks for that.
 pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, Origin), Error> {
     let is_file = !files::is_standard_input(path) && store_uri(path).is_none();
     if is_file && !path.exists() {
@@ -80,12 +85,13 @@ pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, Origin), 
     Ok((read_wrapped(path, wish.kms.as_deref())?, Origin::Found))
 }
 
-/// Returns the URI of a store that is given in place of a file.
+/// Returns the URI of a store that is given instead of a file.
 fn store_uri(path: &Path) -> Option<&str> {
     store::uri(path.as_os_str().as_bytes())
 }
 
-/// Reads the master secret in the file, which only its owner may read, or from standard input (`-`). Has an external KMS unwrap it if it is wrapped.
+/// Reads the master secret in the file, which only its owner may read, or from standard input
+/// (`-`). Has an external KMS unwrap it if it is wrapped.
 pub fn read(path: &Path) -> Result<ClusterKms, Error> {
     read_wrapped(path, None)
 }
@@ -117,7 +123,8 @@ fn create(path: &Path, wish: &Wish) -> Result<ClusterKms, Error> {
     Ok(secret)
 }
 
-/// Writes a master secret, plain or wrapped, to a new file or a store. Returns where it can be read.
+/// Writes a master secret, plain or wrapped, to a new file or a store. Returns the path or URI from
+/// which it can be read.
 pub fn write(out: &Path, content: &[u8]) -> Result<PathBuf, Error> {
     let Some(uri) = store_uri(out) else {
         return files::create_private(out, content).map(|()| out.into());
@@ -128,7 +135,7 @@ pub fn write(out: &Path, content: &[u8]) -> Result<PathBuf, Error> {
         .map_err(|why| Error::Content(out.into(), why))
 }
 
-/// Returns the file's text. It has no line break at the end, as in the old system.
+/// Returns the file's text. It has no line break at the end, as in Constellation.
 pub fn text(secret: &ClusterKms) -> Zeroizing<String> {
     let base64 = |secret: &Secret| Zeroizing::new(STANDARD.encode(secret.expose()));
     Zeroizing::new(format!(
@@ -138,7 +145,7 @@ pub fn text(secret: &ClusterKms) -> Zeroizing<String> {
     ))
 }
 
-/// Parses the file. The error contains nothing of the content.
+/// Parses the file. The error contains no part of the content.
 fn parse(content: &[u8]) -> Result<ClusterKms, String> {
     #[derive(Deserialize, Zeroize, ZeroizeOnDrop)]
     struct File {

@@ -1,5 +1,6 @@
-//! `firstlight measure`: prints the attestation policy that a machine meets, from the present values of its TPM, or that machines
-//! will meet that boot an image, from the image alone.
+//! `firstlight measure`: prints the attestation policy that a machine meets, from the present
+//! values of its TPM; or the policy that machines meet after booting an image, from the image
+//! alone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +19,7 @@ use verifier::{KeyName, Measurement, Policy, Registers, Stage, Variant};
 
 use super::output::Output;
 
-/// The version of the kernel that runs.
+/// The version of the running kernel.
 const VERSION: &str = "/proc/version";
 
 /// The PCR into which systemd measures the phases of a boot.
@@ -26,11 +27,12 @@ const PHASES_PCR: u32 = 11;
 
 /// The register of a TDX machine's firmware.
 const MRTD: u32 = 0;
-/// The registers that say what runs: drivers that the host has the firmware load, boot loader, command line, kernel and initramfs,
-/// unified kernel image, its parameters and extensions, and the cluster ID. The firmware extends the other registers, which change with
-/// the host.
+/// The registers that depend on what runs: drivers that the host makes the firmware load, boot
+/// loader, command line, kernel and initramfs, unified kernel image, its parameters and extensions,
+/// and the cluster ID. The firmware extends the other registers, which change with the host.
 const OF_IMAGE: [u32; 9] = image::REGISTERS;
-/// The registers of a TDX machine that depend on what it boots: MRTD, RTMR 1 and 2. RTMR 0 has the settings and tables of the host.
+/// The registers of a TDX machine that depend on the boot: MRTD, RTMR 1 and 2. RTMR 0 depends on
+/// the host's settings and tables.
 const OF_TDX: [u32; 3] = [MRTD, 2, 3];
 
 /// The options of the command line.
@@ -38,18 +40,18 @@ const OF_TDX: [u32; 3] = [MRTD, 2, 3];
 pub struct Options {
     /// What is measured.
     pub source: Source,
-    /// The registers of the policy, besides that of the cluster ID; `None` takes those of the policy in `add_to`, else those that
-    /// depend on the image.
+    /// The registers of the policy, besides that of the cluster ID; if `None`, those of the policy
+    /// in `add_to`, else those that depend on the image.
     pub pcrs: Option<Vec<u32>>,
-    /// The attestation variant that the command line names; the policy names it, too.
+    /// The attestation variant on the command line; the policy names it, too.
     pub variant: Option<&'static Variant>,
     /// The image's name.
     pub name: Option<String>,
     /// A policy to which the image is added.
     pub add_to: Option<PathBuf>,
-    /// The machines with SEV-SNP whose launch digests the policy gets.
+    /// The SEV-SNP machines whose launch digests are added to the policy.
     pub snp: Option<launch_digest::Machines>,
-    /// What Google endorses, which the policy gets.
+    /// Google's endorsement, whose values are added to the policy.
     pub endorsement: Option<launch_endorsement::Options>,
 }
 
@@ -62,14 +64,14 @@ pub enum Source {
         variant: &'static Variant,
         /// The TPM's location; `None` is the machine's own TPM.
         location: Option<Location>,
-        /// Whether the policy accepts any TPM, and not only this machine's.
+        /// Whether the policy accepts any TPM instead of only this machine's.
         trust_any_tpm: bool,
     },
-    /// The firmware of TDX machines, and no image.
+    /// Only the firmware of TDX machines, without an image.
     TdxFirmware(PathBuf),
-    /// The launch digests of machines with SEV-SNP, or what Google endorses, and no image.
+    /// Only the launch digests of SEV-SNP machines, or Google's endorsement, without an image.
     FirmwareAlone,
-    /// An image that was not booted yet.
+    /// An image that has not booted yet.
     Image {
         /// What boots, and how.
         image: measure_image::Options,
@@ -103,7 +105,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let name = options.name.as_deref();
     let endorsement = options.endorsement.as_ref();
     let endorsed = endorsement.map(|it| it.read()).transpose()?;
-    // the policy with what is demanded of the firmware
+    // the policy with the requirements for the firmware
     let with_firmware = |policy: Policy, kernel: Option<&measure_image::HandedOver>| {
         let policy = with_launch_digests(policy, options.snp.as_ref(), kernel)?;
         match &endorsed {
@@ -211,7 +213,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// Returns the policy with the launch digests of these machines beside those that it has.
+/// Returns the policy with the launch digests of these machines added.
 fn with_launch_digests(
     policy: Policy,
     machines: Option<&launch_digest::Machines>,
@@ -256,7 +258,7 @@ fn of_tpm(
     };
     let mut policy =
         policy(measured, pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
-    // a TPM on a port is another machine's
+    // a TPM behind a port belongs to another machine
     let version = match location {
         Location::Swtpm(..) => String::new(),
         _ => fs::read_to_string(VERSION).unwrap_or_default(),
@@ -268,14 +270,15 @@ fn of_tpm(
     }
     let key = match trust_any_tpm {
         true => None,
-        // the platform of the host signs for such a machine, which has no key of its own
+        // such a machine has no key of its own: the host's platform signs for it
         false if policy.registers() == Registers::Rtmrs => None,
         false => Some((variant.key_name)(&location).map_err(Failure::failed)?),
     };
     Ok((policy, key))
 }
 
-/// Returns the policy of TDX machines whose firmware has this MRTD, and that belong to no cluster yet.
+/// Returns the policy for TDX machines whose firmware has this MRTD, and that belong to no cluster
+/// yet.
 fn of_mrtd(mrtd: Measurement) -> Result<Policy, String> {
     log::warn!(
         "the policy has the firmware alone (MRTD): what boots is in RTMR 1 and 2; give an image, too, or run firstlight measure on a \
@@ -286,7 +289,7 @@ fn of_mrtd(mrtd: Measurement) -> Result<Policy, String> {
     policy(Measured { booted, initramfs }, &[MRTD])
 }
 
-/// Returns MRTD of the firmware in this file.
+/// Returns the MRTD of the firmware in this file.
 fn mrtd(path: &Path) -> Result<Measurement, String> {
     let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mrtd = Firmware::parse(&bytes).and_then(|firmware| tdx::mrtd(&firmware));
@@ -301,7 +304,7 @@ fn enforced(mrtd: [u8; 48]) -> Measurement {
     }
 }
 
-/// Returns the policy of machines with a TPM that belong to no cluster yet.
+/// Returns the policy for machines with a TPM that belong to no cluster yet.
 fn of_launch_digests() -> Result<Policy, String> {
     log::warn!(
         "the policy has the launch digest alone (MEASUREMENT): what boots is in the registers of the TPM; give an image, or --add-to"
@@ -310,7 +313,7 @@ fn of_launch_digests() -> Result<Policy, String> {
     policy(Measured { booted, initramfs }, &[])
 }
 
-/// Prints the policy, with the variant that the command line names.
+/// Prints the policy, with the variant from the command line.
 fn say_policy(policy: Policy, options: &Options) -> Result<(), Failure> {
     let policy = match options.variant {
         Some(variant) => policy.of_variant(variant.name),
@@ -341,7 +344,8 @@ fn registers(policy: &Policy) -> Vec<u32> {
     policy.images()[0].measurements().keys().copied().collect()
 }
 
-/// Adds the image of `new` to the policy `present`, under this name, and the key if the policy names keys.
+/// Adds the image of `new` to the policy `present`, under this name. Also adds the key if the
+/// policy lists keys.
 fn add(
     present: Policy,
     name: Option<&str>,
@@ -385,8 +389,8 @@ fn kind(values: &BTreeMap<u32, Measurement>) -> Registers {
     kind.unwrap_or(Registers::Pcrs)
 }
 
-/// Returns a policy of these registers and of the cluster ID's register, which must be zero, as in a machine that belongs to no
-/// cluster.
+/// Returns a policy with these registers, and with the cluster ID's register, which must be zero as
+/// on a machine that belongs to no cluster.
 fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, String> {
     let Measured {
         booted: mut values,
@@ -474,7 +478,7 @@ mod tests {
         assert_eq!(image.measurements()[&11].expected, [11; 32]);
         assert_eq!(image.initramfs().keys().copied().collect::<Vec<_>>(), [11]);
         assert_eq!(image.initramfs()[&11].expected, [3; 32]);
-        // the same image with other registers of the initramfs is another image
+        // an image with the same registers but other ones in the initramfs is another image
         let one_stage = super::policy(measured(), &[4, 11]).unwrap();
         assert!(add(policy, Some("other"), &one_stage, None).is_ok());
     }
@@ -551,7 +555,7 @@ mod tests {
             &[key, other].into()
         );
         assert!(refusal(add(named, None, &image, Some(key))).contains("already"));
-        // a policy that accepts any TPM still does
+        // a policy that accepts any TPM still accepts any
         let newer = policy(measured(), &[4, 9]).unwrap();
         assert!(
             add(image, Some("newer"), &newer, Some(key))

@@ -1,4 +1,5 @@
-//! `firstlight measure IMAGE`: the registers of machines that will boot an image, computed from the image alone.
+//! `firstlight measure IMAGE`: the registers of machines that will boot an image, computed from the
+//! image alone.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,21 +17,21 @@ use serde_json::{Value, json};
 use verifier::Measured;
 use verifier::{Measurement, Registers};
 
-/// The PCR with the stages of a boot.
+/// The PCR into which the stages of a boot are measured.
 const PHASES: u32 = 11;
 
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
     boots: Boots,
-    /// The profile of a unified kernel image that boots, by its ID or number.
+    /// The profile of a unified kernel image that is booted, by its ID or number.
     profile: Option<String>,
     given: image::Given,
-    /// Whose registers the policy has.
+    /// The registers that the policy gets.
     pub platform: Platform,
-    /// Whether all values are printed, and no policy.
+    /// Whether to print all values instead of a policy.
     pub explain: bool,
-    /// Whether the operator named the registers, so that none may be left out.
+    /// Whether the operator named the registers, so that none may be omitted.
     are_registers_named: bool,
     /// Whether the policy may lack the registers that bind it to the image.
     accepts_incomplete: bool,
@@ -45,7 +46,7 @@ pub struct Options {
 enum Boots {
     /// A raw disk image, or a unified kernel image.
     Image { path: PathBuf, uki: Option<String> },
-    /// What QEMU hands to OVMF.
+    /// What QEMU passes to OVMF.
     Kernel {
         path: PathBuf,
         initrd: Option<PathBuf>,
@@ -54,7 +55,7 @@ enum Boots {
     },
 }
 
-/// What QEMU hands to the firmware.
+/// What QEMU passes to the firmware.
 pub struct HandedOver {
     /// The file of the kernel.
     pub kernel: Vec<u8>,
@@ -65,7 +66,7 @@ pub struct HandedOver {
 }
 
 impl Options {
-    /// Returns what QEMU hands to the firmware; `None` if the firmware boots from a disk.
+    /// Returns what QEMU passes to the firmware; `None` if the firmware boots from a disk.
     pub fn handed_over(&self) -> Result<Option<HandedOver>, Failure> {
         let Boots::Kernel {
             path,
@@ -83,7 +84,8 @@ impl Options {
         }))
     }
 
-    /// Returns whether QEMU hands the image over, so that the launch digest of an SEV-SNP machine has it.
+    /// Returns whether QEMU passes the image to the firmware, so that the launch digest of an
+    /// SEV-SNP machine covers it.
     pub fn is_handed_over(&self) -> bool {
         matches!(self.boots, Boots::Kernel { .. })
     }
@@ -100,7 +102,8 @@ impl Options {
         name.to_string_lossy().into_owned()
     }
 
-    /// Returns the name of the image in a policy: that of the file, and of the profile that boots.
+    /// Returns the name of the image in a policy: the file's name, and the name of the booted
+    /// profile.
     pub fn name_of(&self, image: &Image) -> String {
         match image.profile() {
             Some(profile) => format!("{}, profile {profile}", self.name()),
@@ -109,7 +112,7 @@ impl Options {
     }
 }
 
-/// Returns the options for an image alone: every boot of it is possible.
+/// Returns the options for an image without further information: every boot of it is possible.
 pub fn of_image(path: PathBuf, uki: Option<String>, profile: Option<String>) -> Options {
     Options {
         boots: Boots::Image { path, uki },
@@ -197,7 +200,7 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
     })
 }
 
-/// Returns the value whose word the operator gave.
+/// Returns the value that has the operator's keyword.
 fn one_of<T: Copy>(
     option: &str,
     given: Option<String>,
@@ -290,9 +293,9 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
     Ok(image)
 }
 
-/// Returns the value of each of these registers that has only one at each stage of the boot, or at the stage that the operator named.
-/// Warns of the others, unless the operator named them; then they are an error. `is_launched`: whether a launch digest in the policy has
-/// the image.
+/// Returns the value of each of these registers that has only one value at each stage of the boot,
+/// or at the stage that the operator named. For other registers it warns, or fails if the operator
+/// named them. `is_launched`: whether a launch digest in the policy covers the image.
 pub fn values(
     options: &Options,
     image: &Image,
@@ -302,7 +305,7 @@ pub fn values(
     let (mut booted, mut initramfs) = (BTreeMap::new(), BTreeMap::new());
     let mut several = String::new();
     let platform = options.platform;
-    // what a policy demands of the register of the cluster is not the image's
+    // the requirement for the register of the cluster does not come from the image
     for register in registers.iter().filter(|it| !is_of_cluster(platform, **it)) {
         let at = |stage| {
             let stage = Some(options.given.stage.unwrap_or(stage));
@@ -341,7 +344,8 @@ pub fn values(
     Ok(Measured { booted, initramfs })
 }
 
-/// Fails if a policy of these values accepts machines that boot something else. `several` lists the registers without a value.
+/// Fails if a policy with these values accepts machines that boot something else. `several` lists
+/// the registers without a value.
 fn check_binding(
     options: &Options,
     registers: &[u32],
@@ -378,8 +382,8 @@ fn check_binding(
     )))
 }
 
-/// Says what the image leaves open to the host. Fails if the host can choose what systemd reads from EFI variables, which no register of
-/// the policy has.
+/// Reports what the host can still choose when the image is fixed. Fails if the host can choose
+/// what systemd reads from EFI variables and no register in the policy covers it.
 pub fn judge(options: &Options, image: &Image) -> Result<(), Failure> {
     let channels = image.channels(options.platform, &options.given);
     let is = |state| {
@@ -432,7 +436,8 @@ fn line(channel: &Channel) -> String {
     }
 }
 
-/// Returns the values of these PCRs in the SHA-384 bank that are the same at all stages of the boot: AWS's word has no stages.
+/// Returns the values of these PCRs in the SHA-384 bank that are the same at all stages of the
+/// boot: AWS's document does not distinguish stages.
 pub fn sha384(
     options: &Options,
     image: &Image,
@@ -450,7 +455,7 @@ pub fn sha384(
     }
 }
 
-/// Returns whether the ID of the cluster is in a register.
+/// Returns whether a register contains the ID of the cluster.
 fn is_of_cluster(platform: Platform, register: u32) -> bool {
     let kind = match platform {
         Platform::Tpm(_) => Registers::Pcrs,
@@ -466,7 +471,8 @@ fn enforced(expected: Vec<u8>) -> Measurement {
     }
 }
 
-/// Returns all values of each register with the events that give them, and what the image leaves open to the host.
+/// Returns all possible values of each register with the events that give them, and what the host
+/// can still choose.
 pub fn explain(options: &Options, image: &Image) -> String {
     let mut text = format!("{}: {}\n", options.path().display(), image.description());
     for (register, cases) in image.registers(options.platform, &options.given) {
@@ -477,7 +483,7 @@ pub fn explain(options: &Options, image: &Image) -> String {
     text + &channels.iter().map(line).collect::<String>()
 }
 
-/// Returns the same for programs.
+/// Returns the same information for programs.
 pub fn explain_json(options: &Options, image: &Image) -> Value {
     let registers = image.registers(options.platform, &options.given);
     let registers = registers.into_iter().map(|(register, cases)| {
@@ -510,7 +516,7 @@ fn case_json(case: &Case) -> Value {
     })
 }
 
-/// Returns the cases of a register as lines.
+/// Returns the possible values of a register as lines.
 fn lines(platform: Platform, register: u32, cases: &[Case], with_events: bool) -> String {
     let mut text = format!("{}\n", platform.name(register));
     for case in cases {

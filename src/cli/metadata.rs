@@ -1,4 +1,5 @@
-//! `firstlight metadata serve`: a list of machines, served to all of them over HTTP, in the form of [`cloud::qemu`].
+//! `firstlight metadata serve`: serves a list of machines to all of them over HTTP, in the form of
+//! [`cloud::qemu`].
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use web::{Answer, Limits, Server, TIME};
 
 use super::files;
 
-/// A rack of machines that all boot at once; each asks a few times.
+/// Enough for a rack of machines that all boot at once; each sends a few requests.
 const LIMITS: Limits = Limits {
     connections: 128,
     of_peer: 4,
@@ -66,7 +67,8 @@ fn read(path: &Path) -> Result<Machines, String> {
     Machines::parse(&json).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Returns the answer to a request; `None` if there is none, such as `/self` for a machine that is not on the list.
+/// Returns the answer to a request; `None` if there is none, such as `/self` for a machine that is
+/// not on the list.
 fn answer(list: &Machines, target: &str, peer: IpAddr) -> Option<Answer> {
     let json = |value: Value| Answer::ok("application/json", value.to_string());
     match target.split('?').next()? {
@@ -130,7 +132,7 @@ mod tests {
         assert_eq!(node.load_balancer_endpoint().unwrap(), "other.example");
         std::fs::write(&machines, "{").unwrap();
         assert_eq!(node.load_balancer_endpoint().unwrap(), "other.example");
-        // a machine that is not on the list is told so
+        // the server tells a machine that it is not on the list
         let stranger = LIST.replace("127.0.0.1", "127.0.0.3");
         std::fs::write(&machines, stranger).unwrap();
         let refused = node.own_instance().unwrap_err().to_string();

@@ -1,4 +1,5 @@
-//! How a command prints its result: `-o text` for people, `-o json` for programs. docs/cli.md describes the JSON of each command.
+//! How a command prints its result: `-o text` for people, `-o json` for programs. docs/cli.md
+//! describes the JSON of each command.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -23,7 +24,7 @@ const NAMES: [&str; 2] = ["text", "json"];
 /// The form of a command's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
-    /// Lines for people, each as soon as it is true.
+    /// Lines for people, each printed as soon as it is true.
     Text,
     /// One JSON value at the end.
     Json,
@@ -60,13 +61,14 @@ pub fn say(result: impl Display) -> Result<(), Failure> {
     say_all(&format!("{result}\n"))
 }
 
-/// Prints complete lines on standard output, for people or as JSON: what a terminal does not show for what it is, is escaped as in JSON.
+/// Prints complete lines on standard output, for people or as JSON. Escapes characters that a
+/// terminal does not show as they are, in the same way as JSON.
 pub fn say_all(text: &str) -> Result<(), Failure> {
-    // it may be a share of the master secret
+    // the text may be a share of the master secret
     print(&Zeroizing::new(lines(text)))
 }
 
-/// Prints text as it is: nothing in it is of others, except what the caller has made visible.
+/// Prints text without escaping: the caller has already escaped any text that came from others.
 pub fn print(text: &str) -> Result<(), Failure> {
     let written = io::stdout().write_all(text.as_bytes());
     written.map_err(|error| Failure::failed(format!("standard output: {error}")))

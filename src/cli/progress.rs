@@ -1,6 +1,7 @@
 //! The progress of a command that waits: what it waits for, for how long, and each new reason.
 //!
-//! On a terminal the last line counts the seconds; in a log a line repeats every half minute what the command waits for.
+//! On a terminal, the last line counts the seconds. In a log, a line repeats every half minute what
+//! the command waits for.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -14,7 +15,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// Interval at which the line in a log is repeated.
 const REPEAT: Duration = Duration::from_secs(30);
 
-/// Owns the thread that writes. Dropping it ends the thread, which leaves the cursor at the beginning of a line.
+/// Owns the thread that writes. Dropping it ends the thread, which leaves the cursor at the
+/// beginning of a line.
 pub struct Progress {
     commands: Option<Sender<Command>>,
     thread: Option<JoinHandle<()>>,
@@ -63,14 +65,15 @@ impl Progress {
         self.send(Command::Phase(text.into()));
     }
 
-    /// Prints a line that stays. A line that repeats the one before is not printed.
+    /// Prints a line that is not overwritten later. Does not repeat a line that is equal to the
+    /// previous one.
     pub fn line(&self, text: impl Into<String>) {
         self.send(Command::Line(text.into()));
     }
 
     fn send(&self, command: Command) {
         if let Some(commands) = &self.commands {
-            // fails only if there is no thread
+            // this fails only if the thread does not exist
             let _ = commands.send(command);
         }
     }
@@ -147,20 +150,21 @@ impl<W: Write> Painter<W> {
     }
 }
 
-/// Returns a peer's text for a terminal, on one line: line breaks, control, invisible and reordering characters are escaped.
+/// Returns a peer's text for a terminal, on one line: line breaks, control, invisible and
+/// reordering characters are escaped.
 pub fn printable(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     text.chars().for_each(|c| text::push(&mut line, c));
     line
 }
 
-/// Returns a text for a terminal that has lines of our own and texts of peers. Further lines are indented, so that none looks like one of
-/// ours.
+/// Returns a text for a terminal that consists of our own lines and peers' texts. Lines after the
+/// first are indented, so that none looks like one of ours.
 pub fn block(text: &str) -> String {
     lines(text).replace('\n', "\n    ")
 }
 
-/// Returns a text of our own for a terminal, in which texts of peers are on one line each ([`printable`]).
+/// Returns our own text for a terminal; peers' texts in it are on one line each ([`printable`]).
 pub fn lines(text: &str) -> String {
     let mut lines = String::with_capacity(text.len());
     for c in text.chars() {

@@ -23,7 +23,8 @@ const STATUS: &str = "/recoverproto.API/Status";
 
 /// Time limit of a status call, which the node answers from memory.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of a recover call. The argon2 of an old system's keyslot may need a GiB of memory and much time on a small machine.
+/// Time limit of a recover call. The argon2id of a Constellation keyslot may need a GiB of memory
+/// and much time on a small machine.
 const RECOVER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The options of the command line.
@@ -39,7 +40,7 @@ pub struct Options {
     pub trust: Trust,
     /// The state file, which has the keys of known nodes; it may be missing.
     pub state: PathBuf,
-    /// What to do at the node.
+    /// What to do with the node.
     pub action: Action,
     /// The form of the output.
     pub output: Output,
@@ -47,14 +48,15 @@ pub struct Options {
     pub timeout: Duration,
 }
 
-/// What to do at a node.
+/// What to do with a node.
 #[derive(Debug)]
 pub enum Action {
     /// Send the master secret.
     Push {
-        /// Where the master secret comes from.
+        /// The source of the master secret.
         master_secret: Source,
-        /// Whether a disk whose header does not name its cluster may be opened; needs the state file.
+        /// Whether a disk whose header does not name its cluster may be opened; this needs the
+        /// state file.
         is_migrating: bool,
     },
     /// Ask what the node waits for, and print it.
@@ -91,7 +93,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// Runs the action at the node; returns the attestation key of a recovered node, if it has one.
+/// Runs the action on the node; returns the attestation key of a recovered node, if it has one.
 fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure> {
     let deadline = Instant::now() + options.timeout;
     match &options.action {
@@ -148,7 +150,7 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
     }
 }
 
-/// Sends the key. Sending it twice does no harm, so a lost connection is made again.
+/// Sends the key. Sending it twice does no harm, so the command reconnects after a lost connection.
 fn push(
     options: &Options,
     node: &Node,
@@ -180,7 +182,7 @@ fn push(
                 options.output.json(&json!({
                     "node": endpoint,
                     "disk": disk,
-                    // a node of the old system does not say so
+                    // a Constellation node does not report this
                     "opened": before.is_ok(),
                     "key": key.map(|key| key.to_string()),
                 }))?;
@@ -291,7 +293,8 @@ fn failure(options: &Options, status: &Status, pushed: bool) -> Failure {
     }
 }
 
-/// Adds a hint to the failure: a node that got the key and no longer answers may have continued its boot.
+/// Adds a hint to the failure: a node that got the key and stopped answering may have continued its
+/// boot.
 fn remember(failure: Failure, pushed: bool) -> Failure {
     match failure {
         Failure::Failed(UNREACHABLE, text) if pushed => Failure::Failed(

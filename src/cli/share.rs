@@ -1,4 +1,5 @@
-//! `firstlight share`: the master secret as shares for several people, of whom some together can recover the cluster.
+//! `firstlight share`: splits the master secret into shares for several people; some of them
+//! together can recover the cluster.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -18,15 +19,15 @@ use base::program::Failure;
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// How many shares restore the secret.
+    /// The number of shares that restore the secret.
     pub threshold: u8,
-    /// How many shares are made.
+    /// The number of shares to make.
     pub count: u8,
-    /// Where the master secret comes from.
+    /// The source of the master secret.
     pub master_secret: Source,
     /// The folder for the files.
     pub out: PathBuf,
-    /// Whether to print each share as a QR code too.
+    /// Whether to also print each share as a QR code.
     pub qr: bool,
     /// The form of the output.
     pub output: Output,
@@ -88,8 +89,8 @@ fn text(share: &Share, count: u8) -> Zeroizing<String> {
     ))
 }
 
-/// Returns the code as a QR code for a terminal with dark background: two rows of modules a line, and a margin of four modules
-/// (ISO/IEC 18004).
+/// Returns the share's code as a QR code for a terminal with a dark background: each line has two
+/// rows of modules, and the margin is four modules (ISO/IEC 18004).
 fn qr(share: &Share) -> Result<Zeroizing<String>, Failure> {
     const MARGIN: i32 = 4;
     let qr = QrCode::encode_text(&shares::code(share), QrCodeEcc::Medium).map_err(|_| {
@@ -132,7 +133,8 @@ mod tests {
         }
     }
 
-    /// Reads the characters of the terminal as a camera would, with eight pixels a module.
+    /// Converts the terminal's characters to an image as a camera would see it, with eight pixels
+    /// for each module.
     #[test]
     fn a_reader_of_qr_codes_reads_the_share() {
         const PIXELS: usize = 8;

@@ -1,4 +1,5 @@
-//! Where the certificates of AMD's chips and Intel's collateral come from: the same for all validators of a command.
+//! The sources of AMD's chip certificates and Intel's collateral: the same for all validators of a
+//! command.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,10 +9,11 @@ use verifier::sources::{self, Sources};
 
 use super::usage::Given;
 
-/// What the command line says.
+/// The options of the command line.
 static GIVEN: OnceLock<Arc<Fetching>> = OnceLock::new();
 
-/// Sets the sources by the options of the command. Without any, AMD's and Intel's own servers are asked.
+/// Sets the sources by the options of the command. Without options, AMD's and Intel's own servers
+/// are used.
 pub fn set(given: &Given) -> Result<(), Failure> {
     let mut flags = Flags::default();
     for name in ["kds", "pcs", "tcb-update", "collateral-ca"] {
@@ -28,12 +30,13 @@ pub fn set(given: &Given) -> Result<(), Failure> {
         (settings.ec2, settings.maa) = (None, None);
     }
     let fetching = Fetching::new(settings).map_err(Failure::failed)?;
-    // there is one command, so nothing was set before
+    // a process runs one command, so nothing was set before
     let _ = GIVEN.set(fetching);
     Ok(())
 }
 
-/// Returns the same sources without the words of clouds, which are asked only about machines that are accepted by all else.
+/// Returns the same sources, but without cloud APIs; those are only asked about machines that
+/// passed all other checks.
 pub fn without_words() -> Arc<dyn Sources> {
     match GIVEN.get() {
         Some(given) => Arc::new(given.without_words()),
@@ -41,7 +44,7 @@ pub fn without_words() -> Arc<dyn Sources> {
     }
 }
 
-/// Returns the sources; before [`set`], those without a network.
+/// Returns the sources; before [`set`], sources without a network.
 pub fn sources() -> Arc<dyn Sources> {
     match GIVEN.get() {
         Some(given) => given.clone(),

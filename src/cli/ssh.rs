@@ -1,7 +1,8 @@
-//! `firstlight ssh`: certifies the operator's key for a day, and writes the line by which ssh recognizes the cluster's nodes.
+//! `firstlight ssh`: certifies the operator's key for a day, and writes the known-hosts line with
+//! which ssh recognizes the cluster's nodes.
 //!
-//! Both of the cluster's SSH certificate authorities ([`ssh`]) are derived from the master secret. The command asks no other
-//! machine, so it works even when the cluster does not.
+//! Both of the cluster's SSH certificate authorities ([`ssh`]) are derived from the master secret.
+//! The command sends no request, so it works even when the cluster does not.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -21,13 +22,13 @@ use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
 pub struct Options {
     /// The operator's public key.
     pub key: PathBuf,
-    /// Where the master secret comes from.
+    /// The source of the master secret.
     pub master_secret: Source,
     /// The file for the certificate.
     pub certificate: PathBuf,
-    /// The file that gets the authority for hosts.
+    /// The known-hosts file, to which the authority for hosts is added.
     pub known_hosts: PathBuf,
-    /// Whether to accept the authority for users for hosts too, as the old system needs.
+    /// Whether to accept the authority for users also for hosts, which Constellation needs.
     pub old_hosts: bool,
     /// Whether to replace an existing certificate.
     pub overwrite: bool,
@@ -101,7 +102,8 @@ fn write_certificate(options: &Options, line: &str) -> Result<(), Failure> {
     })
 }
 
-/// Adds the authority's line to the known-hosts file, and keeps the other lines. Returns whether the line is new.
+/// Adds the authority's line to the known-hosts file, and keeps the other lines. Returns whether
+/// the line is new.
 fn add_known_hosts(path: &Path, authority: &Authority) -> Result<bool, files::Error> {
     let line = format!("@cert-authority * {}", authority.public_line());
     let before = match files::read(path) {

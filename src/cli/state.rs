@@ -1,5 +1,6 @@
-//! The state file on the operator's machine. It has the measurement salt, so that a second try makes the same cluster ID, the ID
-//! of a cluster that was made, and the attestation keys of its nodes.
+//! The state file on the operator's machine. It has the measurement salt (so that a repeated init
+//! makes the same cluster ID), the ID of the created cluster, and the attestation keys of its
+//! nodes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,7 +21,7 @@ const VERSION: u32 = 1;
 #[derive(Debug)]
 pub struct State {
     path: PathBuf,
-    /// The salt from which, with the master secret, the cluster ID is derived.
+    /// The salt from which the cluster ID is derived, together with the master secret.
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
     /// The cluster's ID; `None` until the init is complete.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,

@@ -1,7 +1,9 @@
-//! Where a boot's time went: `firstlight timeline` and `firstlight status --timeline`.
+//! Shows how long the steps of a boot took: `firstlight timeline` and `firstlight status
+//! --timeline`.
 //!
-//! The source is the record of a boot that a node keeps, or anything else with the same lines: a console's log, or the journal. It
-//! may come from a machine that is not trusted, so whatever it has is text of limited size without control characters.
+//! The source is the boot record of a node, or any text with the same lines, such as a console log
+//! or the journal. It may come from an untrusted machine, so texts are limited in size and contain
+//! no control characters.
 
 use std::fs;
 use std::io::{self, IsTerminal};
@@ -20,17 +22,17 @@ const MAX_EVENTS: usize = 1000;
 const MAX_TEXT: usize = 120;
 /// Maximum time since the kernel's start in seconds, about 3 years.
 const MAX_TIME: f64 = 1e8;
-/// How much earlier than the event before it an event is, in seconds, if it belongs to another boot. The events of two threads may
-/// have changed places.
+/// If an event is earlier than the previous one by more than this, in seconds, it belongs to
+/// another boot. Events of two threads may be in the wrong order.
 const OTHER_BOOT: f64 = 1.0;
-/// How the report of a wait for somebody else begins.
+/// The beginning of the report of a wait for another machine or person.
 const OTHERS: [&str; 4] = [
     "for a key",
     "for a cluster",
     "for the init secret",
     "for the operator",
 ];
-/// Columns of a chart that goes to a file.
+/// Columns of a chart that is written to a file.
 const COLUMNS: usize = 100;
 
 /// The options of the command line.
@@ -86,14 +88,16 @@ fn steps_of(name: &str, record: &str) -> Result<Vec<Step>, Failure> {
     }
 }
 
-/// Prints the chart of a record, and writes it as a picture too if there is a file for it. `name` is the source of the record.
+/// Prints the chart of a record, and also writes it as a picture if a file is given. `name` is the
+/// source of the record.
 pub fn show(name: &str, record: &str, picture: Option<&Path>) -> Result<(), Failure> {
     let steps = steps_of(name, record)?;
     say_all(&text(&steps, columns()))?;
     picture.map_or(Ok(()), |picture| draw(&steps, picture))
 }
 
-/// Returns the width of the terminal; for another output, what the user says.
+/// Returns the width of the terminal; if the output is not a terminal, the width that the user has
+/// set.
 fn columns() -> usize {
     let said = std::env::var("COLUMNS").ok();
     let terminal = io::stdout()
@@ -117,7 +121,8 @@ pub struct Event {
     pub text: String,
 }
 
-/// Reads the events of the last boot in a record, a console's log or a journal, sorted by time. Ignores all other lines.
+/// Reads the events of the last boot in a record, a console log or a journal, sorted by time.
+/// Ignores all other lines.
 pub fn events(record: &str) -> Vec<Event> {
     let mut events: Vec<Event> = vec![];
     for event in record.lines().filter_map(event) {
@@ -132,7 +137,7 @@ pub fn events(record: &str) -> Vec<Event> {
     events
 }
 
-/// Reads a line, also with the prefix of systemd: `[   30.378931] unlock[230]: `.
+/// Reads a line, with or without the prefix of systemd: `[   30.378931] unlock[230]: `.
 fn event(line: &str) -> Option<Event> {
     let line = match line.split_once("]: ") {
         Some((_, rest)) if rest.starts_with("firstlight[") => rest,
@@ -156,7 +161,8 @@ fn event(line: &str) -> Option<Event> {
     (digits && at <= MAX_TIME && !name.is_empty() && name.chars().all(is_name)).then_some(event)
 }
 
-/// Returns the beginning of a text with a `?` for each character that is not printable ASCII: a chart needs characters of one width.
+/// Returns the first characters of a text, with `?` for each character that is not printable ASCII:
+/// a chart needs characters of one width.
 fn plain(text: &str) -> String {
     let shown = |c: char| if matches!(c, ' '..='~') { c } else { '?' };
     text.chars().take(MAX_TEXT).map(shown).collect()
@@ -173,7 +179,7 @@ pub struct Step {
     pub from: f64,
     /// Seconds since the kernel's start.
     pub to: f64,
-    /// Whether the machine waited for somebody else.
+    /// Whether the machine waited for another machine or a person.
     pub is_wait: bool,
 }
 
@@ -184,8 +190,8 @@ impl Step {
     }
 }
 
-/// Returns the time between the events as steps. An event ends a step, except for a phase, which begins one. A report of a wait ends
-/// a step only if nothing follows it.
+/// Returns the time between the events as steps. An event ends a step, except for a phase, which
+/// begins one. A report of a wait ends a step only if nothing follows it.
 pub fn steps(events: &[Event]) -> Vec<Step> {
     let mut steps = vec![];
     let (mut from, mut phase, mut is_wait) = (0.0, None, false);
@@ -194,7 +200,7 @@ pub fn steps(events: &[Event]) -> Vec<Step> {
         let begins = event.name == "phase" && phase.is_none();
         match event.name.as_str() {
             "waiting" => is_wait |= OTHERS.iter().any(|other| event.text.starts_with(other)),
-            // what little is done before a phase counts as a part of it
+            // the little work before a phase counts as part of that phase
             "phase" if begins => phase = Some(&event.text),
             _ => {}
         }

@@ -1,7 +1,9 @@
-//! `firstlight upgrade`: puts the components of a newer version of Kubernetes into a cluster, and says which nodes are left.
+//! `firstlight upgrade`: publishes the components of a newer version of Kubernetes in a cluster,
+//! and says which nodes are not upgraded yet.
 //!
-//! The command changes no node, and needs neither the master secret nor the policy: an operator brings each node to the version,
-//! in an order and at a time of his own (docs/day-two.md). New nodes follow the control plane by themselves.
+//! The command changes no node, and needs neither the master secret nor the policy. An operator
+//! upgrades each node, in any order and at any time (docs/day-two.md). New nodes install the
+//! control plane's version by themselves.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -22,7 +24,8 @@ use super::output::Output;
 use super::progress::{Progress, printable};
 use super::status::cluster::{self, Listed};
 
-/// kubeadm upgrades no cluster with kubelets that are older by more minor versions (its MaximumAllowedMinorVersionKubeletSkew).
+/// kubeadm does not upgrade a cluster if a kubelet is older by more than this number of minor
+/// versions (its MaximumAllowedMinorVersionKubeletSkew).
 const KUBELET_SKEW: u32 = 3;
 
 /// The options of the command line.
@@ -32,7 +35,7 @@ pub struct Options {
     pub version: Version,
     /// The list of components.
     pub components: PathBuf,
-    /// The administrator's kubeconfigs, as `$KUBECONFIG` names several.
+    /// The administrator's kubeconfigs; `$KUBECONFIG` may name several.
     pub kubeconfig: Vec<PathBuf>,
     /// Whether nothing is changed.
     pub dry_run: bool,
@@ -156,7 +159,7 @@ fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Failure> {
     }
 }
 
-/// What the command has found and done.
+/// The result of the command.
 struct Upgrade<'a> {
     from: Version,
     to: Version,

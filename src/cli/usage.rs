@@ -1,5 +1,5 @@
-//! The command line as tables. The same tables parse the arguments and produce `--help`, the manual page and the shells'
-//! completions, so these always agree.
+//! The command line as tables. The same tables parse the arguments and produce `--help`, the manual
+//! page and the shells' completions, so these always agree.
 
 use std::ffi::OsString;
 use std::fmt::{Display, Write};
@@ -16,7 +16,8 @@ const WIDTH: usize = 110;
 pub struct Program {
     /// The program's name on the command line.
     pub name: &'static str,
-    /// What the program does, a phrase: `makes a Kubernetes cluster of confidential virtual machines`.
+    /// What the program does, a phrase: `makes a Kubernetes cluster of confidential virtual
+    /// machines`.
     pub summary: &'static str,
     /// The commands, in the order of an operator's work.
     pub commands: &'static [Command],
@@ -38,7 +39,8 @@ pub struct Command {
     pub about: &'static [&'static str],
     /// The operand.
     pub operand: Option<Operand>,
-    /// The options in the order of the help text, without those that every command has ([`COMMON`]).
+    /// The options in the order of the help text, without those that every command has
+    /// ([`COMMON`]).
     pub options: &'static [Opt],
     /// Command lines that work with the operator's own files and addresses.
     pub examples: &'static [&'static str],
@@ -72,13 +74,13 @@ pub struct Opt {
     pub name: &'static str,
     /// The one-letter form, if there is one.
     pub short: Option<char>,
-    /// A further name of the option: the one in other programs, or in earlier versions.
+    /// An alias of the option: its name in other programs, or in earlier versions.
     pub was: Option<&'static str>,
     /// The kind of value; `None` for a flag.
     pub value: Option<Value>,
     /// Whether the option is required.
     pub is_needed: bool,
-    /// The value if the option is not given.
+    /// The default value.
     pub default: Option<&'static str>,
     /// The option's meaning; lower case, no full stop.
     pub help: &'static str,
@@ -89,11 +91,12 @@ pub struct Opt {
 pub enum Value {
     /// The name of a file.
     File,
-    /// Another text, with its name in the help text.
+    /// Any other text; its name in the help text.
     Text(&'static str),
-    /// One of these words, with its name in the help text.
+    /// One of these words; its name in the help text.
     OneOf(&'static str, &'static [&'static str]),
-    /// One of these words, and after it the operands of that word, with their form in the help text. Only for an operand.
+    /// One of these words, followed by the operands of that word; their form in the help text. Only
+    /// for an operand.
     Action(&'static str, &'static [&'static str]),
 }
 
@@ -125,7 +128,7 @@ impl Opt {
         Opt::new(name, None, help)
     }
 
-    /// Creates an option with a value, which may be left out.
+    /// Creates an optional option with a value.
     pub const fn value(name: &'static str, value: Value, help: &'static str) -> Opt {
         Opt::new(name, Some(value), help)
     }
@@ -154,7 +157,7 @@ impl Opt {
         }
     }
 
-    /// Sets a further name, which the help text does not show.
+    /// Sets an alias, which the help text does not show.
     pub const fn was(self, name: &'static str) -> Opt {
         Opt {
             was: Some(name),
@@ -208,11 +211,12 @@ pub const CONFIG: Opt = Opt::value(
 );
 /// The options that every command has.
 pub const COMMON: [Opt; 2] = [CONFIG, HELP];
-/// Minimum likeness of a word that is suggested in place of an unknown one, by Jaro and Winkler: 1 for the same word.
+/// Minimum similarity of a known word that is suggested for an unknown one, by Jaro and Winkler: 1
+/// means equal.
 const ALIKE: f64 = 0.8;
 
-/// Returns the end of an error about an unknown word: `; did you mean init?`, or nothing if no known word is like it. `prefix`
-/// stands before each word.
+/// Returns the end of an error about an unknown word: `; did you mean init?`, or nothing if no
+/// known word is similar. `prefix` stands before each word.
 pub fn suggestion<'a>(
     prefix: &str,
     unknown: &str,
@@ -227,7 +231,7 @@ pub fn suggestion<'a>(
         .unwrap_or_default()
 }
 
-/// Options by name, with their values; that of a flag is empty.
+/// Options by name, with their values; the value of a flag is empty.
 pub type Values = Vec<(&'static str, OsString)>;
 
 /// The values of a command line.
@@ -245,8 +249,9 @@ impl Command {
         self.options.iter().chain(&COMMON)
     }
 
-    /// Parses the arguments after the command's name; `before` has the options before it. If an option is given several times, its
-    /// last value counts, unless the option may be repeated. `defaults` returns the values of options that are not given.
+    /// Parses the arguments after the command's name; `before` has the options before it. If an
+    /// option is given several times, the last value is used, unless the option may be repeated.
+    /// `defaults` returns the values of options that are not given.
     pub fn parse(
         &'static self,
         program: &Program,
@@ -318,7 +323,7 @@ impl Command {
         }
     }
 
-    /// Returns whether the operand is an action, which has operands of its own.
+    /// Returns whether the operand is an action, which has its own operands.
     fn takes_further(&self) -> bool {
         let value = self.operand.as_ref().map(|operand| operand.value);
         matches!(value, Some(Value::Action(..)))
@@ -435,7 +440,8 @@ impl Given {
         program::text(self.value(name).unwrap_or_default())
     }
 
-    /// Returns the option's value, which must be one of these words; empty if there is neither a value nor a default.
+    /// Returns the option's value, which must be one of these words; empty if there is neither a
+    /// value nor a default.
     pub fn one_of(&self, name: &str, words: &[&str]) -> Result<String, Failure> {
         let text = self.text(name)?;
         match text.is_empty() || words.contains(&text.as_str()) {

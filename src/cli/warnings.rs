@@ -1,5 +1,5 @@
-//! Writes the warnings of the operator's command to standard error in the form of its other sentences: without the time since this
-//! machine started, and without the name of a module.
+//! Writes the warnings of the operator's command to standard error in the form of its other
+//! sentences: without the time since the machine's start, and without module names.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,5 @@
-//! `firstlight wrap` and `firstlight unwrap`: the master secret in the care of an external key management service.
+//! `firstlight wrap` and `firstlight unwrap`: wraps the master secret with a key of an external key
+//! management service.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +11,13 @@ use super::master_secret::{self, Source};
 use super::output::Output;
 use serde_json::json;
 
-/// What `firstlight wrap` is to do.
+/// The task of `firstlight wrap`.
 pub struct Options {
     /// The key of the service, `kms://..`.
     pub kms: String,
     /// Whether the service makes the key if it is missing.
     pub create_key: bool,
-    /// Where the master secret is, plain or wrapped.
+    /// The source of the master secret, plain or wrapped.
     pub master_secret: Source,
     /// The file to write, or the URI of a store; it must not exist.
     pub out: PathBuf,
@@ -44,7 +45,8 @@ pub fn wrap(options: &Options) -> Result<(), Failure> {
     ))
 }
 
-/// Runs `firstlight unwrap`: writes the plain master secret of the file `wrapped` to `out`, which must not exist.
+/// Runs `firstlight unwrap`: writes the plain master secret of the file `wrapped` to `out`, which
+/// must not exist.
 pub fn unwrap(wrapped: &Path, out: &Path, output: Output) -> Result<(), Failure> {
     let secret = master_secret::read(wrapped).map_err(Failure::failed)?;
     write(out, master_secret::text(&secret).as_bytes(), &secret, None)?;
@@ -55,7 +57,8 @@ pub fn unwrap(wrapped: &Path, out: &Path, output: Output) -> Result<(), Failure>
     ))
 }
 
-/// Writes the file, which the key of the URI `kms` has wrapped, and reads it again. Returns its path, or the URI by which a store gives it.
+/// Writes the file, which was wrapped with the key in the URI `kms`, and reads it again. Returns
+/// its path, or the URI in a store.
 fn write(
     out: &Path,
     content: &[u8],

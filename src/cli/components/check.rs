@@ -1,4 +1,4 @@
-//! The check of a list without a network: as a node will read it, and against downloaded files.
+//! Checks a list without a network: as a node will read it, and against downloaded files.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,10 +12,10 @@ use base::program::Failure;
 use kubernetes::components::{Component, Policy};
 use proto::components::Component as Wire;
 
-/// The programs that a node starts; each needs an own entry.
+/// The programs that a node starts; each needs its own entry.
 const NEEDED: [&str; 3] = ["kubelet", "kubeadm", "kubectl"];
 
-/// Checks the list, and those of its files that are in the folder. Returns a sentence for people.
+/// Checks the list, and those files in the folder that belong to it. Returns a sentence for people.
 pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Failure> {
     let entries = read(list).map_err(Failure::failed)?;
     let fault =
@@ -35,7 +35,7 @@ pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Failure> {
     for entry in &entries {
         let Some(folder) = folder else { continue };
         let path = folder.join(file_name(&entry.url));
-        // those of data: URLs are in the list
+        // those of data: the list has URLs
         if entry.url.starts_with("data:") || !path.exists() {
             continue;
         }

@@ -1,4 +1,5 @@
-//! The components that a node installs before kubeadm runs: the operator's list, or Firstlight's own list for the version.
+//! The components that a node installs before kubeadm runs: the operator's list, or Firstlight's
+//! own list for the version.
 //!
 //! A list is JSON, in the form that is published in the cluster:
 //! `[{"url": .., "hash": "sha256:..", "install_path": .., "extract": ..}]`.
@@ -47,7 +48,8 @@ pub fn read(path: &Path) -> Result<Vec<Component>, String> {
         .collect())
 }
 
-/// Returns the list in `file`, or without a file the known list for the version. An error is a sentence.
+/// Returns the list in `file`, or without a file the known list for the version. An error is a
+/// sentence.
 pub fn of(version: &str, file: Option<&Path>) -> Result<Vec<Component>, String> {
     let Some(path) = file else {
         return known(version).ok_or_else(|| {
@@ -62,7 +64,7 @@ pub fn of(version: &str, file: Option<&Path>) -> Result<Vec<Component>, String> 
     read(path)
 }
 
-/// A release with the SHA-256 hashes that the old system pins (amd64).
+/// A release with the SHA-256 hashes that Constellation pins (amd64).
 struct Release {
     version: &'static str,
     kubelet: &'static str,

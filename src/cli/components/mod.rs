@@ -27,7 +27,7 @@ pub struct Options {
 /// What the command does.
 #[derive(Debug)]
 pub enum Action {
-    /// Prints the list for a version, from what is published.
+    /// Prints the list for a version, from the files that its project publishes.
     Make {
         /// The version of Kubernetes.
         version: Version,
@@ -38,7 +38,7 @@ pub enum Action {
     Check {
         /// The file with the list.
         list: PathBuf,
-        /// The folder with downloaded files of the list.
+        /// The folder with the downloaded files of the list.
         files: Option<PathBuf>,
     },
 }

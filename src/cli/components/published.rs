@@ -1,5 +1,5 @@
-//! The components of a version of Kubernetes, from what its project publishes: the SHA-256 of each program, and the digest of each
-//! image.
+//! The components of a version of Kubernetes, from the files that its project publishes: the
+//! SHA-256 of each program, and the digest of each image.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use proto::components::Component;
 pub const REGISTRY: &str = "https://registry.k8s.io";
 /// The programs that a node needs.
 const PROGRAMS: [&str; 3] = ["kubelet", "kubeadm", "kubectl"];
-/// The images of a control plane whose tag is the version.
+/// The images of a control plane that have the version as their tag.
 const IMAGES: [&str; 3] = [
     "kube-apiserver",
     "kube-controller-manager",
@@ -30,7 +30,7 @@ const IMAGES: [&str; 3] = [
 const INDEX: &str = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
 /// Maximum bytes of an answer; an index has about 2 KB.
 const MAX_ANSWER: u64 = 1 << 20;
-/// Both servers send a client to another one, once or twice.
+/// Maximum number of redirects; both servers redirect a client once or twice.
 const REDIRECTS: u32 = 5;
 
 /// Where the components are published.
@@ -40,9 +40,10 @@ pub struct Servers {
     pub downloads: String,
     /// The server of the images.
     pub registry: String,
-    /// The tag of etcd's image, as `3.6.4-0`; without it, kubeadm's own choice, which no digest pins.
+    /// The tag of etcd's image, such as `3.6.4-0`. Without it, kubeadm chooses the image, and no
+    /// digest pins it.
     pub etcd: Option<String>,
-    /// The authorities of the servers' certificates (PEM); without a file, those of this machine.
+    /// The CAs of the servers' certificates (PEM); without a file, this machine's CAs.
     pub authorities: Option<PathBuf>,
 }
 
@@ -108,11 +109,11 @@ impl Client {
         })
     }
 
-    /// Returns the SHA-256 that the file at `url` has, as 64 hexadecimal digits.
+    /// Returns the SHA-256 in the file at `url`, as 64 hexadecimal digits.
     fn sha256_at(&self, url: &str) -> Result<String, Failure> {
         let body = self.get(url, "text/plain, application/octet-stream")?;
         let text = String::from_utf8_lossy(&body);
-        // some files have a name after the hash, as sha256sum prints it
+        // some files have a name after the hash, as in the output of sha256sum
         let hash = text.split_whitespace().next().unwrap_or_default();
         match hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
             true => Ok(hash.to_owned()),
@@ -123,7 +124,8 @@ impl Client {
         }
     }
 
-    /// Returns the digest of the image index at `url`: the SHA-256 of its bytes (OCI Image Format Specification, "Digests").
+    /// Returns the digest of the image index at `url`: the SHA-256 of its bytes (OCI Image Format
+    /// Specification, "Digests").
     fn digest_of(&self, url: &str) -> Result<String, Failure> {
         let body = self.get(url, INDEX)?;
         let index: serde_json::Value = serde_json::from_slice(&body)

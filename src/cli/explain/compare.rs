@@ -1,4 +1,4 @@
-//! Compares registers with what they should be, and finds the first event that differs.
+//! Compares registers with their expected values, and finds the first event that differs.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,22 +8,22 @@ use base::crypto::CLUSTER_ID_LEN;
 use image::{Bank, Case, Image, Platform};
 use verifier::{Policy, phases};
 
-/// The PCR of the kernel's IMA, which has a log of its own.
+/// The PCR of the kernel's IMA, which has its own log.
 const IMA_PCR: u32 = 10;
 
-/// The register of a TDX machine into which its firmware is measured.
+/// The register into which a TDX machine's firmware is measured.
 const MRTD: u32 = 0;
 
 /// Who extends a register.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Writer {
-    /// What is in the logs of firmware and systemd.
+    /// The logs of firmware and systemd contain these events.
     Logged,
     /// The kernel's IMA.
     Ima,
-    /// The TDX module, before the machine starts.
+    /// The TDX module measures this before the machine starts.
     TdxModule,
-    /// The node, with the ID of a cluster that the operator does not name.
+    /// The node measures the ID of a cluster that the operator does not name.
     Cluster,
 }
 
@@ -34,14 +34,14 @@ pub struct Expected {
     pub by_number: BTreeMap<u32, ExpectedRegister>,
 }
 
-/// What a register should be.
+/// The expected state of a register.
 #[derive(Default)]
 pub struct ExpectedRegister {
-    /// Its value; `None` if that is not known.
+    /// Its value; `None` if it is unknown.
     pub value: Option<Vec<u8>>,
-    /// The events that give it, if they are known.
+    /// The events that give this value, if they are known.
     pub events: Option<Vec<Entry>>,
-    /// What a person should know of it.
+    /// A remark for the reader.
     pub note: String,
 }
 
@@ -56,7 +56,8 @@ pub enum Verdict {
     Explained,
     /// Nothing was expected; the events do not give its value.
     Unexplained,
-    /// Nothing was expected; what extends it is in no log of firmware or systemd.
+    /// Nothing was expected; neither the firmware's log nor systemd's has the events of this
+    /// register.
     NotInLog,
 }
 
@@ -72,7 +73,7 @@ impl Verdict {
         }
     }
 
-    /// Returns whether somebody should look at it.
+    /// Returns whether a person should look at it.
     pub fn is_bad(self) -> bool {
         matches!(self, Verdict::Differs | Verdict::Unexplained)
     }
@@ -80,13 +81,13 @@ impl Verdict {
 
 /// The first event that differs.
 pub struct Difference {
-    /// Its number among the events of the register, from 0.
+    /// Its position among the register's events, from 0.
     pub at: usize,
-    /// What was expected there; `None` if no more events were.
+    /// What was expected there; `None` if there were no more events.
     pub expected: Option<Entry>,
 }
 
-/// A register with everything that is known of it.
+/// A register with all known facts about it.
 pub struct Finding {
     /// Its name.
     pub name: String,
@@ -104,12 +105,13 @@ pub struct Finding {
     pub events: Vec<Entry>,
     /// The first event that differs, if the expected events are known.
     pub difference: Option<Difference>,
-    /// What a person should know of it.
+    /// A remark for the reader.
     pub notes: Vec<String>,
 }
 
 impl Expected {
-    /// Returns what the policy demands of a machine: of the image and the stage of its boot with the fewest differences.
+    /// Returns a policy's expectations for a machine, from the image and the stage of its boot with
+    /// the fewest differences.
     pub fn of_policy(policy: &Policy, registers: &Registers) -> Expected {
         let images = policy.images().iter();
         let stages = images.flat_map(|image| {
@@ -152,7 +154,7 @@ impl Expected {
         }
     }
 
-    /// Returns what another machine has.
+    /// Returns the state of another machine as expectations.
     pub fn of_machine(registers: &Registers) -> Expected {
         let one = |(number, register): (&u32, &Register)| {
             let expected = ExpectedRegister {
@@ -167,8 +169,9 @@ impl Expected {
         }
     }
 
-    /// Returns what a machine has that boots an image. Of several possible boots, it takes the one with the same value of a register,
-    /// else the one with the most events in common.
+    /// Returns the expectations for a machine that boots an image. If several boots are possible,
+    /// takes the one that gives the present value of a register, else the one with the most events
+    /// in common.
     pub fn of_image(image: &Image, registers: &Registers) -> Expected {
         let platform = match (registers.is_tdx, registers.bank) {
             (true, _) => Platform::Tdx,
@@ -211,7 +214,7 @@ impl Expected {
         register.events = None;
     }
 
-    /// Replaces the values that another source has too, and keeps the events.
+    /// Overrides values with those of another source, and keeps the events.
     pub fn with_values_of(mut self, other: Expected) -> Expected {
         for (number, register) in other.by_number {
             let present = self.by_number.entry(number).or_default();
@@ -265,7 +268,7 @@ pub fn compare(
     findings.filter(is_worth_it).collect()
 }
 
-/// Returns whether there is anything to tell of a register.
+/// Returns whether the report should show the register.
 fn is_worth_it(finding: &Finding) -> bool {
     let is_as_at_start = |value: &Vec<u8>| value.iter().all(|byte| matches!(byte, 0 | 0xff));
     finding.expected.is_some()
@@ -285,7 +288,7 @@ fn finding(
         .into_iter()
         .collect();
     let mut value = expected.value.clone();
-    // a log of firmware was written before systemd measured
+    // the firmware's log was complete before systemd measured anything
     if let (None, Some(value)) = (&register.quoted, &value) {
         register.add_words_up_to(number, value);
     }
@@ -345,7 +348,7 @@ fn finding(
     }
 }
 
-/// Returns the difference of two values in words of systemd.
+/// Returns the difference of two values as texts that systemd measures.
 fn difference_of_words(number: u32, expected: &[u8], got: &[u8]) -> Option<String> {
     let (expected, got): ([u8; 32], [u8; 32]) = (expected.try_into().ok()?, got.try_into().ok()?);
     if let Some(more) = phases::between(number, &expected, &got) {

@@ -1,13 +1,13 @@
-//! Describes an event of a TCG event log for a person ("TCG PC Client Platform Firmware Profile Specification", §10.4 and §10.2;
-//! UEFI 2.11 for its variables, §3.1.3 and §32.4.1). The log may come from a machine that is not trusted: every text is printable and of limited
-//! length.
+//! Describes an event of a TCG event log for a person ("TCG PC Client Platform Firmware Profile
+//! Specification", §10.4 and §10.2; UEFI 2.11 for its variables, §3.1.3 and §32.4.1). The log may
+//! come from an untrusted machine, so every text is made printable and is limited in length.
 
 use super::device_path;
 use super::text::{ascii, guid, plain, utf16};
 use base::bytes::Reader;
 use verifier::event_log::{self, Event};
 
-/// Maximum number of certificates of a variable that are named.
+/// Maximum number of certificates of a variable that are shown.
 const SHOWN_NAMES: usize = 8;
 /// Maximum number of partitions that are listed.
 const SHOWN_PARTITIONS: usize = 32;
@@ -43,7 +43,7 @@ pub fn type_name(kind: u32) -> String {
     rare.into()
 }
 
-/// Returns in words what was measured.
+/// Returns a description of the measured data.
 pub fn describe(event: &Event) -> String {
     let (data, len) = event.uncut();
     let words = match event.kind {
@@ -68,7 +68,7 @@ pub fn describe(event: &Event) -> String {
     }
 }
 
-/// Returns data of no known form: its text, or its length.
+/// Returns a description of data in an unknown form: its text, or its length.
 fn text(data: &[u8]) -> String {
     match words(data) {
         Some(words) => words,
@@ -152,14 +152,14 @@ fn tagged(data: &[u8]) -> Option<String> {
     })
 }
 
-/// Returns whether systemd-stub measured the name of a section, and not its content.
+/// Returns whether systemd-stub measured the name of a section instead of its content.
 fn announces(event: &Event) -> bool {
     let name: Vec<u8> = event.data.iter().step_by(2).copied().collect();
     let digest = ring::digest::digest(&ring::digest::SHA256, &name);
     event.sha256.is_some_and(|sha256| sha256 == digest.as_ref())
 }
 
-/// What a boot loader measured: systemd-stub, GRUB, shim.
+/// Describes measurements of boot loaders: systemd-stub, GRUB, shim.
 fn loader(pcr: u32, data: &[u8], is_name: bool) -> Option<String> {
     let words = words(data)?;
     let after = |prefixes: &[&str]| {
@@ -199,7 +199,7 @@ fn non_host(data: &[u8]) -> Option<String> {
     Some(format!("memory encryption by the host: {name}"))
 }
 
-/// UEFI_VARIABLE_DATA: a name, and its contents as far as they are there.
+/// UEFI_VARIABLE_DATA: a name, and its content as far as the log has it.
 fn variable_parts(data: &[u8]) -> Option<(String, &[u8])> {
     let mut reader = Reader(data);
     reader.take(16)?;
@@ -285,12 +285,12 @@ fn signatures(data: &[u8]) -> Option<String> {
     Some(format!("{text}, {}", plural(hashes, "hash", "hashes")))
 }
 
-/// Returns the common name of a certificate's subject. The issuer's comes before it.
+/// Returns the common name of a certificate's subject. The issuer's common name comes first.
 fn common_name(certificate: &[u8]) -> Option<String> {
     let windows = certificate.windows(COMMON_NAME.len()).enumerate();
     let found = windows.filter(|(_, bytes)| *bytes == COMMON_NAME);
     let names: Vec<_> = found.map(|(at, _)| at + COMMON_NAME.len()).collect();
-    // a self-signed certificate, or one whose issuer has no such name, may have it once
+    // a self-signed certificate, or one whose issuer has no common name, may contain it only once
     let at = *names.get(1).or(names.first())?;
     let len = certificate.get(at + 1)?;
     let name = certificate.get(at + 2..at + 2 + usize::from(*len))?;

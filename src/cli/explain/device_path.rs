@@ -8,7 +8,8 @@ use base::bytes::Reader;
 const MAX_NODES: usize = 40;
 const END: u8 = 0x7f;
 
-/// Returns the text of a path, as the UEFI shell shows it (§10.6.1.6), up to its end or to the first node that is not complete.
+/// Returns the text of a path, as the UEFI shell shows it (§10.6.1.6), up to its end or to the
+/// first node that is not complete.
 pub fn text(path: &[u8]) -> String {
     let mut reader = Reader(path);
     let nodes: Vec<_> = std::iter::from_fn(|| node(&mut reader))

@@ -1,4 +1,4 @@
-//! What is explained: an event log, and the values that were quoted if the log came with them.
+//! The input of `explain`: an event log, and quoted values if the log came with them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use verifier::{phases, systemd_log, variant};
 
 /// TPM_ALG_ID of SHA-384.
 const SHA384: u16 = 0x000c;
-/// The banks, the best first, with their names.
+/// The banks with their names, the best first.
 const BANKS: [(u16, &str); 3] = [(SHA256, "SHA-256"), (SHA384, "SHA-384"), (SHA1, "SHA-1")];
 
 /// A log and quoted values, as they were read.
@@ -29,11 +29,11 @@ pub struct Evidence {
     is_tdx: bool,
 }
 
-/// A bank of registers, and how they got their values.
+/// A bank of registers with the events that gave them their values.
 pub struct Registers {
     /// The bank's name.
     pub bank: &'static str,
-    /// Whether these are the measurement registers of a TDX guest, and not the PCRs of a TPM.
+    /// Whether these are the measurement registers of a TDX guest instead of the PCRs of a TPM.
     pub is_tdx: bool,
     /// The registers by number.
     pub by_number: BTreeMap<u32, Register>,
@@ -44,7 +44,7 @@ pub struct Registers {
 /// A register.
 #[derive(Default)]
 pub struct Register {
-    /// What extended it, in order.
+    /// The events that extended it, in order.
     pub events: Vec<Entry>,
     /// The value after a replay of the events; `None` if an event has no digest of this bank.
     pub replayed: Option<Vec<u8>>,
@@ -57,7 +57,7 @@ pub struct Register {
 pub struct Entry {
     /// The name of its type.
     pub kind: String,
-    /// What was measured, for a person.
+    /// A description of the measured data.
     pub what: String,
     /// The digest with which the register was extended.
     pub digest: Vec<u8>,
@@ -74,7 +74,8 @@ impl Register {
         self.replayed.is_some() && self.value() == self.replayed.as_deref()
     }
 
-    /// Adds the words of systemd that lead from the value after the events to another one, if there are such words.
+    /// Adds systemd's texts that lead from the value after the events to another value, if there
+    /// are such texts.
     pub fn add_words_up_to(&mut self, number: u32, value: &[u8]) {
         let replayed = self.replayed.as_deref();
         let Some(start) = replayed.and_then(|value| value.try_into().ok()) else {
@@ -90,7 +91,7 @@ impl Register {
         }
     }
 
-    /// Sets the locality with which the register starts, unless it has been extended already.
+    /// Sets the locality at which the register starts, unless an event has already extended it.
     fn start_at(&mut self, locality: u8) {
         let last = self.replayed.as_mut().and_then(|it| it.last_mut());
         if let Some(last) = last.filter(|_| self.events.is_empty()) {
@@ -110,13 +111,13 @@ impl Register {
     }
 }
 
-/// What `firstlight verify --save` wrote.
+/// The file of `firstlight verify --save`.
 #[derive(Deserialize)]
 struct Saved {
     document: String,
 }
 
-/// The attestation document, as attested TLS carries it.
+/// The attestation document, as sent in attested TLS.
 #[derive(Deserialize)]
 struct Document {
     #[serde(rename = "Attestation")]
@@ -142,7 +143,8 @@ struct Pcrs {
 }
 
 impl Evidence {
-    /// Reads an event log of firmware or of systemd, or an attestation document. `name` is for the errors and for the report.
+    /// Reads an event log of firmware or of systemd, or an attestation document. `name` is used in
+    /// errors and in the report.
     pub fn parse(name: &str, bytes: &[u8]) -> Result<Evidence, String> {
         let mut evidence = Evidence {
             name: name.into(),
@@ -157,7 +159,7 @@ impl Evidence {
             _ => evidence.log = bytes.into(),
         }
         let log = event_log::parse(&evidence.log);
-        // a header alone explains nothing
+        // a log with only a header explains nothing
         if log.events.len() < 2 && evidence.systemd.is_empty() && evidence.quoted.is_empty() {
             return Err(format!(
                 "{name}: it has no events: expected an event log (binary_bios_measurements, CCEL, systemd's \
@@ -197,7 +199,8 @@ impl Evidence {
         Ok(())
     }
 
-    /// Returns the number of bytes behind the last event, and of all bytes, if the log ends neither with an event nor with padding.
+    /// Returns the number of bytes after the last event and of all bytes, unless the log ends with
+    /// an event or with padding.
     pub fn cut(&self) -> Option<(usize, usize)> {
         let rest = event_log::parse(&self.log).rest;
         let is_all = |padding: u8| rest.iter().all(|byte| *byte == padding);
@@ -209,7 +212,8 @@ impl Evidence {
         self.systemd.extend(systemd_log::parse(log));
     }
 
-    /// Returns the quoted values of the SHA-256 bank; those of a TDX machine without a TPM are SHA-384.
+    /// Returns the quoted values of the SHA-256 bank; those of a TDX machine without a TPM are
+    /// SHA-384.
     pub fn quoted(&self) -> Option<&BTreeMap<u32, Vec<u8>>> {
         let bank = match self.is_tdx {
             true => SHA384,
@@ -218,7 +222,7 @@ impl Evidence {
         self.quoted.get(&bank)
     }
 
-    /// Returns the registers of the best bank that this evidence and the other one have.
+    /// Returns the registers of the best bank that both this evidence and the other have.
     pub fn registers(&self, other: Option<&Evidence>) -> Result<Registers, String> {
         let both = |bank: &u16| self.has(*bank) && other.is_none_or(|other| other.has(*bank));
         let (bank, name) =
@@ -296,7 +300,8 @@ impl Evidence {
 }
 
 impl Registers {
-    /// Takes a register out. One that no event extended has the value of a machine that starts, unless a quote left it out.
+    /// Takes a register out. A register without events has its value at the machine's start, unless
+    /// a quote omits it.
     pub fn take(&mut self, number: u32) -> Register {
         let is_quoted = self.by_number.values().any(|it| it.quoted.is_some());
         let other = || match is_quoted {
@@ -333,8 +338,8 @@ fn new(number: u32, len: usize) -> Register {
     }
 }
 
-/// Returns whether a log is that of a TDX guest: it has SHA-384 alone, and extends no number above that of RTMR3. The log of a TPM has
-/// events of PCR 7.
+/// Returns whether a log is from a TDX guest: it has only SHA-384 digests, and extends no register
+/// above RTMR3. The log of a TPM has events of PCR 7.
 fn is_tdx(log: &Log) -> bool {
     let mut events = log.events.iter();
     log.banks == [(SHA384, 48)] && events.all(|event| event.kind == EV_NO_ACTION || event.pcr <= 4)

@@ -1,8 +1,9 @@
-//! `firstlight explain`: why registers have the values that they have, and which event is the first that differs from a good
-//! machine's, or from the prediction of `firstlight measure`.
+//! `firstlight explain`: shows why registers have their values, and the first event that differs
+//! from a good machine's, or from the prediction of `firstlight measure`.
 //!
-//! The input is an event log, saved evidence, or a node that is asked. Files: `evidence` reads it and replays it; `decode` describes an
-//! event, with `device_path` and `reader` below it; `compare` finds the differences; `report` prints them; `node` asks a node.
+//! The input is an event log, saved evidence, or a node that the command asks. Files: `evidence`
+//! reads and replays it; `decode` describes an event, with `device_path` and `reader` below it;
+//! `compare` finds the differences; `report` prints them; `node` asks a node.
 
 mod compare;
 mod decode;
@@ -107,7 +108,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
                 false => format!("{name} against {} ({bank})", against.join(" and ")),
             };
             let has_colour = has_colour();
-            // colours are control characters; each text of the log is plain already
+            // colours are control characters; texts from the log no longer contain any
             print(&report::text(&title, &findings, &Pen { has_colour }))
         }
     }?;
@@ -135,7 +136,7 @@ fn read_file(path: &Path) -> Result<Evidence, Failure> {
     Evidence::parse(&path.display().to_string(), &bytes).map_err(Failure::failed)
 }
 
-/// Returns the registers of the SHA-256 bank in an attestation document. Nothing of it is verified.
+/// Returns the registers of the SHA-256 bank in an attestation document. Nothing in it is verified.
 pub fn quoted(document: &[u8]) -> Option<BTreeMap<u32, Vec<u8>>> {
     let evidence = Evidence::parse("document", document).ok()?;
     evidence.quoted().cloned()
@@ -160,7 +161,8 @@ fn verdict(name: &str, findings: &[Finding]) -> Result<(), Failure> {
     }
 }
 
-/// Reads bytes as `firstlight explain` reads a file, and returns the report; for the tests of hostile inputs.
+/// Reads bytes like `firstlight explain` reads a file, and returns the report; for tests of hostile
+/// inputs.
 pub fn explained(bytes: &[u8]) -> Result<String, String> {
     let evidence = Evidence::parse("input", bytes)?;
     let registers = evidence.registers(None)?;
@@ -195,7 +197,8 @@ mod tests {
         digits.map(byte).collect()
     }
 
-    /// Returns the registers of the machine with SeaBIOS, as a TPM would quote them, and with this value of one of them.
+    /// Returns the registers of the machine with SeaBIOS, as a TPM would quote them, and with this
+    /// value of one of them.
     fn quoted(number: u32, value: &[u8]) -> BTreeMap<u32, Vec<u8>> {
         let lines = SEABIOS_PCRS.lines();
         let values = lines.map(|line| {
@@ -238,7 +241,7 @@ mod tests {
         let verdicts = verdicts(&findings);
         assert_eq!(verdicts[&4], Verdict::Explained);
         assert_eq!(verdicts[&8], Verdict::Unexplained);
-        // the kernel's IMA measured into it
+        // the kernel's IMA extends this register
         assert_eq!(verdicts[&10], Verdict::NotInLog);
         // nothing has extended it
         assert!(!verdicts.contains_key(&15));

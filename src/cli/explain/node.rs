@@ -13,8 +13,8 @@ use booted_proto::init;
 use proto::recoverproto;
 use verifier::{Measurement, Oid, Policy, ValidateError, Validator, Variant};
 
-/// Returns the document of the first server of the node that answers: the recovery server of a node in its initramfs, or the
-/// server of a booted node.
+/// Returns the document of the first server of the node that answers: the recovery server of a node
+/// in its initramfs, or the server of a booted node.
 pub fn ask(
     address: &str,
     variant: &'static Variant,
@@ -53,14 +53,14 @@ pub fn ask(
     Err(failure)
 }
 
-/// Keeps each document whose quote is genuine, whatever its values are.
+/// Keeps each document with a genuine quote, whatever its values.
 struct Recorder {
     variant: &'static Variant,
     document: OnceLock<Vec<u8>>,
 }
 
 impl Recorder {
-    /// Returns a validator that demands the values that the document itself has.
+    /// Returns a validator that requires the values that the document itself contains.
     fn validator(&self, document: &[u8]) -> Result<Arc<dyn Validator>, String> {
         let evidence = Evidence::parse("the document", document)?;
         let quoted = evidence.quoted().into_iter().flatten();
@@ -89,7 +89,7 @@ impl Validator for Recorder {
             .validator(document)
             .map_err(|error| ValidateError(error.into()))?;
         let user_data = validator.validate(document, nonce)?;
-        // there is only one connection, so nothing is kept yet
+        // there is only one connection, so nothing is stored yet
         let _ = self.document.set(document.into());
         Ok(user_data)
     }

@@ -45,8 +45,8 @@ impl Pen {
     }
 }
 
-/// Returns the report for people: each register with its values and events; a `-` marks the first event that was expected
-/// and did not come, a `+` the one that came in its place.
+/// Returns the report for people: each register with its values and events; a `-` marks the first
+/// event that was expected and did not come, a `+` the one that came in its place.
 pub fn text(title: &str, findings: &[Finding], pen: &Pen) -> String {
     let mut text = format!("{}\n", pen.paint(Style::Bold, title));
     // writing to a string does not fail

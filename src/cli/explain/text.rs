@@ -1,12 +1,14 @@
-//! Reads texts from bytes that somebody else wrote.
+//! Reads texts from untrusted bytes.
 
 use base::bytes::Reader;
 use base::text::is_visible;
 
-/// Maximum number of characters of a text. A kernel's command line has at most 2048 (Linux, COMMAND_LINE_SIZE of x86).
+/// Maximum number of characters of a text. A kernel's command line has at most 2048 (Linux,
+/// COMMAND_LINE_SIZE of x86).
 const MAX_TEXT: usize = 2048;
 
-/// Returns the beginning of a text on one line, with a `?` for each character that could affect a terminal.
+/// Returns the first characters of a text on one line, with `?` for each character that could
+/// affect a terminal.
 pub fn plain(text: &str) -> String {
     let shown = |c: char| match c {
         ' '..='~' => c,
@@ -28,10 +30,10 @@ pub fn ascii(data: &[u8]) -> Option<String> {
         .then(|| plain(&String::from_utf8_lossy(&data[..end])))
 }
 
-/// Returns bytes that are a text in UTF-16, with or without terminating zeros. At least half of it is ASCII: any bytes are UTF-16
-/// of some script.
+/// Returns bytes that are a text in UTF-16, with or without terminating zeros. At least half of it
+/// must be ASCII, because any bytes are valid UTF-16 in some script.
 pub fn utf16(data: &[u8]) -> Option<String> {
-    // old versions of boot loaders measure an odd byte more
+    // old versions of boot loaders measure one extra byte
     let units = data.chunks_exact(2);
     let units: Vec<u16> = units
         .map(|unit| u16::from_le_bytes([unit[0], unit[1]]))

@@ -1,4 +1,4 @@
-//! Judges a policy: what makes it unusable or worthless (an error), and what it does not pin.
+//! Checks a policy: finds what makes it unusable or worthless (an error), and what it does not pin.
 
 use verifier::old_snp::Enforcement;
 use verifier::sources::offline;
@@ -6,15 +6,16 @@ use verifier::{Image, Policy, Registers, Variant};
 
 use crate::verify::meaning;
 
-/// The registers that the firmware extends in each boot (TCG PC Client Platform Firmware Profile: at least by a separator; MRTD, RTMR 0
-/// and 1 of a TDX machine). If one is zero, nobody extends the bank, so the TPM can quote anything for the other registers.
+/// The registers that the firmware extends in each boot (TCG PC Client Platform Firmware Profile:
+/// at least by a separator; MRTD, RTMR 0 and 1 of a TDX machine). If one is zero, nothing extends
+/// the bank, so software can set the other registers to any value.
 const EXTENDED: [(Registers, &[u32]); 2] = [
     (Registers::Pcrs, &[0, 1, 2, 3, 4, 5, 6, 7]),
     (Registers::Rtmrs, &[0, 1, 2]),
 ];
-/// The registers of which one at least tells what boots.
+/// The registers of which at least one identifies what boots.
 const BOOTS: [(Registers, &[u32]); 2] = [(Registers::Pcrs, &[4, 11]), (Registers::Rtmrs, &[2, 3])];
-/// The registers that depend on the image, its settings and the firmware's.
+/// The registers that depend on the image, its settings and the firmware's settings.
 const USUAL: [(Registers, &[u32]); 2] = [
     (Registers::Pcrs, &[4, 7, 8, 9, 11, 12, 13]),
     (Registers::Rtmrs, &[0, 1, 2, 3]),
@@ -25,7 +26,7 @@ const USUAL: [(Registers, &[u32]); 2] = [
 pub struct Found {
     /// Why the policy must not be used.
     pub errors: Vec<String>,
-    /// What the policy does not pin, and what follows.
+    /// What the policy does not pin, and the consequences.
     pub open: Vec<String>,
 }
 
@@ -37,7 +38,7 @@ impl Found {
     }
 }
 
-/// Judges a policy for machines of this variant.
+/// Checks a policy for machines of this variant.
 pub fn found(policy: &Policy, variant: &Variant) -> Found {
     let mut found = Found::default();
     match endorsement::validator(variant, policy.clone(), &offline()) {
@@ -126,7 +127,8 @@ fn of_image(found: &mut Found, policy: &Policy, image: &Image) {
     }
 }
 
-/// Adds what is open about the platform: firmware, versions, and whose machine it is.
+/// Adds what the policy does not pin about the platform: firmware, versions, and the machine's
+/// owner.
 fn of_platform(found: &mut Found, policy: &Policy, variant: &Variant) {
     let (snp, tdx, cloud) = (policy.snp(), policy.tdx(), policy.cloud());
     let mut open = |is_open: bool, what: &str| {

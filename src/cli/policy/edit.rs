@@ -1,4 +1,4 @@
-//! Changes of policies. A changed policy is read again, so it is one that every reader accepts.
+//! Changes of policies. A changed policy is parsed again, so every reader accepts it.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,22 @@ type Changed = Result<Policy, PolicyError>;
 
 /// Changes of a policy.
 pub trait Edit: Sized {
-    /// Returns the policy that also accepts these launch digests of SEV-SNP machines. Without further digests it then accepts no other.
+    /// Returns the policy that also accepts these launch digests of SEV-SNP machines. Afterwards it
+    /// accepts only the listed digests.
     fn and_launch_digests(self, digests: &[[u8; 48]]) -> Changed;
-    /// Returns the policy that also accepts these SHA-384 PCRs in what AWS signs.
+    /// Returns the policy that also accepts these SHA-384 PCRs in AWS's signed document.
     fn and_sha384(self, pcrs: &BTreeMap<u32, Vec<u8>>) -> Changed;
-    /// Returns the policy that accepts each of its images also with each of these values of MRTD: as further images with the same other
-    /// registers. An image that names no MRTD then accepts only these. For policies of TDX machines.
+    /// Returns the policy that accepts each of its images also with each of these values of MRTD,
+    /// as further images with the same other registers. An image without MRTD then accepts only
+    /// these values. For policies of TDX machines.
     fn and_mrtds(self, mrtds: &[[u8; 48]]) -> Changed;
-    /// Returns the policy with this name for its first image.
+    /// Returns the policy whose first image has this name.
     fn named(self, name: &str) -> Changed;
-    /// Returns the policy with these registers of the initramfs for its first image, where they differ.
+    /// Returns the policy whose first image has these registers of the initramfs, where they
+    /// differ.
     fn with_initramfs(self, initramfs: BTreeMap<u32, Measurement>) -> Changed;
-    /// Returns the policy with further roots that certify attestation keys: names of built-in roots, or certificates in PEM.
+    /// Returns the policy with further roots that certify attestation keys: names of built-in
+    /// roots, or certificates in PEM.
     fn certified_by(self, roots: impl IntoIterator<Item = String>) -> Changed;
     /// Returns the policy without these attestation keys.
     fn disbelieving(self, keys: &[KeyName]) -> Changed;
@@ -152,7 +156,7 @@ fn changed(policy: &Policy, change: impl FnOnce(&mut Value)) -> Changed {
     Policy::from_json(&json.to_string())
 }
 
-/// Adds entries to a list, without those that it has. An absent list becomes one.
+/// Adds entries to a list, except those that it already has. Creates the list if it is absent.
 fn add(list: &mut Value, entries: impl IntoIterator<Item = Value>) {
     let mut all = list.as_array().cloned().unwrap_or_default();
     for entry in entries {
@@ -163,7 +167,7 @@ fn add(list: &mut Value, entries: impl IntoIterator<Item = Value>) {
     *list = all.into();
 }
 
-/// Returns an image with both its fields of registers.
+/// Returns an image that has both fields of registers.
 fn image(image: &Image, name: &str) -> Value {
     let (booted, initramfs) = (image.measurements(), image.initramfs());
     let mut json =
@@ -174,7 +178,7 @@ fn image(image: &Image, name: &str) -> Value {
     json
 }
 
-/// Returns an image without the registers of an initramfs that has none of its own.
+/// Returns an image without the initramfs field if that is empty.
 fn without_empty(mut image: Value) -> Value {
     if let Some(members) = image.as_object_mut() {
         members.retain(|name, value| name != "initramfs" || value != &json!({}));

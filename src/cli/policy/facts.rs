@@ -1,4 +1,4 @@
-//! What a policy requires, in words.
+//! Describes in words what a policy requires.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::text::{MACHINES, in_order, value};
 use crate::state::hex;
 use crate::verify::meaning;
 
-/// The requirements beside registers and keys, each with what it requires.
+/// The requirements besides registers and keys, each with a description.
 const MEANINGS: [(&str, &str); 50] = [
     (
         "require",
@@ -150,11 +150,11 @@ const MEANINGS: [(&str, &str); 50] = [
     ),
     ("amdSigningKey", "AMD's certificate below the root"),
 ];
-/// A requirement beside registers and keys.
+/// A requirement other than registers and keys.
 struct Requirement {
     /// The path in the policy.
     path: String,
-    /// The values that are accepted, or the one that is required.
+    /// The accepted values, or the required one.
     values: Vec<String>,
 }
 
@@ -162,9 +162,9 @@ struct Requirement {
 pub struct Difference {
     /// What differs.
     pub what: String,
-    /// What the first policy says; `None` if it says nothing.
+    /// The first policy's requirement; `None` if it has none.
     pub before: Option<String>,
-    /// What the second policy says.
+    /// The second policy's requirement.
     pub after: Option<String>,
 }
 
@@ -187,7 +187,7 @@ impl Requirement {
     }
 }
 
-/// Returns the requirements of a policy beside registers and keys.
+/// Returns the requirements of a policy besides registers and keys.
 fn requirements(policy: &Policy) -> Vec<Requirement> {
     let value = value(policy);
     let mut all = vec![];
@@ -225,7 +225,8 @@ fn requirements(policy: &Policy) -> Vec<Requirement> {
     all.into_iter().map(requirement).collect()
 }
 
-/// Returns the name of a root, or the fingerprint of certificates in PEM; another text as it is.
+/// Returns the name of a root, or the fingerprint of certificates in PEM; returns other texts
+/// unchanged.
 fn root(entry: &str) -> String {
     match Root::parse(entry) {
         Ok(root) if root.name != entry => format!("certificate SHA-256 {}", root.name),
@@ -240,7 +241,7 @@ fn mode(measurement: &Measurement) -> &'static str {
     }
 }
 
-/// Returns the JSON of what a policy requires, for programs.
+/// Returns a policy's requirements as JSON, for programs.
 pub fn json(policy: &Policy) -> Value {
     let kind = policy.registers();
     let images = policy.images().iter().map(|image| {
@@ -277,7 +278,7 @@ pub fn json(policy: &Policy) -> Value {
     })
 }
 
-/// Returns a table of what a policy requires, for people.
+/// Returns a policy's requirements as a table, for people.
 pub fn table(policy: &Policy) -> String {
     let kind = policy.registers();
     let variant = policy.variant().unwrap_or("not named");
@@ -322,7 +323,7 @@ pub fn table(policy: &Policy) -> String {
     text
 }
 
-/// Returns each fact of a policy: what it is about, and what the policy says of it.
+/// Returns each fact of a policy: its subject, and the policy's requirement.
 fn facts(policy: &Policy) -> Vec<(String, String)> {
     let said = |what: &str, value: &str| (what.to_owned(), value.to_owned());
     let mut all = vec![];
@@ -365,7 +366,7 @@ fn facts(policy: &Policy) -> Vec<(String, String)> {
     all
 }
 
-/// Returns what two policies say differently.
+/// Returns the differences of two policies.
 pub fn differences(old: &Policy, new: &Policy) -> Vec<Difference> {
     let (old, new) = (facts(old), facts(new));
     let of = |facts: &[(String, String)], what: &str| {

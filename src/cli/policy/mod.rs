@@ -1,5 +1,6 @@
-//! `firstlight policy`: checks, shows, compares and changes the file with an attestation policy. `text` writes policies for all commands,
-//! `edit` changes them, `facts` says in words what one requires, and `check` what it leaves open.
+//! `firstlight policy`: checks, shows, compares and changes the file with an attestation policy.
+//! `text` writes policies for all commands, `edit` changes them, `facts` describes what a policy
+//! requires, and `check` finds what it does not pin.
 
 mod check;
 mod edit;
@@ -27,11 +28,11 @@ pub use text::text;
 /// What is done.
 #[derive(Debug)]
 pub enum Action {
-    /// Errors of the policy, and what it does not pin.
+    /// Errors in the policy, and what it does not pin.
     Check(PathBuf),
     /// What the policy requires.
     Show(PathBuf),
-    /// What two policies require differently.
+    /// The differences of two policies.
     Diff(PathBuf, PathBuf),
     /// Adds attestation keys.
     AddKey(PathBuf, Vec<String>),
@@ -52,7 +53,7 @@ pub struct Options {
     pub output: Output,
 }
 
-/// The words of the command line for [`Action`].
+/// The command-line words for [`Action`].
 pub const ACTIONS: [&str; 5] = ["check", "show", "diff", "add-key", "remove-key"];
 
 /// Runs the command.

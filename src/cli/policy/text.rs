@@ -1,4 +1,4 @@
-//! How policies are written: each register on a line, registers in the order of their numbers.
+//! The text form of policies: each register on a line, registers in the order of their numbers.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub const MACHINES: [&str; 8] = [
     "attestationKeys",
     "endorsementRoots",
 ];
-/// The fields that follow. Others come in the order of the alphabet.
+/// The fields that follow. Other fields follow in alphabetical order.
 const NEXT: [&str; 2] = ["require", "requireConfinedAcpi"];
 /// Maximum columns of an object or a list on one line: the value of a TDX machine's register fits.
 const WIDTH: usize = 150;
@@ -74,7 +74,7 @@ pub fn value(policy: &Policy) -> Value {
     if *policy.cloud() != Default::default() {
         add("cloud", json!(policy.cloud()));
     }
-    // the fields of the old system stand beside its measurements
+    // Constellation's fields are in the same object as its measurements
     for members in [first, json!(policy.old_tdx()), json!(policy.snp())] {
         if let Value::Object(members) = members {
             all.extend(members);
@@ -108,7 +108,7 @@ pub fn in_order(object: &Map<String, Value>) -> Vec<(&String, &Value)> {
 
 fn write(text: &mut String, value: &Value, depth: usize) {
     let is_simple = |value: &Value| !value.is_object() && !value.is_array();
-    // a name in quotes is as it is in JSON
+    // a quoted name has the same form as in JSON
     let (open, close, entries): (_, _, Vec<(String, &Value)>) = match value {
         Value::Object(object) => {
             let named = |(name, value)| (format!("{}: ", json!(name)), value);

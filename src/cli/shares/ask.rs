@@ -1,4 +1,4 @@
-//! Asks for shares on the terminal, without showing what is typed.
+//! Asks for shares on the terminal, without showing the typed text.
 
 use std::io;
 
@@ -8,18 +8,18 @@ use zeroize::Zeroizing;
 use super::code::parse;
 use super::scheme::{Named, check};
 
-/// How often a share may be typed wrongly.
+/// How many wrong inputs of a share are allowed.
 const TRIES: usize = 5;
 /// Maximum bytes of a line at a terminal (termios(3)), and of a code.
 const MAX_LINE: usize = 4096;
 
-/// Asks for shares until there are as many as restore the secret. A share that is wrong is asked for again.
+/// Asks for shares until there are enough to restore the secret. Asks again for a wrong share.
 pub fn for_missing(shares: &mut Vec<Named>) -> Result<(), String> {
     let failed = |error: io::Error| format!("cannot ask for a share on the terminal: {error}");
     let mut terminal = None;
     let mut wrong = 0;
     let mut typed = 1;
-    // without a share the threshold is unknown, and it is 2 at least
+    // before the first share the threshold is unknown, but it is at least 2
     while shares.len()
         < shares
             .first()
@@ -55,7 +55,7 @@ pub fn for_missing(shares: &mut Vec<Named>) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads the lines of a code up to an empty one.
+/// Reads the lines of a code up to an empty line.
 fn type_code(terminal: &mut Hidden, shares: &[Named]) -> io::Result<Zeroizing<Vec<u8>>> {
     let which = match shares.first() {
         None => "Share 1".to_owned(),

@@ -1,7 +1,8 @@
 //! A share as text that people can copy, print and type.
 //!
-//! The code is base32 in Crockford's alphabet: upper case, without I, L, O and U. A reader takes lower case too, takes I and L
-//! for 1 and O for 0, and ignores hyphens and white space. Lines with a colon are for people only. The code's bytes:
+//! The code is base32 in Crockford's alphabet: upper case, without I, L, O and U. A reader also
+//! accepts lower case, reads I and L as 1 and O as 0, and ignores hyphens and white space. Lines
+//! with a colon are for people only. The code's bytes:
 //!
 //! | bytes | |
 //! |---|---|
@@ -39,12 +40,12 @@ static CROCKFORD: LazyLock<Encoding> = LazyLock::new(|| {
         .to
         .push_str("ABCDEFGHJKMNPQRSTVWXYZ110110");
     specification.ignore.push_str("- \t\r\n");
-    // the last bits of an uneven length are zero, or were mistyped
+    // the unused bits at the end are zero, or the code was mistyped
     specification.check_trailing_bits = true;
     specification.encoding().expect("the alphabet is valid")
 });
 
-/// Returns the code in one line, as a QR code has it.
+/// Returns the code in one line, as in a QR code.
 pub fn code(share: &Share) -> Zeroizing<String> {
     let points = share.vault();
     let len = HEADER_LEN + points.len() + CHECK_LEN;
@@ -61,7 +62,7 @@ pub fn code(share: &Share) -> Zeroizing<String> {
 /// Returns the code in groups of four characters, four groups a line.
 pub fn lines(share: &Share) -> Zeroizing<String> {
     let code = code(share);
-    // room for all, since a string that grows leaves copies behind
+    // allocates the full length, since a string that grows leaves copies behind
     let mut text = Zeroizing::new(String::with_capacity(code.len() * 2));
     for (index, letter) in code.chars().enumerate() {
         match index {
@@ -75,7 +76,7 @@ pub fn lines(share: &Share) -> Zeroizing<String> {
     text
 }
 
-/// Parses the text of a share. The error contains nothing of the text.
+/// Parses the text of a share. The error contains no part of the text.
 pub fn parse(text: &[u8]) -> Result<Share, String> {
     if text.len() > MAX_TEXT {
         return Err(format!(
@@ -105,7 +106,7 @@ pub fn parse(text: &[u8]) -> Result<Share, String> {
             _ => damaged(),
         })?;
     let bytes = &bytes[..len];
-    // the version, so that a share of a later version is not called damaged
+    // the version comes first, so that a share of a later version is not reported as damaged
     match bytes.first() {
         None => return Err("it has no code".into()),
         Some(&VERSION) => {}
@@ -115,7 +116,7 @@ pub fn parse(text: &[u8]) -> Result<Share, String> {
             ));
         }
     }
-    // a share has a point for one byte at least
+    // a share has at least one point, for one byte
     if bytes.len() < HEADER_LEN + 2 + CHECK_LEN {
         return Err(damaged());
     }

@@ -1,4 +1,5 @@
-//! The master secret as shares: `scheme` splits and joins it, `code` is a share as text, `ask` has people type shares.
+//! The master secret as shares: `scheme` splits and joins it, `code` is a share as text, `ask`
+//! reads shares that people type.
 
 mod ask;
 mod code;
@@ -12,7 +13,8 @@ use kms::ClusterKms;
 pub use code::{code, lines, parse};
 pub use scheme::{Error, Named, Share, join, split};
 
-/// Reads shares from files, and then, if one of the paths is `-`, asks for the others on the terminal. Restores the master secret.
+/// Reads shares from files, and then, if one of the paths is `-`, asks for the others on the
+/// terminal. Restores the master secret.
 pub fn read(paths: &[PathBuf]) -> Result<ClusterKms, String> {
     let mut shares = vec![];
     let is_terminal = |path: &&PathBuf| path.as_os_str() == "-";

@@ -1,8 +1,10 @@
-//! Shamir's scheme: the master secret as shares, of which any `threshold` restore it, and fewer say nothing about it.
+//! Shamir's scheme: splits the master secret into shares. Any `threshold` shares restore it, and
+//! fewer reveal nothing about it.
 //!
-//! The scheme is that of HashiCorp Vault (its package `shamir`): each byte of the secret is the value at 0 of a random polynomial in
-//! GF(256) with the polynomial 0x11b, and a share has the values at its number. What is shared is a byte with the length of the key,
-//! the key, and the salt.
+//! The scheme is that of HashiCorp Vault (its package `shamir`): each byte of the secret is the
+//! value at 0 of a random polynomial in GF(256) with the polynomial 0x11b, and a share has the
+//! values at its number. The shared bytes are: the length of the key in one byte, the key, and the
+//! salt.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -14,7 +16,7 @@ use zeroize::{Zeroize, Zeroizing};
 use base::crypto::{Dek, Secret, random};
 use kms::ClusterKms;
 
-/// The name of the key whose begin is the fingerprint of a master secret.
+/// The name of the key whose first bytes are the fingerprint of a master secret.
 const FINGERPRINT_ID: &str = "share-fingerprint";
 /// Maximum bytes of the key and of the salt of a master secret that can be shared.
 const MAX_LEN: usize = 255;
@@ -22,21 +24,21 @@ const MAX_LEN: usize = 255;
 /// A share of a master secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// How many shares restore the secret.
+    /// The number of shares that restore the secret.
     pub threshold: u8,
     /// The share's number, from 1.
     pub number: u8,
-    /// What tells the master secret from others; it says nothing about it.
+    /// The fingerprint of the master secret; it reveals nothing about the secret.
     pub fingerprint: [u8; 4],
-    /// What tells the shares of one run from those of another.
+    /// A random ID of the run of `share` that made it.
     pub set: [u8; 4],
     /// The values of the polynomials at the share's number.
     points: Secret,
 }
 
-/// A share and where it came from: a file, or the terminal.
+/// A share and its source: a file, or the terminal.
 pub struct Named {
-    /// The file, or the number of the share typed.
+    /// The file, or the number of the typed share.
     pub name: String,
     /// The share.
     pub share: Share,
@@ -45,17 +47,18 @@ pub struct Named {
 /// Why shares do not restore a secret. Each names the share.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Error {
-    /// There are fewer shares than the threshold: those there are, and the threshold.
+    /// There are fewer shares than the threshold: their number, and the threshold.
     TooFew(usize, u8),
-    /// The second share is the first one again.
+    /// The second share is the same as the first one.
     Twice(String, String),
-    /// The second share has the first one's number, and another content.
+    /// The second share has the first one's number, but another content.
     Contradict(String, String),
     /// The second share is of another secret than the first one.
     OtherSecret(String, String),
     /// The second share comes from another run than the first one.
     OtherSet(String, String),
-    /// The shares fit, and what they give is not the secret of their fingerprint. The shares that were used.
+    /// The shares belong together, but the restored secret does not have their fingerprint. The
+    /// shares that were used.
     Wrong(Vec<String>),
 }
 
@@ -137,7 +140,8 @@ impl Share {
     }
 }
 
-/// Splits the master secret into `count` shares, of which any `threshold` restore it: 2 <= `threshold` <= `count` <= 255.
+/// Splits the master secret into `count` shares, of which any `threshold` restore it: 2 <=
+/// `threshold` <= `count` <= 255.
 pub fn split(kms: &ClusterKms, threshold: u8, count: u8) -> Result<Vec<Share>, String> {
     if threshold < 2 || threshold > count {
         return Err(format!(
@@ -180,7 +184,7 @@ pub fn join(shares: &[Named]) -> Result<ClusterKms, Error> {
     }
 }
 
-/// Checks that the shares belong together and that none is there twice.
+/// Checks that the shares belong together and that none occurs twice.
 pub fn check(shares: &[Named]) -> Result<(), Error> {
     for (index, Named { name, share }) in shares.iter().enumerate() {
         for earlier in &shares[..index] {
@@ -189,7 +193,7 @@ pub fn check(shares: &[Named]) -> Result<(), Error> {
                 other if other.fingerprint != share.fingerprint => Error::OtherSecret,
                 other if other.set != share.set => Error::OtherSet,
                 other if other == share => Error::Twice,
-                // the shares of one run have one threshold and one length
+                // all shares of one run have the same threshold and length
                 other
                     if other.number == share.number
                         || other.threshold != share.threshold
@@ -206,7 +210,7 @@ pub fn check(shares: &[Named]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns what is shared: the length of the key, the key, the salt.
+/// Returns the bytes to share: the length of the key, the key, the salt.
 fn joined(kms: &ClusterKms) -> Result<Zeroizing<Vec<u8>>, String> {
     let (key, salt) = (kms.key().expose(), kms.salt().expose());
     for part in [key, salt] {
@@ -230,7 +234,8 @@ fn parted(secret: &[u8]) -> Option<ClusterKms> {
     ClusterKms::new(Secret::new(key.to_vec()), Secret::new(salt.to_vec())).ok()
 }
 
-/// Returns what tells the master secret from others: the begin of a key that is derived from it and used for nothing else.
+/// Returns the fingerprint of the master secret: the first bytes of a key that is derived from it
+/// and used for nothing else.
 fn fingerprint(kms: &ClusterKms) -> Result<[u8; 4], String> {
     let mut fingerprint = [0; 4];
     let key = kms
@@ -345,8 +350,9 @@ mod tests {
 
     #[test]
     fn every_value_of_a_coefficient_occurs() {
-        // RUSTSEC-2024-0398: a coefficient that is never 0 tells about the secret. The first share's point is the secret plus
-        // the coefficient, so without the coefficient 0 it would never be the secret.
+        // RUSTSEC-2024-0398: a coefficient that can never be 0 reveals information about the
+        // secret. The first share's point is the secret plus the coefficient, so without the
+        // coefficient 0 it would never be the secret.
         let secret = master_secret(1);
         let met = (0..250).any(|_| {
             let share = &split(&secret, 2, 2).unwrap()[0];

@@ -1,4 +1,4 @@
-//! The servers that a node can have, and what they answer.
+//! The servers that a node can have, and their answers.
 
 use booted_proto::init;
 use proto::recoverproto::{self, StatusResponse};
@@ -7,7 +7,8 @@ use verifier::KeyName;
 
 use crate::connect::Standing;
 
-/// A service that a node can have. The server of a member has only the health service, and is not in this list.
+/// A service that a node can have. The server of a member has only the health service, and is not
+/// in this list.
 #[derive(PartialEq, Eq)]
 pub struct Service {
     /// The name for `grpc.health.v1`.
@@ -46,17 +47,17 @@ const JOIN_PORT: u16 = 30090;
 
 /// The answer of one server.
 pub enum Answer {
-    /// No server answers, or it does not speak attested TLS; the reason.
+    /// No server answers, or the server does not speak attested TLS; the reason.
     Nobody(String),
     /// The node does not meet the policy: register, expected and got.
     Refused(String),
-    /// The server proves nothing, but demands a proof from the caller.
+    /// The server sends no evidence, but requires evidence from the caller.
     Guarded,
     /// The node meets the policy.
     Verified {
-        /// The node's standing, by its PCR 15.
+        /// The node's standing, as PCR 15 shows it.
         standing: Standing,
-        /// The services that the server names.
+        /// The services that the server lists.
         services: Vec<&'static Service>,
         /// The name of the node's attestation key, if it has one.
         key: Option<KeyName>,

@@ -1,4 +1,5 @@
-//! The state of all nodes of a cluster: the API server lists them, and each proves for itself what it is.
+//! The state of all nodes of a cluster: the API server lists them, and each node proves its own
+//! state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -22,7 +23,8 @@ use crate::{ATTESTATION_REFUSED, UNREACHABLE};
 
 /// The number of nodes that are asked at the same time.
 const AT_ONCE: usize = 64;
-/// The exit codes of nodes that are not members, the most severe first: the code of the cluster is that of its worst node.
+/// The exit codes of nodes that are not members, the most severe first: the cluster's exit code is
+/// that of its worst node.
 const SEVERITY: [u8; 6] = [
     ATTESTATION_REFUSED,
     OTHER_CLUSTER,
@@ -32,11 +34,12 @@ const SEVERITY: [u8; 6] = [
     UNREACHABLE,
 ];
 
-/// A node as Kubernetes knows it, which is what its kubelet has said.
+/// A node according to Kubernetes, that is, according to its kubelet.
 pub struct Listed {
     /// The name of the Node.
     pub name: String,
-    /// The first internal address, or else the first external one, or else the name, which DNS may know.
+    /// The first internal address, or else the first external one, or else the name, which DNS may
+    /// resolve.
     address: String,
     /// Whether kubeadm has made it a control plane.
     pub is_control_plane: bool,
@@ -45,7 +48,7 @@ pub struct Listed {
     pub version: String,
 }
 
-/// A node, and what it proves.
+/// A node, and what its evidence proves.
 type Asked = (Listed, Report);
 
 /// Asks all nodes, and prints a table of them.
@@ -171,7 +174,7 @@ fn result(nodes: &[Asked]) -> Result<(), Failure> {
     }
 }
 
-/// Returns a table of the nodes, and then what is known of each that is not a member.
+/// Returns a table of the nodes, followed by details about each node that is not a member.
 fn text(nodes: &[Asked]) -> String {
     let heads = ["NODE", "ADDRESS", "ROLE", "KUBERNETES", "STATE"].map(str::to_owned);
     let rows = nodes.iter().map(|(node, report)| {
@@ -219,7 +222,7 @@ fn text(nodes: &[Asked]) -> String {
     text
 }
 
-/// Returns the attestation keys that several nodes have, each with the nodes' names.
+/// Returns the attestation keys that several nodes share, each with the nodes' names.
 fn shared_keys(nodes: &[Asked]) -> Vec<(KeyName, Vec<&str>)> {
     let mut nodes_of: BTreeMap<KeyName, Vec<&str>> = BTreeMap::new();
     for (node, report) in nodes {

@@ -18,8 +18,8 @@ use verifier::{Policy, Variant};
 /// Time limit of a call, which the node answers from memory.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a node on which nothing answers is asked again, and the pause: while it goes from one state to the next, as right after
-/// its init, it has no server for a moment.
+/// How long to retry a node on which no server answers, and the pause between tries: between two
+/// states, for example right after its init, a node has no server for a moment.
 const CHANGE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -42,7 +42,8 @@ struct Asked {
 }
 
 impl Inquiry<'_> {
-    /// Asks all servers of a node at once, so that a server that does not answer does not delay the others.
+    /// Asks all servers of a node at once, so that a server that does not answer does not delay the
+    /// others.
     pub fn ask(&self, address: &str) -> Result<Report, Failure> {
         let asked = |endpoint: &Endpoint| {
             let standing = Arc::default();
@@ -92,7 +93,7 @@ impl Inquiry<'_> {
     }
 }
 
-/// Returns the addresses of the node's servers, or the one whose port is given.
+/// Returns the addresses of the node's servers, or only the one whose port is given.
 fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
     let each = SERVICES
         .iter()
@@ -106,7 +107,7 @@ fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
 fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
     match node.attempt(deadline) {
         Ok(Reached { channel, key }) => {
-            // a connection exists only after the validator has noted a standing
+            // a connection exists only if the validator has noted a standing
             let standing = standing.get().copied().unwrap_or(Standing::Other);
             Answer::Verified {
                 standing,
@@ -122,7 +123,8 @@ fn ask(Asked { node, standing }: &Asked, deadline: Instant) -> Answer {
     }
 }
 
-/// Returns whether the server closes the connection of a caller that proves nothing. In TLS 1.3 it does so after the handshake.
+/// Returns whether the server closes the connection of a caller that sends no evidence. In TLS 1.3
+/// it does so after the handshake.
 fn is_guarded(node: &Node, deadline: Instant) -> bool {
     let Ok(socket) = node.dial(deadline) else {
         return false;
@@ -154,7 +156,8 @@ fn record(channel: &Channel) -> Result<String, Status> {
     Ok(answer.record)
 }
 
-/// Returns the services that the server names; none for nodes of the old system, which have no health service.
+/// Returns the services that the server lists; none for Constellation's nodes, which have no health
+/// service.
 fn services(channel: &Channel) -> Vec<&'static Service> {
     #[derive(Clone, PartialEq, prost::Message)]
     struct HealthCheckRequest {

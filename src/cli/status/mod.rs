@@ -1,7 +1,7 @@
 //! `firstlight status`: shows the state of a node, or of all nodes of the cluster.
 //!
-//! A node has a server for each state. Each server except the last proves what the node runs, and by PCR 15 to which cluster it
-//! belongs:
+//! A node has a server for each state. Each server except the last proves what the node runs, and
+//! by PCR 15 to which cluster it belongs:
 //!
 //! | port | server | the node's state |
 //! |---|---|---|
@@ -40,13 +40,14 @@ pub struct Options {
     pub policy: PathBuf,
     /// The attestation variant of the nodes.
     pub variant: &'static Variant,
-    /// Attestation keys that are accepted, too.
+    /// Additional attestation keys that are accepted.
     pub keys: Vec<KeyName>,
-    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be missing.
+    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be
+    /// missing.
     pub state: PathBuf,
     /// The cluster's ID; replaces the one in the state file.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,
-    /// Whether the record of the node's boot is asked for and drawn.
+    /// Whether to ask for the boot record of the node and draw it.
     pub timeline: bool,
     /// The file for the drawing as a picture.
     pub svg: Option<PathBuf>,
@@ -59,9 +60,9 @@ pub struct Options {
 /// The nodes that are asked.
 #[derive(Debug)]
 pub enum Nodes {
-    /// One: its host, or the address of one of its servers.
+    /// One node: its host, or the address of one of its servers.
     One(String),
-    /// All that the API server lists for whom this kubeconfig is.
+    /// All nodes that the API server in this kubeconfig lists.
     Cluster(Vec<PathBuf>),
 }
 
@@ -111,7 +112,8 @@ fn show(report: &Report, options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// Draws the first record that a server gave. A node that cannot be asked is the verdict's matter.
+/// Draws the first boot record that a server sent. The verdict, not this function, reports a node
+/// that cannot be asked.
 fn show_timeline(report: &Report, svg: Option<&Path>) -> Result<(), Failure> {
     match record_of(report) {
         None => Ok(()),
@@ -125,7 +127,8 @@ fn show_timeline(report: &Report, svg: Option<&Path>) -> Result<(), Failure> {
     }
 }
 
-/// Returns the first record that a server gave, or else why it gave none; `None` if no server is attested.
+/// Returns the first boot record that a server sent, or else why it sent none; `None` if no server
+/// is attested.
 fn record_of(report: &Report) -> Option<Result<&str, &Status>> {
     let records = report
         .answers

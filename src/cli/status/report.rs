@@ -20,14 +20,15 @@ use base::program::Failure;
 pub const WAITS_FOR_KEY: u8 = 5;
 /// Exit code: the node belongs to no cluster.
 pub const FRESH: u8 = 6;
-/// Exit code: the node is a member of another cluster, or the ID of the operator's cluster is unknown.
+/// Exit code: the node is a member of another cluster, or the ID of the operator's cluster is
+/// unknown.
 pub const OTHER_CLUSTER: u8 = 7;
-/// Exit code: only a join service answers, which proves nothing about its node.
+/// Exit code: only a join service answers, which sends no evidence about its node.
 pub const UNPROVEN: u8 = 8;
 
 /// The answers of a node's servers.
 pub struct Report {
-    /// The node, as the operator or the API server named it.
+    /// The node, as named by the operator or the API server.
     pub address: String,
     /// Each server's address, and its answer.
     pub answers: Vec<(Endpoint, Answer)>,
@@ -60,7 +61,8 @@ impl Report {
         }
     }
 
-    /// Returns the state of the node: first a refused attestation, then the node's standing, then a node that does not answer.
+    /// Returns the state of the node. A refused attestation comes first, then the node's standing,
+    /// then a node that does not answer.
     pub fn state(&self) -> State {
         let has =
             |wanted: fn(&Answer) -> bool| self.answers.iter().any(|(_, answer)| wanted(answer));
@@ -128,7 +130,7 @@ impl Report {
         text
     }
 
-    /// Returns a warning about the policy, if it has admitted a server.
+    /// Returns a warning about the policy, if it has accepted a server.
     pub fn warning(&self) -> Option<&'static str> {
         let is_attested = |answer: &Answer| matches!(answer, Answer::Verified { .. });
         let is_concerned = self.names_no_keys && self.answers.iter().any(|(_, it)| is_attested(it));
@@ -162,7 +164,7 @@ impl Report {
                 waiting,
                 ..
             } => {
-                // nodes of the old system do not name their services
+                // Constellation's nodes do not list their services
                 let is_old = services.is_empty() && *standing == Standing::Fresh;
                 let found = if is_old {
                     at_port.into_iter().collect()
@@ -205,7 +207,8 @@ impl Report {
         }
     }
 
-    /// Returns the JSON for programs, with the events of the node's boot if they are asked for. docs/cli.md describes it.
+    /// Returns the JSON for programs, with the events of the node's boot if they are asked for.
+    /// docs/cli.md describes it.
     pub fn json(&self, timeline: Option<Value>) -> Value {
         let servers = self.answers.iter().map(|(endpoint, answer)| {
             let (name, reason) = match answer {

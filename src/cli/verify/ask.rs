@@ -1,7 +1,8 @@
 //! Asks a server for evidence.
 //!
-//! The strong form of attested TLS is tried first, and the old one if the peer does not know it. A join service proves itself and then
-//! refuses a caller without a proof of its own. In the strong form this is a success: the proof is complete before the refusal.
+//! First tries the strong form of attested TLS, and then the old form if the peer does not know the
+//! strong one. A join service proves itself and then refuses a caller that sends no evidence. In
+//! the strong form this is a success: the proof is complete before the refusal.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -17,7 +18,8 @@ use rpc::grpc::{self, CallOptions};
 use transport::Transport;
 use verifier::{Composite, Evidence, Identified, ValidateError, Validator};
 
-/// What a server presented, if it presented anything, and what the demand says of it. The outer error: it did not answer.
+/// The evidence that a server sent, if any, and the verdict on it. The outer error: it did not
+/// answer.
 type Asked = (
     Option<Presented>,
     Result<Result<Identified, String>, String>,
@@ -30,7 +32,7 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
         judge: demand.validator()?,
         seen: OnceLock::new(),
     });
-    // only the exchange of the strong form asks the observer: a certificate alone is not a proof
+    // only the exchange of the strong form calls the observer: a certificate alone proves nothing
     let strong = atls::Client::new(None, vec![])
         .verify_strong(vec![observer.clone()])
         .to_any_server()
@@ -51,7 +53,8 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
         .is_some_and(|presented| presented.channel() == Channel::Strong);
     let verdict = match (judged, result) {
         (Some(Ok(identified)), Ok(())) => Ok(Ok(identified.clone())),
-        // the exchange refuses first what is for another connection, so what the observer accepted is proven
+        // the exchange first refuses evidence for another connection, so what the observer accepted
+        // is proven
         (Some(Ok(identified)), Err(Attempted::Made(atls::Error::PeerRefused(_)))) if is_strong => {
             Ok(Ok(identified.clone()))
         }
@@ -84,7 +87,7 @@ fn connect(endpoint: &Endpoint, client: atls::Client, deadline: Instant) -> Resu
     connected.map(drop).map_err(Attempted::Made)
 }
 
-/// Asks a verification service of the old system.
+/// Asks a verification service of Constellation.
 pub fn plain(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Failure> {
     let nonce = base::crypto::random::<32>();
     let document = match get_attestation(endpoint, &nonce, Instant::now() + timeout) {
@@ -127,7 +130,7 @@ fn get_attestation(
         .map_err(|status| format!("it gives no evidence: {status}"))
 }
 
-/// Keeps what the peer presents, and what the judge says of it.
+/// Keeps the peer's evidence, and the verdict on it.
 struct Observer {
     judge: Arc<dyn Validator>,
     seen: OnceLock<(Presented, Result<Identified, ValidateError>)>,
@@ -140,7 +143,7 @@ impl Composite for Observer {
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         let judged = self.judge.judge(evidence);
-        // only one form asks the observer, and once
+        // The observer is called at most once, and by one form of attested TLS.
         let seen = (Presented::of(evidence), judged.clone());
         self.seen.get_or_init(|| seen);
         judged

@@ -1,4 +1,4 @@
-//! What a machine must prove, and where its evidence is.
+//! The requirements for a machine, and the source of its evidence.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use verifier::{Policy, Validator, Variant};
 pub enum Source {
     /// A server of a node, or a join service, over attested TLS.
     Server(Endpoint),
-    /// A verification service of the old system, without TLS.
+    /// A verification service of Constellation, without TLS.
     Plain(Endpoint),
-    /// A file that an earlier call of this command wrote.
+    /// A file that this command wrote earlier.
     File(PathBuf),
 }
 
@@ -30,7 +30,7 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// What the machine must prove.
+/// The requirements for the machine.
 pub struct Demand {
     /// How it attests itself.
     pub variant: &'static Variant,
@@ -41,7 +41,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Returns the validator that judges by this demand.
+    /// Returns the validator that checks these requirements.
     pub fn validator(&self) -> Result<Arc<dyn Validator>, Failure> {
         let (policy, sources) = (self.policy.clone(), sources());
         let judge =

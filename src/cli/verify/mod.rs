@@ -1,6 +1,7 @@
-//! `firstlight verify`: says what a node or a join service proves about its machine.
+//! `firstlight verify`: shows what a node or a join service proves about its machine.
 //!
-//! [`demand`] is what the machine must prove, [`ask`] gets the evidence of a server, [`presented`] judges it, now or from a file, and [`report`] shows the result.
+//! [`demand`] has the requirements for the machine, [`ask`] gets the evidence of a server,
+//! [`presented`] judges it, at once or later from a file, and [`report`] shows the result.
 
 mod ask;
 pub mod demand;
@@ -25,15 +26,16 @@ use verifier::{KeyName, Variant};
 /// The options of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// Where the evidence comes from.
+    /// The source of the evidence.
     pub source: Source,
     /// The attestation policy that the machine must meet.
     pub policy: PathBuf,
     /// The attestation variant of the machine.
     pub variant: &'static Variant,
-    /// Attestation keys that are accepted, too.
+    /// Additional attestation keys that are accepted.
     pub keys: Vec<KeyName>,
-    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be missing.
+    /// The state file, which has the cluster's ID and its nodes' attestation keys; it may be
+    /// missing.
     pub state: PathBuf,
     /// The cluster's ID; replaces the one in the state file.
     pub cluster_id: Option<[u8; CLUSTER_ID_LEN]>,

@@ -1,5 +1,5 @@
-//! What a machine presented as proof, and everything that judges it again: `firstlight verify --save` writes it to a file, and
-//! `--evidence` reads it.
+//! A machine's evidence, and everything that is needed to judge it again: `firstlight verify
+//! --save` writes it to a file, and `--evidence` reads it.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -22,11 +22,11 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Channel {
-    /// In the strong form of attested TLS.
+    /// Received in the strong form of attested TLS.
     Strong,
-    /// In the old form of attested TLS.
+    /// Received in the old form of attested TLS.
     Old,
-    /// From a verification service of the old system, without TLS.
+    /// Received from a verification service of Constellation, without TLS.
     Plain,
 }
 
@@ -46,7 +46,7 @@ impl Channel {
 pub struct Presented {
     document: Vec<u8>,
     nonce: Vec<u8>,
-    /// What a document of the strong form is bound to.
+    /// The values to which a document of the strong form is bound.
     session: Option<Bound>,
     is_plain: bool,
 }
@@ -99,18 +99,19 @@ impl Presented {
         &self.document
     }
 
-    /// Returns what the document proves to this validator, whatever it is bound to.
+    /// Returns what the document proves to this validator; ignores what it is bound to.
     pub fn identified_by(&self, validator: &dyn Validator) -> Option<Identified> {
         validator.identify(&self.document, &self.nonce).ok()
     }
 
-    /// Returns as what the machine proves itself with these user data.
+    /// Returns the role in which the machine proves itself with these user data.
     pub fn role(&self, identified: &Identified) -> Option<Role> {
         let bound = self.session.as_ref()?;
         session::role(&identified.user_data, &bound.digest, &bound.secret)
     }
 
-    /// Judges the document as attested TLS does, with the session that was kept. A file does not prove when it was written.
+    /// Judges the document as attested TLS does, with the session that was kept. A file does not
+    /// prove when it was written.
     pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, String> {
         let refused = |error: verifier::ValidateError| error.to_string();
         let mut evidence = Evidence {
@@ -137,7 +138,7 @@ impl Presented {
             digest: &bound.digest,
             secret: &bound.secret,
             peer,
-            // whoever judges a file fetches it himself
+            // a program that judges a file fetches the collateral itself
             collateral: None,
         });
         let identified = validator.judge(&evidence).map_err(refused)?;

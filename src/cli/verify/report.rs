@@ -28,7 +28,7 @@ pub struct Report<'a> {
     is_genuine: bool,
     /// Whether a platform endorses the key that signed them.
     is_endorsed: bool,
-    /// What is proved of the platform.
+    /// The proven claims about the platform.
     platform: Option<Arc<PlatformClaims>>,
     stage: Option<Stage>,
     image: Option<String>,
@@ -39,11 +39,11 @@ pub struct Report<'a> {
 
 /// What the command found.
 pub enum Verdict {
-    /// The machine proves all that is demanded.
+    /// The machine meets all requirements.
     Proven,
-    /// The machine does not, for this reason.
+    /// The machine does not meet them, for this reason.
     Refused(String),
-    /// Nobody answers, for this reason.
+    /// No server answers, for this reason.
     Unreachable(String),
 }
 
@@ -73,14 +73,15 @@ struct Register {
 }
 
 impl<'a> Report<'a> {
-    /// Makes the report of what a machine presented. The outer error of the verdict: nobody answers.
+    /// Makes the report on a machine's evidence. The outer error of the verdict: no server answers.
     pub fn new(
         source: &'a Source,
         demand: &'a Demand,
         presented: Option<&Presented>,
         verdict: Result<Result<Identified, String>, String>,
     ) -> Report<'a> {
-        // what a refused machine proves all the same: its signatures, and what the policy demands of the platform
+        // the proven facts about a refused machine: its signatures, and the policy's requirements
+        // for the platform
         let genuine = || {
             let any = demand.policy.clone().of_any_image().believing_any();
             let any = any.without_words();
@@ -155,13 +156,14 @@ impl<'a> Report<'a> {
             .collect();
     }
 
-    /// Returns why the policy believes the key that signed the registers.
+    /// Returns why the policy trusts the key that signed the registers.
     fn belief(&self) -> Option<&'static str> {
         let policy = &self.demand.policy;
         let names_none = policy.keys().is_empty() && policy.endorsement_roots().is_empty();
         match (&self.key, &self.verdict) {
             (Some(key), _) if policy.keys().contains(key) => Some("named"),
-            // without a TPM the platform signs the registers itself, and there is no key that the policy could name
+            // without a TPM the platform signs the registers itself, and there is no key that the
+            // policy could list
             (None, Verdict::Proven) if self.is_endorsed => Some("endorsed"),
             _ if self.is_endorsed && names_none => Some("endorsed"),
             (None, _) => None,
@@ -178,7 +180,7 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// Returns what the proven image does with the host's ACPI tables.
+    /// Returns how the proven image treats the host's ACPI tables.
     fn acpi(&self) -> Option<&'static str> {
         let is_proven = matches!(self.verdict, Verdict::Proven);
         self.confines_acpi
@@ -192,13 +194,13 @@ impl<'a> Report<'a> {
             })
     }
 
-    /// Returns the cluster that was proven.
+    /// Returns the cluster in the evidence.
     fn cluster(&self) -> Option<String> {
         let proven = matches!(self.verdict, Verdict::Proven);
         self.demand.cluster.filter(|_| proven).map(|id| hex(&id))
     }
 
-    /// Returns the kind of the registers that are demanded.
+    /// Returns the kind of the registers in the requirements.
     fn kind(&self) -> Registers {
         self.demand.policy.registers()
     }
@@ -295,7 +297,8 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Returns the lines of a platform: what is bound to what, the versions against the minimums, the other properties.
+/// Returns the lines about a platform: which values are bound to each other, the versions with
+/// their minimums, the other properties.
 fn of_platform(claims: &PlatformClaims) -> String {
     let bound = claims.bound.iter().map(|it| ("bound".into(), it.clone()));
     let version = |part: &TcbPart| {
@@ -324,7 +327,8 @@ impl Register {
     }
 }
 
-/// Returns the image with the fewest differences, and the stage at which it has them; no stage if the policy does not distinguish them.
+/// Returns the image with the fewest differences, and the stage at which it has them; no stage if
+/// the policy does not distinguish them.
 fn nearest(policy: &Policy, values: &BTreeMap<u32, Vec<u8>>) -> (Option<Stage>, Image) {
     let stages: &[Option<Stage>] = match policy.knows_stages() {
         true => &[Some(Stage::Initramfs), Some(Stage::Booted)],
@@ -351,7 +355,8 @@ pub fn meaning(kind: Registers, number: u32) -> &'static str {
     }
 }
 
-/// Returns what is measured into a PCR (TCG PC Client Platform Firmware Profile; UAPI group, "Linux TPM PCR Registry").
+/// Returns what is measured into a PCR (TCG PC Client Platform Firmware Profile; UAPI group, "Linux
+/// TPM PCR Registry").
 fn of_pcr(number: u32) -> &'static str {
     match number {
         0 => "firmware",
@@ -377,7 +382,8 @@ fn of_pcr(number: u32) -> &'static str {
     }
 }
 
-/// Returns what is measured into a register of a TDX machine (Intel TDX Virtual Firmware Design Guide).
+/// Returns what is measured into a register of a TDX machine (Intel TDX Virtual Firmware Design
+/// Guide).
 fn of_rtmr(number: u32) -> &'static str {
     match number {
         0 => "virtual firmware",
