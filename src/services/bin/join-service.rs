@@ -174,7 +174,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
         let config = self::kubernetes(kubeconfig.as_deref()).ok()??;
         Some(client::Client::new(config, &Stop::new()))
     })?;
-    // the places are the same for what the service asks about itself and about others
+    // the service uses the same locations for its own collateral and for that of others
     if let Some(ec2) = &mut collateral.ec2 {
         ec2.take_place(&cloud, url);
     }

@@ -141,7 +141,7 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             other => return Err(other.unexpected().into()),
         }
     }
-    // The old system's chart gives no other option.
+    // Constellation's chart has only this option.
     if port.is_some() && how.is_none() && listen.is_none() {
         how = Some("any".into());
         config.listen.set_ip(network::any_address());
@@ -198,7 +198,8 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the master secret. Waits while the external KMS is away, and the service tells callers why; `None` if a signal asks to stop.
+/// Returns the master secret. Waits while the external KMS is unavailable; meanwhile the service
+/// tells callers why; `None` if a signal asks to stop.
 fn read(
     secret: &MasterSecret,
     service: &KeyService,

@@ -27,7 +27,7 @@ use kubernetes::machine_record::{self, Record};
 const TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// When a task is given up: by then its token has expired.
+/// The time after which a task is given up: by then its token has expired.
 const GIVE_UP: Duration = Duration::from_secs(16 * 60);
 /// How long the replica that issued a ticket has to delete its token first.
 const OTHER_REPLICA_DELAY: Duration = Duration::from_secs(20);
@@ -44,7 +44,7 @@ pub enum Task {
     Token(String),
     /// Ends a reservation: the node's name, and the Lease's renewTime at the reservation.
     Reservation(String, String),
-    /// Deletes a JoiningNode of the old system if it belongs to this node: its name, the node's
+    /// Deletes a JoiningNode of Constellation if it belongs to this node: its name, the node's
     /// name.
     JoiningNode(String, String),
     /// Deletes a record if it still belongs to the ticket with this token: its name, the token.
@@ -90,7 +90,7 @@ struct PendingToken {
     /// its member only after the Node object exists, and until then kubeadm may start again.
     until_ready: bool,
     issued: SystemTime,
-    /// How long to wait after the node came before the token is deleted.
+    /// How long to wait between the node's arrival and the deletion of its token.
     after: Duration,
 }
 
@@ -131,7 +131,7 @@ impl Cleaner {
     }
 
     /// Watches for the node of a token that this process issued, to delete the token then. `node`
-    /// is the present Node object, which may be the new one already.
+    /// is the present Node object, which may already be the new one.
     pub fn own_token_issued(&self, record: &Record, node: Option<&NodeStatus>) {
         self.lock().wait_for_node(record, node, Duration::ZERO);
         self.changed.notify_all();
@@ -270,8 +270,8 @@ impl Agenda {
         if self.known.contains(&task) {
             return;
         }
-        // Any caller can cause a record of a disk, so half of the queue is kept for the undoing of
-        // tickets.
+        // Any caller can cause a record of a disk, so half of the queue is reserved for tasks that
+        // undo tickets.
         let most = if matches!(task, Task::Write(_)) {
             MAX_TASKS / 2
         } else {

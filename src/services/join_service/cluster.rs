@@ -4,7 +4,7 @@
 //! ```text
 //! nodes         ─► which nodes exist and are Ready      ConfigMaps of kube-system ─► kubeadm-config: endpoint, names
 //! NodeVersions  ─► which components nodes install                                    k8s-components-*: the components
-//! (of the old system, optional)                                                      join-*: which machine has which disk
+//! (of Constellation, optional)                                                       join-*: which machine has which disk
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -29,7 +29,7 @@ use kubernetes::parameters::{self, Version as Release};
 use kubernetes::{NAMESPACE, yaml};
 use proto::components::Component;
 
-/// The name of the old system's only NodeVersion.
+/// The name of Constellation's only NodeVersion.
 const NODE_VERSION: &str = "constellation-version";
 /// The pause before a refused watch is tried again: the resource or the permission may be created
 /// later.
@@ -278,7 +278,7 @@ impl Cluster {
         }
     }
 
-    /// Returns whether the old system's resources exist. If so, its operator and join services may
+    /// Returns whether Constellation's resources exist. If so, its operator and join services may
     /// be running.
     pub fn has_joining_nodes(&self) -> bool {
         self.lock().has_joining_nodes
@@ -403,8 +403,9 @@ impl Objects {
         self.has_nodes && self.has_config_maps && self.version != Version::Unknown
     }
 
-    /// Returns the newest components that the control plane can have nodes of: a list of a later version waits in the cluster
-    /// until kubeadm has upgraded a control plane, because no kubelet may be newer than its API server.
+    /// Returns the newest components that nodes may have with this control plane. A list of a later
+    /// version is not used until kubeadm has upgraded a control plane, because no kubelet may be
+    /// newer than its API server.
     fn newest_components(&self) -> Option<&Arc<Components>> {
         let age = |one: &&Arc<Components>| (one.created.clone(), one.name.clone());
         let present = match self.kubeadm.as_deref() {
@@ -417,7 +418,7 @@ impl Objects {
         };
         let all = || self.components.values();
         let usable = all().filter(|one| !is_early(one)).max_by_key(age);
-        // an odd version in kubeadm's record does not lock nodes out
+        // if kubeadm's record has an invalid version, nodes can still join
         usable.or_else(|| all().max_by_key(age))
     }
 

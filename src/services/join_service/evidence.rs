@@ -1,5 +1,5 @@
-//! How the service proves its machine to nodes: its pod has no TPM, so the host signs for it, through a unix socket
-//! (`bootstrapper --serve-evidence`).
+//! How the service proves its machine to nodes: its pod has no TPM, so the host makes the evidence,
+//! through a unix socket (`bootstrapper --serve-evidence`).
 
 use std::fmt::Display;
 use std::io::{self, Read, Write};
@@ -22,24 +22,25 @@ use verifier::{Identity, IssueError, Issuer, Oid, Request, Role, Validator, Vari
 
 /// Where the host listens.
 pub const SOCKET: &str = "/run/firstlight/evidence/socket";
-/// Time limit for one response. The TPM takes less than a second, and serves one caller after the other.
+/// Time limit for one response. The TPM takes less than a second and serves one caller at a time.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Maximum size of a response in bytes, as of a proof in attested TLS.
 const MAX_RESPONSE: u64 = 128 << 10;
-/// Pause after a host that gives no evidence is asked in vain.
+/// Pause before a host that gave no evidence is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
-/// How long an identity without certificates is kept: the host may have failed to read them.
+/// How long an identity without certificates is cached: the host may have failed to read them.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
 /// Proves this machine by the evidence of its host.
 pub struct RemoteIssuer {
     variant: &'static Variant,
     socket: PathBuf,
-    /// The keys, which do not change while the machine runs, and when the host told them.
+    /// The keys, which do not change while the machine runs, and when the host returned them.
     identity: Mutex<Option<(Identity, Instant)>>,
-    /// Whether the last response of the host was evidence. If not, its identity is asked again before the next proof.
+    /// Whether the last response of the host was evidence. If not, the service requests the host's
+    /// identity again before the next proof.
     works: AtomicBool,
-    /// What nodes need beside a document; they do not wait for servers. `None`: they get nothing.
+    /// The collateral for nodes; getting it never waits for a server. `None`: they get nothing.
     sources: Option<Arc<dyn Sources>>,
 }
 
@@ -55,24 +56,26 @@ impl RemoteIssuer {
         }
     }
 
-    /// Also brings nodes the collateral of the documents, as far as these sources have it at hand.
+    /// Also sends nodes the collateral of the documents that these sources have cached.
     pub fn with_collateral(mut self, fetching: &Fetching) -> RemoteIssuer {
         self.sources = Some(fetching.at_hand());
         self
     }
 
-    /// Has the collateral of this machine fetched, so that the first node gets it: the host's document says what is needed.
+    /// Fetches the collateral of this machine in advance, so that the first node gets it: the
+    /// host's document says which collateral is needed.
     fn prepare_collateral(&self) {
         let (Some(_), Some(_)) = (&self.sources, self.variant.collateral) else {
             return;
         };
-        // a document that nobody gets; without one, the first node's has the same effect
+        // this document is not sent to anybody; without it, the first node's document would have
+        // the same effect
         if let Ok(document) = self.verification(&random::<32>()) {
             let _ = self.collateral(&document);
         }
     }
 
-    /// Asks the host, and keeps its identity, and whether it gave evidence. Returns the document.
+    /// Asks the host, and stores its identity and whether it gave evidence. Returns the document.
     fn ask(&self, request: &EvidenceRequest) -> Result<(Identity, Vec<u8>), IssueError> {
         let response = self.try_to_ask(request);
         self.works.store(response.is_ok(), Ordering::Relaxed);
@@ -84,7 +87,7 @@ impl RemoteIssuer {
         Ok((identity, document))
     }
 
-    /// Returns a document of the old system's verification service for a nonce of 16 to 32 bytes.
+    /// Returns a document of Constellation's verification service for a nonce of 16 to 32 bytes.
     pub fn verification(&self, nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let request = EvidenceRequest {
             nonce: nonce.into(),
@@ -185,16 +188,18 @@ pub struct Door {
     validator: Arc<dyn Validator>,
     require_strong: bool,
     proving: atls::Server,
-    /// Sends no proof in the strong form. Nodes refuse that, and say so.
+    /// Sends no proof in the strong form. Nodes refuse that, and report it.
     without_proof: atls::Server,
-    /// The same, but selects the old form if a node offers it: nodes believe it there.
+    /// The same, but selects the old form if a node offers it: in that form nodes accept a service
+    /// without evidence.
     without_proof_old: atls::Server,
-    /// When the host was last asked in vain.
+    /// When the host last gave no evidence.
     refused: Mutex<Option<Instant>>,
 }
 
 impl Door {
-    /// Makes the door to nodes that `validator` accepts. With `require_strong`, nodes of the old form are refused.
+    /// Makes the server's TLS end, which accepts the nodes that `validator` accepts. With
+    /// `require_strong`, nodes of the old form are refused.
     pub fn new(
         validator: &Arc<impl Validator + 'static>,
         issuer: Option<RemoteIssuer>,
@@ -225,8 +230,8 @@ impl Door {
         }
     }
 
-    /// Returns whether the host gives evidence: its last response says so. A host that gives none is asked again after some time, and the
-    /// log says it once.
+    /// Returns whether the host gives evidence: its last response says so. A host that gives none
+    /// is asked again after some time; this is logged once.
     pub fn can_prove(&self) -> bool {
         let Some(issuer) = &self.issuer else {
             return false;
@@ -297,7 +302,7 @@ impl Accept for Door {
     }
 }
 
-/// Returns whether the peer refused what this service proved.
+/// Returns whether the peer refused the evidence of this service.
 fn is_refusal(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|inner| inner.downcast_ref());
     error.is_some_and(atls::Error::is_attestation_refused_by_peer)

@@ -3,7 +3,7 @@
 //!
 //! Attestation proves what a machine runs, but not which machine of the cloud it is. The source
 //! address tells that: in a cloud's network, no other machine can have it. A load balancer may hide
-//! the address. A machine behind a load balancer can only join as a worker, which gets nothing but
+//! the address. A machine behind a load balancer can join only as a worker, which gets nothing but
 //! what any worker gets. A control plane has to call directly.
 //!
 //! The list is fetched again when it is some seconds old, and once more when a name is missing in
@@ -24,7 +24,7 @@ use machines::{Alias, Instance, Metadata, Role};
 const MAX_AGE: Duration = Duration::from_secs(5);
 /// The minimum age of a list before it is fetched again because a name is missing in it.
 const MIN_AGE: Duration = Duration::from_secs(1);
-/// When a control plane may try again that called through a load balancer. By then the load
+/// When a control plane that called through a load balancer may try again. By then the load
 /// balancer may have been reconfigured to keep source addresses.
 const NOT_DIRECT: Duration = Duration::from_secs(60);
 
@@ -92,7 +92,8 @@ impl Instances {
         }
     }
 
-    /// Returns all names and addresses of the cluster's machines: `None` without a metadata service.
+    /// Returns all names and addresses of the cluster's machines: `None` without a metadata
+    /// service.
     pub fn aliases(&self) -> Option<Result<Arc<Aliases>, Refusal>> {
         let metadata = self.metadata.as_deref()?;
         let fetch = || {

@@ -1,5 +1,6 @@
-//! JoiningNodes, a resource of the old system. Its operator annotates a node that joins with its
-//! components, and its join services let one control plane join at a time by the name of the object.
+//! JoiningNodes, a Kubernetes resource of Constellation. Its operator annotates a node that joins
+//! with its components, and its join services let one control plane join at a time by the name of
+//! the object.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,13 +13,13 @@ use kubernetes::client::{self, Client, JOINING_NODES};
 
 /// The name of the JoiningNode of every control plane.
 pub const CONTROL_PLANE: &str = "control-plane";
-/// How long a worker's is valid, as in the old system. A control plane's is valid for as long as its
+/// How long a worker's is valid, as in Constellation. A control plane's is valid for as long as its
 /// reservation.
 const WORKER_VALIDITY: Duration = Duration::from_secs(48 * 60 * 60);
-/// The field manager of the old join service.
+/// The field manager of Constellation's join service.
 const OLD_MANAGER: &str = "join-service";
 
-/// Creates the JoiningNode of a worker. The old operator then annotates the node with its
+/// Creates the JoiningNode of a worker. Constellation's operator then annotates the node with its
 /// components.
 pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<(), Refusal> {
     let object = object(node, node, components, false);

@@ -142,9 +142,9 @@ impl Flags {
         Ok(())
     }
 
-    /// Returns the key service's addresses, `HOST:PORT[,HOST:PORT]..`, and the authentication. The machines of the
-    /// cluster attest as `variant`, and `config_dir` contains their policy. Fails if an option is missing or not valid, or if the machine has no
-    /// TPM and attestation is used.
+    /// Returns the key service's addresses, `HOST:PORT[,HOST:PORT]..`, and the authentication. The
+    /// machines of the cluster attest as `variant`, and `config_dir` contains their policy. Fails
+    /// if an option is missing or not valid, or if the machine has no TPM and attestation is used.
     pub fn finish(
         self,
         variant: &'static Variant,
@@ -154,7 +154,7 @@ impl Flags {
         let endpoint = self
             .endpoint
             .ok_or_else(|| Failure::Usage("--key-service is missing".into()))?;
-        // The old option belongs to the old system, whose key service has no authentication.
+        // The old option is for Constellation's key service, which has no authentication.
         let auth = match self.auth.as_deref().unwrap_or(if self.is_old {
             "none"
         } else {
@@ -234,8 +234,8 @@ struct Connection {
 }
 
 impl KeyClient {
-    /// Creates a client of the service at `host:port[,host:port]..`. It connects at the first call, to the first address that can be
-    /// reached.
+    /// Creates a client of the service at `host:port[,host:port]..`. It connects at the first call,
+    /// to the first address that can be reached.
     pub fn new(endpoint: &str, auth: Auth) -> KeyClient {
         if matches!(auth, Auth::None) {
             log::warn!(

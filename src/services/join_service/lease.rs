@@ -1,5 +1,5 @@
-//! The Lease that holds the turn of control planes to join: which node has it, since when, and which
-//! nodes wait for it.
+//! The Lease that holds the turn of control planes to join: which node has it, since when, and
+//! which nodes wait for it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use kubernetes::client::{self, Client, LEASES, Object};
 
 /// The name of the Lease.
 pub const NAME: &str = "join-control-plane";
-/// How long a reservation or a JoiningNode is valid, as in the old system.
+/// How long a reservation or a JoiningNode is valid, as in Constellation.
 pub const VALIDITY: Duration = Duration::from_secs(10 * 60);
 /// The annotation of the Lease with the queue, as JSON `[["NAME", SECONDS_SINCE_1970], ..]`.
 const QUEUE_ANNOTATION: &str = "firstlight/waiting";

@@ -1,9 +1,9 @@
 //! The join service of a control plane: admits machines to the cluster that prove what software
 //! they run.
 //!
-//! The proof is attested TLS ([`atls`]): the caller's certificate carries an attestation
-//! document. The connection is refused unless the document meets the [`policy`] in force. In the
-//! strong form the service proves its machine too ([`evidence`]). A caller may then ask for a ticket
+//! The proof is attested TLS ([`atls`]): the caller's certificate carries an attestation document.
+//! The connection is refused unless the document meets the [`policy`] in force. In the strong form
+//! the service proves its machine too ([`evidence`]). A caller may then ask for a ticket
 //! ([`tickets`]):
 //!
 //! - `/join.API/IssueJoinTicket`: everything that a new node needs to become a member.
@@ -26,7 +26,7 @@
 //! | [`audit`] | a log line, an event and a count for each decision |
 //! | [`policy`] | the file of the attestation policy |
 //! | [`evidence`] | the proof of this machine for nodes |
-//! | `verification` | the evidence of this machine for every caller, as in the old system |
+//! | `verification` | the evidence of this machine for every caller, as in Constellation |
 //!
 //! docs/join.md lists every refusal, its code, and what to do about it.
 
@@ -91,7 +91,7 @@ const CLEANING: Duration = Duration::from_secs(3);
 
 /// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
-/// How long the proof of a connection is accepted: as long as a ticket takes, including its
+/// How long the evidence of a connection is accepted: as long as a ticket takes, including its
 /// retries.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
@@ -115,7 +115,7 @@ pub struct Config {
     /// The unix socket at which the host proves this machine, usually [`evidence::SOCKET`]. Without
     /// it, the service proves nothing to nodes.
     pub evidence: Option<PathBuf>,
-    /// The address of the old system's verification service, gRPC without TLS. It needs `evidence`.
+    /// The address of Constellation's verification service, gRPC without TLS. It needs `evidence`.
     pub verification: Option<SocketAddr>,
     /// The address of that service over HTTP.
     pub verification_http: Option<SocketAddr>,
@@ -130,7 +130,8 @@ pub struct Config {
     pub pki_dir: PathBuf,
     /// Until when disks without a record are accepted.
     pub migration: Migration,
-    /// Where the certificates of chips and the collateral of platforms come from; `None` if machines must send them.
+    /// Where the certificates of chips and the collateral of platforms come from; `None` if
+    /// machines must send them.
     pub collateral: Option<Arc<Fetching>>,
 }
 
@@ -165,8 +166,8 @@ impl Drop for Background {
 }
 
 impl JoinService {
-    /// Reads the policy and serves until [`JoinService::stop`]. Fails if the policy is not valid, an
-    /// address cannot be listened on, or a thread cannot be started.
+    /// Reads the policy and serves until [`JoinService::stop`]. Fails if the policy is not valid,
+    /// an address cannot be listened on, or a thread cannot be started.
     pub fn start(config: Config) -> Result<JoinService, Error> {
         let (variant, file) = (config.variant, config.config_dir.join(POLICY_FILE));
         let sources = observed::sources(&config.collateral);
@@ -186,7 +187,7 @@ impl JoinService {
             }
         });
         let tls = Arc::new(Door::new(&policy, issuer, config.require_strong));
-        // the log says at the start whether the host gives evidence
+        // the log says at startup whether the host gives evidence
         tls.can_prove();
         if config.evidence.is_some() {
             let door = tls.clone();

@@ -27,7 +27,7 @@ impl NodeStatus {
             .filter(|ready| ready["status"] == "True")
             .map(|ready| {
                 let since = ready["lastTransitionTime"].as_str();
-                // A condition without a time counts as Ready since ever.
+                // A condition without a time counts as Ready since the beginning.
                 since
                     .and_then(time::parse)
                     .unwrap_or(SystemTime::UNIX_EPOCH)

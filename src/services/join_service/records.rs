@@ -21,8 +21,8 @@ use kubernetes::{
 /// The maximum number of disks or names of one machine. It has one of each, but they may be
 /// replaced.
 const MAX_PER_MACHINE: usize = 8;
-/// The maximum number of records of disks, sufficient for a large old cluster. A ticket that needs a
-/// further one is refused.
+/// The maximum number of records of disks, sufficient for a large old cluster. A ticket that needs
+/// a further one is refused.
 const MAX_DISK_RECORDS: usize = 20_000;
 /// How long a ticket blocks another one for the same node. A node asks every join service at once
 /// and uses the first ticket; another one, with a new token, would only invalidate the first.
@@ -81,7 +81,7 @@ pub fn check_rejoin(
             let counts = cluster.count_of_records(DISK_RECORD_PREFIX, machine);
             check_new_disk(counts, disk, machine).map(Some)
         }
-        // The operator has released the disk for the next machine that asks.
+        // The operator has released the disk for the next machine that requests it.
         (Some(record), Some(machine)) => Ok(Some(Record {
             machine: machine.into(),
             ..Record::clone(record)
@@ -112,8 +112,8 @@ fn check_new_disk(
     Ok(Record::of_disk(disk, machine))
 }
 
-/// Refuses a further record of a disk if there are too many. Without a record, any machine would get
-/// the key of that disk.
+/// Refuses a further record of a disk if there are too many. Without a record, any machine would
+/// get the key of that disk.
 fn check_not_full(all: usize) -> Result<(), Refusal> {
     if all < MAX_DISK_RECORDS {
         return Ok(());

@@ -3,8 +3,9 @@
 //! A Lease holds the name of the control plane that may join, and until when. A repeated request of
 //! the same node keeps the reservation. It ends when the node is Ready, when its ticket failed, or
 //! after ten minutes. Waiting nodes form a queue in the Lease. The first in the queue is next,
-//! unless it has not asked for some time. If the old system's resource JoiningNode exists, a
-//! JoiningNode named `control-plane` is created too, for old join services and the old operator.
+//! unless it has not asked for some time. If Constellation's resource JoiningNode exists, a
+//! JoiningNode named `control-plane` is created too, for old join services and Constellation's
+//! operator.
 
 use std::time::{Duration, SystemTime};
 
@@ -162,7 +163,7 @@ fn reserve_joining_node(
         {
             return Err(waits(holder));
         }
-        // The old operator deletes it, but it may not be running.
+        // Constellation's operator deletes it, but it may not be running.
         joining_node::delete(client, joining_node::CONTROL_PLANE, holder)
             .map_err(|error| Refusal::from_api(&error))?;
     }

@@ -351,9 +351,8 @@ impl Tickets {
         Ok((ticket, note))
     }
 
-    /// Returns a new SSH host certificate for the machine that received one when it joined with
-    /// this disk, and nothing for any other. An error is only logged: the node can open its disk
-    /// without it.
+    /// Returns a new SSH host certificate, but only if this machine received one when it joined
+    /// with this disk. An error is only logged: the node can open its disk without it.
     fn renewed_host_certificate(&self, call: &Call, disk: &Uuid) -> Vec<u8> {
         let records = self
             .cluster
@@ -566,7 +565,7 @@ impl Tickets {
             .data_key(SSH_USER_CA_PUBLIC_ID, ED25519_BLOB_LEN, call.deadline());
         let users = match PublicKey::from_blob(users.map_err(keys_refusal)?.expose()) {
             Ok(key) => key,
-            // The old system's key service does not know this identifier, and derives a symmetric
+            // Constellation's key service does not know this identifier, and derives a symmetric
             // key from it.
             Err(_) => authority(SSH_USER_CA_SEED_ID)?.public().clone(),
         };
@@ -588,7 +587,7 @@ fn keys_refusal(error: keys::Error) -> Refusal {
             let message = "the key service does not answer at the moment: try again";
             Refusal::temporary("keys", message, Duration::from_secs(2)).with_details(details)
         }
-        // the reason names no secret, and it is all that helps the node's operator
+        // the reason names no secret, and the node's operator has no other information
         keys::Error::Waiting(reason) => {
             let message = format!("the key service cannot give keys yet: {reason}");
             Refusal::temporary("keys-waiting", message, Duration::from_secs(5))
@@ -606,8 +605,8 @@ fn form(call: &Call) -> &'static str {
     }
 }
 
-/// Refuses a machine that attests itself at another stage of its boot: the key of a disk is for its initramfs only, where no
-/// program of an attacker runs.
+/// Refuses a machine that attests itself at another stage of its boot: the key of a disk is for its
+/// initramfs only, where no program of an attacker runs.
 fn check_stage(call: &Call, expected: Stage) -> Result<(), Refusal> {
     match call.claims::<Claims>().and_then(|claims| claims.stage) {
         Some(stage) if stage != expected => {

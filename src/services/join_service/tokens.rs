@@ -16,7 +16,7 @@ use kubernetes::NAMESPACE;
 use kubernetes::client::{self, Client, Object, SECRETS};
 use kubernetes::services::TICKET_GROUP;
 
-/// How long a token is valid, as in the old system.
+/// How long a token is valid, as in Constellation.
 pub const VALIDITY: Duration = Duration::from_secs(15 * 60);
 /// The lengths of the two halves of a token.
 const ID_LEN: usize = 6;

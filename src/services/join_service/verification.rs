@@ -1,12 +1,13 @@
-//! The verification service of the old system: an attestation document of this machine for every caller, without TLS, over gRPC or HTTP. It
-//! is off unless the service gets an address for it.
+//! Constellation's verification service: an attestation document of this machine for every caller,
+//! without TLS, over gRPC or HTTP. It is off unless the service gets an address for it.
 //!
 //! ```text
 //! GET /?nonce=BASE64URL  ->  {"data":"BASE64"}
 //! ```
 //!
-//! A quote keeps the TPM busy, and the callers prove nothing. So one quote is made at a time, the networks of the callers take turns, and
-//! a pause follows each quote that is as long as the quote took: callers have at most half of the time of the TPM.
+//! A quote occupies the TPM, and the callers are not authenticated. So only one quote is made at a
+//! time, the networks of the callers take turns, and after each quote follows a pause of the same
+//! length: callers use at most half of the TPM's time.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -34,13 +35,13 @@ use super::evidence::RemoteIssuer;
 const NONCE: std::ops::RangeInclusive<usize> = 16..=32;
 /// Maximum number of callers that wait for their turn.
 const WAITING: usize = 16;
-/// How long a caller waits at most.
+/// Maximum time that a caller waits.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Maximum number of connections, and of one peer.
+/// Maximum number of connections: in total, and from one peer.
 const CONNECTIONS: usize = 64;
 const CONNECTIONS_PER_PEER: usize = 4;
 
-/// Makes documents by the evidence of the host.
+/// Makes documents with the host's evidence.
 pub struct Verification {
     issuer: RemoteIssuer,
     turns: Turns,
@@ -50,7 +51,7 @@ pub struct Verification {
 enum Refusal {
     /// The nonce is wrong.
     Nonce(String),
-    /// Too many callers want one.
+    /// Too many callers are waiting.
     Busy(Duration),
     /// The host gives no evidence.
     Failed,
@@ -85,7 +86,7 @@ pub fn serve_http(address: SocketAddr, verification: Arc<Verification>) -> io::R
 }
 
 impl Verification {
-    /// Makes documents of this variant by the evidence of the host at this socket.
+    /// Makes documents of this variant with the evidence of the host at this socket.
     pub fn new(variant: &'static Variant, socket: PathBuf) -> Verification {
         Verification {
             issuer: RemoteIssuer::new(variant, socket),
@@ -159,8 +160,8 @@ impl Verification {
     }
 }
 
-/// Returns the nonce of a target: the parameter `nonce`, which occurs once, in base64url with padding. `=` may be percent-encoded, as Go
-/// does.
+/// Returns the nonce of a target: the parameter `nonce`, which occurs once, in base64url with
+/// padding. `=` may be percent-encoded, as Go does.
 pub fn nonce_of(target: &str) -> Option<Vec<u8>> {
     let (_, query) = target.split_once('?')?;
     let mut nonces = query

@@ -43,7 +43,7 @@ pub enum Class {
     /// authority.
     Ssh,
     /// The seed of the SSH certificate authority for users. It permits a login to every node. Only
-    /// the old system's join service asks for it.
+    /// Constellation's join service asks for it.
     SshUsers,
     /// The measurement secret. The cluster's ID is derived from it and the salt, which is not
     /// secret.

@@ -1,5 +1,5 @@
-//! Where the key service has the master secret from: two files, or one that an external KMS must unwrap and that may be in a
-//! store.
+//! The source of the key service's master secret: two files, or one file that an external KMS must
+//! unwrap and that may be in a store.
 
 use std::fmt;
 use std::fs::File;
@@ -16,18 +16,18 @@ pub const KEY_FILE: &str = "/var/config/mastersecret";
 /// Its salt, raw bytes, in the pod.
 pub const SALT_FILE: &str = "/var/config/salt";
 
-/// The minimum length of the master secret in bytes, as in the old key service.
+/// The minimum length of the master secret in bytes, as in Constellation's key service.
 const MIN_KEY_LEN: usize = 16;
-/// The minimum length of the salt in bytes, as in the old key service.
+/// The minimum length of the salt in bytes, as in Constellation's key service.
 const MIN_SALT_LEN: usize = 32;
 /// The maximum length of either file. A larger file is not a secret.
 const MAX_FILE_LEN: usize = 4096;
 
-/// Where the master secret is.
+/// The location of the master secret.
 #[derive(Debug)]
 pub struct MasterSecret {
-    /// The master secret, at least 16 bytes; or the file of `firstlight wrap`, which names the key of an external KMS that must
-    /// unwrap it; or the URI of a store that has such a file.
+    /// The master secret, at least 16 bytes; or the file of `firstlight wrap`, which names the key
+    /// of an external KMS that must unwrap it; or the URI of a store that has such a file.
     pub key: PathBuf,
     /// The salt, at least 32 bytes. A wrapped master secret contains it.
     pub salt: PathBuf,
@@ -94,7 +94,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether another attempt may succeed, because the external KMS is away.
+    /// Returns whether another attempt may succeed, because the external KMS is unavailable.
     pub fn may_pass(&self) -> bool {
         matches!(self, Error::Wrapped(_, error) if error.may_pass())
     }

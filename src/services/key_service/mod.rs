@@ -8,7 +8,7 @@
 //! ```text
 //! attested   TLS; each end proves by its TPM which machine of this cluster it is ([`members`])      services on the hosts
 //! token      the token of a Kubernetes service account, verified by the API server ([`tokens`])     pods
-//! any        no authentication, as clients of the old system expect                                 old clients
+//! any        no authentication, as clients of Constellation expect                                  old clients
 //! ```
 //!
 //! A caller with access to keys of volumes only ([`Class::Volume`]) is refused the keys of state
@@ -108,7 +108,8 @@ pub enum Clients {
         tpm: tpm::Location,
         /// The directory with the files of [`CONFIG_DIR`].
         config_dir: PathBuf,
-        /// Where the certificates of chips and the collateral of platforms come from; `None` if machines must send them.
+        /// Where the certificates of chips and the collateral of platforms come from; `None` if
+        /// machines must send them.
         collateral: Option<Arc<Fetching>>,
     },
     /// By the token of a service account, which the API server verifies.
@@ -148,14 +149,14 @@ pub struct KeyService {
     stop: Stop,
     awaited: Arc<Awaited>,
     membership: Option<Membership>,
-    /// Where and for whom it serves.
+    /// The addresses and the clients of the service.
     said: String,
 }
 
-/// The master secret, once it is there.
+/// The master secret, when it is available.
 struct Awaited {
     secret: OnceLock<ClusterKms>,
-    /// Why it is not there yet.
+    /// Why it is not available yet.
     reason: Mutex<String>,
 }
 
@@ -169,7 +170,7 @@ impl Awaited {
     }
 }
 
-/// What this machine is a member of, as its TPM says.
+/// The cluster of this machine, as its TPM shows it.
 struct Membership {
     /// The identity of this machine.
     own: Arc<str>,
@@ -295,7 +296,7 @@ impl KeyService {
         })
     }
 
-    /// Tells callers why the master secret is not there yet.
+    /// Tells callers why the master secret is not available yet.
     pub fn waits(&self, reason: &str) {
         let mut told = (self.awaited.reason.lock()).unwrap_or_else(PoisonError::into_inner);
         reason.clone_into(&mut told);
@@ -312,7 +313,7 @@ impl KeyService {
                 return Err(Error::NoMember { is_fresh: false });
             }
         }
-        // a second master secret changes nothing
+        // a second master secret has no effect
         let _ = self.awaited.secret.set(kms);
         log::info!("serving data keys on {}", self.said);
         Ok(())
@@ -344,8 +345,8 @@ impl KeyService {
     }
 }
 
-/// Creates the TLS acceptor in which both ends prove that they are machines of the cluster that this machine is a member of. Also
-/// returns its membership.
+/// Creates the TLS acceptor in which both ends prove that they are machines of the cluster that
+/// this machine is a member of. Also returns its membership.
 fn attested(
     variant: &'static Variant,
     tpm: &tpm::Location,
@@ -367,7 +368,7 @@ fn attested(
     crate::observed::any_tpm(registry, &members);
     let issuer = (variant.issuer)(tpm);
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
-    // No client of the old system uses this, so TLS 1.3 can be required. It does not reveal the
+    // No client of Constellation uses this, so TLS 1.3 can be required. It does not reveal the
     // documents to the network.
     Ok((
         Arc::new(atls::Server::new(Some(issuer), vec![members]).require_strong()),

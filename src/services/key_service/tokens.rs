@@ -5,9 +5,9 @@
 //! for its own requests, and a pod's token for the API server is not accepted here. A verdict is
 //! cached for [`LIFETIME`], so the access of a deleted pod ends after that time.
 //!
-//! While the API server does not answer, an accepted token stays valid for [`OFFLINE_LIFETIME`]. Otherwise a
-//! cluster could not restart: control planes need the keys of their disks before etcd has a quorum
-//! again, and without a quorum the API server answers no review.
+//! While the API server does not answer, an accepted token stays valid for [`OFFLINE_LIFETIME`].
+//! Otherwise a cluster could not restart: control planes need the keys of their disks before etcd
+//! has a quorum again, and without a quorum the API server answers no review.
 //!
 //! Concurrent calls with the same new token wait for one review. The reviews of each address are
 //! limited, because each costs the API server a signature check.

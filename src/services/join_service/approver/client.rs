@@ -3,9 +3,9 @@
 //!
 //! A new node asks with the bootstrap token of its join ticket. It gets the certificate of the node
 //! in the ticket's record, and of no other. Later, a node asks with its present certificate, for
-//! the same name. Kubernetes' own approver (pkg/controller/certificates/approver) does the latter
-//! in the same way. For tokens, it checks the group only, so that a token's bearer can become any
-//! node. The tokens of join tickets are in a group that it does not approve.
+//! the same name. Kubernetes' own approver (pkg/controller/certificates/approver) treats this
+//! second case in the same way. For tokens, it checks the group only, so that a token's bearer can
+//! become any node. The tokens of join tickets are in a group that it does not approve.
 
 use base::text::quoted;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ enum By {
 }
 
 /// Returns whether this service's account may approve the client certificate of a kubelet. The
-/// manifest with that permission also contains the permissions of the tokens' group.
+/// manifest that grants this also contains the permissions of the tokens' group.
 pub fn may_approve(api: &Client) -> Result<bool, Error> {
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
@@ -247,7 +247,8 @@ mod tests {
             request["spec"]["usages"] = usages;
             assert_eq!(denied(&request), "usages");
         }
-        // Tokens of kubeadm and of the old join service are judged by Kubernetes' own approver.
+        // Tokens of kubeadm and of Constellation's join service are judged by Kubernetes' own
+        // approver.
         for (user, groups) in [
             (
                 "system:bootstrap:abcdef",

@@ -14,7 +14,7 @@
 //! certificate. So an attacker who controls a node gets what that node may have, and nothing of
 //! another node.
 //!
-//! A request that is left cannot be judged here, or not yet. An administrator or another approver
+//! If a request cannot be judged here, or not yet, it is left. An administrator or another approver
 //! may decide on it. It is judged again, at growing intervals, until it is decided or deleted. All
 //! replicas judge; the API server accepts the first decision.
 

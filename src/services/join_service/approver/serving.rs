@@ -244,7 +244,7 @@ fn compare_with_cloud(
         .iter()
         .find(is_owner)
         .map(|(other, _)| other.clone());
-    // an address may have changed hands since another machine joined with it
+    // another machine may have got this address since a machine joined with it
     let other = other.or_else(|| matches!(wanted, Wanted::Name(_)).then(|| owner(wanted))?);
     match other {
         Some(other) => of_other(wanted, node, &other),
@@ -255,7 +255,8 @@ fn compare_with_cloud(
     }
 }
 
-/// Returns what another machine has too, and that machine. In two networks, two machines may have the same address.
+/// Returns a name or address that another machine has too, and that machine. In two networks, two
+/// machines may have the same address.
 fn shared<'a>(
     wanted: &'a [Wanted],
     node: &str,
@@ -402,7 +403,7 @@ mod tests {
         compare(&asked, record, true, owner, || cloud)
     }
 
-    /// What a cloud of this machine and `other` knows.
+    /// The names and addresses that a cloud knows for this machine and for `other`.
     fn machines(names: &[&str], addresses: &[&str]) -> Aliases {
         let machine = |names: &[&str], addresses: &[&str]| Alias {
             machine: String::new(),
@@ -464,7 +465,8 @@ mod tests {
             ("other", "name"),
             // a node that the cloud does not list
             ("m", "name"),
-            // it joined with this address, and the cloud may have given it to another machine since
+            // it joined with this address, and the cloud may have given the address to another
+            // machine since then
             ("10.0.0.9", "unconfirmed"),
             ("203.0.113.9", "unconfirmed"),
             ("ip-10-0-0-9.example", "unconfirmed"),
