@@ -1,8 +1,8 @@
 //! Fair shares of resources that all peers of a server use, such as handlers and memory. One peer
 //! may take three quarters while no other peer wants any. It may take from the last quarter only
 //! while more is free than it already has. So there is always something left for a peer that needs
-//! little, even if many peers take all they can. Where some of it cannot be refused, such as buffers
-//! that are full already, a peer with little gets its part beyond the limit.
+//! little, even if many peers take all they can. Where some of it cannot be refused, such as
+//! buffers that are full already, a peer with little gets its part beyond the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

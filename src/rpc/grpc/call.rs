@@ -54,7 +54,8 @@ impl Call {
             .map_or(Network::UNKNOWN, |peer| peer.ip().into())
     }
 
-    /// Returns what else the peer proved below gRPC ([`Transport::claims`](transport::Transport::claims)), if it has this type.
+    /// Returns other facts that the peer proved below gRPC
+    /// ([`Transport::claims`](transport::Transport::claims)), if they have this type.
     pub fn claims<T: 'static>(&self) -> Option<&T> {
         self.link.claims.as_ref()?.downcast_ref()
     }

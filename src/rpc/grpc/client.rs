@@ -25,7 +25,7 @@ const KEEPALIVE: Keepalive = Keepalive {
 };
 /// How long a server may not read what we send.
 const STALL: Duration = Duration::from_secs(60);
-/// Longest interval at which the keeper checks a connection that another thread reads.
+/// The longest interval between two checks by the keeper of a connection that another thread reads.
 const LONGEST_TICK: Duration = Duration::from_millis(640);
 
 /// How a client with open calls detects that its server is gone.

@@ -1,5 +1,5 @@
-//! How values are written in the header fields of gRPC: `grpc-message`, `-bin` fields, `grpc-timeout`
-//! and `content-type`.
+//! How values are written in the header fields of gRPC: `grpc-message`, `-bin` fields,
+//! `grpc-timeout` and `content-type`.
 
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::h2::{self, Allowance};
 
-/// The resources that a server spends on its peers at most. Beyond a limit it refuses connections
+/// The maximum resources that a server spends on its peers. Beyond a limit it refuses connections
 /// or calls, and says so in the log.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -29,7 +29,7 @@ pub struct Limits {
     /// Time without a call after which a connection is closed (GOAWAY).
     pub idle: Duration,
     /// Time after which a connection accepts no further calls (GOAWAY), as grpc-go's
-    /// `MaxConnectionAge`. The client must then repeat what it proved in the handshake.
+    /// `MaxConnectionAge`. The client must then prove itself again in a new handshake.
     pub max_age: Option<Duration>,
     /// How long the running calls of a connection may continue after that GOAWAY (grpc-go's
     /// `MaxConnectionAgeGrace`).

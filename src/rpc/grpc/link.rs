@@ -58,9 +58,10 @@ pub(super) struct Link<S: Side> {
     pub(super) claims: Option<Arc<dyn Any + Send + Sync>>,
     /// Maximum duration of a flush.
     stall: Duration,
-    /// The directions that are shut down once the connection is over and its output is written.
+    /// The directions that are shut down when the connection is over and its output is written.
     closing: Shutdown,
-    /// Who finds threads for the connection while ours run handlers; `None` until the link has one.
+    /// The owner that finds threads for the connection while ours run handlers; `None` until the
+    /// link has one.
     pub(super) owner: Option<Weak<dyn Owner<S>>>,
     /// Counts how often the reading half was taken and put back; odd while a thread has it.
     turns: AtomicU64,

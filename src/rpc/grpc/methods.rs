@@ -1,4 +1,4 @@
-//! The paths of a server's methods. What runs behind them is in the [`Router`](super::Router).
+//! The paths of a server's methods. The [`Router`](super::Router) has their handlers.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use super::status::{Code, Status};
 #[derive(Default)]
 pub(super) struct Methods(HashMap<String, Method>);
 
-/// What the engine knows of a method.
+/// The engine's description of a method.
 #[derive(Clone, Copy)]
 pub(super) struct Method {
     /// The place of its handler in the router.
@@ -37,7 +37,7 @@ impl Methods {
         }
         let is_known = self.services().any(|known| service_of(text) == Some(known));
         let what = if is_known { "method" } else { "service" };
-        // The answer must not be larger than the request.
+        // the answer must not be larger than the request
         let shown: String = path.escape_ascii().take(64).map(char::from).collect();
         Err(Status::new(
             Code::Unimplemented,

@@ -25,12 +25,14 @@ pub struct Router {
 }
 
 impl Router {
-    /// Creates a router that answers each call with [`Code::Unimplemented`](super::Code::Unimplemented).
+    /// Creates a router that answers each call with
+    /// [`Code::Unimplemented`](super::Code::Unimplemented).
     pub fn new() -> Router {
         Router::default()
     }
 
-    /// Sets what the health service asks: until `ready` returns true, the server is NOT_SERVING. Its methods are called all the same.
+    /// Sets what the health service asks: until `ready` returns true, the server is NOT_SERVING.
+    /// Its methods are called all the same.
     pub fn ready_when(self, ready: impl Fn() -> bool + Send + Sync + 'static) -> Router {
         Router {
             ready: Some(Box::new(ready)),

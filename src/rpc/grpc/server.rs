@@ -355,7 +355,8 @@ impl Shared {
         }
     }
 
-    /// Counts a connection that a fault or a limit ended, and logs it, with at most one line a minute and peer.
+    /// Counts a connection that a fault or a limit ended, and logs it, with at most one line a
+    /// minute and peer.
     fn ended(&self, peer: Option<SocketAddr>, why: impl Display) {
         let network = peer.map_or(Network::UNKNOWN, |peer| peer.ip().into());
         if let Some(count) = lock(&self.ended).count(network, Instant::now()) {

@@ -145,8 +145,8 @@ impl Status {
         self
     }
 
-    /// Creates the status for a caller that got no turn. The code is UNAVAILABLE, because the old
-    /// system's tools retry only after this code.
+    /// Creates the status for a caller that got no turn. The code is UNAVAILABLE, because
+    /// Constellation's tools retry only after this code.
     pub fn busy(retry_after: Duration) -> Status {
         let seconds = retry_after.as_secs() + 1;
         let why = format!(
@@ -184,8 +184,8 @@ impl Status {
         }
     }
 
-    /// Returns the error of the connection that ended the call; `None` if the call ended for another
-    /// reason.
+    /// Returns the error of the connection that ended the call; `None` if the call ended for
+    /// another reason.
     pub fn cause(&self) -> Option<&io::Error> {
         self.cause.as_ref().map(|cause| &*cause.0)
     }

@@ -1125,8 +1125,8 @@ impl Connection {
         self.charge_reset();
     }
 
-    /// Counts a stream that we had to reset, or whose request was refused. On a server, too many end
-    /// the connection.
+    /// Counts a stream that we had to reset, or whose request was refused. On a server, too many
+    /// end the connection.
     pub fn charge_reset(&mut self) {
         if self.is_server && self.now.is_some_and(|now| !self.resets.spend(now)) {
             self.die(Error {

@@ -2,8 +2,9 @@
 //!
 //! [`Session`] is a state machine. Received bytes go in through [`Session::receive`]; messages,
 //! [`Changes`] and bytes ([`Session::output`]) come out; the caller passes the time in. It has no
-//! socket, no clock, no lock and no thread. What only one end of a connection knows is in its
-//! [`Side`]: `client` opens calls and reads responses, `server` reads requests and answers them.
+//! socket, no clock, no lock and no thread. The state and behaviour that only one end of a
+//! connection has are in its [`Side`]: `client` opens calls and reads responses, `server` reads
+//! requests and answers them.
 //!
 //! ```text
 //!   bytes ─► receive ─► h2 ─► headers, trailers ─► Side ──────────┬─► server: next_request
@@ -55,7 +56,7 @@ pub(super) struct Session<S: Side> {
     outer_buffers: usize,
 }
 
-/// What only one end of a connection knows and does.
+/// The state and behaviour that only one end of a connection has.
 pub(super) trait Side: Sized {
     /// What this end knows of a call.
     type Call;

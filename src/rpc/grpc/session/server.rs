@@ -363,8 +363,8 @@ impl Session<ServerSide> {
         }
     }
 
-    /// Sends the trailers: OK, or an error's `status`. If the headers were not sent before, both are
-    /// one block ("Trailers-Only").
+    /// Sends the trailers: OK, or an error's `status`. If the headers were not sent before, both
+    /// are one block ("Trailers-Only").
     fn send_trailers(
         &mut self,
         stream: u32,
