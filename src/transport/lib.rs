@@ -1,4 +1,5 @@
-//! What attested TLS and gRPC share: a connection whose two directions can be used from two threads at once.
+//! What attested TLS and gRPC share: a connection whose two directions can be used from two threads
+//! at once.
 //!
 //! - [`half_open`]: limits for connections whose handshake is not complete.
 //! - [`message`]: limits what the fields of a decoded message take in memory.

@@ -1,5 +1,5 @@
-//! Peers that speak another protocol than the server: recognizes it, and limits the log lines about it. Load balancers probe each port
-//! every few seconds, and scanners try each port that they find.
+//! Peers that speak another protocol than the server: recognizes it, and limits the log lines about
+//! it. Load balancers probe each port every few seconds, and scanners try each port that they find.
 
 use std::collections::HashMap;
 use std::mem;
@@ -14,7 +14,8 @@ const PEERS: usize = 64;
 
 const HTTP: &str = "it sent an HTTP request";
 const PROXY: &str = "it speaks the PROXY protocol: turn it off at the load balancer";
-/// The first bytes of connections in other protocols (RFC 9112 §3, RFC 9113 §3.4, RFC 8446 §5.1; HAProxy, "The PROXY protocol", §2).
+/// The first bytes of connections in other protocols (RFC 9112 §3, RFC 9113 §3.4, RFC 8446 §5.1;
+/// HAProxy, "The PROXY protocol", §2).
 const KNOWN: [(&[u8], &str); 7] = [
     (b"GET ", HTTP),
     (b"HEAD ", HTTP),
@@ -50,7 +51,8 @@ struct Count {
 }
 
 impl Tally {
-    /// Counts an event. Returns the number of events since the last line about the peer, if it is time for one.
+    /// Counts an event. Returns the number of events since the last line about the peer, if it is
+    /// time for one.
     pub fn count(&mut self, peer: Network, now: Instant) -> Option<u64> {
         let is_new = |it: &Count| now.saturating_duration_since(it.logged_at) < INTERVAL;
         if self.0.len() >= PEERS && !self.0.contains_key(&peer) {
