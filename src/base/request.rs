@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-/// Time limit of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298 §2.1).
+/// Time limit of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298
+/// §2.1).
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// The name by which the programs call themselves.
 pub const USER_AGENT: &str = concat!("firstlight/", env!("CARGO_PKG_VERSION"));
@@ -40,7 +41,8 @@ pub struct Response {
 
 /// How requests reach a service.
 pub trait Transport: Send + Sync {
-    /// Returns the answer to a request; the error says why there is none. Makes no second try and follows no redirect.
+    /// Returns the answer to a request; the error says why there is none. Does not retry and
+    /// follows no redirect.
     fn send(&self, request: &Request<'_>) -> Result<Response, String>;
 }
 

@@ -1,6 +1,8 @@
-//! Requests to a service of the cloud. The answers come from the host or the cloud, so each is limited in time and size. No redirect is
-//! followed. Services of the host are asked without TLS ([`plain`](super::plain)): machines reach them at an address of their own
-//! network (metadata services, and services that sign for confidential machines). The crate `cloud_api` asks the cloud's API over HTTPS.
+//! Requests to a service of the cloud. The answers come from the host or the cloud, so each is
+//! limited in time and size. No redirect is followed. Services of the host are called without TLS
+//! ([`plain`](super::plain)): machines reach them at an address of their own network (metadata
+//! services, and services that sign for confidential machines). The crate `cloud_api` asks the
+//! cloud's API over HTTPS.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,9 +14,10 @@ use machines::Error;
 
 use super::plain::{Plain, Url};
 
-/// The link-local address of the services of Azure, AWS and Google Compute Engine.
+/// The link-local address of the host services of Azure, AWS and Google Compute Engine.
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
-/// The addresses of the metadata service of AWS. Machines in a subnet of IPv6 only reach the second.
+/// The addresses of the metadata service of AWS. Machines in an IPv6-only subnet reach only the
+/// second.
 pub const AWS: &str = "http://169.254.169.254 http://[fd00:ec2::254]";
 /// The addresses of the metadata service of Google.
 pub const GOOGLE: &str = "http://169.254.169.254 http://[fd20:ce::254]";
@@ -28,14 +31,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Maximum number of characters of an invalid answer in an error.
 const SHOWN: usize = 120;
 
-/// A client of one service. Each call makes one request, without retries, but tries each address of the service.
+/// A client of one service. Each call makes one request, without retries, but tries each address of
+/// the service.
 pub struct Http {
     transport: Box<dyn Transport>,
     /// The base URLs of the service: its addresses.
     bases: Vec<String>,
-    /// The index of the URL that is asked first: the one that gave the last answer.
+    /// The index of the URL that is tried first: the one that gave the last answer.
     current: AtomicUsize,
-    /// Until when the service wants no request, and why.
+    /// The time until which the service wants no request, and the reason.
     pause: Mutex<Option<(Instant, String)>>,
 }
 
@@ -52,7 +56,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the content of a successful answer. A page for people is the answer of a proxy.
+    /// Returns the content of a successful answer. An HTML page is the answer of a proxy, so it is
+    /// an error.
     pub fn content(self) -> Result<Vec<u8>, Error> {
         if self.status != 200 {
             return Err(self.error());
@@ -89,12 +94,14 @@ impl Answer {
 }
 
 impl Http {
-    /// Makes a client of the service of the host at this base URL, e.g. [`LINK_LOCAL`], or at several with spaces between, e.g. [`AWS`].
+    /// Makes a client of the service of the host at this base URL, e.g. [`LINK_LOCAL`], or at
+    /// several URLs separated by spaces, e.g. [`AWS`].
     pub fn new(base_url: &str) -> Http {
         Http::by(base_url, Plain(TIMEOUT))
     }
 
-    /// Makes a client of the service at this base URL, which sends its requests by `transport`.
+    /// Makes a client of the service at this base URL, which sends its requests through
+    /// `transport`.
     pub fn by(base_url: &str, transport: impl Transport + 'static) -> Http {
         Http {
             transport: Box::new(transport),
@@ -106,7 +113,7 @@ impl Http {
         }
     }
 
-    /// Returns the base URL that is asked first.
+    /// Returns the base URL that is tried first.
     pub fn base(&self) -> &str {
         &self.bases[self.current.load(Ordering::Relaxed)]
     }
@@ -126,7 +133,8 @@ impl Http {
         self.successful("PUT", path, fields, Some(b""), MAX_BODY)
     }
 
-    /// Returns the answer to POST with JSON. The type is `application/json` without parameters: Azure refuses others.
+    /// Returns the answer to POST with JSON. The type is `application/json` without parameters:
+    /// Azure refuses others.
     pub fn post_json(&self, path: &str, fields: Fields<'_>, json: &str) -> Result<Vec<u8>, Error> {
         let of_json = [fields, &[("Content-Type", "application/json")]].concat();
         self.successful("POST", path, &of_json, Some(json.as_bytes()), MAX_BODY)
@@ -147,8 +155,9 @@ impl Http {
         }
     }
 
-    /// Returns the answer of the first address that answers, at most `limit` bytes. An answer that demands a pause (429 or 503 with `Retry-After`) is an
-    /// error, and so is each request before the end of the pause, which is then not sent.
+    /// Returns the answer of the first address that answers, at most `limit` bytes. An answer that
+    /// demands a pause (429 or 503 with `Retry-After`) is an error. Until the pause ends, each
+    /// further request fails without being sent.
     pub fn send(
         &self,
         method: &str,
@@ -264,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// Sends one request to a server that answers it; returns what the server got.
+    /// Sends one request to a test server that answers it; returns what the server received.
     fn request(send: impl FnOnce(&Http) -> Result<Vec<u8>, Error>) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let http = Http::new(&format!("http://{}/", listener.local_addr().unwrap()));
@@ -272,7 +281,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let mut got = vec![];
             let mut part = [0; 4096];
-            // only JSON comes behind the fields
+            // only JSON follows the header fields
             let end = |got: &[u8]| match got.starts_with(b"POST") {
                 true => got.ends_with(b"}"),
                 false => got.ends_with(b"\r\n\r\n"),
@@ -298,7 +307,7 @@ mod tests {
             let _ = stream.read(&mut [0; 4096]);
             let answer = b"HTTP/1.1 503 Slow Down\r\nRetry-After: 60\r\nContent-Length: 0\r\n\r\n";
             stream.write_all(answer).unwrap();
-            // a second request would find nobody
+            // a second request would get no answer
         });
         for _ in 0..2 {
             let error = http.get("x", &[], MAX_BODY).unwrap_err().to_string();

@@ -1,7 +1,8 @@
 //! What a machine's own metadata says about the machine and its peers. The crate `cloud_api` has the clients of the clouds' APIs, where
 //! only an API knows the peers.
 //!
-//! Its answers come from the host, which is not trusted: a node uses them only together with attestation.
+//! The metadata comes from the host, which is not trusted: a node uses it only together with
+//! attestation.
 
 pub mod http;
 pub mod peers;
@@ -13,13 +14,13 @@ pub use r#static::Machines;
 
 use machines::{Cloud, Made};
 
-/// What a machine's own metadata says about its cluster, without an API of the cloud.
+/// What a machine's own metadata says about its cluster, without a cloud API.
 #[derive(Clone, Copy)]
 pub enum Own {
-    /// All: a list of machines, for which no network is needed. Makes the client of the list at a place, as `--metadata` names it; `None`
-    /// is the default. Sends no request.
+    /// All machines, from a list that needs no network. The function makes the client of the list
+    /// at a location, in the form of `--metadata`; `None` is the default. Sends no request.
     List(fn(place: Option<&str>) -> Made),
-    /// All: a metadata service that describes all machines.
+    /// All machines, from a metadata service.
     Service(fn(place: Option<&str>) -> Made),
     /// The tag [`peers::TAG`] of the machine.
     Tag(peers::Ask),

@@ -1,5 +1,6 @@
-//! Where join services are, as an operator names them: hosts in a setting, or in the tag [`TAG`] of the machine. The machine's own
-//! metadata service returns the tag by plain HTTP and without credentials. Nothing authenticates it: the host controls each answer of a cloud.
+//! Hosts with join services that an operator names: in a setting, or in the tag [`TAG`] of the
+//! machine. The machine's own metadata service returns the tag by plain HTTP and without
+//! credentials. The answer is not authenticated: the host controls each answer of a cloud.
 
 use machines::{Error, is_host};
 use serde::Deserialize;
@@ -11,13 +12,15 @@ pub const TAG: &str = "firstlight-peers";
 /// Maximum number of hosts.
 pub const MAX_HOSTS: usize = 64;
 
-/// The addresses of the metadata services of AWS, Google and Azure; in a subnet of IPv6 only, one of the last two answers.
+/// The addresses of the metadata services of AWS, Google and Azure; in an IPv6-only subnet, only
+/// the last two can answer.
 const ADDRESSES: &str = "http://169.254.169.254 http://[fd00:ec2::254] http://[fd20:ce::254]";
 
 /// Asks a metadata service for the tag of this machine.
 pub type Ask = fn(&Http) -> Result<Vec<u8>, Error>;
 
-/// Parses a list of host names and addresses between commas or white space. The error says as a clause what is wrong.
+/// Parses a list of host names and addresses, separated by commas or white space. The error is a
+/// clause that says what is wrong.
 pub fn parse_hosts(text: &str) -> Result<Vec<String>, String> {
     let words = text.split(|c: char| c == ',' || c.is_ascii_whitespace());
     let hosts: Vec<_> = words.filter(|word| !word.is_empty()).collect();
@@ -33,14 +36,15 @@ pub fn parse_hosts(text: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// The tag of this machine, as its metadata service has it.
+/// The tag of this machine, from its metadata service.
 pub struct Tag {
     metadata: Http,
     ask: Ask,
 }
 
 impl Tag {
-    /// Makes a client of the metadata service at this place, as `--metadata` names it. URLs of APIs in it have no effect.
+    /// Makes a client of the metadata service at this location, in the form of `--metadata`. URLs
+    /// of APIs in it are ignored.
     pub fn new(ask: Ask, place: Option<&str>) -> Result<Tag, Error> {
         let first = place.and_then(|place| place.split(',').next());
         let named = first.filter(|url| !url.is_empty() && !url.contains('='));
@@ -51,7 +55,7 @@ impl Tag {
         })
     }
 
-    /// Returns the hosts that the tag names.
+    /// Returns the hosts in the tag.
     pub fn hosts(&self) -> Result<Vec<String>, Error> {
         let request = || format!("GET {}", self.metadata.base());
         let answer = (self.ask)(&self.metadata).map_err(|error| match error {
@@ -89,7 +93,8 @@ pub(super) fn aws(metadata: &Http) -> Result<Vec<u8>, Error> {
     metadata.get(&path, &fields, MAX_BODY)
 }
 
-/// Changes the 404 for a token of AWS into another error: callers take a 404 for a missing tag, role or network.
+/// Changes a 404 for an AWS token into another error: callers treat a 404 as a missing tag, role or
+/// network.
 pub fn no_tokens(error: Error) -> Error {
     match error {
         Error::Status {
@@ -129,7 +134,7 @@ pub(super) fn azure(metadata: &Http) -> Result<Vec<u8>, Error> {
     Ok(found.map_or(vec![], |tag| tag.value.into_bytes()))
 }
 
-/// Asks OpenStack: the user data has the load balancer under the name of the old system.
+/// Asks OpenStack: the user data has the load balancer under Constellation's name for it.
 pub(super) fn openstack(metadata: &Http) -> Result<Vec<u8>, Error> {
     // the user data also has credentials, which are not read
     #[derive(Deserialize)]

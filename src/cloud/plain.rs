@@ -1,4 +1,5 @@
-//! HTTP/1.1 without TLS (RFC 9112): one request a connection. It uses no HTTP crate: one has a hundred times as much code.
+//! HTTP/1.1 without TLS (RFC 9112): one request for each connection. It uses no HTTP crate, because
+//! one has a hundred times as much code.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use base::request::{CONNECT_TIMEOUT, Request, Response, Transport, USER_AGENT, seconds};
 
-/// Maximum size in bytes of what precedes an answer's body, and of what follows its last chunk.
+/// Maximum size in bytes of the data before an answer's body, and of the data after its last chunk.
 const MAX_HEAD: usize = 32 << 10;
 /// Maximum number of interim answers (RFC 9110 §15.2).
 const MAX_INTERIM: usize = 8;
@@ -42,14 +43,14 @@ pub struct Url<'a> {
     /// The host, an IPv6 address without its brackets, and the port.
     host: &'a str,
     port: u16,
-    /// The host and the port as they are written.
+    /// Host and port as written in the URL.
     authority: &'a str,
     /// Path and query without the first `/`.
     target: &'a str,
 }
 
 impl<'a> Url<'a> {
-    /// Parses a URL. The error says as a clause what is wrong.
+    /// Parses a URL. The error is a clause that says what is wrong.
     pub fn parse(url: &'a str) -> Result<Url<'a>, String> {
         let rest = url.strip_prefix("http://");
         let rest = rest.ok_or("it does not begin with http://")?;
@@ -88,7 +89,7 @@ impl<'a> Url<'a> {
         })
     }
 
-    /// Checks the base URL of a service. The error says as a clause what is wrong.
+    /// Checks the base URL of a service. The error is a clause that says what is wrong.
     pub fn check_base(url: &str) -> Result<(), String> {
         match Url::parse(url)?.target.contains(['?', '#']) {
             true => Err("it has more than a path after its host".into()),
@@ -105,7 +106,7 @@ fn head(request: &Request<'_>, url: &Url<'_>) -> Result<String, String> {
         url.target, url.authority
     );
     for (name, value) in *fields {
-        // a line break would begin another field
+        // a line break would start another field
         if !value.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
             return Err(format!(
                 "the value of the field {name} has an invalid character"
@@ -154,7 +155,7 @@ impl Read for Timed {
     }
 }
 
-/// Reads an answer, whose body may have `limit` bytes. The error says why there is none.
+/// Reads an answer, whose body may have `limit` bytes. The error says why there is no answer.
 pub fn receive(reader: &mut impl BufRead, limit: u64) -> Result<Response, String> {
     for _ in 0..=MAX_INTERIM {
         let mut left = MAX_HEAD;
@@ -203,7 +204,7 @@ fn parse_status(line: &str) -> Result<u16, String> {
     status.ok_or_else(|| "the answer is not HTTP/1.1".into())
 }
 
-/// Reads header fields up to the empty line behind them.
+/// Reads header fields up to the empty line after them.
 fn read_fields(
     reader: &mut impl BufRead,
     left: &mut usize,
@@ -214,7 +215,8 @@ fn read_fields(
         if line.is_empty() {
             return Ok(fields);
         }
-        // a name that ends in a space, and a line that continues the one before, are no fields (RFC 9112 §5)
+        // a name that ends with a space, and a line that continues the previous one, are not fields
+        // (RFC 9112 §5)
         let field = line.split_once(':').filter(|(name, _)| {
             !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic())
         });
@@ -262,9 +264,9 @@ fn read_body(
     Ok(body)
 }
 
-/// Reads chunks and the fields behind the last one.
+/// Reads chunks and the fields after the last one.
 fn read_chunks(reader: &mut impl BufRead, body: &mut Vec<u8>, limit: u64) -> Result<(), String> {
-    // lines with the sizes of chunks count, too, so that their extensions cannot continue forever
+    // chunk size lines count, too, so that their extensions cannot be endless
     let mut left = MAX_HEAD;
     loop {
         let line_of_size = line(reader, &mut left)?;

@@ -1,4 +1,5 @@
-//! The metadata service for QEMU: HTTP on a fixed address of the host in the network of the machines.
+//! The metadata service for QEMU: HTTP on a fixed address of the host in the network of the
+//! machines.
 //!
 //! | path | body |
 //! |---|---|
@@ -7,8 +8,9 @@
 //! | `/endpoint` | a string: the address of the first control plane |
 //! | `/initsecrethash` | text: a bcrypt hash |
 //!
-//! The keys are the field names of a Go structure, whose parser ignores case; this module accepts the spellings that occur. Unused
-//! fields (`SecondaryIPRange`, `AliasIPRanges`) and unknown fields are ignored.
+//! The keys are the field names of a Go structure, whose parser ignores case; this module accepts
+//! the spellings that occur. Unused fields (`SecondaryIPRange`, `AliasIPRanges`) and unknown fields
+//! are ignored.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use serde::de::DeserializeOwned;
 
 use super::http::{Http, MAX_BODY, check_url, excerpt};
 
-/// The URL of the service in a network that the old system's Terraform made.
+/// The URL of the service in a network that Constellation's Terraform code made.
 pub const BASE_URL: &str = "http://10.42.0.1:8080";
 
 /// Maximum size in bytes of the list of peers: 20 000 peers of 200 bytes each.
@@ -71,7 +73,8 @@ pub fn parse_self(url: &str, body: &[u8]) -> Result<Instance, Error> {
     instance(json(url, "an instance", body)?).map_err(|got| nonsense(url, "an instance", got))
 }
 
-/// Parses the answer to `/peers`. An invalid instance is logged and omitted, so that it does not hide the others.
+/// Parses the answer to `/peers`. An invalid instance is logged and omitted, so that it does not
+/// hide the others.
 pub fn parse_peers(url: &str, body: &[u8]) -> Result<Vec<Instance>, Error> {
     let peers: Option<Vec<WireInstance>> = json(url, "a list of instances", body)?;
     let sensible = |wire| {
@@ -150,7 +153,7 @@ fn instance(wire: WireInstance) -> Result<Instance, String> {
 
 fn json<T: DeserializeOwned>(url: &str, expected: &'static str, body: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(body).map_err(|error| {
-        // which may have all of a text in it
+        // the address may contain the whole text
         let error = excerpt(error.to_string().as_bytes());
         nonsense(url, expected, format!("{:?} ({error})", excerpt(body)))
     })

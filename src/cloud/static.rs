@@ -1,4 +1,5 @@
-//! Machines without a metadata service: a list of the cluster's machines, in a file of the image or from the hypervisor.
+//! Machines without a metadata service: a list of the cluster's machines, in a file of the image or
+//! from the hypervisor.
 //!
 //! ```json
 //! {
@@ -12,11 +13,11 @@
 //! }
 //! ```
 //!
-//! All machines can have the same list: without `self` a machine is the one whose address it has. `address` is an IP address or a
-//! DNS name. Without `endpoint` the first control plane is the endpoint. `initSecretHash` is needed only by a machine that will be
-//! initialized.
+//! All machines can have the same list: without `self`, a machine finds its own entry by its
+//! address. `address` is an IP address or a DNS name. Without `endpoint` the first control plane is
+//! the endpoint. `initSecretHash` is needed only by a machine that will be initialized.
 //!
-//! Where the list is, `--metadata` says:
+//! `--metadata` says where the list is:
 //!
 //! | value | place |
 //! |---|---|
@@ -25,7 +26,8 @@
 //! | `fw_cfg` | QEMU's `-fw_cfg name=opt/firstlight/machines,file=FILE` |
 //! | `smbios` | an OEM string (SMBIOS type 11) that begins with `firstlight.machines=` |
 //!
-//! Without `--metadata` it is the first of these that exists: [`FILE`], `fw_cfg`, `smbios`.
+//! Without `--metadata` the first of these locations that exists is used: [`FILE`], `fw_cfg`,
+//! `smbios`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -46,7 +48,7 @@ pub const FILE: &str = "/etc/firstlight/machines.json";
 const FW_CFG: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/firstlight/machines/raw";
 /// The table of SMBIOS structures, as the firmware made it.
 const SMBIOS: &str = "/sys/firmware/dmi/tables/DMI";
-/// How the OEM string with the list begins.
+/// The beginning of the OEM string with the list.
 const OEM_PREFIX: &[u8] = b"firstlight.machines=";
 /// Maximum size of a list in bytes: 20 000 machines of 200 bytes each.
 const MAX_LIST: u64 = 4 << 20;
@@ -58,7 +60,7 @@ enum Place {
     Inline(String),
     FwCfg,
     Smbios,
-    /// The first of the usual places that exists.
+    /// The first of the default locations that exists.
     Usual,
 }
 
@@ -76,7 +78,7 @@ impl Place {
         }
     }
 
-    /// Reads the list; `None` if the place does not exist.
+    /// Reads the list; `None` if the location does not exist.
     fn read(&self) -> Result<Option<Vec<u8>>, String> {
         match self {
             Place::File(path) => read(path),
@@ -101,7 +103,7 @@ impl Place {
     }
 }
 
-/// Writes the place for messages.
+/// Writes the location for messages.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -125,8 +127,9 @@ fn read(path: &str) -> Result<Option<Vec<u8>>, String> {
     }
 }
 
-/// Returns what follows `prefix` in the first OEM string that begins with it. A structure of SMBIOS has a type, the length of its
-/// fixed part, a handle, and strings behind the fixed part: each ends with a zero byte, and the last one with two (SMBIOS 3.7 §6.1.3).
+/// Returns the rest of the first OEM string that begins with `prefix`. A structure of SMBIOS has a
+/// type, the length of its fixed part, a handle, and strings behind the fixed part: each ends with
+/// a zero byte, and the last one with two (SMBIOS 3.7 §6.1.3).
 pub fn oem_string(table: &[u8], prefix: &[u8]) -> Option<Vec<u8>> {
     const OEM_STRINGS: u8 = 11;
     let mut rest = table;
@@ -251,7 +254,8 @@ impl Machines {
         }
     }
 
-    /// Returns the only machine that has one of these addresses. For a list that many machines share, so `self` has no effect.
+    /// Returns the only machine that has one of these addresses. For a list that many machines
+    /// share, so `self` is ignored.
     pub fn at(&self, own: &[IpAddr]) -> Result<Instance, String> {
         let all = self.machines.iter().map(Machine::instance);
         let mut here = all.filter(|one| one.vpc_ip.is_some_and(|address| own.contains(&address)));
@@ -316,7 +320,8 @@ impl Machine {
     }
 }
 
-/// Reads the list at each call: it may change, and an initramfs may have to wait for the module that shows it.
+/// Reads the list at each call: it may change, and an initramfs may have to wait for the module
+/// that provides it.
 struct Client {
     place: Place,
 }
@@ -430,7 +435,7 @@ mod tests {
             nowhere.contains("192.0.2.1") && nowhere.contains("\"self\""),
             "{nowhere}"
         );
-        // a list that is served is for many machines: none of them is "self"
+        // a list from a server is for many machines: none of them is "self"
         let nowhere = list.at(&[address("192.0.2.1")]).unwrap_err();
         assert!(
             nowhere.contains("correct the list") && !nowhere.contains("self"),

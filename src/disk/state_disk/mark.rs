@@ -13,8 +13,9 @@ pub struct Mark {
     pub description: &'static str,
     /// The label of the state disk.
     pub label: &'static str,
-    /// Returns the label that the cloud gives to a disk; `None` if it gives none. The first argument is the folder in which the kernel
-    /// lists block devices (`/sys/block`), the second a name in it.
+    /// Returns the label that the cloud gives to a disk; `None` if it gives none. The first
+    /// argument is the folder in which the kernel lists block devices (`/sys/block`), the second a
+    /// name in it.
     pub label_of: fn(&Path, &str) -> Option<String>,
 }
 
@@ -56,8 +57,8 @@ fn name_without_serial(block_devices: &Path, disk: &str) -> Option<String> {
     (!has_serial).then(|| disk.to_owned())
 }
 
-/// Returns the name under which an EBS volume is attached, e.g. `sdb`. The volume's NVMe controller has it in the vendor-specific area
-/// ("Amazon EBS volumes and NVMe").
+/// Returns the name under which an EBS volume is attached, e.g. `sdb`. The volume's NVMe controller
+/// has it in the vendor-specific area ("Amazon EBS volumes and NVMe").
 fn volume_name(_: &Path, disk: &str) -> Option<String> {
     if !disk.starts_with("nvme") {
         return None;
@@ -73,7 +74,8 @@ fn volume_name_in(answer: &[u8; nvme::ANSWER]) -> Option<String> {
     (model == "Amazon Elastic Block Store").then(|| name.to_owned())
 }
 
-/// Returns the device name of a persistent disk: from its NVMe namespace, or the identification of a SCSI disk.
+/// Returns the device name of a persistent disk: from its NVMe namespace, or the identification of
+/// a SCSI disk.
 fn device_name(block_devices: &Path, disk: &str) -> Option<String> {
     if let Some(number) = disk.strip_prefix("nvme") {
         let (_, namespace) = number.split_once('n')?;
@@ -85,8 +87,8 @@ fn device_name(block_devices: &Path, disk: &str) -> Option<String> {
     name_in_page(&fs::read(block_devices.join(disk).join("device/vpd_pg83")).ok()?)
 }
 
-/// Returns the device name in the answer to Identify Namespace: JSON in the area of the vendor (google_nvme_id of Google's guest
-/// configs).
+/// Returns the device name in the answer to Identify Namespace: JSON in the area of the vendor
+/// (google_nvme_id of Google's guest configs).
 fn name_in_namespace(answer: &[u8; nvme::ANSWER]) -> Option<String> {
     #[derive(Deserialize)]
     struct Vendor {
@@ -96,8 +98,8 @@ fn name_in_namespace(answer: &[u8; nvme::ANSWER]) -> Option<String> {
     Some(vendor.device_name)
 }
 
-/// Returns the device name in page 83h of the vital product data (SPC-4, Device Identification): the designator with the vendor's
-/// identification (T10) is `Google  PersistentDisk  NAME`.
+/// Returns the device name in page 83h of the vital product data (SPC-4, Device Identification):
+/// the designator with the vendor's identification (T10) is `Google  PersistentDisk  NAME`.
 fn name_in_page(page: &[u8]) -> Option<String> {
     let mut rest = page.get(4..)?;
     while let [_, kind, _, len, more @ ..] = rest {
@@ -111,8 +113,9 @@ fn name_in_page(page: &[u8]) -> Option<String> {
     None
 }
 
-/// Returns `lunN` for the data disk with the logical unit number N, as Azure's udev rules do. The disk is on the second SCSI controller
-/// of Hyper-V, or on the controller of NVMe disks, where the first namespace is the disk of the operating system.
+/// Returns `lunN` for the data disk with the logical unit number N, as Azure's udev rules do. The
+/// disk is on the second SCSI controller of Hyper-V, or on the controller of NVMe disks, where the
+/// first namespace is the disk of the operating system.
 fn data_disk(block_devices: &Path, disk: &str) -> Option<String> {
     let folder = block_devices.join(disk);
     let read = |name: &str| fs::read_to_string(folder.join(name));
@@ -134,7 +137,7 @@ fn data_disk(block_devices: &Path, disk: &str) -> Option<String> {
     is_of_data.then(|| format!("lun{lun}"))
 }
 
-/// Returns the text in a field that zeros or spaces fill up; empty if it is none.
+/// Returns the text in a field that is padded with zeros or spaces; empty if there is none.
 fn text(field: &[u8]) -> String {
     let is_padding = |byte: &u8| matches!(byte, 0 | b' ');
     let text = field
