@@ -1,4 +1,5 @@
-//! What decides the registers besides the image: the conditions of a boot, and the words of systemd's units that measure.
+//! What determines the registers in addition to the image: the conditions of a boot, and the texts
+//! that systemd's units measure.
 
 use base::boot::{self, OS_SEPARATOR, UNTIL_BOOTED};
 
@@ -6,14 +7,15 @@ pub use base::boot::Stage;
 
 use super::event_log::Log;
 
-/// Which of systemd's units that measure run. They run only if systemd-stub started the kernel.
+/// Which of systemd's measuring units run. They run only if systemd-stub started the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Units {
-    /// All of them, as in an initramfs that has the whole systemd.
+    /// All of them, as in an initramfs with a complete systemd.
     All,
-    /// systemd-pcrphase in the initramfs and all in the booted system, as with dracut's module `systemd-pcrphase`.
+    /// systemd-pcrphase in the initramfs and all units in the booted system, as with dracut's
+    /// module `systemd-pcrphase`.
     Phases,
-    /// Those of the booted system; the initramfs has none.
+    /// The units of the booted system; the initramfs has none.
     Booted,
     /// None: they are masked or missing.
     None,
@@ -28,7 +30,8 @@ pub struct Conditions {
     pub secure_boot: bool,
     /// Which of systemd's units run.
     pub units: Units,
-    /// Whether the firmware tried a boot option that failed, such as an empty disk, before the one that booted.
+    /// Whether the firmware tried a boot option that failed, such as an empty disk, before the
+    /// successful one.
     pub failed_option: bool,
 }
 
@@ -43,8 +46,8 @@ pub struct Given {
     pub units: Option<Units>,
 }
 
-/// The first versions of systemd with systemd-pcrmachine and systemd-pcrfs, with NvPCRs (systemd-tpm2-setup, systemd-pcrnvdone), and
-/// with systemd-pcrosseparator.
+/// The first versions of systemd with systemd-pcrmachine and systemd-pcrfs, with NvPCRs
+/// (systemd-tpm2-setup, systemd-pcrnvdone), and with systemd-pcrosseparator.
 const PCR_MACHINE: u32 = 253;
 const NV_PCR: u32 = 259;
 const PCR_OS_SEPARATOR: u32 = 261;
@@ -53,7 +56,8 @@ impl Units {
     /// All possibilities.
     pub const ALL: [Units; 4] = [Units::All, Units::Phases, Units::Booted, Units::None];
 
-    /// Returns those that make a difference with this version of systemd; no version: none can run.
+    /// Returns the choices that differ with this version of systemd; without a version, no unit can
+    /// run.
     pub(crate) fn of(systemd: Option<u32>) -> &'static [Units] {
         match systemd {
             None => &[Units::None],
@@ -62,7 +66,7 @@ impl Units {
         }
     }
 
-    /// Returns that one of [`Units::of`] this version of systemd which measures the same.
+    /// Returns the choice in [`Units::of`] this version of systemd that measures the same.
     pub(crate) fn with(self, systemd: Option<u32>) -> Units {
         match (self, systemd) {
             (_, None) => Units::None,
@@ -71,7 +75,7 @@ impl Units {
         }
     }
 
-    /// Returns the word for command lines: `all`, `phases`, `booted`, `none`.
+    /// Returns the keyword for command lines: `all`, `phases`, `booted`, `none`.
     pub fn word(self) -> &'static str {
         match self {
             Units::All => "all",
@@ -81,7 +85,7 @@ impl Units {
         }
     }
 
-    /// Adds what the units of this version of systemd measure up to a stage.
+    /// Adds the measurements of the units of this version of systemd up to a stage.
     pub(crate) fn measure(self, systemd: u32, stage: Stage, log: &mut Log) {
         let is_booted = stage == Stage::Booted;
         let phases = match self {
@@ -121,7 +125,7 @@ impl Units {
 }
 
 impl Conditions {
-    /// Returns all combinations for this version of systemd, those of a usual boot first.
+    /// Returns all combinations for this version of systemd; those of a usual boot come first.
     pub(crate) fn all(systemd: Option<u32>) -> Vec<Conditions> {
         let mut all = Vec::new();
         for stage in Stage::ALL {
@@ -141,7 +145,8 @@ impl Conditions {
         all
     }
 
-    /// Returns in words what these combinations have in common that not all combinations of `among` have; empty if nothing.
+    /// Describes the conditions that these combinations share and that not all combinations of
+    /// `among` share; empty if there are none.
     pub(crate) fn words(these: &[Conditions], among: &[Conditions]) -> String {
         let mut words = Vec::new();
         let has = |list: &[Conditions], test: &dyn Fn(&Conditions) -> bool| list.iter().any(test);

@@ -1,5 +1,7 @@
-//! The archives in which systemd-stub hands files to the kernel behind the initrd (systemd, src/boot/cpio.c): the `newc` format of the
-//! kernel's Documentation/driver-api/early-userspace/buffer-format.rst. The kernel measures them with the initrd.
+//! The archives in which systemd-stub passes files to the kernel after the initrd (systemd,
+//! src/boot/cpio.c): the `newc` format of the kernel's
+//! Documentation/driver-api/early-userspace/buffer-format.rst. The kernel measures them together
+//! with the initrd.
 
 /// The folder of the files.
 const FOLDER: &str = ".extra";
@@ -17,7 +19,7 @@ pub fn archive(name: &str, content: &[u8]) -> Vec<u8> {
         &format!("{FOLDER}/{name}"),
         content,
     );
-    // the trailer is a constant of the stub, with other digits than the members
+    // in the stub, the trailer is a constant with upper-case digits; the members have lower-case ones
     archive.extend_from_slice(b"070701");
     let fields = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 11, 0];
     for field in fields {

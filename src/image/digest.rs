@@ -1,13 +1,13 @@
-//! Digests of what is measured, in each bank at once: what is measured may be long, and is read only once.
+//! Digests of measured data, in each bank at once: the data may be long, and is read only once.
 
 use ring::digest::{Context, SHA256, SHA384};
 
 /// A bank of registers, by its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bank {
-    /// SHA-256: that of policies with PCRs.
+    /// SHA-256: the bank in policies with PCRs.
     Sha256,
-    /// SHA-384: that of AWS's attestation documents, and of TDX.
+    /// SHA-384: the bank in AWS's attestation documents, and the registers of TDX.
     Sha384,
 }
 
@@ -18,14 +18,14 @@ pub(crate) struct Digest {
     sha384: [u8; 48],
 }
 
-/// Digests over bytes that come in parts.
+/// Hashes data that arrives in parts.
 pub(crate) struct Hasher {
     sha256: Context,
     sha384: Context,
 }
 
 impl Bank {
-    /// Returns the number of bytes of a register.
+    /// Returns the length of a register in bytes.
     pub fn size(self) -> usize {
         match self {
             Bank::Sha256 => 32,

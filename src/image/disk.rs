@@ -1,4 +1,4 @@
-//! A raw disk image: its EFI system partition, and what the firmware starts from it.
+//! A raw disk image: its EFI system partition, and the program that the firmware starts from it.
 
 use std::io::{Read, Seek};
 
@@ -8,22 +8,23 @@ use super::gpt::Gpt;
 use super::pe::Pe;
 use super::uki::{Surroundings, Uki, major, systemd_program};
 
-/// What the firmware starts if no variable names another program (UEFI specification §3.5.1.1).
+/// The program that the firmware starts if no variable names another one (UEFI specification
+/// §3.5.1.1).
 const DEFAULT: [&str; 2] = ["EFI/BOOT/BOOTX64.EFI", "EFI/BOOT/BOOTAA64.EFI"];
 /// Where systemd-boot looks for images and for entries (UAPI group, "Boot Loader Specification").
 const IMAGES: &str = "EFI/Linux";
 const ENTRIES: &str = "loader/entries";
 /// The first version of systemd-boot that measures its configuration.
 const MEASURES_CONFIGURATION: u32 = 255;
-/// The first version that does so on TDX machines: its event has a tag, and such events did not reach their registers before (NEWS of
-/// systemd 261).
+/// The first version that does so on TDX machines: its event is a tagged event, and earlier
+/// versions did not measure such events into TDX registers (NEWS of systemd 261).
 const MEASURES_TAGGED_ON_TDX: u32 = 261;
 
-/// A disk image, reduced to what is measured.
+/// A disk image, reduced to the measured parts.
 pub struct Disk {
     /// The event of the partition table.
     pub partition_table: Digest,
-    /// The boot manager before the image.
+    /// The boot manager that starts the image, if any.
     pub boot_manager: Option<BootManager>,
     /// The path of the image.
     pub path: String,
@@ -35,15 +36,16 @@ pub struct Disk {
 pub struct BootManager {
     /// Its digest.
     pub image: Digest,
-    /// The digest of its configuration, if it measures that.
+    /// The digest of the boot manager's configuration, if it measures that.
     pub configuration: Option<Digest>,
     /// Whether it measures that on TDX machines, too.
     pub measures_on_tdx: bool,
 }
 
 impl Disk {
-    /// Reads a disk image. `chosen` is the path on the EFI system partition of the unified kernel image that boots; without it there
-    /// must be only one. `profile` is the ID or the number of the image's profile that boots.
+    /// Reads a disk image. `chosen` is the path on the EFI system partition of the unified kernel
+    /// image that boots; without it there must be only one. `profile` is the ID or the number of
+    /// the image's profile that boots.
     pub fn read(
         mut disk: impl Read + Seek,
         chosen: Option<&str>,
@@ -130,7 +132,7 @@ fn find<D: Read + Seek>(
     })
 }
 
-/// Returns the path of the only image that systemd-boot finds.
+/// Returns the path of the image that systemd-boot finds; there must be only one.
 fn only_image<D: Read + Seek>(esp: &mut Fat<D>) -> Result<String, String> {
     let names = names(esp, IMAGES, &[".efi"])?;
     let entries = names_of(esp, ENTRIES, &[".conf"])?;
@@ -151,7 +153,7 @@ fn only_image<D: Read + Seek>(esp: &mut Fat<D>) -> Result<String, String> {
     }
 }
 
-/// Returns what else on the partition changes the registers of the image at this path.
+/// Returns the other files on the partition that change the registers of the image at this path.
 fn surroundings<D: Read + Seek>(esp: &mut Fat<D>, path: &str) -> Result<Surroundings, String> {
     let mut sidecars = Vec::new();
     let folders = [
@@ -170,7 +172,8 @@ fn surroundings<D: Read + Seek>(esp: &mut Fat<D>, path: &str) -> Result<Surround
     })
 }
 
-/// Returns the paths of the files in a folder whose names end so; none if there is no such folder.
+/// Returns the paths of the files in a folder whose names have this suffix; empty if the folder
+/// does not exist.
 fn names<D: Read + Seek>(
     esp: &mut Fat<D>,
     folder: &str,

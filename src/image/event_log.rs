@@ -1,4 +1,4 @@
-//! What is measured in one boot, in the order of the boot, and the values of the registers that follow.
+//! The measurements of one boot, in order, and the resulting values of the registers.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use super::platform::Platform;
 pub struct Event {
     /// The register that is extended.
     pub register: u32,
-    /// What is measured, for a person.
+    /// A description of the measured data.
     pub what: String,
     /// The digest with which the register is extended.
     pub digest: Vec<u8>,
 }
 
-/// Why the value of a register cannot be known, and what to pin instead.
+/// Why the value of a register cannot be predicted, and what to pin instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
     /// The reason.
@@ -25,7 +25,7 @@ pub struct Missing {
     pub instead: String,
 }
 
-/// What is measured in one boot.
+/// The measurements of one boot.
 #[derive(Debug)]
 pub struct Log {
     platform: Platform,
@@ -51,7 +51,7 @@ impl Log {
         }
     }
 
-    /// Returns whether it is of a TDX machine.
+    /// Returns whether this is the log of a TDX machine.
     pub(crate) fn is_tdx(&self) -> bool {
         self.platform == Platform::Tdx
     }
@@ -63,7 +63,7 @@ impl Log {
             .filter(move |event| event.register == register)
     }
 
-    /// Returns the value of a register after this boot, or why it cannot be known.
+    /// Returns the value of a register after this boot, or why it cannot be predicted.
     pub fn value(&self, register: u32) -> Result<Vec<u8>, Missing> {
         match self.missing.get(&register) {
             Some(missing) => Err(missing.clone()),
@@ -92,12 +92,13 @@ impl Log {
         }
     }
 
-    /// Extends a register with the digest of a word.
+    /// Extends a register with the digest of a text.
     pub(crate) fn word(&mut self, pcr: u32, word: &str) {
         self.extend(pcr, format!("{word:?}"), Digest::of(&[word.as_bytes()]));
     }
 
-    /// Notes that the register with the events of this PCR cannot be known. The first reason counts.
+    /// Records that the register with the events of this PCR cannot be predicted. The first reason
+    /// counts.
     pub(crate) fn unknown(&mut self, pcr: u32, why: &str, instead: &str) {
         self.missing(pcr, Missing::new(why, instead));
     }
@@ -109,7 +110,7 @@ impl Log {
     }
 }
 
-/// Returns the text as UTF-16 with a zero at the end, as EFI programs get it.
+/// Returns the text as UTF-16 with a terminating zero, as EFI programs get it.
 pub fn utf16(text: &str) -> Vec<u8> {
     let units = text.encode_utf16().chain([0]);
     units.flat_map(u16::to_le_bytes).collect()

@@ -1,7 +1,8 @@
-//! Reads files of a FAT file system (Microsoft, "FAT: General Overview of On-Disk Format"; ECMA-107), as in an EFI system partition.
+//! Reads files of a FAT file system (Microsoft, "FAT: General Overview of On-Disk Format";
+//! ECMA-107), as in an EFI system partition.
 //!
-//! The crate `fatfs` is not used: it panics on damaged boot sectors (its issue 56), follows a directory whose clusters form a cycle for
-//! ever, and wants to write.
+//! The crate `fatfs` is not used: it panics on damaged boot sectors (its issue 56), follows a
+//! directory whose clusters form a cycle for ever, and wants to write.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -39,11 +40,12 @@ pub struct Fat<D> {
     data: u64,
     /// Size in bytes of a cluster.
     cluster_size: u64,
-    /// Number of clusters by the boot sector; the first has the number 2. Number of those that the disk has.
+    /// Number of clusters according to the boot sector; the first has the number 2. Limited to
+    /// those that the disk really has.
     clusters: u64,
     clusters_on_disk: u64,
     root: Chain,
-    /// A part of the table with its offset.
+    /// The cached part of the table, with its offset.
     block: (u64, Vec<u8>),
 }
 
@@ -105,7 +107,8 @@ impl<D: Read + Seek> Fat<D> {
         if clusters == 0 || reserved == 0 || tables == 0 {
             return wrong("it has no clusters");
         }
-        // zero in this field marks FAT32; firmware then refuses a number of clusters that is too small for FAT32
+        // zero in this field means FAT32; firmware then refuses a number of clusters that is too
+        // small for FAT32
         if half(22) == 0 && clusters < FAT16_CLUSTERS {
             return Err(format!(
                 "it is FAT32 with {clusters} clusters, but FAT32 has at least {FAT16_CLUSTERS}: firmware does not read it. Make the \
@@ -143,8 +146,8 @@ impl<D: Read + Seek> Fat<D> {
         })
     }
 
-    /// Returns the entries of a directory, whose path has slashes between the names; `None` if there is no such directory. Upper and
-    /// lower case are the same.
+    /// Returns the entries of a directory; the path has slashes between the names; `None` if there
+    /// is no such directory. Case is ignored.
     pub fn list(&mut self, path: &str) -> Result<Option<Vec<Entry>>, String> {
         let mut entries = self.directory(self.root)?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -219,7 +222,7 @@ impl<D: Read + Seek> Fat<D> {
             Chain::Clusters(first) => first,
         };
         let mut bytes = Vec::new();
-        // a chain that is longer than the disk has a cycle
+        // if the chain is longer than the disk, it contains a cycle
         for _ in 0..self.clusters_on_disk.min(self.clusters) {
             if !(2..self.clusters + 2).contains(&cluster) {
                 return Err(format!(

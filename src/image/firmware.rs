@@ -1,27 +1,32 @@
-//! OVMF, the UEFI firmware of virtual machines, as a file: the table of GUIDs at its end, which says how a hypervisor must prepare the
-//! memory of a confidential machine (edk2, OvmfPkg/ResetVector/Ia16/ResetVectorVtf0.asm).
+//! OVMF, the UEFI firmware of virtual machines, as a file: the table of GUIDs at its end, which
+//! says how a hypervisor must prepare the memory of a confidential machine (edk2,
+//! OvmfPkg/ResetVector/Ia16/ResetVectorVtf0.asm).
 
 use super::bytes::{u16_at, u32_at, u64_at};
 
 /// Maximum size of a file in bytes. OVMF has 4 MiB at most.
 const MAX_FILE: usize = 64 << 20;
-/// What the reset vector takes behind the table, in bytes.
+/// The length of the reset vector after the table, in bytes.
 const BEHIND_TABLE: usize = 32;
-/// The size of an entry without its data: 16 bits with the whole size, and a GUID, both behind the data.
+/// The length of an entry without its data: 16 bits with the total size, and a GUID, both after the
+/// data.
 const ENTRY_HEADER: usize = 18;
 /// 96b582de-1fb2-45f7-baea-a366c55a082d: the end of the table; its size is that of the whole table.
 const FOOTER: Guid = *b"\xde\x82\xb5\x96\xb2\x1f\xf7\x45\xba\xea\xa3\x66\xc5\x5a\x08\x2d";
-/// dc886566-984a-4798-a75e-5585a7bf67cc: where the sections for SEV are, in bytes from the end of the file.
+/// dc886566-984a-4798-a75e-5585a7bf67cc: where the sections for SEV are, in bytes from the end of
+/// the file.
 const SEV_METADATA: Guid = *b"\x66\x65\x88\xdc\x4a\x98\x98\x47\xa7\x5e\x55\x85\xa7\xbf\x67\xcc";
 /// 7255371f-3a3b-4b04-927b-1da6efa8d454: the address of the table with the hashes of the kernel.
 const SEV_HASH_TABLE: Guid = *b"\x1f\x37\x55\x72\x3b\x3a\x04\x4b\x92\x7b\x1d\xa6\xef\xa8\xd4\x54";
 /// 00f771de-1a7e-4fcb-890e-68c77e2fb44e: where the processors other than the first one start.
 const SEV_ES_RESET_BLOCK: Guid =
     *b"\xde\x71\xf7\x00\x7e\x1a\xcb\x4f\x89\x0e\x68\xc7\x7e\x2f\xb4\x4e";
-/// e47a6535-984a-4798-865e-4685a7bf8ec2: where the sections for TDX are, in bytes from the end of the file.
+/// e47a6535-984a-4798-865e-4685a7bf8ec2: where the sections for TDX are, in bytes from the end of
+/// the file.
 const TDX_METADATA: Guid = *b"\x35\x65\x7a\xe4\x4a\x98\x98\x47\x86\x5e\x46\x85\xa7\xbf\x8e\xc2";
-/// The size of a section's description for TDX: place and length in the file, 32 bits each, address and length in memory, 64 bits each,
-/// type and attributes, 32 bits each (Intel TDX Virtual Firmware Design Guide, "TDVF descriptor").
+/// The size of a section's description for TDX: place and length in the file, 32 bits each, address
+/// and length in memory, 64 bits each, type and attributes, 32 bits each (Intel TDX Virtual
+/// Firmware Design Guide, "TDVF descriptor").
 const TDX_SECTION: usize = 32;
 /// Maximum length of all sections in bytes. Those of OVMF have 320 KiB together.
 const MAX_SECTIONS: u64 = 64 << 20;
@@ -51,17 +56,17 @@ pub struct Section {
 /// A part of the memory that the hypervisor prepares for the firmware of a TDX machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TdxSection<'a> {
-    /// What the file has for it; the rest is zero.
+    /// The content from the file; the rest is zero.
     pub content: &'a [u8],
     /// The address of its first byte: that of a page.
     pub address: u64,
     /// The length in bytes: whole pages.
     pub len: u64,
-    /// Whether its content is measured, and not only its place.
+    /// Whether its content is measured, and not only its address.
     pub is_measured: bool,
 }
 
-/// What a section is for (edk2, OvmfPkg/ResetVector/X64/OvmfSevMetadata.asm).
+/// The purpose of a section (edk2, OvmfPkg/ResetVector/X64/OvmfSevMetadata.asm).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SectionKind {
     /// Memory that the firmware uses before it validates memory itself.
@@ -134,7 +139,8 @@ impl<'a> Firmware<'a> {
         read().ok_or_else(|| "the firmware's metadata for SEV is damaged or too new".into())
     }
 
-    /// Returns the sections for TDX that are in the machine's memory when it starts, in the order of the file.
+    /// Returns the sections for TDX that are in the machine's memory when it starts, in the order
+    /// of the file.
     pub fn tdx_sections(&self) -> Result<Vec<TdxSection<'a>>, String> {
         let Some(entry) = self.entry(&TDX_METADATA) else {
             return Err("the firmware is not built for TDX: it has no metadata for it".into());
@@ -214,7 +220,7 @@ impl<'a> Firmware<'a> {
     }
 }
 
-/// Returns the GUID and the whole size of the entry that ends where these bytes end.
+/// Returns the GUID and the total size of the entry that ends at the end of these bytes.
 fn last_entry(bytes: &[u8]) -> Option<(Guid, usize)> {
     let header = &bytes[bytes.len().checked_sub(ENTRY_HEADER)?..];
     let size = usize::from(u16_at(header, 0)?);

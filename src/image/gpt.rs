@@ -1,5 +1,5 @@
-//! The GUID partition table of a raw disk image (UEFI specification §5.3), and the event that the firmware measures of it into PCR 5
-//! (TCG PC Client Platform Firmware Profile §3.3.4.6).
+//! The GUID partition table of a raw disk image (UEFI specification §5.3), and the event that the
+//! firmware measures for it into PCR 5 (TCG PC Client Platform Firmware Profile §3.3.4.6).
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -13,7 +13,8 @@ const HEADER: usize = 92;
 const ENTRY: usize = 128;
 /// Maximum number of entries. Tools make 128.
 const MAX_ENTRIES: u32 = 1024;
-/// The partition type of an EFI system partition, c12a7328-f81f-11d2-ba4b-00a0c93ec93b, as it is on the disk.
+/// The partition type of an EFI system partition, c12a7328-f81f-11d2-ba4b-00a0c93ec93b, as it is on
+/// the disk.
 pub const ESP: [u8; 16] = [
     0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b,
 ];
@@ -92,8 +93,9 @@ impl Gpt {
             })
     }
 
-    /// Returns the digest of the event: the header's fields, the number of the used entries, the used entries. They name the
-    /// disk's last sector, so that the digest changes when the disk grows.
+    /// Returns the digest of the event: the header's fields, the number of the used entries, the
+    /// used entries. The header contains the disk's last sector, so the digest changes when the
+    /// disk grows.
     pub fn event(&self) -> Digest {
         let mut hasher = Hasher::new();
         hasher.update(&self.header);

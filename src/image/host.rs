@@ -1,21 +1,23 @@
-//! What an image leaves open to the host of its machine: each channel by which a host that changes no register could still make the
-//! machine do something, whether the image closes it, and the line that does. docs/threat-model.md lists the channels.
+//! What the host can still choose when an image is fixed: each channel through which a host that
+//! changes no register could influence the machine, whether the image closes it, and the setting
+//! that does. docs/threat-model.md lists the channels.
 //!
-//! Known are the kernel's command line, the kernel's version and, unless they are compressed in another way than by gzip, the files of
-//! the initrd. The root file system is not read.
+//! The checks use the kernel's command line and version and, if they are uncompressed or compressed
+//! with gzip, the files of the initrd. The root file system is not read.
 
 use base::boot;
 
 use super::initrd::{self, Files};
 
-/// The program by which firstlight's dracut and initramfs-tools modules close channels of the host, and the words that it adds to the
-/// kernel command line, unless there is a word with the same name (initramfs/close-host).
+/// The program with which firstlight's dracut and initramfs-tools modules close the host's
+/// channels, and the words that it adds to the kernel command line, unless there is a word with the
+/// same name (initramfs/close-host).
 const MODULE: &str = "usr/lib/firstlight/close-host";
 const OF_MODULE: &str =
     "systemd.import_credentials=no systemd.gpt_auto=no systemd.ssh_auto=no noresume";
 /// The name of the channel that Secure Boot closes.
 pub const EFI_VARIABLES: &str = "EFI variables";
-/// Programs that obey the host or the network, by their names in an initrd.
+/// Programs that follow instructions of the host or the network, by their names in an initrd.
 const SERVERS: [&str; 8] = [
     "sshd",
     "dropbear",
@@ -28,7 +30,8 @@ const SERVERS: [&str; 8] = [
 ];
 /// The first version of systemd that starts sshd on a vsock by itself (systemd-ssh-generator).
 const SSH_BY_VSOCK: u32 = 256;
-/// Names of parameters that open a shell or replace what starts. The kernel and systemd take `-` for `_`.
+/// Names of kernel parameters that open a shell or replace the programs that start. The kernel and
+/// systemd treat `-` like `_`.
 const SHELLS: [&str; 17] = [
     "systemd.debug_shell",
     "rd.systemd.debug_shell",
@@ -49,11 +52,11 @@ const SHELLS: [&str; 17] = [
     "SYSTEMD_SULOGIN_FORCE",
 ];
 
-/// What is known of what an image does with its host.
+/// The known facts about how an image treats its host.
 pub struct Contents {
-    /// The kernel's command line; `None`: whoever starts the image chooses one.
+    /// The kernel's command line; `None` if the host that starts the image can choose one.
     pub command_line: Option<String>,
-    /// The version in the kernel's file; empty if it tells none.
+    /// The version in the kernel's file; empty if there is none.
     pub kernel: String,
     files: Files,
     /// The version of systemd's stub.
@@ -65,7 +68,7 @@ pub struct Contents {
 pub enum State {
     /// The image leaves it open.
     Open,
-    /// It is not in what was read.
+    /// The files that were read do not show it.
     Unseen,
     /// The image closes it.
     Closed,
@@ -80,12 +83,12 @@ pub struct Channel {
     pub state: State,
     /// What was found.
     pub found: String,
-    /// The line that closes it.
+    /// The setting that closes it.
     pub closed_by: &'static str,
 }
 
 impl State {
-    /// Returns the word for lists: `open`, `not seen`, `closed`.
+    /// Returns the keyword for lists: `open`, `not seen`, `closed`.
     pub fn word(self) -> &'static str {
         match self {
             State::Open => "open",
@@ -95,7 +98,7 @@ impl State {
     }
 }
 
-/// The words of a kernel command line. Of two with one name the last counts.
+/// The words of a kernel command line. If two have the same name, the last one counts.
 struct Words<'a>(&'a str);
 
 impl<'a> Words<'a> {
@@ -123,7 +126,7 @@ fn is_no(value: &str) -> bool {
 }
 
 impl Contents {
-    /// Takes what is known of an image.
+    /// Collects the known facts about an image.
     pub fn new(
         command_line: Option<&str>,
         kernel: &str,
@@ -145,7 +148,8 @@ impl Contents {
         boot::trusted_acpi(&self.kernel).is_none()
     }
 
-    /// Returns each channel. `proves_secure_boot`: whether the registers show that Secure Boot is on.
+    /// Returns each channel. `proves_secure_boot`: whether the registers show that Secure Boot is
+    /// on.
     pub fn channels(&self, proves_secure_boot: bool) -> Vec<Channel> {
         let with = |has_module| {
             let line = self.command_line.as_deref().unwrap_or_default();
@@ -238,10 +242,11 @@ impl Judge<'_> {
         )
     }
 
-    /// systemd 252 to 257 takes the variable SystemdOptions for a part of the kernel command line unless Secure Boot is on.
+    /// systemd 252 to 257 takes the variable SystemdOptions for a part of the kernel command line
+    /// unless Secure Boot is on.
     fn efi_variables(&self) -> Channel {
         let words = self.words();
-        // each word counts for the kernel, and for the initrd's module
+        // both the kernel and the initrd's module use each word
         let has = |option: &str| {
             let mut all = words.0.split_whitespace();
             let options = |word: &str| {
@@ -336,7 +341,8 @@ impl Judge<'_> {
         )
     }
 
-    /// Without these words dracut and initramfs-tools open a shell on the console if the boot fails, which the host can bring about.
+    /// Without these words dracut and initramfs-tools open a shell on the console if the boot
+    /// fails, and the host can make it fail.
     fn shell_after_failure(&self) -> Channel {
         let words = self.words();
         let panics = words.value("panic").is_some_and(|value| value != "0");
@@ -576,12 +582,12 @@ mod tests {
             let without = contents("quiet", "", &cpio::archive("init", b""));
             assert!(named(&without, State::Open).contains(&channel), "{channel}");
         }
-        // the kernel command line has the last word
+        // the kernel command line overrides the module
         let line = "efi=runtime systemd.import_credentials=yes";
         assert_eq!(named(&with(line), State::Open)[..2], by_module[..2]);
         let served = contents(CLOSED, "aml-confined", &cpio::archive("usr/sbin/sshd", b""));
         assert_eq!(named(&served, State::Open), ["sshd and guest agents"]);
-        // Secure Boot in a register closes the variables
+        // with Secure Boot measured into a register, systemd ignores the variables
         let channels = contents("quiet", "", &[]).channels(true);
         let efi = channels.iter().find(|it| it.name == "EFI variables");
         assert_eq!(efi.map(|it| it.state), Some(State::Closed));

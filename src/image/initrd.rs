@@ -1,12 +1,14 @@
-//! Which files an initrd has: archives in the `newc` format of the kernel's Documentation/driver-api/early-userspace/buffer-format.rst,
-//! one behind the other, each as it is or compressed. Of the compressions only gzip is read.
+//! Which files an initrd has: archives in the `newc` format of the kernel's
+//! Documentation/driver-api/early-userspace/buffer-format.rst, one behind the other, each as it is
+//! or compressed. Of the compressions only gzip is read.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
 
 use flate2::bufread::GzDecoder;
 
-/// The length of a member's header: a magic number of 6 digits, then fields of 8 hexadecimal digits.
+/// The length of a member's header: a magic number of 6 digits, then fields of 8 hexadecimal
+/// digits.
 const HEADER: usize = 110;
 const MAGICS: [&[u8]; 2] = [b"070701", b"070702"];
 /// The fields with the length of the file and of its name.

@@ -1,7 +1,8 @@
-//! Google's launch endorsements: what a firmware of its confidential machines measures, signed by Google (github.com/google/gce-tcb-verifier,
-//! `proto/endorsement.proto`).
+//! Google's launch endorsements: what a firmware of its confidential machines measures, signed by
+//! Google (github.com/google/gce-tcb-verifier, `proto/endorsement.proto`).
 //!
-//! [`LaunchEndorsement::parse`] believes nothing. [`LaunchEndorsement::verify`] gives the content if Google's root certifies its signer.
+//! [`LaunchEndorsement::parse`] believes nothing. [`LaunchEndorsement::verify`] gives the content
+//! if Google's root certifies its signer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -43,7 +44,8 @@ struct File {
     signature: Vec<u8>,
 }
 
-/// VMGoldenMeasurement. The certificates above that of the signer (ca_bundle) are left out: nobody has to believe them.
+/// VMGoldenMeasurement. The certificates above that of the signer (ca_bundle) are left out: nobody
+/// has to believe them.
 #[derive(Clone, PartialEq, Message)]
 struct GoldenMessage {
     #[prost(message, optional, tag = "1")]
@@ -116,7 +118,8 @@ pub struct Golden {
     pub signed_at: SystemTime,
     /// The common name of the signer's certificate.
     pub signer: String,
-    /// The number of the change of which the firmware was built, in Google's own repository; 0 if not known.
+    /// The number of the change of which the firmware was built, in Google's own repository; 0 if
+    /// not known.
     pub changelist: u64,
     /// The commit of which the firmware was built; empty if not known.
     pub commit: Vec<u8>,
@@ -137,7 +140,8 @@ pub struct Snp {
     pub measurements: BTreeMap<u32, LaunchDigest>,
     /// The guest policy with which Google starts such machines, as it says.
     pub policy: u64,
-    /// Whether it also endorses a secure VM service module (SVSM), whose launch digest is not among the others.
+    /// Whether it also endorses a secure VM service module (SVSM), whose launch digest is not among
+    /// the others.
     pub has_svsm: bool,
 }
 
@@ -169,7 +173,8 @@ impl LaunchEndorsement {
         })
     }
 
-    /// Returns the content if this root certifies the signer at this time, and the signer signed it.
+    /// Returns the content if this root certifies the signer at this time, and the signer signed
+    /// it.
     pub fn verify(&self, root: &Root, now: SystemTime) -> Result<&Golden, String> {
         root.verify(now)?;
         let wrong = |why: String| format!("the certificate of the endorsement's signer {why}");
@@ -307,7 +312,8 @@ impl Golden {
 }
 
 impl Snp {
-    /// Returns the launch digests of machines with these numbers of processors; with all that are endorsed if none is given.
+    /// Returns the launch digests of machines with these numbers of processors; with all that are
+    /// endorsed if none is given.
     pub fn digests(&self, processors: &[u32]) -> Result<Vec<LaunchDigest>, String> {
         if self.measurements.is_empty() {
             return Err("Google endorses no launch digest of SEV-SNP".into());
@@ -329,7 +335,8 @@ impl Snp {
 }
 
 impl Tdx {
-    /// Returns each MRTD of machines with this memory in MiB; each that is endorsed if none is given.
+    /// Returns each MRTD of machines with this memory in MiB; each that is endorsed if none is
+    /// given.
     pub fn mrtds(&self, memory: Option<u64>) -> Result<Vec<[u8; 48]>, String> {
         let fits = |gib: u32| gib == 0 || memory.is_none_or(|mib| mib == u64::from(gib) << 10);
         let fitting = self.measurements.iter().filter(|(gib, _)| fits(*gib));

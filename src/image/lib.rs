@@ -1,8 +1,9 @@
-//! The register values that a TPM or a TDX machine will have after a boot of an image, computed from the image alone: what the firmware
-//! (OVMF), systemd-boot, systemd-stub, the kernel and systemd's units measure. `docs/measure.md` lists it.
+//! The register values that a TPM or a TDX machine will have after a boot of an image, computed
+//! from the image alone: what the firmware (OVMF), systemd-boot, systemd-stub, the kernel and
+//! systemd's units measure. `docs/measure.md` lists it.
 //!
-//! [`Image`] is what boots. It gives a [`Log`] for each of the [`Conditions`] of a boot, and for each register the [`Case`]s: which
-//! value it has when, or why its value cannot be known.
+//! [`Image`] is what boots. It gives a [`Log`] for each of the [`Conditions`] of a boot, and for
+//! each register the [`Case`]s: which value it has when, or why its value cannot be known.
 
 mod bytes;
 mod conditions;
@@ -41,8 +42,8 @@ use platform::PARTITION_TABLE;
 pub use platform::{Platform, REGISTERS, RTMR_1, RTMR_2};
 use uki::Uki;
 
-/// What the firmware measures before it starts a boot option, and after one that failed (TCG PC Client Platform Firmware Profile
-/// §10.4.1, EV_EFI_ACTION).
+/// What the firmware measures before it starts a boot option, and after one that failed (TCG PC
+/// Client Platform Firmware Profile §10.4.1, EV_EFI_ACTION).
 const CALLING: &str = "Calling EFI Application from Boot Option";
 const RETURNING: &str = "Returning from EFI Application from Boot Option";
 /// What the firmware measures when the kernel takes over.
@@ -81,8 +82,9 @@ pub struct Case {
 }
 
 impl Image {
-    /// Reads a raw disk image with an EFI system partition. `chosen` is the path on it of the unified kernel image that boots; without
-    /// it there must be only one. `profile` is the ID or the number of the image's profile that boots; without it, it is the first.
+    /// Reads a raw disk image with an EFI system partition. `chosen` is the path on it of the
+    /// unified kernel image that boots; without it there must be only one. `profile` is the ID or
+    /// the number of the image's profile that boots; without it, it is the first.
     pub fn disk(
         disk: impl Read + Seek,
         chosen: Option<&str>,
@@ -91,13 +93,15 @@ impl Image {
         Disk::read(disk, chosen, profile).map(|disk| Image(Kind::Disk(Box::new(disk))))
     }
 
-    /// Reads a unified kernel image that the firmware starts from an EFI system partition. `profile` is as for a disk.
+    /// Reads a unified kernel image that the firmware starts from an EFI system partition.
+    /// `profile` is as for a disk.
     pub fn uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, String> {
         let surroundings = uki::Surroundings::default();
         Uki::parse(bytes, Some(&surroundings), profile).map(|uki| Image(Kind::File(uki)))
     }
 
-    /// Reads a unified kernel image that QEMU hands to the firmware (`-kernel`). `profile` is as for a disk.
+    /// Reads a unified kernel image that QEMU hands to the firmware (`-kernel`). `profile` is as
+    /// for a disk.
     pub fn direct_uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, String> {
         Uki::parse(bytes, None, profile).map(|uki| Image(Kind::DirectUki(uki)))
     }
@@ -174,8 +178,9 @@ impl Image {
         }
     }
 
-    /// Returns each channel from the host into the machine, and whether the image closes it. With Secure Boot on, given by the operator,
-    /// PCR 4 may be another one than without: then it proves that Secure Boot is on.
+    /// Returns each channel from the host into the machine, and whether the image closes it. With
+    /// Secure Boot on, given by the operator, PCR 4 may be another one than without: then it proves
+    /// that Secure Boot is on.
     pub fn channels(&self, platform: Platform, given: &Given) -> Vec<host::Channel> {
         let with = |on| {
             let secure_boot = Some(on);
@@ -282,8 +287,8 @@ impl Image {
             .collect()
     }
 
-    /// Returns the only value of a register under the given conditions, if the firmware's first boot option starts; the error has all
-    /// cases.
+    /// Returns the only value of a register under the given conditions, if the firmware's first
+    /// boot option starts; the error has all cases.
     pub fn value(
         &self,
         platform: Platform,
@@ -302,13 +307,15 @@ impl Image {
         }
     }
 
-    /// Returns whether the registers of a TDX machine have the partition table of the disk, which changes when the disk grows.
+    /// Returns whether the registers of a TDX machine have the partition table of the disk, which
+    /// changes when the disk grows.
     pub fn has_partition_table(&self) -> bool {
         matches!(self.0, Kind::Disk(_))
     }
 }
 
-/// Returns the values of a register in these boots, each with what distinguishes its boots from the others.
+/// Returns the values of a register in these boots, each with what distinguishes its boots from the
+/// others.
 fn cases(register: u32, logs: &[(Conditions, Log)]) -> Vec<Case> {
     let mut all: Vec<Case> = Vec::new();
     for stage in Stage::ALL {

@@ -7,20 +7,23 @@ use super::host::Contents;
 use super::pe::Pe;
 use base::boot;
 
-/// QEMU (hw/i386/x86.c, as of 7.2) writes these into the kernel's setup header before it hands it to the firmware, so they are part
-/// of what is measured. Offsets: Linux boot protocol, Documentation/arch/x86/boot.rst.
+/// QEMU (hw/i386/x86.c, as of 7.2) writes these into the kernel's setup header before it hands it
+/// to the firmware, so they are part of what is measured. Offsets: Linux boot protocol,
+/// Documentation/arch/x86/boot.rst.
 const QEMU_LOADER: u8 = 0xb0;
 const CAN_USE_HEAP: u8 = 0x80;
 const REAL_ADDR: u32 = 0x10000;
 const CMDLINE_ADDR: u32 = 0x20000;
-/// The memory that QEMU keeps free of an initrd at the end of low memory, for ACPI tables (pc_q35_7_x: 0x20000 + 0x8000).
+/// The memory that QEMU keeps free of an initrd at the end of low memory, for ACPI tables
+/// (pc_q35_7_x: 0x20000 + 0x8000).
 const ACPI_DATA_SIZE: u64 = 0x28000;
 /// A q35 machine with at least so much memory has this much below 4 GiB; else all of it is there.
 const LARGE_MEMORY: u64 = 0xb000_0000;
 const LOW_MEMORY: u64 = 0x8000_0000;
 /// The end of the setup header.
 const SETUP_HEADER_END: usize = 0x230;
-/// Maximum length of a kernel's version: release, builder and build, of at most 64 bytes each, with what is between them.
+/// Maximum length of a kernel's version: release, builder and build, of at most 64 bytes each, with
+/// what is between them.
 const MAX_VERSION: usize = 256;
 /// Where the setup header has its magic number.
 const MAGIC: usize = 0x202;
@@ -30,7 +33,8 @@ const MAGIC: usize = 0x202;
 pub enum Loader {
     /// QEMU 10 or newer with an OVMF of edk2-stable202505 or newer: the file as it is.
     AsIs,
-    /// Older ones: the file with the fields that QEMU writes into its header, of which one depends on the machine's memory in bytes.
+    /// Older ones: the file with the fields that QEMU writes into its header, of which one depends
+    /// on the machine's memory in bytes.
     Patched(u64),
     /// One of the two: nothing is known of the kernel.
     Unknown,
@@ -43,7 +47,8 @@ pub struct Release(Option<(u32, u32)>);
 /// The first release whose EFI stub measures the command line and the initrd on TDX machines.
 const MEASURES_ON_TDX: (u32, u32) = (6, 9);
 
-/// Returns the version in a kernel's file, as /proc/version has it (Linux boot protocol, kernel_version); empty if it has none.
+/// Returns the version in a kernel's file, as /proc/version has it (Linux boot protocol,
+/// kernel_version); empty if it has none.
 pub fn version(kernel: &[u8]) -> &str {
     let read = || {
         let header = kernel.get(MAGIC..)?;

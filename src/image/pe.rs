@@ -1,5 +1,6 @@
-//! The PE file format ("Microsoft PE and COFF Specification") of EFI programs: sections, and the digest that a signature covers
-//! ("Windows Authenticode Portable Executable Signature Format"), which the firmware measures into PCR 4.
+//! The PE file format ("Microsoft PE and COFF Specification") of EFI programs: sections, and the
+//! digest that a signature covers ("Windows Authenticode Portable Executable Signature Format"),
+//! which the firmware measures into PCR 4.
 
 use std::ops::Range;
 
@@ -14,15 +15,16 @@ const SIZE_OF_HEADERS: usize = 60;
 const CHECK_SUM: usize = 64;
 /// Index of the certificate table in the data directories.
 const CERTIFICATES: usize = 4;
-/// Maximum number of zero bytes that a section has in memory behind the bytes of the file. Tools that make unified kernel images
-/// add none.
+/// Maximum number of zero bytes that a section has in memory behind the bytes of the file. Tools
+/// that make unified kernel images add none.
 const MAX_ZEROS: usize = 1 << 20;
 
 /// A parsed file.
 pub struct Pe<'a> {
     bytes: &'a [u8],
     check_sum: Range<usize>,
-    /// The entry of the certificate table in the data directories, if there is one, and the table's size.
+    /// The entry of the certificate table in the data directories, if there is one, and the table's
+    /// size.
     certificates: Option<(Range<usize>, usize)>,
     size_of_headers: usize,
     sections: Vec<Section<'a>>,
@@ -94,8 +96,8 @@ impl<'a> Pe<'a> {
             .find(|section| section.name == name.as_bytes())
     }
 
-    /// Returns the Authenticode digest: it covers the file except the checksum and the signatures, so that it is the same before
-    /// and after signing.
+    /// Returns the Authenticode digest: it covers the file except the checksum and the signatures,
+    /// so that it is the same before and after signing.
     pub fn authenticode(&self) -> Result<Digest, String> {
         let part = |range: Range<usize>| {
             let wrong = || {
@@ -170,7 +172,8 @@ impl<'a> Section<'a> {
         self.size == 0
     }
 
-    /// Returns the section as the loader puts it into memory: VirtualSize bytes, zeros behind those of the file.
+    /// Returns the section as the loader puts it into memory: VirtualSize bytes, zeros behind those
+    /// of the file.
     pub fn in_memory(&self) -> Result<Vec<u8>, String> {
         let zeros = self.size - self.data.len();
         if zeros > MAX_ZEROS {

@@ -1,6 +1,7 @@
 //! Whose registers are computed: those of a TPM, or those of a TDX machine.
 //!
-//! A TDX machine without a TPM has the same events in fewer registers (UEFI specification 2.10, §38.4.1):
+//! A TDX machine without a TPM has the same events in fewer registers (UEFI specification 2.10,
+//! §38.4.1):
 //!
 //! | PCR | register of a TDX machine | number in a policy |
 //! |---|---|---|
@@ -9,14 +10,15 @@
 //! | 2 to 6 | RTMR 1 | 2 |
 //! | 8 to 15 | RTMR 2 | 3 |
 //!
-//! But not all who measure do so for TDX, too. The firmware is OVMF as edk2 publishes it (OvmfPkg/Tcg/TdTcg2Dxe), which measures one separator
-//! into RTMR 1. What the other programs do is beside them in this crate. systemd's units measure into a TPM alone.
+//! But not all who measure do so for TDX, too. The firmware is OVMF as edk2 publishes it
+//! (OvmfPkg/Tcg/TdTcg2Dxe), which measures one separator into RTMR 1. What the other programs do is
+//! beside them in this crate. systemd's units measure into a TPM alone.
 
 use super::digest::Bank;
 
-/// The PCRs that tell of the image: drivers that the firmware loads from devices and disks, before the image, and their data: none;
-/// boot loader and image; GRUB's commands; command line and initrd; sections of a unified kernel image; its parameters; its extensions;
-/// the cluster.
+/// The PCRs that tell of the image: drivers that the firmware loads from devices and disks, before
+/// the image, and their data: none; boot loader and image; GRUB's commands; command line and
+/// initrd; sections of a unified kernel image; its parameters; its extensions; the cluster.
 pub const REGISTERS: [u32; 9] = [2, 3, 4, 8, 9, 11, 12, 13, 15];
 /// The PCR with the partition table, which is known only as long as the table is as in the image.
 pub const PARTITION_TABLE: u32 = 5;
@@ -44,8 +46,8 @@ impl Platform {
         }
     }
 
-    /// Returns the register into which the firmware measures what it starts. Without it, anything could run first, and measure into the
-    /// other registers what the image would.
+    /// Returns the register into which the firmware measures what it starts. Without it, anything
+    /// could run first, and measure into the other registers what the image would.
     pub fn boot_loader(self) -> u32 {
         match self {
             Platform::Tpm(_) => 4,
@@ -81,7 +83,8 @@ impl Platform {
         }
     }
 
-    /// Returns the register that gets the events of a PCR; `None` if this crate does not compute it.
+    /// Returns the register that gets the events of a PCR; `None` if this crate does not compute
+    /// it.
     pub(crate) fn register_of(self, pcr: u32) -> Option<u32> {
         match (self, pcr) {
             (Platform::Tpm(_), pcr) => Some(pcr),

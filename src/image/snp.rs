@@ -1,18 +1,21 @@
-//! The launch digest of an SEV-SNP machine (MEASUREMENT of its report), computed from its firmware and from what the hypervisor is
-//! told. Each page that the hypervisor puts into the machine before it starts extends the digest (AMD 56860 §8.17.2).
+//! The launch digest of an SEV-SNP machine (MEASUREMENT of its report), computed from its firmware
+//! and from what the hypervisor is told. Each page that the hypervisor puts into the machine before
+//! it starts extends the digest (AMD 56860 §8.17.2).
 
 use ring::digest::{SHA256, SHA384, digest};
 
 use super::firmware::{Firmware, Guid, Section, SectionKind};
 
 const PAGE: usize = 4096;
-/// The address of the pages with the state of the processors: all bits of an address above 51 are 0 (AMD 56860 §8.17.2).
+/// The address of the pages with the state of the processors: all bits of an address above 51 are 0
+/// (AMD 56860 §8.17.2).
 const VMSA_ADDRESS: u64 = 0xffff_ffff_f000;
 /// The end of the firmware in the machine's memory.
 const END_OF_FIRMWARE: u64 = 1 << 32;
 /// The first instruction of the first processor (AMD 24593 §14.1.3).
 const RESET_VECTOR: u32 = 0xffff_fff0;
-/// 9438d606-4f22-4cc9-b479-a793d411fd21: the table with the hashes of the kernel (QEMU, target/i386/sev.c).
+/// 9438d606-4f22-4cc9-b479-a793d411fd21: the table with the hashes of the kernel (QEMU,
+/// target/i386/sev.c).
 const HASH_TABLE: Guid = *b"\x06\xd6\x38\x94\x22\x4f\xc9\x4c\xb4\x79\xa7\x93\xd4\x11\xfd\x21";
 /// 97d02dd8-bd20-4c94-aa78-e7714d36ab2a
 const COMMAND_LINE: Guid = *b"\xd8\x2d\xd0\x97\x20\xbd\x94\x4c\xaa\x78\xe7\x71\x4d\x36\xab\x2a";
@@ -54,8 +57,8 @@ impl Hypervisor {
 pub struct Cpu(pub u32);
 
 impl Cpu {
-    /// The models of QEMU that have SEV-SNP or whose name is used for them: family, model, stepping (QEMU, target/i386/cpu.c). All
-    /// versions of a model (`-v2`) have the same.
+    /// The models of QEMU that have SEV-SNP or whose name is used for them: family, model, stepping
+    /// (QEMU, target/i386/cpu.c). All versions of a model (`-v2`) have the same.
     const MODELS: [(&str, [u32; 3]); 5] = [
         ("EPYC", [0x17, 0x01, 2]),
         ("EPYC-Rome", [0x17, 0x31, 0]),
@@ -80,7 +83,8 @@ impl Cpu {
         Some(Cpu::new(family, model, stepping))
     }
 
-    /// Returns the processor of a family, model and stepping; those of AMD have a family of at least 15.
+    /// Returns the processor of a family, model and stepping; those of AMD have a family of at
+    /// least 15.
     pub fn new(family: u32, model: u32, stepping: u32) -> Cpu {
         let extended = family.saturating_sub(0xf) & 0xff;
         let (high, low) = (model >> 4 & 0xf, model & 0xf);
@@ -109,7 +113,8 @@ pub struct Launch<'a> {
     pub processors: u32,
     /// The processor; only QEMU's machines depend on it.
     pub cpu: Cpu,
-    /// SEV_FEATURES of the processors (AMD 24593 appendix B): bit 0 SEV-SNP, 5 debug swap, 9 secure TSC.
+    /// SEV_FEATURES of the processors (AMD 24593 appendix B): bit 0 SEV-SNP, 5 debug swap, 9 secure
+    /// TSC.
     pub features: u64,
     /// What the hypervisor boots; `None` if the firmware finds it on a disk.
     pub kernel: Option<Kernel<'a>>,
@@ -212,7 +217,8 @@ impl Launch<'_> {
         Ok(page)
     }
 
-    /// Returns the page with the state in which a processor starts at this address: the save area of SEV-ES (AMD 24593 table B-4).
+    /// Returns the page with the state in which a processor starts at this address: the save area
+    /// of SEV-ES (AMD 24593 table B-4).
     fn processor(&self, start: u32) -> Vec<u8> {
         let (mut stack, mut task, mut code) = (0x93_u16, 0x8b_u16, 0x9b_u16);
         let (mut pat, mut rdx) = (0x0007_0406_0007_0406_u64, u64::from(self.cpu.0));
@@ -302,7 +308,8 @@ enum PageType {
 struct Digest(LaunchDigest);
 
 impl Digest {
-    /// Extends the digest by a page (AMD 56860 table 67). Only the content of normal pages and of those of processors counts.
+    /// Extends the digest by a page (AMD 56860 table 67). Only the content of normal pages and of
+    /// those of processors counts.
     fn extend(&mut self, page_type: PageType, address: u64, content: &[u8]) {
         const LEN: u16 = 0x70;
         let mut info = [0; LEN as usize];

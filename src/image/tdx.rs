@@ -1,8 +1,9 @@
-//! MRTD, the measurement of a TDX machine's firmware, computed from its file. Each page that the hypervisor adds to the machine before it
-//! starts extends it, and each 256 bytes of the pages whose content counts (Intel TDX Module ABI, TDH.MEM.PAGE.ADD, TDH.MR.EXTEND).
+//! MRTD, the measurement of a TDX machine's firmware, computed from its file. Each page that the
+//! hypervisor adds to the machine before it starts extends it, and each 256 bytes of the pages
+//! whose content counts (Intel TDX Module ABI, TDH.MEM.PAGE.ADD, TDH.MR.EXTEND).
 //!
-//! Linux with KVM (6.16 or newer) measures the content of a page right after it added the page. A hypervisor with another order gives another
-//! MRTD of the same firmware.
+//! Linux with KVM (6.16 or newer) measures the content of a page right after it added the page. A
+//! hypervisor with another order gives another MRTD of the same firmware.
 
 use ring::digest::{Context, SHA384};
 

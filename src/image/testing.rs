@@ -1,4 +1,5 @@
-//! Small valid inputs for the tests of the parsers. tests/measure.rs has images made by the usual tools.
+//! Small valid inputs for the tests of the parsers. tests/measure.rs has images made by the usual
+//! tools.
 
 /// Returns an EFI program with these sections.
 pub fn program(sections: &[(&str, &[u8])]) -> Vec<u8> {

@@ -282,7 +282,8 @@ fn replayed(bank: Bank, events: &[&[u8]]) -> Vec<u8> {
     })
 }
 
-/// The order is that of edk2's OvmfPkg/Tcg/TdTcg2Dxe and of the tool tdx-measure for machines of Ubuntu 25.04.
+/// The order is that of edk2's OvmfPkg/Tcg/TdTcg2Dxe and of the tool tdx-measure for machines of
+/// Ubuntu 25.04.
 #[test]
 fn a_tdx_machine_measures_a_kernel_of_qemu_into_two_registers() {
     let kernel = linux("6.12.3-1-amd64");
@@ -398,7 +399,8 @@ fn a_disk_gives_the_values_of_its_image() {
     assert!(on_disk.value(PCRS, 5, &given).is_ok());
 }
 
-/// The value of a register with a separator alone, as genuine event logs of Google's machines and of OVMF have it.
+/// The value of a register with a separator alone, as genuine event logs of Google's machines and
+/// of OVMF have it.
 #[test]
 fn the_registers_of_the_firmwares_drivers_have_a_separator_alone() {
     let image = Image::uki(&unified("257", &[]), None).unwrap();

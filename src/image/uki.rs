@@ -1,5 +1,6 @@
-//! Unified kernel images (UAPI group, "Unified Kernel Image"): what systemd-stub measures of one, by the stub's version. Facts are of
-//! systemd's sources (src/boot/stub.c, measure.c, cpio.c; src/fundamental/uki.c) and were compared with booted machines.
+//! Unified kernel images (UAPI group, "Unified Kernel Image"): what systemd-stub measures of one,
+//! by the stub's version. Facts are of systemd's sources (src/boot/stub.c, measure.c, cpio.c;
+//! src/fundamental/uki.c) and were compared with booted machines.
 
 use std::fmt;
 
@@ -14,8 +15,9 @@ use base::boot;
 /// The oldest version of systemd-stub whose rules are here, and the newest that was compared.
 const OLDEST: u32 = 252;
 const NEWEST: u32 = 262;
-/// The versions from which on the stub measures on TDX machines, too, adds the operating system's description to the initrd, starts
-/// the kernel without the firmware, adds a secret of the machine to the initrd and a console to the command line, and leaves a read-only random seed alone.
+/// The versions from which on the stub measures on TDX machines, too, adds the operating system's
+/// description to the initrd, starts the kernel without the firmware, adds a secret of the machine
+/// to the initrd and a console to the command line, and leaves a read-only random seed alone.
 const MEASURES_ON_TDX: u32 = 256;
 const ADDS_OS_RELEASE: u32 = 257;
 const STARTS_KERNEL: u32 = 258;
@@ -78,8 +80,8 @@ pub struct Uki {
     sidecars: Vec<String>,
     /// The profile that boots, if the image has any.
     profile: Option<Profile>,
-    /// Whether the command line turns the units off: `systemd.tpm2_measured_os=0`, or `efi=noruntime` without
-    /// `SYSTEMD_FORCE_MEASURE=1`.
+    /// Whether the command line turns the units off: `systemd.tpm2_measured_os=0`, or
+    /// `efi=noruntime` without `SYSTEMD_FORCE_MEASURE=1`.
     is_measuring_off: bool,
     /// What is known of what it does with the host.
     pub contents: Contents,
@@ -87,8 +89,8 @@ pub struct Uki {
     pub warnings: Vec<String>,
 }
 
-/// Returns the name and the version that systemd's stub and boot manager have in their section .sdmagic: `systemd-stub` and
-/// `257.13-1`; `None` for another program.
+/// Returns the name and the version that systemd's stub and boot manager have in their section
+/// .sdmagic: `systemd-stub` and `257.13-1`; `None` for another program.
 pub fn systemd_program(pe: &Pe) -> Option<(String, String)> {
     let text = pe.section(".sdmagic")?.in_memory().ok()?;
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -112,7 +114,8 @@ pub fn major(version: &str) -> Option<u32> {
     release(version).map(|(major, _)| major)
 }
 
-/// Returns the first two numbers of a version of systemd: 252 and 39 of `252.39-1~deb12u2`. The second is 0 if there is none.
+/// Returns the first two numbers of a version of systemd: 252 and 39 of `252.39-1~deb12u2`. The
+/// second is 0 if there is none.
 fn release(version: &str) -> Option<(u32, u32)> {
     let number = |text: &str| {
         text.split(|c: char| !c.is_ascii_digit())
@@ -125,8 +128,9 @@ fn release(version: &str) -> Option<(u32, u32)> {
 }
 
 impl Uki {
-    /// Reads an image. `surroundings` is `None` if the image does not lie on an EFI system partition. `chosen` is the ID or the number of
-    /// the profile that boots, the first if it is `None`.
+    /// Reads an image. `surroundings` is `None` if the image does not lie on an EFI system
+    /// partition. `chosen` is the ID or the number of the profile that boots, the first if it is
+    /// `None`.
     pub fn parse(
         bytes: &[u8],
         surroundings: Option<&Surroundings>,
@@ -261,8 +265,9 @@ impl Uki {
         self.profile.as_ref()
     }
 
-    /// Returns the version of systemd whose units measure in the booted machine; `None` if they are turned off. The stub's version
-    /// stands for that of the initramfs and of the system, which come from the same release as a rule.
+    /// Returns the version of systemd whose units measure in the booted machine; `None` if they are
+    /// turned off. The stub's version stands for that of the initramfs and of the system, which
+    /// come from the same release as a rule.
     pub fn systemd(&self) -> Option<u32> {
         (!self.is_measuring_off).then_some(self.major)
     }
@@ -272,7 +277,8 @@ impl Uki {
         log.extend(4, "the unified kernel image", self.image);
     }
 
-    /// Adds what the stub and the kernel measure. `secure_boot`: whether the firmware checks signatures.
+    /// Adds what the stub and the kernel measure. `secure_boot`: whether the firmware checks
+    /// signatures.
     pub fn measure(&self, secure_boot: bool, log: &mut Log) {
         if self.major >= MEASURES_ON_TDX || !log.is_tdx() {
             self.measure_sections(log);
@@ -328,7 +334,8 @@ impl Uki {
     }
 }
 
-/// A profile of an image: sections that replace or complete those before all profiles (UAPI group, "Unified Kernel Image").
+/// A profile of an image: sections that replace or complete those before all profiles (UAPI group,
+/// "Unified Kernel Image").
 pub struct Profile {
     /// Its number, from 0: systemd-boot starts `@1` as the second.
     number: usize,
@@ -466,12 +473,13 @@ impl<'a> Sections<'a> {
     }
 }
 
-/// Returns the command line that the stub passes on to the kernel; `None` if it is not known, because the text has characters that
-/// versions treat differently.
+/// Returns the command line that the stub passes on to the kernel; `None` if it is not known,
+/// because the text has characters that versions treat differently.
 fn passed_on(section: &[u8], version: &str) -> Option<String> {
     let text = section.split(|byte| *byte == 0).next()?;
     let text = str::from_utf8(text).ok()?;
-    // 254 and late releases of 252 turn control characters into spaces and drop those at the end, 257 also those at the beginning
+    // 254 and late releases of 252 turn control characters into spaces and drop those at the end,
+    // 257 also those at the beginning
     let spaced: String = text
         .chars()
         .map(|c| if c <= ' ' { ' ' } else { c })
