@@ -1,12 +1,14 @@
-//! The parameters of a TPM's responses (TPM 2.0 part 3), which are the host's bytes if the host emulates the TPM. Each function returns
-//! `None` for bytes that have another form. Nothing is allocated by a length in them.
+//! The parameters of a TPM's responses (TPM 2.0 part 3). If the host emulates the TPM, the host
+//! controls these bytes. Each function returns `None` for bytes that have another form. A length in
+//! them never decides how much memory is allocated.
 
 use base::bytes::Reader;
 use base::crypto::Secret;
 
 use super::Bank;
 
-/// Returns the parameters of a response with sessions: they follow their size, and the sessions follow them.
+/// Returns the parameters of a response with sessions: the parameters come after their size, and
+/// the sessions come after the parameters.
 pub fn of_sessions(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut reader = Reader(bytes);
     let len = reader.u32_be()?;
@@ -21,7 +23,8 @@ pub fn handles(bytes: &[u8]) -> Option<Vec<u32>> {
     list(&mut reader, |reader| reader.u32_be())
 }
 
-/// Reads TPMS_CAPABILITY_DATA with TPM_CAP_PCRS: the allocated banks that this program knows, with their PCRs.
+/// Reads TPMS_CAPABILITY_DATA with TPM_CAP_PCRS: the allocated banks that this program knows, with
+/// their PCRs.
 pub fn banks(bytes: &[u8]) -> Option<Vec<(Bank, Vec<u32>)>> {
     let mut reader = Reader(bytes);
     reader.take(1 + 4)?;
@@ -62,7 +65,8 @@ pub fn secret(bytes: &[u8]) -> Option<Secret> {
     Some(Secret::new(Reader(bytes).tpm2b()?.to_vec()))
 }
 
-/// Reads the response to TPM2_CreatePrimary: the handle, which stands before the size of the parameters, and TPMT_PUBLIC.
+/// Reads the response to TPM2_CreatePrimary: the handle, which comes before the size of the
+/// parameters, and TPMT_PUBLIC.
 pub fn created(bytes: &[u8]) -> Option<(u32, Vec<u8>)> {
     let mut reader = Reader(bytes);
     let handle = reader.u32_be()?;
@@ -76,7 +80,7 @@ pub fn session(bytes: &[u8]) -> Option<(u32, Vec<u8>)> {
     (!session.1.is_empty() && reader.0.is_empty()).then_some(session)
 }
 
-/// What TPM2_NV_ReadPublic tells of an NV index.
+/// The content of TPM2_NV_ReadPublic for an NV index.
 pub struct NvPublic {
     /// TPMA_NV
     pub attributes: u32,
@@ -101,7 +105,8 @@ pub fn nv_public(bytes: &[u8]) -> Option<NvPublic> {
     })
 }
 
-/// Reads a list behind the number of its elements. Each element has bytes, so a number that is too large ends with them.
+/// Reads a list, which begins with the number of its elements. Each element has bytes, so if the
+/// number is too large, reading ends at the end of the bytes.
 fn list<T>(
     reader: &mut Reader<'_>,
     element: impl Fn(&mut Reader<'_>) -> Option<T>,
@@ -119,7 +124,7 @@ fn selection(reader: &mut Reader<'_>) -> Option<(u16, Vec<u32>)> {
     let len = reader.u8()?;
     let bits = reader.take(len.into())?;
     let is_set = |slot: &u32| bits[*slot as usize / 8] >> (slot % 8) & 1 == 1;
-    // commands of ours select the first 24 PCRs
+    // our commands select only the first 24 PCRs
     let slots = (0..u32::from(len).min(3) * 8).filter(is_set);
     Some((bank, slots.collect()))
 }

@@ -1,12 +1,15 @@
-//! The attestation key: a restricted key, which signs only structures that the TPM generated. A cloud may have prepared it
-//! ([`KeySource`]). A machine makes its own as an RSA primary key in the owner hierarchy, at a persistent handle. Handle and template are
-//! those of Constellation, so the name of a machine does not change with the system.
+//! The attestation key: a restricted key, which signs only structures that the TPM generated. A
+//! cloud may have prepared it ([`KeySource`]). A machine makes its own as an RSA primary key in the
+//! owner hierarchy, at a persistent handle. Handle and template are the same as Constellation's, so
+//! a machine keeps its name when it changes between the two.
 //!
-//! The template does not set noDA, which has a drawback: a TPM counts each power failure after the use of such a key as a wrong
-//! password (part 1 §19.8.6). After a few of them it refuses the key, so the machine gets no quotes and cannot open its disk.
-//! [`used`] prevents this: it tells the TPM that the power may fail.
+//! The template does not set noDA, which has a disadvantage: after a use of such a key, a TPM
+//! counts each power failure as a wrong password (part 1 §19.8.6). After a few of them it refuses
+//! the key, so the machine gets no quotes and cannot open its disk. [`used`] prevents this: it
+//! tells the TPM that the power may fail.
 //!
-//! An earlier version made its key with noDA. Such a key is kept if it is persistent, because it names the machine.
+//! An earlier version of this program made its key with noDA. Such a key is kept if it is
+//! persistent, because it names the machine.
 
 use super::channel::{Channel, Result};
 use super::commands::{ENDORSEMENT, OWNER, sized};
@@ -16,21 +19,24 @@ use super::response_code;
 const HANDLE: u32 = 0x8100_8f01;
 /// TPMA_OBJECT_NODA (part 2 §8.3).
 const NO_DA: u32 = 1 << 10;
-/// The attributes of the key: fixedTPM, fixedParent, sensitiveDataOrigin, userWithAuth, restricted, sign.
+/// The attributes of the key: fixedTPM, fixedParent, sensitiveDataOrigin, userWithAuth, restricted,
+/// sign.
 const ATTRIBUTES: u32 = 0x0005_0072;
 
-/// Where the attestation key of a machine comes from.
+/// The source of a machine's attestation key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeySource {
     /// The machine makes it, in the owner hierarchy.
     Own,
     /// The cloud has stored it at this persistent handle.
     Persistent(u32),
-    /// The cloud has stored its template (TPMT_PUBLIC) at this NV index: a primary key of the endorsement hierarchy.
+    /// The cloud has stored its template (TPMT_PUBLIC) at this NV index: a primary key of the
+    /// endorsement hierarchy.
     Template(u32),
 }
 
-/// Returns the attestation key of this source: its handle, which is valid until the channel is closed, and TPMT_PUBLIC.
+/// Returns the attestation key of this source: its handle, which is valid until the channel is
+/// closed, and TPMT_PUBLIC.
 pub fn load(tpm: &mut Channel, source: KeySource) -> Result<(u32, Vec<u8>)> {
     match source {
         KeySource::Own => load_own(tpm),
@@ -43,7 +49,8 @@ pub fn load(tpm: &mut Channel, source: KeySource) -> Result<(u32, Vec<u8>)> {
     }
 }
 
-/// Returns the key at its handle if it matches the template; else creates the key and makes it persistent.
+/// Returns the key at its handle if it matches the template; else creates the key and makes it
+/// persistent.
 fn load_own(tpm: &mut Channel) -> Result<(u32, Vec<u8>)> {
     match tpm.read_public(HANDLE) {
         Ok(public) if fits(&public, 0) || fits(&public, NO_DA) => return Ok((HANDLE, public)),
@@ -63,8 +70,9 @@ fn load_own(tpm: &mut Channel) -> Result<(u32, Vec<u8>)> {
             Ok((HANDLE, public))
         }
         Err(error) => {
-            // a full TPM must not prevent the machine from opening its disk: the seed of the hierarchy and the template always
-            // give the same key, only more slowly; closing the channel flushes the key
+            // a full TPM must not prevent the machine from opening its disk: the seed of the
+            // hierarchy and the template always give the same key, only more slowly; closing the
+            // channel flushes the key
             log::warn!(
                 "the TPM cannot store the attestation key, so each quote creates it again: {error}"
             );
@@ -73,15 +81,15 @@ fn load_own(tpm: &mut Channel) -> Result<(u32, Vec<u8>)> {
     }
 }
 
-/// Must be called after the last use of the key: an orderly shutdown (TPM2_Shutdown, part 3 §9.4). A later power failure does not
-/// count as a wrong password. The TPM remains usable.
+/// Must be called after the last use of the key: an orderly shutdown (TPM2_Shutdown, part 3 §9.4).
+/// A later power failure does not count as a wrong password. The TPM remains usable.
 pub fn used(tpm: &mut Channel, public: &[u8]) {
     let attributes = public.get(4..8).and_then(|four| four.try_into().ok());
     if attributes.is_some_and(|attributes| u32::from_be_bytes(attributes) & NO_DA != 0) {
         return;
     }
     if let Err(error) = tpm.shutdown() {
-        // no error: the quote exists, and a later consequence is reported by the TPM
+        // no error: the quote exists, and the TPM reports any later consequence
         log::warn!("the TPM will count a power failure as a wrong password: {error}");
     }
 }
@@ -92,12 +100,14 @@ fn fits(public: &[u8], no_da: u32) -> bool {
     public.starts_with(&template[..template.len() - 2])
 }
 
-/// Returns the template (TPMT_PUBLIC): RSA 2048, RSASSA with SHA-256, attributes 0x00050072; with noDA 0x00050472. The password is empty.
+/// Returns the template (TPMT_PUBLIC): RSA 2048, RSASSA with SHA-256, attributes 0x00050072; with
+/// noDA 0x00050472. The password is empty.
 fn template(no_da: u32) -> Vec<u8> {
     let mut template = vec![0x00, 0x01, 0x00, 0x0b]; // TPM_ALG_RSA, TPM_ALG_SHA256
     template.extend((ATTRIBUTES | no_da).to_be_bytes());
     template.extend(sized(&[])); // no policy
-    // TPM_ALG_NULL: not a key for storage; RSASSA with SHA-256; 2048 bits; exponent 65537, which is written as 0
+    // TPM_ALG_NULL: not a key for storage; RSASSA with SHA-256; 2048 bits; exponent 65537, which is
+    // written as 0
     template.extend([0x00, 0x10, 0x00, 0x14, 0x00, 0x0b, 0x08, 0x00, 0, 0, 0, 0]);
     template.extend(sized(&[])); // no modulus
     template

@@ -1,4 +1,5 @@
-//! The connection to a TPM: one command goes out as bytes, one response comes back (TPM 2.0 part 1 §18).
+//! The connection to a TPM: one command goes out as bytes, one response comes back (TPM 2.0 part 1
+//! §18).
 
 use std::fmt;
 use std::fs::File;
@@ -9,12 +10,13 @@ use std::time::Duration;
 use super::response_code::ResponseCode;
 use super::{Location, open_when_free};
 
-/// Maximum length of a response in bytes: that of the kernel's driver (TPM_BUFSIZE).
+/// Maximum length of a response in bytes: the limit of the kernel's driver (TPM_BUFSIZE).
 const MAX_RESPONSE: usize = 4096;
 /// The length of the header of a command or response: tag, size, code (part 1 §18.2).
 const HEADER: usize = 10;
-/// How long a software TPM may take for a response. The driver of a device has a limit of its own, two minutes for a command that it does
-/// not know, and until then nobody else reaches the TPM (TPM2_DURATION_DEFAULT in Linux).
+/// How long a software TPM may take for a response. The driver of a device has its own limit, two
+/// minutes for a command that it does not know, and until then no other program can use the TPM
+/// (TPM2_DURATION_DEFAULT in Linux).
 const PATIENCE: Duration = Duration::from_secs(20);
 /// TPM_CC_FlushContext (part 2 §6.5.2).
 const FLUSH_CONTEXT: u32 = 0x165;
@@ -33,9 +35,9 @@ pub enum Tag {
 pub enum CommandError {
     /// The TPM refused the command.
     Refused(ResponseCode),
-    /// The TPM has never answered on this connection: the reason.
+    /// The TPM has not answered on this connection: the reason.
     NoAnswer(String),
-    /// The TPM has answered before, and no longer does: the reason.
+    /// The TPM answered before, but does not answer any more: the reason.
     Lost(String),
     /// The parameters of the response cannot be read.
     Malformed,
@@ -77,7 +79,8 @@ fn command(tag: Tag, code: u32, parts: &[&[u8]]) -> Vec<u8> {
     command
 }
 
-/// Reads the header of a response; returns its response code, and what follows the header. Error: a clause.
+/// Reads the header of a response; returns its response code, and the bytes after the header.
+/// Error: a clause.
 pub fn parse_response(response: &[u8]) -> std::result::Result<(u32, &[u8]), &'static str> {
     let Some(([_, _, s0, s1, s2, s3, c0, c1, c2, c3], rest)) =
         response.split_first_chunk::<HEADER>()
@@ -90,13 +93,14 @@ pub fn parse_response(response: &[u8]) -> std::result::Result<(u32, &[u8]), &'st
     }
 }
 
-/// A connection to a TPM. On drop it removes the keys that it created and did not flush, since a device without a resource manager keeps
-/// them.
+/// A connection to a TPM. On drop it removes the keys that it created and did not flush, since a
+/// device without a resource manager keeps them.
 pub struct Channel {
     stream: Stream,
     created: Vec<u32>,
     has_answered: bool,
-    /// The connection failed, so a later response could belong to an earlier command: no command is sent any more.
+    /// The connection failed, so a later response could belong to an earlier command: no further
+    /// command is sent.
     has_failed: bool,
 }
 
@@ -129,7 +133,7 @@ impl Channel {
         })
     }
 
-    /// Runs a command; returns what follows the header of its response.
+    /// Runs a command; returns the bytes after the header of its response.
     pub fn run(&mut self, tag: Tag, code: u32, parts: &[&[u8]]) -> Result<Vec<u8>> {
         if self.has_failed {
             return Err(CommandError::Lost("the command before failed".into()));

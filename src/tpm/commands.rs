@@ -1,5 +1,6 @@
-//! The commands that a node needs, as bytes (TPM 2.0 part 3). None of their parameters is encrypted: the bus of a TPM that the host emulates
-//! is the host's own, and what crosses it is public, except for the secret of a credential, which the host could decrypt anyway.
+//! The commands that a node needs, as bytes (TPM 2.0 part 3). Their parameters are not encrypted.
+//! If the host emulates the TPM, the bus belongs to the host, and the data on it is public, except
+//! the secret of a credential, which such a host could decrypt anyway.
 
 use base::crypto::{Secret, random};
 
@@ -41,7 +42,7 @@ const CHUNK: usize = 512;
 /// An empty TPM2B.
 const EMPTY: &[u8] = &[0, 0];
 
-/// Encodes bytes behind their length (TPM2B, part 2 §10.4.1).
+/// Encodes bytes, preceded by their length (TPM2B, part 2 §10.4.1).
 pub fn sized(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes(), bytes].concat()
 }
@@ -89,7 +90,8 @@ impl Channel {
         read(&response).ok_or(CommandError::Malformed)
     }
 
-    /// Runs a command whose first handles are authorized; returns what follows the header of its response.
+    /// Runs a command whose first handles need authorization; returns the bytes after the header of
+    /// its response.
     fn with_sessions(
         &mut self,
         code: u32,
@@ -113,7 +115,8 @@ impl Channel {
         self.run(Tag::Sessions, code, &parts)
     }
 
-    /// Runs a command whose first handles are authorized, and returns the parameters of its response.
+    /// Runs a command whose first handles need authorization, and returns the parameters of its
+    /// response.
     pub fn authorized(
         &mut self,
         code: u32,
@@ -139,7 +142,7 @@ impl Channel {
         self.capability([CAP_PCRS, 0, 1], answers::banks)
     }
 
-    /// Returns at most `count` handles that exist, from this one on.
+    /// Returns at most `count` existing handles, starting with this one.
     pub fn handles(&mut self, from: u32, count: u32) -> Result<Vec<u32>> {
         self.capability([CAP_HANDLES, from, count], answers::handles)
     }
@@ -174,13 +177,14 @@ impl Channel {
         answers::quote(&answer).ok_or(CommandError::Malformed)
     }
 
-    /// Returns TPMT_PUBLIC. The error is [`HANDLE`](super::response_code::HANDLE) if there is no such key.
+    /// Returns TPMT_PUBLIC. The error is [`HANDLE`](super::response_code::HANDLE) if there is no
+    /// such key.
     pub fn read_public(&mut self, handle: u32) -> Result<Vec<u8>> {
         self.plain(READ_PUBLIC, &[&handle.to_be_bytes()], answers::first)
     }
 
-    /// Creates a primary key from a template (TPMT_PUBLIC); returns its handle and TPMT_PUBLIC. The handle is valid until it is flushed, or
-    /// the channel is closed.
+    /// Creates a primary key from a template (TPMT_PUBLIC); returns its handle and TPMT_PUBLIC. The
+    /// handle is valid until it is flushed, or the channel is closed.
     pub fn create_primary(&mut self, hierarchy: u32, template: &[u8]) -> Result<(u32, Vec<u8>)> {
         // inSensitive has neither a password nor data; no outsideInfo; no creationPCR
         let parameters: [&[u8]; 4] = [&[0, 4, 0, 0, 0, 0], &sized(template), EMPTY, &[0, 0, 0, 0]];
@@ -203,7 +207,8 @@ impl Channel {
         self.run(Tag::NoSessions, SHUTDOWN, &[&[0, 0]]).map(drop)
     }
 
-    /// Returns what the TPM tells of an NV index. The error is [`HANDLE`](super::response_code::HANDLE) if it does not exist.
+    /// Returns the public data of an NV index. The error is
+    /// [`HANDLE`](super::response_code::HANDLE) if it does not exist.
     pub fn nv_public(&mut self, index: u32) -> Result<NvPublic> {
         self.plain(NV_READ_PUBLIC, &[&index.to_be_bytes()], answers::nv_public)
     }
@@ -275,7 +280,8 @@ impl Channel {
             .map(drop)
     }
 
-    /// Starts a session of this kind (TPM_SE) over this hash, neither salted nor bound; returns its handle and the TPM's nonce.
+    /// Starts a session of this kind (TPM_SE) over this hash, neither salted nor bound; returns its
+    /// handle and the TPM's nonce.
     pub fn start_session(&mut self, kind: u8, hash: Bank, nonce: &[u8]) -> Result<(u32, Vec<u8>)> {
         let parts: [&[u8]; 7] = [
             &NULL.to_be_bytes(),
@@ -289,7 +295,8 @@ impl Channel {
         self.plain(START_AUTH_SESSION, &parts, answers::session)
     }
 
-    /// Returns a policy session that proves the empty password of the endorsement hierarchy: policy A of the EK credential profile.
+    /// Returns a policy session that proves the empty password of the endorsement hierarchy: policy
+    /// A of the EK credential profile.
     fn endorsement_session(&mut self) -> Result<u32> {
         let (session, _) = self.start_session(SE_POLICY, Bank::Sha256, &random::<32>())?;
         // no nonceTPM, cpHashA, policyRef; expiration 0
@@ -299,8 +306,8 @@ impl Channel {
         proved.map(|_| session)
     }
 
-    /// Returns the secret of a credential for `key`, which is encrypted for `endorsement_key`. The empty password authorizes the use of the
-    /// endorsement key, or policy A does.
+    /// Returns the secret of a credential for `key`, which is encrypted for `endorsement_key`. The
+    /// empty password authorizes the use of the endorsement key, or policy A does.
     pub fn activate_credential(
         &mut self,
         key: u32,
@@ -327,7 +334,8 @@ impl Channel {
         answers::secret(&activated?).ok_or(CommandError::Malformed)
     }
 
-    /// Ends a session: a command that succeeds ends it by itself, without the attribute continueSession.
+    /// Ends a session: a command that succeeds ends it by itself, without the attribute
+    /// continueSession.
     fn end_after_error<T>(&mut self, session: u32, result: &Result<T>) {
         if result.is_err()
             && let Err(why) = self.flush(session)

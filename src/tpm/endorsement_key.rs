@@ -1,16 +1,18 @@
-//! The endorsement key (EK): a decryption key that the vendor of the TPM has certified. It cannot sign. It proves that another key
-//! is in the same TPM: the TPM decrypts a credential only if it holds both the EK and the key that the credential names
-//! (TPM2_MakeCredential and TPM2_ActivateCredential, part 1 §24).
+//! The endorsement key (EK): a decryption key that the vendor of the TPM has certified. It cannot
+//! sign. It proves that another key is in the same TPM: the TPM decrypts a credential only if it
+//! holds both the EK and the key that the credential names (TPM2_MakeCredential and
+//! TPM2_ActivateCredential, part 1 §24).
 //!
-//! The seed of the endorsement hierarchy and the template always give the same key, so the EK is made for each use, and needs no
-//! persistent handle.
+//! The seed of the endorsement hierarchy and the template always give the same key, so the EK is
+//! made for each use, and needs no persistent handle.
 
 use super::channel::{Channel, CommandError, Result};
 use super::commands::{ENDORSEMENT, sized};
 use super::{Error, KeySource, Tpm, attestation_key};
 use base::crypto::Secret;
 
-/// The NV indices of certificates above those of the endorsement keys ("TCG EK Credential Profile", §2.2.1.5.2).
+/// The NV indices of certificates above those of the endorsement keys ("TCG EK Credential Profile",
+/// §2.2.1.5.2).
 const CHAIN: std::ops::RangeInclusive<u32> = 0x01c0_0100..=0x01c0_01ff;
 /// The first NV index of the profile.
 const FIRST: u32 = 0x01c0_0000;
@@ -24,14 +26,16 @@ const POLICY_B: [u8; 48] = [
     0x07, 0x41, 0x48, 0xbb, 0x35, 0xd3, 0xb4, 0xe4, 0xcb, 0x1c, 0x0a, 0xd9, 0xbd, 0xe4, 0x19, 0xca,
     0xcb, 0x47, 0xba, 0x09, 0x69, 0x96, 0x46, 0x15, 0x0f, 0x9f, 0xc0, 0x00, 0xf3, 0xf8, 0x0e, 0x12,
 ];
-/// By these codes a TPM says that a credential is not for its keys, or is no credential: TPM_RC_FAILURE, VALUE, SCHEME, SIZE, INSUFFICIENT,
-/// INTEGRITY, ECC_POINT (part 2 §6.6.3). libtpms answers FAILURE if the secret is encrypted for another RSA key; a TPM in failure mode would
-/// have refused the commands before.
+/// By these codes a TPM says that a credential is not for its keys, or is no credential:
+/// TPM_RC_FAILURE, VALUE, SCHEME, SIZE, INSUFFICIENT, INTEGRITY, ECC_POINT (part 2 §6.6.3). libtpms
+/// answers FAILURE if the secret is encrypted for another RSA key; a TPM in failure mode would have
+/// refused the commands before.
 const NOT_FOR_US: [u32; 7] = [0x101, 0x084, 0x092, 0x095, 0x09a, 0x09f, 0x0a7];
 /// Maximum number of handles in one answer (MAX_CAP_HANDLES, part 2 §10.9.3).
 const HANDLES_A_READ: u32 = 254;
 
-/// The template of an endorsement key ("TCG EK Credential Profile", annex B). The value is the NV index of its certificate (§2.2.1).
+/// The template of an endorsement key ("TCG EK Credential Profile", annex B). The value is the NV
+/// index of its certificate (§2.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum EndorsementKind {
@@ -60,7 +64,8 @@ impl EndorsementKind {
 
     /// Returns the template (TPMT_PUBLIC).
     fn template(self) -> Vec<u8> {
-        // fixedTPM, fixedParent, sensitiveDataOrigin, adminWithPolicy, restricted, decrypt; template H-3 has userWithAuth, too
+        // fixedTPM, fixedParent, sensitiveDataOrigin, adminWithPolicy, restricted, decrypt;
+        // template H-3 has userWithAuth, too
         const ATTRIBUTES: u32 = 0x0003_00b2;
         const USER_WITH_AUTH: u32 = 1 << 6;
         const AES_128_CFB: [u8; 6] = [0x00, 0x06, 0x00, 0x80, 0x00, 0x43];
@@ -103,7 +108,8 @@ impl EndorsementKind {
         }
     }
 
-    /// Returns whether the empty password authorizes the use of the key. The other templates demand a policy session.
+    /// Returns whether the empty password authorizes the use of the key. The other templates demand
+    /// a policy session.
     fn has_password(self) -> bool {
         self == EndorsementKind::P384
     }
@@ -130,13 +136,15 @@ pub struct Credential {
 }
 
 impl Tpm {
-    /// Returns the endorsement keys whose certificates the TPM holds. A TPM without certificates, as clouds offer them, gives none.
+    /// Returns the endorsement keys whose certificates the TPM holds. A TPM without certificates,
+    /// as clouds offer them, gives none.
     pub fn endorsements(&mut self) -> std::result::Result<Vec<Endorsement>, Error> {
         self.run("reading the certificates of the endorsement key", read_all)
     }
 
-    /// Returns the secret of a credential that a peer made for an endorsement key and the attestation key of this TPM.
-    /// [`Error::Credential`] if it was made for another TPM or another key.
+    /// Returns the secret of a credential that a peer made for an endorsement key and the
+    /// attestation key of this TPM. [`Error::Credential`] if it was made for another TPM or another
+    /// key.
     pub fn activate(
         &mut self,
         source: KeySource,
@@ -188,9 +196,10 @@ fn read_all(tpm: &mut Channel) -> Result<Vec<Endorsement>> {
     Ok(endorsements)
 }
 
-/// Returns the certificates at the start of an NV index: DER, one after the other. What follows them is padding. Nuvoton and others write a
-/// header before the certificate (PC Client Implementation Specification for Conventional BIOS, §7.3.2): TCG_TAG_PCCLIENT_STORED_CERT, the type
-/// "full", and a length. TCG_TAG_PCCLIENT_FULL_CERT may follow.
+/// Returns the certificates at the start of an NV index: DER, one after the other. What follows
+/// them is padding. Nuvoton and others write a header before the certificate (PC Client
+/// Implementation Specification for Conventional BIOS, §7.3.2): TCG_TAG_PCCLIENT_STORED_CERT, the
+/// type "full", and a length. TCG_TAG_PCCLIENT_FULL_CERT may follow.
 fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     if let [0x10, 0x01, 0x00, _, _, rest @ ..] = bytes {
         bytes = rest.strip_prefix(&[0x10, 0x02]).unwrap_or(rest);

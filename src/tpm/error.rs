@@ -17,7 +17,8 @@ pub enum Error {
     Open(Location, String),
     /// A command failed: the location, the command, and the response of the TPM.
     Command(Location, &'static str, CommandError),
-    /// The TPM does not answer requests for documents of AWS's hypervisor: the location, the command, and the response of the TPM.
+    /// The TPM does not answer requests for documents of AWS's hypervisor: the location, the
+    /// command, and the response of the TPM.
     NoDocuments(Location, &'static str, CommandError),
     /// The registers of a TDX machine cannot be read or extended: a sentence.
     Registers(String),

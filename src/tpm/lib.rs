@@ -1,8 +1,10 @@
-//! The machine's TPM 2.0 (TCG, "Trusted Platform Module Library", parts 1 to 3): PCRs, the attestation key, quotes.
+//! The machine's TPM 2.0 (TCG, "Trusted Platform Module Library", parts 1 to 3): PCRs, the
+//! attestation key, quotes.
 //!
-//! A [`Tpm`] is opened for each use and closed on drop. Only one is open at a time in the process, because `/dev/tpm0` and a software TPM
-//! serve one client at a time. `channel` carries bytes, `commands` encodes the commands, `answers` reads the responses; no C code takes part,
-//! since the host may emulate the TPM, and the disk's key is in the same process.
+//! A [`Tpm`] is opened for each use and closed on drop. Only one is open at a time in the process,
+//! because `/dev/tpm0` and a software TPM serve one client at a time. `channel` carries bytes,
+//! `commands` encodes the commands, `answers` reads the responses; no C code takes part, since the
+//! host may emulate the TPM, and the disk's key is in the same process.
 
 mod answers;
 mod attestation_key;
@@ -76,7 +78,8 @@ impl Location {
     }
 }
 
-/// Parses the notation of tpm2-tools: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`; and `tdx:FOLDER`.
+/// Parses the notation of tpm2-tools: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`; and
+/// `tdx:FOLDER`.
 impl FromStr for Location {
     type Err = String;
 
@@ -179,7 +182,8 @@ impl Tpm {
         Tpm::open_in_turn(location, turn::take(For::Own))
     }
 
-    /// Opens the TPM for a peer that called this machine. Also waits while the machine itself waits for the TPM.
+    /// Opens the TPM for a peer that called this machine. Also waits while the machine itself waits
+    /// for the TPM.
     pub fn open_for_stranger(location: &Location) -> Result<Tpm, Error> {
         Tpm::open_in_turn(location, turn::take(For::Stranger))
     }
@@ -234,8 +238,9 @@ impl Tpm {
         self.run("PCR_Extend", |tpm| tpm.pcr_extend(pcr, &digests))
     }
 
-    /// Extends [`CLUSTER_ID_PCR`] with a cluster ID in every allocated bank, and reads the PCR back. [`Error::Measured`] if a bank
-    /// then holds another value than the PCR has after this one measurement from zero.
+    /// Extends [`CLUSTER_ID_PCR`] with a cluster ID in every allocated bank, and reads the PCR
+    /// back. [`Error::Measured`] if a bank then holds another value than the PCR has after this one
+    /// measurement from zero.
     pub fn measure_cluster_id(&mut self, id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
         self.pcr_event(CLUSTER_ID_PCR, id)?;
         for (bank, slots) in self.banks()? {
@@ -255,8 +260,8 @@ impl Tpm {
         Ok(())
     }
 
-    /// Returns the attestation key (TPMT_PUBLIC) and a quote of each allocated bank, or of those in `wanted` unless it is empty,
-    /// signed over `nonce` (at most 64 bytes).
+    /// Returns the attestation key (TPMT_PUBLIC) and a quote of each allocated bank, or of those in
+    /// `wanted` unless it is empty, signed over `nonce` (at most 64 bytes).
     pub fn quotes(
         &mut self,
         source: KeySource,
@@ -291,7 +296,8 @@ impl Tpm {
                 self.run("Quote", |tpm| tpm.quote(key, nonce, bank, slots))?;
             let pcrs = self.read(bank, slots)?;
             let values: Vec<u8> = pcrs.values().flatten().copied().collect();
-            // TPMS_ATTEST ends with the digest of the values, whose hash is that of the key's scheme
+            // TPMS_ATTEST ends with the digest of the values, whose hash is that of the key's
+            // scheme
             let is_of_these = [Bank::Sha256, Bank::Sha384, Bank::Sha512]
                 .iter()
                 .any(|bank| attest.ends_with(digest::digest(bank.hash(), &values).as_ref()));
@@ -312,8 +318,9 @@ impl Tpm {
         self.run("GetCapability", Channel::banks)
     }
 
-    /// Runs a command, or several that may be repeated together. While the TPM is busy with something else, repeats them, in all for
-    /// three seconds. Says so if the TPM takes long to answer.
+    /// Runs a command, or several that may be repeated together. While the TPM is busy with
+    /// something else, repeats them, in all for three seconds. Says so if the TPM takes long to
+    /// answer.
     fn run<T>(
         &mut self,
         what: &'static str,

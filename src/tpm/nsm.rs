@@ -1,5 +1,6 @@
-//! Requests to the Nitro Security Module (NSM): what AWS's hypervisor answers to the TPM that it emulates, a NitroTPM. There is no
-//! standard for it. AWS publishes a program (aws/NitroTPM-Tools, nitro-tpm-attest 1.0.3), and this file does the same:
+//! Requests to the Nitro Security Module (NSM): AWS's hypervisor answers them through the TPM that
+//! it emulates, a NitroTPM. There is no standard for it. AWS publishes a program
+//! (aws/NitroTPM-Tools, nitro-tpm-attest 1.0.3), and this file does the same:
 //!
 //! ```text
 //! NV_DefineSpace      an index of 8192 bytes with a random authorization value: nameAlg SHA-512, AUTHREAD, AUTHWRITE
@@ -10,10 +11,11 @@
 //! NV_UndefineSpace
 //! ```
 //!
-//! Two things differ. AWS's program salts its sessions with the endorsement key. A salt protects a weak authorization value from whoever
-//! sees the bus; ours is as random as a salt, and on the bus of a NitroTPM is only the hypervisor, which answers the request. And its
-//! index is the first that is free, so a run that was killed leaves one for ever. Ours is always the same: the next run removes it.
-//! Programs take turns, by a lock on the device.
+//! Two things differ. AWS's program salts its sessions with the endorsement key. A salt protects a
+//! weak authorization value from observers of the bus. Our value is as random as a salt, and the
+//! only observer on a NitroTPM's bus is the hypervisor, which answers the request. And AWS's
+//! program uses the first free index, so a killed run leaves an index for ever. Ours is always the
+//! same: the next run removes it. A lock on the device ensures that programs take turns.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,7 +30,8 @@ use super::commands::Authorization;
 use super::response_code;
 use super::{Bank, Error, Location, PAUSES, Tpm, error, open_device, watch};
 
-/// TPM_SE_HMAC, and the attribute continueSession: the session outlives its command. Whoever started it ends it, also after an error.
+/// TPM_SE_HMAC, and the attribute continueSession: the session outlives its command. The code that
+/// started the session ends it, also after an error.
 const SE_HMAC: u8 = 0;
 const CONTINUE_SESSION: u8 = 1;
 /// The length of nonces and authorization values in bytes: that of the session's hash.
@@ -37,18 +40,18 @@ const NONCE: usize = 64;
 const BY_PASSWORD: u32 = 1 << 2 | 1 << 18;
 /// TPM2_VENDOR_AWS_NSM_REQUEST
 const NSM_REQUEST: u32 = 0x2000_0001;
-/// What is asked, for the log.
+/// The name of the request, for the log.
 const WHAT: &str = "AWS's command for attestation documents (0x20000001)";
-/// The NV index, of those that belong to the owner (TCG, "Registry of Reserved TPM 2.0 Handles and Localities").
+/// The NV index, in the owner's range (TCG, "Registry of Reserved TPM 2.0 Handles and Localities").
 const INDEX: u32 = 0x0180_464c;
 /// The size of the index, and the maximum size of a request or answer, in bytes.
 pub const MESSAGE_SIZE: usize = 8192;
-/// How long another program may have the lock, and the pause between two looks.
+/// How long to wait for another program's lock, and the pause between two tries.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Tpm {
-    /// Has AWS's hypervisor answer a request. Returns the answer, which is followed by bytes without a meaning.
+    /// Makes AWS's hypervisor answer a request. Returns the answer, followed by meaningless bytes.
     /// [`Error::NoDocuments`] if the TPM does not know such requests.
     pub fn nsm_request(&mut self, request: &[u8]) -> std::result::Result<Vec<u8>, Error> {
         let _lock = self.lock()?;
@@ -99,7 +102,8 @@ impl Tpm {
         self.run("NV_Read", |tpm| tpm.nv_read(INDEX, auth.expose()))
     }
 
-    /// Waits until no other program uses the index. Only the resource manager serves several programs at a time.
+    /// Waits until no other program uses the index. Only the resource manager serves several
+    /// programs at a time.
     fn lock(&self) -> std::result::Result<Option<File>, Error> {
         let Location::Device(path) = &self.location else {
             return Ok(None);
@@ -149,8 +153,8 @@ fn ask(location: &Location, name: &[u8], auth: &Secret) -> std::result::Result<(
     }
 }
 
-/// Has the TPM answer the request in the index, whose Name is `name`. The session proves that the caller knows the authorization value of
-/// the index.
+/// Makes the TPM answer the request in the index, whose Name is `name`. The session proves that the
+/// caller knows the authorization value of the index.
 fn request(channel: &mut Channel, name: &[u8], auth: &Secret) -> Result<()> {
     let (session, nonce_tpm) = channel.start_session(SE_HMAC, Bank::Sha512, &random::<NONCE>())?;
     let nonce = random::<NONCE>();
@@ -177,8 +181,9 @@ fn request(channel: &mut Channel, name: &[u8], auth: &Secret) -> Result<()> {
     done.map(drop)
 }
 
-/// The locations to which the command goes in turn until the TPM knows it: the kernel's resource manager refuses those that the TPM does not
-/// list (TPM_CAP_COMMANDS), and the device without it does not ask.
+/// The locations to which the command is sent, one after the other, until one accepts it: the
+/// kernel's resource manager refuses commands that the TPM does not list (TPM_CAP_COMMANDS); the
+/// device without it does not check.
 fn ways(location: &Location) -> Vec<Location> {
     let mut ways = vec![location.clone()];
     if let Location::Device(path) = location {
@@ -187,7 +192,7 @@ fn ways(location: &Location) -> Vec<Location> {
     ways
 }
 
-/// Returns the device without a resource manager beside `/dev/tpmrmN`: `/dev/tpmN`.
+/// Returns the device without a resource manager that belongs to `/dev/tpmrmN`: `/dev/tpmN`.
 fn without_manager(path: &Path) -> Option<PathBuf> {
     let number = path.file_name()?.to_str()?.strip_prefix("tpmrm")?;
     Some(path.with_file_name(format!("tpm{number}")))

@@ -1,4 +1,4 @@
-//! NV indices: memory of the TPM, where clouds leave certificates and templates of keys.
+//! NV indices: memory in the TPM, where clouds store certificates and key templates.
 
 use super::commands::OWNER;
 use super::response_code;

@@ -23,7 +23,8 @@ const NV_UNAVAILABLE: u32 = 0x923;
 pub struct ResponseCode(pub u32);
 
 impl ResponseCode {
-    /// Returns the code without the handle, session or parameter that it names, and without the layer of the resource manager.
+    /// Returns the code without the number of the handle, session or parameter in it, and without
+    /// the layer of the resource manager.
     pub fn kind(self) -> u32 {
         // bit 7 distinguishes the two formats of codes
         match self.0 & 0x080 {
@@ -32,7 +33,7 @@ impl ResponseCode {
         }
     }
 
-    /// Returns whether the TPM has not run a command only because it is busy.
+    /// Returns whether the TPM did not run a command only because it is busy.
     pub fn is_busy(self) -> bool {
         [NV_RATE, NV_UNAVAILABLE, RETRY, TESTING, YIELDED].contains(&self.kind())
     }
@@ -59,7 +60,7 @@ impl ResponseCode {
                 "the TPM's memory is full",
                 ": flush objects of other programs, or use /dev/tpmrm0",
             ),
-            // not by clearing the TPM, which gives it another attestation key
+            // do not advise to clear the TPM: it would get another attestation key
             LOCKOUT => (
                 "the TPM is in DA lockout mode",
                 ". Some program tried wrong passwords too often. The TPM accepts its keys again after some time \
@@ -86,7 +87,7 @@ mod tests {
         // TPM_RC_HANDLE for handle 1, and TPM_RC_SIZE for parameter 2
         assert_eq!(ResponseCode(0x18b).kind(), HANDLE);
         assert_eq!(ResponseCode(0x2d5).kind(), SIZE);
-        // the kernel's resource manager does not know a command (TSS2_RESMGR_TPM_RC_LAYER)
+        // the kernel's resource manager does not support a command (TSS2_RESMGR_TPM_RC_LAYER)
         assert_eq!(ResponseCode(0x000b_0143).kind(), COMMAND_CODE);
         for busy in [0x920, 0x922, 0x90a] {
             assert!(ResponseCode(busy).is_busy());

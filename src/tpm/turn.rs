@@ -1,5 +1,5 @@
-//! Schedules access to the TPM of the machine: uses by this node come before quotes for unknown callers, who can request as many
-//! quotes as there are connections.
+//! Schedules access to the TPM of the machine: uses by this node come before quotes for unknown
+//! callers, who can request as many quotes as there are connections.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -23,7 +23,8 @@ pub enum For {
 /// One use of the TPM. It ends on drop.
 pub struct Turn(&'static Queue);
 
-/// Waits until no other thread uses the TPM and, for a stranger, until the node itself does not wait for it.
+/// Waits until no other thread uses the TPM. For a stranger, also waits while the node itself waits
+/// for it.
 pub fn take(whom: For) -> Turn {
     TPM.take(whom)
 }
@@ -94,7 +95,7 @@ mod tests {
                     done.send(For::Stranger).unwrap();
                 });
             }
-            // the strangers wait already, or they will find the waiting use by the node
+            // the strangers wait already, or they will see that the node waits
             thread::sleep(Duration::from_millis(20));
             scope.spawn(|| {
                 let _turn = QUEUE.take(For::Own);

@@ -1,5 +1,6 @@
-//! A warning while the TPM does not answer. The driver of a device gives up by itself, after up to five minutes for a command that makes
-//! a key (Linux, drivers/char/tpm). Until then the thread cannot be woken, and nobody would know what the machine waits for.
+//! A warning while the TPM does not answer. The driver of a device gives up by itself, after up to
+//! five minutes for a command that creates a key (Linux, drivers/char/tpm). Until then nothing can
+//! interrupt the thread, and without a warning nobody would know what the machine waits for.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Location;
 
-/// Time after which a TPM is slow: making a key takes a hardware TPM seconds.
+/// The time after which a warning is printed: a hardware TPM needs seconds to create a key.
 const SLOW: Duration = Duration::from_secs(15);
 
 /// The watch over one command. It ends on drop.
@@ -16,7 +17,7 @@ pub struct Watch {
     _end: Sender<()>,
 }
 
-/// Begins to watch a command, which has a name for the log.
+/// Starts to watch a command, whose name is shown in the log.
 pub fn begin(location: &Location, what: &'static str) -> Watch {
     let location = location.clone();
     watch(SLOW, move |time| {
@@ -30,7 +31,7 @@ fn watch(period: Duration, report: impl Fn(Duration) + Send + 'static) -> Watch 
     let (sender, end) = mpsc::channel();
     let began = Instant::now();
     let thread = thread::Builder::new().name("tpm-watch".into());
-    // without a thread there is only no warning
+    // without the thread there is no warning, but the command works
     let _ = thread.spawn(move || {
         while end.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
             report(began.elapsed());
@@ -51,7 +52,7 @@ mod tests {
         let [first, second] = [(); 2].map(|()| reports.recv().unwrap());
         assert!(first >= period && second >= 2 * period);
         drop(watch);
-        // the thread ends, and its half of the channel with it
+        // the thread ends, and drops its end of the channel
         while reports.recv().is_ok() {}
     }
 }
