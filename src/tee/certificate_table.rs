@@ -1,5 +1,5 @@
-//! The certificate table that a host hands to its guests beside a report (56421 "GHCB", SNP Extended Guest Request). The host fills
-//! it, so nothing in it is trusted.
+//! The certificate table that a host gives to its guests with a report (56421 "GHCB", SNP Extended
+//! Guest Request). The host fills it, so nothing in it is trusted.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ pub struct CertificateTable<'a> {
 }
 
 impl<'a> CertificateTable<'a> {
-    /// Reads a table; an empty one is that of a host that supplies nothing.
+    /// Reads a table; if the host supplies nothing, the table is empty.
     pub fn parse(bytes: &'a [u8]) -> Result<CertificateTable<'a>, String> {
         let mut entries: Vec<(Kind, &[u8])> = vec![];
         if bytes.is_empty() {
@@ -73,7 +73,7 @@ impl<'a> CertificateTable<'a> {
     }
 }
 
-/// Returns the place of an entry's content: offset and length, little endian.
+/// Returns the position of an entry's content: offset and length, little endian.
 fn range(place: [u8; 8]) -> Option<Range<usize>> {
     let [a, b, c, d, e, f, g, h] = place;
     let start = usize::try_from(u32::from_le_bytes([a, b, c, d])).ok()?;

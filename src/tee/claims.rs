@@ -1,11 +1,12 @@
-//! What the evidence of a platform proves about a machine, in the terms of its operator.
+//! The facts that the evidence of a platform proves about a machine, in terms that its operator
+//! knows.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What is proved about a machine beside the values of its registers. Validators return it, policies judge it, `firstlight verify`
-/// and the audit records show it.
+/// The proven facts about a machine besides the values of its registers. Validators return it,
+/// policies judge it, `firstlight verify` and the audit records show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlatformClaims {
@@ -13,13 +14,15 @@ pub struct PlatformClaims {
     pub technology: String,
     /// Who signed the evidence, down from the root: `ARK-Milan, SEV-Milan, SEV-VCEK`.
     pub signed_by: String,
-    /// The chip or the instance in lower-case hexadecimal or in the cloud's words; `None` if the evidence masks it.
+    /// The chip or the instance, in lower-case hexadecimal or as the cloud writes it; `None` if the
+    /// evidence masks it.
     pub chip: Option<String>,
-    /// The version of each part of the trusted computing base, against the minimum of the policy.
+    /// The version of each part of the trusted computing base, with the minimum in the policy.
     pub tcb: Vec<TcbPart>,
-    /// The other properties by name, in the order in which they are shown: policy bits, launch measurement.
+    /// The other properties by name, in the order in which they are shown: policy bits, launch
+    /// measurement.
     pub properties: Vec<Property>,
-    /// What is bound to what: `attestation key: REPORT_DATA`.
+    /// Which values are bound to each other: `attestation key: REPORT_DATA`.
     pub bound: Vec<String>,
 }
 
@@ -30,24 +33,26 @@ pub struct TcbPart {
     pub name: &'static str,
     /// The version of the machine.
     pub got: u64,
-    /// The minimum of the policy.
+    /// The minimum in the policy.
     pub minimum: u64,
 }
 
 /// A property of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Property {
-    /// The name in the words of the vendor.
+    /// The name that the vendor uses.
     pub name: &'static str,
     /// The value.
     pub value: String,
 }
 
-/// Maximum length of a text in characters: what others signed may have any length, and genuine texts are shorter.
+/// Maximum length of a text in characters: texts that others signed may have any length, and
+/// genuine texts are shorter.
 const MAX_TEXT: usize = 400;
 
 impl PlatformClaims {
-    /// Returns the claims with short texts without control characters: the records and terminals that show them hold one in a line.
+    /// Returns the claims with short texts without control characters: records and terminals show
+    /// each on one line.
     pub fn printable(mut self) -> PlatformClaims {
         let texts = [&mut self.technology, &mut self.signed_by]
             .into_iter()

@@ -1,8 +1,10 @@
-//! What Intel publishes about a TDX platform. A machine can send it beside its quote; the crate `hardware` verifies it.
+//! Intel's published data about a TDX platform. A machine can send it with its quote; the crate
+//! `hardware` verifies it.
 
 use serde::{Deserialize, Serialize};
 
-/// What Intel publishes about a platform. The JSON is that of the crate `dcap-qvl`, whose tools and others' write it.
+/// Intel's published data about a platform. The JSON has the form of the crate `dcap-qvl`, which
+/// other tools write, too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collateral {
     /// The levels of the platform: the exact bytes that Intel signed.
@@ -13,15 +15,16 @@ pub struct Collateral {
     pub tcb_info_issuer_chain: String,
     /// The identity of the quoting enclave: the exact bytes that Intel signed.
     pub qe_identity: String,
-    /// As of the TCB information.
+    /// Like those of the TCB information.
     pub qe_identity_signature: Hex,
-    /// As of the TCB information.
+    /// Like those of the TCB information.
     pub qe_identity_issuer_chain: String,
-    /// The list of revoked authorities, in DER.
+    /// The list of revoked CAs, in DER.
     pub root_ca_crl: Hex,
     /// The list of revoked platforms, in DER.
     pub pck_crl: Hex,
-    /// The certificates of the authority that signed the list of platforms, in PEM. The quote has them too.
+    /// The certificates of the CA that signed the list of platforms, in PEM. The quote contains
+    /// them, too.
     #[serde(default)]
     pub pck_crl_issuer_chain: String,
 }

@@ -1,6 +1,7 @@
-//! Evidence from the confidential hardware of this machine (a trusted execution environment, TEE): reports of AMD SEV-SNP and quotes of Intel
-//! TDX, as the kernel returns them. Nothing here verifies evidence: the crate `hardware` does. [`claims`] is what a verifier returns, and
-//! [`collateral`] what Intel publishes about a platform; a machine can send it beside its quote.
+//! Evidence from the confidential hardware of this machine (a trusted execution environment, TEE):
+//! reports of AMD SEV-SNP and quotes of Intel TDX, as the kernel returns them. Nothing here
+//! verifies evidence: the crate `hardware` does. [`claims`] is what a verifier returns, and
+//! [`collateral`] is Intel's published data about a platform; a machine can send it with its quote.
 
 pub mod certificate_table;
 pub mod claims;

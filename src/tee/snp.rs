@@ -1,4 +1,5 @@
-//! Reports of this machine, a guest of SEV-SNP: only the fields that the attester reads (AMD 56860 §7.3).
+//! Reports of this machine, a guest of SEV-SNP: only the fields that the attester reads (AMD 56860
+//! §7.3).
 
 use std::fmt;
 use std::ops::Range;
@@ -10,7 +11,8 @@ use crate::tsm;
 
 /// Length of a report in bytes.
 pub const LEN: usize = 0x4a0;
-/// The offsets in a report of REPORT_DATA, and of the signer info, which names the key that signed it.
+/// The offsets in a report of REPORT_DATA, and of the signer info, which names the key that signed
+/// it.
 const REPORT_DATA: Range<usize> = 0x50..0x90;
 const SIGNER_INFO: Range<usize> = 0x48..0x4c;
 /// The device of kernels without configfs-tsm.
@@ -58,7 +60,8 @@ impl fmt::Display for Signer {
     }
 }
 
-/// Returns a report over these bytes, requested at VMPL 0, and the host's certificate table, which may be empty.
+/// Returns a report over these bytes, requested at VMPL 0, and the host's certificate table, which
+/// may be empty.
 pub fn report(report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
     let device = Path::new(DEVICE);
     let (report, table) = match !tsm::exists() && device.exists() {
@@ -73,7 +76,8 @@ pub fn report(report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
     Ok((checked(report, report_data)?, table))
 }
 
-/// Returns the report if it is over these bytes. The check is needed because the kernel does not report each failed write.
+/// Returns the report if it covers these bytes. The check is needed because the kernel does not
+/// report every failed write.
 fn checked(mut report: Vec<u8>, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
     report.truncate(LEN);
     if report.len() != LEN {

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use crate::tsm::{self, Report};
 
-/// Maximum size of a quote in bytes: genuine ones have about 5 KiB, and their certificate chain differs by some hundred bytes.
+/// Maximum size of a quote in bytes: genuine ones have about 5 KiB, and their certificate chain
+/// differs by some hundred bytes.
 pub const MAX_QUOTE: usize = 32 << 10;
 /// Length in bytes of a register.
 pub const REGISTER_LEN: usize = 48;
@@ -25,7 +26,8 @@ pub fn quote(report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
     checked(tsm::report("tdx_guest", report_data, None)?, report_data)
 }
 
-/// Returns the quote in a report, after it checked that the quote is over these bytes: the kernel loses an error of a write.
+/// Returns the quote in a report, after checking that it covers these bytes: the kernel does not
+/// report every failed write.
 fn checked(report: Report, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
     if report.evidence.len() > MAX_QUOTE {
         let len = report.evidence.len();
@@ -74,7 +76,7 @@ pub fn registers(folder: &Path) -> io::Result<[Register; 5]> {
 pub fn extend(folder: &Path, rtmr: u32, digest: &[u8]) -> io::Result<()> {
     let file = folder.join(format!("rtmr{rtmr}:sha384"));
     let mut file = fs::OpenOptions::new().write(true).open(file)?;
-    // one write: the kernel refuses a part
+    // one write: the kernel refuses a partial one
     match io::Write::write(&mut file, digest)? {
         REGISTER_LEN => Ok(()),
         written => Err(io::Error::other(format!(

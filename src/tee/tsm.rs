@@ -1,7 +1,9 @@
-//! Evidence from the kernel of a confidential machine: configfs-tsm (Linux 6.7, Documentation/ABI/testing/configfs-tsm-report).
+//! Evidence from the kernel of a confidential machine: configfs-tsm (Linux 6.7,
+//! Documentation/ABI/testing/configfs-tsm-report).
 //!
-//! A folder is a request. What is written to `inblob` counts when the file is closed, and an error at that moment is lost; so
-//! `generation` counts the writes that the kernel accepted, and the caller compares the bytes in the evidence with its own.
+//! A folder is a request. The kernel accepts the content of `inblob` when the file is closed, and
+//! does not report an error at that moment. So `generation` counts the writes that the kernel
+//! accepted, and the caller compares the bytes in the evidence with its own.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -19,7 +21,8 @@ pub const REPORTS: &str = "/sys/kernel/config/tsm/report";
 pub const REPORT_DATA_LEN: usize = 64;
 /// Number of attempts while the kernel is busy, or another program changes the request.
 const ATTEMPTS: u32 = 5;
-/// The pause after the first attempt; each further one is twice as long. All together are less than a second.
+/// The pause after the first attempt; each further one is twice as long. Together they take less
+/// than a second.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What the kernel returned.
@@ -27,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Report {
     /// The signed evidence: a report of SEV-SNP, or a quote of TDX.
     pub evidence: Vec<u8>,
-    /// What the host gave beside it: the certificate table of SEV-SNP; empty if there is none.
+    /// Additional data from the host: the certificate table of SEV-SNP; empty if there is none.
     pub auxiliary: Vec<u8>,
 }
 
@@ -36,8 +39,8 @@ pub fn exists() -> bool {
     Path::new(REPORTS).is_dir()
 }
 
-/// Requests evidence over these bytes from the kernel. `provider` is the expected one: `tdx_guest` or `sev_guest`; `privilege_level` is
-/// the VMPL of SEV-SNP.
+/// Requests evidence over these bytes from the kernel. `provider` is the expected one: `tdx_guest`
+/// or `sev_guest`; `privilege_level` is the VMPL of SEV-SNP.
 pub fn report(
     provider: &str,
     report_data: &[u8; REPORT_DATA_LEN],
@@ -46,7 +49,8 @@ pub fn report(
     request(&Kernel, provider, report_data, privilege_level)
 }
 
-/// The operations on the kernel's folder. The tests have a folder of their own: only a kernel on the hardware makes evidence.
+/// The operations on the kernel's folder. The tests use a folder of their own: only a kernel on the
+/// hardware makes evidence.
 trait Folder {
     fn make(&self, folder: &Path) -> io::Result<()>;
     fn read(&self, file: &Path) -> io::Result<Vec<u8>>;
@@ -76,7 +80,7 @@ impl Folder for Kernel {
     }
 }
 
-/// As [`report`], with the folder of requests.
+/// Like [`report`], with the folder of requests.
 fn request(
     folder: &dyn Folder,
     provider: &str,
@@ -113,7 +117,8 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Makes a folder. Its name is random: a killed process leaves its own, and another container has the same process IDs.
+    /// Makes a folder. Its name is random: a killed process leaves its own, and another container
+    /// has the same process IDs.
     fn new(folder: &dyn Folder) -> Result<Request<'_>, Failed> {
         let mut name = [0; 8];
         let random = SystemRandom::new().fill(&mut name);
@@ -182,7 +187,8 @@ impl Request<'_> {
         })
     }
 
-    /// Returns what the host gave beside the evidence. A provider without it, as that of TDX, has no such file.
+    /// Returns the additional data from the host. A provider without such data, such as TDX, has no
+    /// such file.
     fn auxiliary(&self) -> Result<Vec<u8>, Failed> {
         match self.folder.read(&self.path.join("auxblob")) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(vec![]),
@@ -222,7 +228,8 @@ impl Request<'_> {
     }
 }
 
-/// Returns whether another attempt may succeed: another request is on its way, or the request was written while it was read.
+/// Returns whether another attempt may succeed: the kernel is busy with another request, or the
+/// request was written while it was read.
 fn is_passing(error: &io::Error) -> bool {
     use ErrorKind::*;
     matches!(error.kind(), ResourceBusy | WouldBlock | Interrupted)
@@ -246,12 +253,14 @@ mod tests {
     const EWOULDBLOCK: i32 = 11;
     const EIO: i32 = 5;
 
-    /// A folder that behaves as the kernel's (drivers/virt/coco/guest/report.c): each write counts, the evidence is over the last
-    /// `inblob`. It stands in for a kernel, as no machine here has one that makes evidence.
+    /// A folder that behaves like the kernel's (drivers/virt/coco/guest/report.c): each write
+    /// counts, and the evidence covers the last `inblob`. It replaces the kernel, because no test
+    /// machine has one that makes evidence.
     #[derive(Default)]
     struct Simulated {
         requests: RefCell<BTreeMap<PathBuf, State>>,
-        /// Counts the calls, and fails those that are named: operation, first call of it that succeeds, error.
+        /// Counts the calls, and makes the listed ones fail: operation, the first call to fail,
+        /// error.
         faults: RefCell<Vec<(&'static str, u32, i32)>>,
         /// How many times another program writes, too, before `outblob` is read.
         intruders: RefCell<u32>,
