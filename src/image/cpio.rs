@@ -19,7 +19,8 @@ pub fn archive(name: &str, content: &[u8]) -> Vec<u8> {
         &format!("{FOLDER}/{name}"),
         content,
     );
-    // in the stub, the trailer is a constant with upper-case digits; the members have lower-case ones
+    // in the stub, the trailer is a constant with upper-case digits; the members have lower-case
+    // ones
     archive.extend_from_slice(b"070701");
     let fields = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 11, 0];
     for field in fields {

@@ -1,6 +1,6 @@
-//! Which files an initrd has: archives in the `newc` format of the kernel's
-//! Documentation/driver-api/early-userspace/buffer-format.rst, one behind the other, each as it is
-//! or compressed. Of the compressions only gzip is read.
+//! Finds the files in an initrd: archives in the `newc` format of the kernel's
+//! Documentation/driver-api/early-userspace/buffer-format.rst, one after the other, each
+//! uncompressed or compressed. Of the compression formats, only gzip is supported.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -14,22 +14,23 @@ const MAGICS: [&[u8]; 2] = [b"070701", b"070702"];
 /// The fields with the length of the file and of its name.
 const FILE_SIZE: usize = 6;
 const NAME_SIZE: usize = 11;
-/// Maximum length of a name with the zero behind it (PATH_MAX).
+/// Maximum length of a name with its terminating zero (PATH_MAX).
 const MAX_NAME: usize = 4096;
-/// Maximum number of bytes that are decompressed of an initrd.
+/// Maximum number of bytes that are decompressed from an initrd.
 const MAX_UNPACKED: u64 = 1 << 30;
 const TRAILER: &[u8] = b"TRAILER!!!";
 
-/// What was found in an initrd.
+/// The files that were found in an initrd.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Files {
-    /// The files that were looked for.
+    /// The files that were searched for.
     pub found: BTreeSet<&'static str>,
     /// Why a part could not be read.
     pub unread: Option<&'static str>,
 }
 
-/// Looks for files in an initrd. Each of `wanted` is the end of a path, as `bin/sshd` or `sshd`.
+/// Looks for files in an initrd. Each of `wanted` is the end of a path, such as `bin/sshd` or
+/// `sshd`.
 pub fn find(initrd: &[u8], wanted: &[&'static str]) -> Files {
     let (mut rest, mut files, mut left) = (initrd, Files::default(), MAX_UNPACKED);
     while let Some(start) = rest.iter().position(|byte| *byte != 0) {
@@ -73,7 +74,7 @@ fn gunzipped(
     }
 }
 
-/// Reads an archive up to its trailer; hands the names of its members to `see`.
+/// Reads an archive up to its trailer; passes the names of its members to `see`.
 fn archive(archive: &mut impl Read, see: &mut impl FnMut(&[u8])) -> Result<(), &'static str> {
     const DAMAGED: &str = "its archive is damaged";
     loop {
@@ -100,7 +101,7 @@ fn archive(archive: &mut impl Read, see: &mut impl FnMut(&[u8])) -> Result<(), &
     }
 }
 
-/// Returns how many bytes are missing to a multiple of four.
+/// Returns the number of bytes up to the next multiple of four.
 fn padding(length: u64) -> u64 {
     length.next_multiple_of(4) - length
 }

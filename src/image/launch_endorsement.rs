@@ -1,5 +1,5 @@
-//! Google's launch endorsements: what a firmware of its confidential machines measures, signed by
-//! Google (github.com/google/gce-tcb-verifier, `proto/endorsement.proto`).
+//! Google's launch endorsements: the measurements of a firmware for its confidential machines,
+//! signed by Google (github.com/google/gce-tcb-verifier, `proto/endorsement.proto`).
 //!
 //! [`LaunchEndorsement::parse`] believes nothing. [`LaunchEndorsement::verify`] gives the content
 //! if Google's root certifies its signer.
@@ -20,7 +20,7 @@ use super::snp::LaunchDigest;
 
 /// Maximum size of a file in bytes. Genuine ones have 5 KiB.
 const MAX_FILE: usize = 1 << 20;
-/// What both the root and the signer sign with.
+/// The signature algorithm of both the root and the signer.
 const SIGNATURE: &dyn SignatureVerificationAlgorithm = RSA_PSS_2048_8192_SHA256_LEGACY_KEY;
 /// id-kp-codeSigning, 1.3.6.1.5.5.7.3.3: the content of the OID.
 const CODE_SIGNING: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 3];
@@ -44,8 +44,8 @@ struct File {
     signature: Vec<u8>,
 }
 
-/// VMGoldenMeasurement. The certificates above that of the signer (ca_bundle) are left out: nobody
-/// has to believe them.
+/// VMGoldenMeasurement. The CA certificates (ca_bundle) are not read, because they are not needed
+/// to verify the signer.
 #[derive(Clone, PartialEq, Message)]
 struct GoldenMessage {
     #[prost(message, optional, tag = "1")]
@@ -102,7 +102,7 @@ struct TdxMeasurement {
     mrtd: Vec<u8>,
 }
 
-/// The file of an endorsement, which nobody has verified.
+/// The file of an endorsement, not verified.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LaunchEndorsement {
     signed: Vec<u8>,
@@ -111,17 +111,17 @@ pub struct LaunchEndorsement {
     golden: Golden,
 }
 
-/// What Google says about a firmware: a "golden measurement".
+/// Google's statements about a firmware: a "golden measurement".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Golden {
     /// When Google signed it.
     pub signed_at: SystemTime,
     /// The common name of the signer's certificate.
     pub signer: String,
-    /// The number of the change of which the firmware was built, in Google's own repository; 0 if
-    /// not known.
+    /// The number of the change from which the firmware was built, in Google's own repository; 0 if
+    /// unknown.
     pub changelist: u64,
-    /// The commit of which the firmware was built; empty if not known.
+    /// The commit from which the firmware was built; empty if unknown.
     pub commit: Vec<u8>,
     /// The SHA-384 of the firmware's file.
     pub firmware: [u8; 48],
@@ -138,7 +138,7 @@ pub struct Snp {
     pub svn: u32,
     /// The launch digest for each number of processors that the hypervisor prepares.
     pub measurements: BTreeMap<u32, LaunchDigest>,
-    /// The guest policy with which Google starts such machines, as it says.
+    /// The guest policy with which Google starts such machines, according to Google.
     pub policy: u64,
     /// Whether it also endorses a secure VM service module (SVSM), whose launch digest is not among
     /// the others.
@@ -150,7 +150,7 @@ pub struct Snp {
 pub struct Tdx {
     /// The security version number of the firmware.
     pub svn: u32,
-    /// Each MRTD with the memory of machines that have it, in GiB; 0: any memory.
+    /// Each MRTD with the memory in GiB of the machines that have it; 0 means any memory.
     pub measurements: Vec<(u32, [u8; 48])>,
 }
 
@@ -195,7 +195,7 @@ impl LaunchEndorsement {
             None,
         )
         .map_err(|error| wrong(in_words(&error)))?;
-        // the library does not look at it
+        // the library does not check this
         if !matches!(fields.key_usage(), Some(bits) if bits & DIGITAL_SIGNATURE != 0) {
             return Err(wrong("is not one for signatures (key usage)".into()));
         }
@@ -236,7 +236,7 @@ impl Root {
         value
     }
 
-    /// Fails unless it is an authority, and valid at this time: the library takes a root as it is.
+    /// Fails unless it is a CA, and valid at this time: the library does not check roots.
     fn verify(&self, now: SystemTime) -> Result<(), String> {
         let validity = Certificate::parse(&self.0).and_then(|fields| fields.validity());
         let (from, until) = validity.map_err(|_| "the root cannot be read")?;
@@ -312,8 +312,8 @@ impl Golden {
 }
 
 impl Snp {
-    /// Returns the launch digests of machines with these numbers of processors; with all that are
-    /// endorsed if none is given.
+    /// Returns the launch digests of machines with these numbers of processors; if none is given,
+    /// all endorsed ones.
     pub fn digests(&self, processors: &[u32]) -> Result<Vec<LaunchDigest>, String> {
         if self.measurements.is_empty() {
             return Err("Google endorses no launch digest of SEV-SNP".into());
@@ -335,8 +335,7 @@ impl Snp {
 }
 
 impl Tdx {
-    /// Returns each MRTD of machines with this memory in MiB; each that is endorsed if none is
-    /// given.
+    /// Returns each MRTD of machines with this memory in MiB; if none is given, all endorsed ones.
     pub fn mrtds(&self, memory: Option<u64>) -> Result<Vec<[u8; 48]>, String> {
         let fits = |gib: u32| gib == 0 || memory.is_none_or(|mib| mib == u64::from(gib) << 10);
         let fitting = self.measurements.iter().filter(|(gib, _)| fits(*gib));

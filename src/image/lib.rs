@@ -1,9 +1,10 @@
-//! The register values that a TPM or a TDX machine will have after a boot of an image, computed
-//! from the image alone: what the firmware (OVMF), systemd-boot, systemd-stub, the kernel and
-//! systemd's units measure. `docs/measure.md` lists it.
+//! Computes the register values of a TPM or a TDX machine after booting an image, from the image
+//! alone: the measurements of the firmware (OVMF), systemd-boot, systemd-stub, the kernel and
+//! systemd's units. `docs/measure.md` lists it.
 //!
 //! [`Image`] is what boots. It gives a [`Log`] for each of the [`Conditions`] of a boot, and for
-//! each register the [`Case`]s: which value it has when, or why its value cannot be known.
+//! each register the [`Case`]s: the value under certain conditions, or why the value cannot be
+//! predicted.
 
 mod bytes;
 mod conditions;
@@ -42,11 +43,11 @@ use platform::PARTITION_TABLE;
 pub use platform::{Platform, REGISTERS, RTMR_1, RTMR_2};
 use uki::Uki;
 
-/// What the firmware measures before it starts a boot option, and after one that failed (TCG PC
+/// The firmware measures these before it starts a boot option, and after one that failed (TCG PC
 /// Client Platform Firmware Profile §10.4.1, EV_EFI_ACTION).
 const CALLING: &str = "Calling EFI Application from Boot Option";
 const RETURNING: &str = "Returning from EFI Application from Boot Option";
-/// What the firmware measures when the kernel takes over.
+/// The firmware measures these when the kernel takes over.
 const EXIT: [&str; 2] = [
     "Exit Boot Services Invocation",
     "Exit Boot Services Returned with Success",
@@ -58,24 +59,24 @@ pub struct Image(Kind);
 enum Kind {
     /// From a disk.
     Disk(Box<Disk>),
-    /// From a file of an EFI system partition of which nothing else is known.
+    /// From a file on an EFI system partition about which nothing else is known.
     File(Uki),
     /// From QEMU.
     DirectUki(Uki),
     DirectLinux(Linux),
 }
 
-/// The value of a register, or why it cannot be known.
+/// The value of a register, or why it cannot be predicted.
 pub type Value = Result<Vec<u8>, Missing>;
 
-/// A value of a register, and when the register has it.
+/// A value of a register, and the conditions for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Case {
     /// The value.
     pub value: Value,
     /// The part of the boot; `None`: both.
     pub stage: Option<Stage>,
-    /// The other conditions in words; empty: under all conditions.
+    /// The other conditions in words; empty if there are none.
     pub when: String,
     /// The events that give the value.
     pub events: Vec<Event>,
@@ -100,13 +101,13 @@ impl Image {
         Uki::parse(bytes, Some(&surroundings), profile).map(|uki| Image(Kind::File(uki)))
     }
 
-    /// Reads a unified kernel image that QEMU hands to the firmware (`-kernel`). `profile` is as
+    /// Reads a unified kernel image that QEMU passes to the firmware (`-kernel`). `profile` is as
     /// for a disk.
     pub fn direct_uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, String> {
         Uki::parse(bytes, None, profile).map(|uki| Image(Kind::DirectUki(uki)))
     }
 
-    /// Reads a kernel that QEMU hands to the firmware (`-kernel`, `-initrd`, `-append`).
+    /// Reads a kernel that QEMU passes to the firmware (`-kernel`, `-initrd`, `-append`).
     pub fn direct_linux(
         kernel: &[u8],
         initrd: Option<&[u8]>,
@@ -135,7 +136,7 @@ impl Image {
         Some(self.unified()?.profile()?.to_string())
     }
 
-    /// Returns in words what boots.
+    /// Returns a description of what boots.
     pub fn description(&self) -> String {
         let profile = |uki: &Uki| match uki.profile() {
             Some(profile) if profile.title().is_empty() => format!(", its profile {profile}"),
@@ -161,7 +162,7 @@ impl Image {
         }
     }
 
-    /// Returns what an operator should know before he relies on the values.
+    /// Returns warnings that an operator should read before relying on the values.
     pub fn warnings(&self) -> &[String] {
         match &self.0 {
             Kind::DirectLinux(linux) => &linux.warnings,
@@ -169,7 +170,7 @@ impl Image {
         }
     }
 
-    /// Returns what is known of what the image does with its machine's host.
+    /// Returns the known facts about how the image treats its machine's host.
     pub fn contents(&self) -> &host::Contents {
         match &self.0 {
             Kind::DirectLinux(linux) => &linux.contents,
@@ -178,9 +179,9 @@ impl Image {
         }
     }
 
-    /// Returns each channel from the host into the machine, and whether the image closes it. With
-    /// Secure Boot on, given by the operator, PCR 4 may be another one than without: then it proves
-    /// that Secure Boot is on.
+    /// Returns each channel from the host into the machine, and whether the image closes it. If the
+    /// operator says that Secure Boot is on, PCR 4 may differ from its value without Secure Boot:
+    /// then PCR 4 proves that it is on.
     pub fn channels(&self, platform: Platform, given: &Given) -> Vec<host::Channel> {
         let with = |on| {
             let secure_boot = Some(on);
@@ -195,16 +196,16 @@ impl Image {
         self.contents().channels(proves_it)
     }
 
-    /// Returns what is measured in a boot under these conditions.
+    /// Returns the measurements of a boot under these conditions.
     pub fn log(&self, platform: Platform, conditions: &Conditions) -> Log {
         let mut log = Log::new(platform);
         let is_direct = matches!(self.0, Kind::DirectUki(_) | Kind::DirectLinux(_));
-        // OVMF loads what QEMU hands to it before it calls the first boot option
+        // OVMF loads the files from QEMU before it calls the first boot option
         if is_direct {
             self.measure_image(&mut log);
         }
         log.word(4, CALLING);
-        // it ends its own part of each PCR, and of RTMR 1 as a whole
+        // the firmware ends its own part of each PCR, and of RTMR 1 as a whole
         let ended = if log.is_tdx() {
             &[4][..]
         } else {
@@ -246,7 +247,7 @@ impl Image {
         for action in EXIT {
             log.word(PARTITION_TABLE, action);
         }
-        // the booted system: systemd's units know a TPM only
+        // the booted system: systemd's units measure only into a TPM
         if let (Some(systemd), false) = (self.unified().and_then(Uki::systemd), log.is_tdx()) {
             conditions
                 .units
@@ -263,7 +264,7 @@ impl Image {
         }
     }
 
-    /// Returns the possible conditions of a boot, a usual boot's first.
+    /// Returns the possible conditions of a boot, starting with a usual boot.
     pub fn conditions(&self, given: &Given) -> Vec<Conditions> {
         let systemd = self.unified().and_then(Uki::systemd);
         let units = given.units.map(|units| units.with(systemd));
@@ -274,7 +275,8 @@ impl Image {
             .collect()
     }
 
-    /// Returns the values of each register of which something is known, under the given conditions.
+    /// Returns the possible values of each register that can be predicted, under the given
+    /// conditions.
     pub fn registers(&self, platform: Platform, given: &Given) -> BTreeMap<u32, Vec<Case>> {
         let conditions = self.conditions(given);
         let logs: Vec<_> = conditions
@@ -287,8 +289,8 @@ impl Image {
             .collect()
     }
 
-    /// Returns the only value of a register under the given conditions, if the firmware's first
-    /// boot option starts; the error has all cases.
+    /// Returns the value of a register under the given conditions, if the firmware's first boot
+    /// option starts. If there are several values, the error has all cases.
     pub fn value(
         &self,
         platform: Platform,
@@ -307,15 +309,15 @@ impl Image {
         }
     }
 
-    /// Returns whether the registers of a TDX machine have the partition table of the disk, which
+    /// Returns whether a TDX machine's registers cover the partition table of the disk, which
     /// changes when the disk grows.
     pub fn has_partition_table(&self) -> bool {
         matches!(self.0, Kind::Disk(_))
     }
 }
 
-/// Returns the values of a register in these boots, each with what distinguishes its boots from the
-/// others.
+/// Returns the values of a register in these boots, each with the conditions that distinguish its
+/// boots from the others.
 fn cases(register: u32, logs: &[(Conditions, Log)]) -> Vec<Case> {
     let mut all: Vec<Case> = Vec::new();
     for stage in Stage::ALL {

@@ -1,4 +1,4 @@
-//! A kernel that QEMU hands to OVMF (`-kernel`, `-initrd`, `-append`), without systemd-stub.
+//! A kernel that QEMU passes to OVMF (`-kernel`, `-initrd`, `-append`), without systemd-stub.
 
 use super::bytes::u32_at;
 use super::digest::Digest;
@@ -7,8 +7,8 @@ use super::host::Contents;
 use super::pe::Pe;
 use base::boot;
 
-/// QEMU (hw/i386/x86.c, as of 7.2) writes these into the kernel's setup header before it hands it
-/// to the firmware, so they are part of what is measured. Offsets: Linux boot protocol,
+/// QEMU (hw/i386/x86.c, as of 7.2) writes these values into the kernel's setup header before it
+/// passes it to the firmware, so they are measured, too. Offsets: Linux boot protocol,
 /// Documentation/arch/x86/boot.rst.
 const QEMU_LOADER: u8 = 0xb0;
 const CAN_USE_HEAP: u8 = 0x80;
@@ -17,7 +17,8 @@ const CMDLINE_ADDR: u32 = 0x20000;
 /// The memory that QEMU keeps free of an initrd at the end of low memory, for ACPI tables
 /// (pc_q35_7_x: 0x20000 + 0x8000).
 const ACPI_DATA_SIZE: u64 = 0x28000;
-/// A q35 machine with at least so much memory has this much below 4 GiB; else all of it is there.
+/// A q35 machine with at least this much memory has this much below 4 GiB; with less, all of it is
+/// there.
 const LARGE_MEMORY: u64 = 0xb000_0000;
 const LOW_MEMORY: u64 = 0x8000_0000;
 /// The end of the setup header.
@@ -25,22 +26,22 @@ const SETUP_HEADER_END: usize = 0x230;
 /// Maximum length of a kernel's version: release, builder and build, of at most 64 bytes each, with
 /// what is between them.
 const MAX_VERSION: usize = 256;
-/// Where the setup header has its magic number.
+/// The position of the magic number in the setup header.
 const MAGIC: usize = 0x202;
 
-/// Who loads the kernel, and with which file.
+/// Which file of the kernel the firmware loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loader {
-    /// QEMU 10 or newer with an OVMF of edk2-stable202505 or newer: the file as it is.
+    /// QEMU 10 or newer with an OVMF of edk2-stable202505 or newer: the unchanged file.
     AsIs,
-    /// Older ones: the file with the fields that QEMU writes into its header, of which one depends
-    /// on the machine's memory in bytes.
+    /// Older versions: the file with the fields that QEMU writes into its header; one of them
+    /// depends on the machine's memory in bytes.
     Patched(u64),
-    /// One of the two: nothing is known of the kernel.
+    /// One of the two: the kernel's digest cannot be predicted.
     Unknown,
 }
 
-/// The release of a kernel: the first two numbers of its version; `None` if it does not tell.
+/// The release of a kernel: the first two numbers of its version; `None` if it has no version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Release(Option<(u32, u32)>);
 
@@ -68,7 +69,7 @@ impl Release {
         Release(number().zip(number()))
     }
 
-    /// Returns whether the kernel measures its command line and initrd, or why that is not known.
+    /// Returns whether the kernel measures its command line and initrd, or why that is unknown.
     pub fn measures(self, on_tdx: bool) -> Result<(), Missing> {
         let name = match self.0 {
             _ if !on_tdx => return Ok(()),
@@ -85,15 +86,15 @@ impl Release {
     }
 }
 
-/// A kernel with its initrd and command line, reduced to what is measured.
+/// A kernel with its initrd and command line, reduced to the measured parts.
 pub struct Linux {
     kernel: Result<Digest, Missing>,
     command_line: Digest,
     initrd: Option<Digest>,
     release: Release,
-    /// What is known of what it does with the host.
+    /// The known facts about how it treats the host.
     pub contents: Contents,
-    /// What an operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
@@ -123,7 +124,7 @@ impl Linux {
                 "give the machine's memory (--memory), or --kernel-as-is with newer ones",
             )),
         };
-        // OVMF names the initrd for the kernel
+        // OVMF adds the initrd's name to the command line
         let options = match initrd {
             Some(_) => format!("{command_line} initrd=initrd"),
             None => command_line.to_owned(),
@@ -146,7 +147,7 @@ impl Linux {
         })
     }
 
-    /// Adds the event that the firmware measures when it loads the kernel.
+    /// Adds the event of the firmware for loading the kernel.
     pub fn measure_image(&self, log: &mut Log) {
         match &self.kernel {
             Ok(digest) => log.extend(4, "the kernel", *digest),
@@ -154,7 +155,7 @@ impl Linux {
         }
     }
 
-    /// Adds what the kernel measures.
+    /// Adds the kernel's measurements.
     pub fn measure(&self, log: &mut Log) {
         if let Some(missing) = self.release.measures(log.is_tdx()).err() {
             log.missing(9, missing);
@@ -166,7 +167,7 @@ impl Linux {
     }
 }
 
-/// Returns the kernel as QEMU hands it to the firmware.
+/// Returns the kernel as QEMU passes it to the firmware.
 fn loaded(kernel: &[u8], initrd_size: usize, memory: u64) -> Result<Vec<u8>, String> {
     if kernel.len() < SETUP_HEADER_END {
         return Err("not a Linux kernel for x86: it is cut off".into());
@@ -184,7 +185,7 @@ fn loaded(kernel: &[u8], initrd_size: usize, memory: u64) -> Result<Vec<u8>, Str
     let fits = end.checked_sub(initrd_size as u64);
     let address = fits.ok_or("the initrd does not fit into the machine's memory")? & !4095;
     let mut put = |at: usize, bytes: &[u8]| kernel[at..at + bytes.len()].copy_from_slice(bytes);
-    // without an initrd QEMU leaves its fields alone
+    // without an initrd QEMU does not change its fields
     if initrd_size > 0 {
         // both are below 4 GiB, as initrd_max is
         put(0x218, &(address as u32).to_le_bytes());

@@ -15,7 +15,7 @@ const SIZE_OF_HEADERS: usize = 60;
 const CHECK_SUM: usize = 64;
 /// Index of the certificate table in the data directories.
 const CERTIFICATES: usize = 4;
-/// Maximum number of zero bytes that a section has in memory behind the bytes of the file. Tools
+/// Maximum number of zero bytes that a section has in memory after its bytes in the file. Tools
 /// that make unified kernel images add none.
 const MAX_ZEROS: usize = 1 << 20;
 
@@ -33,7 +33,7 @@ pub struct Pe<'a> {
 /// A section.
 #[derive(Clone, Copy)]
 pub struct Section<'a> {
-    /// The name without the zero bytes behind it.
+    /// The name without trailing zero bytes.
     pub name: &'a [u8],
     /// PointerToRawData and SizeOfRawData.
     raw: (usize, usize),
@@ -123,7 +123,7 @@ impl<'a> Pe<'a> {
         let mut hashed = self.size_of_headers;
         for (offset, size) in sections.into_iter().filter(|(_, size)| *size > 0) {
             hashed = hashed.saturating_add(size);
-            // also bounds the work: sections that overlap would be hashed again and again
+            // also limits the work: sections that overlap would be hashed repeatedly
             if hashed > self.bytes.len() {
                 return Err(format!(
                     "the sections overlap, or are longer than the file of {} bytes",
@@ -172,8 +172,8 @@ impl<'a> Section<'a> {
         self.size == 0
     }
 
-    /// Returns the section as the loader puts it into memory: VirtualSize bytes, zeros behind those
-    /// of the file.
+    /// Returns the section as the loader puts it into memory: VirtualSize bytes, with zeros after
+    /// those of the file.
     pub fn in_memory(&self) -> Result<Vec<u8>, String> {
         let zeros = self.size - self.data.len();
         if zeros > MAX_ZEROS {

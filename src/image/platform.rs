@@ -1,4 +1,4 @@
-//! Whose registers are computed: those of a TPM, or those of a TDX machine.
+//! The machine whose registers are computed: one with a TPM, or a TDX machine.
 //!
 //! A TDX machine without a TPM has the same events in fewer registers (UEFI specification 2.10,
 //! §38.4.1):
@@ -10,17 +10,18 @@
 //! | 2 to 6 | RTMR 1 | 2 |
 //! | 8 to 15 | RTMR 2 | 3 |
 //!
-//! But not all who measure do so for TDX, too. The firmware is OVMF as edk2 publishes it
-//! (OvmfPkg/Tcg/TdTcg2Dxe), which measures one separator into RTMR 1. What the other programs do is
-//! beside them in this crate. systemd's units measure into a TPM alone.
+//! But not every program that measures into a TPM also measures into TDX registers. The firmware is
+//! OVMF as edk2 publishes it (OvmfPkg/Tcg/TdTcg2Dxe), which measures one separator into RTMR 1.
+//! This crate describes the other programs next to their code. systemd's units measure only into a
+//! TPM.
 
 use super::digest::Bank;
 
-/// The PCRs that tell of the image: drivers that the firmware loads from devices and disks, before
-/// the image, and their data: none; boot loader and image; GRUB's commands; command line and
-/// initrd; sections of a unified kernel image; its parameters; its extensions; the cluster.
+/// The PCRs that depend on the image. Drivers from devices and disks before the image, and their
+/// data: none are allowed; boot loader and image; GRUB's commands; command line and initrd;
+/// sections of a unified kernel image; its parameters; its extensions; the cluster.
 pub const REGISTERS: [u32; 9] = [2, 3, 4, 8, 9, 11, 12, 13, 15];
-/// The PCR with the partition table, which is known only as long as the table is as in the image.
+/// The PCR with the partition table, which is predictable only as long as the table is unchanged.
 pub const PARTITION_TABLE: u32 = 5;
 
 /// The numbers of RTMR 1 and 2 in a policy.
@@ -46,8 +47,9 @@ impl Platform {
         }
     }
 
-    /// Returns the register into which the firmware measures what it starts. Without it, anything
-    /// could run first, and measure into the other registers what the image would.
+    /// Returns the register into which the firmware measures the programs that it starts. Without
+    /// it, any program could run first, and measure the same values as the image into the other
+    /// registers.
     pub fn boot_loader(self) -> u32 {
         match self {
             Platform::Tpm(_) => 4,
@@ -55,7 +57,7 @@ impl Platform {
         }
     }
 
-    /// Returns the registers that tell of the image.
+    /// Returns the registers that depend on the image.
     pub fn registers(self) -> &'static [u32] {
         match self {
             Platform::Tpm(_) => &REGISTERS,
@@ -63,7 +65,7 @@ impl Platform {
         }
     }
 
-    /// Returns all registers of which something is known.
+    /// Returns all registers that can be predicted.
     pub fn known(self) -> Vec<u32> {
         let further = match self {
             Platform::Tpm(_) => Some(PARTITION_TABLE),

@@ -1,5 +1,5 @@
-//! The launch digest of an SEV-SNP machine (MEASUREMENT of its report), computed from its firmware
-//! and from what the hypervisor is told. Each page that the hypervisor puts into the machine before
+//! The launch digest of an SEV-SNP machine (MEASUREMENT in its report), computed from its firmware
+//! and from the hypervisor's settings. Each page that the hypervisor puts into the machine before
 //! it starts extends the digest (AMD 56860 §8.17.2).
 
 use ring::digest::{SHA256, SHA384, digest};
@@ -34,7 +34,7 @@ pub enum Hypervisor {
     Qemu,
     /// That of Amazon EC2.
     Ec2,
-    /// That of Google Compute Engine.
+    /// Google Compute Engine's hypervisor.
     Gce,
 }
 
@@ -42,7 +42,7 @@ impl Hypervisor {
     /// All of them.
     pub const ALL: [Hypervisor; 3] = [Hypervisor::Qemu, Hypervisor::Ec2, Hypervisor::Gce];
 
-    /// Returns the word for it on a command line.
+    /// Returns its keyword on a command line.
     pub fn word(self) -> &'static str {
         match self {
             Hypervisor::Qemu => "kvm",
@@ -57,8 +57,8 @@ impl Hypervisor {
 pub struct Cpu(pub u32);
 
 impl Cpu {
-    /// The models of QEMU that have SEV-SNP or whose name is used for them: family, model, stepping
-    /// (QEMU, target/i386/cpu.c). All versions of a model (`-v2`) have the same.
+    /// QEMU's processor models that have SEV-SNP, or whose names are used for it: family, model,
+    /// stepping (QEMU, target/i386/cpu.c). All versions of a model (`-v2`) have the same values.
     const MODELS: [(&str, [u32; 3]); 5] = [
         ("EPYC", [0x17, 0x01, 2]),
         ("EPYC-Rome", [0x17, 0x31, 0]),
@@ -83,8 +83,8 @@ impl Cpu {
         Some(Cpu::new(family, model, stepping))
     }
 
-    /// Returns the processor of a family, model and stepping; those of AMD have a family of at
-    /// least 15.
+    /// Returns the processor with this family, model and stepping; AMD's have a family of at least
+    /// 15.
     pub fn new(family: u32, model: u32, stepping: u32) -> Cpu {
         let extended = family.saturating_sub(0xf) & 0xff;
         let (high, low) = (model >> 4 & 0xf, model & 0xf);
@@ -92,7 +92,7 @@ impl Cpu {
     }
 }
 
-/// What QEMU hands to the firmware (`-kernel`, with `kernel-hashes=on`).
+/// The files that QEMU passes to the firmware (`-kernel`, with `kernel-hashes=on`).
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel<'a> {
     /// The file of the kernel.
@@ -103,7 +103,7 @@ pub struct Kernel<'a> {
     pub command_line: &'a str,
 }
 
-/// What a machine is started with.
+/// The parameters with which a machine is started.
 pub struct Launch<'a> {
     /// The firmware.
     pub firmware: &'a Firmware<'a>,
@@ -143,7 +143,7 @@ impl Launch<'_> {
                     .into(),
             );
         }
-        // EC2 adds the page of CPUID after all others
+        // EC2 adds the CPUID page after all others
         let is_late = |section: &&Section| {
             self.hypervisor == Hypervisor::Ec2 && section.kind == SectionKind::Cpuid
         };
@@ -181,7 +181,7 @@ impl Launch<'_> {
                 }
             },
         };
-        // each has one page in fact
+        // in fact each has one page
         let len = match page_type {
             PageType::Secrets | PageType::Cpuid => PAGE as u32,
             _ => section.len,
@@ -192,7 +192,7 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// Returns the page with the hashes of what the hypervisor boots.
+    /// Returns the page with the hashes of the files that the hypervisor boots.
     fn hashes(&self, kernel: &Kernel<'_>) -> Result<Vec<u8>, String> {
         let address = self
             .firmware
@@ -278,7 +278,7 @@ impl Launch<'_> {
     }
 }
 
-/// A page that is filled.
+/// A page under construction.
 struct Page(Vec<u8>);
 
 impl Page {
@@ -308,8 +308,8 @@ enum PageType {
 struct Digest(LaunchDigest);
 
 impl Digest {
-    /// Extends the digest by a page (AMD 56860 table 67). Only the content of normal pages and of
-    /// those of processors counts.
+    /// Extends the digest by a page (AMD 56860 table 67). The content is included only for normal
+    /// pages and processor pages.
     fn extend(&mut self, page_type: PageType, address: u64, content: &[u8]) {
         const LEN: u16 = 0x70;
         let mut info = [0; LEN as usize];

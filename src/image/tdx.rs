@@ -1,19 +1,19 @@
 //! MRTD, the measurement of a TDX machine's firmware, computed from its file. Each page that the
-//! hypervisor adds to the machine before it starts extends it, and each 256 bytes of the pages
-//! whose content counts (Intel TDX Module ABI, TDH.MEM.PAGE.ADD, TDH.MR.EXTEND).
+//! hypervisor adds to the machine before it starts extends MRTD. For measured pages, each 256 bytes
+//! of content extend it, too (Intel TDX Module ABI, TDH.MEM.PAGE.ADD, TDH.MR.EXTEND).
 //!
-//! Linux with KVM (6.16 or newer) measures the content of a page right after it added the page. A
-//! hypervisor with another order gives another MRTD of the same firmware.
+//! Linux with KVM (6.16 or newer) measures the content of a page right after it adds the page. A
+//! hypervisor with another order gives another MRTD for the same firmware.
 
 use ring::digest::{Context, SHA384};
 
 use super::firmware::Firmware;
 
 const PAGE: usize = 4096;
-/// What one extension by content covers, in bytes.
+/// The number of bytes that one extension by content covers.
 const CHUNK: usize = 256;
 
-/// Returns MRTD of machines with this firmware.
+/// Returns the MRTD of machines with this firmware.
 pub fn mrtd(firmware: &Firmware<'_>) -> Result<[u8; 48], String> {
     let mut context = Context::new(&SHA384);
     for section in firmware.tdx_sections()? {
@@ -24,7 +24,7 @@ pub fn mrtd(firmware: &Firmware<'_>) -> Result<[u8; 48], String> {
                 continue;
             }
             for offset in (0..PAGE as u64).step_by(CHUNK) {
-                // what the file does not have is zero
+                // bytes that the file does not have are zero
                 let mut chunk = [0; CHUNK];
                 let content = section.content.get((start + offset) as usize..);
                 let content = content.unwrap_or_default();
@@ -71,7 +71,7 @@ mod tests {
         }
         expected.update(&record(b"MEM.PAGE.ADD", 0x800000));
         assert_eq!(value, expected.finish().as_ref());
-        // memory that the machine accepts itself does not count, and any other change does
+        // memory that the machine accepts itself has no effect, but any other change has
         let accepted = [usual[0], usual[1], (0, 0, 0x900000, page, 4, 2)];
         assert_eq!(of(&accepted).unwrap(), value);
         for changed in [

@@ -1,6 +1,6 @@
-//! Unified kernel images (UAPI group, "Unified Kernel Image"): what systemd-stub measures of one,
-//! by the stub's version. Facts are of systemd's sources (src/boot/stub.c, measure.c, cpio.c;
-//! src/fundamental/uki.c) and were compared with booted machines.
+//! Unified kernel images (UAPI group, "Unified Kernel Image"): the measurements of systemd-stub for
+//! one, by the stub's version. The rules come from systemd's sources (src/boot/stub.c, measure.c,
+//! cpio.c; src/fundamental/uki.c) and were compared with booted machines.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use super::linux::{self, Release};
 use super::pe::{Pe, Section};
 use base::boot;
 
-/// The oldest version of systemd-stub whose rules are here, and the newest that was compared.
+/// The oldest version of systemd-stub whose rules are known here, and the newest that was compared.
 const OLDEST: u32 = 252;
 const NEWEST: u32 = 262;
-/// The versions from which on the stub measures on TDX machines, too, adds the operating system's
-/// description to the initrd, starts the kernel without the firmware, adds a secret of the machine
-/// to the initrd and a console to the command line, and leaves a read-only random seed alone.
+/// The first versions in which the stub: measures on TDX machines, too; adds the operating system's
+/// description to the initrd; starts the kernel without the firmware; adds a secret of the machine
+/// to the initrd and a console to the command line; ignores a read-only random seed.
 const MEASURES_ON_TDX: u32 = 256;
 const ADDS_OS_RELEASE: u32 = 257;
 const STARTS_KERNEL: u32 = 258;
@@ -44,13 +44,13 @@ const MEASURED: [(&str, u32); 15] = [
     (".dtbauto", 257),
     (".hwids", 257),
     (".efifw", 258),
-    // never measured, but handed to the kernel
+    // never measured, but passed to the kernel
     (".pcrsig", u32::MAX),
 ];
-/// Sections of which the stub takes the one that fits the machine.
+/// Sections of which the stub uses the one that matches the machine.
 const FOR_HARDWARE: [&str; 2] = [".dtbauto", ".efifw"];
 
-/// What lies beside an image on its EFI system partition.
+/// The other files on an image's EFI system partition that matter.
 #[derive(Default)]
 pub struct Surroundings {
     /// Files that the stub passes to the kernel: addons, credentials, extensions.
@@ -59,7 +59,7 @@ pub struct Surroundings {
     pub is_seed_read_only: bool,
 }
 
-/// An image, reduced to what is measured.
+/// An image, reduced to the measured parts.
 pub struct Uki {
     /// The stub's version: `257.13-1~deb13u1`, and its first number.
     pub version: String,
@@ -80,12 +80,12 @@ pub struct Uki {
     sidecars: Vec<String>,
     /// The profile that boots, if the image has any.
     profile: Option<Profile>,
-    /// Whether the command line turns the units off: `systemd.tpm2_measured_os=0`, or
+    /// Whether the command line disables the units: `systemd.tpm2_measured_os=0`, or
     /// `efi=noruntime` without `SYSTEMD_FORCE_MEASURE=1`.
     is_measuring_off: bool,
-    /// What is known of what it does with the host.
+    /// The known facts about how it treats the host.
     pub contents: Contents,
-    /// What an operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
@@ -189,7 +189,8 @@ impl Uki {
         let has_console = words
             .split_whitespace()
             .any(|word| word.starts_with("console="));
-        // systemd's units measure only where they see a variable of the stub, or are told to
+        // systemd's units measure only if they find a variable of the stub, or if a setting forces
+        // them
         let has = |start: &str| words.split_whitespace().any(|word| word.starts_with(start));
         let is_blind = has("efi=noruntime") && !has("SYSTEMD_FORCE_MEASURE=1");
         let is_turned_off = major >= ADDS_BOOT_SECRET
@@ -266,18 +267,18 @@ impl Uki {
     }
 
     /// Returns the version of systemd whose units measure in the booted machine; `None` if they are
-    /// turned off. The stub's version stands for that of the initramfs and of the system, which
-    /// come from the same release as a rule.
+    /// disabled. The stub's version is used for the initramfs and the system, too, which usually
+    /// come from the same release.
     pub fn systemd(&self) -> Option<u32> {
         (!self.is_measuring_off).then_some(self.major)
     }
 
-    /// Adds the event that the firmware measures when it loads the image.
+    /// Adds the event of the firmware for loading the image.
     pub fn measure_image(&self, log: &mut Log) {
         log.extend(4, "the unified kernel image", self.image);
     }
 
-    /// Adds what the stub and the kernel measure. `secure_boot`: whether the firmware checks
+    /// Adds the measurements of the stub and the kernel. `secure_boot`: whether the firmware checks
     /// signatures.
     pub fn measure(&self, secure_boot: bool, log: &mut Log) {
         if self.major >= MEASURES_ON_TDX || !log.is_tdx() {
@@ -308,7 +309,7 @@ impl Uki {
         }
     }
 
-    /// Adds what the stub measures.
+    /// Adds the measurements of the stub.
     fn measure_sections(&self, log: &mut Log) {
         for (name, digest) in &self.sections {
             log.extend(
@@ -334,8 +335,8 @@ impl Uki {
     }
 }
 
-/// A profile of an image: sections that replace or complete those before all profiles (UAPI group,
-/// "Unified Kernel Image").
+/// A profile of an image: sections that replace or add to the sections before all profiles (UAPI
+/// group, "Unified Kernel Image").
 pub struct Profile {
     /// Its number, from 0: systemd-boot starts `@1` as the second.
     number: usize,
@@ -444,7 +445,7 @@ impl<'a> Sections<'a> {
         section.map(|(_, section)| section.in_memory()).transpose()
     }
 
-    /// Returns the digest of what the kernel gets as its initrd.
+    /// Returns the digest of the initrd that the kernel gets.
     fn initrd(&self, major: u32) -> Result<Option<Digest>, String> {
         let mut parts = Vec::new();
         for name in [".ucode", ".initrd"] {
@@ -473,12 +474,12 @@ impl<'a> Sections<'a> {
     }
 }
 
-/// Returns the command line that the stub passes on to the kernel; `None` if it is not known,
-/// because the text has characters that versions treat differently.
+/// Returns the command line that the stub passes on to the kernel; `None` if it cannot be
+/// predicted, because the text has characters that versions treat differently.
 fn passed_on(section: &[u8], version: &str) -> Option<String> {
     let text = section.split(|byte| *byte == 0).next()?;
     let text = str::from_utf8(text).ok()?;
-    // 254 and late releases of 252 turn control characters into spaces and drop those at the end,
+    // 254 and late releases of 252 replace control characters by spaces and drop those at the end,
     // 257 also those at the beginning
     let spaced: String = text
         .chars()
