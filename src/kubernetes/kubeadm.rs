@@ -2,7 +2,7 @@
 //! (from 1.31) reads, and kubelet.config.k8s.io/v1beta1. The files are JSON, which is valid YAML
 //! 1.2, with `---` between documents.
 //!
-//! A missing field has kubeadm's default. The old system's files are of v1beta3. They differ in
+//! A missing field has kubeadm's default. Constellation's files are of v1beta3. They differ in
 //! these points: here the API server advertises the node's own address instead of that of the
 //! default route; an empty `cloud-provider` is omitted; and there is no cipher suite with RSA key
 //! exchange, which has no forward secrecy (RFC 9325 §4.1).
@@ -40,8 +40,8 @@ pub const CA_KEY: &str = "/etc/kubernetes/pki/ca.key";
 /// looks for the certificate that it renews (k8s.io/client-go, util/certificate: `kubelet-server`
 /// in its certificate directory). It must not be configured as `tlsCertFile`: before 1.36, a
 /// kubelet serves that file to clients that connect by address, such as the API server, even after
-/// a renewal. The second pair has the old system's names, which contain the word client. The
-/// configuration of the old system's clusters names it, also for our nodes.
+/// a renewal. The second pair has Constellation's names, which contain the word client. The
+/// configuration of Constellation's clusters names it, also for our nodes.
 pub const KUBELET_CERTIFICATES: [(&str, &str); 2] = [
     (
         "/var/lib/kubelet/pki/kubelet-server.crt",
@@ -59,7 +59,7 @@ pub const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 /// The minor version from which the feature gate ControlPlaneKubeletLocalMode is on by default. It
 /// is locked from 1.35 on.
 const KUBELET_LOCAL_MODE_DEFAULT: u32 = 33;
-/// AEAD cipher suites with forward secrecy, in the old system's order.
+/// AEAD cipher suites with forward secrecy, in Constellation's order.
 const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",

@@ -3,8 +3,8 @@
 //!
 //! On the first control plane, the node signs the certificate itself, because it has the CA. For
 //! all other nodes, the join service on a control plane signs it. The API server requires it from
-//! the kubelet (`kubelet-certificate-authority`). It differs from the old system's in two points.
-//! It also contains the node's DNS names. It is valid for serving only, like those of Kubernetes'
+//! the kubelet (`kubelet-certificate-authority`). It differs from Constellation's in two points. It
+//! also contains the node's DNS names. It is valid for serving only, like those of Kubernetes'
 //! signer `kubernetes.io/kubelet-serving`: a client certificate with this subject would
 //! authenticate as the node.
 
@@ -34,8 +34,8 @@ use sys::file;
 
 /// The accepted clock difference between nodes.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);
-/// The validity of a certificate, as in the old system. It ends with the CA's at the latest,
-/// because clients no longer accept it then.
+/// The validity of a certificate, as in Constellation. It ends with the CA's at the latest, because
+/// clients no longer accept it then.
 const VALIDITY: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 // Object identifiers in DER, with tag and length.
@@ -164,7 +164,8 @@ pub struct Authority {
     end: SystemTime,
 }
 
-/// The refusal of a private key. The error of the library shows a line of the file, which can be the key.
+/// The refusal of a private key. The error of the library shows a line of the file, which can be
+/// the key.
 pub const NO_KEY: &str = "expected a private key in PEM (PKCS #8, PKCS #1 or SEC 1), with its first and last lines on lines of their own";
 
 impl Authority {

@@ -18,5 +18,5 @@ pub mod parameters;
 pub mod services;
 pub mod yaml;
 
-/// The namespace of the services and all their objects, as in the old system.
+/// The namespace of the services and all their objects, as in Constellation.
 pub const NAMESPACE: &str = "kube-system";

@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// The supported minor versions of Kubernetes 1: from the first with kubeadm's v1beta4 to the
 /// newest release.
 pub const MINORS: std::ops::RangeInclusive<u32> = 31..=36;
-/// The default name of a cluster, as in the old system.
+/// The default name of a cluster, as in Constellation.
 pub const DEFAULT_CLUSTER_NAME: &str = "constellation";
 /// Kubeadm's default network of services (DefaultServicesSubnet).
 const DEFAULT_SERVICE_SUBNET: &str = "10.96.0.0/12";
@@ -113,7 +113,7 @@ pub struct NodeName(String);
 
 impl NodeName {
     /// Derives the name from a machine's name in its cloud: in lower case, with `-` instead of `_`,
-    /// as in the old system.
+    /// as in Constellation.
     pub fn from_machine(name: &str) -> Result<NodeName, Invalid> {
         let compliant = name.to_ascii_lowercase().replace('_', "-");
         if !is_subdomain(&compliant) {

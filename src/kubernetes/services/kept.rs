@@ -1,8 +1,8 @@
-//! The values of the chart with which Helm, an earlier run or the old system installed the services of a cluster. An installation that
-//! does not name a value leaves it as it is.
+//! The values of the chart with which Helm, an earlier run or Constellation installed the services
+//! of a cluster. An installation that does not name a value leaves it as it is.
 //!
-//! Only values that the operator of a cluster chooses are kept. What the chart itself decides, such as resources and paths, comes from
-//! the chart that `firstlight apply` installs.
+//! Only values that the operator of a cluster chooses are kept. What the chart itself decides, such
+//! as resources and paths, comes from the chart that `firstlight apply` installs.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,8 @@ const OPTIONS: [(&str, &str); 10] = [
     ("--log-format", "logFormat"),
 ];
 
-/// Returns the values of the present services that differ from those of the chart; none if there are no services.
+/// Returns the values of the present services that differ from those of the chart; none if there
+/// are no services.
 pub fn present(client: &Client) -> Result<Values, client::Error> {
     let find =
         |resource: &Resource| client.find(&resource.in_namespace(NAMESPACE).named("join-service"));
@@ -77,7 +78,7 @@ fn of(set: &Value, service: &Value) -> Values {
             values.insert(name, value.into());
         }
     }
-    // the old system does not always write a cloud's name in lower case
+    // Constellation does not always write a cloud's name in lower case
     if let Some(Value::String(name)) = values.get_mut(CLOUD) {
         name.make_ascii_lowercase();
         if !name.is_empty() && Cloud::named(name).is_err() {

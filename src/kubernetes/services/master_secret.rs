@@ -1,8 +1,9 @@
 //! How a cluster keeps its master secret: as it is, or wrapped by an external KMS.
 //!
-//! Each form is a Secret of its own, and immutable. So the pods of the key service start again with a new form, and a pod that cannot
-//! use it is not ready: then the installation is rolled back, and the Secret before is still there. It is deleted when all pods use
-//! the new one ([`delete_superseded`]).
+//! Each form is a Secret of its own, and immutable. So the pods of the key service start again with
+//! a new form, and a pod that cannot use it is not ready: then the installation is rolled back, and
+//! the Secret before is still there. It is deleted when all pods use the new one
+//! ([`delete_superseded`]).
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,9 +17,10 @@ use super::super::client::{
 };
 use kms::ClusterKms;
 
-/// The Secret of the plain master secret; the name is the old system's.
+/// The Secret of the plain master secret; the name is Constellation's.
 const PLAIN: &str = "constellation-mastersecret";
-/// The beginning of the names of Secrets with a wrapped master secret. What follows is a part of the SHA-256 of the content.
+/// The beginning of the names of Secrets with a wrapped master secret. What follows is a part of
+/// the SHA-256 of the content.
 const WRAPPED: &str = "firstlight-mastersecret-";
 /// Bytes of the hash in the name.
 const HASH_LEN: usize = 4;
@@ -109,8 +111,8 @@ impl Keeping {
     }
 }
 
-/// Returns the Secret and the values that the present key service was installed with, by whatever program; `None` if there is no
-/// key service, or if it has the plain master secret.
+/// Returns the Secret and the values that the present key service was installed with, by whatever
+/// program; `None` if there is no key service, or if it has the plain master secret.
 pub fn present(client: &Client) -> Result<Option<Keeping>, client::Error> {
     let named = |resource: &client::Resource| resource.in_namespace(NAMESPACE).named("key-service");
     let Some(set) = client.find(&named(&DAEMON_SETS))? else {
@@ -162,7 +164,8 @@ pub fn content(client: &Client) -> Result<Option<Zeroizing<Vec<u8>>>, client::Er
     Ok(data)
 }
 
-/// Deletes the Secrets of ours that have the master secret in another form than `keeping`. Returns their names.
+/// Deletes the Secrets of ours that have the master secret in another form than `keeping`. Returns
+/// their names.
 pub(super) fn delete_superseded(
     client: &Client,
     keeping: &Keeping,

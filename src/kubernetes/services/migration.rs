@@ -1,4 +1,4 @@
-//! The migration of a cluster from the old system. Its disks have no records, and their headers do
+//! The migration of a cluster from Constellation. Its disks have no records, and their headers do
 //! not name their cluster. While migration is on, such disks are opened as well. The operator sets
 //! its end, because an attacker with the disk of a volume could have it opened as a state disk
 //! until then.

@@ -177,7 +177,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Parses `policy` or `services`; `attestationconfig` and `helm` are the old system's names of
+    /// Parses `policy` or `services`; `attestationconfig` and `helm` are Constellation's names of
     /// them.
     pub fn parse(name: &str) -> Option<Phase> {
         match name {
@@ -299,7 +299,8 @@ struct Change {
 }
 
 impl Change {
-    /// Returns whether the object would be another one. The record of who owns which field is not a part of it.
+    /// Returns whether the object would be another one. The record of who owns which field is not a
+    /// part of it.
     fn is_needed(&self) -> bool {
         let bare = |object: &Value| {
             let mut object = object.clone();
@@ -428,7 +429,7 @@ fn plan(client: &Client, wanted: Vec<Value>) -> Result<Vec<Change>, Error> {
     Ok(changes)
 }
 
-/// Keeps a replaced policy under a second key, as in the old system.
+/// Keeps a replaced policy under a second key, as in Constellation.
 fn keep_policy(wanted: &mut Value, before: Option<&Value>) {
     let data = |key: &str| {
         before

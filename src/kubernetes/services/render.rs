@@ -2,8 +2,8 @@
 //! only source for installations with and without Helm.
 //!
 //! The templates of these objects use only a few forms of Go's template language. A PATH is below
-//! `.Values`, `.Release` or `.Chart`. A test compares the result with Helm's. The other templates of
-//! the chart are for clusters with Helm only.
+//! `.Values`, `.Release` or `.Chart`. A test compares the result with Helm's. The other templates
+//! of the chart are for clusters with Helm only.
 //!
 //! ```text
 //!  {{ PATH | toJson }}                  JSON, which is valid YAML: a value cannot become anything else
@@ -24,7 +24,8 @@ use super::super::yaml;
 const CHART: &str = include_str!("../../../charts/firstlight/Chart.yaml");
 const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
 const LABELS: &str = include_str!("../../../charts/firstlight/templates/_labels.tpl");
-/// The name that the objects have as a release, and what manages them: with Helm, the operator's name and Helm.
+/// The name that the objects have as a release, and what manages them: with Helm, the operator's
+/// name and Helm.
 const RELEASE: &str = "firstlight";
 const TEMPLATES: [(&str, &str); 5] = [
     (
@@ -118,8 +119,8 @@ const GUARDS: [&str; 4] = [
     "/keyService/kms/ports",
 ];
 
-/// Refuses what the chart's values.schema.json refuses too, because it would open what a value guards: to Kubernetes, a field with null
-/// is an absent one.
+/// Refuses what the chart's values.schema.json refuses too, because it would open what a value
+/// guards: to Kubernetes, a field with null is an absent one.
 fn check(values: &Value) -> Result<(), String> {
     if let Some(path) = null_in(values) {
         return Err(format!(
@@ -250,7 +251,8 @@ fn evaluate(expression: &str, context: &Value) -> Result<Value, String> {
     }
 }
 
-/// Returns what a helper of _helpers.tpl returns. The operator names the whole reference of the image, and the policy as JSON.
+/// Returns what a helper of _helpers.tpl returns. The operator names the whole reference of the
+/// image, and the policy as JSON.
 fn computed(name: &str, context: &Value) -> Result<Value, String> {
     let text = |path: &str| {
         let text = lookup(path, context)?.as_str();
@@ -637,8 +639,8 @@ mod tests {
                 let of_host = volume
                     .get("hostPath")
                     .map(|host| host["path"].as_str().unwrap());
-                // the files of control planes, the socket of the host's evidence, and the authorities of web servers, which
-                // the pods of kubeadm mount too
+                // the files of control planes, the socket of the host's evidence, and the
+                // authorities of web servers, which the pods of kubeadm mount too
                 let allowed = [
                     "/etc/kubernetes/pki",
                     "/run/firstlight/evidence",
