@@ -1,9 +1,10 @@
 //! Key management: the back ends that provide data keys, and the URIs that name a back end.
 //!
-//! `InitRequest` and `RecoverMessage` contain a key URI. The URI of the cluster's own back end contains the master secret, so the
-//! URI is a secret too. `uri` parses and writes URIs. This version has one back end, [`ClusterKms`], which derives every key from
-//! the master secret and needs no storage. Back ends that wrap random keys in the key service of a cloud are known by name and
-//! refused. [`Uuid`] names a disk and its key.
+//! `InitRequest` and `RecoverMessage` contain a key URI. The URI of the cluster's own back end
+//! contains the master secret, so the URI is a secret too. `uri` parses and writes URIs. This
+//! version has one back end, [`ClusterKms`], which derives every key from the master secret and
+//! needs no storage. Back ends that wrap random keys in the key service of a cloud are known by
+//! name and refused. [`Uuid`] names a disk and its key.
 
 mod uri;
 mod uuid;
@@ -19,7 +20,8 @@ use base::crypto::{Dek, MAX_DERIVED_LEN, Secret, derive_key};
 /// The storage URI of a back end that stores nothing.
 pub const NO_STORE: &str = "storage://no-store";
 
-/// The back end that derives keys: HKDF-SHA-256 of the master secret and its salt, with the name of the key as info.
+/// The back end that derives keys: HKDF-SHA-256 of the master secret and its salt, with the name of
+/// the key as info.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterKms {
     key: Secret,
@@ -48,8 +50,8 @@ impl ClusterKms {
         &self.salt
     }
 
-    /// Makes the back end that a key URI and a storage URI of `InitRequest` or `RecoverMessage` name. An empty storage URI means no
-    /// storage.
+    /// Makes the back end that a key URI and a storage URI of `InitRequest` or `RecoverMessage`
+    /// name. An empty storage URI means no storage.
     pub fn from_uris(kms_uri: &str, storage_uri: &str) -> Result<Self, Error> {
         uri::check_storage(storage_uri)?;
         uri::parse_kms(kms_uri)

@@ -5,8 +5,9 @@
 //! storage://no-store
 //! ```
 //!
-//! The old system does not percent-encode the base64 padding `=`, which a query allows. Its parser decodes percent signs twice,
-//! which corrupts values that contain a percent sign. This module decodes exactly once; base64url contains no percent sign.
+//! Constellation does not percent-encode the base64 padding `=`, which a query allows. Its parser
+//! decodes percent signs twice, which corrupts values that contain a percent sign. This module
+//! decodes exactly once; base64url contains no percent sign.
 
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, Engine, GeneralPurpose, GeneralPurposeConfig};
@@ -21,7 +22,7 @@ pub(super) const MAX_LEN: usize = 4096;
 const KMS: &str = "kms";
 const STORAGE: &str = "storage";
 const CLUSTER_KMS: &str = "cluster-kms";
-/// Other back ends of the old system.
+/// Other back ends of Constellation.
 const CLOUDS: [&str; 3] = ["aws", "azure", "gcp"];
 
 /// Base64url: written with padding, which the old parser requires; read with and without padding.
@@ -85,7 +86,7 @@ fn not_supported(scheme: &'static str, name: &str) -> Error {
     Error::Unknown(scheme, harmless.then(|| name.to_owned()))
 }
 
-/// Returns the value of a parameter. Parameters with other names are ignored, as in the old system.
+/// Returns the value of a parameter. Parameters with other names are ignored, as in Constellation.
 fn secret_parameter(query: &str, name: &'static str) -> Result<Secret, Error> {
     let mut values = query
         .split('&')
@@ -104,7 +105,8 @@ fn secret_parameter(query: &str, name: &'static str) -> Result<Secret, Error> {
         .map_err(|_| Error::Encoding(name))
 }
 
-/// Decodes percent-encoding (RFC 3986 §2.1); `None` for a percent sign without two hexadecimal digits.
+/// Decodes percent-encoding (RFC 3986 §2.1); `None` for a percent sign without two hexadecimal
+/// digits.
 fn percent_decoded(text: &str) -> Option<Zeroizing<Vec<u8>>> {
     let mut out = Zeroizing::new(Vec::with_capacity(text.len()));
     let mut bytes = text.bytes();
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    /// The example of the old system's documentation: `masterkey` and `somesalt`.
+    /// The example of Constellation's documentation: `masterkey` and `somesalt`.
     const EXAMPLE: &str = "kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ=";
 
     fn kms(key: &[u8], salt: &[u8]) -> ClusterKms {

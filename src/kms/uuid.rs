@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A UUID in the format of RFC 9562 §4: 8-4-4-4-12 hexadecimal digits. Stored in lower case, because key ids are compared byte by
-/// byte.
+/// A UUID in the format of RFC 9562 §4: 8-4-4-4-12 hexadecimal digits. Stored in lower case,
+/// because key ids are compared byte by byte.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Uuid(String);
 
