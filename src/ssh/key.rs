@@ -1,5 +1,5 @@
-//! Public keys in three formats: the wire format of SSH (RFC 4253 §6.6), a line of a `.pub` file, and the unencrypted part of
-//! OpenSSH's private key file (PROTOCOL.key of its sources).
+//! Public keys in three formats: the wire format of SSH (RFC 4253 §6.6), a line of a `.pub` file,
+//! and the unencrypted part of OpenSSH's private key file (PROTOCOL.key of its sources).
 
 use std::fmt;
 
@@ -15,7 +15,8 @@ use base::crypto::{self, Secret};
 pub const ED25519: &str = "ssh-ed25519";
 /// Length in bytes of such a key and of its seed.
 pub const ED25519_LEN: usize = 32;
-/// Length in bytes of an Ed25519 key in the wire format (RFC 8709 §4): name and key, each after its length.
+/// Length in bytes of an Ed25519 key in the wire format (RFC 8709 §4): name and key, each after its
+/// length.
 pub const ED25519_BLOB_LEN: usize = 4 + ED25519.len() + 4 + ED25519_LEN;
 
 const BEGIN: &str = "-----BEGIN OPENSSH PRIVATE KEY-----";
@@ -26,8 +27,9 @@ const LINE: usize = 70;
 /// The unencrypted private part is padded to a multiple of this many bytes (PROTOCOL.key §3).
 const BLOCK: usize = 8;
 
-/// A kind of key that can be certified: its name, the name of its certificates, and the number of strings after the name. These
-/// are the kinds that OpenSSH accepts by default (ssh-keygen(1) -t), without DSA since 7.0.
+/// A kind of key that can be certified: its name, the name of its certificates, and the number of
+/// strings after the name. These are the kinds that OpenSSH accepts by default (ssh-keygen(1) -t),
+/// without DSA since 7.0.
 pub(super) struct Kind {
     name: &'static str,
     pub(super) certificate: &'static str,
@@ -145,7 +147,8 @@ impl PublicKey {
         })
     }
 
-    /// Parses the public part of OpenSSH's private key file, which may be encrypted; the private part is not read.
+    /// Parses the public part of OpenSSH's private key file, which may be encrypted; the private
+    /// part is not read.
     pub fn from_private_key_file(text: &str) -> Result<PublicKey, Error> {
         let text = text.trim();
         if text.is_empty() {
@@ -155,7 +158,8 @@ impl PublicKey {
             .strip_prefix(BEGIN)
             .and_then(|text| text.strip_suffix(END))
             .ok_or(Error::Malformed)?;
-        // the full capacity at once: a string that grows leaves copies of the private key in freed memory
+        // the full capacity at once: a string that grows leaves copies of the private key in freed
+        // memory
         let mut compact = Zeroizing::new(String::with_capacity(base64.len()));
         compact.extend(base64.chars().filter(|c| !c.is_ascii_whitespace()));
         let mut bytes = Zeroizing::new(vec![0; base64::decoded_len_estimate(compact.len())]);
@@ -181,8 +185,8 @@ impl PublicKey {
         &self.blob[4 + self.kind.name.len()..]
     }
 
-    /// Returns whether the line of a `.pub` file is a certificate of this key (PROTOCOL.certkeys: its name, a nonce, the key).
-    /// Its issuer and its content are not checked.
+    /// Returns whether the line of a `.pub` file is a certificate of this key (PROTOCOL.certkeys:
+    /// its name, a nonce, the key). Its issuer and its content are not checked.
     pub(super) fn is_certified_in(&self, line: &str) -> bool {
         let certified = || {
             let (name, rest) = line.split_once(' ')?;
@@ -222,7 +226,8 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// Makes a new Ed25519 key. Returns the content of its private key file, which no passphrase protects, and the public key.
+/// Makes a new Ed25519 key. Returns the content of its private key file, which no passphrase
+/// protects, and the public key.
 pub fn generate() -> (Secret, PublicKey) {
     let seed = Secret::random(ED25519_LEN);
     let pair =

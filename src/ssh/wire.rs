@@ -1,4 +1,5 @@
-//! The data types of SSH (RFC 4251 §5): big-endian numbers, and byte strings that follow their length.
+//! The data types of SSH (RFC 4251 §5): big-endian numbers, and byte strings that follow their
+//! length.
 
 use zeroize::Zeroizing;
 
