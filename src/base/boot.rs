@@ -1,11 +1,12 @@
-//! The stages of a boot, and the words that systemd measures during it, after firmware and boot loader: systemd-pcrphase.service(8).
-//! They are not in the firmware's event log. And what a kernel command line says of the root file system.
+//! The stages of a boot, and the words that systemd measures during it, after firmware and boot
+//! loader: systemd-pcrphase.service(8). They are not in the firmware's event log. And what a kernel
+//! command line says of the root file system.
 
 use std::fmt;
 
-/// Returns why a kernel command line that names a root file system without its hash is a danger; `None` if it does not
-/// (dm-verity: systemd-veritysetup-generator(8), or the kernel's dm-mod.create). It cannot tell of a root file system that is found
-/// without `root=`.
+/// Returns why a kernel command line that names a root file system without its hash is a danger;
+/// `None` if it does not (dm-verity: systemd-veritysetup-generator(8), or the kernel's
+/// dm-mod.create). It cannot tell of a root file system that is found without `root=`.
 pub fn unverified_root(command_line: &str) -> Option<&'static str> {
     let has = |names: &[&str]| {
         let mut words = command_line.split_whitespace();
@@ -19,12 +20,12 @@ pub fn unverified_root(command_line: &str) -> Option<&'static str> {
     )
 }
 
-/// The word by which the version of a kernel says that AML, the code in ACPI tables, cannot access its memory. The kernel of our image
-/// has it.
+/// The word by which the version of a kernel says that AML, the code in ACPI tables, cannot access
+/// its memory. The kernel of our image has it.
 const CONFINED: &str = "aml-confined";
 
-/// Returns what follows if a kernel with this version (/proc/version) runs the host's ACPI tables without limits; `None` if it confines
-/// them.
+/// Returns what follows if a kernel with this version (/proc/version) runs the host's ACPI tables
+/// without limits; `None` if it confines them.
 pub fn trusted_acpi(version: &str) -> Option<&'static str> {
     (!version.contains(CONFINED)).then_some(
         "the kernel lets code in the host's ACPI tables write its memory, and no PCR has these tables: whoever controls the host can \
@@ -32,8 +33,8 @@ pub fn trusted_acpi(version: &str) -> Option<&'static str> {
     )
 }
 
-/// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system cannot prove that it is an
-/// initramfs.
+/// A stage of a boot. systemd measures when the boot leaves the initramfs, so that a booted system
+/// cannot prove that it is an initramfs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// The initramfs after its `sysinit.target`, which opens the state disk: rejoin and recovery.
@@ -89,7 +90,8 @@ pub const UNTIL_BOOTED: [&str; 4] = [PHASES[0], PHASES[1], PHASES[2], PHASES[3]]
 pub const OS_SEPARATOR: &str = "os-separator";
 /// The word that systemd-pcrnvdone measures after the NvPCRs are set up (systemd 259).
 const NV_PCR_SEPARATOR: &str = "nvpcr-separator";
-/// The words that systemd measures in the initramfs before the state disk is opened: the unit that opens it is ordered after them.
+/// The words that systemd measures in the initramfs before the state disk is opened: the unit that
+/// opens it is ordered after them.
 pub const IN_INITRAMFS: [&str; 3] = [PHASES[0], NV_PCR_SEPARATOR, OS_SEPARATOR];
 
 /// Returns the words of a PCR in the order of a boot; a word may be missing in a boot.

@@ -1,6 +1,7 @@
 //! Reads integers from a structure of bytes that somebody else wrote.
 
-/// Reads from the front of bytes. Each method returns `None` if bytes are missing, so a length field never exceeds what follows it.
+/// Reads from the front of bytes. Each method returns `None` if bytes are missing, so a length
+/// field never exceeds what follows it.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -1,8 +1,10 @@
-//! Runs other programs, such as kubeadm, systemctl and mke2fs. No other module of the shipped programs starts a child process.
+//! Runs other programs, such as kubeadm, systemctl and mke2fs. No other module of the shipped
+//! programs starts a child process.
 //!
-//! Each call has a time limit and a [`Stop`]. Both end the program and its process group, and no process of the group is left
-//! when a call returns. Each line of output is reported at once; an error contains the last lines. Everybody on the machine can
-//! read the arguments of a process (proc(5)), so secrets go into files or into the standard input, never into arguments.
+//! Each call has a time limit and a [`Stop`]. Both end the program and its process group, and no
+//! process of the group is left when a call returns. Each line of output is reported at once; an
+//! error contains the last lines. Everybody on the machine can read the arguments of a process
+//! (proc(5)), so secrets go into files or into the standard input, never into arguments.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,13 +19,15 @@ use std::time::{Duration, Instant};
 use crate::crypto::Secret;
 use crate::stop::Stop;
 
-/// Interval of the checks for the program's end, a stop and the time limit while the program prints nothing.
+/// Interval of the checks for the program's end, a stop and the time limit while the program prints
+/// nothing.
 const TICK: Duration = Duration::from_millis(100);
 /// The same interval after the program has closed its output: it ends very soon.
 const SHORT_TICK: Duration = Duration::from_millis(5);
 /// From SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long output is read after the program's end. A process that has left the group may keep the output open.
+/// How long output is read after the program's end. A process that has left the group may keep the
+/// output open.
 const DRAIN: Duration = Duration::from_secs(1);
 /// Maximum bytes of a line; the rest becomes the next line.
 const MAX_LINE: usize = 2000;
@@ -104,7 +108,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Runs `command` until it succeeds within `limit`; `tell` gets each line of its standard output and error.
+/// Runs `command` until it succeeds within `limit`; `tell` gets each line of its standard output
+/// and error.
 pub fn run(
     command: &mut Command,
     limit: Duration,
@@ -139,7 +144,8 @@ fn run_with(
     running.finish(lines, limit, stop, tell)
 }
 
-/// Runs `command` like [`run`], but returns its standard output, which may be secret; `tell` gets only standard error.
+/// Runs `command` like [`run`], but returns its standard output, which may be secret; `tell` gets
+/// only standard error.
 pub fn output(
     command: &mut Command,
     limit: Duration,
@@ -196,7 +202,8 @@ impl Running {
         }
     }
 
-    /// Sends each line of a pipe of the child to `sender`, on a thread that ends with the pipe or the receiver.
+    /// Sends each line of a pipe of the child to `sender`, on a thread that ends with the pipe or
+    /// the receiver.
     fn read_lines<P: Read + Send + 'static>(
         &mut self,
         take: impl FnOnce(&mut Child) -> Option<P>,
@@ -267,7 +274,8 @@ impl Running {
         sys::process::has_ended(self.child.id()).unwrap_or(true)
     }
 
-    /// Ends the program if it runs, first by SIGTERM, then by SIGKILL; kills what is left of its group.
+    /// Ends the program if it runs, first by SIGTERM, then by SIGKILL; kills what is left of its
+    /// group.
     fn end(&mut self) -> io::Result<ExitStatus> {
         // the group has the child's number, which belongs to the child until `wait`
         let signal = |signal| drop(sys::process::signal_group(self.child.id(), signal));
@@ -385,7 +393,8 @@ mod tests {
             self.0.path().join("pid").display().to_string()
         }
 
-        /// Waits until the process has ended. A zombie counts: there may be no process that reaps it.
+        /// Waits until the process has ended. A zombie counts: there may be no process that reaps
+        /// it.
         fn has_ended(&self) -> bool {
             let pid = std::fs::read_to_string(self.path()).unwrap();
             let stat = format!("/proc/{}/stat", pid.trim());

@@ -76,8 +76,8 @@ pub fn time(seconds: u64) -> Vec<u8> {
     }
 }
 
-/// Returns the seconds since 1970 of an element, its tag and its content, if it is a UTCTime or GeneralizedTime in the only form that
-/// RFC 5280 §4.1.2.5 allows.
+/// Returns the seconds since 1970 of an element, its tag and its content, if it is a UTCTime or
+/// GeneralizedTime in the only form that RFC 5280 §4.1.2.5 allows.
 pub fn seconds((tag, text): (u8, &[u8])) -> Result<u64, Malformed> {
     let text = std::str::from_utf8(text).map_err(|_| Malformed)?;
     let (year, rest) = match tag {

@@ -10,10 +10,10 @@
 //! {"ts":1795432100.123456,"level":"warn","logger":"join_service","msg":"10.42.1.7: attestation refused: ..","uptime":12.345678}
 //! ```
 //!
-//! The time of a text is the time since boot. It needs no correct clock and matches the kernel's own lines on
-//! a console. One record is one write, so that lines of two threads do not mix. Characters that are not
-//! visible are escaped, because texts may come from peers. The second and further lines of a record are
-//! indented, so that none looks like a record of its own.
+//! The time of a text is the time since boot. It needs no correct clock and matches the kernel's
+//! own lines on a console. One record is one write, so that lines of two threads do not mix.
+//! Characters that are not visible are escaped, because texts may come from peers. The second and
+//! further lines of a record are indented, so that none looks like a record of its own.
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -73,8 +73,9 @@ pub enum Format {
     /// For people.
     #[default]
     Text,
-    /// For collectors of logs: the keys `ts` (seconds since 1970), `level`, `logger`, `msg` and `uptime` (seconds since
-    /// boot). The first four are those of zap, with which the old system logs.
+    /// For collectors of logs: the keys `ts` (seconds since 1970), `level`, `logger`, `msg` and
+    /// `uptime` (seconds since boot). The first four are those of zap, with which Constellation
+    /// logs.
     Json,
 }
 
@@ -191,7 +192,8 @@ fn json_line(
     line
 }
 
-/// Appends a text to a string of JSON (RFC 8259 §7). All characters that are not visible are escaped, also those that JSON permits.
+/// Appends a text to a string of JSON (RFC 8259 §7). All characters that are not visible are
+/// escaped, also those that JSON permits.
 fn push_json(line: &mut String, text: &str) {
     for c in text.chars() {
         match c {

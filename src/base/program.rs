@@ -34,7 +34,8 @@ pub enum Failure {
     /// The arguments are wrong. This text and a hint at `--help` go to standard error; exit code
     /// [`USAGE`].
     Usage(String),
-    /// The arguments of this command are wrong. As [`Failure::Usage`], with a hint at the command's own `--help`.
+    /// The arguments of this command are wrong. As [`Failure::Usage`], with a hint at the command's
+    /// own `--help`.
     UsageOf(&'static str, String),
     /// The work failed. The sentence goes to standard error; the exit code is [`FAILED`] unless
     /// another one has a meaning.
@@ -101,7 +102,8 @@ pub fn main(
     ExitCode::from(code)
 }
 
-/// Returns the version of a program, and the commit if the build knows it: `firstlight 0.1.0 (0123456789ab, 2026-11-22)`.
+/// Returns the version of a program, and the commit if the build knows it: `firstlight 0.1.0
+/// (0123456789ab, 2026-11-22)`.
 pub fn version(name: &str) -> String {
     let commit = option_env!("FIRSTLIGHT_COMMIT").map(|commit| format!(" ({commit})"));
     let commit = commit.unwrap_or_default();
@@ -109,7 +111,8 @@ pub fn version(name: &str) -> String {
 }
 
 /// Prepares the `main` of a service before it starts a thread: starts the log at `level` in this
-/// format, protects the memory of the process, and blocks the signals that stop the service until it waits for them.
+/// format, protects the memory of the process, and blocks the signals that stop the service until
+/// it waits for them.
 pub fn prepare_service(level: LevelFilter, format: logger::Format) -> Result<StopSignals, Failure> {
     logger::init(level, format);
     process::keep_memory_private().map_err(|error| {

@@ -1,12 +1,14 @@
-//! Text that others wrote, for a log or a terminal: short, whatever it is. The precision of a format shortens `{}` of a text, but neither
-//! `{:?}` nor most errors of libraries, and some of these repeat all that they were given.
+//! Text that others wrote, for a log or a terminal: short, whatever it is. The precision of a
+//! format shortens `{}` of a text, but neither `{:?}` nor most errors of libraries, and some of
+//! these repeat all that they were given.
 
 use std::fmt::Display;
 
 /// Maximum length in characters of the error of a library.
 const MAX_ERROR: usize = 160;
 
-/// Returns at most `max` characters of a text, without control characters that could affect a terminal.
+/// Returns at most `max` characters of a text, without control characters that could affect a
+/// terminal.
 pub fn printable(text: &str, max: usize) -> String {
     let plain = |c: char| match c == ' ' || c.is_ascii_graphic() {
         true => c,
@@ -16,8 +18,9 @@ pub fn printable(text: &str, max: usize) -> String {
     shown.chain(end(text, max).chars()).collect()
 }
 
-/// Returns whether a terminal shows a character for what it is. It does not for control and format characters, which change other
-/// characters, their order or the line, and for those without a shape.
+/// Returns whether a terminal shows a character for what it is. It does not for control and format
+/// characters, which change other characters, their order or the line, and for those without a
+/// shape.
 pub fn is_visible(c: char) -> bool {
     // `{:?}` escapes quotes and backslashes too, but only to be Rust
     matches!(c, '"' | '\'' | '\\') || c.escape_debug().len() == 1

@@ -4,8 +4,8 @@
 //! firstlight[unlock]    3.214s mapped: /dev/mapper/state
 //! ```
 //!
-//! The same lines are kept in the record of the boot, a file of limited size that the programs of the initramfs and of the booted
-//! system append to.
+//! The same lines are kept in the record of the boot, a file of limited size that the programs of
+//! the initramfs and of the booted system append to.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -28,8 +28,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 pub const RECORD_BYTES: usize = 32 << 10;
 /// Maximum bytes of a line of the record.
 const RECORD_LINE: usize = 300;
-/// The events that repeat for as long as something is missing. They fill at most half of the record, so that the events after a
-/// long wait have room.
+/// The events that repeat for as long as something is missing. They fill at most half of the
+/// record, so that the events after a long wait have room.
 const REPEATED: [&str; 3] = ["waiting", "quote", "refused"];
 
 /// Prints the events of one run of a program: the only lines that may leave the machine. They
@@ -68,7 +68,8 @@ impl Timeline {
         })
     }
 
-    /// Also appends the events to the record of this boot at `path`, up to [`RECORD_BYTES`] in all: the first line of each.
+    /// Also appends the events to the record of this boot at `path`, up to [`RECORD_BYTES`] in all:
+    /// the first line of each.
     pub fn recorded_at(self, path: &Path) -> io::Result<Timeline> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;

@@ -1,5 +1,5 @@
-//! The fields of a certificate (RFC 5280 §4.1) that chain verification does not tell: validity, subject, key, extensions. Nothing is
-//! verified.
+//! The fields of a certificate (RFC 5280 §4.1) that chain verification does not tell: validity,
+//! subject, key, extensions. Nothing is verified.
 
 use crate::der::{
     BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
@@ -20,8 +20,8 @@ pub const KEY_AGREEMENT: u8 = 0x80 >> 4;
 /// keyCertSign (5).
 pub const KEY_CERT_SIGN: u8 = 0x80 >> 5;
 
-/// Returns whether a certificate, DER, is one of an authority by its key usage, which the library that verifies chains does not look at.
-/// Without the extension it is (§4.2.1.3).
+/// Returns whether a certificate, DER, is one of an authority by its key usage, which the library
+/// that verifies chains does not look at. Without the extension it is (§4.2.1.3).
 pub fn may_certify(der: &[u8]) -> bool {
     Certificate::parse(der).is_ok_and(|certificate| {
         let usage = certificate.key_usage();
@@ -106,7 +106,8 @@ impl<'a> Certificate<'a> {
         }
     }
 
-    /// Returns the first byte of the bits of the key usage; `None` if the certificate has no such extension.
+    /// Returns the first byte of the bits of the key usage; `None` if the certificate has no such
+    /// extension.
     pub fn key_usage(&self) -> Option<u8> {
         let bits = Reader::new(self.extension(KEY_USAGE)?).expect(BIT_STRING);
         // the first byte is the number of unused bits
@@ -119,7 +120,8 @@ mod tests {
     use super::*;
     use crate::der::{PRINTABLE_STRING, element, time};
 
-    /// Returns a certificate of the first second of 1970 with a common name and the key usage digitalSignature.
+    /// Returns a certificate of the first second of 1970 with a common name and the key usage
+    /// digitalSignature.
     fn certificate() -> Vec<u8> {
         let oid = |content: &[u8]| element(OBJECT_IDENTIFIER, &[content]);
         let name = element(
