@@ -12,8 +12,9 @@ use super::check;
 /// The number of the first descriptor that is passed (SD_LISTEN_FDS_START).
 const FIRST: i32 = 3;
 
-/// Returns the one unix socket that systemd passed to this process. Errors: `NotFound` if it passed none or several, `InvalidInput` if it
-/// is of another kind, and after the first call `AlreadyExists`.
+/// Returns the one unix socket that systemd passed to this process. Errors: `NotFound` if it passed
+/// none or several, `InvalidInput` if it is of another kind, and after the first call
+/// `AlreadyExists`.
 pub fn listener() -> io::Result<UnixListener> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let passed = |name| env::var(name).ok()?.parse().ok();
@@ -26,7 +27,8 @@ pub fn listener() -> io::Result<UnixListener> {
     }
     // SAFETY: fcntl(2) F_SETFD takes only integers. It fails if the descriptor is not open.
     check(unsafe { libc::fcntl(FIRST, libc::F_SETFD, libc::FD_CLOEXEC) })?;
-    // SAFETY: the descriptor is open, systemd passed it to this process (LISTEN_PID), and it is taken only once.
+    // SAFETY: the descriptor is open, systemd passed it to this process (LISTEN_PID), and it is
+    // taken only once.
     let listener = UnixListener::from(unsafe { OwnedFd::from_raw_fd(FIRST) });
     listener.local_addr()?;
     Ok(listener)

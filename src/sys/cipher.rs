@@ -6,11 +6,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::check;
 
-/// Has the kernel make an AEAD, with its name as in /proc/crypto, and keep it: the next who needs it gets it at once. Without this, the
-/// kernel starts modprobe up to two times for each part of the name, and tests the AEAD, before the first use.
+/// Has the kernel make an AEAD, with its name as in /proc/crypto, and keep it: the next who needs
+/// it gets it at once. Without this, the kernel starts modprobe up to two times for each part of
+/// the name, and tests the AEAD, before the first use.
 ///
 /// # Errors
-/// `EAFNOSUPPORT` or `ENOENT` if the kernel lacks the module `algif_aead`, or the AEAD; `InvalidInput` for a name of more than 63 bytes.
+/// `EAFNOSUPPORT` or `ENOENT` if the kernel lacks the module `algif_aead`, or the AEAD;
+/// `InvalidInput` for a name of more than 63 bytes.
 pub fn make_aead(name: &str) -> io::Result<()> {
     // SAFETY: all fields are integers, for which zero is valid.
     let mut address: libc::sockaddr_alg = unsafe { zeroed() };
@@ -32,8 +34,8 @@ pub fn make_aead(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Unloads the modules by which a program reaches the kernel's ciphers, unless one uses them or they are no modules: a system may forbid
-/// them. The ciphers stay.
+/// Unloads the modules by which a program reaches the kernel's ciphers, unless one uses them or
+/// they are no modules: a system may forbid them. The ciphers stay.
 pub fn unload_interface() {
     for module in [c"algif_aead", c"af_alg"] {
         // SAFETY: delete_module(2) reads a valid C string; its flags are an integer.

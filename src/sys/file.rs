@@ -43,7 +43,8 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Locks a file or device for this descriptor, until its last copy is closed (flock(2)). `false` if another descriptor has the lock.
+/// Locks a file or device for this descriptor, until its last copy is closed (flock(2)). `false` if
+/// another descriptor has the lock.
 pub fn try_lock(file: &File) -> io::Result<bool> {
     // SAFETY: flock(2) takes only integers, and the descriptor is open.
     let locked = check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) });

@@ -1,4 +1,5 @@
-//! Questions to NVMe devices: the command Identify (NVM Express Base Specification, admin commands).
+//! Questions to NVMe devices: the command Identify (NVM Express Base Specification, admin
+//! commands).
 
 use std::fs::File;
 use std::io;
@@ -60,7 +61,8 @@ fn identify(path: &Path, what: u32, namespace: u32) -> io::Result<[u8; ANSWER]> 
         ..Command::default()
     };
     command.dwords_10_15[0] = what;
-    // SAFETY: the kernel reads and writes one nvme_admin_cmd, which `Command` is, and writes at most data_len bytes to address.
+    // SAFETY: the kernel reads and writes one nvme_admin_cmd, which `Command` is, and writes at
+    // most data_len bytes to address.
     check(unsafe { libc::ioctl(device.as_raw_fd(), NVME_IOCTL_ADMIN_CMD as _, &mut command) })?;
     Ok(answer)
 }

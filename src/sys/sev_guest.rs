@@ -1,5 +1,5 @@
-//! Reports of SEV-SNP through `/dev/sev-guest` (linux/sev-guest.h, Documentation/virt/coco/sev-guest.rst), for kernels without
-//! configfs-tsm.
+//! Reports of SEV-SNP through `/dev/sev-guest` (linux/sev-guest.h,
+//! Documentation/virt/coco/sev-guest.rst), for kernels without configfs-tsm.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,7 +10,8 @@ use super::check;
 
 // _IOWR('S', 2, struct snp_guest_request_ioctl)
 const SNP_GET_EXT_REPORT: u32 = 0xc020_5302;
-/// Length in bytes of a response (`struct snp_report_resp`), and of what the kernel takes for certificates (SEV_FW_BLOB_MAX_SIZE).
+/// Length in bytes of a response (`struct snp_report_resp`), and of what the kernel takes for
+/// certificates (SEV_FW_BLOB_MAX_SIZE).
 const RESPONSE_LEN: usize = 4000;
 const CERTIFICATES_LEN: usize = 0x4000;
 /// Where the firmware's answer has its status, its length, and the report.
@@ -41,8 +42,9 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
 
-/// Returns what the firmware answers over these bytes at this VMPL, without its header, and the certificate table of the host. Both may
-/// be longer than their content. `EIO`: the error names what firmware and hypervisor said.
+/// Returns what the firmware answers over these bytes at this VMPL, without its header, and the
+/// certificate table of the host. Both may be longer than their content. `EIO`: the error names
+/// what firmware and hypervisor said.
 pub fn extended_report(
     device: &File,
     report_data: &[u8; 64],
@@ -63,8 +65,9 @@ pub fn extended_report(
         response: response.as_mut_ptr() as u64,
         error: 0,
     };
-    // SAFETY: the kernel reads `demand`, and writes at most RESPONSE_LEN bytes to `response`, CERTIFICATES_LEN bytes to
-    // `certificates`, and the struct itself; all of them live until the call returns, and any bytes are valid in them.
+    // SAFETY: the kernel reads `demand`, and writes at most RESPONSE_LEN bytes to `response`,
+    // CERTIFICATES_LEN bytes to `certificates`, and the struct itself; all of them live until the
+    // call returns, and any bytes are valid in them.
     let done = check(unsafe {
         libc::ioctl(
             device.as_raw_fd(),

@@ -45,7 +45,8 @@ impl StopSignals {
         }
     }
 
-    /// Sleeps until one of the signals arrives, or for this time (sigtimedwait(2)); `None` if none arrived.
+    /// Sleeps until one of the signals arrives, or for this time (sigtimedwait(2)); `None` if none
+    /// arrived.
     pub fn wait_for(&self, time: Duration) -> io::Result<Option<StopSignal>> {
         let end = Instant::now() + time;
         loop {
@@ -54,7 +55,8 @@ impl StopSignals {
                 tv_sec: left.as_secs() as _,
                 tv_nsec: left.subsec_nanos() as _,
             };
-            // SAFETY: the set is initialized, the information is not requested, and `timeout` outlives the call.
+            // SAFETY: the set is initialized, the information is not requested, and `timeout`
+            // outlives the call.
             match unsafe { libc::sigtimedwait(&self.0, ptr::null_mut(), &timeout) } {
                 libc::SIGINT => return Ok(Some(StopSignal::Int)),
                 libc::SIGTERM => return Ok(Some(StopSignal::Term)),

@@ -5,7 +5,8 @@ use std::io::{self, Read, Write};
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Returns the number of columns of a terminal (`TIOCGWINSZ`, tty_ioctl(4)); `None` if `file` is no terminal, or does not know.
+/// Returns the number of columns of a terminal (`TIOCGWINSZ`, tty_ioctl(4)); `None` if `file` is no
+/// terminal, or does not know.
 pub fn columns(file: BorrowedFd) -> Option<usize> {
     let mut size = libc::winsize {
         ws_row: 0,
@@ -21,14 +22,16 @@ pub fn columns(file: BorrowedFd) -> Option<usize> {
 /// The byte that a terminal sends for Ctrl-C (ETX).
 const CTRL_C: u8 = 3;
 
-/// The terminal of this process while it does not show what is typed (termios(3)). Dropping it restores the terminal.
+/// The terminal of this process while it does not show what is typed (termios(3)). Dropping it
+/// restores the terminal.
 pub struct Hidden {
     terminal: File,
     before: libc::termios,
 }
 
 impl Hidden {
-    /// Opens the terminal and hides what is typed. What was typed before is discarded. Fails if the process has no terminal.
+    /// Opens the terminal and hides what is typed. What was typed before is discarded. Fails if the
+    /// process has no terminal.
     pub fn open() -> io::Result<Hidden> {
         let terminal = File::options().read(true).write(true).open("/dev/tty")?;
         // SAFETY: a termios is numbers alone, so all zeros are a valid one.
@@ -47,8 +50,8 @@ impl Hidden {
         Ok(hidden)
     }
 
-    /// Shows the prompt and reads a line into `line`; returns its length with the line break. Fails at the end of the input, and
-    /// with [`io::ErrorKind::Interrupted`] at Ctrl-C.
+    /// Shows the prompt and reads a line into `line`; returns its length with the line break. Fails
+    /// at the end of the input, and with [`io::ErrorKind::Interrupted`] at Ctrl-C.
     pub fn ask(&mut self, prompt: &str, line: &mut [u8]) -> io::Result<usize> {
         self.terminal.write_all(prompt.as_bytes())?;
         match self.terminal.read(line)? {
