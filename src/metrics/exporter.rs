@@ -22,7 +22,8 @@ const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub struct Exporter(web::Server);
 
 impl Exporter {
-    /// Serves the metrics at this address; port 0 picks a free port. The answer has no secrets, so anyone may ask.
+    /// Serves the metrics at this address; port 0 picks a free port. The answer has no secrets, so
+    /// anyone may ask.
     pub fn start(listen: SocketAddr, registry: &Registry) -> io::Result<Exporter> {
         let registry = registry.clone();
         let pages = move |target: &str, _| match target.split('?').next() {
