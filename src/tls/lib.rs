@@ -1,8 +1,9 @@
-//! The cryptography of every TLS connection: that of ring, and the key exchange X25519MLKEM768 before all others.
+//! The cryptography of every TLS connection: that of ring, and the key exchange X25519MLKEM768
+//! before all others.
 //!
-//! What a connection carries today, such as a master secret, must stay secret for decades. Somebody who records the connection may
-//! have a quantum computer one day, which breaks X25519. It does not break ML-KEM. Both together are at least as strong as the
-//! stronger one.
+//! What a connection carries today, such as a master secret, must stay secret for decades. Somebody
+//! who records the connection may have a quantum computer one day, which breaks X25519. It does not
+//! break ML-KEM. Both together are at least as strong as the stronger one.
 
 mod x25519_mlkem768;
 
@@ -16,7 +17,8 @@ pub use x25519_mlkem768::X25519_MLKEM768;
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         let mut provider = ring::default_provider();
-        // A client sends the shares of the first group and of X25519, so no peer needs another round trip.
+        // A client sends the shares of the first group and of X25519, so no peer needs another
+        // round trip.
         provider.kx_groups.insert(0, X25519_MLKEM768);
         Arc::new(provider)
     });
@@ -36,8 +38,8 @@ mod tests {
 
     use super::*;
 
-    /// Connects two sides in memory. Returns the group of their key exchange, and whether the server
-    /// asked for another share.
+    /// Connects two sides in memory. Returns the group of their key exchange, and whether the
+    /// server asked for another share.
     fn meet(client: Arc<CryptoProvider>, server: Arc<CryptoProvider>) -> (NamedGroup, bool) {
         let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());

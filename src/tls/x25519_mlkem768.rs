@@ -1,5 +1,5 @@
-//! The key exchange X25519MLKEM768 (draft-ietf-tls-ecdhe-mlkem) for rustls: ML-KEM-768 (FIPS 203) and X25519 (RFC 7748), each
-//! with its own shares, which stand one after the other:
+//! The key exchange X25519MLKEM768 (draft-ietf-tls-ecdhe-mlkem) for rustls: ML-KEM-768 (FIPS 203)
+//! and X25519 (RFC 7748), each with its own shares, which stand one after the other:
 //!
 //! ```text
 //! client's share   encapsulation key (1184 bytes) | X25519 public key (32)
@@ -92,7 +92,8 @@ impl ActiveKeyExchange for Started {
     fn complete(self: Box<Self>, share: &[u8]) -> Result<SharedSecret, Error> {
         let (ciphertext, x25519_share) = split(share, CIPHERTEXT)?;
         let ciphertext: &Ciphertext<MlKem768> = ciphertext.try_into().map_err(|_| INVALID)?;
-        // A wrong ciphertext gives a secret that the server does not have (FIPS 203 §6.3), so the handshake fails later.
+        // A wrong ciphertext gives a secret that the server does not have (FIPS 203 §6.3), so the
+        // handshake fails later.
         let ml_kem = Zeroizing::new(<[u8; 32]>::from(self.ml_kem.decapsulate(ciphertext)));
         let x25519 = self.x25519.complete(x25519_share)?;
         Ok(join(&ml_kem, &x25519))
