@@ -1,10 +1,10 @@
 //! A small HTTP server: it answers `GET` and `HEAD`, one request per connection (RFC 9112).
 //!
-//! Anyone who reaches the port may ask, so a hostile peer can use up resources: [`Limits`], [`MAX_HEAD`] and [`TIME`] limit them,
-//! and the program's own threads are separate.
+//! Anyone who reaches the port may ask, so a hostile peer can use up resources: [`Limits`],
+//! [`MAX_HEAD`] and [`TIME`] limit them, and the program's own threads are separate.
 //!
-//! There is no crate for this: `tiny_http` has no time-outs and starts threads without a limit. `httparse`, which the HTTP client
-//! needs anyway, parses the request's head.
+//! There is no crate for this: `tiny_http` has no time-outs and starts threads without a limit.
+//! `httparse`, which the HTTP client needs anyway, parses the request's head.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{AddrParseError, IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
