@@ -1,11 +1,12 @@
-//! Chains of certificates to a root: what the library that verifies them (webpki) does not look at, and what its refusals mean. Its own texts
-//! are the names of Rust's values.
+//! Chains of certificates to a root: what the library that verifies them (webpki) does not look at,
+//! and what its refusals mean. Its own texts are the names of Rust's values.
 
 use base::text;
 use base::x509::may_certify;
 use webpki::{Error, VerifiedPath};
 
-/// Refuses a path over a certificate that is not one of an authority by its key usage, which the library does not look at.
+/// Refuses a path over a certificate that is not one of an authority by its key usage, which the
+/// library does not look at.
 pub fn authorities_certify(path: &VerifiedPath<'_>) -> Result<(), Error> {
     let mut between = path.intermediate_certificates();
     match between.all(|one| may_certify(&one.der())) {
@@ -62,8 +63,8 @@ pub fn in_words(error: &Error) -> String {
     }
 }
 
-/// Says that this program does not verify the signature algorithm of a certificate. Both algorithms are the content of their
-/// AlgorithmIdentifier (DER).
+/// Says that this program does not verify the signature algorithm of a certificate. Both algorithms
+/// are the content of their AlgorithmIdentifier (DER).
 pub fn unsupported(signature: &[u8], key: &[u8]) -> String {
     // sha1WithRSAEncryption and ecdsa-with-SHA1
     const SHA_1: [&[u8]; 2] = [

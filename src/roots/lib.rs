@@ -1,5 +1,6 @@
-//! The roots of trust of the vendors: every certificate that the programs believe without an operator's word is in this folder, and
-//! [`ALL`] lists it. A policy names a root by its name, or contains others.
+//! The roots of trust of the vendors: every certificate that the programs believe without an
+//! operator's word is in this folder, and [`ALL`] lists it. A policy names a root by its name, or
+//! contains others.
 //!
 //! A test compares the table with the files, and fails 90 days before a certificate expires.
 
@@ -20,7 +21,8 @@ pub enum Purpose {
     NitroDocuments,
 }
 
-/// A root, with the certificates between it and the keys that it certifies, where machines do not send these themselves.
+/// A root, with the certificates between it and the keys that it certifies, where machines do not
+/// send these themselves.
 #[derive(Debug)]
 pub struct Root {
     /// The name in a policy.
@@ -63,7 +65,8 @@ pub const ALL: &[&Root] = &[
     &MICROSOFT_2021,
 ];
 
-/// AMD's certificates of a product: https://kdsintf.amd.com/vcek/v1/PRODUCT/cert_chain and /vlek/v1/PRODUCT/cert_chain.
+/// AMD's certificates of a product: https://kdsintf.amd.com/vcek/v1/PRODUCT/cert_chain and
+/// /vlek/v1/PRODUCT/cert_chain.
 const AMD: &str =
     "the Go module github.com/google/go-sev-guest v0.15.0 (verify/trust), the crate sev 8.0.0";
 /// With which Google verifies its shielded VMs.
@@ -209,7 +212,8 @@ pub const GOOGLE_2022: Root = Root {
         expires: "2122-07-08",
         der: include_bytes!("google/ek-ak-root.der"),
     },
-    // machines do not send their authority: a verifier fetches an authority that is not in this table
+    // machines do not send their authority: a verifier fetches an authority that is not in this
+    // table
     between: &[
         Certificate {
             subject: "EK/AK CA Intermediate",
@@ -342,7 +346,8 @@ mod tests {
         }
     }
 
-    /// Fails 90 days before the first of the certificates expires: then replace it, or remove it with its policies.
+    /// Fails 90 days before the first of the certificates expires: then replace it, or remove it
+    /// with its policies.
     #[test]
     fn no_certificate_expires_soon() {
         let folder = tempfile::tempdir().unwrap();
