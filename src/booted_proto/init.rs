@@ -23,7 +23,7 @@ pub struct InitRequest {
     pub apiserver_cert_sans: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, tag = "11")]
     pub service_cidr: ::prost::alloc::string::String,
-    /// Firstlight: whether kubeadm installs CoreDNS and kube-proxy. The old operator's tool installs its own.
+    /// Firstlight: whether kubeadm installs CoreDNS and kube-proxy. Constellation's tool installs its own.
     #[prost(bool, tag = "12")]
     pub kubeadm_addons: bool,
     /// Firstlight: the network of the pods, like service_cidr. Empty if the CNI plugin's own configuration has it.

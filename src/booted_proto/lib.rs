@@ -45,9 +45,9 @@ package!(
     pub const GET_ATTESTATION: &str = "/verify.API/GetAttestation";,
     /// Maximum size of a request in bytes: a nonce.
     pub const MAX_REQUEST: usize = 256;,
-    /// Maximum size of a response in bytes, with a document of the old system.
+    /// Maximum size of a response in bytes, with a document of Constellation.
     pub const MAX_RESPONSE: usize = 512 << 10;,
-    /// TCP port on each node of the old system (a NodePort).
+    /// TCP port on each node of Constellation (a NodePort).
     pub const NODE_PORT: u16 = 30081;,
     /// The user data of each document.
     pub const USER_DATA: &[u8] = b"VerifyService";

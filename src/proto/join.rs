@@ -16,7 +16,7 @@ pub struct IssueJoinTicketRequest {
     pub host_certificate_principals: ::prost::alloc::vec::Vec<
         ::prost::alloc::string::String,
     >,
-    /// The caller verifies the API server by cluster_ca, so its token need not sign cluster-info. The old system lacks this field.
+    /// The caller verifies the API server by cluster_ca, so its token need not sign cluster-info. Constellation lacks this field.
     #[prost(bool, tag = "6")]
     pub accepts_cluster_ca: bool,
 }
@@ -77,10 +77,10 @@ pub struct IssueRejoinTicketResponse {
     #[prost(bytes = "vec", tag = "2")]
     pub measurement_secret: ::prost::alloc::vec::Vec<u8>,
     /// Only while the cluster is migrating: its measurement salt, to open a disk whose header does not name its cluster.
-    /// The old system lacks this field.
+    /// Constellation lacks this field.
     #[prost(bytes = "vec", tag = "3")]
     pub measurement_salt: ::prost::alloc::vec::Vec<u8>,
-    /// The line of an SSH host certificate that replaces the node's expiring one. The old system lacks this field.
+    /// The line of an SSH host certificate that replaces the node's expiring one. Constellation lacks this field.
     #[prost(bytes = "vec", tag = "4")]
     pub host_certificate: ::prost::alloc::vec::Vec<u8>,
 }
