@@ -1,4 +1,5 @@
-//! The register of the cluster ID of this machine: PCR 15, or the register of a machine without a TPM.
+//! The register of the cluster ID of this machine: PCR 15, or the register of a machine without a
+//! TPM.
 
 use base::crypto::CLUSTER_ID_LEN;
 use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
@@ -10,7 +11,8 @@ pub fn is_marked(location: &tpm::Location) -> Result<bool, tpm::Error> {
     Ok(!cluster_register(location)?.is_fresh())
 }
 
-/// Extends the register of the cluster ID of this machine, which is zero, with a cluster ID, and reads it back.
+/// Extends this machine's register of the cluster ID, which must be zero, with a cluster ID, and
+/// reads it back.
 pub fn mark(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), tpm::Error> {
     match location {
         tpm::Location::Tdx(_) => td::mark(location, cluster_id),
@@ -18,8 +20,9 @@ pub fn mark(location: &tpm::Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Resu
     }
 }
 
-/// Says which part of systemd has measured into PCR 15 of this machine, and what to do; `None` if PCR 15 is zero or cannot be read,
-/// or if systemd's log has no such record. A TPM that is not this machine's has no log.
+/// Says which part of systemd has measured into PCR 15 of this machine, and what to do; `None` if
+/// PCR 15 is zero or cannot be read, or if systemd's log has no such record. If the TPM is not this
+/// machine's, there is no log.
 pub fn foreign_writer(location: &tpm::Location) -> Option<String> {
     let log = match location {
         tpm::Location::Device(_) => systemd_log::read(),

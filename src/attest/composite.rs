@@ -1,19 +1,22 @@
-//! Validators that are made of others.
+//! The evidence of a peer, and validators that use other validators.
 
 use std::sync::Arc;
 
 use super::{Challenge, Evidence, Identified, KeyName, Oid, ValidateError, Validator};
 use tpm::Endorsement;
 
-/// Maximum size in bytes of the collateral that a peer sends: Intel's of a platform has about 25 KiB.
+/// Maximum size in bytes of the collateral that a peer sends: Intel's collateral for a platform has
+/// about 25 KiB.
 pub const MAX_COLLATERAL: usize = 128 << 10;
 
-/// A validator that judges documents by other validators. It is a [`Validator`] without further work.
+/// A validator that passes documents to other validators. Implementing this trait also implements
+/// [`Validator`].
 pub trait Composite: Send + Sync {
-    /// Returns the validator that names the variant, and demands proofs of attestation keys.
+    /// Returns the inner validator that defines the variant and makes challenges for attestation
+    /// keys.
     fn lead(&self) -> Arc<dyn Validator>;
 
-    /// Judges a document by the other validators.
+    /// Judges a document with the inner validators.
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         self.lead().judge(evidence)
     }

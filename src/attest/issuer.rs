@@ -9,17 +9,19 @@ use super::{Identity, KeyName, Oid, Registers, Request};
 
 /// An attestation variant: what a machine presents as evidence. The file of the variant defines it.
 pub struct Variant {
-    /// The name on the kernel command line, on the command lines of the programs, and in the Helm chart.
+    /// The name on the kernel command line, on the command lines of the programs, and in the Helm
+    /// chart.
     pub name: &'static str,
     /// The OID of the certificate extension that contains a document of this variant.
     pub oid: Oid,
     /// The kind of its machines' registers.
     pub registers: Registers,
-    /// Returns where this machine's registers are, if nobody says it: its TPM.
+    /// Returns the location of this machine's registers, if no option sets it: its TPM.
     pub location: fn() -> Result<tpm::Location, tpm::Error>,
-    /// Creates the issuer of this machine, whose TPM is at this location.
+    /// Creates the issuer of this machine with the TPM at this location.
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
-    /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
+    /// Returns the Name of the attestation key of this machine; creates the key if it does not
+    /// exist.
     pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
 }
 
@@ -33,19 +35,19 @@ impl fmt::Debug for Variant {
 pub trait Issuer: Send + Sync {
     /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
-    /// Makes a document that binds `user_data` (attested TLS: SHA-256 of the public key of the certificate) and the `nonce` of the
-    /// peer to the state of the machine.
+    /// Makes a document that binds `user_data` (attested TLS: SHA-256 of the public key of the
+    /// certificate) and the `nonce` of the peer to the state of the machine.
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError>;
-    /// Makes a document for a peer that called this machine and has proved nothing. Documents for peers that this machine calls
-    /// come first.
+    /// Makes a document for a peer that called this machine and is not authenticated. Documents for
+    /// peers that this machine calls have priority.
     fn issue_for_stranger(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         self.issue(user_data, nonce)
     }
-    /// Returns what a peer learns about this machine before it demands a proof.
+    /// Returns what a peer learns about this machine before the peer requests a proof.
     fn identity(&self) -> Result<Identity, IssueError> {
         Ok(Identity::default())
     }
-    /// Returns the identity if the TPM need not be asked for it.
+    /// Returns the identity if it is cached, so that the TPM is not used.
     fn known_identity(&self) -> Option<Identity> {
         None
     }
@@ -62,11 +64,12 @@ pub trait Issuer: Send + Sync {
             false => self.issue(&user_data, request.nonce),
         }
     }
-    /// Returns what validators of a document of this machine need beside it, as far as it is at hand: it waits for no server.
+    /// Returns cached collateral for a document of this machine. Sends no request.
     fn collateral(&self, _document: &[u8]) -> Option<Collateral> {
         None
     }
-    /// Returns the name of this machine as validators report it ([`Identified::machine`]); `None` if the variant has no names.
+    /// Returns the name of this machine as validators report it ([`Identified::machine`]); `None`
+    /// if the variant has no names.
     fn machine(&self) -> Result<Option<Arc<str>>, IssueError> {
         Ok(None)
     }

@@ -1,14 +1,18 @@
 //! Attestation: documents that prove to a peer what software a machine runs.
 //!
-//! An [`Issuer`] makes a document on the machine itself. A [`Validator`] judges the document of a peer; the crate `verifier` has all of them.
-//! Attested TLS (the crate `atls`) transports a document in a certificate extension whose OID names the variant.
+//! An [`Issuer`] makes a document on the machine itself. A [`Validator`] judges the document of a
+//! peer; the crate `verifier` has all of them. Attested TLS (the crate `atls`) transports a
+//! document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them; [`vtpm`] is what the variants with a TPM
-//! have in common; [`prepared`] keeps what a machine sends; [`session`] binds a document to one connection, and [`wire`] has its messages;
-//! [`key`] is an attestation key, and `key_name` its name; [`td`] reads the registers of a machine without a TPM; `composite` is the evidence
-//! of a peer, and validators that are made of others; [`document`] is the JSON document; [`hcl`] is the report of Azure's paravisor;
-//! `self_signed` verifies the certificate around a document; [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] says what systemd has measured;
-//! [`cbor`] reads what AWS's hypervisor writes.
+//! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them;
+//! [`vtpm`] is common to the variants with a TPM; [`prepared`] caches what a machine sends;
+//! [`session`] binds a document to one connection, and [`wire`] has its messages; [`key`] is an
+//! attestation key, and `key_name` its Name; [`td`] reads the registers of a machine without a TPM;
+//! `composite` has the evidence of a peer, and validators that use others; [`document`] is the JSON
+//! document; [`hcl`] is the report of Azure's paravisor; `self_signed` verifies the certificate
+//! around a document; [`event_log`] parses an event log, and [`excerpt`] shortens it;
+//! [`systemd_log`] reads what systemd has measured; [`cbor`] reads the documents of AWS's
+//! hypervisor.
 
 pub mod aws_hypervisor;
 pub mod aws_nitro_tpm;
@@ -58,5 +62,6 @@ pub use validator::{
     Challenge, Claims, Evidence, Form, Identified, Session, ValidateError, Validator,
 };
 
-/// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd 2c 05 01`.
+/// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd
+/// 2c 05 01`.
 pub type Oid = &'static [u8];

@@ -16,7 +16,8 @@ use super::{ClusterRegister, Identity, KeyName, Oid, self_signed};
 pub trait Validator: Send + Sync {
     /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
-    /// Returns the user data of a document that is genuine, fresh for `nonce` and accepted by the policy.
+    /// Returns the user data of a document that is genuine, fresh for `nonce` and accepted by the
+    /// policy.
     fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError>;
     /// Validates a document and also returns the name of the machine, if the variant has names.
     fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
@@ -29,9 +30,10 @@ pub trait Validator: Send + Sync {
             cluster: None,
         })
     }
-    /// Returns what the TPM of a peer must decrypt to prove that its attestation key (TPMT_PUBLIC) is certified; `None` if the
-    /// policy does not demand this of the key. Attested TLS then calls [`Validator::identify_certified`] instead of
-    /// [`Validator::identify`]. Nothing of the peer's `endorsements` is verified yet.
+    /// Returns a challenge, which the TPM of a peer must decrypt to prove that its attestation key
+    /// (TPMT_PUBLIC) is certified; `None` if the policy does not require this of the key. Attested
+    /// TLS then calls [`Validator::identify_certified`] instead of [`Validator::identify`]. At this
+    /// time nothing in the peer's `endorsements` is verified.
     fn challenge(
         &self,
         _key: &[u8],
@@ -43,8 +45,9 @@ pub trait Validator: Send + Sync {
     fn challenges(&self) -> bool {
         false
     }
-    /// Validates a document as [`Validator::identify`] does, of a peer that knows the secret of a challenge. It made the document
-    /// after it decrypted the secret, and the challenge was made by this validator for the attestation key with this Name.
+    /// Validates the document of a peer as [`Validator::identify`] does, when the peer knows the
+    /// secret of a challenge. The peer made the document after its TPM decrypted the secret; this
+    /// validator made the challenge for the attestation key with this Name.
     fn identify_certified(
         &self,
         document: &[u8],
@@ -53,20 +56,23 @@ pub trait Validator: Send + Sync {
     ) -> Result<Identified, ValidateError> {
         self.identify(document, nonce)
     }
-    /// Judges what a peer presents in a connection: the only judgement for which attested TLS asks.
+    /// Judges the evidence of a peer in a connection. Attested TLS calls only this method.
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         evidence.judged_by(self)
     }
-    /// Returns the public key (DER SubjectPublicKeyInfo) of a certificate that is signed by it. The error is a clause. No validator needs
-    /// another implementation; a program without validators does not link this one.
+    /// Returns the public key (DER SubjectPublicKeyInfo) of a self-signed certificate. The error is
+    /// a clause. No validator needs another implementation; a program without validators does not
+    /// link this one.
     fn self_signed(&self, certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
         self_signed::verify(certificate)
     }
-    /// Returns whether the peer shall bring the collateral of its document, because this program does not fetch it.
+    /// Returns whether the peer must send the collateral of its document, because this program does
+    /// not fetch it.
     fn takes_collateral(&self) -> bool {
         false
     }
-    /// Returns the validator of one connection, if the policy of this one may change before the end of the handshake.
+    /// Returns a fixed validator for one connection, if the policy of this one may change during
+    /// the handshake.
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {
         None
     }
@@ -74,7 +80,8 @@ pub trait Validator: Send + Sync {
     fn requires_strong(&self) -> bool {
         false
     }
-    /// Returns whether the quote of any TPM is accepted. Then a program without a TPM is accepted too.
+    /// Returns whether a quote of any TPM is accepted. Then a program without a TPM is accepted
+    /// too.
     fn believes_any_tpm(&self) -> bool {
         false
     }
@@ -86,9 +93,9 @@ pub struct Challenge {
     pub kind: EndorsementKind,
     /// What the TPM decrypts.
     pub credential: Credential,
-    /// The secret. Who knows it has both keys in one TPM.
+    /// The secret. A machine that knows it has both keys in one TPM.
     pub secret: Zeroizing<[u8; 32]>,
-    /// The root that certified the endorsement key: its name in the policy.
+    /// The root that certified the endorsement key, by its name in the policy.
     pub certified_by: String,
 }
 
@@ -97,19 +104,23 @@ pub struct Challenge {
 pub struct Identified {
     /// The user data that the issuer bound.
     pub user_data: Vec<u8>,
-    /// The name of the machine, which does not change with a reboot: at most 64 lower-case hexadecimal digits.
+    /// The name of the machine, which does not change with a reboot: at most 64 lower-case
+    /// hexadecimal digits.
     pub machine: Option<Arc<str>>,
     /// The stage of the machine's boot; `None` if the validator does not distinguish stages.
     pub stage: Option<Stage>,
-    /// What the evidence proves about the platform; `None` if it contains nothing that a platform signed.
+    /// What the evidence proves about the platform; `None` if it contains nothing that a platform
+    /// signed.
     pub platform: Option<Arc<PlatformClaims>>,
-    /// Whether a platform endorses the key that signed the registers, so that it needs no mention in the policy.
+    /// Whether a platform endorses the key that signed the registers; then the policy need not list
+    /// the key.
     pub is_endorsed: bool,
-    /// The register of the cluster ID; `None` if it was not proved.
+    /// The register of the cluster ID; `None` if the evidence does not prove it.
     pub cluster: Option<ClusterRegister>,
 }
 
-/// What is known about a connection beside the name of the peer. Attested TLS gives it to the handlers of the peer's calls.
+/// What is known about a connection in addition to the name of the peer. Attested TLS passes it to
+/// the handlers of the peer's calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
     /// The form of attested TLS.
@@ -123,9 +134,9 @@ pub struct Claims {
 /// The two forms of attested TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Documents are in certificates and cover the keys of these, as in the old system.
+    /// Documents are in certificates and bind the certificates' keys, as in Constellation.
     Old,
-    /// Documents are exchanged inside the connection and cover its exporter.
+    /// Documents are exchanged inside the connection and bind its exporter.
     Strong,
 }
 
@@ -136,27 +147,28 @@ pub struct Evidence<'a> {
     pub document: &'a [u8],
     /// The nonce for which the document must be fresh.
     pub nonce: &'a [u8],
-    /// The Name of the peer's attestation key if a challenge is for this key: then a document of the peer covers the secret.
+    /// The Name of the peer's attestation key if the peer got a challenge for this key; then the
+    /// peer's document covers the secret.
     pub certified: Option<&'a KeyName>,
     /// The connection in the strong form of attested TLS; `None` in the old form.
     pub session: Option<Session<'a>>,
 }
 
-/// What the documents of one connection of the strong form are bound to.
+/// The values to which the documents of one strong-form connection are bound.
 #[derive(Clone, Copy)]
 pub struct Session<'a> {
     /// The digest of the connection.
     pub digest: &'a [u8; 32],
     /// The secret of the challenge; empty if there is none.
     pub secret: &'a [u8],
-    /// Who the peer says it is.
+    /// The roles in which the peer may prove itself.
     pub peer: &'a Identity,
-    /// What the peer brought beside the document. The document does not cover it.
+    /// The collateral that the peer sent with the document. The document does not cover it.
     pub collateral: Option<&'a Collateral>,
 }
 
 impl Evidence<'_> {
-    /// Refuses evidence of the old form if the validator requires the strong one.
+    /// Refuses evidence of the old form if the validator requires the strong form.
     pub fn check_form(&self, validator: &dyn Validator) -> Result<(), ValidateError> {
         match self.session.is_none() && validator.requires_strong() {
             false => Ok(()),
@@ -166,7 +178,7 @@ impl Evidence<'_> {
         }
     }
 
-    /// Returns what `validator` says of the document, without the connection.
+    /// Returns the result of `validator` for the document; does not check the connection.
     pub fn judged_by<V: Validator + ?Sized>(
         &self,
         validator: &V,
@@ -178,8 +190,8 @@ impl Evidence<'_> {
     }
 }
 
-/// Why a document was refused. `Display` is for the validating side and names registers; the peer learns only that the document
-/// was refused.
+/// Why a document was refused. `Display` is for the validating side and names registers; the peer
+/// learns only that the document was refused.
 #[derive(Debug, Clone)]
 pub struct ValidateError(pub Arc<str>);
 

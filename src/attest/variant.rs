@@ -1,4 +1,5 @@
-//! The table of attestation variants with what the attester needs. The crate `verifier` has the same table with the validators.
+//! The table of attestation variants, with the functions of the attester. The crate `verifier` has
+//! the same table with the validators.
 
 use std::fmt;
 
@@ -9,13 +10,15 @@ use super::{
 
 /// All variants. To add one:
 ///
-/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `lib.rs`; write its validator in a file of the same name in `src/verifier`;
+/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `lib.rs`; write its
+///    validator in a file of the same name in `src/verifier`;
 /// 2. add its constant here, and in the table of `src/verifier/variant.rs`;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
-/// 4. add it to the table of options in `docs/images.md`, write its page in `docs/platforms`, and name that in `docs/attestation.md` and
-///    `docs/SUMMARY.md`.
+/// 4. add it to the table of options in `docs/images.md`, write its page in `docs/platforms`, and
+///    name that in `docs/attestation.md` and `docs/SUMMARY.md`.
 ///
-/// A variant whose evidence is not a TPM's quote also needs a field in `document.rs` and its claims in `policy.rs`.
+/// A variant whose evidence is not a TPM quote also needs a field in `document.rs` and its claims
+/// in `policy.rs`.
 pub const ALL: &[Variant] = &[
     qemu_vtpm::VARIANT,
     qemu_tdx::VARIANT,

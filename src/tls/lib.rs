@@ -13,7 +13,8 @@ use rustls::crypto::{CryptoProvider, ring};
 
 pub use x25519_mlkem768::X25519_MLKEM768;
 
-/// Returns the provider of every TLS client and server but those of attested TLS, which need only a part of it.
+/// Returns the provider of every TLS client and server but those of attested TLS, which need only a
+/// part of it.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         let mut provider = ring::default_provider();

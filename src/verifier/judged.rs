@@ -1,4 +1,5 @@
-//! What a variant is to a verifier: the entry of the table of variants, and what a validator can judge.
+//! What a variant is to a verifier: the entry of the table of variants, and what a validator can
+//! judge.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,29 +14,33 @@ use super::policy::{OLD_SNP, OLD_TDX, PolicyError};
 use super::sources::Sources;
 use super::{Measurement, Policy, Stage, Validator};
 
-/// An attestation variant: what a machine presents as evidence, and how a verifier judges it. The file of the variant defines it.
+/// An attestation variant: what a machine presents as evidence, and how a verifier judges it. The
+/// file of the variant defines it.
 pub struct Variant {
     /// The attester's side of the variant. A variant derefs to it.
     pub attester: &'static Attester,
-    /// What its validator judges beside the registers, by the names of a policy's members. A policy that demands more is refused: it
-    /// would demand nothing.
+    /// The requirements besides registers that its validator can check, by the names of a policy's
+    /// members. A policy with other requirements is refused, because they would have no effect.
     pub judges: &'static [&'static [&'static str]],
-    /// Creates the validator of a policy, for [`Variant::validator_for`]. An error names what the policy lacks for this variant.
+    /// Creates the validator of a policy, for [`Variant::validator_for`]. An error names what the
+    /// policy lacks for this variant.
     pub(super) validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
-    /// Returns what validators of a document of this variant need beside it, as the sources have it; `None` if nothing is needed.
+    /// Returns the collateral for a document of this variant, or `None` if the sources do not have
+    /// it; also `None` if the variant needs none.
     pub collateral: Option<FindCollateral>,
     /// Returns the registers of this machine, which is at this stage of its boot.
     pub measure: fn(&tpm::Location, Stage) -> Result<Measured, tpm::Error>,
 }
 
-/// Finds in the sources what validators of a document need beside it; `None` if the sources have nothing, or if it is no document of the
-/// variant. Nothing of the document is verified.
+/// Returns the collateral for a document from the sources; `None` if the sources do not have it, or
+/// if this is not a document of the variant. Nothing in the document is verified.
 pub type FindCollateral = fn(&[u8], &dyn Sources) -> Option<Collateral>;
 
-/// The validator of a policy that has all that the variant needs.
+/// The validator of a policy that contains everything that the variant needs.
 pub type MadeValidator = Result<Arc<dyn Validator>, PolicyError>;
 
-/// The registers of a machine, as measurements that are enforced. A register is missing if the machine cannot tell its value.
+/// The registers of a machine, as measurements that are enforced. A register is missing if the
+/// machine cannot tell its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Measured {
     /// The values in the booted system.
@@ -44,21 +49,22 @@ pub struct Measured {
     pub initramfs: BTreeMap<u32, Measurement>,
 }
 
-/// What every variant with a TPM judges.
+/// The requirements that every variant with a TPM checks.
 pub const KEYS: &[&str] = &["attestationKeys", "endorsementRoots"];
-/// What a cloud's certificate or document says of a machine.
+/// The requirements for a cloud's certificate or document about a machine.
 pub const CLOUD: &[&str] = &["cloud.roots", "cloud.zones", "cloud.instances"];
-/// What Google's certificate says beside that.
+/// The requirements that only Google's certificate can meet.
 pub const OF_GOOGLE: &[&str] = &["cloud.projects"];
-/// The registers that AWS signs, and what EC2 says of the instance.
+/// The registers that AWS signs, and the properties that EC2 returns for the instance.
 pub const OF_AWS: &[&str] = &["cloud.sha384", "cloud.accounts"];
-/// What is demanded of SEV-SNP machines.
+/// The requirements for SEV-SNP machines.
 pub const SNP: &[&str] = &["snp", OLD_SNP];
-/// What is demanded of TDX machines.
+/// The requirements for TDX machines.
 pub const TDX: &[&str] = &["tdx", OLD_TDX];
 
 impl Variant {
-    /// Creates the validator of a policy. An error names what the policy lacks, or what it demands and no machine of this variant proves.
+    /// Creates the validator of a policy. An error names what the policy lacks, or a requirement
+    /// that this variant cannot check.
     pub fn validator_for(&self, policy: Policy, sources: &Arc<dyn Sources>) -> MadeValidator {
         if let Some(other) = policy.variant().filter(|it| *it != self.name) {
             let (other, own) = (quoted(other, 40), self.name);
@@ -84,7 +90,7 @@ impl Variant {
         Variant { validator, ..self }
     }
 
-    /// Returns whether the validator judges what this member of a policy demands.
+    /// Returns whether the validator checks the requirement in this member of a policy.
     pub fn judges(&self, member: &str) -> bool {
         self.judges
             .iter()

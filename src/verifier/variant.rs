@@ -7,7 +7,8 @@ use super::{
     gcp_sev_snp, qemu_tdx, qemu_vtpm,
 };
 
-/// Returns what the document of a machine without a TPM says: for those who read documents from files.
+/// Returns the content of a document of a machine without a TPM, for programs that read documents
+/// from files.
 pub use super::qemu_tdx::said;
 
 /// All variants, in the order of [`attest::variant::ALL`], which says how to add one.
@@ -60,8 +61,8 @@ mod tests {
         assert!(attesters.map(|it| it.oid).eq(ALL.iter().map(|it| it.oid)));
     }
 
-    /// Each member of a policy that demands something, with the variants that judge it: a validator that ignores a demand admits whom the
-    /// policy would refuse.
+    /// Each member of a policy with a requirement, with the variants that check it: a validator
+    /// that ignored one would accept machines that the policy refuses.
     #[test]
     fn a_policy_that_demands_what_a_variant_does_not_judge_is_refused() {
         let key = KeyName::of(b"key");
@@ -116,7 +117,7 @@ mod tests {
         }
     }
 
-    /// A certificate names the variant by the OID only.
+    /// A certificate identifies the variant only by the OID.
     #[test]
     fn no_two_variants_share_a_name_or_an_oid() {
         for (index, one) in ALL.iter().enumerate() {
@@ -128,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_validator_of_a_variant_has_its_oid() {
-        // a variant accepts policies of its kind of registers only
+        // a variant accepts only policies of its kind of registers
         let policy_of = |length| {
             let expected = vec![0; length];
             let warn_only = false;
