@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares what unlocks a disk by its share of an initrd: Firstlight, clevis with tang, systemd's token for a TPM. All initrds are made
 # in one run, by the same dracut, of the same Debian and for the same kernel, and prints a table for docs/benchmarks.md. Fails if
-# Firstlight's share is more than 1.25 MB.
+# Firstlight's share is more than 1.1 MB.
 #
 #   tools/compare-initrds.sh UNLOCK [FOLDER]      UNLOCK: the program
 #
@@ -83,4 +83,4 @@ row "with systemd-networkd" "$network" "$network"
 row "… and Firstlight" "$firstlight" "$network"
 row "… and clevis with tang" "$clevis" "$network"
 row "without network, with systemd-cryptsetup and its TPM2 token" "$token" "$bare"
-[ $((firstlight - network)) -le 1250000 ] || die "Firstlight adds $((firstlight - network)) bytes to an initrd, more than 1.25 MB"
+[ $((firstlight - network)) -le 1100000 ] || die "Firstlight adds $((firstlight - network)) bytes to an initrd, more than 1.1 MB"
