@@ -19,10 +19,11 @@ build: setup-build ## build the five programs, static, in target/dist (TARGET=gn
 
 test: lint check-deps unit boot ## run everything that must pass before a change lands
 
-lint: setup ## check formatting, clippy, shell syntax
+lint: setup ## check formatting, clippy, shell syntax, subjects of commits
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --bench storm -- -D warnings # cargo leaves it out of all targets
+	@tools/subjects.sh
 	@for script in tools/*.sh tests/cluster/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
 
 unit: setup ## run the unit tests, and the tests against real peers that need no VM
