@@ -68,7 +68,7 @@ pub struct Uki {
     /// The kernel's own digest, if the firmware starts it.
     kernel: Option<Digest>,
     /// The measured sections with their digests.
-    sections: Vec<(&'static str, Digest)>,
+    sections: Digests,
     /// The sections of which one is chosen by the hardware.
     for_hardware: Vec<&'static str>,
     command_line: Result<Digest, Missing>,
@@ -127,6 +127,88 @@ fn release(version: &str) -> Option<(u32, u32)> {
     Some((number(version)?, number(rest).unwrap_or(0)))
 }
 
+/// Returns the version of the image's systemd-stub, and its first number.
+fn stub(pe: &Pe) -> Result<(String, u32), String> {
+    let (_, version) = systemd_program(pe)
+        .filter(|(name, _)| name == "systemd-stub")
+        .ok_or("not a unified kernel image: it has no systemd-stub; give a kernel by --kernel")?;
+    let major = major(&version)
+        .filter(|major| *major >= OLDEST)
+        .ok_or_else(|| format!("systemd-stub {version}: expected {OLDEST} or newer"))?;
+    Ok((version, major))
+}
+
+/// Returns the digest of the kernel if the firmware starts it, and so measures it.
+fn started_kernel(linux: &[u8], major: u32) -> Result<Option<Digest>, String> {
+    if major >= STARTS_KERNEL {
+        return Ok(None);
+    }
+    let kernel = Pe::parse(linux).and_then(|kernel| kernel.authenticode());
+    kernel
+        .map(Some)
+        .map_err(|error| format!("section .linux: {error}"))
+}
+
+/// Returns whether the command line turns systemd's units off that measure: they measure only where they see a variable of the stub, or
+/// are told to.
+fn turns_measuring_off(words: &str, major: u32) -> bool {
+    let has = |start: &str| words.split_whitespace().any(|word| word.starts_with(start));
+    let is_blind = has("efi=noruntime") && !has("SYSTEMD_FORCE_MEASURE=1");
+    let is_turned_off = major >= ADDS_BOOT_SECRET
+        && words.split_whitespace().any(|word| {
+            let value = word.strip_prefix("systemd.tpm2_measured_os=");
+            value.is_some_and(|value| ["0", "no", "n", "false", "f", "off"].contains(&value))
+        });
+    is_blind || is_turned_off
+}
+
+/// Returns the digest of the command line that the stub passes on.
+fn command_line(text: Option<&[u8]>, version: &str, major: u32) -> Result<Digest, Missing> {
+    let text = text.ok_or_else(|| {
+        Missing::new(
+            "the image has no command line: whoever starts it chooses one",
+            "put the command line into the image (section .cmdline)",
+        )
+    })?;
+    let has_console = String::from_utf8_lossy(text)
+        .split_whitespace()
+        .any(|word| word.starts_with("console="));
+    if major >= ADDS_BOOT_SECRET && !has_console {
+        return Err(Missing::new(
+            format!(
+                "systemd-stub {version} adds the machine's console to a command line without console="
+            ),
+            "write console= into the command line, or pin PCR 11 with 12 and 13",
+        ));
+    }
+    let passed_on = passed_on(text, version).ok_or_else(|| {
+        Missing::new(
+            format!("the command line has control characters or spaces that systemd-stub {version} may drop"),
+            "write the command line without them, or pin PCR 11 with 12 and 13",
+        )
+    })?;
+    Ok(Digest::of(&[&utf16(&passed_on)]))
+}
+
+/// Returns whether the stub adds a secret of the machine to the initrd.
+fn adds_boot_secret(major: u32, surroundings: Option<&Surroundings>) -> bool {
+    major >= ADDS_BOOT_SECRET
+        && surroundings.is_some_and(|it| !it.is_seed_read_only || major < HEEDS_READ_ONLY_SEED)
+}
+
+fn boot_secret(version: &str) -> Missing {
+    Missing::new(
+        format!(
+            "systemd-stub {version} adds a secret of each machine (.extra/boot-secret) to the initrd"
+        ),
+        "pin PCR 11, which has kernel, initrd and command line, with 12 and 13; or make the file \
+         loader/random-seed of the EFI system partition read-only (systemd 262)",
+    )
+}
+
+/// Measured sections, each with its digest.
+type Digests = Vec<(&'static str, Digest)>;
+
 impl Uki {
     /// Reads an image. `surroundings` is `None` if the image does not lie on an EFI system
     /// partition. `chosen` is the ID or the number of the profile that boots, the first if it is
@@ -137,14 +219,7 @@ impl Uki {
         chosen: Option<&str>,
     ) -> Result<Uki, String> {
         let pe = Pe::parse(bytes)?;
-        let (_, version) = systemd_program(&pe)
-            .filter(|(name, _)| name == "systemd-stub")
-            .ok_or(
-                "not a unified kernel image: it has no systemd-stub; give a kernel by --kernel",
-            )?;
-        let major = major(&version)
-            .filter(|major| *major >= OLDEST)
-            .ok_or_else(|| format!("systemd-stub {version}: expected {OLDEST} or newer"))?;
+        let (version, major) = stub(&pe)?;
         let mut warnings = Vec::new();
         if major > NEWEST {
             warnings.push(format!(
@@ -161,102 +236,43 @@ impl Uki {
                 Profile::list(&profiles)
             ));
         }
-        let profile = profiles.into_iter().nth(index);
         let linux = sections
             .read(".linux")?
             .ok_or("the image has no kernel: no section .linux")?;
-        let kernel = match major {
-            ..STARTS_KERNEL => {
-                let kernel = Pe::parse(&linux).and_then(|kernel| kernel.authenticode());
-                Some(kernel.map_err(|error| format!("section .linux: {error}"))?)
-            }
-            _ => None,
-        };
-        let release = Release::of(&linux);
+        let (kernel, release) = (started_kernel(&linux, major)?, Release::of(&linux));
         let text = sections.read(".cmdline")?;
-        let words = text
-            .as_deref()
-            .map(String::from_utf8_lossy)
-            .unwrap_or_default();
+        let words = text.as_deref().map(String::from_utf8_lossy);
         let contents = Contents::new(
-            text.as_ref().map(|_| &*words),
+            words.as_deref(),
             linux::version(&linux),
             &sections.read(".initrd")?.unwrap_or_default(),
             Some(major),
         );
         drop(linux);
+        let words = words.unwrap_or_default();
         warnings.extend(boot::unverified_root(&words).map(str::to_owned));
-        let has_console = words
-            .split_whitespace()
-            .any(|word| word.starts_with("console="));
-        // systemd's units measure only if they find a variable of the stub, or if a setting forces
-        // them
-        let has = |start: &str| words.split_whitespace().any(|word| word.starts_with(start));
-        let is_blind = has("efi=noruntime") && !has("SYSTEMD_FORCE_MEASURE=1");
-        let is_turned_off = major >= ADDS_BOOT_SECRET
-            && words.split_whitespace().any(|word| {
-                let value = word.strip_prefix("systemd.tpm2_measured_os=");
-                value.is_some_and(|value| ["0", "no", "n", "false", "f", "off"].contains(&value))
-            });
-        let is_measuring_off = is_blind || is_turned_off;
-        let command_line = match &text {
-            None => Err(Missing::new(
-                "the image has no command line: whoever starts it chooses one",
-                "put the command line into the image (section .cmdline)",
-            )),
-            Some(_) if major >= ADDS_BOOT_SECRET && !has_console => Err(Missing::new(
-                format!("systemd-stub {version} adds the machine's console to a command line without console="),
-                "write console= into the command line, or pin PCR 11 with 12 and 13",
-            )),
-            Some(text) => passed_on(text, &version).map(|text| Digest::of(&[&utf16(&text)])).ok_or_else(|| {
-                Missing::new(
-                    format!("the command line has control characters or spaces that systemd-stub {version} may drop"),
-                    "write the command line without them, or pin PCR 11 with 12 and 13",
-                )
-            }),
+        let initrd = match adds_boot_secret(major, surroundings) {
+            true => Err(boot_secret(&version)),
+            false => Ok(sections.initrd(major)?),
         };
-        let boot_secret = || {
-            Missing::new(
-                format!(
-                    "systemd-stub {version} adds a secret of each machine (.extra/boot-secret) to the initrd"
-                ),
-                "pin PCR 11, which has kernel, initrd and command line, with 12 and 13; or make the file \
-                 loader/random-seed of the EFI system partition read-only (systemd 262)",
-            )
-        };
-        let is_secret_added = major >= ADDS_BOOT_SECRET
-            && surroundings.is_some_and(|it| !it.is_seed_read_only || major < HEEDS_READ_ONLY_SEED);
-        let initrd = match is_secret_added {
-            true => Err(boot_secret()),
-            false => sections.initrd(major).map(Ok)?,
-        };
-        let mut for_hardware = Vec::new();
-        let mut measured = Vec::new();
-        for (name, since) in MEASURED {
-            match sections.read(name)? {
-                Some(_) if since > major => {}
-                Some(_) if FOR_HARDWARE.contains(&name) => for_hardware.push(name),
-                Some(data) => measured.push((name, Digest::of(&[&data]))),
-                None => {}
-            }
-        }
+        let (measured, for_hardware) = sections.measured(major)?;
         Ok(Uki {
             image: pe.authenticode()?,
-            version,
-            major,
             kernel,
             sections: measured,
             for_hardware,
-            command_line,
+            command_line: command_line(text.as_deref(), &version, major),
             initrd,
             has_command_line: text.is_some(),
             release,
             sidecars: surroundings
                 .map(|it| it.sidecars.clone())
                 .unwrap_or_default(),
-            profile,
-            is_measuring_off,
+            profile: profiles.into_iter().nth(index),
+            is_measuring_off: turns_measuring_off(&words, major),
             contents,
+            version,
+            major,
             warnings,
         })
     }
@@ -445,7 +461,21 @@ impl<'a> Sections<'a> {
         section.map(|(_, section)| section.in_memory()).transpose()
     }
 
-    /// Returns the digest of the initrd that the kernel gets.
+    /// Returns the sections that this version of the stub measures, and the names of those of which the hardware chooses one.
+    fn measured(&self, major: u32) -> Result<(Digests, Vec<&'static str>), String> {
+        let (mut measured, mut for_hardware) = (Vec::new(), Vec::new());
+        for (name, since) in MEASURED {
+            match self.read(name)? {
+                Some(_) if since > major => {}
+                Some(_) if FOR_HARDWARE.contains(&name) => for_hardware.push(name),
+                Some(data) => measured.push((name, Digest::of(&[&data]))),
+                None => {}
+            }
+        }
+        Ok((measured, for_hardware))
+    }
+
+    /// Returns the digest of what the kernel gets as its initrd.
     fn initrd(&self, major: u32) -> Result<Option<Digest>, String> {
         let mut parts = Vec::new();
         for name in [".ucode", ".initrd"] {
