@@ -380,7 +380,8 @@ fn equal<T: PartialEq + std::fmt::Debug>(
     })
 }
 
-fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, String> {
+/// Checks the binary header, and that the metadata ask for nothing that we do not know.
+fn check_header(header: &Header) -> Result<(), String> {
     let uuid = header.uuid();
     ensure(header::is_uuid(&uuid), || {
         format!("its UUID {uuid:?} is not a UUID")
@@ -409,8 +410,11 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
         format!(
             "config: the requirements are {required}, expected none: finish or undo what cryptsetup began (cryptsetup reencrypt)"
         )
-    })?;
+    })
+}
 
+fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, String> {
+    check_header(header)?;
     let (areas_start, areas_end) = keyslots_area(&header.metadata);
     let segment = check_segment(&header.metadata["segments"], integrity)?;
     let data_offset = segment.offset.0;
