@@ -284,14 +284,19 @@ impl Tickets {
         let signed = self.audit.step("sign", || sign(asked, &read))?;
         self.check_rights(call, attached)?;
         self.check_caller(call)?;
-        let token = self.admit(
+        let token = self.admit(Admission {
             call,
             asked,
             claimant,
-            attached,
-            &read.components.name,
-            &signed.principals,
-        )?;
+            access: attached,
+            components: &read.components.name,
+            principals: &signed.principals,
+            audit: &self.audit,
+            undo: Undo {
+                cleaner: &attached.cleaner,
+                tasks: Vec::new(),
+            },
+        })?;
         Ok(ticket(asked, read, signed, token))
     }
 
@@ -407,95 +412,12 @@ impl Tickets {
 
     /// Makes all changes of the cluster: the reservation, the record and the token. Returns the
     /// token.
-    fn admit(
-        &self,
-        call: &Call,
-        asked: &JoinRequest,
-        Claimant { machine, direct }: Claimant,
-        ClusterAccess { cluster, cleaner }: &ClusterAccess,
-        components: &str,
-        principals: &[String],
-    ) -> Result<zeroize::Zeroizing<String>, Refusal> {
-        let node = asked.node();
-        let client = || within_call(cluster.client(), call);
-        let mut undo = Undo {
-            cleaner,
-            tasks: Vec::new(),
-        };
-        // An older JoiningNode may belong to a ticket that is still valid.
-        let is_new = match asked.control_plane {
-            true => {
-                let reserve =
-                    || reservation::reserve(cluster, cleaner, &client()?, node, components);
-                let reserved = self.audit.step("reserve", reserve)?;
-                undo.tasks.extend(reserved.undo());
-                !reserved.renewed
-            }
-            false => cluster
-                .record(&machine_record::name_of_node(node))
-                .is_none(),
-        };
-        if cluster.has_joining_nodes() {
-            if is_new {
-                let name = joining_node::name(node, asked.control_plane);
-                undo.add(Task::JoiningNode(name.into(), node.into()));
-            }
-            if !asked.control_plane {
-                joining_node::announce_worker(&client()?, node, components)?;
-            }
-        }
-        let present = cluster.node(node);
-        let record = Record {
-            direct,
-            control_plane: asked.control_plane,
-            addresses: asked.addresses().to_vec(),
-            host_key: asked.host_key.line(),
-            principals: principals.to_vec(),
-            ..Record::of_node(
-                node,
-                &asked.disk,
-                machine,
-                &tokens::id(),
-                present.as_ref().map_or("", |node| &node.uid),
-            )
-        };
-        let write = || records::write(cluster, cleaner, &client()?, record);
-        let written = self.audit.step("record", write).inspect_err(|refusal| {
-            // Another replica issues a ticket for the same node: the reservation now belongs to
-            // that ticket.
-            if refusal.reason == records::JUST_ISSUED {
-                undo.tasks.clear();
-            }
-        })?;
-        match &written.before {
-            None => undo.add(Task::Record(
-                written.record.name.clone(),
-                written.record.token.clone(),
-            )),
-            // Each node has at most one valid token.
-            Some(before) if !before.token.is_empty() => {
-                cleaner.add(Task::Token(before.token.clone()))
-            }
-            Some(_) => {}
-        }
-        // The API server may have executed a create request whose answer was lost.
-        undo.add(Task::Token(written.record.token.clone()));
-        let client = client()?;
-        let create = || {
-            tokens::create(
-                &client,
-                &written.record.token,
-                node,
-                !asked.accepts_cluster_ca,
-            )
-        };
-        let token = self
-            .audit
-            .step("token", create)
-            .map_err(|error| Refusal::from_api(&error))?;
-        self.check_caller(call)?;
-        undo.tasks.clear();
-        cleaner.own_token_issued(&written.record, cluster.node(node).as_ref());
+    fn admit(&self, mut admission: Admission) -> Result<zeroize::Zeroizing<String>, Refusal> {
+        admission.reserve()?;
+        let record = admission.record()?;
+        let token = admission.token(&record)?;
+        self.check_caller(admission.call)?;
+        admission.finish(&record);
         Ok(token)
     }
 
@@ -737,6 +659,123 @@ impl Drop for Undo<'_> {
         while let Some(task) = self.tasks.pop() {
             self.cleaner.undo(task);
         }
+    }
+}
+
+/// The changes of the cluster that admit a node. They are undone when this is dropped before
+/// [`Admission::finish`].
+struct Admission<'a> {
+    call: &'a Call,
+    asked: &'a JoinRequest,
+    claimant: Claimant<'a>,
+    access: &'a ClusterAccess,
+    /// The name of the list of components that the node installs.
+    components: &'a str,
+    /// The names and addresses in the SSH host certificate.
+    principals: &'a [String],
+    audit: &'a Audit,
+    undo: Undo<'a>,
+}
+
+impl Admission<'_> {
+    fn client(&self) -> Result<Client, Refusal> {
+        within_call(self.access.cluster.client(), self.call)
+    }
+
+    /// Reserves the turn of a control plane, and announces the node.
+    fn reserve(&mut self) -> Result<(), Refusal> {
+        let ClusterAccess { cluster, cleaner } = self.access;
+        let (node, components) = (self.asked.node(), self.components);
+        // An older JoiningNode may belong to a ticket that is still valid.
+        let is_new = match self.asked.control_plane {
+            true => {
+                let reserve =
+                    || reservation::reserve(cluster, cleaner, &self.client()?, node, components);
+                let reserved = self.audit.step("reserve", reserve)?;
+                self.undo.tasks.extend(reserved.undo());
+                !reserved.renewed
+            }
+            false => cluster
+                .record(&machine_record::name_of_node(node))
+                .is_none(),
+        };
+        if cluster.has_joining_nodes() {
+            if is_new {
+                let name = joining_node::name(node, self.asked.control_plane);
+                self.undo.add(Task::JoiningNode(name.into(), node.into()));
+            }
+            if !self.asked.control_plane {
+                joining_node::announce_worker(&self.client()?, node, components)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records which machine has this name and disk. Returns the record.
+    fn record(&mut self) -> Result<Record, Refusal> {
+        let ClusterAccess { cluster, cleaner } = self.access;
+        let Claimant { machine, direct } = self.claimant;
+        let asked = self.asked;
+        let present = cluster.node(asked.node());
+        let record = Record {
+            direct,
+            control_plane: asked.control_plane,
+            addresses: asked.addresses().to_vec(),
+            host_key: asked.host_key.line(),
+            principals: self.principals.to_vec(),
+            ..Record::of_node(
+                asked.node(),
+                &asked.disk,
+                machine,
+                &tokens::id(),
+                present.as_ref().map_or("", |node| &node.uid),
+            )
+        };
+        let write = || records::write(cluster, cleaner, &self.client()?, record);
+        let written = self.audit.step("record", write).inspect_err(|refusal| {
+            // Another replica issues a ticket for the same node: the reservation now belongs to
+            // that ticket.
+            if refusal.reason == records::JUST_ISSUED {
+                self.undo.tasks.clear();
+            }
+        })?;
+        match &written.before {
+            None => self.undo.add(Task::Record(
+                written.record.name.clone(),
+                written.record.token.clone(),
+            )),
+            // Each node has at most one valid token.
+            Some(before) if !before.token.is_empty() => {
+                cleaner.add(Task::Token(before.token.clone()))
+            }
+            Some(_) => {}
+        }
+        Ok(written.record)
+    }
+
+    /// Creates the bootstrap token whose ID is in the record.
+    fn token(&mut self, record: &Record) -> Result<zeroize::Zeroizing<String>, Refusal> {
+        // The API server may have executed a create request whose answer was lost.
+        self.undo.add(Task::Token(record.token.clone()));
+        let (client, asked) = (self.client()?, self.asked);
+        let create = || {
+            tokens::create(
+                &client,
+                &record.token,
+                asked.node(),
+                !asked.accepts_cluster_ca,
+            )
+        };
+        self.audit
+            .step("token", create)
+            .map_err(|error| Refusal::from_api(&error))
+    }
+
+    /// Keeps the changes.
+    fn finish(mut self, record: &Record) {
+        self.undo.tasks.clear();
+        let ClusterAccess { cluster, cleaner } = self.access;
+        cleaner.own_token_issued(record, cluster.node(self.asked.node()).as_ref());
     }
 }
 
