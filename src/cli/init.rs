@@ -30,7 +30,7 @@ use kubernetes::{kubeconfig, services};
 use proto::components::Component;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
-use verifier::Variant;
+use verifier::{KeyName, Variant};
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";
@@ -255,14 +255,47 @@ fn initialize(
     let expected = expected_cluster_id(&kms, &state.measurement_salt)?;
     let node = node(Some(&expected), Some(&state))?;
     let request = request(options, &kms, &state, &init_secret, components);
+    let answered = send(&node, &request, options, deadline)?;
+    if answered.success.cluster_id != expected {
+        return Err(Failure::failed(format!(
+            "the node's cluster ID is {}, but the cluster ID of this master secret is {}: do not use this node",
+            hex(&answered.success.cluster_id),
+            hex(&expected)
+        )));
+    }
+    // write these first: a later init, recovery or status needs them, even if the kubeconfig cannot be written
+    state.attestation_keys.extend(answered.key);
+    state.cluster_id = Some(expected);
+    state.save().map_err(Failure::failed)?;
+    interrupt::means("the node is initialized, and the state file has its cluster ID and key");
+    output.say(format_args!("Cluster ID: {}", hex(&expected)))?;
+    match keep_result(options, &answered, &cluster_name)? {
+        true => bring_services(options, deadline),
+        false => output.say("The node is initialized; no cluster was set up on it"),
+    }
+}
 
+/// What a node answered that is initialized, and its attestation key.
+struct Answered {
+    success: Success,
+    key: Option<KeyName>,
+}
+
+/// Sends the request until the node answers. After a lost connection the node continues its set-up, and the same request finds it at
+/// work.
+fn send(
+    node: &Node,
+    request: &InitRequest,
+    options: &Options,
+    deadline: Instant,
+) -> Result<Answered, Failure> {
     let progress = Progress::on_stderr();
     let mut watching = Watching::new(&progress, options);
     let mut was_sent = false;
     interrupt::means(
         "nothing was sent to a node; the master secret stays in its file, and the next init uses it",
     );
-    let (success, key) = loop {
+    loop {
         let Reached { channel, key } = node.reach(deadline, &progress).inspect_err(|_| {
             if !was_sent {
                 let file = options.master_secret.display();
@@ -276,8 +309,7 @@ fn initialize(
         interrupt::means(
             "the node goes on; run the same command with the same files again to watch it and to get its result",
         );
-        match watching.exchange(&channel, &request, deadline) {
-            // the node continues its set-up, and the same request attaches to it again
+        match watching.exchange(&channel, request, deadline) {
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
                 progress.line(format!(
                     "{}: {}; asking again",
@@ -289,31 +321,23 @@ fn initialize(
             }
             answer => {
                 let success = answer.map_err(|failure| failure.into_failure(options))?;
-                // a later recovery must accept the node
-                state.attestation_keys.extend(key);
-                break (success, key);
+                watching.finish();
+                return Ok(Answered { success, key });
             }
         }
-    };
-    watching.finish();
-    drop(progress);
-
-    if success.cluster_id != expected {
-        return Err(Failure::failed(format!(
-            "the node's cluster ID is {}, but the cluster ID of this master secret is {}: do not use this node",
-            hex(&success.cluster_id),
-            hex(&expected)
-        )));
     }
-    // write these first: a later init, recovery or status needs them, even if the kubeconfig cannot
-    // be written
-    state.cluster_id = Some(expected);
-    state.save().map_err(Failure::failed)?;
-    interrupt::means("the node is initialized, and the state file has its cluster ID and key");
-    output.say(format_args!("Cluster ID: {}", hex(&expected)))?;
-    let kubeconfig = keep_kubeconfig(options, &success.kubeconfig, &cluster_name)?;
+}
+
+/// Writes the kubeconfig, and prints the command's result. Returns whether the node made a cluster.
+fn keep_result(
+    options: &Options,
+    Answered { success, key }: &Answered,
+    cluster_name: &str,
+) -> Result<bool, Failure> {
+    let output = options.output;
+    let kubeconfig = keep_kubeconfig(options, &success.kubeconfig, cluster_name)?;
     let result = json!({
-        "cluster": hex(&expected),
+        "cluster": hex(&success.cluster_id),
         "node": options.endpoint.to_string(),
         "key": key.map(|key| key.to_string()),
         "masterSecret": options.master_secret,
@@ -323,7 +347,7 @@ fn initialize(
     // before the services are installed: this message is true even if the installation fails
     output.json(&result)?;
     let Some(kubeconfig) = kubeconfig else {
-        return output.say("The node is initialized; no cluster was set up on it");
+        return Ok(false);
     };
     output.say(format_args!(
         "Administrator's kubeconfig: {}",
@@ -337,7 +361,7 @@ fn initialize(
             path.display()
         ))?;
     }
-    bring_services(options, deadline)
+    Ok(true)
 }
 
 impl Kubernetes {
