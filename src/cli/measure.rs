@@ -11,7 +11,7 @@ use super::{connect, launch_digest, launch_endorsement, measure_image, say, say_
 use base::boot;
 use base::program::Failure;
 use image::firmware::Firmware;
-use image::{Bank, Platform, tdx};
+use image::{Bank, Image, Platform, tdx};
 use tpm::Location;
 use verifier::Measured;
 use verifier::registers::check_bank;
@@ -84,131 +84,193 @@ pub enum Source {
 
 /// Runs the command.
 pub fn run(options: &Options) -> Result<(), Failure> {
-    let present = options
-        .add_to
-        .as_deref()
-        .map(connect::read_policy)
-        .transpose()?;
-    let named = present.as_ref().and_then(Policy::variant);
-    if let (Some(wanted), Some(named)) = (options.variant, named)
-        && wanted.name != named
-    {
-        return Err(Failure::Usage(format!(
-            "--attestation-variant {}: the policy in --add-to is for {named}",
-            wanted.name
-        )));
-    }
-    let pcrs = match (&options.pcrs, &present) {
-        (Some(pcrs), _) => Some(pcrs.clone()),
-        (None, present) => present.as_ref().map(registers),
-    };
-    let name = options.name.as_deref();
-    let endorsement = options.endorsement.as_ref();
-    let endorsed = endorsement.map(|it| it.read()).transpose()?;
-    // the policy with the requirements for the firmware
-    let with_firmware = |policy: Policy, kernel: Option<&measure_image::HandedOver>| {
-        let policy = with_launch_digests(policy, options.snp.as_ref(), kernel)?;
-        match &endorsed {
-            Some(endorsed) => endorsed.added_to(policy),
-            None => Ok(policy),
-        }
-    };
+    let wanted = Wanted::read(options)?;
     match &options.source {
         Source::Tpm {
             variant,
             location,
             trust_any_tpm,
         } => {
-            let (policy, key) =
-                of_tpm(variant, location.as_ref(), pcrs.as_deref(), *trust_any_tpm)?;
-            let policy = with_image(present, name, &policy, key)?;
+            let pcrs = wanted.pcrs.as_deref();
+            let (policy, key) = of_tpm(variant, location.as_ref(), pcrs, *trust_any_tpm)?;
+            let policy = with_image(wanted.present, options.name.as_deref(), &policy, key)?;
             say_policy(policy.of_variant(variant.name), options)
         }
         Source::TdxFirmware(path) => {
             let policy = mrtd(path).and_then(of_mrtd).map_err(Failure::failed)?;
-            say_policy(with_image(present, name, &policy, None)?, options)
+            let policy = with_image(wanted.present, options.name.as_deref(), &policy, None)?;
+            say_policy(policy, options)
         }
-        Source::FirmwareAlone => {
-            let mrtd = match (&present, &endorsed) {
-                (None, Some(endorsed)) => endorsed.mrtd()?,
-                _ => None,
-            };
-            let policy = match (present, mrtd) {
-                (Some(present), _) => Ok(present),
-                (None, Some(mrtd)) => of_mrtd(enforced(mrtd)),
-                (None, None) => of_launch_digests(),
-            };
-            let policy = policy.map_err(Failure::failed)?;
-            let policy = match (&options.add_to, name) {
-                (None, Some(name)) => policy.named(name).map_err(Failure::failed)?,
-                _ => policy,
-            };
-            say_policy(with_firmware(policy, None)?, options)
-        }
+        Source::FirmwareAlone => wanted.measure_firmware(),
         Source::Image {
             image: source,
             tdx_firmware,
             signs_sha384,
         } => {
             let image = measure_image::read(source)?;
-            if source.explain && source.output == Output::Json {
-                return source
-                    .output
-                    .json(&measure_image::explain_json(source, &image));
-            }
-            if source.explain {
-                let mut text = measure_image::explain(source, &image);
-                if let Some(machines) = &options.snp {
-                    let digests = machines.digests(source.handed_over()?.as_ref())?;
-                    text += &machines.explain(&digests);
+            match source.explain {
+                true => wanted.explain(source, &image),
+                false => {
+                    wanted.measure_image(source, &image, tdx_firmware.as_deref(), *signs_sha384)
                 }
-                if let Some(endorsed) = &endorsed {
-                    text += &endorsed.explain();
-                }
-                return say_all(&text);
             }
-            let usual: &[u32] = match tdx_firmware {
-                Some(_) => &OF_TDX,
-                None => &OF_IMAGE,
-            };
-            let registers = pcrs.as_deref().unwrap_or(usual);
-            // the firmware is no part of the image
-            let of_image: Vec<u32> = match tdx_firmware {
-                Some(_) => registers.iter().copied().filter(|it| *it != MRTD).collect(),
-                None => registers.to_vec(),
-            };
-            let is_launched = options.snp.is_some() && source.is_handed_over();
-            let mut measured = measure_image::values(source, &image, &of_image, is_launched)?;
-            measure_image::judge(source, &image)?;
-            if let Some(firmware) = tdx_firmware {
-                let mrtd = mrtd(firmware).map_err(Failure::failed)?;
-                measured.booted.insert(MRTD, mrtd.clone());
-                measured.initramfs.insert(MRTD, mrtd);
-            }
-            let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
-            let boot_loader = source.platform.boot_loader();
-            let is_bound = is_launched || pcrs.contains(&boot_loader);
-            let is_confined = is_bound && image.contents().confines_acpi();
-            let mut policy = policy(measured, &pcrs).map_err(Failure::failed)?;
-            if is_confined {
-                policy = policy.with_confined_kernel();
-            }
-            let name = name.map_or_else(|| source.name_of(&image), str::to_owned);
-            let lacks_sha384 = present
-                .as_ref()
-                .is_some_and(|it| it.cloud().sha384.is_empty());
-            let mut policy = with_image(present, Some(&name), &policy, None)?;
-            if *signs_sha384 && lacks_sha384 {
-                log::warn!(
-                    "the policy demands no register that the cloud signs (cloud.sha384), so it gets none of this image: \
-                     machines of its other images would be refused"
-                );
-            } else if *signs_sha384 {
-                let signed = measure_image::sha384(source, &image, &of_image)?;
-                policy = policy.and_sha384(&signed).map_err(Failure::failed)?;
-            }
-            let handed_over = source.handed_over()?;
-            say_policy(with_firmware(policy, handed_over.as_ref())?, options)
+        }
+    }
+}
+
+/// The options, with the content of the files that they name.
+struct Wanted<'a> {
+    options: &'a Options,
+    /// The policy to which the image is added.
+    present: Option<Policy>,
+    /// The registers of the policy; `None` takes those that depend on the image.
+    pcrs: Option<Vec<u32>>,
+    endorsed: Option<launch_endorsement::Endorsed<'a>>,
+}
+
+impl<'a> Wanted<'a> {
+    /// Reads the files. Fails if the present policy is for another variant than the command line names.
+    fn read(options: &'a Options) -> Result<Wanted<'a>, Failure> {
+        let present = options
+            .add_to
+            .as_deref()
+            .map(connect::read_policy)
+            .transpose()?;
+        let named = present.as_ref().and_then(Policy::variant);
+        if let (Some(wanted), Some(named)) = (options.variant, named)
+            && wanted.name != named
+        {
+            return Err(Failure::Usage(format!(
+                "--attestation-variant {}: the policy in --add-to is for {named}",
+                wanted.name
+            )));
+        }
+        let of_present = || present.as_ref().map(registers);
+        let pcrs = options.pcrs.clone().or_else(of_present);
+        let endorsement = options.endorsement.as_ref();
+        let endorsed = endorsement.map(|it| it.read()).transpose()?;
+        Ok(Wanted {
+            options,
+            present,
+            pcrs,
+            endorsed,
+        })
+    }
+
+    /// Prints the policy of firmware, without an image.
+    fn measure_firmware(self) -> Result<(), Failure> {
+        let mrtd = match (&self.present, &self.endorsed) {
+            (None, Some(endorsed)) => endorsed.mrtd()?,
+            _ => None,
+        };
+        let policy = match (&self.present, mrtd) {
+            (Some(present), _) => Ok(present.clone()),
+            (None, Some(mrtd)) => of_mrtd(enforced(mrtd)),
+            (None, None) => of_launch_digests(),
+        };
+        let policy = policy.map_err(Failure::failed)?;
+        let policy = match (&self.options.add_to, &self.options.name) {
+            (None, Some(name)) => policy.named(name).map_err(Failure::failed)?,
+            _ => policy,
+        };
+        say_policy(self.with_firmware(policy, None)?, self.options)
+    }
+
+    /// Prints what each register of machines that boot this image consists of.
+    fn explain(&self, source: &measure_image::Options, image: &Image) -> Result<(), Failure> {
+        if source.output == Output::Json {
+            let explained = measure_image::explain_json(source, image);
+            return source.output.json(&explained);
+        }
+        let mut text = measure_image::explain(source, image);
+        if let Some(machines) = &self.options.snp {
+            let digests = machines.digests(source.handed_over()?.as_ref())?;
+            text += &machines.explain(&digests);
+        }
+        if let Some(endorsed) = &self.endorsed {
+            text += &endorsed.explain();
+        }
+        say_all(&text)
+    }
+
+    /// Prints the policy of machines that boot this image.
+    fn measure_image(
+        mut self,
+        source: &measure_image::Options,
+        image: &Image,
+        tdx_firmware: Option<&Path>,
+        signs_sha384: bool,
+    ) -> Result<(), Failure> {
+        let of_image = self.registers_of_image(tdx_firmware.is_some());
+        let new = self.of_image(source, image, &of_image, tdx_firmware)?;
+        let name = self.options.name.clone();
+        let name = name.unwrap_or_else(|| source.name_of(image));
+        let present = self.present.take();
+        let lacks_sha384 = present
+            .as_ref()
+            .is_some_and(|it| it.cloud().sha384.is_empty());
+        let mut policy = with_image(present, Some(&name), &new, None)?;
+        if signs_sha384 && lacks_sha384 {
+            log::warn!(
+                "the policy demands no register that the cloud signs (cloud.sha384), so it gets none of this image: \
+                 machines of its other images would be refused"
+            );
+        } else if signs_sha384 {
+            let signed = measure_image::sha384(source, image, &of_image)?;
+            policy = policy.and_sha384(&signed).map_err(Failure::failed)?;
+        }
+        let handed_over = source.handed_over()?;
+        say_policy(
+            self.with_firmware(policy, handed_over.as_ref())?,
+            self.options,
+        )
+    }
+
+    /// Returns the registers to compute from an image. The firmware of a TDX machine is no part of it.
+    fn registers_of_image(&self, has_tdx: bool) -> Vec<u32> {
+        let usual: &[u32] = match has_tdx {
+            true => &OF_TDX,
+            false => &OF_IMAGE,
+        };
+        let registers = self.pcrs.as_deref().unwrap_or(usual).iter().copied();
+        registers.filter(|it| !has_tdx || *it != MRTD).collect()
+    }
+
+    /// Returns the policy of an image alone.
+    fn of_image(
+        &self,
+        source: &measure_image::Options,
+        image: &Image,
+        registers: &[u32],
+        tdx_firmware: Option<&Path>,
+    ) -> Result<Policy, Failure> {
+        let is_launched = self.options.snp.is_some() && source.is_handed_over();
+        let mut measured = measure_image::values(source, image, registers, is_launched)?;
+        measure_image::judge(source, image)?;
+        if let Some(firmware) = tdx_firmware {
+            let mrtd = mrtd(firmware).map_err(Failure::failed)?;
+            measured.booted.insert(MRTD, mrtd.clone());
+            measured.initramfs.insert(MRTD, mrtd);
+        }
+        let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
+        let is_bound = is_launched || pcrs.contains(&source.platform.boot_loader());
+        let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
+        Ok(match is_bound && image.contents().confines_acpi() {
+            true => policy.with_confined_kernel(),
+            false => policy,
+        })
+    }
+
+    /// Returns the policy with what it demands of the firmware.
+    fn with_firmware(
+        &self,
+        policy: Policy,
+        kernel: Option<&measure_image::HandedOver>,
+    ) -> Result<Policy, Failure> {
+        let policy = with_launch_digests(policy, self.options.snp.as_ref(), kernel)?;
+        match &self.endorsed {
+            Some(endorsed) => endorsed.added_to(policy),
+            None => Ok(policy),
         }
     }
 }
