@@ -6,6 +6,7 @@ pub mod join_service;
 pub mod key_service;
 mod observed;
 pub mod probe;
+mod serving;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;

@@ -52,12 +52,13 @@ pub mod verification;
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::{observed, probe};
+use crate::observed;
+use crate::serving::{Addresses, Api, Refused, Serving};
 use approver::Approver;
 use audit::{Audit, EventSender};
 use base::stop::Stop;
@@ -69,10 +70,10 @@ use instances::Instances;
 use keys::KeyClient;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
-use machines::Metadata;
-use metrics::{Exporter, Registry};
+use metrics::Registry;
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
+use policy::PolicyFile;
 use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{Call, Limits, Router, Server};
@@ -137,13 +138,11 @@ pub struct Config {
 
 /// The running service.
 pub struct JoinService {
-    server: Arc<Server>,
-    health: Option<Server>,
+    serving: Serving,
     verification: Option<Server>,
     _verification_http: Option<web::Server>,
     cluster: Option<Background>,
     registry: Registry,
-    exporter: Option<Exporter>,
     /// Dropped after the server, which uses the policy that this watch keeps up to date.
     _policy: policy::Watch,
 }
@@ -173,112 +172,60 @@ impl JoinService {
         let sources = observed::sources(&config.collateral);
         let make = move |text: &str| validator(variant, text, &sources);
         let (policy, watch) = policy::follow(&file, Box::new(make)).map_err(Error::Policy)?;
-        let (listen, health) = (config.listen, config.health);
-        let listen_error = |error| Error::Listen(listen, error);
-        let listener = TcpListener::bind(listen).map_err(listen_error)?;
-        let (registry, metrics) = (Registry::new(), config.metrics);
+        let addresses = Addresses::open(config.listen, config.health, config.metrics)?;
+        let registry = Registry::new();
         policy.add_metrics(&registry);
         observed::collateral(&registry, config.collateral.as_ref());
-        let issuer = config.evidence.clone().map(|socket| {
-            let issuer = RemoteIssuer::new(variant, socket);
-            match &config.collateral {
-                Some(fetching) => issuer.with_collateral(fetching),
-                None => issuer,
-            }
-        });
-        let tls = Arc::new(Door::new(&policy, issuer, config.require_strong));
-        // the log says at startup whether the host gives evidence
-        tls.can_prove();
-        if config.evidence.is_some() {
-            let door = tls.clone();
-            registry.gauge_of(
-                "firstlight_join_proves_itself",
-                "1 while the host gives evidence, so that nodes can verify this service, else 0; absent without --evidence.",
-                &[],
-                move || Some(f64::from(u8::from(door.can_prove()))),
-            );
-        }
-        let documents = config
-            .evidence
-            .clone()
-            .map(|socket| Arc::new(Verification::new(variant, socket)));
-        let verification = config
-            .verification
-            .zip(documents.clone())
-            .map(|(address, documents)| {
-                verification::serve(address, documents).map_err(|e| Error::Listen(address, e))
-            })
-            .transpose()?;
-        let verification_http = config
-            .verification_http
-            .zip(documents)
-            .map(|(address, documents)| {
-                verification::serve_http(address, documents).map_err(|e| Error::Listen(address, e))
-            })
-            .transpose()?;
+        let accept = door(&config, &policy, &registry);
+        let (verification, verification_http) = verification(&config)?;
         let (tickets, cluster) = tickets(config, &registry)?;
-        let router = router(Arc::new(tickets.with_policy(policy.clone())));
-        let limits = Limits {
-            message_bytes: MAX_REQUEST,
-            max_age: Some(MAX_AGE),
-            ..Limits::default()
+        let api = Api {
+            accept,
+            router: router(Arc::new(tickets.with_policy(policy.clone()))),
+            limits: Limits {
+                message_bytes: MAX_REQUEST,
+                max_age: Some(MAX_AGE),
+                ..Limits::default()
+            },
         };
-        let server =
-            Server::start("join-service", listener, tls, router, limits).map_err(listen_error)?;
-        let server = Arc::new(server);
-        let served = Arc::downgrade(&server);
+        let serving = Serving::start("join-service", addresses, api, || true, &registry)?;
+        let served = Arc::downgrade(&serving.server);
         policy.on_change(move || {
             if let Some(server) = served.upgrade() {
                 server.close_connections("the attestation policy changed");
             }
         });
-        observed::server(&registry, "join-service", &server);
-        registry.add_process();
-        let health = health.map(serve_health).transpose()?;
-        let exporter = metrics.map(|address| {
-            Exporter::start(address, &registry).map_err(|e| Error::Listen(address, e))
-        });
-        let exporter = exporter.transpose()?;
-        if let Some(exporter) = &exporter {
-            log::info!("metrics on http://{}/metrics", exporter.local_addr());
-        }
         log::info!(
             "serving join requests on {} under the policy {}",
-            server.local_addr(),
+            serving.local_addr(),
             file.display()
         );
         Ok(JoinService {
-            server,
-            health,
+            serving,
             verification,
             _verification_http: verification_http,
             cluster,
             registry,
-            exporter,
             _policy: watch,
         })
     }
 
     /// Returns the address of the gRPC server.
     pub fn local_addr(&self) -> SocketAddr {
-        self.server.local_addr()
+        self.serving.local_addr()
     }
 
     /// Returns the address of the health server, if there is one.
     pub fn health_addr(&self) -> Option<SocketAddr> {
-        self.health.as_ref().map(Server::local_addr)
+        self.serving.health_addr()
     }
 
     /// Accepts no further calls, and waits up to `grace` until the running ones end.
     pub fn stop(&self, grace: Duration) {
-        // The health server stops first, so that load balancers send no further calls.
-        if let Some(health) = &self.health {
-            health.stop(Duration::ZERO);
-        }
         if let Some(verification) = &self.verification {
             verification.stop(Duration::ZERO);
         }
-        self.server.stop(grace);
+        self.serving.stop(grace);
         if let Some(cluster) = &self.cluster {
             cluster.cleaner.finish(CLEANING);
             cluster.stop.stop();
@@ -292,8 +239,48 @@ impl JoinService {
 
     /// Returns the address of the metrics server, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
-        self.exporter.as_ref().map(Exporter::local_addr)
+        self.serving.metrics_addr()
     }
+}
+
+/// Creates the attested TLS in which nodes prove themselves, and this machine if the host gives evidence.
+fn door(config: &Config, policy: &Arc<PolicyFile>, registry: &Registry) -> Arc<Door> {
+    let issuer = config.evidence.clone().map(|socket| {
+        let issuer = RemoteIssuer::new(config.variant, socket);
+        match &config.collateral {
+            Some(fetching) => issuer.with_collateral(fetching),
+            None => issuer,
+        }
+    });
+    let door = Arc::new(Door::new(policy, issuer, config.require_strong));
+    // the log says at the start whether the host gives evidence
+    door.can_prove();
+    if config.evidence.is_some() {
+        let door = door.clone();
+        registry.gauge_of(
+            "firstlight_join_proves_itself",
+            "1 while the host gives evidence, so that nodes can verify this service, else 0; absent without --evidence.",
+            &[],
+            move || Some(f64::from(u8::from(door.can_prove()))),
+        );
+    }
+    door
+}
+
+/// Starts the servers that show evidence of this machine to every caller: by gRPC, and over HTTP.
+fn verification(config: &Config) -> Result<(Option<Server>, Option<web::Server>), Error> {
+    let Some(socket) = config.evidence.clone() else {
+        return Ok((None, None));
+    };
+    let documents = Arc::new(Verification::new(config.variant, socket));
+    let refused = |address| move |error| Error::Listen(address, error);
+    let grpc = config
+        .verification
+        .map(|address| verification::serve(address, documents.clone()).map_err(refused(address)));
+    let http = config.verification_http.map(|address| {
+        verification::serve_http(address, documents.clone()).map_err(refused(address))
+    });
+    Ok((grpc.transpose()?, http.transpose()?))
 }
 
 /// Creates the ticket issuer, and the background threads if there is a cluster.
@@ -372,10 +359,6 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     Ok((tickets, Some(background)))
 }
 
-fn serve_health(address: SocketAddr) -> Result<Server, Error> {
-    probe::serve_health(address, || true).map_err(|error| Error::Listen(address, error))
-}
-
 /// Creates the validator of a policy. It requires that the caller has joined no cluster since its
 /// machine started: a member of another cluster must not get keys of this cluster.
 fn validator(
@@ -413,6 +396,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<Refused> for Error {
+    fn from((address, error): Refused) -> Error {
+        Error::Listen(address, error)
+    }
+}
 
 /// Registers the methods of the service.
 pub fn router(tickets: Arc<Tickets>) -> Router {

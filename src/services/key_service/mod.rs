@@ -33,12 +33,13 @@ pub mod tokens;
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{observed, probe};
+use crate::observed;
+use crate::serving::{Addresses, Api, Refused, Serving};
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
     cluster_id,
@@ -54,8 +55,8 @@ use kms::{ClusterKms, Uuid};
 use kubernetes::client::{self, Client};
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use members::Members;
-use metrics::{Counter, Exporter, Histogram, Labelled, Registry};
-use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
+use metrics::{Counter, Histogram, Labelled, Registry};
+use rpc::grpc::{Call, Code, Limits, Router, Status};
 use tokens::Reviewer;
 use transport::{Accept, Transport};
 use verifier::sources::Sources;
@@ -130,6 +131,15 @@ impl Clients {
         text.parse().expect("a grant of constants")
     }
 
+    /// Returns the grants of the operator, else the default. Fails if they name a caller that cannot exist.
+    fn granted(&self, grants: Option<Grants>) -> Result<Grants, Error> {
+        let grants = grants.unwrap_or_else(|| self.default_grants());
+        if let Some(caller) = grants.callers().find(|caller| !self.can_have(caller)) {
+            return Err(Error::Grant(caller.to_owned()));
+        }
+        Ok(grants)
+    }
+
     /// Returns whether a caller with this name can exist.
     fn can_have(&self, caller: &str) -> bool {
         match self {
@@ -142,9 +152,7 @@ impl Clients {
 
 /// The running service.
 pub struct KeyService {
-    server: Server,
-    health: Option<Server>,
-    exporter: Option<Exporter>,
+    serving: Serving,
     /// Stops the requests to the API server.
     stop: Stop,
     awaited: Arc<Awaited>,
@@ -187,112 +195,59 @@ impl KeyService {
         if is_plain && !config.listen.ip().is_loopback() && !config.allow_plaintext {
             return Err(Error::Exposed(config.listen.ip()));
         }
-        let grants = config
-            .grants
-            .unwrap_or_else(|| config.clients.default_grants());
-        if let Some(caller) = grants
-            .callers()
-            .find(|caller| !config.clients.can_have(caller))
-        {
-            return Err(Error::Grant(caller.to_owned()));
-        }
+        let grants = config.clients.granted(config.grants)?;
         let (registry, stop) = (Registry::new(), Stop::new());
         let api = config.api.map(|api| Client::new(*api, &stop));
         if grants.have_volumes() && api.is_none() {
             return Err(Error::NoApi("the class volume is granted"));
         }
-        let plain = || -> Arc<dyn Accept> {
-            Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket))
-        };
-        let mut membership = None;
-        let (accept, authority, who) = match config.clients {
-            Clients::Attested {
-                variant,
-                tpm,
-                config_dir,
-                collateral,
-            } => {
-                observed::collateral(&registry, collateral.as_ref());
-                let sources = observed::sources(&collateral);
-                let (accept, member) = attested(variant, &tpm, &config_dir, sources, &registry)?;
-                let own = member.own.clone();
-                membership = Some(member);
-                (
-                    accept,
-                    Authority::Members { own },
-                    "machines of this cluster",
-                )
-            }
-            Clients::Token => {
-                let api = api.as_ref().ok_or(Error::NoApi("callers show tokens"))?;
-                let reviewer = Reviewer::new(api, &registry);
-                (
-                    plain(),
-                    Authority::Tokens(Box::new(reviewer)),
-                    "service accounts with a token",
-                )
-            }
-            Clients::Any => {
-                log::warn!(
-                    "PLAINTEXT, AND CALLERS ARE NOT AUTHENTICATED, as in Constellation (--clients any): any client that reaches {} \
-                     gets every key of {grants}",
-                    config.listen
-                );
-                (plain(), Authority::Anyone, "anyone")
-            }
-        };
-        let listen_error = |error| Error::Listen(config.listen, error);
-        let listener = TcpListener::bind(config.listen).map_err(listen_error)?;
-        let limits = Limits {
-            message_bytes: MAX_REQUEST,
-            ..Limits::default()
-        };
+        if let Clients::Any = config.clients {
+            log::warn!(
+                "PLAINTEXT, AND CALLERS ARE NOT AUTHENTICATED, as in Constellation (--clients any): any client that reaches {} \
+                 gets every key of {grants}",
+                config.listen
+            );
+        }
+        let Authentication {
+            accept,
+            authority,
+            membership,
+        } = Authentication::of(config.clients, api.as_ref(), &registry)?;
+        let addresses = Addresses::open(config.listen, config.health, config.metrics)?;
         log::info!("grants: {grants}");
+        let who = authority.callers();
         let disks = api.map(|api| Disks::new(&api, &registry));
         let awaited = Arc::new(Awaited {
             secret: OnceLock::new(),
             reason: Mutex::new("the key service has not read the master secret yet".into()),
         });
         let handler = Handler::new(awaited.clone(), authority, grants, disks, &registry);
-        let ready = || {
-            let awaited = awaited.clone();
-            move || awaited.secret.get().is_some()
+        let api = Api {
+            accept,
+            router: handler.router(),
+            limits: Limits {
+                message_bytes: MAX_REQUEST,
+                ..Limits::default()
+            },
         };
-        let router = handler.router().ready_when(ready());
-        let server =
-            Server::start("key-service", listener, accept, router, limits).map_err(listen_error)?;
-        observed::server(&registry, "key-service", &server);
-        registry.add_process();
-        let health = config.health.map(|address| {
-            probe::serve_health(address, ready()).map_err(|error| Error::Listen(address, error))
-        });
-        let health = health.transpose()?;
-        let exporter = config
-            .metrics
-            .map(|address| Exporter::start(address, &registry).map_err(|e| (address, e)));
-        let exporter = exporter
-            .transpose()
-            .map_err(|(address, error)| Error::Listen(address, error))?;
-        if let Some(exporter) = &exporter {
-            log::info!("metrics on http://{}/metrics", exporter.local_addr());
+        let known = awaited.clone();
+        let ready = move || known.secret.get().is_some();
+        let serving = Serving::start("key-service", addresses, api, ready, &registry)?;
+        let address = serving.local_addr();
+        log::info!("listening on {address}");
+        if let Some(health) = serving.health_addr() {
+            log::info!("health on {health}");
         }
-        let exposed = match is_plain && !server.local_addr().ip().is_loopback() {
+        let exposed = match is_plain && !address.ip().is_loopback() {
             true => ", in plaintext",
             false => "",
         };
-        log::info!("listening on {}", server.local_addr());
-        if let Some(health) = &health {
-            log::info!("health on {}", health.local_addr());
-        }
-        let said = format!("{} for {who}{exposed}", server.local_addr());
         Ok(KeyService {
-            server,
-            health,
-            exporter,
+            serving,
             stop,
             awaited,
             membership,
-            said,
+            said: format!("{address} for {who}{exposed}"),
         })
     }
 
@@ -321,32 +276,75 @@ impl KeyService {
 
     /// Returns the address of the gRPC server.
     pub fn local_addr(&self) -> SocketAddr {
-        self.server.local_addr()
+        self.serving.local_addr()
     }
 
     /// Returns the address of the separate health server, if there is one.
     pub fn health_addr(&self) -> Option<SocketAddr> {
-        self.health.as_ref().map(Server::local_addr)
+        self.serving.health_addr()
     }
 
     /// Returns the address of the metrics server, if there is one.
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
-        self.exporter.as_ref().map(Exporter::local_addr)
+        self.serving.metrics_addr()
     }
 
     /// Accepts no further calls, and waits up to `grace` until the running ones end.
     pub fn stop(&self, grace: Duration) {
-        // The health server stops first, so that load balancers send no further calls.
-        if let Some(health) = &self.health {
-            health.stop(Duration::ZERO);
-        }
-        self.server.stop(grace);
+        self.serving.stop(grace);
         self.stop.stop();
     }
 }
 
-/// Creates the TLS acceptor in which both ends prove that they are machines of the cluster that
-/// this machine is a member of. Also returns its membership.
+/// How the service accepts connections, and identifies their callers.
+struct Authentication {
+    accept: Arc<dyn Accept>,
+    authority: Authority,
+    /// `None` if callers do not attest themselves.
+    membership: Option<Membership>,
+}
+
+impl Authentication {
+    /// Prepares what these clients need: the proof of this machine, or the verification of tokens.
+    fn of(
+        clients: Clients,
+        api: Option<&Client>,
+        registry: &Registry,
+    ) -> Result<Authentication, Error> {
+        let plain = |authority| Authentication {
+            accept: Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)),
+            authority,
+            membership: None,
+        };
+        match clients {
+            Clients::Attested {
+                variant,
+                tpm,
+                config_dir,
+                collateral,
+            } => {
+                observed::collateral(registry, collateral.as_ref());
+                let sources = observed::sources(&collateral);
+                let (accept, membership) = attested(variant, &tpm, &config_dir, sources, registry)?;
+                let own = membership.own.clone();
+                Ok(Authentication {
+                    accept,
+                    authority: Authority::Members { own },
+                    membership: Some(membership),
+                })
+            }
+            Clients::Token => {
+                let api = api.ok_or(Error::NoApi("callers show tokens"))?;
+                let reviewer = Reviewer::new(api, registry);
+                Ok(plain(Authority::Tokens(Box::new(reviewer))))
+            }
+            Clients::Any => Ok(plain(Authority::Anyone)),
+        }
+    }
+}
+
+/// Creates the TLS acceptor in which both ends prove that they are machines of the cluster that this machine is a member of. Also
+/// returns its membership.
 fn attested(
     variant: &'static Variant,
     tpm: &tpm::Location,
@@ -392,6 +390,15 @@ enum Authority {
 }
 
 impl Authority {
+    /// Says who the callers are.
+    fn callers(&self) -> &'static str {
+        match self {
+            Authority::Members { .. } => "machines of this cluster",
+            Authority::Tokens(_) => "service accounts with a token",
+            Authority::Anyone => "anyone",
+        }
+    }
+
     /// Returns the caller's name in grants.
     fn caller(&self, call: &Call) -> Result<String, Status> {
         match self {
@@ -628,6 +635,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<Refused> for Error {
+    fn from((address, error): Refused) -> Error {
+        Error::Listen(address, error)
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,115 @@
+//! What both services run: their gRPC server, and beside it a server for health checks and one for metrics.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{observed, probe};
+use metrics::{Exporter, Registry};
+use rpc::grpc::{Limits, Router, Server};
+use transport::Accept;
+
+/// An address on which no server can listen, and why.
+pub type Refused = (SocketAddr, io::Error);
+
+/// The addresses of a service. The first is open, so a service whose address is taken fails before it starts anything.
+pub struct Addresses {
+    listen: SocketAddr,
+    listener: TcpListener,
+    health: Option<SocketAddr>,
+    metrics: Option<SocketAddr>,
+}
+
+impl Addresses {
+    /// Opens the address of the gRPC server.
+    pub fn open(
+        listen: SocketAddr,
+        health: Option<SocketAddr>,
+        metrics: Option<SocketAddr>,
+    ) -> Result<Addresses, Refused> {
+        let listener = TcpListener::bind(listen).map_err(|error| (listen, error))?;
+        Ok(Addresses {
+            listen,
+            listener,
+            health,
+            metrics,
+        })
+    }
+}
+
+/// The methods of a service, and who may call them.
+pub struct Api {
+    /// Accepts the connections of callers.
+    pub accept: Arc<dyn Accept>,
+    /// The methods.
+    pub router: Router,
+    /// The limits of connections and calls.
+    pub limits: Limits,
+}
+
+/// The running servers of a service.
+pub struct Serving {
+    /// The gRPC server.
+    pub server: Arc<Server>,
+    health: Option<Server>,
+    exporter: Option<Exporter>,
+}
+
+impl Serving {
+    /// Starts the servers, and adds the metrics of the gRPC server and of the process. The health is NOT_SERVING until `ready` returns
+    /// true.
+    pub fn start(
+        name: &'static str,
+        addresses: Addresses,
+        api: Api,
+        ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
+        registry: &Registry,
+    ) -> Result<Serving, Refused> {
+        let router = api.router.ready_when(ready.clone());
+        let server = Server::start(name, addresses.listener, api.accept, router, api.limits)
+            .map_err(|error| (addresses.listen, error))?;
+        observed::server(registry, name, &server);
+        registry.add_process();
+        let health = addresses
+            .health
+            .map(|address| probe::serve_health(address, ready).map_err(|error| (address, error)));
+        let health = health.transpose()?;
+        let exporter = addresses
+            .metrics
+            .map(|address| Exporter::start(address, registry).map_err(|error| (address, error)));
+        let exporter = exporter.transpose()?;
+        if let Some(exporter) = &exporter {
+            log::info!("metrics on http://{}/metrics", exporter.local_addr());
+        }
+        Ok(Serving {
+            server: Arc::new(server),
+            health,
+            exporter,
+        })
+    }
+
+    /// Returns the address of the gRPC server.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// Returns the address of the separate health server, if there is one.
+    pub fn health_addr(&self) -> Option<SocketAddr> {
+        self.health.as_ref().map(Server::local_addr)
+    }
+
+    /// Returns the address of the metrics server, if there is one.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.exporter.as_ref().map(Exporter::local_addr)
+    }
+
+    /// Accepts no further calls, and waits up to `grace` until the running ones end.
+    pub fn stop(&self, grace: Duration) {
+        // The health server stops first, so that load balancers send no further calls.
+        if let Some(health) = &self.health {
+            health.stop(Duration::ZERO);
+        }
+        self.server.stop(grace);
+    }
+}
