@@ -98,47 +98,115 @@ fn optional(name: &str, address: OsString) -> Result<Option<SocketAddr>, Failure
     }
 }
 
-fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
-    let (mut verbosity, mut log_format) = (0, logger::Format::default());
-    let mut keys = Flags::default();
-    let mut listen = SocketAddr::new(network::any_address(), proto::join::PORT);
-    let (mut health, mut metrics) = (None, None);
-    let mut config_dir: PathBuf = join_service::CONFIG_DIR.into();
-    let mut variant = variant::DEFAULT.to_owned();
-    let (mut cloud, mut metadata_url, mut kubeconfig) = (String::new(), String::new(), None);
-    let (mut evidence, mut require_strong) = (PathBuf::new(), false);
-    let (mut verification, mut verification_http) = (None, None);
-    let mut pki_dir = PathBuf::from(join_service::PKI_DIR);
-    let mut migration = Migration::default();
-    let mut collateral = collateral::Flags::default();
-    let mut checked = Vec::new();
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long(name) if Flags::has(name) => {
-                let name = name.to_owned();
-                keys.set(&name, args.value()?)?;
+fn run(args: lexopt::Parser) -> Result<(), Failure> {
+    let given = Given::parse(args)?;
+    if !given.checked.is_empty() {
+        return check(&given.checked);
+    }
+    let has_verification = given.verification.or(given.verification_http).is_some();
+    if has_verification && given.evidence.is_none() {
+        return Err(Failure::Usage("--verification: it needs --evidence".into()));
+    }
+    let variant = Variant::named(&given.variant).map_err(Failure::failed)?;
+    let level = logger::level_of_verbosity(given.verbosity);
+    let signals = program::prepare_service(level, given.log_format)?;
+    let service = JoinService::start(given.config(variant)?).map_err(Failure::failed)?;
+    program::wait_until_stopped(&signals, join_service::GRACE)?;
+    service.stop(join_service::GRACE);
+    Ok(())
+}
+
+/// The options of the command line. The chart passes each of its options, and an empty value means that the option is not set.
+struct Given {
+    verbosity: i32,
+    log_format: logger::Format,
+    keys: Flags,
+    collateral: collateral::Flags,
+    listen: SocketAddr,
+    health: Option<SocketAddr>,
+    metrics: Option<SocketAddr>,
+    /// The services to ask for their health, and serve nothing.
+    checked: Vec<String>,
+    config_dir: PathBuf,
+    variant: String,
+    cloud: String,
+    metadata_url: String,
+    kubeconfig: Option<PathBuf>,
+    migration: Migration,
+    evidence: Option<PathBuf>,
+    verification: Option<SocketAddr>,
+    verification_http: Option<SocketAddr>,
+    require_strong: bool,
+    pki_dir: PathBuf,
+}
+
+impl Default for Given {
+    fn default() -> Given {
+        Given {
+            verbosity: 0,
+            log_format: logger::Format::default(),
+            keys: Flags::default(),
+            collateral: collateral::Flags::default(),
+            listen: SocketAddr::new(network::any_address(), proto::join::PORT),
+            health: None,
+            metrics: None,
+            checked: Vec::new(),
+            config_dir: join_service::CONFIG_DIR.into(),
+            variant: variant::DEFAULT.into(),
+            cloud: String::new(),
+            metadata_url: String::new(),
+            kubeconfig: None,
+            migration: Migration::default(),
+            evidence: None,
+            verification: None,
+            verification_http: None,
+            require_strong: false,
+            pki_dir: join_service::PKI_DIR.into(),
+        }
+    }
+}
+
+impl Given {
+    fn parse(mut args: lexopt::Parser) -> Result<Given, Failure> {
+        let mut given = Given::default();
+        while let Some(arg) = args.next()? {
+            match arg {
+                Long("help") | Short('h') => return Err(Failure::Help),
+                Long("version") => return Err(Failure::Version),
+                Short('v') => given.verbosity = program::parsed("v", args.value()?)?,
+                Long(name) => {
+                    let name = name.to_owned();
+                    given.set(&name, &mut args)?;
+                }
+                other => return Err(other.unexpected().into()),
             }
-            Long(name) if collateral::Flags::has(name) => {
-                let name = name.to_owned();
-                collateral.set(&name, args.value()?)?;
+        }
+        Ok(given)
+    }
+
+    /// Sets the option `--name`, whose value is the next argument.
+    fn set(&mut self, name: &str, args: &mut lexopt::Parser) -> Result<(), Failure> {
+        match name {
+            _ if Flags::has(name) => self.keys.set(name, args.value()?)?,
+            _ if collateral::Flags::has(name) => self.collateral.set(name, args.value()?)?,
+            "listen" => self.listen = services::listen(name, args.value()?)?,
+            "health" => self.health = Some(services::listen(name, args.value()?)?),
+            "check" => self.checked.push(program::text(args.value()?)?),
+            "metrics" => self.metrics = Some(services::listen(name, args.value()?)?),
+            "config" => self.config_dir = args.value()?.into(),
+            "attestation-variant" => self.variant = program::text(args.value()?)?,
+            "cloud-provider" => self.cloud = program::text(args.value()?)?,
+            "metadata" => self.metadata_url = program::text(args.value()?)?,
+            "kubeconfig" => self.kubeconfig = Some(args.value()?.into()),
+            "migrate-until" => self.migration = program::parsed(name, args.value()?)?,
+            "evidence" => {
+                self.evidence =
+                    Some(PathBuf::from(args.value()?)).filter(|it| !it.as_os_str().is_empty())
             }
-            Long("listen") => listen = services::listen("listen", args.value()?)?,
-            Long("health") => health = Some(services::listen("health", args.value()?)?),
-            Long("check") => checked.push(program::text(args.value()?)?),
-            Long("metrics") => metrics = Some(services::listen("metrics", args.value()?)?),
-            Long("config") => config_dir = args.value()?.into(),
-            Long("attestation-variant") => variant = program::text(args.value()?)?,
-            Long("cloud-provider") => cloud = program::text(args.value()?)?,
-            Long("metadata") => metadata_url = program::text(args.value()?)?,
-            Long("kubeconfig") => kubeconfig = Some(PathBuf::from(args.value()?)),
-            Long("migrate-until") => migration = program::parsed("migrate-until", args.value()?)?,
-            Long("evidence") => evidence = args.value()?.into(),
-            Long("verification") => verification = optional("verification", args.value()?)?,
-            Long("verification-http") => {
-                verification_http = optional("verification-http", args.value()?)?
-            }
-            Long("require") => {
-                require_strong = match program::text(args.value()?)?.as_str() {
+            "verification" => self.verification = optional(name, args.value()?)?,
+            "verification-http" => self.verification_http = optional(name, args.value()?)?,
+            "require" => {
+                self.require_strong = match program::text(args.value()?)?.as_str() {
                     "" => false,
                     "strong" => true,
                     other => {
@@ -147,61 +215,53 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
                     }
                 }
             }
-            Long("pki") => pki_dir = args.value()?.into(),
-            Long("log-format") => log_format = program::parsed("log-format", args.value()?)?,
-            Short('v') => verbosity = program::parsed("v", args.value()?)?,
-            Long("help") | Short('h') => return Err(Failure::Help),
-            Long("version") => return Err(Failure::Version),
-            other => return Err(other.unexpected().into()),
+            "pki" => self.pki_dir = args.value()?.into(),
+            "log-format" => self.log_format = program::parsed(name, args.value()?)?,
+            _ => return Err(Long(name).unexpected().into()),
         }
+        Ok(())
     }
-    if !checked.is_empty() {
-        return check(&checked);
+
+    /// Returns the configuration of the service.
+    fn config(self, variant: &'static Variant) -> Result<Config, Failure> {
+        let url = Some(self.metadata_url.as_str()).filter(|url| !url.is_empty());
+        let metadata = (!self.cloud.is_empty())
+            .then(|| cloud_api::metadata(Cloud::named(&self.cloud)?, url))
+            .transpose()
+            .map_err(Failure::failed)?;
+        let kubeconfig = self.kubeconfig.as_deref();
+        let access = kubernetes(kubeconfig)?;
+        let mut collateral = self.collateral.finish(|| {
+            let config = kubernetes(kubeconfig).ok()??;
+            Some(client::Client::new(config, &Stop::new()))
+        })?;
+        // the places are the same for what the service asks about itself and about others
+        if let Some(ec2) = &mut collateral.ec2 {
+            ec2.take_place(&self.cloud, url);
+        }
+        let collateral = Fetching::new(collateral).map_err(Failure::failed)?;
+        let (key_service, key_auth) =
+            self.keys
+                .finish(variant, &self.config_dir, Some(&collateral))?;
+        Ok(Config {
+            listen: self.listen,
+            key_service,
+            key_auth,
+            config_dir: self.config_dir,
+            health: self.health,
+            metrics: self.metrics,
+            variant,
+            evidence: self.evidence,
+            verification: self.verification,
+            verification_http: self.verification_http,
+            require_strong: self.require_strong,
+            kubernetes: access,
+            metadata,
+            pki_dir: self.pki_dir,
+            migration: self.migration,
+            collateral: Some(collateral),
+        })
     }
-    if (verification.or(verification_http)).is_some() && evidence.as_os_str().is_empty() {
-        return Err(Failure::Usage("--verification: it needs --evidence".into()));
-    }
-    let variant = Variant::named(&variant).map_err(Failure::failed)?;
-    let signals = program::prepare_service(logger::level_of_verbosity(verbosity), log_format)?;
-    // The chart passes each of its options, and an empty value means that the option is not set.
-    let url = Some(metadata_url.as_str()).filter(|url| !url.is_empty());
-    let metadata = (!cloud.is_empty())
-        .then(|| cloud_api::metadata(Cloud::named(&cloud)?, url))
-        .transpose()
-        .map_err(Failure::failed)?;
-    let kubernetes = kubernetes(kubeconfig.as_deref())?;
-    let mut collateral = collateral.finish(|| {
-        let config = self::kubernetes(kubeconfig.as_deref()).ok()??;
-        Some(client::Client::new(config, &Stop::new()))
-    })?;
-    // the service uses the same locations for its own collateral and for that of others
-    if let Some(ec2) = &mut collateral.ec2 {
-        ec2.take_place(&cloud, url);
-    }
-    let collateral = Fetching::new(collateral).map_err(Failure::failed)?;
-    let (key_service, key_auth) = keys.finish(variant, &config_dir, Some(&collateral))?;
-    let config = Config {
-        listen,
-        key_service,
-        key_auth,
-        config_dir,
-        health,
-        metrics,
-        variant,
-        evidence: (!evidence.as_os_str().is_empty()).then_some(evidence),
-        verification,
-        verification_http,
-        require_strong,
-        kubernetes,
-        metadata,
-        pki_dir,
-        migration,
-        collateral: Some(collateral),
-    };
-    let service = JoinService::start(config).map_err(Failure::failed)?;
-    program::wait_until_stopped(&signals, join_service::GRACE)?;
-    service.stop(join_service::GRACE);
-    Ok(())
 }
 
 /// Asks services for their health, and prints which addresses answered.

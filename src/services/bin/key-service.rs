@@ -1,6 +1,6 @@
 //! The key service: derives data keys for the services of a control plane.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -96,100 +96,16 @@ fn main() -> ExitCode {
     program::main("key-service", &help(), run)
 }
 
-fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
-    let (mut verbosity, mut log_format) = (0, logger::Format::default());
-    let (mut how, mut listen, mut port): (Option<String>, Option<SocketAddr>, Option<u16>) =
-        (None, None, None);
-    let mut config_dir = PathBuf::from(key_service::CONFIG_DIR);
-    let mut variant = variant::DEFAULT.to_owned();
-    let (mut tpm, mut kubeconfig): (Option<Location>, Option<PathBuf>) = (None, None);
-    let mut key = PathBuf::from(master_secret::KEY_FILE);
-    let mut salt = PathBuf::from(master_secret::SALT_FILE);
-    let mut config = Config {
-        listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), booted_proto::kms::PORT),
-        clients: Clients::Any,
-        api: None,
-        grants: None,
-        allow_plaintext: false,
-        health: None,
-        metrics: None,
-    };
-    let mut collateral = collateral::Flags::default();
-    while let Some(arg) = args.next()? {
-        match arg {
-            Long(name) if collateral::Flags::has(name) => {
-                let name = name.to_owned();
-                collateral.set(&name, args.value()?)?;
-            }
-            Long("clients") => how = Some(program::text(args.value()?)?),
-            Long("grant") => config.grants = Some(program::parsed("grant", args.value()?)?),
-            Long("listen") => listen = Some(services::listen("listen", args.value()?)?),
-            Long("port") => port = Some(program::parsed("port", args.value()?)?),
-            Long("allow-plaintext") => config.allow_plaintext = true,
-            Long("master-secret") => key = args.value()?.into(),
-            Long("salt") => salt = args.value()?.into(),
-            Long("config") => config_dir = args.value()?.into(),
-            Long("attestation-variant") => variant = program::text(args.value()?)?,
-            Long("tpm") => tpm = Some(program::parsed("tpm", args.value()?)?),
-            Long("kubeconfig") => kubeconfig = Some(args.value()?.into()),
-            Long("health") => config.health = Some(services::listen("health", args.value()?)?),
-            Long("metrics") => config.metrics = Some(services::listen("metrics", args.value()?)?),
-            Long("log-format") => log_format = program::parsed("log-format", args.value()?)?,
-            Short('v') => verbosity = program::parsed("v", args.value()?)?,
-            Long("help") | Short('h') => return Err(Failure::Help),
-            Long("version") => return Err(Failure::Version),
-            other => return Err(other.unexpected().into()),
-        }
-    }
-    // Constellation's chart has only this option.
-    if port.is_some() && how.is_none() && listen.is_none() {
-        how = Some("any".into());
-        config.listen.set_ip(network::any_address());
-        config.allow_plaintext = true;
-    }
-    config.listen = listen.unwrap_or(config.listen);
-    if let Some(port) = port {
-        config.listen.set_port(port);
-    }
-    config.clients = match how.as_deref().unwrap_or("attested") {
-        "attested" => {
-            let variant = Variant::named(&variant).map_err(Failure::failed)?;
-            let collateral = collateral.finish(|| {
-                let api = match &kubeconfig {
-                    Some(file) => client::Config::from_kubeconfig_file(file),
-                    None => client::Config::in_cluster(),
-                };
-                Some(client::Client::new(api.ok()?, &Stop::new()))
-            })?;
-            Clients::Attested {
-                variant,
-                tpm: tpm
-                    .map_or_else(variant.location, Ok)
-                    .map_err(Failure::failed)?,
-                config_dir,
-                collateral: Some(Fetching::new(collateral).map_err(Failure::failed)?),
-            }
-        }
-        "token" => Clients::Token,
-        "any" => Clients::Any,
-        other => {
-            return Err(Failure::Usage(format!(
-                "--clients {other:?}: expected attested, token or any"
-            )));
-        }
-    };
-    if matches!(config.clients, Clients::Token)
-        || config.grants.as_ref().is_some_and(Grants::have_volumes)
-    {
-        let api = match kubeconfig {
-            Some(file) => client::Config::from_kubeconfig_file(&file),
-            None => client::Config::in_cluster(),
-        };
-        config.api = Some(Box::new(api.map_err(Failure::failed)?));
-    }
-    let signals = program::prepare_service(logger::level_of_verbosity(verbosity), log_format)?;
+fn run(args: lexopt::Parser) -> Result<(), Failure> {
+    let given = Given::parse(args)?;
+    let (level, format) = (
+        logger::level_of_verbosity(given.verbosity),
+        given.log_format,
+    );
+    let (config, secret) = given.config()?;
+    let signals = program::prepare_service(level, format)?;
     let service = KeyService::start(config).map_err(Failure::failed)?;
-    let Some(secret) = read(&MasterSecret { key, salt }, &service, &signals)? else {
+    let Some(secret) = read(&secret, &service, &signals)? else {
         return Ok(());
     };
     service.provide(secret).map_err(Failure::failed)?;
@@ -198,8 +114,154 @@ fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the master secret. Waits while the external KMS is unavailable; meanwhile the service
-/// tells callers why; `None` if a signal asks to stop.
+/// The options of the command line.
+struct Given {
+    verbosity: i32,
+    log_format: logger::Format,
+    /// How callers authenticate themselves.
+    how: Option<String>,
+    grants: Option<Grants>,
+    listen: Option<SocketAddr>,
+    port: Option<u16>,
+    allow_plaintext: bool,
+    master_secret: PathBuf,
+    salt: PathBuf,
+    config_dir: PathBuf,
+    variant: String,
+    tpm: Option<Location>,
+    collateral: collateral::Flags,
+    kubeconfig: Option<PathBuf>,
+    health: Option<SocketAddr>,
+    metrics: Option<SocketAddr>,
+}
+
+impl Given {
+    fn parse(mut args: lexopt::Parser) -> Result<Given, Failure> {
+        let mut given = Given {
+            verbosity: 0,
+            log_format: logger::Format::default(),
+            how: None,
+            grants: None,
+            listen: None,
+            port: None,
+            allow_plaintext: false,
+            master_secret: master_secret::KEY_FILE.into(),
+            salt: master_secret::SALT_FILE.into(),
+            config_dir: key_service::CONFIG_DIR.into(),
+            variant: variant::DEFAULT.into(),
+            tpm: None,
+            collateral: collateral::Flags::default(),
+            kubeconfig: None,
+            health: None,
+            metrics: None,
+        };
+        while let Some(arg) = args.next()? {
+            match arg {
+                Long(name) if collateral::Flags::has(name) => {
+                    let name = name.to_owned();
+                    given.collateral.set(&name, args.value()?)?;
+                }
+                Long("clients") => given.how = Some(program::text(args.value()?)?),
+                Long("grant") => given.grants = Some(program::parsed("grant", args.value()?)?),
+                Long("listen") => given.listen = Some(services::listen("listen", args.value()?)?),
+                Long("port") => given.port = Some(program::parsed("port", args.value()?)?),
+                Long("allow-plaintext") => given.allow_plaintext = true,
+                Long("master-secret") => given.master_secret = args.value()?.into(),
+                Long("salt") => given.salt = args.value()?.into(),
+                Long("config") => given.config_dir = args.value()?.into(),
+                Long("attestation-variant") => given.variant = program::text(args.value()?)?,
+                Long("tpm") => given.tpm = Some(program::parsed("tpm", args.value()?)?),
+                Long("kubeconfig") => given.kubeconfig = Some(args.value()?.into()),
+                Long("health") => given.health = Some(services::listen("health", args.value()?)?),
+                Long("metrics") => {
+                    given.metrics = Some(services::listen("metrics", args.value()?)?)
+                }
+                Long("log-format") => {
+                    given.log_format = program::parsed("log-format", args.value()?)?
+                }
+                Short('v') => given.verbosity = program::parsed("v", args.value()?)?,
+                Long("help") | Short('h') => return Err(Failure::Help),
+                Long("version") => return Err(Failure::Version),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        Ok(given)
+    }
+
+    /// Returns the configuration of the service, and where the master secret is.
+    fn config(mut self) -> Result<(Config, MasterSecret), Failure> {
+        let mut listen = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), booted_proto::kms::PORT);
+        // The old system's chart gives no other option.
+        if self.port.is_some() && self.how.is_none() && self.listen.is_none() {
+            self.how = Some("any".into());
+            listen.set_ip(network::any_address());
+            self.allow_plaintext = true;
+        }
+        listen = self.listen.unwrap_or(listen);
+        if let Some(port) = self.port {
+            listen.set_port(port);
+        }
+        let kubeconfig = self.kubeconfig.take();
+        let api = || match &kubeconfig {
+            Some(file) => client::Config::from_kubeconfig_file(file),
+            None => client::Config::in_cluster(),
+        };
+        let clients = match self.how.as_deref().unwrap_or("attested") {
+            "attested" => attested(
+                self.variant,
+                self.tpm,
+                self.config_dir,
+                self.collateral,
+                api,
+            )?,
+            "token" => Clients::Token,
+            "any" => Clients::Any,
+            other => {
+                return Err(Failure::Usage(format!(
+                    "--clients {other:?}: expected attested, token or any"
+                )));
+            }
+        };
+        let needs_api = matches!(clients, Clients::Token)
+            || self.grants.as_ref().is_some_and(Grants::have_volumes);
+        let api = match needs_api {
+            true => Some(Box::new(api().map_err(Failure::failed)?)),
+            false => None,
+        };
+        let config = Config {
+            listen,
+            clients,
+            api,
+            grants: self.grants,
+            allow_plaintext: self.allow_plaintext,
+            health: self.health,
+            metrics: self.metrics,
+        };
+        let (key, salt) = (self.master_secret, self.salt);
+        Ok((config, MasterSecret { key, salt }))
+    }
+}
+
+/// Returns the settings of callers that attest themselves. `api` gives access to the Kubernetes API, if there is any.
+fn attested<E>(
+    variant: String,
+    tpm: Option<Location>,
+    config_dir: PathBuf,
+    collateral: collateral::Flags,
+    api: impl Fn() -> Result<client::Config, E>,
+) -> Result<Clients, Failure> {
+    let variant = Variant::named(&variant).map_err(Failure::failed)?;
+    let collateral = collateral.finish(|| Some(client::Client::new(api().ok()?, &Stop::new())))?;
+    let location = tpm.map_or_else(variant.location, Ok);
+    Ok(Clients::Attested {
+        variant,
+        tpm: location.map_err(Failure::failed)?,
+        config_dir,
+        collateral: Some(Fetching::new(collateral).map_err(Failure::failed)?),
+    })
+}
+
+/// Returns the master secret. Waits while the external KMS is away, and the service tells callers why; `None` if a signal asks to stop.
 fn read(
     secret: &MasterSecret,
     service: &KeyService,
