@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks what each program links: no asynchronous runtime, no second library for the same purpose; at most as many
-# packages and lines of ours as SPECIFICATION.md promises. The modules of a crate use each other in one direction. The picture and the
-# table of crates in docs/architecture.md must match the manifests.
+# packages and lines of ours as SPECIFICATION.md promises. The modules of a crate use each other in one direction. No function is
+# longer than 80 lines. The picture and the table of crates in docs/architecture.md must match the manifests.
 #
 #   tools/check-deps.sh [draw]      draw: writes both
 . "$(dirname "$0")/lib.sh"
@@ -32,6 +32,7 @@ lines() {
 }
 
 tools/circles.py src/* || die "these modules of one folder use each other: move what both need to a file below them"
+tools/long_functions.py src || die "these functions are too long to be read at once"
 
 PACKAGES=(unlock bootstrapper services cli)
 for package in "${PACKAGES[@]}"; do
