@@ -70,6 +70,7 @@ use instances::Instances;
 use keys::KeyClient;
 use kubernetes::client::{self, Client};
 use kubernetes::services::migration::Migration;
+use machines::Metadata;
 use metrics::Registry;
 pub use pki::DIRECTORY as PKI_DIR;
 use pki::Pki;
