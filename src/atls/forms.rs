@@ -1,4 +1,4 @@
-//! The forms of attested TLS that an end accepts, as protocols of TLS.
+//! The forms of attested TLS that an end accepts, as ALPN protocols.
 
 use proto::attested::ALPN as ALPN_STRONG;
 
