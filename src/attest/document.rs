@@ -16,7 +16,7 @@ pub const MAX_DOCUMENT: usize = 256 << 10;
 /// The document.
 #[derive(Serialize, Deserialize)]
 pub struct Document {
-    /// What comes from the TPM.
+    /// The data from the TPM.
     #[serde(rename = "Attestation")]
     pub attestation: Attestation,
     /// Bytes that are specific to the cloud. The nonce of the quote includes them. Empty in QEMU.
