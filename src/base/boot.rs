@@ -1,12 +1,12 @@
-//! The stages of a boot, and the words that systemd measures during it, after firmware and boot
-//! loader: systemd-pcrphase.service(8). They are not in the firmware's event log. And what a kernel
-//! command line says of the root file system.
+//! The stages of a boot, and the texts that systemd measures during it, after firmware and boot
+//! loader: systemd-pcrphase.service(8). They are not in the firmware's event log. Also checks the
+//! root file system on a kernel command line.
 
 use std::fmt;
 
-/// Returns why a kernel command line that names a root file system without its hash is a danger;
+/// Returns why a kernel command line is dangerous if it names a root file system without its hash;
 /// `None` if it does not (dm-verity: systemd-veritysetup-generator(8), or the kernel's
-/// dm-mod.create). It cannot tell of a root file system that is found without `root=`.
+/// dm-mod.create). It cannot detect a root file system that is found without `root=`.
 pub fn unverified_root(command_line: &str) -> Option<&'static str> {
     let has = |names: &[&str]| {
         let mut words = command_line.split_whitespace();
@@ -20,12 +20,12 @@ pub fn unverified_root(command_line: &str) -> Option<&'static str> {
     )
 }
 
-/// The word by which the version of a kernel says that AML, the code in ACPI tables, cannot access
-/// its memory. The kernel of our image has it.
+/// The word in a kernel's version that says that AML, the code in ACPI tables, cannot access the
+/// kernel's memory. The kernel of our image has this word.
 const CONFINED: &str = "aml-confined";
 
-/// Returns what follows if a kernel with this version (/proc/version) runs the host's ACPI tables
-/// without limits; `None` if it confines them.
+/// Returns the consequences if a kernel with this version (/proc/version) runs the host's ACPI
+/// tables without limits; `None` if it confines them.
 pub fn trusted_acpi(version: &str) -> Option<&'static str> {
     (!version.contains(CONFINED)).then_some(
         "the kernel lets code in the host's ACPI tables write its memory, and no PCR has these tables: whoever controls the host can \
@@ -47,7 +47,7 @@ impl Stage {
     /// All stages, in the order of a boot.
     pub const ALL: [Stage; 2] = [Stage::Initramfs, Stage::Booted];
 
-    /// Returns the word for command lines and files: `initramfs`, `booted`.
+    /// Returns the keyword for command lines and files: `initramfs`, `booted`.
     pub fn word(self) -> &'static str {
         match self {
             Stage::Initramfs => "initramfs",
@@ -75,7 +75,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// The words of PCR 11, in the order of a boot.
+/// The texts of PCR 11, in the order of a boot.
 const PHASES: [&str; 6] = [
     "enter-initrd",
     "leave-initrd",
@@ -84,17 +84,17 @@ const PHASES: [&str; 6] = [
     "shutdown",
     "final",
 ];
-/// The words of PCR 11 that a booted system has measured: two in the initramfs, two after it.
+/// The texts of PCR 11 that a booted system has measured: two in the initramfs, two after it.
 pub const UNTIL_BOOTED: [&str; 4] = [PHASES[0], PHASES[1], PHASES[2], PHASES[3]];
-/// The word that systemd-pcrosseparator measures at the end of the initramfs's start (systemd 261).
+/// The text that systemd-pcrosseparator measures at the end of the initramfs's start (systemd 261).
 pub const OS_SEPARATOR: &str = "os-separator";
-/// The word that systemd-pcrnvdone measures after the NvPCRs are set up (systemd 259).
+/// The text that systemd-pcrnvdone measures after the NvPCRs are set up (systemd 259).
 const NV_PCR_SEPARATOR: &str = "nvpcr-separator";
-/// The words that systemd measures in the initramfs before the state disk is opened: the unit that
+/// The texts that systemd measures in the initramfs before the state disk is opened: the unit that
 /// opens it is ordered after them.
 pub const IN_INITRAMFS: [&str; 3] = [PHASES[0], NV_PCR_SEPARATOR, OS_SEPARATOR];
 
-/// Returns the words of a PCR in the order of a boot; a word may be missing in a boot.
+/// Returns the texts of a PCR in the order of a boot; a boot may leave some out.
 pub fn words_of(pcr: u32) -> &'static [&'static str] {
     match pcr {
         11 => &PHASES,

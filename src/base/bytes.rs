@@ -1,7 +1,7 @@
-//! Reads integers from a structure of bytes that somebody else wrote.
+//! Reads integers from an untrusted byte structure.
 
 /// Reads from the front of bytes. Each method returns `None` if bytes are missing, so a length
-/// field never exceeds what follows it.
+/// field never exceeds the available bytes.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -12,7 +12,7 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    /// Reads this number of bytes, which the type names.
+    /// Reads the number of bytes that the type has.
     pub fn array<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
         let (array, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -49,7 +49,8 @@ impl<'a> Reader<'a> {
         self.array().copied().map(u64::from_le_bytes)
     }
 
-    /// Reads the bytes behind their length, 16 bits, big endian: a TPM2B (TPM 2.0 part 2 §10.4).
+    /// Reads bytes that are preceded by their length, 16 bits, big endian: a TPM2B (TPM 2.0 part 2
+    /// §10.4).
     pub fn tpm2b(&mut self) -> Option<&'a [u8]> {
         let len = self.u16_be()?;
         self.take(len.into())
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(reader.u32_be(), Some(3));
         assert_eq!(reader.u32_le(), Some(4));
         assert_eq!(reader.tpm2b(), Some(&b"ab"[..]));
-        // the length is read, and the bytes behind it stay
+        // the length was consumed, the bytes after it were not
         assert_eq!(reader.tpm2b(), None);
         assert_eq!(reader.0, b"c");
         assert_eq!(reader.u16_le(), None);

@@ -67,7 +67,7 @@ pub enum Cause {
 }
 
 impl Error {
-    /// Replaces each of the last lines, to remove what must not be seen.
+    /// Replaces each of the last lines, to remove secrets.
     pub fn with_lines(mut self, replace: impl Fn(&str) -> String) -> Error {
         self.last_lines
             .iter_mut()
@@ -174,7 +174,7 @@ pub fn output(
 struct Running {
     name: String,
     child: Child,
-    /// The child was waited for: its number may already belong to another process.
+    /// The child was waited for: its process ID may already belong to another process.
     is_reaped: bool,
 }
 
@@ -274,10 +274,10 @@ impl Running {
         sys::process::has_ended(self.child.id()).unwrap_or(true)
     }
 
-    /// Ends the program if it runs, first by SIGTERM, then by SIGKILL; kills what is left of its
+    /// Ends the program if it runs, first by SIGTERM, then by SIGKILL; also kills the rest of its
     /// group.
     fn end(&mut self) -> io::Result<ExitStatus> {
-        // the group has the child's number, which belongs to the child until `wait`
+        // the group has the child's process ID, which stays reserved until `wait`
         let signal = |signal| drop(sys::process::signal_group(self.child.id(), signal));
         if !self.has_ended() {
             signal(libc::SIGTERM);
@@ -349,7 +349,7 @@ fn read_all(pipe: Option<impl Read>) -> io::Result<Secret> {
         pipe.by_ref()
             .take(MAX_OUTPUT as u64 + 1)
             .read_to_end(&mut bytes)?;
-        // the rest is read too, so that the program does not fail because nobody reads
+        // the rest is read too, so that the program does not fail because its pipe is full
         io::copy(&mut pipe, &mut io::sink())?;
     }
     match bytes.len() <= MAX_OUTPUT {
@@ -381,7 +381,7 @@ mod tests {
         (result, told)
     }
 
-    /// A file with the number of a process.
+    /// A file with a process ID.
     struct PidFile(tempfile::TempDir);
 
     impl PidFile {

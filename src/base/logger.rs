@@ -10,10 +10,10 @@
 //! {"ts":1795432100.123456,"level":"warn","logger":"join_service","msg":"10.42.1.7: attestation refused: ..","uptime":12.345678}
 //! ```
 //!
-//! The time of a text is the time since boot. It needs no correct clock and matches the kernel's
-//! own lines on a console. One record is one write, so that lines of two threads do not mix.
-//! Characters that are not visible are escaped, because texts may come from peers. The second and
-//! further lines of a record are indented, so that none looks like a record of its own.
+//! The time in a text line is the time since boot. It needs no correct clock and matches the
+//! kernel's own lines on a console. One record is one write, so that lines of two threads do not
+//! mix. Characters that are not visible are escaped, because texts may come from peers. The second
+//! and further lines of a record are indented, so that none looks like a record of its own.
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -101,8 +101,8 @@ pub fn init(level: LevelFilter, format: Format) {
     }
 }
 
-/// Returns the level for the old programs' `-v`: -1 and below is debug, 0 info, 1 warnings, 2 and
-/// above errors.
+/// Returns the level for `-v` of Constellation's programs: -1 and below is debug, 0 info, 1
+/// warnings, 2 and above errors.
 pub fn level_of_verbosity(v: i32) -> LevelFilter {
     match v {
         ..=-1 => LevelFilter::Debug,

@@ -1,4 +1,4 @@
-//! What counts as one peer when places, turns and delays are shared.
+//! The unit that counts as one peer when capacity, turns and delays are shared.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -33,8 +33,8 @@ pub fn any_address() -> IpAddr {
     }
 }
 
-/// Returns the address of a peer as it is shown and compared: an IPv4 address instead of a mapped
-/// one.
+/// Returns the address of a peer in the form that is shown and compared: an IPv4 address instead of
+/// a mapped one.
 pub fn canonical(peer: SocketAddr) -> SocketAddr {
     match peer.ip().to_canonical() {
         IpAddr::V4(address) => (address, peer.port()).into(),
@@ -58,7 +58,7 @@ mod tests {
         let port = server.local_addr().unwrap().port();
         for own in ["127.0.0.1", "::1"] {
             let own: IpAddr = own.parse().unwrap();
-            // a machine without IPv6 has no ::1 either
+            // a machine without IPv6 does not have ::1 either
             if TcpListener::bind((own, 0)).is_ok() {
                 TcpStream::connect((own, port)).unwrap();
                 let (_, peer) = server.accept().unwrap();

@@ -1,7 +1,7 @@
 //! Names from a constant table.
 
 /// Makes a constant array of the field `name` of each element of a constant slice. It is a macro,
-/// because what is constant cannot be given a closure.
+/// because a constant expression cannot call a closure.
 #[macro_export]
 macro_rules! names {
     ($table:expr) => {{

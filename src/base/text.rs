@@ -1,10 +1,10 @@
-//! Text that others wrote, for a log or a terminal: short, whatever it is. The precision of a
-//! format shortens `{}` of a text, but neither `{:?}` nor most errors of libraries, and some of
-//! these repeat all that they were given.
+//! Limits and escapes untrusted text for a log or a terminal. The precision of a format limits `{}`
+//! of a text, but neither `{:?}` nor most errors of libraries, and some of these repeat their whole
+//! input.
 
 use std::fmt::Display;
 
-/// Maximum length in characters of the error of a library.
+/// Maximum length in characters of a library's error.
 const MAX_ERROR: usize = 160;
 
 /// Returns at most `max` characters of a text, without control characters that could affect a
@@ -18,11 +18,11 @@ pub fn printable(text: &str, max: usize) -> String {
     shown.chain(end(text, max).chars()).collect()
 }
 
-/// Returns whether a terminal shows a character for what it is. It does not for control and format
-/// characters, which change other characters, their order or the line, and for those without a
-/// shape.
+/// Returns whether a terminal shows a character as it is. Control and format characters are
+/// excluded, because they change other characters, their order or the line; so are characters
+/// without a shape.
 pub fn is_visible(c: char) -> bool {
-    // `{:?}` escapes quotes and backslashes too, but only to be Rust
+    // `{:?}` also escapes quotes and backslashes, but only because of Rust's syntax
     matches!(c, '"' | '\'' | '\\') || c.escape_debug().len() == 1
 }
 
@@ -43,7 +43,7 @@ pub fn quoted(text: impl AsRef<str>, max: usize) -> String {
     format!("{shown:?}{}", end(text, max))
 }
 
-/// Returns the text of a library's error about bytes that somebody else wrote.
+/// Returns the text of a library's error about untrusted bytes.
 pub fn of_error(error: impl Display) -> String {
     printable(&error.to_string(), MAX_ERROR)
 }
@@ -63,7 +63,7 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(byte).collect()
 }
 
-/// Returns what follows the first characters of a text.
+/// Returns the text after the first characters.
 fn end(text: &str, max: usize) -> &'static str {
     match text.chars().nth(max) {
         Some(_) => "..",

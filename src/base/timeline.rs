@@ -19,7 +19,7 @@ use crate::logger;
 use crate::stop::Stop;
 use sys::clock;
 
-/// How long work may take before the console says what is waited for.
+/// The time after which the console says what the program waits for.
 const SILENCE: Duration = Duration::from_secs(2);
 /// Interval between two reports of the same wait.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -28,8 +28,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 pub const RECORD_BYTES: usize = 32 << 10;
 /// Maximum bytes of a line of the record.
 const RECORD_LINE: usize = 300;
-/// The events that repeat for as long as something is missing. They fill at most half of the
-/// record, so that the events after a long wait have room.
+/// The events that repeat while something is missing. They fill at most half of the record, so that
+/// the events after a long wait have room.
 const REPEATED: [&str; 3] = ["waiting", "quote", "refused"];
 
 /// Prints the events of one run of a program: the only lines that may leave the machine. They
@@ -111,13 +111,13 @@ impl Timeline {
     }
 
     /// Does `work`, which may hang: it uses the TPM, a disk or the network. If it takes longer than
-    /// 2 s, and every 10 s after that, prints the event `waiting` with what it waits for, e.g. `the
-    /// TPM at device:/dev/tpmrm0 to extend PCR 15`.
+    /// 2 s, and every 10 s after that, prints the event `waiting` with a description, e.g. `the TPM
+    /// at device:/dev/tpmrm0 to extend PCR 15`.
     pub fn waiting_for<T>(&self, what: impl Display + Sync, work: impl FnOnce() -> T) -> T {
         let over = Stop::new();
         thread::scope(|scope| {
             let watch = thread::Builder::new().name("waiting".into());
-            // Without the thread the work is only not reported.
+            // Without the thread, the work is done but not reported.
             let _ = watch.spawn_scoped(scope, || self.report_wait(&what, &over));
             let _ended = over.stop_on_drop();
             work()

@@ -1,6 +1,6 @@
-//! Turns for expensive work, such as deriving keys from a peer's input or a quote of the TPM. A few
-//! turns run at once, and networks take turns. After a wrong attempt a network must wait before its
-//! next one, longer each time. The mistakes of one network never delay another.
+//! Turns for expensive work, such as deriving keys from a peer's input, or a quote of the TPM. A
+//! few turns run at once, and networks take turns. After a wrong attempt a network must wait before
+//! its next one, longer each time. The mistakes of one network never delay another.
 //!
 //! ```text
 //!   take ─► a place ─► the network's delay is over, and it is its turn ─► Turn ─► wrong: longer delay
@@ -42,13 +42,13 @@ struct State {
     /// The waiting networks in the order of their places.
     waiting: BTreeMap<Place, Network>,
     delays: HashMap<Network, Delay>,
-    /// The highest round of a turn that was given.
+    /// The highest round in which a turn was given.
     round: u64,
     last: u64,
 }
 
 /// A place in the queue. A network's first place is in the current round and its second in the
-/// next, so it gets one turn while each other network gets one.
+/// next: each round has one turn for each network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     round: u64,
@@ -79,8 +79,8 @@ impl Turns {
     }
 
     /// Waits for a turn until `deadline`, as long as `is_over` returns false; otherwise errors with
-    /// [`Busy`]. When all places are taken, one waiting call errors with [`Busy`]: of the network
-    /// with the most wrong attempts, or else with the most places.
+    /// [`Busy`]. If all places are taken, one waiting call gets [`Busy`]: one of the network with
+    /// the most wrong attempts, or else with the most places.
     pub fn take(
         &self,
         network: Network,
@@ -154,8 +154,8 @@ impl State {
     fn give(&mut self, place: Place) {
         self.waiting.remove(&place);
         self.running += 1;
-        // A network whose delay was long has a place in an old round; that must not move the
-        // current round back.
+        // A network with a long delay has a place in an old round; that must not move the current
+        // round back.
         self.round = self.round.max(place.round);
     }
 

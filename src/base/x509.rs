@@ -1,4 +1,4 @@
-//! The fields of a certificate (RFC 5280 §4.1) that chain verification does not tell: validity,
+//! The fields of a certificate (RFC 5280 §4.1) that chain verification does not return: validity,
 //! subject, key, extensions. Nothing is verified.
 
 use crate::der::{
@@ -20,8 +20,8 @@ pub const KEY_AGREEMENT: u8 = 0x80 >> 4;
 /// keyCertSign (5).
 pub const KEY_CERT_SIGN: u8 = 0x80 >> 5;
 
-/// Returns whether a certificate, DER, is one of an authority by its key usage, which the library
-/// that verifies chains does not look at. Without the extension it is (§4.2.1.3).
+/// Returns whether a certificate (DER) is a CA's according to its key usage, which the library that
+/// verifies chains does not check. Without the extension, it may be one (§4.2.1.3).
 pub fn may_certify(der: &[u8]) -> bool {
     Certificate::parse(der).is_ok_and(|certificate| {
         let usage = certificate.key_usage();
