@@ -1,4 +1,4 @@
-//! The messages that only the booted system, the services and the operator's program speak. `proto`
+//! The messages that only the booted system, the services and the operator's program use. `proto`
 //! has the others, and says how they are generated.
 
 macro_rules! package {
@@ -11,7 +11,7 @@ macro_rules! package {
     };
 }
 
-// the generated messages name these
+// the generated messages use these names
 use proto::{attested, components};
 
 package!(evidence, "evidence.rs");
