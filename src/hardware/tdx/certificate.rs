@@ -45,7 +45,7 @@ impl Role {
         usage: DIGITAL_SIGNATURE,
     };
 
-    /// Checks that a certificate has this role. `name` is its name in messages.
+    /// Checks that a certificate has this role. `name` is the list's name in messages.
     pub fn check(&self, name: &str, certificate: &Certificate<'_>) -> Result<(), String> {
         let subject = certificate.attribute(COMMON_NAME).unwrap_or_default();
         if !self.subjects.iter().any(|it| it.as_bytes() == subject)
