@@ -25,7 +25,7 @@ const TRAILER: &[u8] = b"TRAILER!!!";
 pub struct Files {
     /// The files that were searched for.
     pub found: BTreeSet<&'static str>,
-    /// Why a part could not be read.
+    /// The files that were searched for.
     pub unread: Option<&'static str>,
 }
 

@@ -41,7 +41,7 @@ pub enum Loader {
     Unknown,
 }
 
-/// The release of a kernel: the first two numbers of its version; `None` if it has no version.
+/// One of the two: the kernel's digest cannot be predicted. `None` if it has no version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Release(Option<(u32, u32)>);
 

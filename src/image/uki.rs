@@ -358,7 +358,8 @@ pub struct Profile {
     number: usize,
     /// Its ID; empty without one.
     id: String,
-    /// Its title; empty without one.
+    /// A profile of an image: sections that replace or add to the sections before all profiles
+    /// (UAPI group, "Unified Kernel Image").
     title: String,
 }
 
