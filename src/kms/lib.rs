@@ -3,7 +3,7 @@
 //! `InitRequest` and `RecoverMessage` contain a key URI. The URI of the cluster's own back end
 //! contains the master secret, so the URI is a secret too. `uri` parses and writes URIs. This
 //! version has one back end, [`ClusterKms`], which derives every key from the master secret and
-//! needs no storage. Back ends that wrap random keys in the key service of a cloud are known by
+//! needs no storage. Back ends that wrap random keys with a cloud's key service are recognized by
 //! name and refused. [`Uuid`] names a disk and its key.
 
 mod uri;

@@ -25,7 +25,8 @@ const CLUSTER_KMS: &str = "cluster-kms";
 /// Other back ends of Constellation.
 const CLOUDS: [&str; 3] = ["aws", "azure", "gcp"];
 
-/// Base64url: written with padding, which the old parser requires; read with and without padding.
+/// Base64url: written with padding, which Constellation's parser requires; read with and without
+/// padding.
 const BASE64URL: GeneralPurpose = GeneralPurpose::new(
     &URL_SAFE,
     GeneralPurposeConfig::new()
@@ -36,7 +37,8 @@ const BASE64URL: GeneralPurpose = GeneralPurpose::new(
 pub(super) fn write_cluster_kms(key: &[u8], salt: &[u8]) -> Zeroizing<String> {
     let encoded = |bytes: &[u8]| Zeroizing::new(BASE64URL.encode(bytes));
     let (key, salt) = (encoded(key), encoded(salt));
-    // the full capacity at once: a string that grows leaves copies of the secret in freed memory
+    // allocates the full capacity first: a string that grows leaves copies of the secret in freed
+    // memory
     let mut uri = Zeroizing::new(String::with_capacity(
         MAX_LEN.max(key.len() + salt.len() + 64),
     ));
@@ -81,7 +83,7 @@ fn not_supported(scheme: &'static str, name: &str) -> Error {
     if let Some(cloud) = CLOUDS.iter().find(|cloud| **cloud == name) {
         return Error::Unsupported(scheme, cloud);
     }
-    // without the question mark the name contains the secret
+    // without the question mark, the name contains the secret
     let harmless = name.len() <= 16 && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-');
     Error::Unknown(scheme, harmless.then(|| name.to_owned()))
 }
