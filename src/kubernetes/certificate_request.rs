@@ -8,8 +8,8 @@
 //! signature    ecdsa-with-SHA256, by that key
 //! ```
 //!
-//! Any other content is refused and not ignored, so that a client notices that it does not get a
-//! name that it asked for.
+//! Any other content is refused instead of ignored, so that a client learns that it does not get a
+//! name that it requested.
 
 use std::fmt;
 use std::net::IpAddr;

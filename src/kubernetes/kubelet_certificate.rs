@@ -34,8 +34,8 @@ use sys::file;
 
 /// The accepted clock difference between nodes.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);
-/// The validity of a certificate, as in Constellation. It ends with the CA's at the latest, because
-/// clients no longer accept it then.
+/// The validity of a certificate, as in Constellation. It ends with the CA's validity at the
+/// latest, because clients do not accept it after that.
 const VALIDITY: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 // Object identifiers in DER, with tag and length.

@@ -18,7 +18,8 @@ use super::kubelet_certificate::{
 use super::parameters::NodeName;
 use base::der::{self, Malformed, Reader};
 
-/// The maximum size of a certificate as PEM in bytes. One of RSA 4096 has 2 KiB.
+/// The maximum size of a certificate as PEM in bytes. A certificate with an RSA key of 4096 bits
+/// has 2 KiB.
 const MAX_CERTIFICATE: usize = 16 << 10;
 /// The maximum number of certificates of a cluster's CA. During a renewal there are two.
 const MAX_AUTHORITIES: usize = 16;

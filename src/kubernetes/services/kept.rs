@@ -1,5 +1,5 @@
 //! The values of the chart with which Helm, an earlier run or Constellation installed the services
-//! of a cluster. An installation that does not name a value leaves it as it is.
+//! of a cluster. If an installation does not name a value, the present value is kept.
 //!
 //! Only values that the operator of a cluster chooses are kept. What the chart itself decides, such
 //! as resources and paths, comes from the chart that `firstlight apply` installs.
@@ -68,7 +68,7 @@ fn words(set: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the values of the chart that make these objects.
+/// Returns the chart values that produce these objects.
 fn of(set: &Value, service: &Value) -> Values {
     let pod = &set["spec"]["template"]["spec"];
     let words = words(set);
@@ -105,7 +105,7 @@ fn value_of<'a>(words: &[&'a str], option: &str) -> Option<&'a str> {
     }
 }
 
-/// Returns these values as the chart takes them.
+/// Returns these values in the form that the chart accepts.
 pub fn nested(values: &Values) -> Value {
     let mut all = json!({});
     for (name, value) in values {

@@ -1,8 +1,8 @@
-//! How a cluster keeps its master secret: as it is, or wrapped by an external KMS.
+//! How a cluster stores its master secret: plain, or wrapped by an external KMS.
 //!
-//! Each form is a Secret of its own, and immutable. So the pods of the key service start again with
-//! a new form, and a pod that cannot use it is not ready: then the installation is rolled back, and
-//! the Secret before is still there. It is deleted when all pods use the new one
+//! Each form is a Secret of its own, and immutable. So with a new form the pods of the key service
+//! restart, and a pod that cannot use it is not ready: then the installation is rolled back, and
+//! the previous Secret still exists. It is deleted when all pods use the new one
 //! ([`delete_superseded`]).
 
 use base64::Engine;
@@ -19,32 +19,32 @@ use kms::ClusterKms;
 
 /// The Secret of the plain master secret; the name is Constellation's.
 const PLAIN: &str = "constellation-mastersecret";
-/// The beginning of the names of Secrets with a wrapped master secret. What follows is a part of
-/// the SHA-256 of the content.
+/// The beginning of the names of Secrets with a wrapped master secret. A part of the SHA-256 of the
+/// content follows.
 const WRAPPED: &str = "firstlight-mastersecret-";
 /// Bytes of the hash in the name.
 const HASH_LEN: usize = 4;
-/// The key of the Secret's data that has the master secret, in each form.
+/// The key in the Secret's data under which each form stores the master secret.
 const KEY: &str = "mastersecret";
 /// The labels of our objects.
 const LABEL: (&str, &str) = ("app.kubernetes.io/part-of", "firstlight");
 
-/// How the cluster keeps the master secret.
+/// How the cluster stores the master secret.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Keeping {
-    /// As it does now. A cluster that has none yet keeps it plain.
+    /// As it does now. A cluster that has no key service yet stores it plain.
     #[default]
     AsBefore,
     /// As it is.
     Plain,
-    /// As an external KMS wrapped it.
+    /// Wrapped by an external KMS.
     Wrapped {
         /// The content of the file of `firstlight wrap`.
         file: String,
         /// The values of the chart below `keyService.kms`.
         access: Value,
     },
-    /// In this Secret, which exists.
+    /// In this existing Secret.
     Existing {
         /// The name of the Secret.
         secret: String,
@@ -68,7 +68,7 @@ impl Keeping {
         }
     }
 
-    /// Returns the values of the chart, with the master secret if it is kept plain.
+    /// Returns the chart values, with the master secret if it is stored plain.
     pub(super) fn values(&self, kms: &ClusterKms) -> [(&'static str, Value); 2] {
         let base64 = |bytes: &[u8]| BASE64_STANDARD.encode(bytes);
         let (secret, access) = match self {
@@ -86,7 +86,8 @@ impl Keeping {
         ]
     }
 
-    /// Returns the Secret with the wrapped master secret. That with the plain one is in the chart.
+    /// Returns the Secret with the wrapped master secret. The Secret with the plain one is in the
+    /// chart.
     pub(super) fn secret(&self) -> Option<Value> {
         let Keeping::Wrapped { file, .. } = self else {
             return None;
@@ -111,7 +112,7 @@ impl Keeping {
     }
 }
 
-/// Returns the Secret and the values that the present key service was installed with, by whatever
+/// Returns the Secret and the values with which the present key service was installed, by any
 /// program; `None` if there is no key service, or if it has the plain master secret.
 pub fn present(client: &Client) -> Result<Option<Keeping>, client::Error> {
     let named = |resource: &client::Resource| resource.in_namespace(NAMESPACE).named("key-service");
@@ -141,7 +142,7 @@ pub fn present(client: &Client) -> Result<Option<Keeping>, client::Error> {
         access["audience"] = audience.into();
     }
     let policy = client.find(&named(&NETWORK_POLICIES))?.unwrap_or_default();
-    // the rule for the KMS is the last one, behind those for the API server, names and metadata
+    // the rule for the KMS is the last one, after those for the API server, names and metadata
     let rules = policy.pointer("/spec/egress").and_then(Value::as_array);
     if let Some([_, _, _, rule]) = rules.map(Vec::as_slice) {
         access["ports"] = rule["ports"].clone();
@@ -149,7 +150,7 @@ pub fn present(client: &Client) -> Result<Option<Keeping>, client::Error> {
     Ok(Some(Keeping::Existing { secret, access }))
 }
 
-/// Returns what the Secret of the present key service has: raw, or the file of `firstlight wrap`.
+/// Returns the content of the present key service's Secret: raw, or the file of `firstlight wrap`.
 pub fn content(client: &Client) -> Result<Option<Zeroizing<Vec<u8>>>, client::Error> {
     let keeping = present(client)?.unwrap_or(Keeping::Plain);
     let secret = client.find(&object(&keeping.secret_name()))?;
@@ -164,8 +165,8 @@ pub fn content(client: &Client) -> Result<Option<Zeroizing<Vec<u8>>>, client::Er
     Ok(data)
 }
 
-/// Deletes the Secrets of ours that have the master secret in another form than `keeping`. Returns
-/// their names.
+/// Deletes our Secrets that have the master secret in another form than `keeping`. Returns their
+/// names.
 pub(super) fn delete_superseded(
     client: &Client,
     keeping: &Keeping,

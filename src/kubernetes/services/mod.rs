@@ -84,10 +84,10 @@ pub struct Settings {
     pub measurement_salt: Vec<u8>,
     /// The master secret.
     pub kms: ClusterKms,
-    /// How the cluster keeps it.
+    /// How the cluster stores it.
     pub keeping: Keeping,
-    /// The node port of the join service. This value and the next ones stay as they are in the
-    /// cluster if they are `None`, and in a new one they are those of the chart.
+    /// The node port of the join service. If this value or one of the next ones is `None`, the
+    /// cluster keeps its present value, and a new cluster gets the chart's.
     pub node_port: Option<u16>,
     /// The last day on which the join service opens disks without a record, such as `2027-01-31`.
     /// Empty for never.
@@ -120,7 +120,7 @@ impl Default for MetadataService {
 }
 
 impl Settings {
-    /// Returns the values that the operator has chosen, and that would otherwise stay.
+    /// Returns the values that the operator has chosen; without them, the cluster's values stay.
     fn chosen(&self) -> kept::Values {
         let mut values = kept::Values::new();
         values.extend(self.node_port.map(|port| (kept::NODE_PORT, port.into())));
@@ -299,8 +299,7 @@ struct Change {
 }
 
 impl Change {
-    /// Returns whether the object would be another one. The record of who owns which field is not a
-    /// part of it.
+    /// Returns whether the object would change. The record of field owners does not count.
     fn is_needed(&self) -> bool {
         let bare = |object: &Value| {
             let mut object = object.clone();
@@ -361,7 +360,7 @@ pub fn apply(
     });
     match outcome {
         Ok(()) => {
-            // Only an operator who asked for this form, and saw it work, wants no other one.
+            // An operator who asked for this form, and saw it work, does not need the other form.
             if settings.keeping != Keeping::AsBefore && options.wait.is_some() {
                 for secret in master_secret::delete_superseded(client, &keeping)? {
                     report(Report::Line(format!("{secret}: deleted")));

@@ -24,7 +24,7 @@ use super::super::yaml;
 const CHART: &str = include_str!("../../../charts/firstlight/Chart.yaml");
 const VALUES: &str = include_str!("../../../charts/firstlight/values.yaml");
 const LABELS: &str = include_str!("../../../charts/firstlight/templates/_labels.tpl");
-/// The name that the objects have as a release, and what manages them: with Helm, the operator's
+/// The release name in the objects, and the program that manages them: with Helm, the operator's
 /// name and Helm.
 const RELEASE: &str = "firstlight";
 const TEMPLATES: [(&str, &str); 5] = [
@@ -111,7 +111,7 @@ fn merge(values: &mut Value, more: Value) {
     }
 }
 
-/// The lists of which an empty one, in a NetworkPolicy, would admit everything.
+/// The lists that, if empty, would make a NetworkPolicy allow everything.
 const GUARDS: [&str; 4] = [
     "/joinService/metricsClients",
     "/keyService/clients",
@@ -119,8 +119,8 @@ const GUARDS: [&str; 4] = [
     "/keyService/kms/ports",
 ];
 
-/// Refuses what the chart's values.schema.json refuses too, because it would open what a value
-/// guards: to Kubernetes, a field with null is an absent one.
+/// Refuses null values, like the chart's values.schema.json: to Kubernetes, a field with null is
+/// absent, so null would remove a restriction.
 fn check(values: &Value) -> Result<(), String> {
     if let Some(path) = null_in(values) {
         return Err(format!(
@@ -180,7 +180,7 @@ fn fill(template: &str, context: &Value) -> Result<String, String> {
             out.push_str(&value.to_string());
             continue;
         };
-        // The white space before it belongs to it.
+        // The white space before the action belongs to it.
         out.push_str(before.trim_end());
         if let Some(name) = control.strip_prefix("include ") {
             out.push_str(&lines(name, context).map_err(problem)?);
@@ -251,8 +251,8 @@ fn evaluate(expression: &str, context: &Value) -> Result<Value, String> {
     }
 }
 
-/// Returns what a helper of _helpers.tpl returns. The operator names the whole reference of the
-/// image, and the policy as JSON.
+/// Returns the result of a helper in _helpers.tpl. The operator gives the complete image reference,
+/// and the policy as JSON.
 fn computed(name: &str, context: &Value) -> Result<Value, String> {
     let text = |path: &str| {
         let text = lookup(path, context)?.as_str();
@@ -291,7 +291,7 @@ fn lines(include: &str, context: &Value) -> Result<String, String> {
         .collect())
 }
 
-/// Returns whether Go's templates take a value for false.
+/// Returns whether Go's templates treat a value as false.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -639,8 +639,8 @@ mod tests {
                 let of_host = volume
                     .get("hostPath")
                     .map(|host| host["path"].as_str().unwrap());
-                // the files of control planes, the socket of the host's evidence, and the
-                // authorities of web servers, which the pods of kubeadm mount too
+                // the files of control planes, the host's evidence socket, and the CAs of web
+                // servers, which kubeadm's pods mount too
                 let allowed = [
                     "/etc/kubernetes/pki",
                     "/run/firstlight/evidence",
