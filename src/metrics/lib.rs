@@ -17,8 +17,8 @@
 //! units (`_seconds`, `_bytes`), and `_total` for counters. Label values come from small fixed
 //! sets, never from a peer. In case of a mistake, [`MAX_SERIES`] limits their number.
 //!
-//! There is no crate for this: `prometheus-client` brings parking_lot and a second text format that
-//! needs negotiation, in place of about 200 lines here.
+//! There is no crate for this: `prometheus-client` depends on parking_lot and has a second text
+//! format that needs negotiation; it would replace only about 200 lines.
 
 mod exporter;
 mod process;
@@ -139,7 +139,7 @@ impl Gauge {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Adds one until the returned value is dropped, to count what is in flight.
+    /// Adds one until the returned value is dropped, to count running work.
     pub fn enter(&self) -> InFlight {
         self.add(1);
         InFlight(self.clone())
