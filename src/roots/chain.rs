@@ -1,12 +1,12 @@
-//! Chains of certificates to a root: what the library that verifies them (webpki) does not look at,
-//! and what its refusals mean. Its own texts are the names of Rust's values.
+//! Chains of certificates to a root: the checks that the library that verifies them (webpki) does
+//! not do, and the meaning of its errors. Its own error texts are names of Rust values.
 
 use base::text;
 use base::x509::may_certify;
 use webpki::{Error, VerifiedPath};
 
-/// Refuses a path over a certificate that is not one of an authority by its key usage, which the
-/// library does not look at.
+/// Refuses a path with a certificate that is not a CA's according to its key usage, which the
+/// library does not check.
 pub fn authorities_certify(path: &VerifiedPath<'_>) -> Result<(), Error> {
     let mut between = path.intermediate_certificates();
     match between.all(|one| may_certify(&one.der())) {
@@ -15,7 +15,7 @@ pub fn authorities_certify(path: &VerifiedPath<'_>) -> Result<(), Error> {
     }
 }
 
-/// Says in a clause why the library that verifies chains refuses certificates.
+/// Returns a clause that says why the library that verifies chains refuses certificates.
 pub fn in_words(error: &Error) -> String {
     use webpki::Error::*;
     match error {
@@ -63,8 +63,8 @@ pub fn in_words(error: &Error) -> String {
     }
 }
 
-/// Says that this program does not verify the signature algorithm of a certificate. Both algorithms
-/// are the content of their AlgorithmIdentifier (DER).
+/// Returns the error that this program does not support the signature algorithm of a certificate.
+/// Both algorithms are the content of their AlgorithmIdentifier (DER).
 pub fn unsupported(signature: &[u8], key: &[u8]) -> String {
     // sha1WithRSAEncryption and ecdsa-with-SHA1
     const SHA_1: [&[u8]; 2] = [
@@ -89,7 +89,8 @@ pub fn unsupported(signature: &[u8], key: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// Each sentence is for people: no value of Rust, and no end of a sentence within a clause.
+    /// Each sentence is for people: it contains no Rust value, and no clause contains the end of a
+    /// sentence.
     #[test]
     fn each_refusal_is_in_words() {
         let all = [

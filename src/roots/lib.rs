@@ -1,12 +1,11 @@
-//! The roots of trust of the vendors: every certificate that the programs believe without an
-//! operator's word is in this folder, and [`ALL`] lists it. A policy names a root by its name, or
-//! contains others.
+//! The vendors' roots of trust: this folder has every certificate that the programs trust by
+//! default, and [`ALL`] lists it. A policy names a root, or contains other roots.
 //!
 //! A test compares the table with the files, and fails 90 days before a certificate expires.
 
 pub mod chain;
 
-/// What a root certifies. A root counts for nothing else.
+/// What a root certifies. A root is trusted for nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Endorsement and attestation keys of TPMs.
@@ -15,14 +14,14 @@ pub enum Purpose {
     AttestationKeys,
     /// The keys of AMD's chips that sign reports of SEV-SNP.
     SnpReports,
-    /// The keys of Intel's platforms that sign quotes of TDX, and what Intel says about platforms.
+    /// The keys of Intel's platforms that sign TDX quotes, and Intel's published data about
+    /// platforms.
     TdxQuotes,
     /// Documents of the Nitro hypervisor.
     NitroDocuments,
 }
 
-/// A root, with the certificates between it and the keys that it certifies, where machines do not
-/// send these themselves.
+/// A root, with the intermediate certificates that machines do not send themselves.
 #[derive(Debug)]
 pub struct Root {
     /// The name in a policy.
@@ -31,7 +30,7 @@ pub struct Root {
     pub vendor: &'static str,
     /// What it certifies.
     pub purpose: Purpose,
-    /// Where the certificates were found.
+    /// Where the certificates were downloaded.
     pub source: &'static str,
     /// The root.
     pub root: Certificate,
@@ -69,7 +68,7 @@ pub const ALL: &[&Root] = &[
 /// /vlek/v1/PRODUCT/cert_chain.
 const AMD: &str =
     "the Go module github.com/google/go-sev-guest v0.15.0 (verify/trust), the crate sev 8.0.0";
-/// With which Google verifies its shielded VMs.
+/// Google verifies its shielded VMs with these.
 const GOOGLE: &str = "the Go module github.com/google/go-tpm-tools v0.4.11 (server/ca-certs)";
 
 /// Milan (family 19h, models 00h to 0Fh).
@@ -212,8 +211,7 @@ pub const GOOGLE_2022: Root = Root {
         expires: "2122-07-08",
         der: include_bytes!("google/ek-ak-root.der"),
     },
-    // machines do not send their authority: a verifier fetches an authority that is not in this
-    // table
+    // machines do not send their CA: a verifier fetches a CA that is not in this table
     between: &[
         Certificate {
             subject: "EK/AK CA Intermediate",
@@ -259,14 +257,14 @@ pub const AZURE_2023: Root = Root {
         der: include_bytes!("microsoft/azure-2023.der"),
     },
     between: &[
-        // the certificates that it has issued do not say where it is
+        // the certificates that it issued do not contain its URL
         Certificate {
             subject: "Global Virtual TPM CA - 03",
             sha256: "fd7c92dabce4dcec9feaa30f8b087ada0598413189182152b881f5564064a29c",
             expires: "2027-04-24",
             der: include_bytes!("microsoft/global-virtual-tpm-ca-03.der"),
         },
-        // it is above the authorities of the regions
+        // the CAs of the regions are below it
         Certificate {
             subject: "Azure Cloud Virtual TPM CA 2025",
             sha256: "41a1675dc1b7df8a5c59c8101c697ce500d0fa5f09bcdaa431bc4a3652363b14",
@@ -291,12 +289,12 @@ pub const MICROSOFT_2021: Root = Root {
     between: &[],
 };
 
-/// Returns the root with this name if it certifies this.
+/// Returns the root with this name if it certifies keys of this kind.
 pub fn named(name: &str, purpose: Purpose) -> Option<&'static Root> {
     certifying(purpose).find(|root| root.name == name)
 }
 
-/// Returns the roots that certify this.
+/// Returns the roots that certify keys of this kind.
 pub fn certifying(purpose: Purpose) -> impl Iterator<Item = &'static Root> {
     let all = ALL.iter().copied();
     all.filter(move |root| root.purpose == purpose)
@@ -310,7 +308,7 @@ impl Root {
 }
 
 impl Purpose {
-    /// Returns what it certifies in words.
+    /// Returns a description of what it certifies.
     pub fn words(self) -> &'static str {
         match self {
             Purpose::TpmKeys => "endorsement and attestation keys of TPMs",
@@ -347,7 +345,7 @@ mod tests {
     }
 
     /// Fails 90 days before the first of the certificates expires: then replace it, or remove it
-    /// with its policies.
+    /// together with its policies.
     #[test]
     fn no_certificate_expires_soon() {
         let folder = tempfile::tempdir().unwrap();
