@@ -48,7 +48,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 pub enum Error {
     /// A temporary failure: the service is down, slow or busy.
     Temporary(String),
-    /// The service has no master secret yet. The text is its reason, and for callers.
+    /// The service has no master secret yet. The text is the service's reason; callers may see it.
     Waiting(String),
     /// A permanent failure: the service refused the request, or its answer is not valid.
     Permanent(String),
