@@ -190,7 +190,8 @@ fn read(path: &Path) -> io::Result<Zeroizing<String>> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path)?;
-    // the full capacity at once: a string that grows leaves copies of the key in freed memory
+    // allocates the full capacity first: a string that grows leaves copies of the key in freed
+    // memory
     let mut text = Zeroizing::new(String::with_capacity(MAX_FILE as usize + 1));
     file.take(MAX_FILE).read_to_string(&mut text)?;
     Ok(text)

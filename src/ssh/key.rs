@@ -158,8 +158,8 @@ impl PublicKey {
             .strip_prefix(BEGIN)
             .and_then(|text| text.strip_suffix(END))
             .ok_or(Error::Malformed)?;
-        // the full capacity at once: a string that grows leaves copies of the private key in freed
-        // memory
+        // allocates the full capacity first: a string that grows leaves copies of the private key
+        // in freed memory
         let mut compact = Zeroizing::new(String::with_capacity(base64.len()));
         compact.extend(base64.chars().filter(|c| !c.is_ascii_whitespace()));
         let mut bytes = Zeroizing::new(vec![0; base64::decoded_len_estimate(compact.len())]);
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
     use support::mutation::mutations;
 
-    // of RFC 8709's name, with the golden CA key of src/ssh/mod.rs
+    // the name in RFC 8709, with the golden CA key of src/ssh/mod.rs
     const LINE: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILR0FseonmwTcSWFE0usA7Jhv/450JfmwMdC3i5wcbSI someone@some.where";
 
     #[test]

@@ -32,7 +32,7 @@ pub const USER_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 /// How long a host certificate is valid. A node gets a new one at each rejoin, so this is the
 /// longest time between two boots.
 pub const HOST_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
-/// Maximum time by which the clock of a node may be behind that of the operator.
+/// Maximum time by which a node's clock may be behind the operator's.
 const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 /// PROTOCOL.certkeys: SSH2_CERT_TYPE_USER, SSH2_CERT_TYPE_HOST.
 const TYPE_USER: u32 = 1;

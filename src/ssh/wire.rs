@@ -1,4 +1,4 @@
-//! The data types of SSH (RFC 4251 §5): big-endian numbers, and byte strings that follow their
+//! The data types of SSH (RFC 4251 §5): big-endian numbers, and byte strings preceded by their
 //! length.
 
 use zeroize::Zeroizing;
@@ -18,7 +18,7 @@ impl Writer {
         self
     }
 
-    /// Writes a string after its length, which must fit 32 bits.
+    /// Writes a string, preceded by its length, which must fit 32 bits.
     pub fn string(self, bytes: &[u8]) -> Self {
         let len = u32::try_from(bytes.len()).expect("nothing of ours has 4 GiB");
         self.u32(len).raw(bytes)
