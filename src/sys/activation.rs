@@ -1,4 +1,4 @@
-//! The socket on which systemd listens for a service and which it passes to it: sd_listen_fds(3).
+//! Takes the socket that systemd has opened for a service: sd_listen_fds(3).
 
 use std::env;
 use std::io;
@@ -18,7 +18,7 @@ const FIRST: i32 = 3;
 pub fn listener() -> io::Result<UnixListener> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let passed = |name| env::var(name).ok()?.parse().ok();
-    // systemd names the process, because a child process inherits the environment
+    // systemd sets the process ID, because a child process inherits the environment
     if passed("LISTEN_PID") != Some(process::id()) || passed("LISTEN_FDS") != Some(1) {
         return Err(io::ErrorKind::NotFound.into());
     }

@@ -6,9 +6,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::check;
 
-/// Has the kernel make an AEAD, with its name as in /proc/crypto, and keep it: the next who needs
-/// it gets it at once. Without this, the kernel starts modprobe up to two times for each part of
-/// the name, and tests the AEAD, before the first use.
+/// Makes the kernel create an AEAD, with its name as in /proc/crypto, and keep it, so that the next
+/// user gets it at once. Without this, the kernel starts modprobe up to two times for each part of
+/// the name, and tests the AEAD, before its first use.
 ///
 /// # Errors
 /// `EAFNOSUPPORT` or `ENOENT` if the kernel lacks the module `algif_aead`, or the AEAD;
@@ -34,8 +34,8 @@ pub fn make_aead(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Unloads the modules by which a program reaches the kernel's ciphers, unless one uses them or
-/// they are no modules: a system may forbid them. The ciphers stay.
+/// Unloads the AF_ALG modules if nobody uses them. Does nothing if they are built in, or if the
+/// system forbids it. The ciphers stay.
 pub fn unload_interface() {
     for module in [c"algif_aead", c"af_alg"] {
         // SAFETY: delete_module(2) reads a valid C string; its flags are an integer.
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
-    /// On a machine without the module the kernel cannot do it, but says so.
+    /// On a machine without the module, the kernel returns the documented error.
     #[test]
     fn the_kernel_makes_a_cipher_or_says_that_it_cannot() {
         let made = make_aead("authenc(hmac(sha256),xts(aes))");

@@ -1,5 +1,4 @@
-//! Questions to NVMe devices: the command Identify (NVM Express Base Specification, admin
-//! commands).
+//! Requests to NVMe devices: the command Identify (NVM Express Base Specification, admin commands).
 
 use std::fs::File;
 use std::io;
@@ -15,7 +14,7 @@ pub const ANSWER: usize = 4096;
 const NVME_IOCTL_ADMIN_CMD: u32 = 0xc048_4e41;
 /// The opcode of Identify.
 const IDENTIFY: u8 = 6;
-/// What Identify asks for (CNS): the namespace, the controller.
+/// The object that Identify describes (CNS): the namespace, the controller.
 const NAMESPACE: u32 = 0;
 const CONTROLLER: u32 = 1;
 /// Time limit of a command in milliseconds.
