@@ -1,5 +1,5 @@
 //! The key exchange X25519MLKEM768 (draft-ietf-tls-ecdhe-mlkem) for rustls: ML-KEM-768 (FIPS 203)
-//! and X25519 (RFC 7748), each with its own shares, which stand one after the other:
+//! and X25519 (RFC 7748). Each has its own shares, which are concatenated:
 //!
 //! ```text
 //! client's share   encapsulation key (1184 bytes) | X25519 public key (32)
