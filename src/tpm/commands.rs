@@ -195,7 +195,7 @@ impl Channel {
         Ok((handle, public))
     }
 
-    /// Makes a transient key persistent at this handle, or removes the persistent key there.
+    /// Makes a transient key persistent at this handle, or removes the persistent key at it.
     pub fn evict(&mut self, key: u32, persistent: u32) -> Result<()> {
         let persistent = persistent.to_be_bytes();
         self.authorized(EVICT_CONTROL, &[OWNER, key], NO_PASSWORD, &[&persistent])

@@ -11,7 +11,7 @@ use super::commands::{ENDORSEMENT, sized};
 use super::{Error, KeySource, Tpm, attestation_key};
 use base::crypto::Secret;
 
-/// The NV indices of certificates above those of the endorsement keys ("TCG EK Credential Profile",
+/// The NV indices of the CA certificates for the endorsement keys ("TCG EK Credential Profile",
 /// §2.2.1.5.2).
 const CHAIN: std::ops::RangeInclusive<u32> = 0x01c0_0100..=0x01c0_01ff;
 /// The first NV index of the profile.
@@ -26,7 +26,7 @@ const POLICY_B: [u8; 48] = [
     0x07, 0x41, 0x48, 0xbb, 0x35, 0xd3, 0xb4, 0xe4, 0xcb, 0x1c, 0x0a, 0xd9, 0xbd, 0xe4, 0x19, 0xca,
     0xcb, 0x47, 0xba, 0x09, 0x69, 0x96, 0x46, 0x15, 0x0f, 0x9f, 0xc0, 0x00, 0xf3, 0xf8, 0x0e, 0x12,
 ];
-/// By these codes a TPM says that a credential is not for its keys, or is no credential:
+/// With these codes a TPM says that a credential is not for its keys, or is not a credential:
 /// TPM_RC_FAILURE, VALUE, SCHEME, SIZE, INSUFFICIENT, INTEGRITY, ECC_POINT (part 2 §6.6.3). libtpms
 /// answers FAILURE if the secret is encrypted for another RSA key; a TPM in failure mode would have
 /// refused the commands before.
@@ -108,21 +108,21 @@ impl EndorsementKind {
         }
     }
 
-    /// Returns whether the empty password authorizes the use of the key. The other templates demand
-    /// a policy session.
+    /// Returns whether the empty password authorizes the use of the key. The other templates
+    /// require a policy session.
     fn has_password(self) -> bool {
         self == EndorsementKind::P384
     }
 }
 
-/// What a TPM tells about one of its endorsement keys. Nothing of it is verified.
+/// A TPM's statement about one of its endorsement keys. Nothing in it is verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endorsement {
     /// The template of the key.
     pub kind: EndorsementKind,
     /// The certificate of the key: X.509, DER.
     pub certificate: Vec<u8>,
-    /// The certificates above it, as far as the TPM has them: X.509, DER.
+    /// The CA certificates above it that the TPM has: X.509, DER.
     pub chain: Vec<Vec<u8>>,
 }
 
@@ -196,10 +196,10 @@ fn read_all(tpm: &mut Channel) -> Result<Vec<Endorsement>> {
     Ok(endorsements)
 }
 
-/// Returns the certificates at the start of an NV index: DER, one after the other. What follows
-/// them is padding. Nuvoton and others write a header before the certificate (PC Client
-/// Implementation Specification for Conventional BIOS, §7.3.2): TCG_TAG_PCCLIENT_STORED_CERT, the
-/// type "full", and a length. TCG_TAG_PCCLIENT_FULL_CERT may follow.
+/// Returns the certificates at the start of an NV index: DER, one after the other. Padding follows
+/// them. Nuvoton and others write a header before the certificate (PC Client Implementation
+/// Specification for Conventional BIOS, §7.3.2): TCG_TAG_PCCLIENT_STORED_CERT, the type "full", and
+/// a length. TCG_TAG_PCCLIENT_FULL_CERT may follow.
 fn split(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     if let [0x10, 0x01, 0x00, _, _, rest @ ..] = bytes {
         bytes = rest.strip_prefix(&[0x10, 0x02]).unwrap_or(rest);

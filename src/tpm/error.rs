@@ -94,7 +94,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Describes why the kernel does not open a device.
+/// Returns why the kernel does not open a device.
 pub(super) fn of_device(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ResourceBusy => format!(

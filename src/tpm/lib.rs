@@ -3,7 +3,7 @@
 //!
 //! A [`Tpm`] is opened for each use and closed on drop. Only one is open at a time in the process,
 //! because `/dev/tpm0` and a software TPM serve one client at a time. `channel` carries bytes,
-//! `commands` encodes the commands, `answers` reads the responses; no C code takes part, since the
+//! `commands` encodes the commands, `answers` reads the responses. No C code is used, because the
 //! host may emulate the TPM, and the disk's key is in the same process.
 
 mod answers;
@@ -63,7 +63,7 @@ pub enum Location {
     Device(PathBuf),
     /// A software TPM on a TCP port, with its control channel on the next port.
     Swtpm(IpAddr, u16),
-    /// The folder in which the kernel shows the registers of a TDX machine, which has no TPM.
+    /// The folder with the registers of a TDX machine, which has no TPM.
     Tdx(PathBuf),
 }
 
@@ -239,8 +239,8 @@ impl Tpm {
     }
 
     /// Extends [`CLUSTER_ID_PCR`] with a cluster ID in every allocated bank, and reads the PCR
-    /// back. [`Error::Measured`] if a bank then holds another value than the PCR has after this one
-    /// measurement from zero.
+    /// back. [`Error::Measured`] if something had been measured before (the new value is not
+    /// extend(0, ID)).
     pub fn measure_cluster_id(&mut self, id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Error> {
         self.pcr_event(CLUSTER_ID_PCR, id)?;
         for (bank, slots) in self.banks()? {
@@ -296,8 +296,8 @@ impl Tpm {
                 self.run("Quote", |tpm| tpm.quote(key, nonce, bank, slots))?;
             let pcrs = self.read(bank, slots)?;
             let values: Vec<u8> = pcrs.values().flatten().copied().collect();
-            // TPMS_ATTEST ends with the digest of the values, whose hash is that of the key's
-            // scheme
+            // TPMS_ATTEST ends with the digest of the values; its hash algorithm is that of the
+            // key's scheme
             let is_of_these = [Bank::Sha256, Bank::Sha384, Bank::Sha512]
                 .iter()
                 .any(|bank| attest.ends_with(digest::digest(bank.hash(), &values).as_ref()));
@@ -319,8 +319,8 @@ impl Tpm {
     }
 
     /// Runs a command, or several that may be repeated together. While the TPM is busy with
-    /// something else, repeats them, in all for three seconds. Says so if the TPM takes long to
-    /// answer.
+    /// something else, repeats them, for three seconds in total. Reports it if the TPM takes long
+    /// to answer.
     fn run<T>(
         &mut self,
         what: &'static str,
