@@ -316,7 +316,7 @@ mod tests {
             assert_eq!(enter(&mut all, id, who, now), None);
         }
         assert_eq!(enter(&mut all, 5, 6, now), Some(1));
-        // Each network has one: the oldest connection goes, but not one that has sent a byte.
+        // Each network has one: the oldest connection is closed, but not one that has sent a byte.
         all.first_byte_arrived(2);
         assert_eq!(enter(&mut all, 6, 5, now), Some(3));
         // A network that opens many connections takes places only from itself.
