@@ -6,8 +6,8 @@
 //!  "content":{"eventType":"machine-id","string":"machine-id:0123..",..}}
 //! ```
 //!
-//! The log is not signed; it is trustworthy only if a replay gives the register's value. It is used
-//! to explain a value to a person, and never to accept a value.
+//! The log is not signed; it is trustworthy only if a replay gives the register's value. It
+//! explains a value to a person, and never decides whether a value is accepted.
 
 use std::fmt;
 use std::fs::File;
