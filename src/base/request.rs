@@ -1,5 +1,5 @@
-//! A request of HTTP and its unparsed answer, with what all clients have in common: the plain one of `cloud` and that of the crate
-//! `http`.
+//! A request of HTTP and its unparsed answer, with what all clients have in common: the plain one
+//! of `cloud` and that of the crate `http`.
 
 use std::time::Duration;
 
@@ -46,7 +46,8 @@ pub trait Transport: Send + Sync {
     fn send(&self, request: &Request<'_>) -> Result<Response, String>;
 }
 
-/// Returns the seconds of a `Retry-After`; `None` if it is no number. One that is too large is as good as endless: callers have limits.
+/// Returns the seconds of a `Retry-After`; `None` if it is no number. One that is too large is as
+/// good as endless: callers have limits.
 pub fn seconds(value: &str) -> Option<Duration> {
     let value = value.trim();
     let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
