@@ -84,7 +84,7 @@ pub struct Bootstrapper {
     pub listen: SocketAddr,
     /// The cloud of this machine.
     pub cloud: Cloud,
-    /// The metadata service, which names this node and its peers.
+    /// The metadata service, which describes this node and its peers.
     pub metadata: Arc<dyn Metadata>,
     /// Makes evidence of what this machine runs.
     pub issuer: Arc<dyn Issuer>,
@@ -314,7 +314,7 @@ pub enum Error {
     Tpm(tpm::Error),
     /// The setting `require=strong` would accept a program without a TPM: why, and what to do.
     Unpinned(String),
-    /// Another program than ours has measured into PCR 15: which one, and what to do.
+    /// Another program has measured into PCR 15: which one, and what to do.
     ForeignWriter(String),
     /// The state disk is missing, or cannot be used.
     Disk(state_disk::Error),

@@ -29,7 +29,7 @@ const PARTS: usize = 2;
 pub struct Known {
     /// Their addresses.
     pub peers: Peers,
-    /// The errors of the parts that the service did not answer.
+    /// The errors of the requests that failed.
     pub errors: Vec<machines::Error>,
 }
 

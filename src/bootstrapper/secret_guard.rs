@@ -9,8 +9,8 @@ use base::turns::{Busy, Turns};
 /// Maximum bytes of a secret: bcrypt ignores the rest (its specification). Constellation's secrets
 /// have 32 characters.
 const MAX_SECRET: usize = 72;
-/// Highest accepted cost of a hash, as a power of two: about 5 s for a check. Constellation uses the
-/// cost 10. The metadata service could demand a cost of 31, with which one check takes days.
+/// Highest accepted cost of a hash, as a power of two: about 5 s for a check. Constellation uses
+/// the cost 10. The metadata service could demand a cost of 31, with which one check takes days.
 const MAX_COST: u32 = 15;
 /// A check uses a processor for about 100 ms, so only one runs at a time. Up to this many callers,
 /// each with a thread, may wait.

@@ -40,7 +40,7 @@ const TELL_EVERY: u64 = 16 << 20;
 pub struct Node {
     /// The cloud of this machine.
     pub cloud: Cloud,
-    /// The metadata service, which names this machine.
+    /// The metadata service, which describes this machine.
     pub metadata: Arc<dyn Metadata>,
     /// Where the state disk is mounted.
     pub root: PathBuf,
