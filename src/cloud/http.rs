@@ -83,7 +83,7 @@ impl Answer {
         Some(found.1.trim())
     }
 
-    /// Returns the error of an answer without success.
+    /// Returns the error for an answer with another status than success.
     pub fn error(&self) -> Error {
         Error::Status {
             request: self.request.clone(),

@@ -1,5 +1,5 @@
-//! What a machine's own metadata says about the machine and its peers. The crate `cloud_api` has the clients of the clouds' APIs, where
-//! only an API knows the peers.
+//! What a machine's own metadata says about the machine and its peers. The crate `cloud_api` has
+//! the clients of the clouds' APIs, where only an API knows the peers.
 //!
 //! The metadata comes from the host, which is not trusted: a node uses it only together with
 //! attestation.
