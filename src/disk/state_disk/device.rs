@@ -19,8 +19,8 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Waits for the state disk and returns its path: `wanted` if given, else the disk with serial number `state`, else
-/// the disk that the cloud marks as `usual` ([`machines::Cloud::state_disk`]).
+/// Waits for the state disk and returns its path: `wanted` if given, else the disk with serial
+/// number `state`, else the disk that the cloud marks as `usual` ([`machines::Cloud::state_disk`]).
 ///
 /// # Errors
 /// [`Error::NoDisk`] after 60 s, [`Error::Stopped`] when `stop` is set.
@@ -77,8 +77,8 @@ fn describe(wanted: Option<&Path>, usual: &Mark) -> String {
     }
 }
 
-/// Returns the name of the state disk in the directory `block_devices`. A disk without the mark is never the state disk, even if it is
-/// the only one: the state disk may not have appeared yet.
+/// Returns the name of the state disk in the directory `block_devices`. A disk without the mark is
+/// never the state disk, even if it is the only one: the state disk may not have appeared yet.
 fn state_disk_in(block_devices: &Path, usual: &Mark) -> Option<String> {
     let is_usual = |name: &String| {
         (usual.label_of)(block_devices, name).is_some_and(|label| label == usual.label)
@@ -91,7 +91,8 @@ fn state_disk_in(block_devices: &Path, usual: &Mark) -> Option<String> {
         .cloned()
 }
 
-/// Returns the disks in the directory `block_devices` with their serial numbers and the labels of the cloud.
+/// Returns the disks in the directory `block_devices` with their serial numbers and the labels of
+/// the cloud.
 fn seen_in(block_devices: &Path, usual: &Mark) -> String {
     let names = sysfs::names(block_devices);
     let seen = names.iter().map(|name| {

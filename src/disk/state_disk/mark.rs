@@ -7,7 +7,8 @@ use machines::StateDisk;
 use serde::Deserialize;
 use sys::nvme;
 
-/// What marks the state disk among the disks of a machine. A disk with the serial number `state` is it in every cloud.
+/// How the state disk is marked among the disks of a machine. In every cloud, a disk with the
+/// serial number `state` is the state disk.
 pub struct Mark {
     /// What it is, for texts.
     pub description: &'static str,
@@ -51,7 +52,7 @@ pub fn serial(block_devices: &Path, disk: &str) -> String {
     serial.unwrap_or_default().trim().to_owned()
 }
 
-/// Returns the name of a disk. A disk with a serial number is another one.
+/// Returns the name of a disk; `None` if the disk has a serial number.
 fn name_without_serial(block_devices: &Path, disk: &str) -> Option<String> {
     let has_serial = !serial(block_devices, disk).is_empty();
     (!has_serial).then(|| disk.to_owned())
