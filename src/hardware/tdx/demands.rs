@@ -77,10 +77,10 @@ impl Default for Demands {
     }
 }
 
-/// The TCB evaluation data number that a policy demands if it names none: the one of Intel's TCB
-/// recovery that was standard in
-/// October 2026. Intel still signs earlier evaluations, in which older platforms are up to date, with new
-///       dates; the sender of collateral could choose one of them.
+/// The TCB evaluation data number that a policy requires by default: the one of Intel's TCB
+/// recovery that was standard in October 2026. Intel still signs earlier evaluations, in which
+/// older platforms are up to date, with new dates; the sender of collateral could choose one of
+/// them.
 const MINIMUM_EVALUATION: u32 = 20;
 /// Half of the 30 days for which Intel's collateral is valid; the other half is for its renewal.
 const MAXIMUM_COLLATERAL_DAYS: u32 = 15;
