@@ -1,5 +1,5 @@
-//! The words that describe machines of a cluster: a machine, its role, its cloud, what marks its state disk, and who answers for it.
-//! All other crates can use them, so this one uses none.
+//! The words that describe machines of a cluster: a machine, its role, its cloud, what marks its
+//! state disk, and who answers for it. All other crates can use them, so this one uses none.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,8 @@ pub enum Role {
 }
 
 impl Role {
-    /// Parses a role in upper or lower case, also `control-plane`; any other text is [`Role::Unknown`].
+    /// Parses a role in upper or lower case, also `control-plane`; any other text is
+    /// [`Role::Unknown`].
     pub fn parse(text: &str) -> Role {
         match text.to_ascii_lowercase().as_str() {
             "controlplane" | "control-plane" => Role::ControlPlane,
@@ -34,7 +35,8 @@ impl Role {
     }
 }
 
-/// Writes the role as in the wire protocol and the node state file: `ControlPlane`, `Worker`, `Unknown`.
+/// Writes the role as in the wire protocol and the node state file: `ControlPlane`, `Worker`,
+/// `Unknown`.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -58,7 +60,8 @@ pub struct Instance {
     pub vpc_ip: Option<IpAddr>,
 }
 
-/// Names and addresses of a machine beside those of its [`Instance`], with which the cloud's controller describes its Node.
+/// Names and addresses of a machine in addition to those in its [`Instance`]; the cloud's
+/// controller writes them into its Node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Alias {
     /// The name of its [`Instance`].
@@ -71,16 +74,18 @@ pub struct Alias {
 
 /// A cloud. To add one:
 ///
-/// 1. add it here and to [`ALL`], with its name, what marks its state disk, and who controls its objects; the compiler asks for the rest;
+/// 1. add it here and to [`ALL`], with its name, what marks its state disk, and who controls its
+///    objects; the compiler asks for the rest;
 /// 2. `own` in the crate `cloud`: what a machine's own metadata says of the cluster;
-/// 3. `metadata` in the crate `cloud_api`: if only an API of the cloud knows the machine's peers, its client is a file there;
-/// 4. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares), and the cloud to the tables of options in
-///    `docs/images.md` and `docs/services.md`.
+/// 3. `metadata` in the crate `cloud_api`: if only an API of the cloud knows the machine's peers,
+///    its client is a file there;
+/// 4. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares), and the
+///    cloud to the tables of options in `docs/images.md` and `docs/services.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cloud {
     /// The machines that QEMU runs on a host of the operator.
     Qemu,
-    /// Machines that no cloud describes: bare metal, libvirt, Proxmox, QEMU.
+    /// Machines outside of clouds: bare metal, libvirt, Proxmox, QEMU.
     Static,
     /// Amazon Web Services.
     Aws,
@@ -114,10 +119,12 @@ pub const NAMES: [&str; ALL.len()] = {
 /// The cloud that a program uses if its command line names none.
 pub const DEFAULT: Cloud = Cloud::Qemu;
 
-/// What marks the state disk among the disks of a machine. A disk with the serial number `state` is it in every cloud.
+/// How the state disk is marked among the disks of a machine. In every cloud, a disk with the
+/// serial number `state` is the state disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateDisk {
-    /// The second disk of virtio, in clouds and machines whose disks have no labels: as the old system does it.
+    /// The second virtio disk, in clouds and machines whose disks have no labels, as in
+    /// Constellation.
     SecondVirtio,
     /// The volume of AWS that is attached under a name.
     Ebs,
@@ -135,7 +142,8 @@ impl Cloud {
             .ok_or_else(|| Error::UnknownCloud(name.to_owned()))
     }
 
-    /// Returns the name on the kernel command line, on the command lines of the programs, and in the Helm chart; lower case.
+    /// Returns the name on the kernel command line, on the command lines of the programs, and in
+    /// the Helm chart; lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Cloud::Qemu => "qemu",
@@ -158,18 +166,18 @@ impl Cloud {
         }
     }
 
-    /// Returns whether kubelet and controller manager leave the cloud's objects to a cloud controller manager
-    /// (`--cloud-provider=external`).
+    /// Returns whether kubelet and controller manager leave the cloud's objects to a cloud
+    /// controller manager (`--cloud-provider=external`).
     pub fn has_external_provider(self) -> bool {
         matches!(self, Cloud::Aws | Cloud::Gcp | Cloud::Azure)
     }
 }
 
-/// The client of a metadata service, if its place is valid.
+/// The client of a metadata service, if its location is valid.
 pub type Made = Result<Arc<dyn Metadata>, Error>;
 
-/// The metadata service of the cloud in which this machine runs. Each call makes its requests without retries; the caller
-/// decides about retries.
+/// The metadata service of the cloud in which this machine runs. Each call makes its requests
+/// without retries; the caller decides about retries.
 pub trait Metadata: Send + Sync {
     /// Returns this machine.
     fn own_instance(&self) -> Result<Instance, Error>;
@@ -179,24 +187,28 @@ pub trait Metadata: Send + Sync {
     fn load_balancer_endpoint(&self) -> Result<String, Error>;
     /// Returns the bcrypt hash (`$2a$10$..`, 60 characters) of the init secret.
     fn init_secret_hash(&self) -> Result<String, Error>;
-    /// Returns further names and addresses of all machines of the cluster, as far as the service knows them.
+    /// Returns additional names and addresses of all machines of the cluster, as far as the service
+    /// knows them.
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
         Ok(vec![])
     }
-    /// Returns the addresses that machines of the cluster's network can have; none if the service does not say.
+    /// Returns the address ranges of the cluster's network; empty if the service does not know
+    /// them.
     fn ranges(&self) -> Result<Vec<Range>, Error> {
         Ok(vec![])
     }
 }
 
-/// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens, dots).
+/// Returns whether `text` is an IP address or a DNS name (RFC 1123 §2.1: letters, digits, hyphens,
+/// dots).
 pub fn is_host(host: &str) -> bool {
     let is_of_label = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
     let label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_of_label);
     host.parse::<IpAddr>().is_ok() || (host.len() <= 253 && host.split('.').all(label))
 }
 
-/// Returns whether `text` is a bcrypt hash: `$2a$10$` and 53 characters; 2b and 2y are later names of the same format.
+/// Returns whether `text` is a bcrypt hash: `$2a$10$` and 53 characters; 2b and 2y are later names
+/// of the same format.
 pub fn is_bcrypt(text: &str) -> bool {
     let of_hash = |b: u8| b.is_ascii_alphanumeric() || b"./$".contains(&b);
     text.len() == 60 && text.starts_with("$2") && text.bytes().all(of_hash)
@@ -220,7 +232,7 @@ pub fn bcrypt_hash(request: &str, body: &[u8]) -> Result<String, Error> {
 pub enum Error {
     /// [`ALL`] has no cloud with this name.
     UnknownCloud(String),
-    /// The place of the service, as `--metadata` names it, is invalid.
+    /// The location of the service, in the form of `--metadata`, is invalid.
     Url {
         /// The given place.
         url: String,
@@ -234,7 +246,8 @@ pub enum Error {
         /// What is wrong, as a clause.
         problem: String,
     },
-    /// No complete answer: the service is unreachable or too slow, or the answer is truncated or too long.
+    /// No complete answer: the service is unreachable or too slow, or the answer is truncated or
+    /// too long.
     Unreachable {
         /// The request: method and URL.
         request: String,
@@ -259,7 +272,7 @@ pub enum Error {
         /// What is wrong, with the beginning of the body.
         got: String,
     },
-    /// The service or the API does not give what is asked for.
+    /// The service or the API does not provide the requested data.
     Denied {
         /// The request: method and URL.
         request: String,
@@ -268,7 +281,7 @@ pub enum Error {
         /// What the operator can do, as a clause.
         next: String,
     },
-    /// The answers contradict each other, or what is known.
+    /// The answers contradict each other, or known facts.
     Refused(String),
 }
 
