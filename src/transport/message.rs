@@ -52,7 +52,8 @@ impl Buf for Bounded<'_> {
 }
 
 /// Decodes a message that somebody else has sent. A message of too many fields is refused: a field
-/// of 2 bytes on the wire can take 100 bytes of memory. The error says as a clause what is wrong.
+/// of 2 bytes on the wire can take 100 bytes of memory. The error is a clause that says what is
+/// wrong.
 pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, String> {
     let mut bounded = Bounded::new(bytes);
     let decoded = M::decode(&mut bounded).map_err(|error| error.to_string());
