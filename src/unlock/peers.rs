@@ -28,7 +28,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Returns the sources of a machine in this cloud: the hosts of the setting `peers`, and the metadata at this place. Sends no request.
+    /// Returns the sources of a machine in this cloud: the hosts in the setting `peers`, and the
+    /// metadata at this location. Sends no request.
     pub fn new(setting: &[String], cloud: Cloud, place: Option<&str>) -> Result<Sources, Error> {
         let mut before = fixed("setting peers", setting);
         let mut after = vec![];
