@@ -17,6 +17,7 @@ mod atls {
     mod handshake;
     mod hello;
     mod nonce;
+    mod provider;
     mod stream;
 
     use std::io::Write;
