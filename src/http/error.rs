@@ -64,6 +64,8 @@ impl From<ureq::Error> for Error {
         let text = match (&error, kind) {
             (Timeout(_), Kind::Connection) => "no connection within the timeout".into(),
             (Timeout(_), _) => "the timeout has passed".into(),
+            // the library's text begins with the name of its variant
+            (Io(error), _) => error.to_string(),
             _ => error.to_string(),
         };
         Error { kind, text }
