@@ -17,7 +17,8 @@ const TEMPLATE: &[u8] = b"\0\x23\0\x0b\0\x05\0\x72\0\0\0\x10\0\x18\0\x0b\0\x03\0
 /// TPM_RH_OWNER: the parent of an attestation key.
 const OWNER: &[u8] = b"\x40\0\0\x01";
 
-/// A fresh TPM of one machine: every PCR is zero.
+/// A TPM of one machine that belongs to no cluster: its firmware has extended PCR 4 and 7, which a verifier demands of any firmware, and all
+/// other PCRs are zero.
 pub struct Tpm(EcdsaKeyPair);
 
 impl Tpm {
@@ -45,7 +46,8 @@ impl Issuer for Tpm {
     /// Returns TPMS_ATTEST, TPMT_SIGNATURE and TPMT_PUBLIC (TCG, "Trusted Platform Module Library",
     /// part 2, §§10.12, 11.3.4, 12.2.4).
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        let values = [[0; 32]; 24];
+        let mut values = [[0; 32]; 24];
+        (values[4], values[7]) = ([4; 32], [7; 32]);
         // the uncompressed point: a 4, then both coordinates
         let (x, y) = self.0.public_key().as_ref()[1..].split_at(32);
         let public = [TEMPLATE, &sized(x), &sized(y)].concat();
