@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
 use tempfile::TempDir;
-use verifier::{KeyName, Policy};
+use verifier::{Issuer, KeyName, Policy, qemu_vtpm, sources};
+
+#[path = "../benches/storm/tpm.rs"]
+mod tpm;
 
 /// A slip of the pen: without the check, any TPM is believed.
 const SLIP: &str = r#"unknown field "atestationKeys"; did you mean "attestationKeys"?"#;
@@ -415,4 +418,14 @@ fn measure_names_the_variant_and_another_one_is_refused() {
         said.contains("the policy in --add-to is for qemu-vtpm"),
         "{said}"
     );
+}
+
+/// `make storm` needs an API server, so it does not run with every change. What a verifier demands of machines must not refuse its own.
+#[test]
+fn the_machines_of_the_storm_meet_its_policy() {
+    let policy = Policy::from_json(tpm::POLICY).unwrap();
+    let judge = qemu_vtpm::VARIANT.validator_for(policy, &sources::offline());
+    let document = tpm::Tpm::new().issue(&[1; 32], &[2; 32]).unwrap();
+    let identified = judge.unwrap().identify(&document, &[2; 32]).unwrap();
+    assert_eq!(identified.user_data, [1; 32]);
 }

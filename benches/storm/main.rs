@@ -400,9 +400,7 @@ fn address(number: usize) -> IpAddr {
 
 /// Creates the objects of init and of the chart, and the files of a control plane.
 fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
-    let policy = json!({"measurements": {"15": {"expected": "00".repeat(32), "warnOnly": false}}})
-        .to_string();
-    let manifests = services::manifests(&settings(&policy)).unwrap();
+    let manifests = services::manifests(&settings(tpm::POLICY)).unwrap();
     for object in manifests.iter().filter(|object| {
         object["kind"]
             .as_str()
@@ -433,7 +431,7 @@ fn prepare(cluster: &Cluster, admin: &Client, dir: &Path) {
         ("kubeconfig", kubeconfig.as_bytes()),
         ("pki/ca.crt", certificate.as_bytes()),
         ("pki/ca.key", key.as_bytes()),
-        ("attestationConfig", policy.as_bytes()),
+        ("attestationConfig", tpm::POLICY.as_bytes()),
         ("measurementSalt", &[7; 32]),
         ("mastersecret", &[0; 32]),
         ("salt", &[0; 32]),

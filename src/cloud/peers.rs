@@ -12,8 +12,8 @@ pub const TAG: &str = "firstlight-peers";
 /// Maximum number of hosts.
 pub const MAX_HOSTS: usize = 64;
 
-/// The addresses of the metadata services of AWS, Google and Azure; in an IPv6-only subnet, only
-/// the last two can answer.
+/// The addresses of the metadata services: one for AWS, Google and Azure over IPv4, then AWS's and Google's over IPv6. A machine
+/// without IPv4 reaches the last two at most.
 const ADDRESSES: &str = "http://169.254.169.254 http://[fd00:ec2::254] http://[fd20:ce::254]";
 
 /// Asks a metadata service for the tag of this machine.

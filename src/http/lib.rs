@@ -268,7 +268,9 @@ impl Answer {
     pub fn read(self) -> Result<Zeroizing<Vec<u8>>, Error> {
         let limit = self.limit;
         // it may be a secret: a buffer that grows would leave copies behind
-        let mut content = Zeroizing::new(Vec::with_capacity(SECRET.min(limit as usize + 1)));
+        let mut content = Zeroizing::new(Vec::with_capacity(
+            SECRET.min((limit as usize).saturating_add(1)),
+        ));
         let mut reader = self.into_reader().take(limit.saturating_add(1));
         reader.read_to_end(&mut content)?;
         match content.len() as u64 > limit {
