@@ -16,23 +16,23 @@ use super::credentials::{
 use super::error::{advice, is_of_credentials, is_throttling, parse_error};
 use super::sigv4;
 
-/// The names of the APIs in a place.
+/// The names by which `--metadata` replaces the address of an API.
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];
-/// The lifetime of a token of the metadata service in seconds: the longest.
+/// Lifetime in seconds that is requested for a token of the metadata service: the longest that it allows.
 const TOKEN_LIFETIME: u64 = 21_600;
-/// Deviation of the clock that a request is repeated for. The APIs accept five minutes.
+/// If this machine's clock deviates by more seconds, a failed request is repeated with the time of the APIs. They accept five minutes.
 const MAX_SKEW: i64 = 120;
 
-/// A client of the services. A call makes one request for each page, and those for a new token and new credentials.
+/// A client of the services. A call sends one request for each page, and further ones if it needs a new token or new credentials.
 pub struct Client {
     imds: Http,
-    /// The places of the services, as `--metadata` names them.
+    /// The addresses of the services, as `--metadata` has them.
     place: String,
     token: Mutex<Option<(Zeroizing<String>, Instant)>>,
     credentials: Mutex<Option<Arc<Credentials>>>,
     identity: OnceLock<Identity>,
     apis: OnceLock<Apis>,
-    /// The variables that go before the instance's role and region; a node has none.
+    /// The environment variables that override the instance's role and region. A node uses none.
     variables: Option<Variables>,
     region: OnceLock<String>,
     /// How many seconds the clock of the APIs is ahead of this machine's.
@@ -49,7 +49,7 @@ pub struct Apis {
     pub tagging: Http,
 }
 
-/// What the instance identity document says.
+/// The content of the instance identity document.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
@@ -70,7 +70,7 @@ pub struct Failed {
     pub code: String,
     /// Whether the same request may soon succeed.
     pub is_later: bool,
-    /// The error, which names the code, too.
+    /// The sentence for a person, which contains the code.
     pub error: Error,
 }
 
@@ -93,20 +93,20 @@ impl From<Error> for Failed {
 pub struct Call<'a> {
     /// The service, as the signature names it.
     pub service: &'static str,
-    /// What the caller must be permitted.
+    /// The permission that the caller needs.
     pub permission: &'static str,
     /// The type of the body.
     pub content_type: &'static str,
     /// The operation, if the body does not name it.
     pub target: Option<&'static str>,
-    /// What is asked for.
+    /// The body, which has the parameters.
     pub body: &'a str,
     /// Maximum size of the answer in bytes.
     pub limit: u64,
 }
 
 impl Client {
-    /// Makes a client of the services at this place: `[URL][,ec2=URL][,elb=URL][,tagging=URL]`. Sends no request.
+    /// Makes a client of the services at these addresses: `[URL][,ec2=URL][,elb=URL][,tagging=URL]`. Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
         let place = place.unwrap_or_default();
         let service = part(place, "");
@@ -124,8 +124,8 @@ impl Client {
         })
     }
 
-    /// Makes a client for who is not a node: variables may have the credentials, the region, and the addresses that `place` does not
-    /// have. Sends no request.
+    /// Makes a client for a program that runs on no node: environment variables may give it the credentials, the region, and the
+    /// addresses that `place` does not have. Sends no request.
     pub fn of_caller(place: Option<&str>, variables: Variables) -> Result<Client, Error> {
         let imds = variables(credentials::IMDS).filter(|url| !url.is_empty());
         let place = place.or(imds.as_deref());
@@ -135,7 +135,7 @@ impl Client {
         })
     }
 
-    /// Returns who signs now.
+    /// Returns the credentials for the next signature.
     pub fn signer(&self) -> Result<Signer, Unsigned> {
         let absent = |error: Error| Unsigned::Absent(error.to_string());
         match self.variables {
@@ -144,7 +144,7 @@ impl Client {
         }
     }
 
-    /// Returns the region whose APIs are asked.
+    /// Returns the region whose APIs get the requests.
     pub fn region(&self) -> Result<&str, Error> {
         if let Some(region) = self.region.get() {
             return Ok(region);
@@ -157,7 +157,7 @@ impl Client {
         Ok(self.region.get_or_init(|| region))
     }
 
-    /// Returns what the metadata service has at a path below `/latest`. A token that is no longer valid is renewed once.
+    /// Returns the metadata service's answer for a path below `/latest`. If the token is no longer valid, it is renewed once.
     pub fn imds(&self, path: &str) -> Result<Vec<u8>, Error> {
         let path = format!("latest/{path}");
         let get = |token: &str| {
@@ -206,7 +206,7 @@ impl Client {
         Ok(new)
     }
 
-    /// Returns what this instance is. It never changes.
+    /// Returns the identity of this instance, which never changes.
     pub fn identity(&self) -> Result<&Identity, Error> {
         if let Some(identity) = self.identity.get() {
             return Ok(identity);
@@ -236,12 +236,12 @@ impl Client {
         })
     }
 
-    /// Returns the request for a path below `/latest`, for an error.
+    /// Describes the request for a path below `/latest` in an error.
     pub fn imds_request(&self, path: &str) -> String {
         format!("GET {}", self.imds.url(&format!("latest/{path}")))
     }
 
-    /// Returns credentials of the instance's role that are valid for some more minutes.
+    /// Returns credentials of the instance's role that stay valid for some minutes.
     pub fn credentials(&self) -> Result<Arc<Credentials>, Error> {
         const PATH: &str = "meta-data/iam/security-credentials/";
         let mut known = locked(&self.credentials);
@@ -313,8 +313,8 @@ impl Client {
         Ok(self.apis.get_or_init(|| apis))
     }
 
-    /// Returns the answer of an API. A request that fails because of this machine's clock is repeated with the API's clock, and one that
-    /// fails because of its credentials with new ones, each once.
+    /// Returns the answer of an API. If the request fails because of this machine's clock, it is repeated once with the API's time.
+    /// If it fails because of its credentials, it is repeated once with new ones.
     pub fn call(&self, api: &Http, call: &Call<'_>) -> Result<Vec<u8>, Error> {
         self.try_call(api, call).map_err(|failed| failed.error)
     }
@@ -385,7 +385,8 @@ impl Client {
         api.send("POST", "", &fields, Some(body), call.limit)
     }
 
-    /// Returns the answer to `DescribeInstances` with these further parameters, behind the request, which an error about it names.
+    /// Sends `DescribeInstances` with these further parameters. Returns a description of the request, for errors about the answer,
+    /// and the answer.
     pub fn describe_instances(
         &self,
         parameters: &[(&str, &str)],
@@ -419,7 +420,7 @@ fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
     value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the domain of the APIs in a region ("AWS Regions and Endpoints").
+/// Returns the domain of a region's APIs ("AWS Regions and Endpoints").
 pub fn domain(region: &str) -> &'static str {
     let domains = [
         ("cn-", "amazonaws.com.cn"),
@@ -433,7 +434,7 @@ pub fn domain(region: &str) -> &'static str {
     found.map_or("amazonaws.com", |(_, domain)| domain)
 }
 
-/// Returns the URL of an API in a place, `[URL][,NAME=URL]..`; that of the metadata service has no name.
+/// Returns the URL of an API in an argument of `--metadata`, `[URL][,NAME=URL]..`; that of the metadata service has no name.
 fn part<'a>(place: &'a str, name: &str) -> Option<&'a str> {
     let named = |part: &'a str| {
         let known = part.split_once('=').filter(|(name, _)| APIS.contains(name));
@@ -458,7 +459,7 @@ fn seconds_between(from: SystemTime, to: SystemTime) -> i64 {
     }
 }
 
-/// Returns an answer that is a name of letters, digits and `-._:=+@`, and that thus may be a part of a path.
+/// Checks that an answer is a name of letters, digits and `-._:=+@`, which can be a part of a path. Returns it.
 pub fn name(request: &str, expected: &'static str, body: &[u8]) -> Result<String, Error> {
     let body = body.trim_ascii();
     match std::str::from_utf8(body) {
@@ -477,7 +478,7 @@ pub fn is_name(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.bytes().all(is_allowed) && !text.starts_with('.')
 }
 
-/// Parses the instance identity document; `request` is for the error.
+/// Parses the instance identity document; The error names `request`.
 pub fn parse_identity(request: &str, body: &[u8]) -> Result<Identity, Error> {
     let got = |why: String| Error::Nonsense {
         request: request.to_owned(),
@@ -488,7 +489,7 @@ pub fn parse_identity(request: &str, body: &[u8]) -> Result<Identity, Error> {
         let error = excerpt(error.to_string().as_bytes());
         got(format!("{:?} ({error})", excerpt(body)))
     })?;
-    // the region is a part of the names of hosts, to which credentials go; the others have the same form
+    // credentials go to hosts whose names contain the region, so it is checked; the other values have the same form
     for (what, text) in [
         ("instanceId", &identity.instance_id),
         ("region", &identity.region),

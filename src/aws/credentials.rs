@@ -1,5 +1,6 @@
-//! Who signs requests to AWS for the services and the operator's command: whom the variables `AWS_ACCESS_KEY_ID`,
-//! `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN` name, or the instance's role (IMDSv2). A node has the role alone.
+//! The credentials that sign requests to AWS. The services and the operator's command take those of the variables
+//! `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`; if these are not set, those of the instance's role
+//! (IMDSv2). A node takes only the role's.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,15 +14,15 @@ use zeroize::Zeroizing;
 
 use super::sigv4;
 
-/// The variables that have credentials, as in AWS' own programs ("AWS SDKs and Tools Reference Guide").
+/// The variables for credentials, which AWS' own programs read too ("AWS SDKs and Tools Reference Guide").
 const KEY_ID: &str = "AWS_ACCESS_KEY_ID";
 const SECRET_KEY: &str = "AWS_SECRET_ACCESS_KEY";
 const SESSION_TOKEN: &str = "AWS_SESSION_TOKEN";
-/// Those that have a region; the first one that is set counts.
+/// The variables for the region; the first one that is set counts.
 const REGIONS: [&str; 2] = ["AWS_REGION", "AWS_DEFAULT_REGION"];
-/// The one that has the address of the instance's metadata service.
+/// The variable for the address of the instance's metadata service.
 pub const IMDS: &str = "AWS_EC2_METADATA_SERVICE_ENDPOINT";
-/// The one that has the address of EC2.
+/// The variable for the address of EC2.
 pub const EC2: &str = "AWS_ENDPOINT_URL_EC2";
 
 /// Returns the value of a variable of the environment.
@@ -32,8 +33,8 @@ pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// How long before their end a token and credentials are renewed. New credentials are there at least five minutes before the end of the
-/// old ones ("Retrieve security credentials from instance metadata").
+/// How long before they expire a token and credentials are renewed. AWS offers new credentials at least five minutes before the old
+/// ones expire ("Retrieve security credentials from instance metadata").
 pub(crate) const EARLY: Duration = Duration::from_secs(300);
 
 /// The credentials of the instance's role.
@@ -43,16 +44,16 @@ pub struct Credentials {
     access_key_id: String,
     secret_access_key: Zeroizing<String>,
     token: Zeroizing<String>,
-    /// When they end, by the clock of AWS.
+    /// When they expire, by the clock of AWS.
     expiration: String,
     /// The name of the role.
     #[serde(skip)]
     pub(crate) role: String,
 }
 
-/// Who signs.
+/// Whose credentials sign.
 pub enum Signer {
-    /// Who has set the variables.
+    /// Those of the environment variables.
     Variables {
         /// The ID of the access key.
         id: String,
@@ -61,16 +62,16 @@ pub enum Signer {
         /// The token of a session.
         token: Option<Zeroizing<String>>,
     },
-    /// The instance's role.
+    /// Those of the instance's role.
     Role(Arc<Credentials>),
 }
 
-/// Why nobody signs. No text contains a credential.
+/// Why there are no credentials to sign with. No text contains a credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unsigned {
     /// The variables are wrong.
     Wrong(String),
-    /// The variables are not set, and the instance gives nothing.
+    /// The variables are not set, and the instance has no credentials.
     Absent(String),
 }
 
@@ -82,7 +83,7 @@ impl fmt::Display for Unsigned {
 }
 
 impl Signer {
-    /// Returns the one that the variables name, else that of the instance.
+    /// Returns the credentials of the variables. If these are not set, `role` returns those of the instance's role.
     pub fn find(
         variables: Variables,
         role: impl FnOnce() -> Result<Arc<Credentials>, Error>,
@@ -121,8 +122,8 @@ impl Signer {
         }
     }
 
-    /// Returns the header fields of a signed request: those that it has, and those of the signature and the credentials. `at` is the time
-    /// by the clock of AWS.
+    /// Returns all header fields of a signed request: its own, and those of the signature and the credentials. `at` is the time by
+    /// the clock of AWS.
     pub fn sign(
         &self,
         request: &sigv4::Request<'_>,
@@ -216,13 +217,13 @@ pub fn region(variables: Variables) -> Result<Option<String>, String> {
     Ok(None)
 }
 
-/// Returns whether text can be the name of a region. It becomes a part of a server's name, to which a signature goes.
+/// Returns whether text can be the name of a region. The name becomes a part of the name of the server that gets the signed request.
 pub fn is_region(text: &str) -> bool {
     let is_label = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     (1..=40).contains(&text.len()) && text.bytes().all(is_label)
 }
 
-/// Returns the value of a variable with a credential; an empty one is as none.
+/// Returns the value of a variable with a credential; an empty variable counts as not set.
 pub fn variable(variables: Variables, name: &str) -> Result<Option<Zeroizing<String>>, String> {
     let value = variables(name).filter(|value| !value.is_empty());
     match value.map(Zeroizing::new) {

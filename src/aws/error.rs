@@ -4,10 +4,10 @@ use serde::Deserialize;
 
 use super::xml::{child, document};
 
-/// Maximum length of what is an entry of an error in XML or JSON.
+/// Maximum number of characters that are kept of a code or a message.
 const MAX_SHOWN: usize = 300;
 
-/// Returns code and message of an error of an API, in XML or JSON; empty ones if it is none.
+/// Returns code and message of an API's error in XML or JSON; both are empty if the answer is not such an error.
 pub fn parse_error(body: &[u8]) -> (String, String) {
     #[derive(Deserialize)]
     struct OfJson {

@@ -1,5 +1,5 @@
-//! Amazon Web Services: who signs requests, the signature, requests to the instance's metadata service and to the APIs, and their answers
-//! in XML.
+//! Amazon Web Services: the credentials of requests, their signatures, the client of the instance's metadata service and of the
+//! APIs, and the APIs' answers in XML.
 //!
 //! ```text
 //! credentials   the variables of the environment, or the instance's role

@@ -7,7 +7,7 @@ use base::time;
 use ring::{digest, hmac};
 use zeroize::Zeroizing;
 
-/// Who signs.
+/// The access key that signs.
 pub struct Key<'a> {
     /// The ID of the access key.
     pub id: &'a str,
@@ -15,7 +15,7 @@ pub struct Key<'a> {
     pub secret: &'a str,
 }
 
-/// A request. It has no query: what is asked for is in its body.
+/// A request. It has no query: its parameters are in its body.
 pub struct Request<'a> {
     /// The method.
     pub method: &'a str,
@@ -80,7 +80,7 @@ fn canonical(request: &Request<'_>, signed: &str) -> String {
     )
 }
 
-/// Returns the SHA-256 in hexadecimal digits, as the field `x-amz-content-sha256` has it.
+/// Returns the SHA-256 in hexadecimal digits, for the field `x-amz-content-sha256`.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(digest::digest(&digest::SHA256, bytes).as_ref())
 }
