@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ureq::http::Uri;
 
-/// Checks that this is `https://HOST[:PORT][/PATH]`, without a user, a query or a fragment. The error says as a clause what is wrong, and
-/// does not repeat the URL, which may have a password.
+/// Checks that this is `https://HOST[:PORT][/PATH]`, without a user, a query or a fragment. The error is a clause that says what is
+/// wrong. It does not repeat the URL, which may contain a password.
 pub fn check(url: &str) -> Result<(), String> {
     let uri: Uri = url.parse().map_err(|_| "it is malformed")?;
     if uri.scheme_str() != Some("https") {
@@ -23,7 +23,7 @@ pub fn check(url: &str) -> Result<(), String> {
     }
 }
 
-/// Returns `HOST[:PORT]` of a URL, as a request names it.
+/// Returns `HOST[:PORT]` of a URL, as in the field `Host` of a request.
 pub fn host(url: &str) -> &str {
     let (_, rest) = url.split_once("://").unwrap_or_default();
     rest.split('/').next().unwrap_or_default()
@@ -63,7 +63,8 @@ pub fn path_below<'a>(base: &str, url: &'a str) -> Option<&'a str> {
     }
 }
 
-/// Returns a URL for texts, without what can be a secret: a user, a query. Of one that is no URL, only the beginning.
+/// Returns a URL for messages, without the parts that can be secret: the user and the query. Of a text that is not a URL, returns
+/// only the beginning.
 pub fn shown(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
     match url.split_once("://") {

@@ -13,7 +13,7 @@ pub struct Error {
 /// What failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The server's name has no address.
+    /// The name of the server could not be resolved to an address.
     Name,
     /// There was no connection, so the server did not get the request.
     Connection,

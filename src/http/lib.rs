@@ -1,4 +1,4 @@
-//! How the programs speak HTTPS as clients: one [`Client`], whose [`Policy`] says what it accepts. Nothing else uses the library below it.
+//! The HTTPS client of all programs: one [`Client`], whose [`Policy`] says what it accepts. Only this crate uses the HTTP library.
 //!
 //! Every client verifies the server by its [`Roots`], limits the time of a request and the size of an answer, and says in its errors what
 //! failed, but never what a header field contained. By default it follows no redirect and uses no proxy, because both would send
@@ -32,12 +32,12 @@ use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
 use zeroize::Zeroizing;
 
-/// The content of an answer that is read bit by bit.
+/// The content of an answer, which the caller reads in pieces.
 pub type Reader = ureq::BodyReader<'static>;
 
 /// Time limit of a request to a cloud's API: a page of a thousand machines takes seconds.
 const TIME_OF_API: Duration = Duration::from_secs(30);
-/// The capacity for content that may be a secret.
+/// The capacity of a buffer for content that may be secret.
 const SECRET: usize = 32 << 10;
 
 /// What a client accepts.
@@ -80,11 +80,11 @@ pub struct Client {
     time: Duration,
 }
 
-/// Makes a client of the API of a cloud at this base URL: `https://..`, or `http://` on an address of this machine. The server must have a
-/// certificate of an authority that the image trusts. The error is a clause.
+/// Makes a client of a cloud's API at this base URL: `https://..`, or `http://` on an address of this machine. The server must have
+/// a certificate of an authority that the image trusts. The error is a clause.
 pub fn api(base_url: &str) -> Result<Client, String> {
     check_api(base_url)?;
-    // without authorities each request fails with the reason that the server's is not trusted
+    // without authorities each request fails, with the error that the server's certificate is not trusted
     let roots = Roots::load(None).unwrap_or_default();
     if roots.is_empty() {
         log::warn!("this image has no certificates of web servers' authorities");
@@ -108,7 +108,7 @@ pub fn check_api(url: &str) -> Result<(), String> {
 }
 
 impl Client {
-    /// Makes a client. `time` is the limit of a request, from the first packet to the last byte of the answer, that names no other.
+    /// Makes a client. `time` is the default time limit of a request, from the first packet to the last byte of the answer.
     pub fn new(policy: Policy, time: Duration) -> Client {
         let tls = TlsConfig::builder()
             .root_certs(policy.roots.into())
@@ -153,7 +153,7 @@ impl Client {
             .uri(request.url);
         for (name, value) in request.fields {
             let mut value = HeaderValue::from_str(value).map_err(|_| Error::of_field(name))?;
-            // it may be a credential: no text shows it
+            // the value may be a credential, so no message shows it
             value.set_sensitive(true);
             head = head.header(*name, value);
         }
@@ -252,7 +252,7 @@ impl Answer {
         self.body.content_length()
     }
 
-    /// Returns the content, which the caller limits.
+    /// Returns a reader of the content. The caller limits how much it reads.
     pub fn into_reader(self) -> Reader {
         self.body.into_reader()
     }
@@ -267,7 +267,7 @@ impl Answer {
     /// Returns the whole content, which may have as many bytes as the request allows.
     pub fn read(self) -> Result<Zeroizing<Vec<u8>>, Error> {
         let limit = self.limit;
-        // it may be a secret: a buffer that grows would leave copies behind
+        // the content may be secret: a buffer that grows would leave copies of it in freed memory
         let mut content = Zeroizing::new(Vec::with_capacity(
             SECRET.min((limit as usize).saturating_add(1)),
         ));

@@ -1,4 +1,4 @@
-//! The certificates of a connection: the authorities of servers, and the client's own.
+//! The certificates of a connection: the authorities that certify servers, and the client's own certificate.
 
 use std::fs;
 use std::path::Path;
@@ -15,12 +15,12 @@ pub const CA_BUNDLES: [&str; 3] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// The authorities to which a server's certificate must lead. Without any, no server is trusted.
+/// The authorities that may certify a server. Without any, no server is trusted.
 #[derive(Clone, Default)]
 pub struct Roots(Vec<CertificateDer<'static>>);
 
 impl Roots {
-    /// Reads the authorities in a file of PEM, or those of this machine's distribution without one. A distribution may have none.
+    /// Reads the authorities from a PEM file. Without a file, reads those of this machine's distribution, which may have none.
     pub fn load(file: Option<&Path>) -> Result<Roots, String> {
         match file {
             Some(file) => read(file),
@@ -78,7 +78,7 @@ fn read(path: &Path) -> Result<Roots, String> {
 pub struct Identity(ClientCert);
 
 impl Identity {
-    /// Takes a chain of certificates, and the key of the first one (PEM). The error shows nothing of it.
+    /// Takes a chain of certificates, and the key of the first one (PEM). The error shows nothing of the key.
     pub fn new(chain: Vec<CertificateDer<'static>>, key: &[u8]) -> Result<Identity, String> {
         let no_key = "the key is no private key in PEM";
         let own = PrivateKey::from_pem(key).map_err(|_| no_key)?;
