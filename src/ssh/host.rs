@@ -7,9 +7,9 @@
 //! | `ssh_host_cert.pub` | `HostCertificate` | this module |
 //! | `ssh_ca.pub` | `TrustedUserCAKeys` | this module |
 //!
-//! A missing host key is created: it must not fail the set-up of a cluster, and the operator
-//! expects that emergency SSH works. sshd reads `ssh_ca.pub` at each login. Since OpenSSH 9.8 it
-//! reads the certificate only at its start, so sshd is reloaded.
+//! This module creates a missing host key: the set-up of a cluster must not fail without it, and the operator expects that
+//! emergency SSH works. sshd reads `ssh_ca.pub` at each login. Since OpenSSH 9.8 it reads the certificate only at its start, so
+//! sshd is reloaded.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -38,7 +38,7 @@ const AUTHORITY: &str = "ssh_ca.pub";
 const PRIVATE: u32 = 0o600;
 /// Mode of public keys and certificates, as ssh-keygen uses.
 const PUBLIC: u32 = 0o644;
-/// Maximum number of bytes that are read of a key file.
+/// Maximum number of bytes that are read from a key file.
 const MAX_FILE: u64 = 64 << 10;
 /// The systemd units of sshd: in Fedora and most distributions, and in Debian.
 const UNITS: [&str; 2] = ["sshd.service", "ssh.service"];

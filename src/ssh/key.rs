@@ -27,9 +27,8 @@ const LINE: usize = 70;
 /// The unencrypted private part is padded to a multiple of this many bytes (PROTOCOL.key §3).
 const BLOCK: usize = 8;
 
-/// A kind of key that can be certified: its name, the name of its certificates, and the number of
-/// strings after the name. These are the kinds that OpenSSH accepts by default (ssh-keygen(1) -t),
-/// without DSA since 7.0.
+/// A kind of key that can be certified: its name, the name of its certificates, and the number of strings after the name. These are
+/// the kinds that OpenSSH accepts by default (ssh-keygen(1) -t); DSA is none of them since 7.0.
 pub(super) struct Kind {
     name: &'static str,
     pub(super) certificate: &'static str,
