@@ -25,11 +25,11 @@ use super::place::Place;
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];
 /// Maximum size in bytes of a page of 1000 instances.
 const MAX_PAGE: u64 = 24 << 20;
-/// A client of the services. A call makes one request for each page, and those for a new token and new credentials.
+/// A client of the services. A call sends one request for each page, and further ones if it needs a new token or new credentials.
 pub struct Client(aws::Client);
 
 impl Client {
-    /// Makes a client of the services at this place: `[URL][,ec2=URL][,elb=URL][,tagging=URL]`. Sends no request.
+    /// Makes a client of the services at these addresses: `[URL][,ec2=URL][,elb=URL][,tagging=URL]`. Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
         Place::parse(place, AWS, &APIS, &[])?;
         Ok(Client(aws::Client::new(place)?))
@@ -44,7 +44,7 @@ impl Client {
         name(&request, "the cluster's ID", &self.0.tag(NAME)?)
     }
 
-    /// Returns all of the cluster's instances, which `parse` reads page by page.
+    /// Returns all of the cluster's instances. `parse` reads one page of them.
     fn all<T>(
         &self,
         parse: impl Fn(&str, &[u8]) -> Result<(Vec<T>, Option<String>), Error>,
@@ -63,7 +63,7 @@ impl Client {
         )
     }
 
-    /// Returns a page of the cluster's instances, behind its request.
+    /// Returns a description of the request, for errors, and one page of the cluster's instances.
     fn page(&self, uid: &str, mark: Option<&str>) -> Result<(String, Vec<u8>), Error> {
         let mut parameters = vec![
             ("Filter.1.Name", "tag:constellation-uid"),
@@ -166,8 +166,8 @@ fn first_ip(body: &[u8]) -> Option<std::net::IpAddr> {
     text.lines().next()?.trim().parse().ok()
 }
 
-/// Parses a page of `DescribeInstances`: the running instances, and the mark of the next page. An instance that the old system would
-/// not list, because it has no role or no address, is logged and omitted.
+/// Parses a page of `DescribeInstances`: the running instances, and the token of the next page. An instance without a role or an
+/// address is logged and omitted: Constellation does not list it either.
 pub fn parse_instances(
     request: &str,
     body: &[u8],
@@ -175,8 +175,8 @@ pub fn parse_instances(
     parse_page(request, body, instance)
 }
 
-/// Parses a page of `DescribeInstances`: names and addresses of the running instances, and the mark of the next page. They are those
-/// that AWS's controller gives to a Node: of all attached interfaces, the public address, and the DNS names.
+/// Parses a page of `DescribeInstances`: names and addresses of the running instances, and the token of the next page. These are
+/// the addresses that AWS's controller gives to a Node: those of all attached interfaces, the public address, and the DNS names.
 pub fn parse_aliases(request: &str, body: &[u8]) -> Result<(Vec<Alias>, Option<String>), Error> {
     parse_page(request, body, alias)
 }
@@ -278,7 +278,7 @@ fn alias(item: Node<'_, '_>) -> Result<Option<Alias>, String> {
     }))
 }
 
-/// Parses the answer of `GetResources` to the question for the load balancer: its ARN.
+/// Parses the answer of `GetResources` to the request for the load balancer. Returns its ARN.
 pub fn parse_arn(request: &str, body: &[u8]) -> Result<String, Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -306,7 +306,7 @@ pub fn parse_arn(request: &str, body: &[u8]) -> Result<String, Error> {
     }
 }
 
-/// Parses the answer of `DescribeLoadBalancers` to the question for one: its DNS name.
+/// Parses the answer of `DescribeLoadBalancers` for one load balancer. Returns its DNS name.
 pub fn parse_dns_name(request: &str, body: &[u8]) -> Result<String, Error> {
     let nonsense = |got: String| Error::Nonsense {
         request: request.to_owned(),
@@ -336,7 +336,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns an instance in the form of the API reference (DescribeInstances), with the elements that are read and some that are not.
+    /// Returns an instance in the form of the API reference (DescribeInstances), with the elements that the parser reads and some others.
     fn item(id: &str, state: &str, address: &str, tags: &str) -> String {
         format!(
             "<item><reservationId>r-1234567890abcdef0</reservationId><ownerId>123456789012</ownerId><groupSet/><instancesSet><item>\
@@ -381,7 +381,7 @@ mod tests {
             ),
             item("i-03", "shutting-down", &ipv4("10.0.0.3"), &role("worker")),
             item("i-04", "terminated", "", &role("worker")),
-            // omitted, with a warning
+            // this instance is omitted, with a warning
             item("i-05", "running", &ipv4("10.0.0.5"), ""),
             item("i-06", "running", &ipv4("here"), &role("worker")),
             item("../07", "running", &ipv4("10.0.0.7"), &role("worker")),

@@ -6,7 +6,7 @@
 //! | peers | the machines of the scale sets in the resource group that have the cluster's tag `constellation-uid` |
 //! | load balancer | the first one in the resource group with the cluster's tag: the public address of its first frontend, else the private one |
 //!
-//! Requests to the API have the token of the machine's managed identity: the only one, or the one that `--metadata` names.
+//! Requests to the API have the token of the machine's managed identity. If the machine has several, `--metadata` names one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ const ENVIRONMENTS: [(&str, &str); 3] = [
 const IMDS_VERSION: &str = "2021-02-01";
 const TOKEN_VERSION: &str = "2018-02-01";
 const COMPUTE_VERSION: &str = "2024-07-01";
-/// Network interfaces of scale sets have only this one.
+/// The API has the network interfaces of scale sets only in this version.
 const INTERFACES_VERSION: &str = "2018-10-01";
 const NETWORK_VERSION: &str = "2024-05-01";
 /// Maximum size in bytes of a page.
@@ -56,7 +56,7 @@ pub struct Client {
     api: OnceLock<Http>,
 }
 
-/// What the metadata service says about the machine.
+/// The metadata service's description of the machine.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Document {
     compute: Compute,
@@ -231,7 +231,7 @@ pub enum Frontend {
 }
 
 impl Client {
-    /// Makes a client of the services at this place: `[URL][,arm=URL][,identity=CLIENT_ID]`. Sends no request.
+    /// Makes a client of the services at these addresses: `[URL][,arm=URL][,identity=CLIENT_ID]`. Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
         let place = Place::parse(place, LINK_LOCAL, &["arm"], &["identity"])?;
         Ok(Client {
@@ -306,7 +306,7 @@ impl Client {
         parse_token(&request, &Zeroizing::new(self.imds(&path)?))
     }
 
-    /// Returns what the API has at this path.
+    /// Returns the API's answer for this path.
     fn get(&self, document: &Document, path: &str) -> Result<(String, Vec<u8>), Error> {
         let api = self.api(document)?;
         let new = || self.token(document);
@@ -333,7 +333,7 @@ impl Client {
             |link| {
                 let (request, body) = match link {
                     None => self.get(document, &path)?,
-                    // a link that leads elsewhere would take the token there
+                    // a link to another server would send the token there
                     Some(link) => match http::path_below(api.base(), link) {
                         Some(path) => self.get(document, path)?,
                         None => {
@@ -349,7 +349,8 @@ impl Client {
         )
     }
 
-    /// Returns the machines of the cluster's scale sets. `join` makes them from the instances of one set and their network interfaces.
+    /// Returns the machines of the cluster's scale sets. `join` makes them from the API's lists of one set: its machines, and their
+    /// network interfaces.
     fn machines<T>(
         &self,
         document: &Document,
@@ -452,12 +453,12 @@ fn json<T: DeserializeOwned>(
     })
 }
 
-/// Parses the document of the metadata service.
+/// Parses the metadata service's document.
 pub fn parse_document(request: &str, body: &[u8]) -> Result<Document, Error> {
     const EXPECTED: &str = "the metadata of a machine";
     let document: Document = json(request, EXPECTED, body)?;
     let compute = &document.compute;
-    // names of resources have at most 260 characters, none of which divides a path or a line
+    // names of resources have at most 260 characters, and no character that separates parts of a path or lines
     let is_name = |text: &str| {
         let is_allowed = |c: char| c.is_alphanumeric() || "-_.()/".contains(c);
         (1..=1024).contains(&text.len()) && text.chars().all(is_allowed)
@@ -500,7 +501,7 @@ pub fn parse_token(request: &str, body: &[u8]) -> Result<Token, Error> {
         })
 }
 
-/// A machine, and the path of its virtual network in lower case.
+/// A machine, and the lower-case path of its virtual network.
 type Placed = (Instance, Option<String>);
 
 /// Returns the machines that are not being deleted, with the addresses of their primary interfaces.
@@ -571,7 +572,7 @@ fn join_aliases(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Ve
     machines.into_iter().map(alias).collect()
 }
 
-/// Returns the machines in the virtual network of the machine with this ID; all if that one is not among them.
+/// Returns the machines in the virtual network of the machine with this ID. If that machine is not in the list, returns all.
 fn in_network_of(own: &str, machines: Vec<Placed>) -> Vec<Instance> {
     let own_id = format!("azure://{own}");
     let own = machines
@@ -706,7 +707,7 @@ mod tests {
     #[test]
     fn machines_get_the_addresses_of_their_primary_interfaces() {
         let found = parse_machines("GET x", MACHINES.as_bytes(), INTERFACES.as_bytes()).unwrap();
-        // the one that is being deleted is none
+        // the machine that is being deleted is not listed
         assert_eq!(
             found,
             [Instance {
@@ -752,7 +753,7 @@ mod tests {
         let private = BALANCERS.replace("publicIPAddress", "other");
         let address = Frontend::Private("10.9.0.200".into());
         assert_eq!(found(&private).unwrap(), Some(address));
-        // another path would get the token
+        // another server would get the token
         for id in ["https://x/", "/subscriptions/../x", "/subscriptions/x?y"] {
             let lying = BALANCERS.replace("/subscriptions/8d/ip", id);
             assert_eq!(found(&lying).unwrap(), None, "{id}");

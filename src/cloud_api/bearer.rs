@@ -1,4 +1,4 @@
-//! Requests to APIs with a token that ends: Google Cloud, Azure, OpenStack.
+//! Requests to APIs with a token that expires: Google Cloud, Azure, OpenStack.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use zeroize::Zeroizing;
 use cloud::http::{Answer, Fields, Http};
 use machines::Error;
 
-/// How long before its end a token is renewed. A metadata service has a new one at least four minutes before.
+/// How long before it expires a token is renewed. A metadata service gives a new one at least four minutes before.
 const EARLY: Duration = Duration::from_secs(200);
-/// The longest use of a token.
+/// How long a token is used at most, even if it is valid for longer.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// Maximum length of a message of an API in an error.
+/// Maximum length of an API's message in an error.
 const MAX_MESSAGE: usize = 300;
-/// Maximum depth at which a message is looked for.
+/// Maximum depth in the JSON at which the message is searched.
 const MAX_DEPTH: usize = 4;
 
 /// A token.
@@ -26,7 +26,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// Makes a token that ends in this number of seconds; `None` if the value cannot be in a header field.
+    /// Makes a token that expires in this number of seconds; `None` if the value cannot be in a header field.
     pub fn new(value: Zeroizing<String>, seconds: u64) -> Option<Token> {
         let is_visible = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_graphic());
         let lifetime = Duration::from_secs(seconds).min(LONGEST);
@@ -34,7 +34,7 @@ impl Token {
         is_visible.then_some(Token { value, until })
     }
 
-    /// Returns what a request shows.
+    /// Returns the value of the header field of a request.
     pub fn value(&self) -> &str {
         &self.value
     }
@@ -42,15 +42,15 @@ impl Token {
 
 /// An API, and the token for it.
 pub struct Bearer {
-    /// The field of the token, and what precedes it.
+    /// The header field of the token, and the text before the token.
     field: (&'static str, &'static str),
-    /// What an operator can do when the API denies a request, as a clause.
+    /// What an operator can do if the API denies a request, as a clause.
     next: &'static str,
     token: Mutex<Option<Token>>,
 }
 
 impl Bearer {
-    /// Makes one without a token.
+    /// Makes an API without a token.
     pub fn new(field: (&'static str, &'static str), next: &'static str) -> Bearer {
         Bearer {
             field,

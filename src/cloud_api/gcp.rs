@@ -40,7 +40,7 @@ pub struct Client {
     own: OnceLock<Own>,
 }
 
-/// What the metadata server says about this machine, which never changes.
+/// The metadata server's description of this machine, which never changes.
 #[derive(Debug, Clone)]
 struct Own {
     project: String,
@@ -99,7 +99,7 @@ pub struct Member {
 }
 
 impl Client {
-    /// Makes a client of the services at this place: `[URL][,compute=URL]`. Sends no request.
+    /// Makes a client of the services at these addresses: `[URL][,compute=URL]`. Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
         let place = Place::parse(place, GOOGLE, &["compute"], &[])?;
         Ok(Client {
@@ -110,7 +110,8 @@ impl Client {
         })
     }
 
-    /// Returns what the metadata server has at a path. Another server, to which a name or address leads, has no `Metadata-Flavor`.
+    /// Returns the metadata server's answer for a path. If the name or address leads to another server, its answer has no
+    /// `Metadata-Flavor` and is refused.
     fn metadata(&self, path: &str) -> Result<Vec<u8>, Error> {
         let path = format!("computeMetadata/v1/{path}");
         let fields = [("Metadata-Flavor", "Google")];
@@ -125,7 +126,7 @@ impl Client {
         }
     }
 
-    /// Returns the last part of a path that the metadata server has, such as `projects/1/zones/europe-west3-b`.
+    /// Returns the last part of a path in the metadata server's answer, such as `projects/1/zones/europe-west3-b`.
     fn name(&self, path: &str) -> Result<String, Error> {
         let answer = self.metadata(path)?;
         parse_name(&self.metadata.url(path), &answer)
@@ -161,7 +162,7 @@ impl Client {
         parse_token(&self.metadata.url(PATH), &Zeroizing::new(answer))
     }
 
-    /// Returns what the API has at a path below the project.
+    /// Returns the API's answer for a path below the project.
     fn compute(&self, path: &str) -> Result<(String, Vec<u8>), Error> {
         let project = encoded(&self.own()?.project);
         let path = format!("compute/v1/projects/{project}/{path}");
@@ -287,7 +288,7 @@ fn is_name(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.bytes().all(is_allowed) && !text.starts_with('.')
 }
 
-/// Parses a name of the metadata server: the last part of a path.
+/// Parses a name in an answer of the metadata server: the last part of a path.
 pub fn parse_name(url: &str, body: &[u8]) -> Result<String, Error> {
     let text = String::from_utf8_lossy(body);
     match text.trim().rsplit('/').next() {
@@ -363,8 +364,8 @@ fn instance(described: Described, project: &str, zone: &str) -> Result<Instance,
     })
 }
 
-/// Parses a page of `instances.aggregatedList`: the running instances of the region in the network and cluster of `member`, and the mark
-/// of the next page. A zone of the region that could not be asked is an error: a part of a list is not a list.
+/// Parses a page of `instances.aggregatedList`: the running instances of the region in the network and cluster of `member`, and the
+/// token of the next page. If the API could not ask a zone of the region, this is an error: a list must be complete.
 pub fn parse_instances(
     request: &str,
     project: &str,
@@ -381,8 +382,8 @@ pub fn parse_instances(
     Ok((described.collect(), next))
 }
 
-/// Parses the same page: names and addresses of these instances. They are those of Google's controller, which uses the addresses of all
-/// interfaces, and of Compute Engine's internal DNS, zonal and global.
+/// Parses the same page: names and addresses of these instances. These are the addresses of all interfaces, as Google's controller
+/// has them, and the names in Compute Engine's internal DNS, zonal and global.
 pub fn parse_aliases(
     request: &str,
     project: &str,
@@ -415,7 +416,7 @@ pub fn parse_aliases(
     Ok((aliases.collect(), next))
 }
 
-/// The running instances of a page with their zones, and the mark of the next page.
+/// The running instances of a page with their zones, and the token of the next page.
 type Running = (Vec<(Described, String)>, Option<String>);
 
 fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Result<Running, Error> {
@@ -462,7 +463,7 @@ fn parse_page(request: &str, region: &str, member: &Member, body: &[u8]) -> Resu
     Ok((machines, page.next_page_token))
 }
 
-/// Parses a page of forwarding rules: the addresses of those for Kubernetes in this cluster, and the mark of the next page.
+/// Parses a page of forwarding rules: the addresses of the rules for Kubernetes in this cluster, and the token of the next page.
 pub fn parse_forwarding_rules(
     request: &str,
     uid: &str,
@@ -566,7 +567,7 @@ mod tests {
         let bare = r#"{"name":"w-1","labels":{"other":"x"}}"#;
         let error = parse_member("GET x", "p", "z", bare.as_bytes()).unwrap_err();
         assert!(error.to_string().contains("other"), "{error}");
-        // which would end the filter and begin another one
+        // the quote would end the filter and begin another one
         let lying = described(
             "w-1",
             "RUNNING",
@@ -611,7 +612,7 @@ mod tests {
             ]
         );
         assert_eq!(next.as_deref(), Some("n"));
-        // a part of a list is not a list
+        // an incomplete list is refused
         let part = r#"{"items":{"zones/europe-west3-a":{"warning":{"code":"UNREACHABLE"}}}}"#;
         let error = instances(part).unwrap_err().to_string();
         assert!(

@@ -1,5 +1,5 @@
-//! What no honest cloud says. The answers of a metadata service are the host's word; those that contradict each other, or that would
-//! send a node to itself, are refused.
+//! Checks on the answers of a metadata service. The host can forge these answers. Answers that contradict each other, or that would
+//! send a node to itself, are refused: no honest cloud gives them.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -148,7 +148,7 @@ fn fault_of_address(address: IpAddr) -> Option<&'static str> {
 /// Checks that two answers describe one machine. A role may still be missing in the first.
 fn check_same(known: &Instance, other: &Instance) -> Result<(), Error> {
     let is_role = known.role == Role::Unknown || known.role == other.role;
-    // Azure writes the names of resources in different letters
+    // Azure writes the names of resources sometimes in upper case and sometimes in lower case
     let is_id = known.provider_id.eq_ignore_ascii_case(&other.provider_id);
     if known.name == other.name && is_id && is_role {
         return Ok(());
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// A cloud that answers what a test sets.
+    /// A cloud with the answers that a test sets.
     struct Fake {
         own: Arc<Mutex<Instance>>,
         peers: Vec<Instance>,

@@ -1,7 +1,7 @@
-//! Clients of the clouds' APIs and metadata services. An API knows a machine's peers and the address of the cluster. Other programs get
-//! signed requests and tokens from here. Each cloud with an API has a file.
+//! Clients of the clouds' APIs and metadata services. An API knows a machine's peers and the address of the cluster. Each cloud
+//! with an API has a file.
 //!
-//! The program of the initramfs does not link this crate: a reboot needs only addresses, which the state disk's header has.
+//! The program of the initramfs does not link this crate: a reboot needs only addresses, and the state disk's header has these.
 
 pub mod aws;
 pub mod azure;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 use guard::Guarded;
 use machines::{Cloud, Made, Metadata};
 
-/// Creates the client of the services of a cloud that describe a machine and its peers. `place`, e.g. `http://10.42.0.1:8080`, replaces
-/// the default. Sends no request.
+/// Creates the client of a cloud's services, which describe a machine and its peers. `place`, e.g. `http://10.42.0.1:8080`,
+/// replaces the default. Sends no request.
 pub fn metadata(cloud: Cloud, place: Option<&str>) -> Made {
     match cloud {
         Cloud::Aws => guarded(aws::Client::new(place)?),

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | name, provider ID, role, cluster, hash of the init secret | `meta_data.json` of the metadata service; the last three are properties (`meta`) |
 //! | address | the metadata service in the form of EC2 |
-//! | credentials, region, load balancer | the user data: JSON with the keys of the old system, `openstack-..` |
+//! | credentials, region, load balancer | the user data: JSON with Constellation's keys, `openstack-..` |
 //! | peers | Nova: the servers with the tag `constellation-uid-UID`, by their fixed address in the cluster's subnet, which Neutron knows by the same tag |
 //! | load balancer, if the user data has none | Octavia: the only one with this tag |
 
@@ -28,9 +28,9 @@ use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
 use machines::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash};
 
-/// The version of the metadata service that the old system asks.
+/// The version of the metadata service. Constellation uses the same.
 const VERSION: &str = "openstack/2018-08-27";
-/// The version of Nova's API that the old system asks: servers have their tags since 2.26.
+/// The version of Nova's API. Constellation uses the same. Servers have their tags since 2.26.
 const NOVA: Fields<'static> = &[("x-openstack-nova-api-version", "2.42")];
 /// Maximum size in bytes of a page of servers, and of a catalog.
 const MAX_PAGE: u64 = 16 << 20;
@@ -58,7 +58,7 @@ pub struct Description {
     meta: BTreeMap<String, String>,
 }
 
-/// What an operator gives to the machines.
+/// The settings that an operator gives to the machines.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct UserData {
@@ -103,7 +103,8 @@ struct Address {
 }
 
 impl Client {
-    /// Makes a client of the services at this place: `[URL]`. The APIs are where the user data and Keystone say. Sends no request.
+    /// Makes a client of the metadata service at this address: `[URL]`. The user data and Keystone have the addresses of the APIs.
+    /// Sends no request.
     pub fn new(place: Option<&str>) -> Result<Client, Error> {
         let place = Place::parse(place, LINK_LOCAL, &[], &[])?;
         Ok(Client {
@@ -186,7 +187,7 @@ impl Client {
         })
     }
 
-    /// Returns what an API has at this path. `endpoint` picks the API from the catalog, which comes with the first token.
+    /// Returns an API's answer for this path. `endpoint` picks the API from the catalog, which comes with the first token.
     fn get(
         &self,
         endpoint: impl Fn(&Catalog) -> Option<String>,
@@ -230,7 +231,7 @@ impl Client {
         Ok((request, list))
     }
 
-    /// Returns the subnet of the cluster: of the only network with the tag, the subnet with the network's name.
+    /// Returns the subnet of the cluster. The cluster's network is the only one with the tag, and the subnet has the network's name.
     fn subnet(&self, tag: &str) -> Result<Range, Error> {
         #[derive(Deserialize)]
         struct Networks {
@@ -270,7 +271,7 @@ impl Client {
         })
     }
 
-    /// Returns what `parse` reads of the servers with this tag, page by page.
+    /// Returns the results of `parse` for all pages of the list of servers with this tag.
     fn servers<T>(
         &self,
         tag: &str,
@@ -340,8 +341,8 @@ impl Metadata for Client {
     }
 }
 
-/// Returns Keystone's URL and the request for a token: with an application credential, else with user name and password in the project
-/// of the server. The error is the missing key.
+/// Returns Keystone's URL and the request for a token: with an application credential, else with user name and password in the
+/// project of the server. The error is the name of the missing key.
 fn credentials(
     description: &Description,
     data: &UserData,
@@ -413,7 +414,7 @@ pub fn parse_user_data(request: &str, body: &[u8]) -> Result<UserData, Error> {
     serde_json::from_slice(body).map_err(|error| Error::Nonsense {
         request: request.to_owned(),
         expected: "user data with the keys openstack-..",
-        // no text of it: only where it is wrong
+        // the error has only the position and no text of the user data, which can be secret
         got: format!(
             "no such JSON in line {}, column {}",
             error.line(),
@@ -511,8 +512,8 @@ pub fn parse_token(
     Ok((left.as_secs(), catalog))
 }
 
-/// Parses a page of servers: those with the cluster's tag, a role and a fixed address in the subnet, and the mark of the next page. A
-/// server that is being deleted is none of them.
+/// Parses a page of servers: the servers with the cluster's tag, a role and a fixed address in the subnet, and the marker of the
+/// next page. A server that is being deleted is omitted.
 pub fn parse_servers(
     request: &str,
     tag: &str,
@@ -564,7 +565,7 @@ pub fn parse_aliases(
     Ok((aliases.collect(), next))
 }
 
-/// Returns the servers of a page with the cluster's tag that are not being deleted, and the mark of the next page.
+/// Returns the servers of a page with the cluster's tag that are not being deleted, and the marker of the next page.
 fn parse_page(
     request: &str,
     tag: &str,
@@ -581,7 +582,7 @@ fn parse_page(
         rel: String,
     }
     let page: Page = json(request, "a page of servers", body)?;
-    // use only the mark in the link: behind a proxy its host may be another one
+    // use only the marker in the link: behind a proxy the host in the link may be another one
     let has_next = page.servers_links.iter().any(|link| link.rel == "next");
     let last = page.servers.last().map(|server| server.id.clone());
     let is_member = |server: &Server| {
@@ -709,7 +710,7 @@ mod tests {
         assert_eq!(catalog.compute.as_deref(), Some("https://nova/v2.1"));
         assert_eq!(catalog.network.as_deref(), Some("https://neutron"));
         assert_eq!(catalog.load_balancer, None);
-        // two regions, and nobody says which
+        // two regions, and no setting names one
         let (_, catalog) = parse_token("POST x", None, TOKEN.as_bytes()).unwrap();
         assert_eq!(catalog.compute, None);
         let over = TOKEN.replace("2999", "2015");
@@ -733,7 +734,7 @@ mod tests {
             credentials(&description, &bare).err(),
             Some("openstack-password")
         );
-        // the error has nothing of the user data
+        // the error shows nothing of the user data
         let broken = USER_DATA.replace("\"secret\"", "{\"secret\"}");
         let error = parse_user_data("GET x", broken.as_bytes())
             .err()

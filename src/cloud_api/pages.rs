@@ -4,14 +4,14 @@ use std::collections::HashSet;
 
 /// Maximum number of pages of a list: half a million machines in pages of 500.
 const MAX_PAGES: usize = 1000;
-/// Maximum number of entries of a list. No cluster of Kubernetes has as many nodes; the limit holds against an API that never ends.
+/// Maximum number of entries of a list. No Kubernetes cluster has so many nodes. The limit stops an API whose list never ends.
 pub const MAX_ENTRIES: usize = 200_000;
 
-/// Returns the entries of all pages. `page` gets the mark of the page (`None`: the first), and returns its entries and the mark of the
-/// next one. An error of `page` ends the list: a part of a list is not a list.
+/// Returns the entries of all pages. `page` gets the token of the page (`None`: the first), and returns its entries and the token
+/// of the next page. An error of `page` is returned: a list must be complete.
 ///
 /// # Errors
-/// That of `page`, or what `endless` makes of a clause if the pages repeat or are too many.
+/// The error of `page`. If the pages repeat or are too many, `endless` makes the error from a clause.
 pub fn all<T, E>(
     mut page: impl FnMut(Option<&str>) -> Result<(Vec<T>, Option<String>), E>,
     endless: impl Fn(String) -> E,
@@ -58,7 +58,7 @@ mod tests {
     fn pages_are_joined_and_endless_ones_refused() {
         let three = |n: usize| (2, (n < 2).then(|| (n + 1).to_string()));
         assert_eq!(pages(three).unwrap(), [0, 0, 1, 1, 2, 2]);
-        // some APIs end a list with an empty mark
+        // some APIs end a list with an empty token
         assert_eq!(pages(|_| (1, Some(String::new()))).unwrap(), [0]);
         let error = pages(|n| (1, Some(((n + 1) % 5).to_string()))).unwrap_err();
         assert!(error.contains("repeat"), "{error}");

@@ -1,10 +1,11 @@
-//! Where the services of a cloud are, as `--metadata` says: `[URL][,NAME=URL]..`. The first URL is the metadata service's. A name and a
-//! URL replace the usual address of an API, for private endpoints and sovereign clouds. A cloud may also know names with other values.
+//! The argument of `--metadata`, the addresses of a cloud's services: `[URL][,NAME=URL]..`. The first URL is the metadata
+//! service's. A name and a URL replace the usual address of an API, for private endpoints and sovereign clouds. Some clouds also
+//! have names whose values are no URLs.
 
 use cloud::plain::Url;
 use machines::Error;
 
-/// The services' places.
+/// The services' addresses.
 #[derive(Debug)]
 pub struct Place {
     /// The URL of the metadata service.
@@ -13,8 +14,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Parses a place. `service` is the usual URL of the metadata service; `apis` has the names of the APIs, and `values` those of other
-    /// values, which are letters, digits and hyphens.
+    /// Parses the argument. `service` is the usual URL of the metadata service; `apis` has the names of the APIs, and `values` the
+    /// names of other values, which are letters, digits and hyphens.
     pub fn parse(
         text: Option<&str>,
         service: &str,
