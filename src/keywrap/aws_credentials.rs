@@ -11,22 +11,22 @@ use super::https::{Answer, Fields, Server};
 use super::named;
 use super::uri::Author;
 
-/// Where credentials are looked for.
+/// Finds the credentials for requests to AWS.
 pub struct Callers(Client);
 
 impl Callers {
-    /// Sends no request.
+    /// Makes the finder. Sends no request.
     pub fn new() -> Result<Callers, Error> {
         Client::of_caller(None, credentials::environment)
             .map(Callers)
             .map_err(|error| Error::Credentials(format!("{}: {error}", credentials::IMDS)))
     }
 
-    /// Returns who signs now.
+    /// Returns the credentials for the next signature.
     pub fn signer(&self) -> Result<Signer, Error> {
         self.0.signer().map_err(|why| match why {
             Unsigned::Wrong(why) => Error::Credentials(why),
-            // the service of an instance that has just started may still be away
+            // the metadata service of an instance that has just started may not answer yet
             Unsigned::Absent(why) => Error::Away(why),
         })
     }
@@ -54,8 +54,9 @@ pub fn send(
     server.send(method, path, &fields, body)
 }
 
-/// Refuses a server that is neither that of this service of AWS, nor on this machine, nor named by the operator: whoever gets a signed
-/// request can send it to AWS too, and has the answer. Customers of AWS have other names in its domains.
+/// Refuses a server that is not this service of AWS, not on this machine, and not named by the operator. A server that gets a
+/// signed request can send it to AWS and read the answer. AWS's domains do not suffice as a check: customers of AWS have names in
+/// them.
 pub fn check_server(
     server: &Server,
     (service, region): (&str, &str),
@@ -74,7 +75,7 @@ pub fn check_server(
     }
 }
 
-/// Refuses what is not the name of a region: it becomes a part of the server's name, to which a key goes.
+/// Refuses a text that is not the name of a region: it becomes a part of the name of the server that gets a key.
 pub fn check_region(region: String) -> Result<String, Error> {
     match credentials::is_region(&region) {
         true => Ok(region),
@@ -88,7 +89,7 @@ pub fn check_region(region: String) -> Result<String, Error> {
 mod tests {
     use super::*;
 
-    /// A signed request is as good as a credential for some minutes, and customers of AWS have names in its domains.
+    /// A signed request can be used like a credential for some minutes, and customers of AWS have names in its domains.
     #[test]
     fn a_file_sends_signed_requests_only_to_the_service_itself() {
         let is_asked = |url: &str, author| {

@@ -4,8 +4,8 @@
 //! kms://aws-kms?keyName=KEY[&region=REGION][&endpoint=https://HOST[:PORT]][&caFile=FILE]
 //! ```
 //!
-//! KEY is the ARN of a key or an alias, which has the region, or the ID of a key or `alias/NAME`. The credentials are those of the
-//! variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, or those of the instance's role (IMDSv2).
+//! KEY is the ARN of a key or an alias, which contains the region, or the ID of a key or `alias/NAME`. The credentials are those of
+//! the variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, or those of the instance's role (IMDSv2).
 //!
 //! API: AWS Key Management Service API Reference (`TrentService`).
 
@@ -26,7 +26,7 @@ use super::patience::patiently;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
 
-/// The service's line in the table.
+/// This service's entry in the table of all services.
 pub const SERVICE: Service = Service {
     name: "aws-kms",
     parameters: PARAMETERS,
@@ -35,13 +35,13 @@ pub const SERVICE: Service = Service {
 
 const PARAMETERS: &str = "keyName=ARN[&region=REGION][&endpoint=https://HOST[:PORT]][&caFile=FILE]";
 
-/// The encryption context: additional data that AWS logs, and on which a policy can insist.
+/// The encryption context: additional data that AWS logs, and that a policy of AWS can require.
 pub const CONTEXT: (&str, &str) = ("purpose", "firstlight master secret");
 
 /// The usage and the spec of a key that encrypts symmetrically.
 const USAGE: &str = "ENCRYPT_DECRYPT";
 const SPEC: &str = "SYMMETRIC_DEFAULT";
-/// Variables with the address of the API, as AWS' own programs have them.
+/// Variables with the address of the API, which AWS' own programs read too.
 pub const ENDPOINT: [&str; 2] = ["AWS_ENDPOINT_URL_KMS", "AWS_ENDPOINT_URL"];
 
 struct Key {
@@ -175,7 +175,7 @@ pub fn parse_created(host: &str, body: &[u8]) -> Result<String, Error> {
     }
 }
 
-/// Returns the name `alias/NAME` of an alias, if a key is named by one.
+/// Returns the name `alias/NAME`, if the text names a key by an alias.
 fn alias_of(name: &str) -> Option<&str> {
     let own = name.rsplit(':').next().unwrap_or(name);
     own.starts_with("alias/").then_some(own)
@@ -183,7 +183,7 @@ fn alias_of(name: &str) -> Option<&str> {
 
 fn parse<T: DeserializeOwned>(host: &str, operation: &str, body: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(body).map_err(|error| {
-        // the position alone: the answer may contain a key
+        // only the position: the answer may contain a key
         let (line, column) = (error.line(), error.column());
         Error::Answer(format!(
             "{host}: the answer to {operation} is not what this API publishes (line {line}, column {column})"
@@ -227,14 +227,15 @@ impl KeyEncryptionKey for Key {
 }
 
 impl Key {
-    /// Checks that the key is there and encrypts.
+    /// Checks that the key exists and encrypts.
     fn check(&self) -> Result<(), Error> {
         let body = json!({"KeyId": self.name}).to_string();
         let answer = self.call("DescribeKey", &body)?;
         check_key(self.server.host(), &self.name, &answer.body)
     }
 
-    /// Makes a key with the account's default key policy, and the alias that names it. `missing` says that there is none.
+    /// Makes a key with the account's default key policy, and the alias that names it. `missing` is the error that says that the
+    /// key does not exist.
     fn create(&self, missing: &str) -> Result<(), Error> {
         let Some(alias) = alias_of(&self.name) else {
             return Err(Error::Refused(format!(
@@ -250,7 +251,7 @@ impl Key {
         let arn = parse_created(self.server.host(), &answer.body)?;
         let named = json!({"AliasName": alias, "TargetKeyId": arn}).to_string();
         self.call("CreateAlias", &named)
-            // the services of a region learn of a new key and of a new alias within seconds ("AWS KMS eventual consistency")
+            // the servers of a region know a new key and a new alias only after some seconds ("AWS KMS eventual consistency")
             .and_then(|_| {
                 patiently(|| match self.check() {
                     Err(Error::Missing(why)) => Err(Error::Busy(why)),

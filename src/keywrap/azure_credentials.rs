@@ -1,6 +1,6 @@
-//! Who asks a service of Azure: an application, which the variables `AZURE_TENANT_ID`, `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET` (or
-//! `AZURE_CLIENT_SECRET_FILE`, the file that has it) name, or the machine's managed identity. Without a secret, `AZURE_CLIENT_ID` says
-//! which of several identities.
+//! Tokens for services of Azure. They are those of an application, which the variables `AZURE_TENANT_ID`, `AZURE_CLIENT_ID` and
+//! `AZURE_CLIENT_SECRET` name (or `AZURE_CLIENT_SECRET_FILE`, the file with the secret), or those of the machine's managed
+//! identity. If no secret is set and the machine has several identities, `AZURE_CLIENT_ID` chooses one.
 //!
 //! API: Microsoft identity platform, client credentials flow.
 
@@ -15,13 +15,13 @@ use super::https::Server;
 use super::oauth;
 use super::variable::{is_word, variable};
 
-/// Where the clouds give tokens.
+/// The endpoint of tokens in the public cloud.
 pub const PUBLIC_LOGIN: &str = "https://login.microsoftonline.com";
 /// The same for the government of the United States.
 pub const GOVERNMENT_LOGIN: &str = "https://login.microsoftonline.us";
 /// The same for China.
 pub const CHINA_LOGIN: &str = "https://login.chinacloudapi.cn";
-/// The variables of Azure's own programs.
+/// The variables that Azure's own programs read.
 const TENANT: &str = "AZURE_TENANT_ID";
 const CLIENT_ID: &str = "AZURE_CLIENT_ID";
 const CLIENT_SECRET: &str = "AZURE_CLIENT_SECRET";
@@ -31,21 +31,21 @@ const IMDS: &str = "AZURE_POD_IDENTITY_AUTHORITY_HOST";
 /// Maximum bytes of a secret.
 const MAX_SECRET: u64 = 4 << 10;
 
-/// Where tokens are had.
+/// Gets tokens.
 pub struct Callers {
     /// The endpoint of the cloud, if no variable names one.
     pub login: &'static str,
-    /// What the token is for: `https://DOMAIN`.
+    /// The service that accepts the token: `https://DOMAIN`.
     pub resource: String,
-    /// The file with the authorities of the endpoint.
+    /// The file with the certificates of the authorities that may certify the endpoint.
     pub ca: Option<String>,
 }
 
-/// A token, and whose it is.
+/// A token and its owner.
 pub struct Caller {
     /// The field `Authorization`.
     pub authorization: Zeroizing<String>,
-    /// Whose it is, for texts.
+    /// The owner of the token, for errors.
     pub origin: &'static str,
 }
 
@@ -81,7 +81,7 @@ impl Callers {
         client: &str,
         secret: &str,
     ) -> Result<Zeroizing<String>, Error> {
-        // it becomes a part of a path; a tenant has an ID or a domain
+        // the tenant becomes a part of a path; it is an ID or a domain
         if !tenant.split('.').all(|label| is_name(label, 64)) {
             return Err(Error::Credentials(format!(
                 "{TENANT} is not the ID or the domain of a tenant"
@@ -102,7 +102,7 @@ impl Callers {
     }
 }
 
-/// Gets a token of the machine's managed identity, of the only one or of the one with this client ID.
+/// Gets a token of the machine's managed identity, the one with this client ID, or the only one.
 fn identity_token(
     client: Option<Zeroizing<String>>,
     resource: &str,
@@ -122,7 +122,7 @@ fn identity_token(
             }
             _ => "",
         };
-        // the service of a machine that has just started, or that just got its identity, may give one later
+        // if the machine has just started or just got its identity, the metadata service may give a token only later
         Error::Away(format!(
             "there are no credentials: {CLIENT_SECRET} and {CLIENT_SECRET_FILE} are not set, and the managed identity gives none: {error}{next}"
         ))

@@ -4,11 +4,9 @@
 //! kms://azure-kms?address=https://NAME.vault.azure.net&keyName=NAME[&caFile=FILE]
 //! ```
 //!
-//! The token is that of an application, which the variables `AZURE_TENANT_ID`, `AZURE_CLIENT_ID` and `AZURE_CLIENT_SECRET` (or
-//! `AZURE_CLIENT_SECRET_FILE`, the file that has it) name, or that of the machine's managed identity. Without a secret,
-//! `AZURE_CLIENT_ID` says which of several identities.
+//! [`super::azure_credentials`] says where the token comes from.
 //!
-//! The key is an RSA key, and what it wraps does not say with which version. So the version is a part of the result:
+//! The key is an RSA key. The ciphertext does not contain the version of the key that encrypted it, so the stored result does:
 //! `VERSION.VALUE`, as text.
 //!
 //! API: Azure Key Vault REST API reference, `keys`, version 7.4; Microsoft identity platform, client credentials flow.
@@ -31,7 +29,7 @@ use super::patience::patiently;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
 
-/// The service's line in the table.
+/// This service's entry in the table of all services.
 pub const SERVICE: Service = Service {
     name: "azure-kms",
     parameters: PARAMETERS,
@@ -40,7 +38,8 @@ pub const SERVICE: Service = Service {
 
 const PARAMETERS: &str = "address=https://NAME.vault.azure.net&keyName=NAME[&caFile=FILE]";
 
-/// The domains of the vaults, to which alone a token goes; whether they are those of Managed HSMs; and where their clouds give tokens.
+/// The domains of the vaults: tokens are sent only to these. For each, whether it is for Managed HSMs, and the endpoint of tokens
+/// in its cloud.
 const DOMAINS: [(&str, bool, &str); 6] = [
     ("vault.azure.net", false, PUBLIC_LOGIN),
     ("managedhsm.azure.net", true, PUBLIC_LOGIN),
@@ -61,12 +60,13 @@ struct Key {
     callers: Callers,
 }
 
-/// What a request does.
+/// An operation of the API.
 #[derive(Clone, Copy)]
 struct Operation {
-    /// The name for texts.
+    /// The name, for errors.
     name: &'static str,
-    /// The end of the role's data action for a vault and for a Managed HSM, and the permission of an access policy.
+    /// The permissions that the operation needs: the end of the role's data action for a vault, the same for a Managed HSM, and the
+    /// permission in an access policy.
     action: &'static str,
     hsm_action: &'static str,
     permission: &'static str,
@@ -153,7 +153,7 @@ struct Attributes {
     exportable: bool,
 }
 
-/// The result of an operation.
+/// The answer to an operation.
 #[derive(Deserialize, Zeroize)]
 #[zeroize(drop)]
 struct Done {
@@ -185,7 +185,7 @@ pub fn parse_key(host: &str, name: &str, body: &[u8]) -> Result<String, Error> {
     Ok(version)
 }
 
-/// Parses the answer of `wrapkey`: what `unwrapkey` needs, with the version of the key.
+/// Parses the answer of `wrapkey`. Returns the version of the key and the wrapped value, which `unwrapkey` needs.
 pub fn parse_wrapped(host: &str, name: &str, body: &[u8]) -> Result<Vec<u8>, Error> {
     let done: Done = parse(host, WRAP, body)?;
     let version = version_of(host, name, &done.kid)?;
@@ -227,7 +227,7 @@ pub fn split(wrapped: &[u8]) -> Result<(&str, &str), Error> {
 
 fn parse<T: DeserializeOwned>(host: &str, operation: Operation, body: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(body).map_err(|error| {
-        // the position alone: the answer may contain a key
+        // only the position: the answer may contain a key
         let (name, line, column) = (operation.name, error.line(), error.column());
         Error::Answer(format!(
             "{host}: the answer to {name} is not what this API publishes (line {line}, column {column})"

@@ -10,9 +10,9 @@
 //! }
 //! ```
 //!
-//! The last three are base64 (RFC 4648 §4). `wrappedKey` is what the service made of a random key of 32 bytes, `nonce` has 12 bytes.
-//! `ciphertext` is AES-256-GCM under that key of the URI `kms://cluster-kms?key=..&salt=..`, with the tag of 16 bytes behind it. Its
-//! additional data is [`CONTEXT`] and the value of `kms`, so that a changed `kms` does not open.
+//! The last three are base64 (RFC 4648 §4). `wrappedKey` is a random key of 32 bytes, wrapped by the service. `nonce` has 12 bytes.
+//! `ciphertext` is the URI `kms://cluster-kms?key=..&salt=..`, encrypted with that key by AES-256-GCM, followed by the tag of 16
+//! bytes. Its additional data is [`CONTEXT`] and the value of `kms`, so the file no longer opens if somebody changes `kms`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -32,7 +32,7 @@ const VERSION: u32 = 1;
 const KEY_LEN: usize = 32;
 /// The beginning of the additional data.
 const CONTEXT: &[u8] = b"firstlight wrapped master secret\0";
-/// Maximum bytes of the file. A URI of 4 KiB, twice, in base64, and a wrapped key.
+/// Maximum bytes of the file. It has room for two URIs of 4 KiB, one of them in base64, and a wrapped key.
 pub const MAX_LEN: usize = 32 << 10;
 
 /// A master secret that only the service can open.
@@ -57,8 +57,8 @@ pub fn is_wrapped(content: &[u8]) -> bool {
 }
 
 impl Wrapped {
-    /// Wraps the master secret with the key that `uri` names and `kek` uses. The result is unwrapped again by the service and compared
-    /// before it is returned, because the plain secret may be deleted next.
+    /// Wraps the master secret with the key that `uri` names and `kek` uses. Before it returns, the service unwraps the result
+    /// again and the secret is compared, because the operator may delete the plain secret next.
     pub fn wrap(
         secret: &ClusterKms,
         uri: &str,
@@ -66,7 +66,7 @@ impl Wrapped {
     ) -> Result<Wrapped, Error> {
         let (key, nonce) = (Secret::random(KEY_LEN), random::<NONCE_LEN>());
         let plain = secret.uri();
-        // the tag needs room: a vector that grows leaves copies behind
+        // with room for the tag: a vector that grows leaves copies of the secret in freed memory
         let mut buffer = Zeroizing::new(Vec::with_capacity(plain.len() + AES_256_GCM.tag_len()));
         buffer.extend_from_slice(plain.as_bytes());
         let (cipher, aad) = (cipher(&key)?, aad(uri));
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// A service whose key is a mask, to test the format alone.
+    /// A service whose key is an XOR mask, to test only the format.
     struct Mask(u8);
 
     impl KeyEncryptionKey for Mask {

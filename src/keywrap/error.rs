@@ -4,7 +4,7 @@ use std::fmt;
 
 use base::text;
 
-/// Maximum characters of a service's own words in an error.
+/// Maximum number of characters of a service's message in an error.
 pub const SHOWN: usize = 300;
 
 /// Why a master secret cannot be wrapped or unwrapped. No text contains a secret.
@@ -16,19 +16,19 @@ pub enum Error {
     Credentials(String),
     /// The service does not answer, or asks to come later. Another attempt may succeed.
     Away(String),
-    /// The service answers that it has too much to do. The same request soon succeeds.
+    /// The service answers that it is overloaded. The same request will soon succeed.
     Busy(String),
     /// The service refuses.
     Refused(String),
     /// The service has no such key.
     Missing(String),
-    /// A store has a file with this name already, and replaces none.
+    /// The store already has a file with this name, and replaces no file.
     Exists,
     /// The answer of the service is not usable.
     Answer(String),
     /// The file is not a wrapped master secret.
     Format(String),
-    /// What the service unwrapped does not open the file.
+    /// The key that the service unwrapped does not decrypt the file.
     Sealed,
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Returns what a service says as a part of one line: ` (WORDS)`, or nothing if it says nothing.
+/// Returns a service's message as a part of one line: ` (MESSAGE)`, or an empty text without a message.
 pub fn said(words: &str) -> String {
     let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
     let shown: String = words

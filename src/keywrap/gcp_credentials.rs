@@ -1,5 +1,5 @@
-//! Who asks a service of Google Cloud: a service account, whose key is in the file that the variable `GOOGLE_APPLICATION_CREDENTIALS`
-//! names, or the instance's service account.
+//! Tokens for services of Google Cloud. They are those of a service account, whose key is in the file that the variable
+//! `GOOGLE_APPLICATION_CREDENTIALS` names, or those of the instance's service account.
 //!
 //! API: "Using OAuth 2.0 for Server to Server Applications".
 
@@ -21,34 +21,34 @@ use super::https::Server;
 use super::oauth;
 use super::variable::variable;
 
-/// The endpoint of tokens: a signature goes to it alone.
+/// The endpoint of tokens: signatures are sent only to it.
 const TOKENS: &str = "oauth2.googleapis.com";
 const GRANT: &str = "urn:ietf:params:oauth:grant-type:jwt-bearer";
 /// Seconds that a signature is valid.
 const LIFETIME: u64 = 600;
-/// The variables of Google's own programs.
+/// The variables that Google's own programs read.
 const CREDENTIALS: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 const METADATA: &str = "GCE_METADATA_HOST";
 /// Maximum bytes of the file of a service account.
 const MAX_FILE: u64 = 16 << 10;
 
-/// Where tokens are had.
+/// Gets tokens.
 pub struct Callers {
-    /// What the token of a service account with a key is for. That of an instance has the instance's scopes.
+    /// The scope of the token of a service account with a key. The token of an instance has the instance's scopes.
     pub scope: &'static str,
-    /// The file with the authorities of the endpoint.
+    /// The file with the certificates of the authorities that may certify the endpoint.
     pub ca: Option<String>,
 }
 
-/// A token, and whose it is.
+/// A token and its owner.
 pub struct Caller {
     /// The field `Authorization`.
     pub authorization: Zeroizing<String>,
-    /// Whose it is, for texts.
+    /// The owner of the token, for errors.
     pub origin: String,
 }
 
-/// Returns whether a server is the one of Google with this name, or one of this machine.
+/// Returns whether a server is Google's server with this name, or on this machine.
 pub fn is_googles(server: &Server, name: &str) -> bool {
     server.name().eq_ignore_ascii_case(name) || server.is_loopback()
 }
@@ -80,7 +80,7 @@ fn instance_token() -> Result<Zeroizing<String>, Error> {
     let client = Client::new(url.as_deref())
         .map_err(|error| Error::Credentials(format!("{METADATA}: {error}")))?;
     let token = client.token().map_err(|error| {
-        // the service of an instance that has just started may still be away
+        // the metadata service of an instance that has just started may not answer yet
         Error::Away(format!(
             "there are no credentials: {CREDENTIALS} is not set, and the instance gives none: {error}"
         ))
@@ -118,7 +118,7 @@ impl Account {
         let account: Account = serde_json::from_slice(content)
             .map_err(|_| "is not JSON of a service account".to_owned())?;
         if account.kind != "service_account" {
-            // a text that is no type may be anything
+            // the text of an unknown type could be a secret
             let is_type = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
             let kind = Some(&*account.kind).filter(|kind| kind.bytes().all(is_type));
             return Err(format!(
@@ -145,7 +145,7 @@ impl Account {
         RsaKeyPair::from_pkcs8(&der).map_err(|_| fault())
     }
 
-    /// Gets a token for a signature (RFC 7523 §2.1).
+    /// Gets a token in exchange for a signature (RFC 7523 §2.1).
     fn token(&self, scope: &str, ca: Option<&str>) -> Result<Zeroizing<String>, Error> {
         let fault = |why: String| Error::Credentials(format!("{CREDENTIALS}: {why}"));
         let address = self.token_uri.strip_suffix("/token");
@@ -166,7 +166,7 @@ impl Account {
         let claims = json!({
             "iss": self.client_email,
             "scope": scope,
-            // always this one, wherever the endpoint is
+            // always Google's own URL, even if the endpoint is another one
             "aud": format!("https://{TOKENS}/token"),
             "iat": now,
             "exp": now + LIFETIME,

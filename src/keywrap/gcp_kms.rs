@@ -4,8 +4,7 @@
 //! kms://gcp-kms?keyName=projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY[&endpoint=https://HOST[:PORT]][&caFile=FILE]
 //! ```
 //!
-//! The token is that of a service account, whose key is in the file that the variable `GOOGLE_APPLICATION_CREDENTIALS` names, or that of
-//! the instance's service account.
+//! [`super::gcp_credentials`] says where the token comes from.
 //!
 //! API: Cloud KMS API v1, `cryptoKeys`, with the checksums of "Verifying end-to-end data integrity"; for tokens "Using OAuth 2.0 for
 //! Server to Server Applications".
@@ -26,7 +25,7 @@ use super::patience::patiently;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
 
-/// The service's line in the table.
+/// This service's entry in the table of all services.
 pub const SERVICE: Service = Service {
     name: "gcp-kms",
     parameters: PARAMETERS,
@@ -35,10 +34,10 @@ pub const SERVICE: Service = Service {
 
 const PARAMETERS: &str = "keyName=projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY[&endpoint=https://HOST[:PORT]][&caFile=FILE]";
 
-/// The API: a token goes to it alone.
+/// The host of the API: tokens are sent only to it.
 const API: &str = "cloudkms.googleapis.com";
 const SCOPE: &str = "https://www.googleapis.com/auth/cloudkms";
-/// Additional data of each encryption, so that what another program encrypted with the same key is not taken.
+/// Additional data of each encryption, so that a ciphertext that another program made with the same key is refused.
 const CONTEXT: &[u8] = b"firstlight master secret";
 
 /// The purpose of a key that encrypts symmetrically.
@@ -78,7 +77,7 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
 /// Returns whether text is the name of a key, which becomes a path.
 fn is_key(name: &str) -> bool {
     let is_part = |part: &str| {
-        // a project may be that of a domain: example.com:name
+        // a project can belong to a domain: example.com:name
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
         (1..=100).contains(&part.len())
             && part.bytes().all(is_allowed)
@@ -160,7 +159,7 @@ fn damaged(host: &str, operation: &str) -> Error {
     ))
 }
 
-/// Checks by the answer of `get` that the key encrypts.
+/// Checks in the answer of `get` that the key encrypts.
 pub fn check_key(host: &str, name: &str, body: &[u8]) -> Result<(), Error> {
     let Described { purpose, primary } = parse(host, "get", body)?;
     let state = primary.map(|version| version.state);
@@ -212,7 +211,7 @@ pub fn parse_decrypted(host: &str, body: &[u8]) -> Result<Secret, Error> {
 
 fn parse<T: DeserializeOwned>(host: &str, operation: &str, body: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(body).map_err(|error| {
-        // the position alone: the answer may contain a key
+        // only the position: the answer may contain a key
         let (line, column) = (error.line(), error.column());
         Error::Answer(format!(
             "{host}: the answer to {operation} is not what this API publishes (line {line}, column {column})"
@@ -268,7 +267,7 @@ impl KeyEncryptionKey for Key {
 }
 
 impl Key {
-    /// Returns what `read` makes of the successful answer to an operation.
+    /// Returns the result of `read` for the successful answer to an operation.
     fn call<T>(
         &self,
         operation: &str,

@@ -14,7 +14,7 @@ use super::error::Error;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum bytes of an answer.
 const MAX_BODY: u64 = 64 << 10;
-/// The variable that names a file of authorities for all TLS clients, as OpenSSL has it.
+/// The variable that names a file with the trusted authorities for all TLS clients, as in OpenSSL.
 const CERT_FILE: &str = "SSL_CERT_FILE";
 
 /// A server.
@@ -33,8 +33,8 @@ pub struct Answer {
 }
 
 impl Server {
-    /// Makes a client of the server at `https://HOST[:PORT]`, whose certificate leads to an authority in the file `ca`, or in the file
-    /// that SSL_CERT_FILE names, or in those of this machine's distribution. Sends no request.
+    /// Makes a client of the server at `https://HOST[:PORT]`. The authorities that may certify it are in the file `ca`, else in the
+    /// file that SSL_CERT_FILE names, else in those of this machine's distribution. Sends no request.
     pub fn new(url: &str, ca: Option<&str>) -> Result<Server, Error> {
         let base = checked(url)?;
         let of_environment = std::env::var(CERT_FILE).ok();
@@ -62,7 +62,7 @@ impl Server {
         http::is_loopback(&self.base)
     }
 
-    /// Returns whether a URL is of this server: host and port.
+    /// Returns whether a URL has the host and the port of this server.
     pub fn is_at(&self, url: &str) -> Result<bool, Error> {
         let url = checked(url)?;
         Ok(http::path_below(&self.base, &url).is_some())

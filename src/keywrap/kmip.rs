@@ -4,11 +4,11 @@
 //! kms://kmip?address=HOST[:PORT]&keyId=IDENTIFIER[&caFile=FILE]
 //! ```
 //!
-//! Server and client prove themselves by certificates. The variables `KMIP_CLIENT_CERTIFICATE` and `KMIP_CLIENT_KEY` name the files
-//! of the client's, in PEM.
+//! Server and client authenticate by certificates. The variables `KMIP_CLIENT_CERTIFICATE` and `KMIP_CLIENT_KEY` name the PEM files
+//! with the client's certificate and key.
 //!
-//! Only the operations Discover Versions, Encrypt and Decrypt are used, which the versions encode alike. What is stored is what the server
-//! answers to Encrypt, encoded as KMIP has it: the key's identifier, the ciphertext, the initialization vector, the tag.
+//! Only the operations Discover Versions, Encrypt and Decrypt are used; all versions encode them alike. The stored value is the
+//! server's answer to Encrypt in KMIP's encoding: the key's identifier, the ciphertext, the initialization vector, the tag.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -29,7 +29,7 @@ use super::service::{KeyEncryptionKey, Service};
 use super::ttlv::{self, Encoded, HEADER, Items, find};
 use super::uri::Query;
 
-/// The service's line in the table.
+/// This service's entry in the table of all services.
 pub const SERVICE: Service = Service {
     name: "kmip",
     parameters: PARAMETERS,
@@ -41,7 +41,7 @@ const PARAMETERS: &str = "address=HOST[:PORT]&keyId=IDENTIFIER[&caFile=FILE]";
 /// Variables with the paths of the client's certificate and key.
 const CERTIFICATE: &str = "KMIP_CLIENT_CERTIFICATE";
 const KEY: &str = "KMIP_CLIENT_KEY";
-/// The variable that names a file of authorities for all TLS clients, as OpenSSL has it.
+/// The variable that names a file with the trusted authorities for all TLS clients, as in OpenSSL.
 const CERT_FILE: &str = "SSL_CERT_FILE";
 /// The port of KMIP (IANA).
 pub const PORT: u16 = 5696;
@@ -50,9 +50,9 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of an answer.
 const MAX_ANSWER: u64 = 64 << 10;
-/// Additional data of each encryption, so that what another program encrypted with the same key is not taken.
+/// Additional data of each encryption, so that a ciphertext that another program made with the same key is refused.
 const CONTEXT: &[u8] = b"firstlight master secret";
-/// Versions of the protocol, the newest first. The first request is of the oldest.
+/// Versions of the protocol, the newest first. The first request uses the oldest.
 const VERSIONS: [Version; 3] = [(2, 1), (2, 0), OLDEST];
 const OLDEST: Version = (1, 4);
 
@@ -154,7 +154,7 @@ fn split_address(address: &str) -> Option<(String, u16)> {
 }
 
 impl KeyEncryptionKey for Kmip {
-    /// Sends no request: whether the key can be used shows when it is used, and before anything is written.
+    /// Makes a client. Sends no request: the first use of the key shows whether it can be used, and nothing is written before.
     fn prepare(&self, create: bool) -> Result<(), Error> {
         match create {
             false => Ok(()),
@@ -194,7 +194,7 @@ impl KeyEncryptionKey for Kmip {
     }
 }
 
-/// Returns the parameters of AES-GCM. To encrypt, the server chooses the initialization vector: no two may be equal under a key.
+/// Returns the parameters of AES-GCM. For encryption the server chooses the initialization vector, because no two may be equal under one key.
 fn parameters(to_encrypt: bool) -> Encoded {
     let mut items = vec![
         ttlv::enumeration(tag::BLOCK_CIPHER_MODE, GCM),
@@ -245,14 +245,14 @@ impl<'a> Connection<'a> {
             let hint = format!(
                 "{CERTIFICATE} and {KEY} name the client's certificate and key, caFile the server's authorities"
             );
-            // rustls' own words say which side refuses which certificate
+            // the message of rustls says which side refuses which certificate
             if error
                 .get_ref()
                 .is_some_and(|inner| inner.is::<rustls::Error>())
             {
                 return Error::Refused(format!("{text}; {hint}"));
             }
-            // a server of TLS 1.3 refuses a client after the handshake, and its words may be lost with the connection
+            // a TLS 1.3 server refuses a client only after the handshake, and its alert may be lost with the connection
             match error.kind() {
                 BrokenPipe | ConnectionReset | UnexpectedEof => {
                     Error::Away(format!("{text}; if the server refuses the client: {hint}"))
@@ -271,7 +271,7 @@ impl<'a> Connection<'a> {
         let length = ttlv::message_length(header, tag::RESPONSE_MESSAGE)
             .filter(|length| *length <= MAX_ANSWER)
             .ok_or_else(|| unusable(host))?;
-        // No buffer grows while the key comes in: it would leave copies behind.
+        // No buffer grows while it receives the key: a buffer that grows leaves copies of the key in freed memory.
         let mut answer = Zeroizing::new(Vec::with_capacity(MAX_ANSWER as usize));
         answer.extend_from_slice(&header);
         let rest = length - HEADER as u64;
@@ -341,7 +341,7 @@ fn connect(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// A socket with one time limit for all.
+/// A socket with one time limit for all operations together.
 struct Timed {
     socket: TcpStream,
     deadline: Instant,
@@ -407,7 +407,7 @@ fn unusable(host: &str) -> Error {
     ))
 }
 
-/// Returns the payload of an answer, or why the server refuses.
+/// Returns the payload of an answer, or the server's reason for a refusal.
 fn payload<'a>(
     host: &str,
     key: &str,
@@ -473,7 +473,7 @@ fn parse_versions(host: &str, message: &[u8]) -> Result<Version, Error> {
     })
 }
 
-/// What is stored.
+/// The stored value.
 struct Sealed<'a> {
     key: &'a str,
     data: &'a [u8],
@@ -493,11 +493,11 @@ impl<'a> Sealed<'a> {
     }
 }
 
-/// Returns what is stored of an answer to Encrypt.
+/// Makes the stored value from an answer to Encrypt.
 pub fn parse_encrypted(host: &str, key: &str, message: &[u8]) -> Result<Vec<u8>, Error> {
     let payload = payload(host, key, Operation::Encrypt, message)?;
     let sealed = Sealed::find(payload).ok_or_else(|| unusable(host))?;
-    // only what is needed, whatever else the answer has
+    // only the needed items: the answer may contain others
     let items = [
         ttlv::text(tag::UNIQUE_IDENTIFIER, sealed.key),
         ttlv::bytes(tag::DATA, sealed.data),
@@ -515,7 +515,7 @@ pub fn parse_decrypted(host: &str, key: &str, message: &[u8]) -> Result<Secret, 
         .ok_or_else(|| unusable(host))
 }
 
-/// Checks what was stored.
+/// Checks a stored value.
 pub fn check_stored(wrapped: &[u8]) -> Result<(), Error> {
     split(wrapped).map(drop)
 }

@@ -1,14 +1,14 @@
 //! The master secret, wrapped with a key that an external key management service (KMS) keeps.
 //!
 //! The key-encryption key never leaves the service. [`Wrapped`] is an envelope: a random key of 32 bytes encrypts the master secret
-//! by AES-256-GCM, and the service wraps that key. So every service wraps the same short value, and the binding of the secret to
-//! the service is the same for all. Whoever has the file and may use the key in the service has the master secret; the file alone
-//! is worth nothing.
+//! by AES-256-GCM, and the service wraps that key. So every service wraps the same short value, and the secret is bound to each
+//! service in the same way. A person who has the file and may use the key in the service can read the master secret; the file
+//! without the service is useless.
 //!
 //! All keys of a cluster are still derived from the master secret. A cluster can therefore move from one service to another, or
-//! back to none, and no disk notices. The service is needed when the key service starts, and not for each key.
+//! back to none, without a change to any disk. The key service needs the KMS only when it starts, not for each key.
 //!
-//! Each service has a file and a line in [`ALL`].
+//! Each service has a file and an entry in [`ALL`].
 
 mod aws_credentials;
 pub mod aws_kms;
@@ -39,7 +39,7 @@ use kms::ClusterKms;
 
 use service::Service;
 
-/// The beginning of the URIs.
+/// The beginning of the key URIs.
 const SCHEME: &str = "kms://";
 /// All services. To add one, write its file beside `vault.rs`, and add its constant here and its chapter to `docs/kms.md`.
 const ALL: &[Service] = &[
@@ -50,8 +50,8 @@ const ALL: &[Service] = &[
     kmip::SERVICE,
 ];
 
-/// Returns the wrapped master secret that this content of a file is, or that is in the store whose URI it is. `None` if it is neither,
-/// so that it may be a plain one. `author` wrote the content.
+/// Returns the wrapped master secret in this content of a file. If the content is the URI of a store, reads the wrapped secret from
+/// there. Returns `None` if it is neither; the content may then be a plain master secret. `author` wrote the content.
 pub fn find(content: &[u8], author: Author) -> Option<Result<Wrapped, Error>> {
     match store::uri(content) {
         Some(uri) => Some(store::read(uri, author).and_then(|file| Wrapped::parse(&file))),
@@ -59,8 +59,8 @@ pub fn find(content: &[u8], author: Author) -> Option<Result<Wrapped, Error>> {
     }
 }
 
-/// Returns the master secret that [`find`] finds, unwrapped by the service that it names. Credentials go there only if the operator has
-/// named that service's address, or has given its whole key URI, `kms`.
+/// Returns the master secret that [`find`] finds, unwrapped by the service that the file names. Credentials are sent to that
+/// service only if the operator has named its address, or has given its whole key URI, `kms`.
 pub fn unwrapped(
     content: &[u8],
     author: Author,
@@ -111,8 +111,8 @@ pub fn port(uri: &str) -> Result<u16, Error> {
     }))
 }
 
-/// Returns the environment variables that tell a program the server of this URI (one of them is enough), and their value. `None` if no
-/// variable is needed.
+/// Returns the environment variables by which the operator names the server of this URI (one of them is enough), and their value.
+/// `None` if no variable is needed.
 pub fn naming(uri: &str) -> Result<Option<(&'static [&'static str], String)>, Error> {
     let (name, mut query) = uri::parse(uri, SCHEME, Author::Operator)?;
     Ok(match name {

@@ -1,15 +1,16 @@
-//! Which servers may get credentials: those that the operator has named.
+//! Credentials are sent only to servers that the operator has named.
 //!
-//! The file of a wrapped master secret has the address of its KMS, and nothing proves who wrote the file. A token that goes to the
-//! address in it would go to whoever wrote it. So the address counts only if the operator has named it too: in the URI that a command
-//! got as an argument, or in a variable, as the service's own programs have it.
+//! The file of a wrapped master secret contains the address of its KMS, and nothing proves who wrote the file. An attacker who
+//! replaces the file could put the address of a server of their own there and receive a token. So a program uses the address only
+//! if the operator has named it too: in the URI that is an argument of the command, or in a variable, which the service's own
+//! programs read too.
 
 use super::error::Error;
 use super::https::Server;
 use super::uri::Author;
 use super::variable::variable;
 
-/// Refuses a server that is named only by a file. `variables` are those with which the operator names the service's address.
+/// Refuses a server that only a file names. `variables` are those with which the operator names the service's address.
 pub fn check(server: &Server, author: Author, variables: &[&str]) -> Result<(), Error> {
     if author == Author::Operator {
         return Ok(());
@@ -32,7 +33,7 @@ pub fn check(server: &Server, author: Author, variables: &[&str]) -> Result<(), 
 mod tests {
     use super::*;
 
-    /// Nothing sets this variable.
+    /// A variable that nothing sets.
     const VARIABLES: [&str; 1] = ["FIRSTLIGHT_TEST_ADDRESS"];
 
     #[test]

@@ -1,4 +1,4 @@
-//! Tokens of OAuth 2.0: an endpoint gives one for a secret (RFC 6749 §4.4) or for a signature (RFC 7523 §2.1).
+//! Tokens of OAuth 2.0: an endpoint gives a token in exchange for a secret (RFC 6749 §4.4) or a signature (RFC 7523 §2.1).
 
 use http::encoded;
 use serde::Deserialize;
@@ -15,7 +15,7 @@ struct Given {
     access_token: String,
 }
 
-/// Gets a token from the endpoint at this path. `origin` says whose it is.
+/// Gets a token from the endpoint at this path. `origin` names its owner.
 pub fn token(
     server: &Server,
     path: &str,
@@ -64,7 +64,7 @@ pub fn parse_token(host: &str, body: &[u8]) -> Result<Zeroizing<String>, Error> 
         })
 }
 
-/// Returns what the endpoint says about a refusal (RFC 6749 §5.2).
+/// Returns the endpoint's reason for a refusal (RFC 6749 §5.2).
 fn words(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Refusal {

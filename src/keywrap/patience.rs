@@ -1,4 +1,4 @@
-//! How long a request is repeated that the service refuses because it has too much to do.
+//! Repeats requests that a service refuses because it is overloaded.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use base::backoff::Backoff;
 
 use super::error::Error;
 
-/// The time in which a request is repeated. The caller's own attempts begin after it.
+/// How long a request is repeated. After that, the caller may try again itself.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The first and the longest pause.
+/// The first and the longest pause between two requests.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 

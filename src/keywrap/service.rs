@@ -1,18 +1,18 @@
-//! What each service has: a key that encrypts other keys, and a line in the table.
+//! The interface of a service: a key that encrypts other keys, and an entry in the table of all services.
 
 use base::crypto::Secret;
 
 use super::error::Error;
 use super::uri::Query;
 
-/// A key-encryption key in an external service. A call repeats a request only if the service is busy, for some
-/// seconds.
+/// A key-encryption key in an external service. A call repeats its request for some seconds if the service is overloaded, and
+/// otherwise not.
 pub trait KeyEncryptionKey {
-    /// Checks that the key is there and can be used; makes it if it is missing and `create` is set.
+    /// Checks that the key exists and can be used. Makes the key if it is missing and `create` is set.
     fn prepare(&self, create: bool) -> Result<(), Error>;
     /// Encrypts a key.
     fn wrap(&self, key: &Secret) -> Result<Vec<u8>, Error>;
-    /// Decrypts what `wrap` returned.
+    /// Decrypts a result of `wrap`.
     fn unwrap(&self, wrapped: &[u8]) -> Result<Secret, Error>;
 }
 

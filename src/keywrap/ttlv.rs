@@ -19,7 +19,7 @@ pub type Encoded = Zeroizing<Vec<u8>>;
 
 fn encode(tag: u32, kind: u8, values: &[&[u8]]) -> Encoded {
     let length: usize = values.iter().map(|value| value.len()).sum();
-    // as large as needed: a buffer that grows would leave copies behind
+    // as large as needed: a buffer that grows would leave copies of the key in freed memory
     let mut item = Zeroizing::new(Vec::with_capacity(HEADER + length.next_multiple_of(8)));
     item.extend_from_slice(&(tag << 8 | u32::from(kind)).to_be_bytes());
     item.extend_from_slice(&(length as u32).to_be_bytes());
@@ -95,7 +95,7 @@ pub fn find(items: &[u8], tag: u32) -> Option<Item<'_>> {
     Items(items).find(|item| item.tag == tag)
 }
 
-/// Returns the length of a message, header included, which begins with a header of this tag.
+/// Returns the length of a message, including its header, whose tag must be this one.
 pub fn message_length(header: [u8; HEADER], tag: u32) -> Option<u64> {
     let [t0, t1, t2, kind, length @ ..] = header;
     let is_message = kind == STRUCTURE && u32::from_be_bytes([0, t0, t1, t2]) == tag;

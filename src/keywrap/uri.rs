@@ -6,7 +6,8 @@ use super::error::Error;
 
 /// Maximum bytes of a URI.
 const MAX_LEN: usize = 4096;
-/// Parameters of the old system that are credentials. A URI is an argument, a value of the chart and a line in logs.
+/// Parameters in Constellation's URIs that are credentials. They are refused, because a URI is visible: it is an argument, a value
+/// of the chart and a line in logs.
 const CREDENTIALS: [&str; 4] = [
     "accessKeyID",
     "accessKey",
@@ -14,7 +15,7 @@ const CREDENTIALS: [&str; 4] = [
     "credentialsPath",
 ];
 
-/// The parameters of a URI. Each is taken once, and [`Query::finish`] refuses those that nobody took.
+/// The parameters of a URI. The caller takes each parameter once, and [`Query::finish`] refuses those that it did not take.
 #[derive(Debug)]
 pub struct Query {
     parameters: BTreeMap<String, String>,
@@ -27,11 +28,11 @@ pub struct Query {
 pub enum Author {
     /// The operator, as an argument of this command or in its configuration.
     Operator,
-    /// Whoever wrote the file that has it, or the cluster. Credentials do not follow such a URI to any address.
+    /// The unknown author of a file, or the cluster. Such a URI cannot choose the address that gets credentials.
     File,
 }
 
-/// Returns the name of the service or store and the parameters; the scheme has its `://`.
+/// Returns the name of the service or store and the parameters; the scheme includes its `://`.
 pub fn parse<'a>(uri: &'a str, scheme: &str, author: Author) -> Result<(&'a str, Query), Error> {
     if uri.len() > MAX_LEN {
         let len = uri.len();
@@ -69,13 +70,13 @@ impl Query {
         self.parameters.remove(name)
     }
 
-    /// Takes a parameter that must be there.
+    /// Takes a required parameter.
     pub fn need(&mut self, name: &str) -> Result<String, Error> {
         let missing = || Error::Uri(format!("the parameter {name} is missing"));
         self.take(name).ok_or_else(missing)
     }
 
-    /// Takes a parameter that must be there and becomes a part of a path.
+    /// Takes a required parameter that becomes a part of a path.
     pub fn need_path(&mut self, name: &str) -> Result<String, Error> {
         let missing = || Error::Uri(format!("the parameter {name} is missing"));
         self.path(name)?.ok_or_else(missing)
@@ -112,7 +113,7 @@ impl Query {
     }
 }
 
-/// Decodes percent-encoding (RFC 3986 §2.1); `None` for invalid ones and for what is not UTF-8.
+/// Decodes percent-encoding (RFC 3986 §2.1); `None` if it is invalid or the result is not UTF-8.
 fn percent_decoded(text: &str) -> Option<String> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();

@@ -1,16 +1,16 @@
-//! Credentials in the environment, as the services' own programs have them.
+//! Credentials in environment variables, which the services' own programs read too.
 
 use aws::credentials;
 use zeroize::Zeroizing;
 
 use super::error::Error;
 
-/// Returns the value of a variable; an empty one is as none.
+/// Returns the value of a variable; an empty variable counts as not set.
 pub fn variable(name: &str) -> Result<Option<Zeroizing<String>>, Error> {
     credentials::variable(credentials::environment, name).map_err(Error::Credentials)
 }
 
-/// Returns whether text can be a credential and a part of a header field.
+/// Returns whether text can be a credential in a header field.
 pub fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

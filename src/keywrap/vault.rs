@@ -4,12 +4,12 @@
 //! kms://vault?address=https://HOST:PORT&keyName=NAME[&mount=transit][&namespace=NS][&role=ROLE[&authMount=kubernetes]][&caFile=FILE]
 //! ```
 //!
-//! The token is that of the variables `VAULT_TOKEN` or `BAO_TOKEN`, as in Vault's own program. Without them, and with `role`, a pod logs in
-//! as its service account (auth method Kubernetes), by a token whose audience is Vault. Elsewhere the token is the content of
-//! `~/.vault-token`. So one URI serves the operator, who wraps, and the key service.
+//! The token is that of the variables `VAULT_TOKEN` or `BAO_TOKEN`, as in Vault's own program. Without them, a pod whose URI has
+//! `role` logs in as its service account (auth method Kubernetes), by a token whose audience is Vault. Elsewhere the token is the
+//! content of `~/.vault-token`. So the operator, who wraps, and the key service can use the same URI.
 //!
-//! Whoever wrote the file of a wrapped master secret has chosen the address in it. A token goes there only if it is the operator's address
-//! too: that of `VAULT_ADDR` or `BAO_ADDR`.
+//! The unknown author of a wrapped master secret's file has chosen the address in it. A token is sent to this address only if the
+//! operator has named it too, in `VAULT_ADDR` or `BAO_ADDR`.
 //!
 //! API: Vault's documentation, "Transit secrets engine" and "Kubernetes auth method". Paths begin with `/v1/`.
 
@@ -31,7 +31,7 @@ use super::named;
 use super::service::{KeyEncryptionKey, Service};
 use super::uri::Query;
 
-/// The service's line in the table.
+/// This service's entry in the table of all services.
 pub const SERVICE: Service = Service {
     name: "vault",
     parameters: PARAMETERS,
@@ -47,12 +47,12 @@ const KUBERNETES: &str = "kubernetes";
 const POD_TOKEN: &str = "/var/run/secrets/vault/token";
 /// Variables with the address of the server.
 pub const ADDRESS: [&str; 2] = ["VAULT_ADDR", "BAO_ADDR"];
-/// Variables and the file of the home folder that have a token.
+/// The variables, and the file in the home folder, that contain a token.
 const TOKEN_VARIABLES: [&str; 2] = ["VAULT_TOKEN", "BAO_TOKEN"];
 const TOKEN_FILE: &str = ".vault-token";
 /// Maximum bytes of a token.
 const MAX_TOKEN: usize = 8 << 10;
-/// Additional data of each encryption, so that what another program encrypted with the same key is not taken.
+/// Additional data of each encryption, so that a ciphertext that another program made with the same key is refused.
 const CONTEXT: &[u8] = b"firstlight master secret";
 
 struct Transit {
@@ -94,7 +94,7 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     }))
 }
 
-/// What every answer has around it.
+/// The JSON object around every answer.
 #[derive(Deserialize)]
 struct Data<T> {
     data: T,
@@ -125,7 +125,7 @@ impl KeyEncryptionKey for Transit {
         let path = self.path("keys");
         let answer = self.send(&token, "GET", &path, &[])?;
         let key: Data<Key> = match answer.status {
-            // a missing key has no text; without the engine there is one about a route
+            // for a missing key Vault sends no message; for a missing engine it sends one about a route
             404 if !said(&answer.body).is_empty() => self.answer(&answer, "GET", &path)?,
             404 if create => {
                 let wanted = json!({"type": "aes256-gcm96"}).to_string();
@@ -218,7 +218,7 @@ impl Transit {
     }
 
     fn send(&self, token: &str, method: &str, path: &str, body: &[u8]) -> Result<Answer, Error> {
-        // the second has Vault refuse requests that a page of a browser was tricked into
+        // Vault can require this field, so that a web page cannot make a browser send such a request
         let mut fields = vec![("X-Vault-Request", "true")];
         if !token.is_empty() {
             fields.push(("X-Vault-Token", token));
@@ -241,7 +241,7 @@ impl Transit {
     ) -> Result<T, Error> {
         self.check(answer, method, path)?;
         serde_json::from_slice(&answer.body).map_err(|error| {
-            // the position alone: the answer may contain a key
+            // only the position: the answer may contain a key
             let (line, column) = (error.line(), error.column());
             Error::Answer(format!(
                 "{}: the answer to {method} {path} is not what this API publishes (line {line}, column {column})",
@@ -250,7 +250,7 @@ impl Transit {
         })
     }
 
-    /// Turns a status that is not success into an error that says what to do.
+    /// Makes an error of a status other than success. The error says what to do.
     fn check(&self, answer: &Answer, method: &str, path: &str) -> Result<(), Error> {
         let host = self.server.host();
         if matches!(answer.status, 200 | 204) {
@@ -284,7 +284,7 @@ impl Transit {
     }
 }
 
-/// Returns the errors that the service itself names: `{"errors": [..]}`.
+/// Returns the messages in the service's answer: `{"errors": [..]}`.
 fn said(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Errors {

@@ -16,7 +16,7 @@ use super::super::patience::patiently;
 use super::super::uri::Query;
 use super::kind::{Kind, Store};
 
-/// The store's line in the table.
+/// This store's entry in the table of all stores.
 pub const STORE: Kind = Kind {
     name: "aws",
     parameters: PARAMETERS,
@@ -26,7 +26,7 @@ pub const STORE: Kind = Kind {
 const PARAMETERS: &str =
     "bucket=BUCKET&region=REGION&key=KEY[&endpoint=https://HOST[:PORT]][&caFile=FILE]";
 
-/// Variables with the address of the API, as AWS' own programs have them.
+/// Variables with the address of the API, which AWS' own programs read too.
 const ENDPOINT: [&str; 2] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
 
 struct Object {

@@ -4,7 +4,7 @@
 //! storage://azure?account=ACCOUNT&container=CONTAINER&name=NAME[&endpoint=https://HOST[:PORT]][&caFile=FILE]
 //! ```
 //!
-//! The endpoint names the storage account's cloud, if it is not the public one: `https://ACCOUNT.blob.core.usgovcloudapi.net`.
+//! If the storage account is not in the public cloud, the endpoint names its cloud: `https://ACCOUNT.blob.core.usgovcloudapi.net`.
 //!
 //! API: Blob service REST API, `Get Blob`, and `Put Blob` with the condition `If-None-Match: *`, version 2021-12-02.
 
@@ -21,7 +21,7 @@ use super::super::patience::patiently;
 use super::super::uri::Query;
 use super::kind::{Kind, Store};
 
-/// The store's line in the table.
+/// This store's entry in the table of all stores.
 pub const STORE: Kind = Kind {
     name: "azure",
     parameters: PARAMETERS,
@@ -30,13 +30,13 @@ pub const STORE: Kind = Kind {
 
 const PARAMETERS: &str =
     "account=ACCOUNT&container=CONTAINER&name=NAME[&endpoint=https://HOST[:PORT]][&caFile=FILE]";
-/// The domains of the accounts, to which alone a token goes, and where their clouds give tokens.
+/// The domains of the accounts, and the endpoint of tokens in each cloud. Tokens are sent only to these domains.
 const DOMAINS: [(&str, &str); 3] = [
     ("blob.core.windows.net", PUBLIC_LOGIN),
     ("blob.core.usgovcloudapi.net", GOVERNMENT_LOGIN),
     ("blob.core.chinacloudapi.cn", CHINA_LOGIN),
 ];
-/// What a token is for, in each cloud.
+/// The service that accepts the token; its name is the same in each cloud.
 const RESOURCE: &str = "https://storage.azure.com";
 const VERSION: &str = "2021-12-02";
 
@@ -116,7 +116,7 @@ impl Store for Blob {
 }
 
 impl Blob {
-    /// Returns the successful answer, with this status, to a request, which needs the data action with this end.
+    /// Returns the successful answer to a request: the one with this status. Errors name the data action that the request needs.
     fn call(
         &self,
         method: &str,

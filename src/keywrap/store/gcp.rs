@@ -17,7 +17,7 @@ use super::super::patience::patiently;
 use super::super::uri::Query;
 use super::kind::{Kind, Store};
 
-/// The store's line in the table.
+/// This store's entry in the table of all stores.
 pub const STORE: Kind = Kind {
     name: "gcp",
     parameters: PARAMETERS,
@@ -25,7 +25,7 @@ pub const STORE: Kind = Kind {
 };
 
 const PARAMETERS: &str = "bucket=BUCKET&name=NAME[&endpoint=https://HOST[:PORT]][&caFile=FILE]";
-/// The API: a token goes to it alone.
+/// The host of the API: tokens are sent only to it.
 const API: &str = "storage.googleapis.com";
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
@@ -95,7 +95,7 @@ impl Store for Object {
 }
 
 impl Object {
-    /// Returns the successful answer to a request, which needs this permission.
+    /// Returns the successful answer to a request. Errors name the permission that the request needs.
     fn call(
         &self,
         permission: &str,
@@ -133,7 +133,7 @@ impl Object {
     }
 }
 
-/// Returns name and content as one message (RFC 2387). A wrapped master secret has no CR, so it has no delimiter.
+/// Returns name and content as one message (RFC 2387). A wrapped master secret contains no CR, so it cannot contain the delimiter.
 fn multipart(name: &str, content: &[u8]) -> Vec<u8> {
     let name = json!({ "name": name });
     let head = format!(
@@ -142,7 +142,7 @@ fn multipart(name: &str, content: &[u8]) -> Vec<u8> {
     [head.as_bytes(), content, b"\r\n--part--\r\n"].concat()
 }
 
-/// Returns a name as one segment of a path. It has no other characters that must be encoded.
+/// Returns a name as one segment of a path. The slash is the only character in it that must be encoded.
 fn encoded(name: &str) -> String {
     name.replace('/', "%2F")
 }

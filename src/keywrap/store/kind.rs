@@ -1,4 +1,4 @@
-//! What a store does.
+//! The interface of a store.
 
 use super::super::error::Error;
 use super::super::https::Answer;
@@ -8,7 +8,7 @@ use super::super::uri::Query;
 pub trait Store {
     /// Returns the content.
     fn read(&self) -> Result<Answer, Error>;
-    /// Writes the content, if there is no file yet; else the error is [`Error::Exists`].
+    /// Writes the content if there is no file yet. Otherwise returns [`Error::Exists`].
     fn create(&self, content: &[u8]) -> Result<(), Error>;
 }
 

@@ -1,4 +1,4 @@
-//! Where the file of a wrapped master secret can be kept beside a disk: a bucket or a container of a cloud.
+//! Stores for the file of a wrapped master secret, in place of a disk: a bucket or a container of a cloud.
 //!
 //! ```text
 //! storage://NAME?parameter=value&..
@@ -7,10 +7,10 @@
 //! A file is written once and never replaced: the store itself refuses a second one (a conditional request). Only a wrapped master
 //! secret goes there. The credentials are those of the KMS of the same cloud.
 //!
-//! The URI that a reader gets has the file's digest. A file names the KMS that unwraps it, so whoever could put another one into the
-//! store would otherwise choose the keys of all disks to come.
+//! The URI for readers contains the file's digest. The reason: the file names the KMS that unwraps it. Without the digest, an
+//! attacker who can write to the store could put another file there, and so choose the keys of all future disks.
 //!
-//! Each store has a file and a line in [`ALL`].
+//! Each store has a file and an entry in [`ALL`].
 
 mod aws;
 mod azure;
@@ -32,13 +32,13 @@ const DIGEST: &str = "sha256";
 /// All stores. To add one, write its file beside `aws.rs`, and add its constant here and its part to `docs/kms.md`.
 const ALL: &[Kind] = &[aws::STORE, azure::STORE, gcp::STORE];
 
-/// Returns the URI, if this name or content of a file is that of a file in a store.
+/// Returns the URI, if this name or content of a file is the URI of a file in a store.
 pub fn uri(text: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(text).ok()?.trim();
     text.starts_with(SCHEME).then_some(text)
 }
 
-/// Returns whether a URI with a digest is that of a file at this place, a URI without one.
+/// Returns whether `uri`, which has a digest, names the file at `place`, which is a URI without a digest.
 pub fn is_at(uri: &str, place: &str) -> bool {
     uri.strip_prefix(place)
         .is_some_and(|rest| rest.starts_with(&format!("&{DIGEST}=")))
@@ -50,7 +50,7 @@ pub fn forms() -> String {
     ALL.iter().map(form).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the wrapped master secret in a store: the content that has the digest of the URI, which `author` wrote.
+/// Returns the wrapped master secret in a store, whose digest must be that of the URI. `author` wrote the URI.
 pub fn read(uri: &str, author: Author) -> Result<Vec<u8>, Error> {
     let (store, digest) = open(uri, author)?;
     let expected = digest.ok_or_else(|| {
@@ -74,7 +74,8 @@ pub fn read(uri: &str, author: Author) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// Writes a wrapped master secret to a store, where no file may be, and reads it back. Returns the URI to read it by: with its digest.
+/// Writes a wrapped master secret to a place in a store that has no file yet, and reads it back. Returns the URI for readers, which
+/// has the digest.
 pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
     if !is_wrapped(content) {
         return Err(Error::Refused(
@@ -91,7 +92,7 @@ pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
         Err(Error::Exists) => false,
         Err(error) => return Err(error),
     };
-    // a request that was sent again finds the file of the first one
+    // the request was sent again, and the file of the first one is there
     match (store.read()?.body.as_slice() == content, is_new) {
         (true, _) => Ok(format!("{uri}&{DIGEST}={}", sha256(content))),
         (false, false) => Err(Error::Exists),
@@ -101,7 +102,7 @@ pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
     }
 }
 
-/// Returns whether this is the URI of a file in a store, or of a place for one.
+/// Returns whether this is the URI of a file in a store, or of a place for a file.
 pub fn check(uri: &str) -> Result<(), Error> {
     open(uri, Author::Operator).map(|_| ())
 }
