@@ -1,4 +1,4 @@
-//! The cache: at most one fetch of an item runs, all callers share its result, and what is valid is used at once.
+//! The cache: at most one fetch of an item runs, all callers share its result, and a valid item is returned at once.
 //!
 //! ```text
 //! get ─► valid ──────────────────────────────► returned at once; renewed in the background after a day
@@ -19,33 +19,33 @@ use crate::https::{Failure, retried};
 use crate::item::{Content, Item, chip_of};
 use crate::store::Store;
 
-/// Maximum number of items in memory. For a further one another goes.
+/// Maximum number of items in memory. A further item replaces another one.
 const MAX_ITEMS: usize = 4096;
 /// Maximum number of callers that wait for servers; a further one fails at once. Each is a thread of a service.
 const MAX_WAITING: usize = 256;
-/// Maximum number of callers that wait for certificates of chips. Strangers can name chips, and must not hold up the threads of a service.
+/// Maximum number of callers that wait for certificates of chips. Strangers can name any chips, and must not occupy all threads of a service.
 const MAX_WAITING_FOR_CHIPS: usize = 16;
 /// Age in seconds after which an item that can change is fetched again.
 const RENEWED_AFTER: u64 = 86_400;
 /// Time limit of a fetch in the background.
 const RENEWAL: Duration = Duration::from_secs(60);
-/// Pause after a server did not know an item: a new chip becomes known within days, not seconds.
+/// Pause after a server did not know an item: the server learns of a new chip within days, not seconds.
 const UNKNOWN_PAUSE: Duration = Duration::from_secs(300);
-/// Pause after an answer that is not usable.
+/// Pause after an unusable answer.
 const BAD_PAUSE: Duration = Duration::from_secs(60);
-/// The shortest pause after a failure, so that all who waited for it share it.
+/// The shortest pause after a failure, so that all callers that waited for the fetch get its error.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a caller does not wait for the certificate of a chip.
 const TOO_MANY: &str = "too many validations wait for certificates of chips or of authorities already: try again in a second";
 
-/// Gets an item from its server, in the form in which it is kept.
+/// Gets an item from its server, in the form in which the store keeps it.
 pub trait Origin: Send + Sync {
     /// Sends the requests that the item needs.
     fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure>;
 }
 
-/// A cache. Its callers are the threads of validations.
+/// A cache. The threads of validations call it.
 pub struct Cache {
     origin: Box<dyn Origin>,
     store: Box<dyn Store>,
@@ -53,11 +53,11 @@ pub struct Cache {
     clock: fn() -> u64,
     state: Mutex<State>,
     changed: Condvar,
-    /// What happened since the start.
+    /// Counts what happened since the start.
     pub counts: Counts,
 }
 
-/// How often something happened.
+/// The counters.
 #[derive(Default)]
 pub struct Counts {
     /// Items that were valid in memory.
@@ -70,14 +70,15 @@ pub struct Counts {
     pub failed: AtomicU64,
 }
 
-/// How long a caller waits for an item.
+/// Whether and how long a caller waits for an item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
     /// Until the deadline.
     Full,
-    /// Not at all after a fetch failed: it goes on in the background, and the caller goes on without the item.
+    /// Until the deadline, but not if the last fetch failed: then the next fetch runs in the background, and the caller goes on
+    /// without the item.
     UntilFirstFailure,
-    /// Not at all: what is not in memory comes in the background, for a later caller.
+    /// Not at all: an item that is not in memory is fetched in the background, for a later caller.
     None,
 }
 
@@ -93,7 +94,7 @@ struct State {
 #[derive(Default)]
 struct Slot {
     entry: Option<Arc<Entry>>,
-    /// The last fetch failed: why, and until when there is no other.
+    /// The last fetch failed: why, and until when no other starts.
     failure: Option<(String, Instant)>,
     is_running: bool,
     last_use: u64,
@@ -106,10 +107,10 @@ pub struct Entry {
     pub content: Content,
     /// The last second of its validity since 1970.
     until: u64,
-    /// When it came from its server, in seconds since 1970.
+    /// When its server sent it, in seconds since 1970.
     fetched: u64,
     is_renewed: bool,
-    /// Whether the store has it.
+    /// Whether it is in the store.
     is_kept: AtomicBool,
 }
 
@@ -124,7 +125,7 @@ impl Entry {
 }
 
 impl Slot {
-    /// Returns why nothing is fetched now.
+    /// Returns the error of the last fetch, if its pause is not over.
     fn pause(&self) -> Option<&str> {
         let failure = self.failure.as_ref();
         failure
@@ -222,8 +223,8 @@ impl Cache {
         }
     }
 
-    /// Returns an item that is valid in memory, and renews it in the background if it is due. Nothing else is fetched, and a name that is not
-    /// known takes no room: strangers can make names up.
+    /// Returns an item that is valid in memory, and renews it in the background if it is due. Fetches nothing else, and keeps no
+    /// entry for an unknown name: strangers can invent names.
     pub fn at_hand(self: &Arc<Self>, item: &Item) -> Option<Arc<Entry>> {
         let (name, now) = (item.name(), (self.clock)());
         let state = self.state();
@@ -235,7 +236,7 @@ impl Cache {
             .flatten()
     }
 
-    /// Keeps an item of the memory in the store, if it is not there yet.
+    /// Writes an item that is in memory to the store, if it is not there yet.
     pub fn keep(&self, item: &Item) {
         let state = self.state();
         let entry = state.slots.get(&item.name());
@@ -258,7 +259,7 @@ impl Cache {
         valid.map(|entry| now.saturating_sub(entry.fetched)).max()
     }
 
-    /// Obtains an item in the background. The caller has marked it as running.
+    /// Obtains an item in the background. The caller has marked the item as running.
     fn in_background(self: &Arc<Self>, item: &Item, name: String, is_renewal: bool) {
         let (cache, item) = (self.clone(), item.clone());
         let running = name.clone();
@@ -324,7 +325,7 @@ impl Cache {
         fetched
     }
 
-    /// Takes one of the places of those who wait for certificates of chips. What is kept needs none.
+    /// Takes one of the slots for callers that wait for certificates of chips. A certificate that is in the store needs no slot.
     fn wait_for_chip(&self) -> Result<WaitingForChip<'_>, Failure> {
         let mut state = self.state();
         if state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
@@ -334,10 +335,10 @@ impl Cache {
         Ok(WaitingForChip(self))
     }
 
-    /// Returns what the store has, if it is what it should be.
+    /// Returns the store's content, if it is the requested item.
     fn load(&self, item: &Item, now: u64) -> Option<Entry> {
         let stored = self.store.load(item)?;
-        // a time in the future is a clock that was wrong
+        // a time in the future was written when the clock was wrong
         let fetched = stored.fetched.min(now);
         let entry = self.entry(item, &stored.bytes, fetched);
         match entry {
@@ -377,7 +378,7 @@ impl Cache {
 }
 
 impl State {
-    /// Returns the place of an item, which is now the one used last.
+    /// Returns the entry of an item, and marks it as the one that was used last.
     fn slot(&mut self, name: &str) -> &mut Slot {
         self.uses += 1;
         let slot = self.slots.entry(name.to_owned()).or_default();
@@ -385,8 +386,8 @@ impl State {
         slot
     }
 
-    /// Removes places beyond [`MAX_ITEMS`]: first of what anybody can name, and of these first those whose certificate could not be had or is
-    /// not verified yet, then those that were not used for the longest time.
+    /// Removes entries beyond [`MAX_ITEMS`]: first items that strangers can name. Of these, first those without a certificate or
+    /// with one that is not verified yet; then those that were unused for the longest time.
     fn shrink(&mut self) {
         while self.slots.len() > MAX_ITEMS {
             let idle = self.slots.iter().filter(|(_, slot)| !slot.is_running);
@@ -404,7 +405,7 @@ impl State {
     }
 }
 
-/// One of the places of those who wait for certificates of chips, until it is dropped.
+/// One of the slots for callers that wait for certificates of chips, until it is dropped.
 struct WaitingForChip<'a>(&'a Cache);
 
 impl Drop for WaitingForChip<'_> {
@@ -413,7 +414,7 @@ impl Drop for WaitingForChip<'_> {
     }
 }
 
-/// Marks an item as not running when it is dropped, and wakes those who wait.
+/// When dropped, marks an item as not running and wakes the callers that wait for it.
 struct Running<'a> {
     cache: &'a Cache,
     name: &'a str,

@@ -1,4 +1,4 @@
-//! A ConfigMap as store, which the join services of all control planes share.
+//! A ConfigMap as a store, which the join services of all control planes share.
 //!
 //! ```text
 //! binaryData:          data:
@@ -16,18 +16,18 @@ use serde_json::{Value, json};
 use crate::item::{Item, MAX_COLLATERAL, chip_of};
 use crate::store::{Store, Stored};
 
-/// Maximum size of all values in base64 in bytes: an object has at most 1 MiB, and names and times need some of it.
+/// Maximum size of all values together, in bytes of base64: an object has at most 1 MiB, and names and times need a part of it.
 const MAX_LEN: usize = 768 << 10;
 /// Maximum number of values.
 const MAX_VALUES: usize = 512;
-/// Maximum number of TCBs of one chip: whoever knows a chip can name many.
+/// Maximum number of TCBs of one chip: a stranger who knows a chip can name many.
 const MAX_TCBS: usize = 4;
 /// Time limit of a call: a slow API server must not delay a validation for long.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The key of the times in seconds since 1970 at which the values were fetched.
+/// The key under which the ConfigMap has the times of the fetches, in seconds since 1970.
 const FETCHED: &str = "fetched";
 
-/// A store in a ConfigMap, which is made when there is something to keep.
+/// A store in a ConfigMap, which is created when the first value is written.
 pub struct ConfigMap {
     client: Client,
     collection: Collection,
@@ -80,7 +80,7 @@ fn now() -> u64 {
     since.map_or(0, |since| since.as_secs())
 }
 
-/// Returns a value of the object, whose other fields may be anything.
+/// Returns a value of the object. Other fields of the object are not checked.
 pub fn stored(object: &Value, name: &str) -> Option<Stored> {
     let text = object.get("binaryData")?.get(name)?.as_str()?;
     let bytes = BASE64_STANDARD.decode(text).ok()?;
@@ -88,7 +88,7 @@ pub fn stored(object: &Value, name: &str) -> Option<Stored> {
     (bytes.len() <= MAX_COLLATERAL).then_some(Stored { bytes, fetched })
 }
 
-/// Adds a value, and removes the oldest ones if there are too many: first certificates of chips, which strangers can name.
+/// Adds a value. If there are too many, removes the oldest ones, first of all certificates of chips, because strangers can name chips.
 pub fn add(object: &mut Value, name: &str, bytes: &[u8], now: u64) {
     let mut times = times(object);
     let values = object.get("binaryData").and_then(Value::as_object);
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(object["binaryData"].as_object().unwrap().len(), MAX_VALUES);
         assert!(stored(&object, &name(699, 0)).is_some());
         assert!(stored(&object, &name(100, 0)).is_none());
-        // they are large
+        // large certificates
         for chip in 700..1000 {
             add(&mut object, &name(chip, 0), &[7; 6 << 10], chip);
         }

@@ -1,4 +1,4 @@
-//! What EC2 says of one instance: `DescribeInstances` with its ID ("Amazon EC2 API Reference").
+//! EC2's description of one instance: `DescribeInstances` with its ID ("Amazon EC2 API Reference").
 
 use aws::credentials::Unsigned;
 use aws::xml::{child, children, document, text_at};
@@ -23,18 +23,18 @@ pub struct Described {
     pub state: String,
 }
 
-/// Why EC2 says nothing of an instance. The texts are clauses.
+/// Why EC2 describes no instance. The texts are clauses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undescribed {
-    /// The reason is this instance.
+    /// The instance is the reason: EC2 does not know it, or it does not run.
     Instance(String),
-    /// EC2 does not answer, or has too much to do. Another request may succeed.
+    /// EC2 does not answer, or is overloaded. Another request may succeed.
     Away(String),
-    /// The reason is who asks: credentials, permissions, settings.
+    /// The caller is the reason: its credentials, permissions or settings.
     Caller(String),
 }
 
-/// Asks EC2, which answers for instances of the caller's account alone, and for those that are shared with it.
+/// Asks EC2, which knows only the instances of the caller's account and those that are shared with it.
 pub fn describe(client: &Client, id: &str) -> Result<Described, Undescribed> {
     // without credentials the region does not matter
     let unsigned = |why: Unsigned| Undescribed::Caller(why.to_string());
@@ -66,13 +66,13 @@ fn undescribed(failed: Failed, id: &str, region: &str) -> Undescribed {
     }
 }
 
-/// Returns an error as a part of a sentence that is not about the metadata of this machine.
+/// Returns the error as a clause, without the part that says that the error is about this machine's metadata.
 fn clause(error: &Error) -> String {
     let text = error.to_string();
     text.strip_prefix("metadata: ").unwrap_or(&text).to_owned()
 }
 
-/// Parses the answer to the question for one instance. The error is a clause.
+/// Parses the answer to a request for one instance. The error is a clause.
 pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, String> {
     let nonsense = |got: String| format!("expected the instance {id}, got {got}");
     let document = document(body).map_err(nonsense)?;
@@ -81,7 +81,7 @@ pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, String> {
         .filter(|_| root.has_tag_name("DescribeInstancesResponse"))
         .into_iter()
         .flat_map(|set| children(set, "item"));
-    // an instance has one reservation, and who asks for one gets no other of it
+    // an instance has exactly one reservation, and the request named only this instance
     let reservation = only(reservations).ok_or_else(|| nonsense(format!("{:?}", excerpt(body))))?;
     let instances = child(reservation, "instancesSet")
         .into_iter()
@@ -117,7 +117,7 @@ pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, String> {
     Ok(described)
 }
 
-/// Returns the only one; `None` if there is none or another.
+/// Returns the only item; `None` if there is none or more than one.
 fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
     let one = all.next();
     one.filter(|_| all.next().is_none())
@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns an instance in the form of the API reference, with the elements that are read and some that are not.
+    /// Returns an instance in the form of the API reference, with the elements that the parser reads and some others.
     fn item() -> String {
         "<item><reservationId>r-1234567890abcdef0</reservationId><ownerId>123456789012</ownerId><groupSet/><instancesSet><item>\
          <instanceId>i-01</instanceId><imageId>ami-bff32ccc</imageId><instanceState><code>16</code><name>running</name></instanceState>\

@@ -1,4 +1,4 @@
-//! What EC2 says of machines of Amazon Web Services: the account that owns an instance, and its zone.
+//! Asks EC2 about machines of Amazon Web Services: which account owns an instance, and in which zone it is.
 //!
 //! ```text
 //! instance ─► known ───────────────────────────► returned at once: an instance never changes its account or its zone
@@ -9,7 +9,7 @@
 //!          ─► ask, in a thread of its own: a caller waits no longer than until its deadline, and the answer counts for the next one
 //! ```
 //!
-//! Nothing of this outlives the program: a store that others can write must not say to whom a machine belongs.
+//! These answers are kept only in memory: others could write to a store, and must not decide to whom a machine belongs.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,34 +24,35 @@ use verifier::instance::Instance;
 
 use crate::describe::{Undescribed, describe};
 
-/// Maximum number of instances in memory: more than a cluster has nodes. For a further one, one that is not known goes, then the one that
-/// was not used for the longest time.
+/// Maximum number of instances in memory: more than a cluster has nodes. A further one replaces one that EC2 does not know; if
+/// there is none, the one that was unused for the longest time.
 const MAX_INSTANCES: usize = 16_384;
 /// Maximum number of requests at once, and thus of threads.
 const MAX_AT_ONCE: usize = 8;
 /// Maximum number of callers that wait for EC2; a further one fails at once. Each is a thread of a service.
 const MAX_WAITING: usize = 256;
-/// Pause after EC2 did not know an instance, or said that it does not run: it may learn of a new one within seconds ("Eventual
-/// consistency in the Amazon EC2 API").
+/// Pause after EC2 did not know an instance, or said that it does not run: EC2 may learn of a new instance within seconds
+/// ("Eventual consistency in the Amazon EC2 API").
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
-/// Pause after this program lacked credentials or a permission. A changed policy of a role takes effect within seconds.
+/// Pause after this program lacked credentials or a permission. When an operator changes a role's policy, the change takes effect
+/// within seconds.
 const CALLER_PAUSE: Duration = Duration::from_secs(10);
-/// The first and the longest pause after EC2 did not answer, or had too many requests. EC2 gives a caller more each second ("Request
-/// throttling for the Amazon EC2 API"), so a minute is enough.
+/// The first and the longest pause after EC2 did not answer, or had too many requests. EC2 allows a caller some more requests each
+/// second ("Request throttling for the Amazon EC2 API"), so a minute is enough.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How EC2 is reached, and who asks.
+/// The addresses of EC2, and the credentials of the requests.
 #[derive(Clone)]
 pub struct Caller {
-    /// The places of the services, as `--metadata` names them: `[URL][,ec2=URL]`.
+    /// The addresses of the services, as `--metadata` has them: `[URL][,ec2=URL]`.
     pub place: Option<String>,
-    /// The variables that may have the credentials, the region and the places.
+    /// The environment variables for the credentials, the region and the addresses.
     pub variables: Variables,
 }
 
 impl Caller {
-    /// Takes the places of the services from the metadata service of this cloud, if it is AWS.
+    /// Takes the addresses from the argument of `--metadata`, if this cloud is AWS.
     pub fn take_place(&mut self, cloud: &str, place: Option<&str>) {
         if cloud.eq_ignore_ascii_case(Cloud::Aws.name()) {
             self.place = place.map(str::to_owned);
@@ -60,7 +61,7 @@ impl Caller {
 }
 
 impl Default for Caller {
-    /// The usual places, and the variables of this program.
+    /// The usual addresses, and the environment of this program.
     fn default() -> Caller {
         Caller {
             place: None,
@@ -69,9 +70,9 @@ impl Default for Caller {
     }
 }
 
-/// What EC2 said, and who asks it.
+/// EC2's answers, and the client.
 pub struct Ec2 {
-    /// The error names the place or the variable that is wrong. It matters to those alone who ask.
+    /// The error names the address or the variable that is wrong. A caller gets it only when a request would be sent.
     client: Result<Client, String>,
     state: Mutex<State>,
     changed: Condvar,
@@ -86,26 +87,26 @@ struct State {
     uses: u64,
 }
 
-/// Why nothing is asked.
+/// Why no request is sent for now.
 #[derive(Clone)]
 struct Pause {
     until: Instant,
     why: String,
-    /// Whether the next request may succeed without anybody's help.
+    /// Whether the next request may succeed without an operator's intervention.
     may_pass: bool,
 }
 
 #[derive(Default)]
 struct Slot {
     known: Option<Arc<Instance>>,
-    /// Why EC2 refused it, and until when it is not asked again.
+    /// Until when no request for this instance is sent, and why EC2 refused it.
     refusal: Option<(Instant, String)>,
     is_running: bool,
     last_use: u64,
 }
 
 impl Ec2 {
-    /// Sends no request.
+    /// Makes the client. Sends no request.
     pub fn new(caller: &Caller) -> Arc<Ec2> {
         let client = Client::of_caller(caller.place.as_deref(), caller.variables);
         Arc::new(Ec2 {
@@ -122,7 +123,7 @@ impl Ec2 {
         })
     }
 
-    /// Returns what EC2 says of an instance that runs.
+    /// Returns EC2's description of a running instance.
     pub fn instance(
         self: &Arc<Self>,
         id: &str,
@@ -131,7 +132,7 @@ impl Ec2 {
         let mut state = self.state();
         loop {
             let now = Instant::now();
-            // only what is asked about has a place
+            // only instances about which a request runs get a new entry
             let mut is_asked = false;
             if state.slots.contains_key(id) {
                 let slot = state.slot(id);
@@ -175,7 +176,7 @@ impl Ec2 {
     fn ask(self: &Arc<Self>, state: &mut State, id: &str) -> Result<(), String> {
         let (ec2, own) = (self.clone(), id.to_owned());
         let work = move || {
-            // a panic must not leave the instance as asked for ever
+            // a panic must not leave the instance marked as running for ever
             let _running = Running {
                 ec2: &ec2,
                 id: &own,
@@ -217,7 +218,7 @@ impl Ec2 {
 }
 
 impl State {
-    /// Returns the place of an instance, which is now the one used last.
+    /// Returns the entry of an instance, and marks it as the one that was used last.
     fn slot(&mut self, id: &str) -> &mut Slot {
         self.uses += 1;
         let slot = self.slots.entry(id.to_owned()).or_default();
@@ -225,10 +226,10 @@ impl State {
         slot
     }
 
-    /// Keeps what a request brought. Returns why a pause begins.
+    /// Keeps the result of a request. If a pause begins, returns the reason.
     fn take(&mut self, id: &str, asked: Result<Instance, Undescribed>) -> Option<String> {
         let now = Instant::now();
-        // the requests that ran when a pause began neither end it nor make it longer
+        // requests that already ran when the pause began neither end it nor make it longer
         let is_paused = self.pause.as_ref().is_some_and(|pause| pause.until > now);
         let failed = match asked {
             Ok(instance) => {
@@ -266,7 +267,7 @@ impl State {
         }
     }
 
-    /// Removes places beyond [`MAX_INSTANCES`].
+    /// Removes entries beyond [`MAX_INSTANCES`].
     fn shrink(&mut self) {
         while self.slots.len() > MAX_INSTANCES {
             let idle = self.slots.iter().filter(|(_, slot)| !slot.is_running);
@@ -279,7 +280,7 @@ impl State {
     }
 }
 
-/// Marks an instance as not asked about when it is dropped, and wakes those who wait.
+/// When dropped, marks an instance as not running and wakes the callers that wait for it.
 struct Running<'a> {
     ec2: &'a Ec2,
     id: &'a str,
@@ -319,7 +320,7 @@ mod tests {
         state.take("new", Ok(Instance::default()));
         assert_eq!(state.slots.len(), MAX_INSTANCES);
         assert!(!state.slots.contains_key("refused") && state.slots.contains_key("i-0"));
-        // whoever makes EC2 refuse many instances drives out none that is known
+        // refused instances never replace known ones, so nobody can empty the memory with invented IDs
         for number in 0..100 {
             state.take(&format!("r-{number}"), refusal());
         }
@@ -343,7 +344,7 @@ mod tests {
             assert_eq!(state.take("i-2", asked), None);
             assert_eq!(until(&state), Some(first));
         }
-        // the next failure doubles the pause, and an answer ends it
+        // the next failure doubles the pause; an answer resets it
         let end = |state: &mut State| state.pause.as_mut().unwrap().until = Instant::now();
         end(&mut state);
         state.take("i-1", away());

@@ -22,7 +22,7 @@ pub const HELP: &str = "  --collateral WHERE             where fetched certifica
 /// The prefix of a ConfigMap.
 const CONFIG_MAP: &str = "configmap:";
 
-/// The options as given.
+/// The options as the user gave them.
 #[derive(Default)]
 pub struct Flags {
     settings: Settings,
@@ -67,7 +67,7 @@ impl Flags {
     /// Returns the settings. `client` makes the client of Kubernetes that a ConfigMap needs.
     pub fn finish(self, client: impl FnOnce() -> Option<Client>) -> Result<Settings, Failure> {
         let mut settings = self.settings;
-        // a program that fetches nothing from AMD and Intel has no network, so it does not ask Google either
+        // if both URLs are empty, the program has no network, so it does not ask Google either
         if settings.kds.is_none() && settings.pcs.is_none() {
             settings.issuers = None;
         }
@@ -88,7 +88,7 @@ fn url(text: String) -> Option<String> {
 }
 
 impl Kept {
-    /// Returns the place with this path: a file if its name ends with `.json`, else a directory.
+    /// Returns the store at this path: a file if its name ends with `.json`, else a directory.
     pub fn at(path: &Path) -> Kept {
         match path
             .extension()

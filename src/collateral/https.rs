@@ -1,5 +1,5 @@
 //! Requests to one server over HTTPS (RFC 9110): no redirect, no proxy, an answer of limited size and known type, a deadline, and
-//! pauses when the server demands them or is away.
+//! pauses when the server demands them or cannot be reached.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,25 +10,25 @@ use base::backoff::Backoff;
 use base::text;
 use http::{Client, Kind, Policy, Roots};
 
-/// Maximum number of requests at once to a server. A new cluster of many hosts must not look like an attack.
+/// Maximum number of concurrent requests to a server. The requests of a new, large cluster must not look like an attack.
 const MAX_AT_ONCE: usize = 8;
-/// Pause of a request that finds [`MAX_AT_ONCE`] others.
+/// How long a request pauses if [`MAX_AT_ONCE`] others run.
 const BUSY: Duration = Duration::from_millis(250);
 /// The first and the longest pause after a failure without `Retry-After`.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// The longest pause that a server can demand: a wrong value must not stop validations for days.
+/// The longest pause that a server can demand: a wrong value in its answer must not stop validations for days.
 const LONGEST_DEMANDED: Duration = Duration::from_secs(3600);
 
-/// Maximum length of what is shown of a refusal.
+/// Maximum length of the part of a refusal that an error shows.
 const SHOWN: usize = 200;
 
-/// A server that this program may ask.
+/// A server.
 pub struct Server {
     client: Client,
     /// `https://HOST[:PORT][/PATH]`, without a slash at the end.
     base: String,
-    /// `HOST[:PORT]`, for texts.
+    /// `HOST[:PORT]`, for errors.
     name: String,
     state: Mutex<State>,
 }
@@ -45,12 +45,12 @@ struct State {
 pub struct Limit {
     at_once: u32,
     pause: Duration,
-    /// When as many as at the start may be sent again.
+    /// When the full number of requests is available again.
     full: Instant,
 }
 
 impl Limit {
-    /// Makes a limit that allows as many as it ever does.
+    /// Makes a limit of which nothing is used.
     pub fn new(at_once: u32, pause: Duration, now: Instant) -> Limit {
         Limit {
             at_once,
@@ -59,12 +59,12 @@ impl Limit {
         }
     }
 
-    /// Returns whether as many may be sent as at the start.
+    /// Returns whether the full number of requests is available.
     pub fn is_full(&self, now: Instant) -> bool {
         self.full <= now
     }
 
-    /// Takes one request back, which was not answered.
+    /// Gives one request back, because it got no answer.
     pub fn give_back(&mut self) {
         self.full = self.full.checked_sub(self.pause).unwrap_or(self.full);
     }
@@ -82,7 +82,7 @@ impl Limit {
     }
 }
 
-/// What is requested.
+/// A request.
 pub struct Request<'a> {
     /// Path and query, from the slash on.
     pub path: &'a str,
@@ -114,13 +114,13 @@ impl Answer {
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// The server does not know what is asked for (status 404).
+    /// The server does not have the requested item (status 404).
     Unknown(String),
-    /// The next attempt may succeed after this time.
+    /// The request failed, and another attempt may succeed after this time.
     Later(String, Instant),
-    /// This program sends no more such requests for now. It is no use to wait for it: others wait already.
+    /// This program's own limit forbids the request for now. Waiting does not help: other callers wait already.
     Full(String, Instant),
-    /// The answer is not usable.
+    /// The answer is unusable.
     Bad(String),
 }
 
@@ -134,7 +134,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Sends again after each pause that ends before the deadline.
+/// Repeats a request after each pause that ends before the deadline.
 pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
     loop {
         match send() {
@@ -147,7 +147,7 @@ pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> R
 }
 
 impl Server {
-    /// Makes a client of the server at `url`, `https://HOST[:PORT][/PATH]`, whose certificate leads to one of the roots.
+    /// Makes a client of the server at `url`, `https://HOST[:PORT][/PATH]`, whose certificate one of the roots certifies.
     pub fn new(url: &str, roots: &Roots) -> Result<Server, String> {
         http::check(url).map_err(|why| {
             let url = text::quoted(http::shown(url), SHOWN);
@@ -202,7 +202,7 @@ impl Server {
         })
     }
 
-    /// Takes one of the places for requests.
+    /// Takes one of the slots for requests.
     fn enter(&self) -> Result<Place<'_>, Failure> {
         let mut state = self.state();
         let now = Instant::now();
@@ -260,7 +260,7 @@ impl Server {
                     "it redirects (status {status}), which is not followed"
                 )));
             }
-            // a POST is refused for what it has, and the answer says why
+            // the refusal of a POST is about its content, and the answer says why
             status if post.is_some() => {
                 let said = answer.beginning(SHOWN as u64);
                 let said = text::quoted(String::from_utf8_lossy(&said), SHOWN);
@@ -292,7 +292,7 @@ enum Attempt {
     Bad(String),
 }
 
-/// One of the places for requests, until it is dropped.
+/// One of the slots for requests, until it is dropped.
 struct Place<'a>(&'a Server);
 
 impl Drop for Place<'_> {
@@ -317,7 +317,7 @@ mod tests {
         }
         assert_eq!(limit.take(now + pause), Ok(()));
         assert_eq!(limit.take(now + pause), Err(now + pause * 2));
-        // after a long time it is as at the start
+        // after a long time the full number is available again
         let later = now + pause * 100;
         for _ in 0..3 {
             assert_eq!(limit.take(later), Ok(()));

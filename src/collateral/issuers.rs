@@ -1,13 +1,15 @@
-//! The authorities of Google's machines. The certificate of an attestation key names where the certificate of its issuer is published
-//! (RFC 5280 §4.2.2.1): in a bucket of Google's storage service. The certificate authority service makes one bucket for each authority.
-//! Google has replaced the authority before, so the built-in authorities do not suffice; the root above them stays.
+//! The authorities of Google's machines. The certificate of an attestation key names where the certificate of its issuer is
+//! published (RFC 5280 §4.2.2.1): in a bucket of Google's storage service. The certificate authority service makes one bucket for
+//! each authority. Google has replaced such an authority before, so the built-in authorities do not suffice; their root stays the
+//! same.
 //!
 //! ```text
 //! http://privateca-content-ID.storage.googleapis.com/ID/ca.crt  ─►  https://storage.googleapis.com/privateca-content-ID/ID/ca.crt
 //! ```
 //!
-//! An unauthenticated peer can name any bucket and any key. So requests are limited like those for the certificates of chips, they go only
-//! to this host, and an answer counts only for this bucket and this key. The validator verifies that the certificate leads to a root.
+//! An unauthenticated peer can name any bucket and any key. So the requests are limited like those for the certificates of chips,
+//! they are sent only to this host, and an answer counts only for this bucket and this key. The validator verifies that a root
+//! certifies the certificate.
 
 use std::time::{Duration, Instant};
 
@@ -67,7 +69,7 @@ impl Issuers {
             content: None,
         };
         let body = self.0.send(&request, deadline)?.body;
-        // the service publishes either form
+        // the service publishes some certificates as DER and others as PEM
         Ok(match CertificateDer::from_pem_slice(&body) {
             Ok(der) => der.to_vec(),
             Err(_) => body,
@@ -75,7 +77,7 @@ impl Issuers {
     }
 }
 
-/// Returns the issuer of a certificate, if the programs have it.
+/// Returns the issuer of a certificate, if it is built in.
 pub fn known(certificate: &[u8]) -> Option<&'static [u8]> {
     let key = authority_key(certificate)?;
     let all = roots::ALL.iter().flat_map(|root| root.certificates());
@@ -83,7 +85,7 @@ pub fn known(certificate: &[u8]) -> Option<&'static [u8]> {
         .find(|der| subject_key(der) == Some(key))
 }
 
-/// Returns what must be fetched to have the issuer of a certificate; `None` if it names no URL or no key.
+/// Returns the item to fetch for the issuer of a certificate; `None` if the certificate names no URL or no key.
 pub fn of(certificate: &[u8]) -> Result<Option<Item>, String> {
     let key = authority_key(certificate).filter(|key| key.len() <= MAX_KEY);
     let places = places_of_issuer(certificate);

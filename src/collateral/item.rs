@@ -1,4 +1,4 @@
-//! What is fetched: the name under which it is kept, and the check that it is what was asked for.
+//! The items that are fetched: the name of each in the store, and the check that an answer is the requested item.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub enum Item {
         product: Product,
         /// The chip: 64 bytes, of a Turin 8.
         chip: Vec<u8>,
-        /// The versions for which the key is derived.
+        /// The versions of the firmware from which the chip derives the key.
         tcb: Tcb,
     },
     /// The authority that issued the certificate of an attestation key, in DER.
@@ -57,12 +57,12 @@ pub enum Item {
     },
 }
 
-/// Which authority of Intel certified a platform.
+/// The authority of Intel that certified a platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Authority {
-    /// That of platforms with several processors.
+    /// The authority of platforms with several processors.
     Platform,
-    /// That of single processors.
+    /// The authority of single processors.
     Processor,
 }
 
@@ -107,19 +107,19 @@ impl Item {
         matches!(self, Item::Vcek { .. } | Item::Issuer { .. })
     }
 
-    /// Returns whether it is kept as soon as its server has sent it. An issuer is not: anybody can publish one, so it is kept after a
-    /// validator verified it.
+    /// Returns whether the item is stored as soon as its server has sent it. An issuer is not, because anybody can publish one: it
+    /// is stored after a validator has verified it.
     pub fn is_kept_at_once(&self) -> bool {
         !matches!(self, Item::Issuer { .. })
     }
 
-    /// Returns whether a newer one can replace it before it ends.
+    /// Returns whether its server can publish a newer one before it expires.
     pub fn is_renewed(&self) -> bool {
         matches!(self, Item::Revoked(..) | Item::Tdx { .. })
     }
 
-    /// Reads the bytes of a server or a cache, and the last second of their validity. They must be what the item names. Who
-    /// signed them is not checked here: the validator does it each time.
+    /// Parses the bytes from a server or a cache, and checks that they are this item. Returns the content and the last second of
+    /// its validity. The signatures are not checked here: the validator verifies them each time.
     pub fn read(&self, bytes: &[u8]) -> Result<(Content, u64), String> {
         match self {
             Item::Vcek { product, chip, tcb } => {
@@ -168,8 +168,8 @@ impl Item {
     }
 }
 
-/// Returns the part of the name of an item that names a chip or an issuer; `None` if the item is the certificate of neither. Strangers can
-/// name chips, TCBs and issuers, so such items never take the place of others.
+/// Returns the part of an item's name that names a chip or an issuer; `None` if the item is not the certificate of one. Strangers
+/// can name chips, TCBs and issuers, so such items never replace others.
 pub fn chip_of(name: &str) -> Option<&str> {
     let stem = name.strip_suffix(".der")?;
     match stem.strip_prefix("issuer-") {
@@ -179,7 +179,7 @@ pub fn chip_of(name: &str) -> Option<&str> {
 }
 
 impl fmt::Display for Item {
-    /// Names it for a person.
+    /// Names the item for a person.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Item::Vcek { product, chip, tcb } => {
@@ -238,7 +238,7 @@ impl Authority {
     }
 }
 
-/// The part of TCB information and identities that says of what and until when they are.
+/// The fields of TCB information and identities that name the platform and the validity.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Head {
@@ -248,7 +248,7 @@ struct Head {
     next_update: String,
 }
 
-/// Checks that collateral is whole and of this kind of platform. Returns the end of its first part.
+/// Checks that collateral is complete and for this kind of platform. Returns the time at which the first of its parts expires.
 fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, String> {
     let head = |name: &str, text: &str| -> Result<(Head, u64), String> {
         let head: Head = serde_json::from_str(text)

@@ -6,7 +6,7 @@
 //! /vcek/v1/Milan/crl, /vlek/v1/Milan/crl                                 the list of revoked authorities, DER
 //! ```
 //!
-//! Clouds have the certificates of VLEKs, so machines send them. The programs have the authorities.
+//! Certificates of VLEKs are not fetched: clouds give them to their machines, which send them. The authorities are built in.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use crate::item::{MAX_CERTIFICATE, MAX_LIST, hex};
 /// AMD's own server.
 pub const AMD: &str = "https://kdsintf.amd.com";
 
-/// The media types of one certificate or list in DER.
+/// The media types of a certificate or a list in DER.
 const DER: &[&str] = &[
     "application/pkix-cert",
     "application/pkix-crl",
@@ -29,14 +29,15 @@ const DER: &[&str] = &[
     "application/octet-stream",
     "binary/octet-stream",
 ];
-/// How many certificates of chips are requested at once, and the pause for each further one. Strangers can name chips: without a limit
-/// they make AMD's service refuse this program. A new cluster of many hosts has to fit.
+/// How many certificates of chips are requested at once, and the pause before each further one. Strangers can name any chips:
+/// without a limit they could make AMD's service refuse this program. The limit allows a new, large cluster.
 const CHIPS_AT_ONCE: u32 = 32;
 const PAUSE_OF_CHIPS: Duration = Duration::from_secs(2);
 
 /// A client of the service.
 pub struct Kds {
-    /// For certificates of chips. When the service pauses these requests, lists still come.
+    /// The client for certificates of chips. It is a separate one: when the service demands a pause of these requests, lists can
+    /// still be fetched.
     chips: Server,
     lists: Server,
 }

@@ -1,5 +1,6 @@
-//! What validators fetch: certificates of AMD's chips, AMD's revocation lists, Intel's collateral of TDX platforms, the authorities of Google's
-//! machines, and the verdicts of EC2 and of Microsoft's attestation service on machines. Only the services and the operator's command link this crate. A node fetches nothing: it judges by what the evidence contains.
+//! Fetches what validators need: certificates of AMD's chips, AMD's revocation lists, Intel's collateral of TDX platforms, the
+//! authorities of Google's machines, and the verdicts of EC2 and of Microsoft's attestation service on machines. Only the services
+//! and the operator's command link this crate. A node fetches nothing: it uses only what the evidence contains.
 //!
 //! ```text
 //! validator ─► Fetching ─► cache ─► store: directory, file or ConfigMap
@@ -8,10 +9,11 @@
 //!                     └──► maa ─► https ─► Microsoft's attestation service that the policy names
 //! ```
 //!
-//! Nothing that comes from AMD, Intel, Google or a store is believed: each answer must be the item that was requested, so that no answer replaces another, and
-//! the validator verifies its signatures each time. A hostile server or store can only make a validation fail.
-//! EC2 is believed, as AWS is for machines with a NitroTPM, and Microsoft's service on firmware of Azure: their certificates lead to an
-//! authority of this machine, and those of other servers (`--collateral-ca`) do not count for them.
+//! The answers of AMD, Intel, Google and a store are not trusted. Each answer must be the requested item, so that none can replace
+//! another, and the validator verifies its signatures each time. A hostile server or store can only make a validation fail. The
+//! answers of EC2 and of Microsoft's service are trusted: AWS vouches for machines with a NitroTPM, and Microsoft for the firmware
+//! of Azure. An authority that this machine trusts must certify these two servers; the authorities of `--collateral-ca` do not
+//! count for them.
 
 mod cache;
 mod config_map;
@@ -58,7 +60,7 @@ pub use flags::{Flags, HELP};
 pub use kds::AMD;
 pub use pcs::{INTEL, Update};
 
-/// What the fuzz targets and mutation tests give hostile bytes.
+/// The parsers that the fuzz targets and mutation tests call with hostile bytes.
 pub mod parsers {
     pub use crate::config_map::stored as config_map;
     pub use crate::describe::parse_described;
@@ -69,17 +71,17 @@ pub mod parsers {
     pub use http::retry_after;
 }
 
-/// Where entries are kept, for the tests with a real API server.
+/// The store, for the tests with a real API server.
 pub mod stores {
     pub use crate::config_map::ConfigMap;
     pub use crate::store::Store;
 }
 
-/// Time limit of one validation for certificates and collateral, and once more for the word of a cloud: together less than the 20 seconds that
-/// a node's attested handshake may take.
+/// Time limit of one validation for certificates and collateral, and again for the verdict of a cloud. Twice this limit is less
+/// than the 20 seconds that a node's attested handshake may take.
 const TIME: Duration = Duration::from_secs(8);
 
-/// Where certificates and collateral come from, and where they are kept.
+/// From which servers certificates and collateral are fetched, and where they are stored.
 #[derive(Clone)]
 pub struct Settings {
     /// The URL of AMD's key distribution service, or of a server with the same paths; `None` if nothing is fetched from it.
@@ -90,15 +92,15 @@ pub struct Settings {
     pub issuers: Option<String>,
     /// Which of Intel's evaluations counts.
     pub update: Update,
-    /// The authorities of these servers' own certificates (PEM); without it, those of this machine's distribution.
+    /// The file with the authorities that may certify these servers (PEM); without it, those of this machine's distribution.
     pub ca: Option<PathBuf>,
-    /// Where what was fetched outlives the program.
+    /// Where fetched items are stored.
     pub kept: Kept,
-    /// Who asks EC2 about machines of Amazon Web Services; `None` if nobody does.
+    /// How EC2 is asked about machines of Amazon Web Services; `None` if it is not asked.
     pub ec2: Option<Caller>,
-    /// How Microsoft's attestation service is asked about machines of Azure; `None` if nobody asks it.
+    /// How Microsoft's attestation service is asked about machines of Azure; `None` if it is not asked.
     pub maa: Option<Microsoft>,
-    /// Time limit of one validation for certificates and collateral, and once more for the word of a cloud.
+    /// Time limit of one validation for certificates and collateral, and again for the verdict of a cloud.
     pub time: Duration,
     /// Returns the time in seconds since 1970.
     pub clock: fn() -> u64,
@@ -107,7 +109,7 @@ pub struct Settings {
 /// How Microsoft's attestation service is asked.
 #[derive(Clone)]
 pub struct Microsoft {
-    /// The authorities of its certificate (PEM); without it, those of this machine's distribution.
+    /// The file with the authorities that may certify it (PEM); without it, those of this machine's distribution.
     pub ca: Option<PathBuf>,
 }
 
@@ -121,10 +123,10 @@ impl Default for Microsoft {
     }
 }
 
-/// Where what was fetched outlives the program.
+/// Where fetched items are stored.
 #[derive(Clone)]
 pub enum Kept {
-    /// Nowhere: each start fetches it again.
+    /// Nowhere: after each start everything is fetched again.
     Nowhere,
     /// In a directory, which is made if it does not exist.
     Directory(PathBuf),
@@ -155,7 +157,7 @@ impl Default for Settings {
     }
 }
 
-/// The sources of a program that may use the network.
+/// The sources of collateral in a program that may use the network.
 pub struct Fetching {
     cache: Arc<Cache>,
     ec2: Option<Arc<Ec2>>,
@@ -171,7 +173,7 @@ impl std::fmt::Debug for Fetching {
     }
 }
 
-/// What happened since the start.
+/// Counts what happened since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statistics {
     /// How often an item was valid in memory.
@@ -187,7 +189,7 @@ pub struct Statistics {
 }
 
 impl Fetching {
-    /// Makes the sources. Errors name the setting that is wrong.
+    /// Makes the sources. An error names the wrong setting.
     pub fn new(settings: Settings) -> Result<Arc<Fetching>, String> {
         let servers = Servers::new(&settings)?;
         let store: Box<dyn Store> = match settings.kept {
@@ -213,8 +215,8 @@ impl Fetching {
         }))
     }
 
-    /// Returns sources that never wait: they have what is in the memory of these ones, and what is missing comes in the background. A machine
-    /// brings no word of clouds.
+    /// Returns sources that never wait: they return items from the memory of these sources, and fetch missing items in the
+    /// background. They ask no cloud for a verdict.
     pub fn at_hand(&self) -> Arc<dyn Sources> {
         Arc::new(Fetching {
             waits: false,
@@ -222,7 +224,7 @@ impl Fetching {
         })
     }
 
-    /// Returns these sources without the words of clouds: they ask nobody for one.
+    /// Returns sources that share these items, but ask no cloud for a verdict.
     pub fn without_words(&self) -> Fetching {
         Fetching {
             cache: self.cache.clone(),
@@ -298,7 +300,7 @@ impl Sources for Fetching {
         if let (true, Some(Err(why))) = (self.waits, &leaf) {
             return Err(why.clone());
         }
-        // for a caller that does not wait, all that is missing comes in the background at once
+        // for a caller that does not wait, all missing items are fetched in the background at once
         let authority = self.authority(product, signer, deadline)?;
         Ok(Arc::new(Fetched {
             leaf: leaf.transpose()?,
@@ -342,7 +344,7 @@ impl Sources for Fetching {
 }
 
 impl Fetching {
-    /// Returns AMD's authority of a product, which the program has, and its revocation list or why it cannot be had.
+    /// Returns AMD's authority of a product, which is built in, and its revocation list or the error of the fetch.
     fn authority(
         &self,
         product: Product,
@@ -351,7 +353,7 @@ impl Fetching {
     ) -> Result<Fetched, String> {
         let intermediate = chain::authority(product, signer)
             .ok_or_else(|| format!("the authority of {signer}s of a {product} is not known"))?;
-        // a policy may accept machines without the list: then a server that is away must not delay each validation
+        // a policy may accept machines without the list: then an unreachable server must not delay each validation
         let list = Item::Revoked(product, signer);
         Ok(Fetched {
             leaf: None,
@@ -361,7 +363,7 @@ impl Fetching {
     }
 }
 
-/// Returns the collateral that a quote needs.
+/// Returns the collateral for a quote.
 fn of_platform(quote: &Quote<'_>) -> Result<Item, String> {
     Ok(Item::Tdx {
         fmspc: named_platform(quote)?.fmspc,
@@ -369,7 +371,7 @@ fn of_platform(quote: &Quote<'_>) -> Result<Item, String> {
     })
 }
 
-/// Returns the certificate that a report needs.
+/// Returns the certificate for a report.
 fn vcek(report: &Report, product: Product) -> Result<Item, String> {
     Ok(Item::Vcek {
         product,
@@ -378,7 +380,7 @@ fn vcek(report: &Report, product: Product) -> Result<Item, String> {
     })
 }
 
-/// The servers of AMD, Intel and Google, or those of the operator in their place.
+/// The servers of AMD, Intel and Google, or servers of the operator in their place.
 struct Servers {
     kds: Option<Kds>,
     pcs: Option<Pcs>,

@@ -1,12 +1,13 @@
-//! Microsoft's attestation service (MAA), as its REST reference has it ("Attestation - Attest Sev Snp Vm", 2022-08-01):
+//! A client of Microsoft's attestation service (MAA), by its REST reference ("Attestation - Attest Sev Snp Vm", 2022-08-01):
 //!
 //! ```text
 //! POST /attest/SevSnpVm?api-version=2022-08-01
 //! {"report":base64url({"SnpReport":..,"VcekCertChain":..}),"runtimeData":{"data":..,"dataType":"JSON"}} ─► {"token":JWT}
 //! ```
 //!
-//! The signature of the token is not verified. The token comes from the service itself, over TLS to the host that the policy names, and its
-//! keys would come from there, too; their certificates sign themselves. Nothing of it outlives the program.
+//! The signature of the token is not verified. The token comes from the service itself, over TLS to the host that the policy names.
+//! The keys that verify it come from the same host, in self-signed certificates, so the signature would prove nothing more. The
+//! verdicts are kept only in memory.
 //!
 //! ```text
 //! report ─► a word that still counts ──────► returned at once
@@ -37,26 +38,27 @@ const PATH: &str = "/attest/SevSnpVm?api-version=2022-08-01";
 const MAX_ANSWER: usize = 64 << 10;
 /// Maximum number of services: each policy of a program names one.
 const MAX_SERVICES: usize = 16;
-/// Maximum number of words in memory: more than a cluster has nodes. For a further one, the one that ends first goes.
+/// Maximum number of verdicts in memory: more than a cluster has nodes. A further one replaces the one that expires first.
 const MAX_WORDS: usize = 4096;
-/// How many requests are sent at once to a service, and the pause for each further one. A new cluster of many machines has to fit.
+/// How many requests are sent at once to a service, and the pause before each further one. The limit allows a new, large cluster.
 const AT_ONCE: u32 = 32;
 const PAUSE: Duration = Duration::from_secs(1);
-/// The same for the machines on one chip, as whoever has root on one can have any number of reports. It is less than a service gets at once.
+/// The same for all machines on one chip, because root on one machine can make any number of reports. It is less than the limit of a service.
 const AT_ONCE_OF_CHIP: u32 = 4;
 const PAUSE_OF_CHIP: Duration = Duration::from_secs(15);
 /// Maximum number of callers that wait for one answer; a further one fails at once. Each is a thread of a service.
 const MAX_WAITING: usize = 8;
-/// How long a word counts at most. The service gives its tokens eight hours.
+/// How long a verdict is valid at most. The service's tokens are valid for eight hours.
 const LONGEST: Duration = Duration::from_secs(8 * 3600);
 /// Pause after the service refused a report, or did not vouch for it.
 const REFUSED_PAUSE: Duration = Duration::from_secs(60);
-/// How long it counts that the service is away: whoever waits learns it. The next one asks, unless the server has a pause.
+/// How long a failed connection is remembered. Callers that waited for it get its error; the next caller sends a request, unless
+/// the server demanded a pause.
 const AWAY_PAUSE: Duration = Duration::from_secs(1);
 
-/// The services, and what they said.
+/// The services and their verdicts.
 pub struct Maa {
-    /// The authorities of their certificates, or why there are none. It matters to those alone who ask.
+    /// The authorities that may certify the services, or why there are none. A caller gets this error only when a request would be sent.
     roots: Result<Roots, String>,
     /// Returns the time in seconds since 1970.
     clock: fn() -> u64,
@@ -68,23 +70,23 @@ pub struct Maa {
 struct State {
     services: HashMap<String, Arc<Server>>,
     words: HashMap<Asked, Said>,
-    /// The questions that run. Whoever waits for an answer has a reference, too.
+    /// The requests that run. Each caller that waits for the answer also holds a reference.
     running: HashMap<Asked, Arc<()>>,
-    /// The limits of chips that have asked lately, by CHIP_ID.
+    /// The limits of chips about which requests were sent lately, by CHIP_ID.
     chips: HashMap<[u8; 64], Limit>,
 }
 
-/// SHA-256 of URL, report and runtime data, in hexadecimal. The certificates are not a part of it: they say nothing that the report does not.
+/// SHA-256 of URL, report and runtime data, in hexadecimal. The certificates are not a part of it: they add nothing to the report.
 type Asked = String;
 
-/// What a service said of a report, and until when it counts.
+/// A service's verdict on a report, and how long it is valid.
 struct Said {
     word: Result<Arc<Word>, String>,
     until: Instant,
 }
 
 impl Maa {
-    /// Makes a client of the services whose certificates lead to these roots. It sends no request.
+    /// Makes a client of the services that these roots certify. Sends no request.
     pub fn new(roots: Result<Roots, String>, clock: fn() -> u64) -> Maa {
         Maa {
             roots,
@@ -94,7 +96,7 @@ impl Maa {
         }
     }
 
-    /// Returns what the service says of a report.
+    /// Returns the service's verdict on a report.
     pub fn word(&self, question: &Question<'_>, deadline: Instant) -> Result<Arc<Word>, String> {
         let Question {
             url,
@@ -144,8 +146,8 @@ impl Maa {
         word
     }
 
-    /// Returns what the service has said of a report, and waits for it if it is being asked. Without a word the caller is the one that asks,
-    /// if the chip has not had its share.
+    /// Returns the cached verdict on a report, or waits for a request about it that runs. If there is neither, and the chip has
+    /// quota left, the caller must send the request.
     fn wait(
         &self,
         asked: &Asked,
@@ -163,7 +165,7 @@ impl Maa {
                 state.running.insert(asked.clone(), Arc::default());
                 return Ok(None);
             };
-            // the map has a reference, and this caller
+            // one reference is the map's, and one this caller's
             if Arc::strong_count(&run) - 2 == MAX_WAITING {
                 return Err(format!(
                     "{MAX_WAITING} others wait for its answer: try again"
@@ -177,8 +179,8 @@ impl Maa {
         }
     }
 
-    /// Returns the word in an answer, and how long it counts. One that does not vouch for the report is asked for again soon: the service may
-    /// learn of new firmware.
+    /// Returns the verdict in an answer, and how long it is valid. A negative verdict is valid only for a short time: the service
+    /// may learn of new firmware.
     fn read(&self, url: &str, report: &Report, answer: &[u8]) -> Result<(Word, Duration), String> {
         let word = parse(answer)?;
         let left = word.expires.saturating_sub((self.clock)());
@@ -217,7 +219,7 @@ impl Maa {
     }
 }
 
-/// A question whose answer others wait for, until it is dropped.
+/// A running request, until it is dropped. Others may wait for its answer.
 struct Running<'a>(&'a Maa, &'a Asked);
 
 impl Drop for Running<'_> {
@@ -228,13 +230,13 @@ impl Drop for Running<'_> {
 }
 
 impl State {
-    /// Returns what was said of a report, if it still counts.
+    /// Returns the cached verdict on a report, if it is still valid.
     fn known(&self, asked: &Asked) -> Option<Result<Arc<Word>, String>> {
         let said = self.words.get(asked)?;
         (said.until > Instant::now()).then(|| said.word.clone())
     }
 
-    /// Counts a request about a chip, unless its machines have asked too often.
+    /// Counts a request about a chip. Fails if too many were sent about the chip's machines.
     fn count(&mut self, chip: &[u8; 64], now: Instant) -> Result<(), String> {
         if self.chips.len() >= MAX_WORDS {
             self.chips.retain(|_, limit| !limit.is_full(now));
@@ -247,7 +249,7 @@ impl State {
         })
     }
 
-    /// Takes back a request about a chip.
+    /// Gives back a counted request about a chip.
     fn give_back(&mut self, chip: &[u8; 64]) {
         if let Some(limit) = self.chips.get_mut(chip) {
             limit.give_back();
@@ -278,7 +280,7 @@ fn content(question: &Question<'_>) -> String {
         .to_string()
 }
 
-/// Returns the word in an answer: the claims of a token (RFC 7519), in the compact form of RFC 7515.
+/// Returns the verdict in an answer: the claims of a token (RFC 7519), in the compact form of RFC 7515.
 pub fn parse(answer: &[u8]) -> Result<Word, String> {
     #[derive(Deserialize)]
     struct Answer {
@@ -353,7 +355,7 @@ mod tests {
             ),
             (b"{\"token\":\"a.b\"}".to_vec(), "three parts"),
             (b"{\"token\":\"a.+.c\"}".to_vec(), "base64url"),
-            // also in a claim that does not count
+            // also in a claim that is not used
             (b"{\"token\":\"a.eyL_Ijox.c\"}".to_vec(), "not UTF-8"),
             (b"{\"error\":{}}".to_vec(), "no token"),
         ] {
@@ -395,7 +397,7 @@ mod tests {
         assert!(error.ends_with("is sent in 16 s: try again"), "{error}");
         state.count(&[2; 64], now).unwrap();
         state.count(&[1; 64], now + PAUSE_OF_CHIP).unwrap();
-        // the limits of those that are quiet again are forgotten
+        // limits that are fully available again are removed
         let later = now + PAUSE_OF_CHIP * (AT_ONCE_OF_CHIP + 1);
         for number in 0..=MAX_WORDS as u64 {
             let mut chip = [3; 64];

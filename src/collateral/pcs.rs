@@ -23,7 +23,7 @@ use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, hex};
 pub const INTEL: &str = "https://api.trustedservices.intel.com";
 /// Where Intel has the list of the root.
 const INTEL_ROOT: &str = "https://certificates.trustedservices.intel.com";
-/// What the URL of a PCCS may end with, as other tools write it.
+/// The ends that other tools write behind the URL of a PCCS.
 const PATH: &str = "/sgx/certification/v4";
 
 /// Maximum size of TCB information and identities in bytes: genuine ones have at most 20 KiB.
@@ -36,17 +36,17 @@ const CRL: &[&str] = &[
     "binary/octet-stream",
     "application/x-pkcs7-crl",
     "text/plain",
-    // Intel's PCCS sends digits in this type; they are parsed strictly
+    // Intel's PCCS sends hexadecimal digits with this media type; they are parsed strictly
     "text/html",
 ];
 
-/// Which evaluation of Intel counts after Intel published a vulnerability.
+/// Which of Intel's evaluations is used after Intel has published a vulnerability.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Update {
     /// The newest: a platform without the update is out of date at once.
     #[default]
     Early,
-    /// The one that Intel gives operators months to meet.
+    /// The earlier one: Intel gives operators months until they must meet the newest.
     Standard,
 }
 
@@ -65,7 +65,7 @@ impl std::str::FromStr for Update {
 /// A client of the service.
 pub struct Pcs {
     server: Server,
-    /// Where the list of the root is; the same server if `None`.
+    /// The server of the root's list; `None` if it is the same server.
     root: Option<Server>,
     update: Update,
 }
@@ -135,7 +135,7 @@ fn assembled(
 ) -> Result<Collateral, String> {
     let (tcb_info, tcb_info_signature) = signed("tcbInfo", &info.body)?;
     let (qe_identity, qe_identity_signature) = signed("enclaveIdentity", &identity.body)?;
-    // the name of the first field was another in version 3, and some caching services kept it
+    // the first name is that of version 4, the second that of version 3, which some caching services kept
     let of_info = ["TCB-Info-Issuer-Chain", "SGX-TCB-Info-Issuer-Chain"];
     Ok(Collateral {
         tcb_info,
@@ -168,8 +168,8 @@ pub fn issuer_chain(value: &str) -> Result<String, String> {
     Ok(pem)
 }
 
-/// Returns the exact bytes of the value that is signed, and the signature: `{"tcbInfo":{..},"signature":".."}`. A value that is
-/// parsed and written again would not be what Intel signed.
+/// Returns the exact bytes of the value that is signed, and the signature: `{"tcbInfo":{..},"signature":".."}`. If the value were
+/// parsed and written again, it would have other bytes than Intel signed.
 pub fn signed(name: &str, body: &[u8]) -> Result<(String, Hex), String> {
     #[derive(Deserialize)]
     struct Rest {
@@ -196,7 +196,7 @@ pub fn signed(name: &str, body: &[u8]) -> Result<(String, Hex), String> {
     Ok((value.to_owned(), rest.signature))
 }
 
-/// Returns the bytes of a list. A PCCS writes some as hexadecimal digits, with which DER never begins.
+/// Returns the bytes of a list. A PCCS writes some lists as hexadecimal digits. DER never begins with such a digit.
 pub fn der_or_digits(body: &[u8]) -> Vec<u8> {
     let digits = body.trim_ascii();
     let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);

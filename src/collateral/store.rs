@@ -1,5 +1,4 @@
-//! Where entries outlive the program: a directory, or one file of collateral. Nothing that comes from there is believed more than
-//! what comes from a server.
+//! Stores for fetched items: a directory, or one file of collateral. A store's content is trusted no more than a server's answer.
 
 use std::borrow::Cow;
 use std::fs::{self, DirBuilder, File};
@@ -11,20 +10,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::item::{Item, MAX_COLLATERAL, chip_of};
 
-/// Maximum number of files in a directory. For a further one the oldest certificate of a chip is deleted: strangers can name chips.
+/// Maximum number of files in a directory. A further file replaces the oldest certificate of a chip: strangers can name any chips.
 const MAX_FILES: usize = 4096;
 /// The beginning of the names of files that are being written.
 const TEMPORARY: &str = ".writing-";
 
-/// Keeps entries. Errors are logged, because a validation succeeds without it.
+/// A store. Its errors are logged and not returned, because a validation succeeds without it.
 pub trait Store: Send + Sync {
-    /// Returns what is kept of an item.
+    /// Returns the stored entry of an item.
     fn load(&self, item: &Item) -> Option<Stored>;
-    /// Keeps an item.
+    /// Stores an item.
     fn save(&self, item: &Item, bytes: &[u8]);
 }
 
-/// What is kept.
+/// A stored entry.
 pub struct Stored {
     /// The bytes, which may be anything.
     pub bytes: Vec<u8>,
@@ -32,7 +31,7 @@ pub struct Stored {
     pub fetched: u64,
 }
 
-/// Keeps nothing.
+/// Stores nothing.
 pub struct Nowhere;
 
 impl Store for Nowhere {
@@ -65,13 +64,13 @@ impl Directory {
             .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
             .and_then(|()| fs::rename(&temporary, self.0.join(name)));
         if written.is_err() {
-            // the error of the write is the one to tell
+            // return the error of the write, not that of the removal
             let _ = fs::remove_file(&temporary);
         }
         written
     }
 
-    /// Deletes the files beyond [`MAX_FILES`], and what a program that was killed left.
+    /// Deletes the files beyond [`MAX_FILES`], and temporary files that a killed program left behind.
     fn tidy(&self) -> io::Result<()> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.0)? {
@@ -96,10 +95,10 @@ impl Directory {
     }
 }
 
-/// Returns whether a file has a name as [`Item::name`] makes it.
+/// Returns whether a file's name is one that [`Item::name`] makes.
 fn is_of_a_cache(path: &Path) -> bool {
     let name = file_name(path);
-    // earlier versions kept the authorities, too
+    // earlier versions stored the authorities, too
     let starts = ["vcek-", "vlek-", "ask-", "asvk-", "tdx-", "issuer-"];
     starts.iter().any(|start| name.starts_with(start))
 }

@@ -1,4 +1,4 @@
-//! What the cache must know of certificates and revocation lists (RFC 5280): names and ends. The validator verifies them.
+//! Reads names and ends of validity from certificates and revocation lists (RFC 5280), for the cache. The validator verifies them.
 
 use base::der::{
     BIT_STRING, INTEGER, Malformed, OBJECT_IDENTIFIER, Reader, SEQUENCE, SET, context, seconds,
@@ -7,7 +7,7 @@ use base::der::{
 /// commonName, 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 
-/// A certificate. Nothing says yet who signed it.
+/// A certificate whose signature is not verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certificate {
     /// The common name of the subject.
@@ -18,7 +18,7 @@ pub struct Certificate {
     pub until: u64,
 }
 
-/// A list of revoked certificates. Nothing says yet who signed it.
+/// A list of revoked certificates whose signature is not verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RevocationList {
     /// The common name of the issuer.
@@ -60,7 +60,7 @@ impl RevocationList {
 
     fn read(der: &[u8]) -> Result<RevocationList, Malformed> {
         let mut tbs = Reader::new(signed(der)?);
-        // version 1 has no extensions, so no number either; nobody publishes it
+        // a list of version 1 has no extensions and so no number; nobody publishes such lists
         tbs.expect(INTEGER)?;
         tbs.expect(SEQUENCE)?;
         let issuer = common_name(tbs.expect(SEQUENCE)?)?;
@@ -70,7 +70,7 @@ impl RevocationList {
     }
 }
 
-/// Returns the signed part of SEQUENCE { signed part, algorithm, signature }, which nothing follows.
+/// Returns the signed part of SEQUENCE { signed part, algorithm, signature }. No bytes may follow.
 fn signed(der: &[u8]) -> Result<&[u8], Malformed> {
     let mut outer = Reader::new(der);
     let mut parts = Reader::new(outer.expect(SEQUENCE)?);
