@@ -1,9 +1,9 @@
 //! The address of the API server, its authentication, and the client's credentials: from a
 //! kubeconfig (Kubernetes' `v1 Config`) or from the files of a pod.
 //!
-//! Features of a kubeconfig other than certificate and token are refused and not ignored: programs
-//! to run, passwords, proxies, servers without authentication, and acting as another user. What the
-//! current context does not use is not judged.
+//! A kubeconfig can have other features than certificate and token: programs to run, passwords, proxies, servers without
+//! authentication, and acting as another user. Such features are refused, not ignored. Entries that the current context does not
+//! use are not checked.
 
 use std::collections::{BTreeSet, HashMap};
 use std::env;
@@ -32,8 +32,8 @@ pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount
 
 /// The maximum size of a kubeconfig, a bundle of CAs or a token.
 const MAX_FILE: usize = 1 << 20;
-/// How often a token is read again. The kubelet replaces it after four fifths of its validity,
-/// which is at least ten minutes, and the old one stays valid meanwhile.
+/// How often a token is read again. A token is valid for at least ten minutes. The kubelet replaces it after four fifths of that
+/// time, so the old one is still valid then.
 const TOKEN_AGE: Duration = Duration::from_secs(60);
 
 /// How to reach a cluster.
@@ -58,8 +58,8 @@ impl Config {
         Config::from_kubeconfig_files(&[path.into()])
     }
 
-    /// Reads the current context of several kubeconfigs, as kubectl does for `$KUBECONFIG`: the first
-    /// entry of a name counts. Of several files, those that do not exist are left out.
+    /// Reads the current context of several kubeconfigs, as kubectl does for `$KUBECONFIG`. If several entries have the same name,
+    /// the first one counts. If there are several files, missing ones are skipped.
     pub fn from_kubeconfig_files(paths: &[PathBuf]) -> Result<Config, Error> {
         let mut all: Option<Kubeconfig> = None;
         let (mut names, mut missing) = (Vec::new(), None);
@@ -121,7 +121,7 @@ impl Config {
         )
     }
 
-    /// Creates a configuration from a server and a directory with `ca.crt` and `token`.
+    /// Creates a configuration from the server's address and a directory with `ca.crt` and `token`.
     pub fn of_service_account(server: &str, directory: &Path) -> Result<Config, Error> {
         let (ca, token) = (directory.join("ca.crt"), directory.join("token"));
         let roots = certificates(&ca.display().to_string(), &read(&ca)?)?;
@@ -206,7 +206,7 @@ impl TokenFile {
         }
     }
 
-    /// Returns the present token. If a new one cannot be read, the old one is used.
+    /// Returns the current token. If a new one cannot be read, returns the old one.
     pub fn token(&mut self) -> Result<Zeroizing<String>, Error> {
         match &self.read {
             Some((token, at)) if self.path.is_none() || at.elapsed() < TOKEN_AGE => {
@@ -263,8 +263,7 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Error> {
 fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
     let io_error = |error| Error::File(path.into(), error);
     let file = File::open(path).map_err(io_error)?;
-    // The capacity is sufficient for the whole file, because a growing vector would leave copies
-    // behind.
+    // The capacity is sufficient for the whole file, because a growing vector would leave copies of the token in freed memory.
     let len = file
         .metadata()
         .map_err(io_error)?
@@ -292,7 +291,7 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     match certificates {
         Ok(certificates) if !certificates.is_empty() => Ok(certificates),
         Ok(_) => Err(config_error(name, "it contains no certificate")),
-        // the library's error shows a line of the file, which can be a private key by mistake
+        // the library's error shows a line of the file, and the file can be a private key by mistake
         Err(_) => Err(config_error(name, "expected certificates in PEM")),
     }
 }
@@ -356,7 +355,7 @@ struct User {
     client_key: Option<PathBuf>,
     client_key_data: Option<Zeroizing<String>>,
     token: Option<Zeroizing<String>>,
-    // In camel case, as an exception among its neighbours.
+    // This name is in camel case, unlike its neighbours.
     #[serde(rename = "tokenFile")]
     token_file: Option<PathBuf>,
     username: Option<IgnoredAny>,
@@ -396,7 +395,7 @@ impl Kubeconfig {
         })
     }
 
-    /// Adds the entries of a further file. The first one of a name counts.
+    /// Adds the entries of a further file. If two entries have the same name, the first one counts.
     fn add(&mut self, further: Kubeconfig) {
         if self.current_context.is_empty() {
             self.current_context = further.current_context;
@@ -406,7 +405,7 @@ impl Kubeconfig {
         add(&mut self.users, further.users);
     }
 
-    /// Returns the configuration of the current context. `name` is that of the file in errors.
+    /// Returns the configuration of the current context. `name` is the file's name in errors.
     fn current(self, name: &str) -> Result<Config, Error> {
         if self.current_context.is_empty() {
             return Err(config_error(name, "current-context is missing"));
@@ -584,8 +583,8 @@ fn refuse(name: &str, unsupported: &[(bool, &str)]) -> Result<(), Error> {
     }
 }
 
-/// Returns the data of a field in the kubeconfig or in the file that it names. The former has
-/// precedence, as in kubectl.
+/// Returns the data of a field in the kubeconfig or in the file that it names. The data in the kubeconfig has precedence, as in
+/// kubectl.
 fn either(
     origin: &Origin,
     field: &str,
@@ -659,7 +658,7 @@ mod tests {
         );
     }
 
-    /// The library would show the line, which is the key.
+    /// The library's own error would show the line, which is the key.
     #[test]
     fn no_part_of_a_key_in_one_line_is_shown() {
         let (certificate, key) = pair();
@@ -693,7 +692,7 @@ mod tests {
         assert!(parsed(files).certificate.is_some() && parsed(files).token.is_none());
         let token = |user: &str| parsed(user).token.unwrap().token().unwrap();
         assert_eq!(*token("    token: abc\n"), "abc");
-        // a file that cannot be read does not count, as in kubectl
+        // a token file that cannot be read is skipped, as in kubectl
         let both = "    tokenFile: t\n    token: abc\n";
         assert_eq!(*token(both), "abc");
         std::fs::write(dir.path().join("t"), "of-file\n").unwrap();
@@ -786,7 +785,7 @@ mod tests {
         assert_eq!(file.token().unwrap().as_str(), "first");
         assert!(!file.refused("first"));
         std::fs::write(&path, "second").unwrap();
-        // The file is not read for every call.
+        // The token file is not read at every call.
         assert_eq!(file.token().unwrap().as_str(), "first");
         assert!(file.refused("first"));
         assert_eq!(file.token().unwrap().as_str(), "second");

@@ -1,4 +1,4 @@
-//! The errors of calls, for the operator.
+//! The errors of calls to the API server.
 
 use std::fmt;
 use std::io;
@@ -63,9 +63,9 @@ pub struct Refused {
     pub request: String,
     /// The HTTP status.
     pub code: u16,
-    /// The reason for programs, such as `AlreadyExists`. May be empty.
+    /// The machine-readable reason, such as `AlreadyExists`. May be empty.
     pub reason: String,
-    /// The message for people. May be empty.
+    /// The human-readable message. May be empty.
     pub message: String,
     /// When the request may be repeated.
     pub retry_after: Option<Duration>,

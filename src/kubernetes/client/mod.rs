@@ -61,9 +61,9 @@ const PAGE: usize = 250;
 const SMALL_PAGE: usize = 20;
 /// How often a change is tried again after a conflict.
 const CONFLICTS: usize = 20;
-/// How often a request is repeated after status 500, which covers the time of an election in etcd.
+/// How often a request is repeated after status 500. The repetitions take longer than an election in etcd.
 const TRIES_OF_500: usize = 5;
-/// How often a list starts again because the version of its first page is no longer available.
+/// How often a list starts again if the version of its first page is no longer available.
 const LISTS: usize = 3;
 /// The number of threads that may call at the same time.
 const CONNECTIONS: usize = 32;
@@ -102,7 +102,7 @@ pub struct List {
     pub resource_version: String,
 }
 
-/// Wipes every text in an object that contained a secret.
+/// Wipes every text in an object that contains a secret.
 pub fn wipe(value: &mut Value) {
     match value {
         Value::String(text) => text.zeroize(),
@@ -250,9 +250,7 @@ impl Client {
         }
     }
 
-    /// Creates an object, which contains its name. [`Client::create_subresource`] creates
-    /// subresources (`pods/eviction`).
-    /// [`Client::create_subresource`].
+    /// Creates an object, which contains its name. [`Client::create_subresource`] creates subresources (`pods/eviction`).
     pub fn create(&self, collection: &Collection, object: &Value) -> Result<Value, Error> {
         let name = object
             .pointer("/metadata/name")
@@ -266,8 +264,8 @@ impl Client {
         })
     }
 
-    /// Creates an object unless one of its name exists, with any contents. Returns whether it was
-    /// created. The result is correct even if an answer was lost.
+    /// Creates an object unless one with its name exists, whatever that one contains. Returns whether it was created. The result is
+    /// correct even if an answer was lost.
     pub fn create_if_absent(&self, collection: &Collection, object: &Value) -> Result<bool, Error> {
         let deadline = Instant::now() + self.time;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
@@ -334,8 +332,8 @@ impl Client {
         )
     }
 
-    /// Applies an object (server-side apply, forced). Its fields then belong to our field manager.
-    /// Fields that we applied earlier and that are missing now are removed.
+    /// Applies an object (server-side apply, forced). Our field manager then owns its fields. The server removes fields that we
+    /// applied earlier and that are missing now.
     pub fn apply(&self, object: &Object, fields: &Value) -> Result<Value, Error> {
         self.server_side_apply(object, "", fields)
     }
@@ -649,7 +647,7 @@ impl Client {
             server,
             why,
             sent,
-            // The certificate does not belong to the cluster: repeating does not help.
+            // The server's certificate is not from the cluster's CA: another attempt would fail too.
             untrusted: error.kind == Kind::Certificate,
             after: started.elapsed(),
         }
@@ -756,7 +754,7 @@ fn refused(request: &Request, answer: Answer) -> Error {
     let text = answer.beginning(MAX_REFUSAL);
     let status = match serde_json::from_slice::<Status>(&text) {
         Ok(status) if status.kind == "Status" => status,
-        // The answer of a proxy, or of a starting server.
+        // This is the answer of a proxy, or of a server that is starting.
         _ => Status {
             message: String::from_utf8_lossy(&text).trim().to_owned(),
             ..Status::default()

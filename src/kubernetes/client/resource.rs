@@ -89,10 +89,10 @@ pub const VALIDATING_ADMISSION_POLICY_BINDINGS: Resource = Resource::cluster(
     "v1",
     "validatingadmissionpolicybindings",
 );
-/// JoiningNodes of the old system.
+/// JoiningNodes of Constellation.
 pub const JOINING_NODES: Resource =
     Resource::cluster("update.edgeless.systems", "v1alpha1", "joiningnodes");
-/// NodeVersions of the old system.
+/// NodeVersions of Constellation.
 pub const NODE_VERSIONS: Resource =
     Resource::cluster("update.edgeless.systems", "v1alpha1", "nodeversions");
 
@@ -326,8 +326,8 @@ impl fmt::Display for Object {
     }
 }
 
-/// Escapes one segment of a path, or one value of a query: all but the unreserved characters (RFC
-/// 3986 §2.3). A segment of dots only is escaped too, because a path would resolve it.
+/// Escapes one segment of a path, or one value of a query: all but the unreserved characters (RFC 3986 §2.3). A segment that
+/// consists of dots is escaped too, because it would change the path.
 pub(super) fn escaped(text: &str) -> String {
     match text.bytes().all(|byte| byte == b'.') {
         true => "%2E".repeat(text.len()),

@@ -6,9 +6,8 @@
 //!    └── 410, too old ──────┘
 //! ```
 //!
-//! The server ends a stream after a minute. Before that, it sends bookmarks: versions without a
-//! change, at which a quiet collection can continue. Within a minute, a dead connection is noticed,
-//! too.
+//! The server ends a stream after a minute. Before that, it sends bookmarks: versions without a change, at which the watch of an
+//! unchanged collection can continue. So a dead connection, too, is noticed within a minute.
 
 use std::io::{self, BufRead, BufReader};
 use std::time::{Duration, Instant};
@@ -118,7 +117,7 @@ impl Watch {
     /// Waits up to `time` for the next event; `None` if there is none.
     pub fn next_within(&mut self, time: Duration) -> Result<Option<Event>, Error> {
         let deadline = Instant::now() + time;
-        // An open stream was opened for a whole round.
+        // A stream that is open already was opened for a whole round.
         self.stream = None;
         while Instant::now() < deadline {
             if let Some(event) = self.step(Some(deadline))? {
