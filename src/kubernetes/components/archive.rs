@@ -6,10 +6,9 @@
 //! other entry ends the extraction with an error, and the caller deletes the directory. Owners and
 //! times are ignored. A file keeps its mode, without write permission for group and others.
 //!
-//! No entry gets outside: a name has no `..` and no leading `/`, and each directory on its path is
-//! checked to be a directory and not a link. The target of a link is relative. It has `..` only at
-//! its beginning, and at most as many as the depth of the link. A `..` after a name could leave
-//! through another link, but one at the beginning starts in a known directory.
+//! No entry gets outside: a name has no `..` and no leading `/`, and each directory on its path is checked to be a directory and
+//! not a link. The target of a link is relative. It has `..` only at its beginning, and at most as many as the depth of the link. A
+//! `..` after a name could follow another link to the outside. At the beginning it starts in a known directory.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -27,7 +26,7 @@ use base::stop::Stop;
 
 /// The maximum number of entries and directories together. CNI plugins have about 20.
 const MAX_ENTRIES: usize = 10_000;
-/// The maximum number of bytes of all files. Kubernetes' server binaries have less than half of it.
+/// The maximum number of bytes of all files. Kubernetes' server binaries have less than half of this number.
 const MAX_UNPACKED: u64 = 2 << 30;
 /// The maximum ratio of extracted to compressed bytes. Go binaries have 2 to 4; DEFLATE reaches
 /// 1032.
@@ -121,8 +120,7 @@ fn unpack_tar(reader: impl Read, limit: u64, root: &Path, stop: &Stop) -> Result
     Ok(tree.made)
 }
 
-/// A reader that ends with an error at a limit, because everything between the data of two files is
-/// read into memory.
+/// A reader that fails at a limit. It is needed because the library reads everything between the data of two files into memory.
 struct Metered<R> {
     reader: R,
     allowance: Rc<Cell<u64>>,
@@ -152,11 +150,11 @@ struct Tree<'a> {
 impl Tree<'_> {
     fn make<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>, stop: &Stop) -> Result<(), Error> {
         let kind = entry.header().entry_type();
-        // It describes the archive, not a file: `git archive` stores its commit there.
+        // This entry describes the archive and not a file: `git archive` stores the commit there.
         if kind == EntryType::XGlobalHeader {
             return Ok(());
         }
-        // Before POSIX, a directory was a file whose name ends with a slash.
+        // In archives from before POSIX, a directory is a file whose name ends with a slash.
         let is_old_directory = kind == EntryType::Regular && entry.path_bytes().ends_with(b"/");
         let name = entry
             .path()
@@ -348,8 +346,7 @@ fn stays_inside(target: &Path, depth: usize) -> bool {
         && ups <= depth
 }
 
-/// A sparse file of GNU tar in pax format looks like a regular file. Its contents are a map and the
-/// blocks between the holes.
+/// A sparse file of GNU tar in pax format looks like a regular file. It contains a map of its holes, and the blocks between them.
 fn has_sparse_records<R: Read>(entry: &mut tar::Entry<'_, R>) -> bool {
     let records = entry.pax_extensions().ok().flatten();
     records.is_some_and(|mut records| {

@@ -16,8 +16,7 @@ use super::place;
 use crate::parameters::Version;
 use proto::components::Component as Wire;
 
-/// The default directories for components, as in the old system's lists. Their subdirectories are
-/// permitted too.
+/// The default directories for components, as in Constellation's lists. Their subdirectories are permitted too.
 pub const DIRECTORIES: [&str; 3] = ["/run/state/bin", "/opt/cni/bin", "/opt/kubernetes/patches"];
 
 /// What a list of components may contain.
@@ -216,9 +215,8 @@ fn parse_hash(text: &str) -> Result<Option<Digest>, String> {
     Ok(Some(digest))
 }
 
-/// Returns the identifier of a list in the cluster: `sha256:` and the hash of the concatenated
-/// hashes. URLs and places do not count, nor do components without a hash (the old system's
-/// patches).
+/// Returns the identifier of a list in the cluster: `sha256:` and the hash of the concatenated hashes. It does not depend on URLs,
+/// on the places of files, or on components without a hash (Constellation's patches).
 pub fn list_hash(list: &[Wire]) -> String {
     let hashes: String = list
         .iter()
@@ -227,8 +225,8 @@ pub fn list_hash(list: &[Wire]) -> String {
     format!("sha256:{}", hex(&digest_of(hashes.as_bytes())))
 }
 
-/// Parses the JSON list of components. Each key has its present name, or, if that value is empty,
-/// the name of the old system.
+/// Parses the JSON list of components. Each key has the present name. If the value of that key is empty, the key with
+/// Constellation's name counts.
 pub fn read_list(json: &str) -> Result<Vec<Wire>, String> {
     let list: Vec<Value> =
         serde_json::from_str(json).map_err(|error| format!("components: {error}"))?;
@@ -263,7 +261,7 @@ pub fn read_list(json: &str) -> Result<Vec<Wire>, String> {
 /// The beginning of the names of the ConfigMaps with components.
 pub const CONFIG_MAP_PREFIX: &str = "k8s-components-";
 
-/// Returns the ConfigMap by which joining nodes install this list. Its name and its form are those of the old system.
+/// Returns the ConfigMap by which joining nodes install this list. Its name and its form are Constellation's.
 pub fn config_map(version: &Version, list: &[Wire]) -> Value {
     let name = format!("{CONFIG_MAP_PREFIX}{}", list_hash(list).replace(':', "-"));
     let data = json!({"components": list_json(list), "cluster-version": version.to_string()});

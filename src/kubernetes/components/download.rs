@@ -20,10 +20,10 @@ use http::{Answer, Client, Kind, Policy, Roots, shown};
 /// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// Statuses that are tried again, as in the old system: the server or a proxy is overloaded.
+/// Statuses after which the download is tried again, as Constellation does: the server or a proxy is overloaded.
 const PASSING: [u16; 6] = [408, 425, 429, 502, 503, 504];
 
-/// The most redirects that a download follows.
+/// The maximum number of redirects that a download follows.
 const REDIRECTS: u32 = 10;
 
 /// The HTTP client for all downloads, and whether it has any trusted certificate. Without one, no
@@ -118,12 +118,12 @@ impl Download<'_> {
 
     /// Sends one request for the whole file or its missing rest.
     fn fetch(&self, partial: &mut Partial, path: &Path, deadline: Instant) -> Result<(), Failure> {
-        // Without a hash, pieces of two versions of the file could be combined.
+        // Without a hash it would go unnoticed if the pieces were of two versions of the file.
         if self.expected.is_none() && partial.etag.is_none() {
             partial.start_over(path)?;
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        // If only TLS authenticates the data, a redirect must not leave TLS.
+        // Without a hash only TLS authenticates the data, so a redirect must not lead to plain HTTP.
         let only_tls = self.expected.is_none() && is_tls(self.url);
         let range = format!("bytes={}-", partial.len);
         let mut fields = vec![];

@@ -1,4 +1,4 @@
-//! The reasons why a component is not installed, for the operator.
+//! The reasons why a component is not installed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub enum Error {
         /// How long it was tried.
         after: Duration,
     },
-    /// The component is too long.
+    /// The component has too many bytes.
     TooLong {
         /// The component.
         what: String,

@@ -66,7 +66,7 @@ pub fn install(
         while let Some((number, component)) = take(components, &next)
             && !end.is_stopped()
         {
-            // The receiver exists longer than the threads.
+            // Sending cannot fail: the receiver lives longer than the threads.
             let tell = |step: Result<Step, Error>| drop(steps.send((number, step)));
             let one = One {
                 number,
@@ -157,8 +157,7 @@ impl One<'_> {
         Ok(Step::Installed)
     }
 
-    /// Checks that no link below the allowed directory leads out of it. The directory itself may be
-    /// reached by links.
+    /// Checks that no link below the allowed directory leads out of it. The path to that directory may contain links.
     fn check_place(&self) -> Result<(), Error> {
         let parent = self.component.parent();
         fs::create_dir_all(&self.component.directory)

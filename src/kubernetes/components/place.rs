@@ -18,9 +18,9 @@ use super::archive::Unpacked;
 use super::digest::{Digest, hex};
 use super::error::Error;
 
-/// The mode of a component that is a single file, as in the old system.
+/// The mode of a component that is a single file, as in Constellation.
 const MODE: u32 = 0o544;
-/// The maximum size of a list. It is sufficient for ten times the permitted number of files.
+/// The maximum size of a list. It has room for ten times the permitted number of files.
 const MAX_LIST: u64 = 16 << 20;
 
 /// A staging directory beside the place of a component. It is removed when dropped.
@@ -32,7 +32,7 @@ impl Staging {
     pub fn new(directory: &Path, number: usize) -> Result<Staging, Error> {
         fs::create_dir_all(directory).map_err(|error| Error::io("make", directory, error))?;
         let path = directory.join(format!(".firstlight-{number}.new"));
-        // The remains of an interrupted run.
+        // An interrupted run may have left this directory.
         if path.symlink_metadata().is_ok() {
             fs::remove_dir_all(&path).map_err(|error| Error::io("remove", &path, error))?;
         }
@@ -65,7 +65,7 @@ impl Staging {
         sync(place.parent().unwrap_or(place))
     }
 
-    /// Moves the extracted files into `directory`. Then writes the list, if there is a hash.
+    /// Moves the extracted files into `directory`. Then writes the list of files, if the component has a hash.
     pub fn publish_tree(
         &self,
         unpacked: &Unpacked,
@@ -109,7 +109,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // If this fails, the next run removes the directory.
+        // If the removal fails, the next run removes the directory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -564,7 +564,7 @@ fn https_is_trusted_by_the_image_s_bundle_only() {
     node.install(&[component]).0.unwrap();
     assert_eq!(fs::read(node.path("kubelet")).unwrap(), b"program");
 
-    // A redirect may leave TLS only with a hash.
+    // A redirect may lead to plain HTTP only if the component has a hash.
     let url = url.replace("/file", "/redirected");
     node.install(&[node.component(&url, b"program", "kubeadm")])
         .0
@@ -1107,7 +1107,7 @@ fn bombs_are_refused_before_they_fill_the_disk() {
         "{outcome:?}"
     );
 
-    // A few long names create many directories.
+    // A few entries with long names create many directories.
     let deep: Vec<u8> = (0..100)
         .flat_map(|number| {
             let name = format!("{number}/{}", "d/".repeat(500));
@@ -1310,7 +1310,7 @@ fn mutated_archives_are_unpacked_or_refused_and_stay_inside() {
     assert!(unpack(&valid).0.is_ok());
     let (mut good, mut bad) = (0, 0);
     for mutant in mutations(&valid, 3000) {
-        // Most mutants would fail early because of a wrong checksum.
+        // Without right checksums, most mutants would fail early.
         let fixed: Vec<u8> = mutant.chunks(512).flat_map(with_checksum).collect();
         let (outcome, outer) = unpack(&fixed);
         match outcome {
@@ -1365,7 +1365,7 @@ fn mutated_urls_and_hashes_give_a_component_or_an_error() {
 
 #[test]
 fn a_list_is_known_by_the_old_system_s_name_and_written_in_its_form() {
-    // The old system's list for v1.31.13, and the name of its ConfigMap.
+    // Constellation's list for v1.31.13, and the name of its ConfigMap.
     let hashes = [
         "ab3bda535f9d90766cccc90d3dddb5482003dd744d7f22bcf98186bf8eea8be6",
         "8307399e714626e69d1213a4cd18c8dec3d0201ecdac009b1802115df8973f0f",
