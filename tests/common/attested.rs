@@ -1,4 +1,4 @@
-//! Attested TLS with attestation that anybody can issue, for tests of the layers above it.
+//! Attested TLS with a dummy attestation that any peer can issue, for tests of the layers above.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use rpc::grpc::{CallOptions, Channel};
 use transport::Transport;
 use verifier::{IssueError, Issuer, Oid, ValidateError, Validator};
 
-/// Attestation that anybody can issue: a peer with it is accepted, a peer without it is refused.
+/// A dummy attestation that any peer can issue. A peer that has it is accepted; a peer without it is refused.
 pub struct Anybody;
 
-/// OID 1.3.9900.1.1, the old system's variant for tests.
+/// OID 1.3.9900.1.1, Constellation's variant for tests.
 const DUMMY_OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
 
 impl Issuer for Anybody {

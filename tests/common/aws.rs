@@ -22,11 +22,11 @@ const LATEST: &str = "/latest/";
 /// The instance metadata service of one instance.
 #[derive(Default)]
 pub struct Imds {
-    /// What it has at each path below `/latest/`.
+    /// Its answer for each path below `/latest/`.
     pub content: Mutex<Vec<(String, String)>>,
     /// The number of the valid token.
     pub token: AtomicU64,
-    /// How many tokens, and how many credentials, it gave.
+    /// How many tokens and how many credentials it has given.
     pub tokens: AtomicUsize,
     pub credentials: AtomicUsize,
 }
@@ -115,17 +115,17 @@ impl Imds {
     }
 }
 
-/// moto with a cluster in it.
+/// moto, with the resources of a cluster.
 pub struct Moto {
-    /// What `aws.py` prints.
+    /// The output of `aws.py`.
     pub cluster: Value,
     _process: Child,
-    /// Its end ends moto.
+    /// When this pipe closes, moto ends.
     _input: ChildStdin,
 }
 
 impl Moto {
-    /// Returns the one of all tests. It ends with its standard input, and thus with this process.
+    /// Returns the instance that all tests share. It ends when its standard input closes, so it ends with this process.
     pub fn get() -> &'static Moto {
         static MOTO: LazyLock<Moto> = LazyLock::new(Moto::start);
         &MOTO
@@ -141,7 +141,7 @@ impl Moto {
             .unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
-        // moto says where it listens before our line
+        // moto prints its address before our line
         while !line.starts_with('{') {
             line.clear();
             assert!(output.read_line(&mut line).unwrap() > 0, "moto has ended");
@@ -162,7 +162,7 @@ impl Moto {
         )
     }
 
-    /// Returns the place of the services for this machine, and its metadata service.
+    /// Returns the argument of `--metadata` for this machine, and its metadata service.
     pub fn place(&self, number: usize) -> (String, Arc<Imds>) {
         let machine = &self.cluster["machines"][number];
         let role = machine["role"].as_str().unwrap();
@@ -172,7 +172,7 @@ impl Moto {
     }
 }
 
-/// Returns the place of the services, as `--metadata` names it.
+/// Returns the addresses of the services, as an argument of `--metadata`.
 pub fn place(imds: &str, api: &str) -> String {
     format!("{imds},ec2={api},elb={api},tagging={api}")
 }

@@ -33,7 +33,7 @@ impl Request {
         value(&self.query, name)
     }
 
-    /// Returns the value of a field of the form that the body is.
+    /// Returns the value of a field, if the body is a form.
     pub fn form(&self, name: &str) -> Option<String> {
         value(&parameters(&self.body), name).map(str::to_owned)
     }
@@ -89,7 +89,7 @@ pub fn start(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Str
     url
 }
 
-/// Starts a server with TLS and a certificate of its own. Returns its URL and the certificate in PEM.
+/// Starts a server with TLS and a new certificate. Returns its URL and the certificate in PEM.
 pub fn start_tls(answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> (String, String) {
     let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());

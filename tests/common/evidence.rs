@@ -1,4 +1,4 @@
-//! A host that gives evidence, and a client that meets the server which proves itself by it.
+//! A host that gives evidence, and a client that connects to a server whose proof is this evidence.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use bootstrapper::evidence::{self, Evidence};
 use proto::attested::Collateral;
 use verifier::{Identity, IssueError, Issuer, Oid, Request};
 
-/// Has a host give this evidence at a socket, which may have been another host's, until the process ends.
+/// Starts a host that gives this evidence at a socket until the process ends. It replaces an earlier host at the socket.
 pub fn give(evidence: Evidence, socket: &Path) {
     let _ = fs::remove_file(socket);
     let listener = UnixListener::bind(socket).unwrap();
@@ -20,7 +20,8 @@ pub fn give(evidence: Evidence, socket: &Path) {
     thread::spawn(move || evidence::accept(&listener, &host, Duration::from_secs(600)));
 }
 
-/// Connects a client to a server that proves itself by this issuer and demands nothing. Returns why the client refuses it.
+/// Connects a client to a server that issues its proof with this issuer and requires none from the client. Returns the reason why
+/// the client refuses the server.
 pub fn meet(client: &atls::Client, issuer: Arc<dyn Issuer>) -> Result<(), String> {
     let server = atls::Server::new(None, vec![]).attest_strong(issuer);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -33,7 +34,7 @@ pub fn meet(client: &atls::Client, issuer: Arc<dyn Issuer>) -> Result<(), String
     met.map_err(|error| error.to_string())
 }
 
-/// Proves what its issuer proves, and brings other collateral.
+/// An issuer with the proofs of another issuer, but with other collateral.
 pub struct Bringing {
     pub issuer: Arc<dyn Issuer>,
     pub collateral: Collateral,

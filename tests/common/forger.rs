@@ -18,7 +18,7 @@ pub struct Forger {
 }
 
 impl Forger {
-    #[allow(clippy::new_without_default)] // each has another key
+    #[allow(clippy::new_without_default)] // each forger has another key
     pub fn new() -> Forger {
         const MAKE: &str = "openssl genrsa 2048 | openssl pkcs8 -topk8 -nocrypt -outform DER";
         let made = Command::new("sh").args(["-c", MAKE]).output().unwrap();
@@ -27,19 +27,19 @@ impl Forger {
         }
     }
 
-    /// Returns the Name that its key would have in a TPM.
+    /// Returns the Name that the forger's key would have in a TPM.
     pub fn key_name(&self) -> KeyName {
         KeyName::of(&joined(&self.parts(&[], &[]).key))
     }
 
-    /// Returns what makes the document of a machine whose PCRs are zero, except for those that every firmware extends.
+    /// Returns a forger for the document of a machine whose PCRs are zero, except for those that every firmware extends.
     pub fn parts(&self, user_data: &[u8], nonce: &[u8]) -> Parts<'_> {
         let components: RsaPublicKeyComponents<Vec<u8>> = self.key.public_key().into();
         let extra_data = sha256(&sha256(&[user_data, nonce].concat()));
         Parts {
             forger: self,
             user_data: user_data.to_vec(),
-            // by the genuine template
+            // the key has the genuine template
             key: vec![
                 ("type", b"\0\x01".to_vec()),
                 ("nameAlg", b"\0\x0b".to_vec()),
@@ -90,18 +90,18 @@ impl Issuer for Forger {
 /// The fields of a structure, with their names, in their order.
 pub type Fields = Vec<(&'static str, Vec<u8>)>;
 
-/// What a document contains, field by field.
+/// The content of a document, field by field.
 pub struct Parts<'a> {
     forger: &'a Forger,
     user_data: Vec<u8>,
     /// TPMT_PUBLIC (TCG, "Trusted Platform Module Library", part 2, §12.2.4).
     pub key: Fields,
-    /// TPMS_ATTEST (§10.12). The digest follows from the values, and the signer from the key unless it is set.
+    /// TPMS_ATTEST (§10.12). The digest is computed from the values. The signer is computed from the key, unless it is set.
     pub attest: Fields,
     /// The algorithms in TPMT_SIGNATURE (§11.3.4).
     pub signature: [u8; 4],
     pub values: BTreeMap<u32, Vec<u8>>,
-    /// In place of the digest of the values.
+    /// If it is set, it replaces the digest of the values.
     pub digest: Option<Vec<u8>>,
 }
 
@@ -131,7 +131,7 @@ impl Parts<'_> {
         ))
     }
 
-    /// Returns the document, with a good signature over what is in it.
+    /// Returns the document, with a valid signature over its content.
     pub fn document(mut self) -> Vec<u8> {
         let values: Vec<u8> = self.values.values().flatten().copied().collect();
         let digest = self.digest.take().unwrap_or_else(|| sha256(&values));
@@ -172,7 +172,7 @@ fn joined(fields: &Fields) -> Vec<u8> {
     fields.iter().flat_map(|field| field.1.clone()).collect()
 }
 
-/// Returns a TPM2B: the bytes behind their length.
+/// Returns a TPM2B: the length, then the bytes.
 pub fn sized(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
 }

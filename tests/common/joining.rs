@@ -1,5 +1,5 @@
-//! The surroundings of a node that joins: a cluster's CAs, a join service with the test's answers, a kubeadm that notes its
-//! arguments, and a root file system for the node, so that the test writes nothing to this machine's.
+//! The environment of a node that joins: a cluster's CAs, a join service with the test's answers, and a kubeadm that records its
+//! arguments. The node has its own root file system, so that the test writes nothing to this machine's.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -33,8 +33,8 @@ pub const TOKEN: &str = "abcdef.0123456789abcdef";
 const OWN: &str = "etc opt run var/lib";
 
 impl Setting {
-    /// `bootstrapper` of a machine of this role, with its own `/etc`, `/opt`, `/run` and `/var/lib`: they are
-    /// folders of this test. `/etc` has the host name `localhost` and no other.
+    /// `bootstrapper` of a machine of this role. Its `/etc`, `/opt`, `/run` and `/var/lib` are folders of this test. In
+    /// `/etc/hosts` the only name is `localhost`.
     pub fn joining(&self, disk: &Path, role: &str) -> Command {
         self.metadata
             .set_self(&self.instance("Node_2", 2).replace("ControlPlane", role));
@@ -67,8 +67,8 @@ impl Setting {
         fs::read_to_string(self.path("kubeadm/calls")).unwrap_or_default()
     }
 
-    /// A cluster whose nodes get a kubeadm that notes its arguments, and the files it finds, in `kubeadm/` of this test, and
-    /// then does what `more` says: shell commands, with the number of the call in `$n`.
+    /// A cluster whose nodes get a kubeadm that records its arguments, and the files that it finds, in `kubeadm/` of this test.
+    /// Then it runs the shell commands in `more`, with the number of the call in `$n`.
     pub fn cluster(&self, more: &str) -> Arc<Cluster> {
         let (ca, notes) = (self.path("ca"), self.path("kubeadm"));
         fs::create_dir_all(&ca).unwrap();
@@ -99,8 +99,8 @@ impl Setting {
         })
     }
 
-    /// A join service on machine `number` that proves nothing, as those of the old system: `answer` is called for each request, with
-    /// how many came before it.
+    /// A join service on machine `number` that proves nothing, like Constellation's. It calls `answer` for each request, with the
+    /// number of earlier requests.
     pub fn join_service_that<A>(&self, number: u8, answer: A) -> JoinService
     where
         A: Fn(&Call, IssueJoinTicketRequest, u32) -> Result<IssueJoinTicketResponse, Status>
@@ -111,7 +111,7 @@ impl Setting {
         self.serve_joins(number, answer, atls::Server::only_old)
     }
 
-    /// As [`Setting::join_service_that`], but the service proves its machine with `issuer`.
+    /// Like [`Setting::join_service_that`], but the service proves its machine with `issuer`.
     pub fn join_service_of<A>(&self, number: u8, issuer: Arc<dyn Issuer>, answer: A) -> JoinService
     where
         A: Fn(&Call, IssueJoinTicketRequest, u32) -> Result<IssueJoinTicketResponse, Status>

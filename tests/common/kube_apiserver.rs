@@ -32,14 +32,14 @@ pub struct Cluster {
     api_server: Option<Process>,
 }
 
-/// A program that ends when its standard input closes, so that none is left however the test ends.
+/// A program that ends when its standard input closes, so that it ends however the test ends.
 pub struct Process(Child);
 
 impl Process {
     fn start(log: &Path, program: &Path, arguments: &[String]) -> Process {
         let log = File::options().append(true).create(true).open(log).unwrap();
         let mut command = Command::new("sh");
-        // of what runs in the background standard input is /dev/null; the program's number goes to standard output
+        // a background process has /dev/null as standard input; the program's process ID is written to standard output
         command
             .args([
                 "-c",
@@ -67,7 +67,7 @@ impl Process {
         }
     }
 
-    /// Returns the numbers of the program's process and of `cat`, to which the signals do no harm.
+    /// Returns the process IDs of the program and of `cat`. The signals do no harm to `cat`.
     fn children(&self) -> Vec<String> {
         let children =
             fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.0.id())).unwrap();
@@ -84,7 +84,7 @@ impl Drop for Process {
 
 impl Cluster {
     /// Returns the cluster that all tests of a program share; it is ready.
-    #[allow(dead_code)] // not by every test
+    #[allow(dead_code)] // not used by every test
     pub fn shared() -> &'static Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
         SHARED.get_or_init(|| {
@@ -161,7 +161,7 @@ impl Cluster {
             format!("--etcd-servers=http://127.0.0.1:{etcd}"),
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={port}"),
-            // no node has to find it, and a loopback address is not valid for an endpoint
+            // no node has to find the server, and a loopback address is not valid for an endpoint
             "--endpoint-reconciler-type=none".to_owned(),
             "--advertise-address=127.0.0.1".to_owned(),
             format!("--tls-cert-file={}", path("apiserver.crt")),
@@ -183,9 +183,9 @@ impl Cluster {
         ));
     }
 
-    /// Starts the controllers that sign approved requests, and approve some by themselves. They end when the returned value is
-    /// dropped. Builds them if they are missing.
-    #[allow(dead_code)] // not by every test
+    /// Starts the controllers that sign approved certificate requests, and approve some of them. Builds the controllers if they are
+    /// missing. They end when the returned value is dropped.
+    #[allow(dead_code)] // not used by every test
     pub fn start_signer(&self) -> Process {
         build(&["kube-controller-manager"]);
         for (name, content) in [
@@ -212,13 +212,13 @@ impl Cluster {
     }
 
     /// Kills the API server, as if its machine had lost power.
-    #[allow(dead_code)] // not by every test
+    #[allow(dead_code)] // not used by every test
     pub fn kill_api_server(&mut self) {
         self.api_server = None;
     }
 
     /// Freezes the API server, which keeps its connections and does not answer; or continues it.
-    #[allow(dead_code)] // not by every test
+    #[allow(dead_code)] // not used by every test
     pub fn freeze_api_server(&self, frozen: bool) {
         self.api_server
             .as_ref()
@@ -227,13 +227,13 @@ impl Cluster {
     }
 
     /// Freezes etcd, while the API server continues; or continues it.
-    #[allow(dead_code)] // not by every test
+    #[allow(dead_code)] // not used by every test
     pub fn freeze_etcd(&self, frozen: bool) {
         self.etcd.signal(if frozen { "-STOP" } else { "-CONT" });
     }
 
     /// Removes all versions except the present one (etcd's Compact).
-    #[allow(dead_code)] // not by every test
+    #[allow(dead_code)] // not used by every test
     pub fn forget_history(&self) {
         let call = |method: &str, body: String| -> Value {
             let url = format!("http://127.0.0.1:{}/v3/kv/{method}", self.ports[0]);
@@ -245,7 +245,7 @@ impl Cluster {
                 .unwrap();
             serde_json::from_str(&answer).unwrap()
         };
-        // any key will do: the answer's header has the revision; bytes are in base64
+        // any key is good enough, because the answer's header has the revision; bytes are in base64
         let present = call("range", json!({"key": "YQ=="}).to_string());
         call(
             "compaction",
@@ -253,8 +253,8 @@ impl Cluster {
         );
     }
 
-    /// Returns the process numbers of the API server and of etcd.
-    #[allow(dead_code)] // not by every test
+    /// Returns the process IDs of the API server and of etcd.
+    #[allow(dead_code)] // not used by every test
     pub fn processes(&self) -> Vec<String> {
         self.api_server
             .iter()
@@ -263,7 +263,7 @@ impl Cluster {
             .collect()
     }
 
-    #[allow(dead_code)] // not by every test
+    #[allow(dead_code)] // not used by every test
     pub fn server(&self) -> String {
         format!("https://127.0.0.1:{}", self.ports[2])
     }
@@ -293,7 +293,7 @@ impl Cluster {
     }
 
     /// Returns the CA's certificate and key.
-    #[allow(dead_code)] // not by every test
+    #[allow(dead_code)] // not used by every test
     pub fn ca(&self) -> (String, String) {
         (self.ca.2.clone(), self.ca.1.serialize_pem())
     }
@@ -365,8 +365,8 @@ fn free_ports() -> [u16; 3] {
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
-/// Sets the status that a controller manager and kubelets would report of a DaemonSet in a cluster
-/// of one control plane, for each version of its spec.
+/// Sets the status of a DaemonSet after each change of its spec, as a controller manager and the kubelets of a cluster with one
+/// control plane would.
 pub fn play_controller(client: &Client, stop: &Stop) {
     let set = |name: &str| DAEMON_SETS.in_namespace("kube-system").named(name);
     while !stop.wait(Duration::from_millis(100)) {

@@ -1,5 +1,5 @@
-//! Helpers of several tests that use our crates: attested peers, a host that gives evidence, a real API server, a machine on loopback with its
-//! surroundings.
+//! Helpers of several tests that use our crates: attested peers, a host that gives evidence, a real API server, a machine on
+//! loopback with its environment.
 
 pub mod attested;
 pub mod aws;

@@ -5,7 +5,7 @@ use kms::ClusterKms;
 use kubernetes::services::Settings;
 use kubernetes::services::master_secret::Keeping;
 
-/// Returns settings with this policy, a master secret and a salt of zeros, and otherwise what the chart has.
+/// Returns the chart's default settings with this policy, and with a master secret and a salt of zeros.
 pub fn settings(policy: &str) -> Settings {
     Settings {
         image: "example.com/firstlight:1".into(),

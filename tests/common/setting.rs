@@ -1,4 +1,4 @@
-//! The surroundings of the node under test.
+//! The environment of the node under test.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -32,7 +32,7 @@ pub struct Setting {
 
 impl Setting {
     pub fn new() -> Setting {
-        // the process number separates two runs of this test
+        // the process ID keeps two concurrent runs of this test apart
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let network = (std::process::id() as u16)
             .wrapping_mul(31)
@@ -90,7 +90,7 @@ impl Setting {
         self.dir.path().join(name)
     }
 
-    /// Writes a file of this test and gives its path.
+    /// Writes a file of this test and returns its path.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -105,7 +105,7 @@ impl Setting {
         path
     }
 
-    /// A disk after a first boot, whose passphrase is left for the booted system.
+    /// A disk after a first boot, which left the passphrase for the booted system.
     pub fn new_disk(&self) -> PathBuf {
         let disk = self.blank_disk();
         let passphrase = Secret::random(KEY_LEN);
@@ -134,7 +134,7 @@ impl Setting {
         self.initialized_disk_of(&MASTER_KEY)
     }
 
-    /// Such a disk, whose header names these hosts of the setting as control planes.
+    /// A member's disk whose header names these hosts of the setting as control planes.
     pub fn disk_that_knows(&self, control_planes: &[u8]) -> PathBuf {
         let disk = self.initialized_disk();
         let hosts = control_planes.iter().map(|number| self.host(*number));
@@ -146,7 +146,7 @@ impl Setting {
         disk
     }
 
-    /// Such a disk from the old system: its header does not name its cluster.
+    /// A member's disk from Constellation: its header does not name its cluster.
     pub fn disk_of_before(&self) -> PathBuf {
         let disk = self.initialized_disk();
         let mut command = Command::new("/sbin/cryptsetup");
@@ -326,7 +326,7 @@ impl Setting {
 
 fn address(network: u16, number: u8) -> IpAddr {
     let [high, low] = network.to_be_bytes();
-    // 127.0.0.0/16 is everybody's
+    // other programs of the machine use 127.0.0.0/16
     IpAddr::V4(Ipv4Addr::new(127, high.max(1), low, number))
 }
 

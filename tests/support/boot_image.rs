@@ -1,5 +1,5 @@
-//! Unified kernel images and disks with an EFI system partition, made by the tools that distributions use: objcopy, sfdisk, mkfs.fat,
-//! mtools. And a firmware for TDX machines, byte by byte.
+//! Unified kernel images and disks with an EFI system partition, made by the tools that distributions use: objcopy, sfdisk,
+//! mkfs.fat, mtools. It also makes a firmware for TDX machines, byte by byte.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,10 +40,10 @@ pub fn run(command: &mut Command) -> String {
     text(&output.stdout)
 }
 
-/// Makes a unified kernel image: the stub with these sections behind its own, in this order.
+/// Makes a unified kernel image: the stub, with these sections in this order after its own sections.
 pub fn uki(stub: &Path, sections: &[(&str, &[u8])]) -> Vec<u8> {
     let folder = tempfile::tempdir().expect("a folder");
-    // the sections in memory begin behind the stub's
+    // in memory the sections begin after the stub's
     let table = run(Command::new("objdump").arg("-h").arg(stub));
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
     let ends = table.lines().filter_map(|line| {
@@ -85,8 +85,8 @@ pub fn signed(program: &[u8]) -> Vec<u8> {
     std::fs::read(image).expect("the image")
 }
 
-/// Makes a raw disk image with an EFI system partition of `mebibytes` that has these files, and behind it an empty partition.
-/// `fat` is the kind of file system: 12, 16, 32.
+/// Makes a raw disk image with an EFI system partition of `mebibytes` that has these files, followed by an empty partition. `fat`
+/// is the kind of file system: 12, 16, 32.
 pub fn disk(path: &Path, mebibytes: u64, fat: u32, files: &[(&str, &[u8])]) {
     const MIB: u64 = 1 << 20;
     let disk = std::fs::File::create(path).expect("a disk");
@@ -119,7 +119,7 @@ pub fn disk(path: &Path, mebibytes: u64, fat: u32, files: &[(&str, &[u8])]) {
     for (file, bytes) in files {
         for (end, _) in file.match_indices('/') {
             let folder = format!("::{}", &file[..end]);
-            // succeeds too if the folder is there: mdir fails if it is not
+            // mdir fails if the folder does not exist
             let there = mtool("mdir").arg(&folder).output().expect("mdir");
             if !there.status.success() {
                 run(mtool("mmd").arg(&folder));
@@ -138,10 +138,10 @@ pub fn disk(path: &Path, mebibytes: u64, fat: u32, files: &[(&str, &[u8])]) {
         .arg(format!("of={}", path.display())));
 }
 
-/// A section of a firmware for TDX machines: its place and length in the file, its address, its length there, type, attributes.
+/// A section of a firmware for TDX machines: position and length in the file, address and length in memory, type, attributes.
 pub type TdxSection = (u32, u32, u64, u64, u32, u32);
 
-/// Makes a firmware for TDX machines, as OVMF is one, with these sections. It begins with two pages of content.
+/// Makes a firmware for TDX machines like OVMF, with these sections. It begins with two pages of content.
 pub fn tdx_firmware(sections: &[TdxSection]) -> Vec<u8> {
     let mut file: Vec<u8> = (0..8192u32).map(|at| at as u8).collect();
     let mut metadata = b"TDVF".to_vec();

@@ -1,4 +1,4 @@
-//! A state disk whose format by the old system was interrupted during its wipe, as real programs write it.
+//! A state disk, written by real programs, of which Constellation's format was interrupted during the wipe.
 
 use std::io::Read;
 
@@ -6,9 +6,9 @@ use std::io::Read;
 pub const SUPERBLOCK: usize = 16 << 20;
 const HEADERS: usize = 32 << 10;
 
-/// Returns a disk of 64 MiB. The headers, the superblock and the journal are from cryptsetup 2.6.1 on Linux 6.1: `luksFormat` with the old
-/// system's parameters and `--integrity-no-wipe`, `open --integrity-no-journal`, zeros over its first 20 MiB. The keyslot's area
-/// and the wiped part, which are random bytes, are omitted.
+/// Returns a disk of 64 MiB. The headers, the superblock and the journal are from cryptsetup 2.6.1 on Linux 6.1: `luksFormat` with
+/// Constellation's parameters and `--integrity-no-wipe`, `open --integrity-no-journal`, zeros over its first 20 MiB. The keyslot's
+/// area and the wiped part, which are random bytes, are omitted.
 pub fn disk() -> Vec<u8> {
     let packed = include_bytes!("../data/cut-off-format.gz");
     let mut parts = Vec::new();

@@ -1,4 +1,4 @@
-//! What tests take from other projects: a file in this repository names each with its version and hash.
+//! Files and programs of other projects that tests use. A file in this repository has the version and the hash of each.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use serde_json::{Deserializer, Value};
 
-/// The results of commands that take seconds, by what they depend on.
+/// A cache of the results of commands that take seconds.
 static KNOWN: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
 
 /// Returns the folder of a crate that the `Cargo.lock` of this package of the tests names.
@@ -42,7 +42,7 @@ pub fn go_module(module: &str, name: &str) -> PathBuf {
     })
 }
 
-/// Returns the program of a Go module of the tests, which is built into this folder.
+/// Returns the program of a Go module of the tests, which this function builds into the folder.
 pub fn go_program(module: &str, into: &str) -> PathBuf {
     known(&format!("{module} in {into}"), || {
         let program = Path::new(into).join(module);

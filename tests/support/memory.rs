@@ -23,18 +23,18 @@ fn count(bytes: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: as of the caller
+        // SAFETY: our caller keeps the contract of the trait
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: as of the caller
+        // SAFETY: our caller keeps the contract of the trait
         unsafe { System.dealloc(at, layout) }
     }
 }
 
-/// Returns how much memory work in this thread needs at most, in bytes.
+/// Runs `work` in this thread. Returns the most memory that it held at a time, in bytes.
 ///
 /// # Panics
 /// If nothing is counted, because the test has another allocator.

@@ -60,7 +60,7 @@ impl MetadataServer {
         self.set("/endpoint", &format!("{host:?}"));
     }
 
-    /// `/initsecrethash`: sent as it is.
+    /// `/initsecrethash`: sent unchanged.
     pub fn set_init_secret_hash(&self, hash: &str) {
         self.set("/initsecrethash", hash);
     }

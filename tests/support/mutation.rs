@@ -1,4 +1,4 @@
-//! Hostile variants of valid inputs for the tests of parsers, the same in each run; and the stored inputs of fuzzers.
+//! Hostile variants of valid inputs for the tests of parsers, which are the same in each run, and the stored inputs of fuzzers.
 
 use std::fs::File;
 use std::io::Read;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Time limit of one step, also on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// The variables that Cargo sets for a package begin so (The Cargo Book, "Environment variables Cargo sets for crates").
+/// The prefixes of the variables that Cargo sets for a package (The Cargo Book, "Environment variables Cargo sets for crates").
 const OF_PACKAGE: [&str; 6] = [
     "CARGO_MANIFEST_",
     "CARGO_PKG_",
@@ -30,8 +30,8 @@ pub fn built(name: &str) -> PathBuf {
         let this = std::env::current_exe().unwrap();
         let folder = this.ancestors().nth(2).unwrap();
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        // what Cargo tells a test of its package: the build scripts of libraries read variables of these names, so that they, and all
-        // that uses them, would be built again
+        // the variables by which Cargo describes a test's package: the build scripts of libraries read variables of the same names,
+        // so with them Cargo would build these libraries, and all crates that use them, again
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             if OF_PACKAGE.iter().any(|prefix| name.starts_with(prefix)) {

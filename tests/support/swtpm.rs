@@ -11,8 +11,8 @@ use tempfile::TempDir;
 /// Time limit for the start of swtpm.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// SHA-256 of what a firmware measures into PCR 4, "Calling EFI Application from Boot Option", and then into each of PCR 1 to 7, four zeros
-/// (TCG PC Client Platform Firmware Profile, EV_EFI_ACTION and EV_SEPARATOR).
+/// SHA-256 of the two events that a firmware measures: "Calling EFI Application from Boot Option" into PCR 4, and then four zero
+/// bytes into each of PCR 1 to 7 (TCG PC Client Platform Firmware Profile, EV_EFI_ACTION and EV_SEPARATOR).
 const CALLING: [u8; 32] = [
     0x3d, 0x67, 0x72, 0xb4, 0xf8, 0x4e, 0xd4, 0x75, 0x95, 0xd7, 0x2a, 0x2c, 0x4c, 0x5f, 0xfd, 0x15,
     0xf5, 0xbb, 0x72, 0xc7, 0x50, 0x7f, 0xe2, 0x6f, 0x2a, 0xae, 0xe2, 0xc6, 0x9d, 0x56, 0x33, 0xba,
@@ -21,13 +21,13 @@ const SEPARATOR: [u8; 32] = [
     0xdf, 0x3f, 0x61, 0x98, 0x04, 0xa9, 0x2f, 0xdb, 0x40, 0x57, 0x19, 0x2d, 0xc4, 0x3d, 0xd7, 0x48,
     0xea, 0x77, 0x8a, 0xdc, 0x52, 0xbc, 0x49, 0x8c, 0xe8, 0x05, 0x24, 0xc0, 0x14, 0xb8, 0x11, 0x19,
 ];
-/// PCR 4 of the SHA-256 bank after that: extended with the digests of both.
+/// PCR 4 of the SHA-256 bank after both events.
 pub const PCR_4: [u8; 32] = [
     0x7a, 0x94, 0xff, 0xe8, 0xa7, 0x72, 0x9a, 0x56, 0x6d, 0x3d, 0x3c, 0x57, 0x7f, 0xcb, 0x4b, 0x6b,
     0x1e, 0x67, 0x1f, 0x31, 0x54, 0x03, 0x75, 0xf8, 0x0e, 0xae, 0x63, 0x82, 0xab, 0x78, 0x5e, 0x35,
 ];
-/// TPM2_PCR_Extend of a SHA-256 bank up to the number of the PCR, and from there to the digest (TPM 2.0 part 3, §22.2): the size of the
-/// command; a session with an empty password; one digest, of SHA-256.
+/// TPM2_PCR_Extend (TPM 2.0 part 3, §22.2) for the SHA-256 bank: its bytes before the number of the PCR, and those between this
+/// number and the digest. It has the size of the command, a session with an empty password, and one SHA-256 digest.
 const EXTEND: [u8; 10] = [0x80, 2, 0, 0, 0, 65, 0, 0, 1, 0x82];
 const ONE_DIGEST: [u8; 19] = [
     0, 0, 0, 9, 0x40, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0x0b,
@@ -36,7 +36,7 @@ const ONE_DIGEST: [u8; 19] = [
 /// The TPM of one machine, whose firmware has measured the start of a boot loader. [`Swtpm::reboot`] keeps its keys and resets its PCRs.
 pub struct Swtpm {
     state: PathBuf,
-    /// Deletes the state, unless it is the caller's.
+    /// The folder of the state, which is deleted with this value; `None` if it is the caller's.
     _folder: Option<TempDir>,
     address: Ipv4Addr,
     port: u16,
@@ -60,7 +60,7 @@ impl Swtpm {
     }
 
     fn run(state: PathBuf, folder: Option<TempDir>, address: Ipv4Addr) -> Swtpm {
-        // another test may use the ports before swtpm does
+        // another test may take the ports before swtpm does
         for _ in 0..50 {
             let port = free_pair(address);
             if let Some(process) = run(&state, address, port) {
@@ -89,7 +89,8 @@ impl Swtpm {
         measure_firmware(self.address, self.port);
     }
 
-    /// Switches the power off and on. All PCRs are as with a firmware that does not know the TPM, or none of its banks.
+    /// Switches the power off and on. The PCRs then have the values that they have with a firmware that does not use the TPM, or
+    /// none of its banks.
     #[allow(dead_code)] // not used by every test
     pub fn reset(&mut self) {
         let _ = self.process.kill();
@@ -128,7 +129,8 @@ impl Drop for Swtpm {
     }
 }
 
-/// Stands between programs and a TPM, on two ports of its own: commands, and swtpm's control channel. Its threads end with the test.
+/// Forwards between programs and a TPM, on two ports of its own: one for commands, one for swtpm's control channel. Its threads end
+/// with the test.
 pub struct Proxy {
     port: u16,
 }
@@ -182,7 +184,7 @@ pub fn message(peer: &mut TcpStream) -> Option<Vec<u8>> {
 }
 
 fn run(state: &Path, address: Ipv4Addr, port: u16) -> Option<Child> {
-    // an inherited descriptor would keep the connection of another TPM open
+    // a descriptor that a child process inherits would keep the connection of another TPM open
     let close_all = "for fd in /proc/self/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec \"$@\"";
     let mut process = Command::new("bash")
         .args(["-c", close_all, "bash", "swtpm"])
@@ -224,7 +226,7 @@ fn run(state: &Path, address: Ipv4Addr, port: u16) -> Option<Child> {
 fn measure_firmware(address: Ipv4Addr, port: u16) {
     let mut tpm = TcpStream::connect((address, port)).unwrap();
     tpm.set_read_timeout(Some(PATIENCE)).unwrap();
-    // PCR 0 is left to tests with the events of a cloud's firmware
+    // PCR 0 stays zero: tests with the events of a cloud's firmware extend it
     let separators = (1..8u32).map(|pcr| (pcr, SEPARATOR));
     for (pcr, event) in [(4, CALLING)].into_iter().chain(separators) {
         let command = [&EXTEND[..], &pcr.to_be_bytes(), &ONE_DIGEST, &event].concat();
@@ -236,7 +238,7 @@ fn measure_firmware(address: Ipv4Addr, port: u16) {
     }
 }
 
-/// Returns whether swtpm listens, from the socket table of the kernel: a test connection may hang swtpm.
+/// Returns whether swtpm listens, from the socket table of the kernel, because a test connection can make swtpm hang.
 fn listens(address: Ipv4Addr, port: u16) -> bool {
     // the address in network byte order, read as a number
     let listening = format!(
