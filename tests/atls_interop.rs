@@ -1,4 +1,4 @@
-//! Attested TLS with peers of another implementation: a Go program (`tests/atls_go`) that follows the old system's rules with
+//! Attested TLS with peers of another implementation: a Go program (`tests/atls_go`) that follows Constellation's rules with
 //! Go's own TLS, in both roles.
 //!
 //! The program is built once for each run. It uses only the standard library, so it needs only a Go toolchain (1.19 or newer).
@@ -319,7 +319,7 @@ fn a_refused_go_client_receives_the_alert_even_if_it_writes_before_it_reads() {
 
 #[test]
 fn a_go_client_without_a_certificate_is_refused() {
-    // mode none: the Go client answers with an empty certificate, as the old system's client without issuer does
+    // mode none: the Go client answers with an empty certificate, as Constellation's client without issuer does
     let (address, served) = serve(server_for("client"), 1);
     assert!(!go_client(address, &["-mode=none"]).0);
     let end = served.join().unwrap().remove(0).unwrap_err();
@@ -352,7 +352,7 @@ fn a_go_client_without_a_usable_nonce_is_refused_by_an_issuer_and_accepted_by_a_
     }
 }
 
-/// Four hours are more than the two for which the old system's certificates are valid.
+/// Four hours are more than the two for which Constellation's certificates are valid.
 #[test]
 fn a_go_peer_is_accepted_whatever_its_clock_says() {
     for age in ["-age=4h", "-age=-4h", "-age=490000h"] {

@@ -437,7 +437,7 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
         metrics(&service)
     );
 
-    // The drivers of the old system do not authenticate.
+    // The drivers of Constellation do not authenticate.
     let old = key_service_for(
         &own_kubeconfig_of(&cluster, &client),
         "any",

@@ -659,7 +659,7 @@ impl verifier::Validator for Never {
     }
 }
 
-/// A policy in the old system's format that any machine with 32 zeros in PCR 15 meets.
+/// A policy in Constellation's format that any machine with 32 zeros in PCR 15 meets.
 const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 
 fn join_program(dir: &TempDir, args: &[&str]) -> Command {

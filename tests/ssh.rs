@@ -12,7 +12,7 @@ use base::crypto::{Dek, SSH_HOST_CA_SEED_ID, Secret, derive_key};
 use ssh::{Authority, HOST_VALIDITY, PublicKey, host, key};
 use tempfile::TempDir;
 
-/// The master secret of the old system's test vector: key 01.., salt 02...
+/// The master secret of Constellation's test vector: key 01.., salt 02...
 const MASTER_SECRET: &str = "{\n\t\"key\": \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\",\n\t\"salt\": \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\"\n}";
 const AUTHORITY: &str =
     "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILR0FseonmwTcSWFE0usA7Jhv/450JfmwMdC3i5wcbSI";
@@ -197,7 +197,7 @@ fn ssh_keygen_reads_the_host_key_that_we_make_and_we_read_its_own() {
     }
 }
 
-/// A real sshd with the files of a node's state disk and the options of the old system's image. It ends when dropped.
+/// A real sshd with the files of a node's state disk and the options of Constellation's image. It ends when dropped.
 struct Sshd {
     child: Child,
     port: u16,

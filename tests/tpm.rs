@@ -301,7 +301,7 @@ fn the_attestation_key_survives_a_reboot() {
     assert_eq!(as_json(&issue(&tpm))["Attestation"]["ak_pub"], first);
 }
 
-/// Makes a primary key with tpm2-tools at the handle of the attestation key: by the old system's template, or with further
+/// Makes a primary key with tpm2-tools at the handle of the attestation key: by Constellation's template, or with further
 /// attributes. Returns its Name in hexadecimal.
 fn keep_key_of_tpm2_tools(tpm: &Swtpm, further: &str) -> String {
     let attributes =
@@ -484,7 +484,7 @@ fn every_mismatching_register_is_named_and_warn_only_registers_pass() {
     assert!(validator.validate(&document, NONCE).is_ok());
 }
 
-/// A document has a genuine quote of another bank, and unsigned values of the SHA-256 bank. The old system's validator verifies
+/// A document has a genuine quote of another bank, and unsigned values of the SHA-256 bank. Constellation's validator verifies
 /// the quote and compares the values.
 #[test]
 fn values_of_a_bank_that_was_not_verified_are_never_compared() {

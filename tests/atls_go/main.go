@@ -1,4 +1,4 @@
-// A peer for the attested TLS tests: Go's own crypto/tls with the rules of the old system's protocol, the dummy variant.
+// A peer for the attested TLS tests: Go's own crypto/tls with the rules of Constellation's protocol, the dummy variant.
 //
 //	atls-go server -mode=server|client|mutual|none [flags]   prints "listening ADDRESS", serves until its standard input ends
 //	atls-go client -mode=... -addr=ADDRESS [flags]           one connection (or -n of them), exit code 0 if all went well
@@ -157,7 +157,7 @@ func certificate(r role, nonce []byte) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// verify checks the first certificate as the old system does: as its own root, then by its document.
+// verify checks the first certificate as Constellation does: as its own root, then by its document.
 func verify(r role, raw [][]byte, nonce []byte) error {
 	if len(raw) == 0 {
 		return errors.New("no certificate")

@@ -1,4 +1,4 @@
-//! Faults between power-on and membership: a power cut, a signal, a disk that the old system left, a wrong command line
+//! Faults between power-on and membership: a power cut, a signal, a disk that Constellation left, a wrong command line
 //! or initramfs. After each fault the next boot mounts the disk, waits for a key, or
 //! refuses with a reason.
 

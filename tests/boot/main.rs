@@ -99,8 +99,8 @@ fn without_a_tpm_the_disk_stays_closed() -> Result<()> {
     Ok(())
 }
 
-/// In one machine: cryptsetup reads the disk that we made, and we open by a ticket the disk that cryptsetup made with the
-/// old system's parameters.
+/// In one machine: cryptsetup reads the disk that we made, and we open by a ticket the disk that cryptsetup made with Constellation's
+/// parameters.
 #[test]
 #[ignore = "boots a machine: make boot"]
 fn state_disks_are_exchanged_with_cryptsetup() -> Result<()> {

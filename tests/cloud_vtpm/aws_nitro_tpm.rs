@@ -228,7 +228,7 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
     assert_eq!(claims.chip.as_deref(), Some(INSTANCE));
     assert_eq!(claims.bound[0], "attestation key: public_key");
     assert!(!judge.believes_any_tpm());
-    // what the old system's validator reads is there
+    // what Constellation's validator reads is there
     let read: Value = serde_json::from_slice(&document).unwrap();
     assert_eq!(read["Attestation"]["ak_cert"], Value::Null);
 

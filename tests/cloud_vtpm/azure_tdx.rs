@@ -303,7 +303,7 @@ fn a_quoting_service_that_gives_no_quote_is_named() {
     }
 }
 
-/// The members of a policy of the old system, in its order.
+/// The members of a policy of Constellation, in its order.
 #[test]
 fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
     let hex = |byte: &str, count| byte.repeat(count);

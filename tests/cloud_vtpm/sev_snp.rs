@@ -86,7 +86,7 @@ fn google(machine: &gcp_sev_es::Machine, chip: Arc<Chip>) -> Arc<dyn Issuer> {
     Arc::new(vtpm::Issuer::new(location, log, machine))
 }
 
-/// The root of the tests, as a policy of the old system names one.
+/// The root of the tests, as a policy of Constellation names one.
 pub fn ours() -> Value {
     json!({"bootloaderVersion": 4, "teeVersion": 1, "snpVersion": 24, "microcodeVersion": 219, "amdRootKey": pem("ark"), "amdSigningKey": ""})
 }
@@ -141,7 +141,7 @@ fn a_machine_of_aws_is_proved_by_the_report_over_its_key() {
     assert_eq!(claims.bound, ["attestation key: SHA-512 in REPORT_DATA"]);
     let error = judge.identify(&document, b"another").unwrap_err();
     assert!(error.to_string().contains("another connection"), "{error}");
-    // the members of the old system, base64 of PEM
+    // the members of Constellation, base64 of PEM
     let read: Value = serde_json::from_slice(&document).unwrap();
     let info = STANDARD.decode(read["InstanceInfo"].as_str().unwrap());
     let info: Value = serde_json::from_slice(&info.unwrap()).unwrap();
@@ -369,7 +369,7 @@ fn what_the_host_does_not_give_is_named() {
     let document = without(|_| (), vec![(VCEK, "vcek")]).unwrap();
     let error = refusal(&aws_sev_snp::VARIANT, &ours(), &document);
     assert!(error.contains("no root of a Milan counts"), "{error}");
-    // the old system's member has the certificate that is missing
+    // Constellation's member has the certificate that is missing
     let policy = with(ours(), &json!({"amdSigningKey": pem("ask")}));
     let judge = validator(&aws_sev_snp::VARIANT, &policy);
     judge.identify(&document, NONCE).unwrap();

@@ -428,7 +428,7 @@ fn kubelet_of(operator: &Operator, node: &Node) -> String {
         .unwrap_or_default()
 }
 
-/// A node of the old system is served as before, while the cluster's own nodes require the strong form.
+/// A node of Constellation is served as before, while the cluster's own nodes require the strong form.
 fn a_peer_of_the_old_form_is_heard(control_plane: &Node) {
     let tpm = Swtpm::start();
     let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);

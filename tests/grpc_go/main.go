@@ -1,10 +1,10 @@
-// A peer for the gRPC tests: grpc-go, with the options that the programs of the old system use.
+// A peer for the gRPC tests: grpc-go, with the options that the programs of Constellation use.
 //
 //	grpc-go [flags]                             prints "listening ADDRESS", serves until its standard input ends
 //	grpc-go -attestation ADDRESS -nonce HEX     asks a verification service, prints the document or "error CODE MESSAGE"
 //
 // It answers each method whose name ends with Echo with the request. Other methods wait for the end
-// of their call, except GetAttestation of the old system's verification service with -evidence: it sends the nonce to that address,
+// of their call, except GetAttestation of Constellation's verification service with -evidence: it sends the nonce to that address,
 // which answers with the document. Messages are bytes that it does not parse, so that it needs no generated code.
 package main
 

@@ -25,7 +25,7 @@ use machine::vm::Machine;
 use machine::{Context, Result, dist, script};
 
 const DISK: u64 = 64 << 20;
-/// The settings by which `unlock` knows where it runs, as the old system's images have them.
+/// The settings by which `unlock` knows where it runs, as Constellation's images have them.
 const CLOUD: &str = "constel.csp=qemu constel.attestation-variant=qemu-vtpm";
 
 /// A machine with a blank state disk that boots an initrd of `maker`, with `overlay` appended; `words` are added to the kernel's

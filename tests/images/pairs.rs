@@ -6,7 +6,7 @@ use machine::initramfs::Overlay;
 use machine::timeline;
 use machine::{Failure, Result};
 
-/// With the settings of the old system's images on the kernel command line.
+/// With the settings of Constellation's images on the kernel command line.
 #[test]
 #[ignore = "boots a machine: make boot"]
 fn an_initrd_of_dracut_opens_the_disk_at_first_boot_and_by_rejoin() -> Result<()> {

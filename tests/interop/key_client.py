@@ -1,4 +1,4 @@
-"""Calls a key service like the callers of the old system: in plaintext, with a new connection for each call.
+"""Calls a key service like the callers of Constellation: in plaintext, with a new connection for each call.
 
     key_client.py HOST:PORT ID LENGTH [ID LENGTH]..    prints one line per call: the name of the status code and the key in hex
 """

@@ -242,7 +242,7 @@ impl Setup {
             .collect()
     }
 
-    /// Creates the record with which an operator accepts a disk of the old system, without a
+    /// Creates the record with which an operator accepts a disk of Constellation, without a
     /// machine. Returns its name.
     pub fn record_disk(&self, number: u8) -> String {
         let name = format!("join-disk-{}", disk(number));

@@ -110,7 +110,7 @@ where
         warn_only: false,
     };
     let policy = Arc::new(Policy::new([(15, fresh)].into()).unwrap());
-    // as the old system's, which proves nothing
+    // as Constellation's, which proves nothing
     let tls = atls::Server::new(None, vec![Arc::new(qemu_vtpm::validator(policy))]).only_old();
     (
         Server::start("join", listener, Arc::new(tls), router, Limits::default()).unwrap(),

@@ -81,7 +81,7 @@ fn a_fresh_node_with_require_strong_is_not_started_where_nothing_pins_the_servic
     assert_eq!(node.exit().code(), Some(1), "{}", node.output());
 }
 
-/// As before: services of the old system must be able to take such a node, too.
+/// As before: services of Constellation must be able to take such a node, too.
 #[test]
 fn without_require_strong_the_console_says_that_a_program_could_claim_the_same() {
     let setting = Setting::new();

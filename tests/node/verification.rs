@@ -1,4 +1,4 @@
-//! The verification service of the old system (`/verify.API/GetAttestation`): ours is asked by grpc-go, and `firstlight verify --plain`
+//! The verification service of Constellation (`/verify.API/GetAttestation`): ours is asked by grpc-go, and `firstlight verify --plain`
 //! asks one of grpc-go.
 
 use std::io::{BufRead, BufReader, Read, Write};

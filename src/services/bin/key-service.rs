@@ -191,7 +191,7 @@ impl Given {
     /// Returns the configuration of the service, and where the master secret is.
     fn config(mut self) -> Result<(Config, MasterSecret), Failure> {
         let mut listen = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), booted_proto::kms::PORT);
-        // The old system's chart gives no other option.
+        // Constellation's chart gives no other option.
         if self.port.is_some() && self.how.is_none() && self.listen.is_none() {
             self.how = Some("any".into());
             listen.set_ip(network::any_address());

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The state disk and the real cryptsetup, in both directions: cryptsetup reads what `unlock` formats; `unlock` opens, by a
-# ticket of the join service, what cryptsetup formats with the parameters of the old system.
+# ticket of the join service, what cryptsetup formats with the parameters of Constellation.
 # /etc/passphrase is the key that the cluster derives for the disk /etc/uuid.
 disk=/dev/disk/by-id/virtio-state
 check() { what=$1; shift; if out=$("$@" 2>&1); then echo "PASS $what"; else echo "FAIL $what: $out"; fi; }
@@ -30,12 +30,12 @@ check "cryptsetup opens it" cryptsetup open --key-file /etc/passphrase $disk sta
 mount -t ext4 /dev/mapper/state /mnt
 mkdir /mnt/constellation /mnt/kubernetes
 echo '{"Role":"ControlPlane","MeasurementSalt":"AwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwMDAwM="}' >/mnt/constellation/node_state.json
-echo "of the old system" >/mnt/kubernetes/kubelet.conf
+echo "of Constellation" >/mnt/kubernetes/kubelet.conf
 umount /mnt
 cryptsetup close state
 
 check "we open it by a ticket" unlock
-check "its file is there" grep -q "of the old system" /run/state/kubernetes/kubelet.conf
+check "its file is there" grep -q "of Constellation" /run/state/kubernetes/kubelet.conf
 check "its cluster is measured" grep -qv '^0*$' /sys/class/tpm/tpm0/pcr-sha256/15
 check "its header says from now on of which cluster it is" says "1: firstlight-cluster" cryptsetup luksDump $disk
 check "nothing was mounted before PCR 15 was set" test "$(dmesg | grep -c "EXT4-fs (dm-.*): mounted")" = 4

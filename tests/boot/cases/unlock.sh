@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# `unlock` that is stopped or killed, and then called again in the same boot; and a disk on which the old system
+# `unlock` that is stopped or killed, and then called again in the same boot; and a disk on which Constellation
 # was interrupted.
 DISK=/dev/disk/by-id/virtio-state
 T=/tmp/unlock
@@ -61,9 +61,9 @@ elif dd if=$DISK bs=1M count=16 iflag=direct 2>/dev/null | cmp - $T/before && is
   echo "PASS unlock of a mounted disk is refused, and changes nothing"
 else echo "FAIL unlock of a mounted disk: its header changed"; fi
 
-# ---- a format of the old system that was interrupted
+# ---- a format of Constellation that was interrupted
 echo key >$T/key
-# old_format OPTIONS: as the old system formats
+# old_format OPTIONS: as Constellation formats
 old_format() {
   umount /run/state 2>/dev/null
   blank
