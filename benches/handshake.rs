@@ -1,5 +1,5 @@
-//! Measures attested handshakes per second and their processor time on both sides, beside the Go peer of the tests and beside the
-//! floor: what the cryptography and the TCP connection cost by themselves.
+//! Measures attested handshakes per second and their processor time on both sides, and compares them with the Go peer of the tests
+//! and with the minimum: the cost of only the cryptography and the TCP connection.
 //!
 //! `cargo bench --bench handshake [-- COUNT]`. The attestation documents are of the dummy variant, so that the bench measures TLS;
 //! a real one adds the time of its TPM quote. Each connection is a TCP connection over loopback, the handshake, and one line in
@@ -71,7 +71,7 @@ fn main() {
             for (client_is_go, server_is_go) in
                 [(true, true), (false, false), (true, false), (false, true)]
             {
-                // Two peers of our own always agree on the stronger group.
+                // Two of our own peers always agree on the stronger group.
                 let is_impossible = !client_is_go && !server_is_go && group == X25519;
                 if is_impossible || (go.is_none() && (client_is_go || server_is_go)) {
                     continue;
@@ -96,7 +96,7 @@ struct Kind<'a> {
     group: &'a str,
 }
 
-/// What a row measures.
+/// The values of a row.
 #[derive(Clone, Copy)]
 struct Row {
     /// Connections a second.
@@ -161,13 +161,13 @@ impl Kind<'_> {
     }
 }
 
-/// What a handshake costs at least: processor time in µs of the operations of ring and of ML-KEM by themselves, and of a TCP
-/// connection with one line in each direction.
+/// The minimal cost of a handshake: processor time in µs of only the operations of ring and of ML-KEM, and of a TCP connection with
+/// one line in each direction.
 struct Floor {
     key: f64,
     signature: f64,
     verification: f64,
-    /// One end of the key exchange.
+    /// One side of the key exchange.
     x25519: f64,
     hybrid_server: f64,
     hybrid_client: f64,
@@ -218,7 +218,7 @@ impl Floor {
             }),
             x25519: time(count, || plain.start_and_complete(&x25519).unwrap()),
             hybrid_server: time(count, || hybrid.start_and_complete(&offered).unwrap()),
-            // A secret of another key pair is another secret, at the same cost.
+            // The key pairs do not match, so the secret is wrong; its computation costs the same.
             hybrid_client: time(count, || {
                 hybrid.start().unwrap().complete(&answered).unwrap()
             }),
@@ -284,7 +284,7 @@ impl Floor {
         }
     }
 
-    /// In the old form the certificate's own signature counts, too.
+    /// In the old form the certificate's own signature is verified, too.
     fn judge(&self, kind: &Kind<'_>) -> f64 {
         match kind.form {
             "old" => 2.0 * self.verification,
@@ -346,7 +346,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        drop(self.process.stdin.take()); // the end of its input ends it
+        drop(self.process.stdin.take()); // the server ends when this pipe closes
         let _ = self.process.wait();
     }
 }
@@ -466,7 +466,7 @@ fn our_server(mode: &str) -> Command {
 
 fn go_peer(binary: &Path, role: &str, kind: &Kind<'_>) -> Command {
     let mut command = Command::new(binary);
-    // Go's own default since 1.24; the module of the peer asks for an older Go.
+    // Go's own default since 1.24. The peer's go.mod names an older Go, so the default must be set.
     command.env("GODEBUG", "tlsmlkem=1");
     command.args([role, "-tls=1.3"]);
     command.arg(format!("-mode={}", kind.attested));

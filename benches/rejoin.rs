@@ -1,8 +1,8 @@
 //! Measures a rejoin without emulation: `unlock`, a join service, a key service and a TPM (swtpm) on loopback, until the keyslot of
-//! the disk is open. What follows, the mapping and the mount, needs device-mapper: the demo and `cargo bench --bench unlock` measure
-//! it in a guest.
+//! the disk is open. The next steps, the mapping and the mount, need device-mapper: the demo and `cargo bench --bench unlock`
+//! measure them in a guest.
 //!
-//! The programs are those of the tests, which are compiled with opt-level 1, and each runs once a boot: the shipped ones are faster.
+//! The programs are those of the tests, compiled with opt-level 1, and each runs once per boot. The shipped programs are faster.
 
 use common::setting::{MASTER_KEY, Setting};
 use support::program::Program;

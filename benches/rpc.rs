@@ -35,7 +35,7 @@ use rustls::{
 };
 use transport::{Accept, Transport};
 
-/// The message of all calls: 18 bytes on the wire in `unary`.
+/// The message of all calls. In `unary` it has 18 bytes on the wire.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Blob {
     /// 16 bytes, or 1 MiB.
@@ -57,7 +57,7 @@ const LOADS: [Load; 3] = [("unary", 1), ("unary", 64), ("stream", 1)];
 /// The method, and the number of connections.
 type Load = (&'static str, usize);
 
-/// Client and server. Changing one of them shows the cost of the client or of the server alone.
+/// Client and server. If one of the two is replaced, the difference is the cost of the client, or of the server.
 const PAIRS: [Pair; 10] = [
     ("floor", "floor"),
     ("firstlight", "firstlight"),

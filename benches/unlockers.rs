@@ -1,5 +1,6 @@
-//! Compares what unlocks a disk in an initrd by the time that it takes: Firstlight with the whole attested exchange, clevis with tang,
-//! systemd's token for a TPM. The guest, the kernel, the dracut, and the network by systemd-networkd are the same.
+//! Compares how long three programs take to unlock a disk in an initrd: Firstlight with its whole attested exchange, clevis with
+//! tang, and systemd-cryptsetup with its TPM token. The guest, the kernel, dracut, and the network by systemd-networkd are the
+//! same.
 //!
 //! `cargo bench --bench unlockers` makes the initrds with tools/compare-initrds.sh, which prints their sizes, and boots each three
 //! times. A time ends when systemd counts the unit that unlocks the disk as started. For Firstlight that includes the mount and the
@@ -18,7 +19,7 @@ use machine::{Context, Failure, Result, dist, root, script};
 
 const BOOTS: usize = 3;
 const DISK: u64 = 64 << 20;
-/// The port at which a guest finds tang, and the UUID of the disks: tools/compare-initrds.sh wrote them into the headers.
+/// The port at which a guest finds tang, and the UUID of the disks. tools/compare-initrds.sh has written them into the disks' headers.
 const TANG: u16 = 7500;
 const UUID: &str = "5ec1e7a0-0000-4000-8000-000000000001";
 const CLOUD: &str = "constel.csp=qemu constel.attestation-variant=qemu-vtpm";
@@ -94,7 +95,7 @@ fn clevis(folder: &Path) -> Result<Vec<Times>> {
     (0..BOOTS).map(|_| times(machine.boot()?)).collect()
 }
 
-/// The TPM of the machine itself makes the token, so a boot before the others does it.
+/// Only the machine's own TPM can make the token, so a boot before the others makes it.
 fn token(folder: &Path) -> Result<Vec<Times>> {
     let words = format!("rd.luks.name={UUID}=state rd.luks.options={UUID}=tpm2-device=auto");
     let mut machine = machine(folder, "token", "rd.luks=0", &enrolment(folder)?)?;
@@ -125,7 +126,7 @@ fn initrd(folder: &Path, name: &str, machine: &Machine, overlay: &Overlay) -> Re
     initramfs::append(&machine.initramfs(), overlay)
 }
 
-/// A unit after `unit` that prints systemd's times of it, in seconds since the kernel started.
+/// A unit that starts after `unit` and prints systemd's times of `unit`, in seconds since the kernel started.
 fn report(unit: &str) -> Result<Overlay> {
     let script = format!(
         "#!/bin/sh\n\
@@ -189,7 +190,7 @@ fn unit_before_root(overlay: &mut Overlay, script: &str, order: &str) {
         );
 }
 
-/// Serves tang on a port of the host, which is returned: a program for each connection.
+/// Serves tang on a port of the host, with a process for each connection. Returns the port.
 fn serve_tang(program: PathBuf) -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listen for tang")?;
     let port = listener.local_addr().context("listen for tang")?.port();
@@ -241,7 +242,7 @@ fn times(mut vm: Vm) -> Result<Times> {
     })
 }
 
-/// Prints the median of each column, and its range. Without an address there was no network.
+/// Prints the median of each column, and its range. A boot without the event of an address used no network.
 fn row(what: &str, times: Vec<Times>) {
     let column = |from: &dyn Fn(&Times) -> Option<u64>| {
         let seconds = |times: &Times| Some((times.unlocked as f64 - from(times)? as f64) / 1e6);

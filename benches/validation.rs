@@ -1,9 +1,10 @@
-//! Measures the validation of evidence whose certificates are cached, against the bare checks of the signatures that it contains: genuine
-//! reports of hardware, and whole documents of each variant, which a software TPM and hierarchies of the tests have signed.
+//! Measures the validation of evidence whose certificates are cached, and compares it with the cost of only verifying its
+//! signatures. The evidence is genuine reports of hardware, and whole documents of each variant, which a software TPM and
+//! hierarchies of the tests have signed.
 //!
 //! `cargo bench --bench validation [-- COUNT]`. No network is used. The time of each row is the shortest of five rounds.
 
-#![allow(dead_code, unused_imports)] // tests use the rest of their modules
+#![allow(dead_code, unused_imports)] // only tests use the rest of these modules
 
 #[path = "../tests/cloud_vtpm/authority.rs"]
 mod authority;
@@ -57,8 +58,8 @@ use verifier::sources::Sources;
 
 /// 2025-07-01: all certificates and lists are valid.
 const NOW: u64 = 1_751_328_000;
-/// The different signatures of a TDX quote: PCK, its authority, the signer of Intel's texts, TCB information, identity, the
-/// enclave's report, the quote, two lists.
+/// The different signatures of a TDX quote: on the PCK, its authority, the certificate that signs Intel's JSON, the TCB
+/// information, the identity, the enclave's report, the quote, and two lists.
 const TDX_SIGNATURES: usize = 9;
 
 fn main() {
@@ -74,7 +75,7 @@ fn main() {
     variants(count);
 }
 
-/// Whole documents: the quote of the TPM and what endorses its key.
+/// Whole documents: the TPM's quote, and the endorsement of its key.
 fn variants(count: u32) {
     let unit = Signatures::new();
     for (name, sample, signatures) in [

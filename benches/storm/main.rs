@@ -63,8 +63,7 @@ const CLEANING: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 /// Memory limit of the service in MiB, independent of the number of waiting nodes.
 const MOST_MIB: u64 = 256;
-/// If other programs use more than this share of the processors, a storm that does not end has no
-/// verdict.
+/// If other programs use more than this share of the processors and a storm does not end, the verdict is "undecided".
 const MOST_OTHERS: f64 = 0.25;
 const COMPONENTS: &str = r#"[{"url":"https://dl.k8s.io/v1.34.4/bin/linux/amd64/kubelet","hash":"sha256:0000000000000000000000000000000000000000000000000000000000000000","install_path":"/run/state/bin/kubelet"}]"#;
 

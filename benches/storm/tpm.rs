@@ -1,5 +1,5 @@
-//! The software TPM of a node. Each has an attestation key of its own, by which the service
-//! distinguishes machines: an ECC key, because creating ten thousand RSA keys takes minutes.
+//! The software TPM of a node. Each node has its own attestation key, by which the service distinguishes machines. It is an ECC
+//! key, because creating ten thousand RSA keys takes minutes.
 
 use std::collections::BTreeMap;
 
