@@ -1,8 +1,8 @@
-//! What several targets have in common.
+//! Helpers that several targets share.
 
 use hardware::tdx::quote::{Attributes, Body, Quote};
 
-/// 2025-07-01: the collateral of the seeds, of a hierarchy of the tests, was valid then.
+/// 2025-07-01: the collateral of the seeds, from a hierarchy of the tests, is valid at this time.
 pub const NOW: u64 = 1_751_328_000;
 
 /// Checks an error, which goes to a log.

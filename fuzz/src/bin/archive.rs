@@ -1,4 +1,4 @@
-//! Archives of components, plain and gzipped; with checksums that are right, since a wrong one ends the reading.
+//! Archives of components, plain and gzipped. Their checksums are made right, because a wrong one ends the extraction.
 #![no_main]
 
 use std::fs::{self, File};
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
 
-// the included file names it so
+// the included file uses this path
 use base::stop;
 
-#[allow(dead_code)] // what an error says, nobody reads here
+#[allow(dead_code)] // nobody reads the errors' fields here
 #[path = "../../../src/kubernetes/components/archive.rs"]
 mod archive;
 

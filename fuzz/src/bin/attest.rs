@@ -1,4 +1,4 @@
-//! The TPM's structures in a document: TPMT_PUBLIC, TPMS_ATTEST, TPMT_SIGNATURE. In a document they stand behind base64, and a signature
+//! The TPM's structures in a document: TPMT_PUBLIC, TPMS_ATTEST, TPMT_SIGNATURE. In a document they are in base64, and a signature
 //! covers one of them.
 #![no_main]
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use verifier::quote::{Attest, Key, Signed};
 
-/// What a software TPM made.
+/// Structures that a software TPM made.
 struct Genuine {
     key: Vec<u8>,
     attest: Vec<u8>,
@@ -41,7 +41,7 @@ static GENUINE: LazyLock<Genuine> = LazyLock::new(|| {
 fuzz_target!(|input: &[u8]| {
     let genuine = &*GENUINE;
     let key = Key::parse(&genuine.key).expect("it is genuine");
-    // no mutation makes another signature, or another message for this one
+    // no mutation finds another valid signature of the message, or another message for the signature
     assert_eq!(
         key.signed(&genuine.attest, input),
         input == genuine.signature
@@ -52,10 +52,10 @@ fuzz_target!(|input: &[u8]| {
     );
 
     if let Ok(key) = Key::parse(input) {
-        // a byte more or less is no key
+        // with a byte more or less it is not a key
         assert!(Key::parse(&input[..input.len() - 1]).is_err());
         assert!(Key::parse(&[input, &[0]].concat()).is_err());
-        // the encoding does not change what a key signs, the modulus does; the signed quote tells the encoding
+        // a key with the same modulus verifies the quote, even if its encoding is another one
         if key.signed(&genuine.attest, &genuine.signature) {
             assert!(input.ends_with(&genuine.key[genuine.key.len() - 256..]));
             let attest = Attest::parse(&genuine.attest).expect("it is genuine");
@@ -66,7 +66,7 @@ fuzz_target!(|input: &[u8]| {
 
     if let Some(attest) = Attest::parse(input) {
         assert!(attest.pcrs.len() <= 32 && attest.pcrs.is_sorted());
-        // what is compared lies in what was signed
+        // the compared values are parts of the signed bytes
         for part in [attest.extra_data, attest.pcr_digest] {
             assert!(part.is_empty() || input.windows(part.len()).any(|window| window == part));
         }

@@ -1,4 +1,4 @@
-//! The collateral that a join service brings to a node: whatever it is, nothing but the signatures of AMD and Intel is believed.
+//! The collateral that a join service sends to a node: the node trusts only what AMD and Intel signed.
 #![no_main]
 
 use std::time::Duration;

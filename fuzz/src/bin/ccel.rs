@@ -1,5 +1,5 @@
-//! The event log of a TDX machine (CCEL): an excerpt fits its document and leads to the same registers, and the report of it has a
-//! limited size and does nothing to a terminal.
+//! The event log of a TDX machine (CCEL): an excerpt has a size that a document allows, and gives the same registers. The report
+//! about the log has a limited size and no control characters for a terminal.
 #![no_main]
 
 use cli::explain::explained;
@@ -27,7 +27,7 @@ fuzz_target!(|log: &[u8]| {
     }
 });
 
-/// Returns register and digest of each event but the header.
+/// Returns register and digest of each event except the header.
 fn digests<'a>(log: &'a Log<'a>) -> impl Iterator<Item = (u32, Option<&'a [u8]>)> {
     let events = log.events.iter().skip(1);
     events.map(|event: &Event| (event.pcr, log.digest(event, SHA_384)))

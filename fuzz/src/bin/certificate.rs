@@ -1,13 +1,13 @@
-//! The peer's certificate, and the nonces in TLS names. Arbitrary bytes as the whole certificate, and as the fields behind
-//! the key in one whose signature is right.
+//! The peer's certificate, and the nonces in TLS names. The input is used twice: as the whole certificate, and as the fields after
+//! the key in a certificate with a valid signature.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
-// the included files name them so
+// the included files use these paths
 use base::der;
 
-#[allow(dead_code)] // of the files, this fuzzer does not need all
+#[allow(dead_code)] // this fuzzer does not use everything in the files
 #[path = "../../../src/atls"]
 mod atls {
     mod certificate;

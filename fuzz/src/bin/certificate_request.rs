@@ -1,5 +1,6 @@
-//! A kubelet's request for a certificate: arbitrary bytes as the whole, and as subject and attributes of one whose signature is
-//! right. What is read is signed without a further look, so its name must be one of a node, and written it must read the same.
+//! A kubelet's request for a certificate. The input is used twice: as the whole request, and as subject and attributes of a request
+//! with a valid signature. The programs sign the parsed content without a further check, so its name must be a node's, and written
+//! again it must parse to the same content.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -73,7 +74,7 @@ fn check(der: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);
-    // what remains of the longest request
+    // the rest of the longest request
     if let Some((&at, rest)) = bytes.split_first()
         && rest.len() < 3500
     {

@@ -1,5 +1,5 @@
-//! The certificate table that a host gives beside a report of SEV-SNP: each entry is a part of it, and what a machine sends of it can be
-//! read again as a certificate. The seed has the certificate of a chip of the tests.
+//! The certificate table that a host gives with a report of SEV-SNP: each entry lies within the table, and each entry that a
+//! machine sends can be parsed as a certificate. The seed has the certificate of a chip of the tests.
 #![no_main]
 
 use hardware::snp::certificate::Certificate;

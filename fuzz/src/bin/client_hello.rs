@@ -1,11 +1,11 @@
-//! The ClientHello filter: hiding and revealing are inverse, and no cut of the input changes what comes out.
+//! The ClientHello filter: hiding and revealing are inverse, and the output does not depend on how the input is split into pieces.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
-// only this file, which needs nothing else
+// the fuzzer includes only this file, which needs no other
 #[path = "../../../src/atls/hello.rs"]
-#[allow(dead_code)] // of it, this fuzzer does not need all
+#[allow(dead_code)] // this fuzzer does not use everything in the file
 mod hello;
 use hello::{HelloFilter, hide_server_name, reveal_server_name};
 

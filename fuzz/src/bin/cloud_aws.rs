@@ -1,4 +1,4 @@
-//! The answers of AWS; the first byte says which of them the rest is.
+//! The answers of AWS. The first byte chooses the kind of answer, and the rest is the answer.
 #![no_main]
 
 use aws::credentials::parse_credentials;
@@ -17,7 +17,7 @@ fuzz_target!(|input: &[u8]| {
             .or(parse_instances("POST x", body)
                 .inspect(|(machines, _)| assert!(machines.iter().all(|one| one.vpc_ip.is_some())))
                 .err()),
-        // it becomes a part of a host's name
+        // the region becomes a part of a host's name
         1 => parse_identity("GET x", body)
             .inspect(|identity| assert!(!identity.region.contains(['.', '/', '@'])))
             .err(),

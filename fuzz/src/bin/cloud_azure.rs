@@ -1,4 +1,4 @@
-//! The answers of Azure; the first byte says which of them the rest is.
+//! The answers of Azure. The first byte chooses the kind of answer, and the rest is the answer.
 #![no_main]
 
 use cloud_api::azure::{
@@ -15,7 +15,7 @@ fuzz_target!(|input: &[u8]| {
         0 => parse_document("GET x", body).err(),
         1 => parse_token("GET x", body).err(),
         2 => {
-            // machines and interfaces, each in a part
+            // the input is split into two lists: machines and interfaces
             let half = body.iter().position(|byte| *byte == 0);
             let (machines, interfaces) = body.split_at(half.unwrap_or(body.len() / 2));
             parse_machines("GET x", machines, interfaces)

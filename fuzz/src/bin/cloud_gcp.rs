@@ -1,4 +1,4 @@
-//! The answers of Google Cloud; the first byte says which of them the rest is.
+//! The answers of Google Cloud. The first byte chooses the kind of answer, and the rest is the answer.
 #![no_main]
 
 use cloud_api::gcp::{
@@ -12,12 +12,12 @@ fuzz_target!(|input: &[u8]| {
     };
     let error = match kind % 5 {
         0 => parse_name("u", body)
-            // it becomes a part of a path
+            // the name becomes a part of a path
             .inspect(|name| assert!(!name.contains(['/', '?', '#', '%'])))
             .err(),
         1 => parse_token("u", body).err(),
         2 => parse_member("GET u", "p", "z", body)
-            // it becomes a part of a filter
+            // the value becomes a part of a filter
             .inspect(|member| assert!(!member.uid.contains(['(', ')', ' '])))
             .err(),
         3 => parse_forwarding_rules("GET u", "constell1", body).err(),

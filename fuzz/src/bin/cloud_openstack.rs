@@ -1,4 +1,4 @@
-//! The answers of OpenStack; the first byte says which of them the rest is.
+//! The answers of OpenStack. The first byte chooses the kind of answer, and the rest is the answer.
 #![no_main]
 
 use machines::Range;

@@ -1,5 +1,6 @@
-//! What servers of certificates send, and what is kept of it: chains in header fields and PEM, the signed JSON of Intel, pauses, and
-//! entries of each kind; and the certificate of a machine that names where its issuer is published. The first byte says what the others are.
+//! The answers of servers of certificates, and stored entries: chains in header fields and PEM, Intel's signed JSON, pauses,
+//! entries of each kind, and a machine's certificate with the URL of its issuer. The first byte chooses one of them, and the rest
+//! is its content.
 #![no_main]
 
 use std::time::{Duration, UNIX_EPOCH};

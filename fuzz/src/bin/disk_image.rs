@@ -1,4 +1,4 @@
-//! Disk images: partition table, FAT file system, what boots from it.
+//! Disk images: the partition table, the FAT file system, and the program that boots from it.
 #![no_main]
 
 use std::io::Cursor;

@@ -1,5 +1,6 @@
-//! Attestation documents: JSON, the TPM's structures in it, the policy. The seed is a genuine document of a software TPM
-//! for the nonce below, so that what follows the check of the signature is reached too: values and event log are not under it.
+//! Attestation documents: JSON, the TPM's structures in it, the policy. The seed is a genuine document of a software TPM for the
+//! nonce below, so that the fuzzer also reaches the code after the check of the signature. The signature does not cover values and
+//! event log.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use verifier::{Measurement, Policy, Validator as _};
 const NONCE: &[u8] = b"the verifier's own random number";
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
 
-/// Accepts the seed's register 15; of the others, one is wrong and only warned about, or enforced.
+/// Policies that accept the seed's register 15. Both expect a wrong value of register 9: one only warns about it, the other enforces it.
 static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
     [true, false].map(|warn_only| {
         let zero = Measurement {
@@ -31,7 +32,7 @@ static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
 });
 
 fn init() {
-    // else nothing behind the signature would be reached
+    // without this, the fuzzer would not reach the code after the check of the signature
     let genuine = include_bytes!("../../../tests/data/attestation-document");
     assert_eq!(
         POLICIES[0].validate(genuine, NONCE).as_deref().ok(),
@@ -40,7 +41,7 @@ fn init() {
 }
 
 fuzz_target!(init: init(), |input: &[u8]| {
-    // no mutation makes another signature, so what is accepted is what was signed
+    // no mutation makes another valid signature, so an accepted document has the signed user data
     if let Ok(user_data) = POLICIES[0].validate(input, NONCE) {
         assert_eq!(user_data, USER_DATA);
     }

@@ -1,4 +1,4 @@
-//! What a peer says of its TPM: the certificate of an endorsement key, its SubjectPublicKeyInfo, the attestation key.
+//! A peer's statements about its TPM: the certificate of an endorsement key, its SubjectPublicKeyInfo, the attestation key.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -28,7 +28,7 @@ fuzz_target!(|input: &[u8]| {
                 certificate: certificate.to_vec(),
                 chain,
             };
-            // no mutation makes a signature of these roots
+            // no mutation makes a valid signature by these roots
             if let Ok((key, _)) = verify(&endorsement, &ROOTS, time) {
                 assert!(key.make_credential(&[0; 34], &[0; 32]).is_ok());
             }

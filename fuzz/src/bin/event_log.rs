@@ -1,5 +1,5 @@
-//! The TCG event log: every entry lies within the log, and the explanation of a value stays short. An excerpt fits, and has the same
-//! digests.
+//! The TCG event log: every entry lies within the log, and the explanation of a value stays short. An excerpt has a size that a
+//! document allows, and the same digests.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use ring::digest::{SHA256, digest};
 use verifier::event_log::{SHA256 as BANK, explain, parse};
 use verifier::excerpt::{excerpt, of_whole_registers};
 
-/// Of an entry that is not extended.
+/// The type of an entry that the firmware does not extend into a PCR.
 const EV_NO_ACTION: u32 = 3;
 
 fuzz_target!(|log: &[u8]| {
@@ -16,7 +16,7 @@ fuzz_target!(|log: &[u8]| {
     let size: usize = events.iter().map(|event| event.data.len() + 12).sum();
     assert!(size <= log.len());
     for pcr in 0..24 {
-        // the value that the log gives, unless it begins with a locality: so that there is something to explain
+        // the value that the log gives (another one if the log begins with a locality), so that there is something to explain
         let mut value = [0; 32];
         for event in events
             .iter()
@@ -26,7 +26,7 @@ fuzz_target!(|log: &[u8]| {
             value.copy_from_slice(digest(&SHA256, &both).as_ref());
         }
         let text = explain(log, pcr, &value, &[1; 32]);
-        // it goes to a terminal, and says what a peer sent
+        // the explanation is printed on a terminal, and contains texts from a peer
         assert!(
             text.len() < 4096
                 && text

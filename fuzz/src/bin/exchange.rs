@@ -1,12 +1,12 @@
-//! The messages of the strong form of attested TLS: what a peer sends after the handshake, to either role. Nothing that was not made for
-//! the connection is accepted as a proof.
+//! The messages of the strong form of attested TLS, which a peer of either role sends after the handshake. Only a proof that was
+//! made for this connection may be accepted.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
-// the included files name them so
+// the included files use these paths
 
-#[allow(dead_code, unused_imports)] // of the files, this fuzzer does not need all
+#[allow(dead_code, unused_imports)] // this fuzzer does not use everything in the files
 #[path = "../../../src/atls"]
 mod atls {
     mod certificate;
@@ -41,13 +41,13 @@ mod atls {
     };
     use tpm::{Credential, Endorsement, EndorsementKind};
 
-    /// What `src/atls/lib.rs` has for the files.
+    /// The items of `src/atls/lib.rs` that the files use.
     const ALPN_H2: &[u8] = b"h2";
 
     const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x05, 0x01];
     const SECRET: [u8; 32] = [3; 32];
 
-    /// A variant whose document is the user data. It challenges who has an endorsement key.
+    /// A variant whose document is the user data. It challenges peers that have an endorsement key.
     struct Dummy;
 
     impl Issuer for Dummy {
@@ -138,7 +138,7 @@ mod atls {
         [near, far].map(|socket| TcpStream::from(OwnedFd::from(socket)))
     }
 
-    /// `input` is a byte of choices, and then what the peer sends.
+    /// `input` is a byte of choices, followed by the peer's messages.
     pub fn check(input: &[u8]) {
         let Some((choice, sent)) = input.split_first() else {
             return;
@@ -172,7 +172,7 @@ mod atls {
             deadline: Instant::now() + Duration::from_secs(5),
             turn: &PeersTurn::default(),
         };
-        // the session has a nonce that no input knows
+        // the session's nonce is random, so no input contains it
         let proved = end.run(&mut connection, &mut timed, || Ok(()));
         assert!(!validates || proved.is_err());
     }

@@ -1,4 +1,4 @@
-//! `firstlight explain`: whatever a log or a document says, the report has a limited size, and does nothing to a terminal.
+//! `firstlight explain`: whatever a log or a document contains, the report has a limited size and no control characters for a terminal.
 #![no_main]
 
 use cli::explain::explained;

@@ -1,4 +1,4 @@
-//! The file of a firmware, of which the launch digest of an SEV-SNP machine is computed.
+//! The file of a firmware, from which the launch digest of an SEV-SNP machine is computed.
 #![no_main]
 
 use image::firmware::Firmware;

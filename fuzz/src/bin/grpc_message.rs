@@ -2,7 +2,7 @@
 #![no_main]
 
 #[path = "../../../src/rpc/h2/mod.rs"]
-#[allow(dead_code, unused_imports)] // the other modules name its types
+#[allow(dead_code, unused_imports)] // the other modules use its types
 mod h2;
 
 #[path = "../../../src/base/crypto"]
@@ -12,7 +12,7 @@ mod crypto {
 }
 
 #[path = "../../../src/rpc/grpc"]
-#[allow(dead_code, unused_imports)] // of them, this fuzzer does not need all
+#[allow(dead_code, unused_imports)] // this fuzzer does not use everything in the modules
 mod grpc {
     mod header_values;
     mod message;

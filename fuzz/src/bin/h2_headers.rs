@@ -2,7 +2,7 @@
 #![no_main]
 
 #[path = "../../../src/rpc/h2/mod.rs"]
-#[allow(dead_code, unused_imports)] // of it, this fuzzer does not need all
+#[allow(dead_code, unused_imports)] // this fuzzer does not use everything in the module
 mod h2;
 #[path = "../../../src/rpc/h2/tests/hostile.rs"]
 #[allow(dead_code)]

@@ -1,4 +1,5 @@
-//! An answer of a metadata service by plain HTTP, or a list of hosts from such an answer: the first byte chooses what the rest is.
+//! An answer of a metadata service by plain HTTP, or a list of hosts from such an answer. The first byte chooses one of the two,
+//! and the rest is its content.
 #![no_main]
 
 use cloud::peers::parse_hosts;

@@ -1,4 +1,4 @@
-//! Initrds: of any bytes, the files are listed as far as they can be read.
+//! Initrds: for any bytes, the files are listed up to the first that cannot be read.
 #![no_main]
 
 use image::host::Contents;

@@ -1,6 +1,6 @@
-//! Whether data may be on a dm-integrity device: its superblock and journal are whatever the host wrote there.
+//! The check whether a dm-integrity device can contain data. The host may have written anything into its superblock and journal.
 //!
-//! Input: the start of the device; zeros follow it, so that the journal that a superblock promises has room.
+//! Input: the start of the device; zeros follow it, so that there is room for the journal that a superblock announces.
 #![no_main]
 
 use std::io::Cursor;
@@ -8,7 +8,7 @@ use std::io::Cursor;
 use disk::device_mapper::may_hold_data;
 use libfuzzer_sys::fuzz_target;
 
-/// More than a journal of two sections, and the end that must be zeros.
+/// The size is larger than a journal of two sections, and the end that must be zeros.
 const ROOM: usize = 2 << 20;
 
 fuzz_target!(|input: &[u8]| {

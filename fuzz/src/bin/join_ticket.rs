@@ -1,4 +1,4 @@
-//! What a node makes of a join service's answer: a ticket is refused, or all of it can be used.
+//! A join service's answer to a node: the ticket is refused, or all parts of it can be used.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -16,7 +16,7 @@ static KUBELET: LazyLock<KubeletRequest> = LazyLock::new(|| {
     let name = NodeName::from_machine("worker-1").expect("a name");
     KubeletRequest::new(&name, [10, 42, 1, 7].into()).expect("a key")
 });
-/// The one of the kept inputs.
+/// The host key in the stored inputs.
 static HOST_KEY: LazyLock<PublicKey> = LazyLock::new(|| {
     let line = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAILR0FseonmwTcSWFE0usA7Jhv/450JfmwMdC3i5wcbSI";
     PublicKey::from_line(line).expect("a key")
@@ -36,7 +36,7 @@ fuzz_target!(|bytes: &[u8]| {
             host_key: &HOST_KEY,
             policy: &policy,
         };
-        // this run's key is in no input, so that the last check, of the certificate, refuses what passes all others
+        // no input contains this run's key, so the last check, of the certificate, refuses each ticket that passes all others
         assert!(Ticket::check(ticket.clone(), &expected).is_err());
     }
 });

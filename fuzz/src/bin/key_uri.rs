@@ -1,4 +1,4 @@
-//! Key URIs: one that is accepted reads the same after it was written, and gives keys.
+//! Key URIs: an accepted URI parses to the same value after it was written, and gives keys.
 #![no_main]
 
 use base::crypto::Dek;

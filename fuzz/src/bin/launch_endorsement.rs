@@ -1,5 +1,5 @@
-//! Google's launch endorsement of a firmware, behind the file of the root that certifies its signer: a byte with the length of that file in
-//! units of 16 bytes, the two files.
+//! Google's launch endorsement of a firmware, and the file of the root that certifies its signer. Input: a byte with the length of
+//! the root's file in units of 16 bytes, the root's file, the endorsement.
 #![no_main]
 
 use std::time::{Duration, UNIX_EPOCH};

@@ -1,5 +1,6 @@
-//! The LUKS2 header of a state disk: whether it is ours, its geometry, opening it, marking it. Arbitrary metadata and
-//! binary fields, whose checksum is made right so that the rules behind it are reached; or wrong, or of one copy only.
+//! The LUKS2 header of a state disk: whether it is ours, its geometry, opening it, marking it. Metadata and binary fields are
+//! arbitrary. The checksums are made right, so that the fuzzer reaches the rules after their check; or wrong, or right in only one
+//! copy.
 //!
 //! Input: a byte of modes, a number of changes to the binary header (offset u16 < 512, value), the JSON.
 #![no_main]
@@ -17,7 +18,7 @@ const HEAD: usize = 448 << 10;
 const SIZE: u64 = 32 << 20;
 const COPY: usize = 16 << 10;
 const CHECKSUM: usize = 448;
-/// As much argon2id (passes × KiB) and as many iterations of PBKDF2 as a quick run can bear.
+/// The most argon2id (passes × KiB) and iterations of PBKDF2 with which a run stays quick.
 const MAX_WORK: u64 = 1024;
 const MAX_ITERATIONS: u64 = 4096;
 
@@ -90,7 +91,7 @@ fuzz_target!(|input: &[u8]| {
         head: vec![0; HEAD],
         at: 0,
     };
-    // which copies are there, which have a right checksum, and whether only the secondary is changed
+    // which copies exist, which have a right checksum, and whether only the secondary is changed
     for (number, magic) in [b"LUKS\xba\xbe", b"SKUL\xba\xbe"].into_iter().enumerate() {
         if mode >> number & 1 == 0 {
             let right_sum = mode >> (number + 2) & 1 == 0;
@@ -126,9 +127,9 @@ fuzz_target!(|input: &[u8]| {
     }
     let ours = header.check_ours(Integrity::Optional).is_ok();
     assert_eq!(header.geometry().is_ok(), ours);
-    // two bits: it is a hundred times as slow as the rest
+    // only if two bits are set: this is a hundred times slower than the rest
     if ours && mode & 0xc0 == 0xc0 && is_cheap(header.metadata()) {
-        // the area is zeros: no key is in it
+        // the area contains only zeros and so no key
         let error = header
             .unlock(&mut disk, &Secret::new(b"passphrase".to_vec()))
             .map(drop)

@@ -1,5 +1,5 @@
-//! What Microsoft's attestation service answers, or the claims of its token: whatever they are, they vouch for no report that they do not
-//! repeat, and errors are short.
+//! The answers of Microsoft's attestation service, or the claims of its token: they never vouch for a report that they do not
+//! contain, and errors are short.
 #![no_main]
 
 use base64::Engine;
@@ -25,7 +25,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     match judge(format!("{{\"token\":\"e30.{claims}.c2ln\"}}").as_bytes()) {
         Err(why) => short(&why),
         Ok(()) => {
-            // claims that do not count may have numbers that no other reader takes
+            // claims that are not used may have numbers that other parsers refuse
             let Ok(claims) = serde_json::from_slice::<Value>(bytes) else {
                 return;
             };

@@ -1,4 +1,4 @@
-//! A list of machines, and the SMBIOS table that may contain one; the first byte says which the rest is.
+//! A list of machines, or an SMBIOS table that may contain one. The first byte chooses one of the two, and the rest is its content.
 #![no_main]
 
 use cloud::Machines;

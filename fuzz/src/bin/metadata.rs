@@ -1,4 +1,4 @@
-//! The answers of the metadata service; the first byte says which of them the rest is.
+//! The answers of the metadata service. The first byte chooses the kind of answer, and the rest is the answer.
 #![no_main]
 
 use cloud::qemu::{parse_endpoint, parse_init_secret_hash, parse_peers, parse_self};

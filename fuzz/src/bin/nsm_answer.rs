@@ -1,4 +1,4 @@
-//! What a NitroTPM answers to a request for an attestation document: what is then in the NV index.
+//! A NitroTPM's answer to a request for an attestation document, which is in the NV index.
 #![no_main]
 
 use tpm::MESSAGE_SIZE;

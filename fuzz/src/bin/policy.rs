@@ -1,4 +1,4 @@
-//! The measurement policy: one that is read enforces something, and reads the same after it was written.
+//! The measurement policy: an accepted policy enforces something, and parses to the same policy after it was written.
 #![no_main]
 
 use std::collections::BTreeMap;

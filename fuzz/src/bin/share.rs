@@ -1,4 +1,4 @@
-//! The text of a share of the master secret: what is parsed gives the same share when it is written and parsed again.
+//! The text of a share of the master secret: an accepted share is the same after it was written and parsed again.
 #![no_main]
 
 use cli::shares::{lines, parse};

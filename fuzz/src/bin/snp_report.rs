@@ -1,4 +1,4 @@
-//! Reports of SEV-SNP: what is read of them, and how demands judge them. The seeds are reports of version 2 and 5.
+//! Reports of SEV-SNP: their parser, and the check of a policy's requirements. The seeds are reports of version 2 and 5.
 #![no_main]
 
 use hardware::snp::report::{LEN, Report};
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = (report.signer(), report.signature());
     for product in Product::ALL {
         if let Ok(tcbs) = report.tcbs(product) {
-            // the highest of each part is below neither
+            // a version with the maximum of each part is below neither of the two
             let highest = tcbs.current.max(&tcbs.launch);
             assert!(highest.below(&tcbs.current).is_empty());
             assert!(highest.below(&tcbs.launch).is_empty());

@@ -1,4 +1,4 @@
-//! SSH public keys: lines, private key files, and the bytes that a joining node sends; what is read can be certified.
+//! SSH public keys: lines, private key files, and the bytes that a joining node sends. Each accepted key can be certified.
 #![no_main]
 
 use std::sync::LazyLock;

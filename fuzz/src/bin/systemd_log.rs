@@ -1,4 +1,4 @@
-//! systemd's own event log: the explanation of a value stays short, and does nothing to a terminal.
+//! systemd's own event log: the explanation of a value stays short, and has no control characters for a terminal.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

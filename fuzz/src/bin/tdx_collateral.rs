@@ -1,4 +1,4 @@
-//! Intel's collateral as a machine sends it: whatever it is, it ends in a refusal, as nothing but Intel's signatures is believed.
+//! Intel's collateral as a machine sends it: a mutated input is always refused, because Intel has not signed it.
 #![no_main]
 
 use firstlight_fuzz::{NOW, quote, short};

@@ -1,4 +1,4 @@
-//! The record of a boot from a node: its chart is printable, in lines of limited length, and so is its picture.
+//! The record of a boot from a node: its chart and its picture are printable, in lines of limited length.
 #![no_main]
 
 use cli::chart;

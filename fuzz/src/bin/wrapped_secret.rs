@@ -1,4 +1,4 @@
-//! The file of a wrapped master secret, the key URI in it, and the URI of a store: they decide where a request goes.
+//! The file of a wrapped master secret, the key URI in it, and the URI of a store: these decide which server gets a request.
 #![no_main]
 
 use keywrap::{Wrapped, is_wrapped, store};

@@ -1,4 +1,4 @@
-//! YAML: a document that is accepted is accepted as the JSON of its value too, and is the same.
+//! YAML: if a document is accepted, the JSON of its value is accepted too, and has the same value.
 #![no_main]
 
 use kubernetes::yaml;
