@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Prints the arguments that select QEMU's processor: KVM if a probe machine boots with it, otherwise emulation.
 #
-# The existence of /dev/kvm proves nothing: in a nested machine it may hang. So a kernel is booted up to a line of its
-# init, within a time limit; the answer is kept until this machine reboots. FIRSTLIGHT_ACCEL=kvm|tcg decides
-# without a probe.
+# The existence of /dev/kvm proves nothing: in a nested machine it may hang. So this script boots a kernel until its init prints a
+# line, within a time limit. It keeps the result until this machine reboots. With FIRSTLIGHT_ACCEL=kvm|tcg there is no probe.
 . "$(dirname "$0")/lib.sh"
 
 LIMIT=15
@@ -31,8 +30,8 @@ probe() {
   printf '#!/bin/busybox sh\necho the probe is up\n' >"$tree/guest/init"; chmod +x "$tree/guest/init"
   (cd "$tree/guest" && find . | cpio --quiet -o -H newc >"$tree/probe.cpio")
   say "probing KVM (at most $LIMIT s)"
-  # its init ends after the line, so the kernel panics, so QEMU ends
-  # a QEMU that aborts does so in a shell of its own, which says so into the log
+  # the init ends after the line, so the kernel panics and QEMU ends
+  # QEMU runs in a shell of its own: if QEMU aborts, that shell writes the message about it into the log
   (
     timeout -k 1 "$LIMIT" qemu-system-x86_64 $KVM -M q35 -m 256 -nodefaults -no-reboot -display none -serial stdio \
       -kernel "$kernel"/boot/vmlinuz-* -initrd "$tree/probe.cpio" -append "console=ttyS0 quiet panic=-1" </dev/null || true

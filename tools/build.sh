@@ -14,7 +14,7 @@ PROGRAMS=(unlock "${TOGETHER[@]}")
 declare -A MOST=([unlock]=2830000 [bootstrapper]=5230000 [join-service]=5240000 [key-service]=4590000 [firstlight]=6175000)
 UNLOCK_MOST_COMPRESSED=1298000
 
-# a separate folder: the flags differ from those of `cargo build`, and neither build should invalidate the other
+# a separate folder: the flags differ from those of `cargo build`, and neither build may invalidate the other
 out=${CARGO_TARGET_DIR:-$ROOT/target/release-build}
 dist=${DIST:-$ROOT/target/dist}
 libc=${1:-musl}
@@ -31,9 +31,10 @@ gnu) target=$GNU dist=$dist-gnu ;;
 esac
 
 home=${CARGO_HOME:-$HOME/.cargo}
-# paths of this machine, which panic messages and debug sections would otherwise contain
+# without these flags, panic messages and debug sections would contain paths of this machine
 places=("$out=/target" "$ROOT=/firstlight" "$home=/cargo" "$(rustc --print sysroot)=/rust")
-# packed, the relocations of a position-independent program take 4 KB in place of 270 (musl has read them since 1.2.4, glibc since 2.36)
+# packed relocations: those of a position-independent program then take 4 KB in place of 270 KB (musl reads them since 1.2.4, glibc
+# since 2.36)
 CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; flags=(-Ctarget-feature=+crt-static -Clink-arg=-Wl,-z,pack-relative-relocs "${places[@]/#/--remap-path-prefix=}"); echo "${flags[*]}")
 export CARGO_TARGET_DIR=$out CARGO_ENCODED_RUSTFLAGS "CFLAGS_${target//-/_}=${places[*]/#/-ffile-prefix-map=}"
 export SOURCE_DATE_EPOCH=1 CARGO_INCREMENTAL=0
@@ -45,7 +46,7 @@ say "building ${PROGRAMS[*]} for $target"
 # unlock has a call of its own. In one call with the other programs, Cargo would give its rustls a feature that only their HTTPS client
 # needs: the logging of handshakes
 cargo build --locked --release --target "$target" --package unlock
-# one call links two programs at once; tools/check-deps.sh checks that no program gets features of another
+# one call for the others, because it links two programs at once; tools/check-deps.sh checks that no program gets features of another
 cargo build --locked --release --target "$target" "${TOGETHER[@]/#/--bin=}"
 mkdir -p "$dist"
 for program in "${PROGRAMS[@]}"; do

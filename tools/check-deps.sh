@@ -8,22 +8,22 @@
 cd "$ROOT"
 
 RUNTIMES='tokio|async-std|async-io|async-executor|async-global-executor|smol|futures|futures-executor|futures-util|mio|glommio|monoio|embassy-executor|actix-rt|hyper|tonic|h2'
-# TLS and cryptography come from rustls and ring; errors and arguments are our own
+# forbidden packages: TLS and cryptography come from rustls and ring, and the code for errors and arguments is ours
 SECOND_WAYS='openssl|openssl-sys|native-tls|aws-lc-rs|aws-lc-sys|reqwest|anyhow|clap'
-# a parser that we use may derive its error type with this
+# allowed only below parsers that derive their error type with it
 NOT_OURS='thiserror'
-# the program of the initramfs is kept small: maximum packages of others, lines of ours
+# limits for the program of the initramfs: packages of others, lines of ours
 UNLOCK_PACKAGES=48
 UNLOCK_LINES=23360
-# it links no API of a cloud, no client of HTTPS, and nothing of Kubernetes, archives, SSH
+# it links no client of a cloud's API or of HTTPS, and nothing for Kubernetes, archives or SSH
 UNLOCK_WITHOUT='cloud_api|aws|ureq|http|httpdate|httparse|roxmltree|kubernetes|tar|flate2|saphyr-parser|ssh|bcrypt'
-# it proves its own machine and links no verifier: the disk decides whether a key is right
+# it links no verifier: it only proves its own machine, and the disk shows whether a key is right
 JUDGES='verifier|hardware|roots|endorsement|collateral'
 
 # Prints the crates that a package's programs link: "NAME", or "NAME (/path)" for ours.
 tree() { cargo tree --locked --package "$1" --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p}' "${@:2}" | sed 's/ v[0-9][^ ]*//; s/ (\*)$//' | sort -u; }
-# Counts the lines of code below a folder, without tests, comments and blank lines. A test module is the end of its file, unless
-# it is in a file of its own.
+# Counts the lines of code below a folder, without tests, comments and blank lines. A test module is at the end of its file, or in a
+# file of its own.
 lines() {
   find "$1" -name '*.rs' ! -path '*/tests/*' ! -name tests.rs ! -name testing.rs ! -path '*/examples/*' -exec awk '
     FNR == 1 { on = 1; test = 0 } /^#\[cfg\(test\)\]$/ { test = 1 }
@@ -62,7 +62,7 @@ for package in "${PACKAGES[@]}"; do
   fi
 done
 
-# One build makes all programs but unlock. In such a build Cargo gives a package the features that any of the programs wants.
+# One build makes all programs except unlock. In such a build Cargo gives a package all features that any of the programs wants.
 features() { cargo tree --locked --target "$MUSL" --edges normal,no-proc-macro --prefix none --format '{p} {f}' "${@/#/--package=}" | sed 's/ (\*)$//' | sort -u; }
 # these change nothing for the others: bcrypt wants random numbers as an iterator, argon2 more traits of digest than ML-KEM,
 # rsa wants traits of numbers with the standard library, vsss-rs integers of 128 bits of subtle, toml the part of serde for alloc,
@@ -73,12 +73,12 @@ for package in "${TOGETHER[@]}"; do
   [ -z "$found" ] || die "$package gets features of another program: $found"
 done
 
-# our crate http has the name of another, which ureq uses
+# our crate http has the same name as a package that ureq uses
 twice=$(cargo tree --locked "${PACKAGES[@]/#/--package=}" --target "$MUSL" --edges normal,no-proc-macro --duplicates --depth 0 --prefix none --format '{p}' | grep -v '^http ' | sed '/^$/d' | sort -u)
 [ -z "$twice" ] || { say "in more than one version:"; echo "$twice" >&2; }
 
-# Prints what docs/architecture.md has of the manifests. `picture`: an arrow for each dependency, unless a longer path leads to the same
-# crate. `table`: each crate with its description, programs first, and each crate above those that it uses.
+# Prints the parts of docs/architecture.md that come from the manifests. `picture`: an arrow for each dependency, unless a longer
+# path leads to the same crate. `table`: each crate with its description, programs first, and each crate above those that it uses.
 drawing() {
   cargo metadata --locked --no-deps --format-version 1 | python3 -c '
 import json, sys

@@ -79,7 +79,7 @@ class Module:
             else:
                 words.add(found[at])
             at += 1
-        # A name that is only re-exported is used by others, not here.
+        # A name that this file only re-exports is used by other files.
         self.used += [path for name, path in self.names.items() if path in exported and name in words]
 
     def resolve(self, path, follow=8):

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs a command as on a machine that was used for other things, none of which may change the result of a test.
+# Runs a command as on a machine that was used for other things. None of them may change the result of a test.
 #
 #   tools/cluttered.sh COMMAND [ARGUMENT..]
 #
-# A separate mount namespace has a Kubernetes node's files in /etc, /var/lib and /opt, all of them broken, a hosts file without
-# names, configurations of ssh, git, curl and kubectl that lead nowhere, and a home without anything else; the environment
-# names proxies that do not exist, another language, a KUBECONFIG, a folder for temporary files with a blank in its name; new
-# files are private. Rust, Go's modules and our cache are unchanged.
+# A separate mount namespace has broken files of a Kubernetes node in /etc, /var/lib and /opt, a hosts file without names, and a
+# home folder with only configurations of ssh, git, curl and kubectl that lead nowhere. The environment names proxies that do not
+# exist, another language, a KUBECONFIG, and a folder for temporary files with a blank in its name. New files are private. Rust,
+# Go's modules and our cache are unchanged.
 set -euo pipefail
 
 if [ "${1:-}" != --inside ]; then
@@ -19,7 +19,7 @@ shift
 export CARGO_HOME=${CARGO_HOME:-$HOME/.cargo} RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 export FIRSTLIGHT_CACHE=${FIRSTLIGHT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/firstlight}
 export GOPATH=${GOPATH:-$HOME/go} GOCACHE=${GOCACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/go-build}
-clutter=/mnt # of this namespace alone
+clutter=/mnt # only of this namespace
 mount -t tmpfs clutter "$clutter"
 
 for folder in etc opt var/lib; do

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Compares what unlocks a disk by its share of an initrd: Firstlight, clevis with tang, systemd's token for a TPM. All initrds are made
-# in one run, by the same dracut, of the same Debian and for the same kernel, and prints a table for docs/benchmarks.md. Fails if
-# Firstlight's share is more than 1.1 MB.
+# Compares how many bytes Firstlight, clevis with tang, and systemd-cryptsetup with its TPM token add to an initrd. Makes all
+# initrds in one run, by the same dracut, of the same Debian and for the same kernel, and prints a table for docs/benchmarks.md.
+# Fails if Firstlight adds more than 1.1 MB.
 #
 #   tools/compare-initrds.sh UNLOCK [FOLDER]      UNLOCK: the program
 #
-# FOLDER gets what `cargo bench --bench unlockers` boots: the initrds firstlight, clevis and token; the disks clevis.disk and token.disk,
-# which a key in the file `key` opens; the program `tangd`, a tang server on its standard input and output.
+# FOLDER gets the files for `cargo bench --bench unlockers`: the initrds firstlight, clevis and token; the disks clevis.disk and
+# token.disk, which the key in the file `key` opens; and the program `tangd`, a tang server on its standard input and output.
 . "$(dirname "$0")/lib.sh"
 
 unlock=${1:?the program unlock} folder=${2:-}
@@ -19,7 +19,7 @@ root=$work/root
 root_with_kernel "$debian" "$kernel" "$root"
 "$ROOT/initramfs/install.sh" "$unlock" "$root"
 
-# Prints the bytes of the initrd `name` with these modules, without those; the last lines of dracut if it fails.
+# Makes the initrd `name` with some modules and without others, and prints its size. If dracut fails, prints its last lines.
 size() {
   local name=$1 added=$2 omitted=$3
   chroot_into "$root" dracut --force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" \
@@ -30,14 +30,14 @@ size() {
   if [ -n "$folder" ]; then cp "$root/boot/initrd" "$folder/$name"; truncate -s %512 "$folder/$name"; fi
 }
 
-# Prints a row: what, its bytes, and what it adds to `from` beside what Firstlight adds to `network`.
+# Prints a row: the name, the bytes, the bytes that it adds to `from`, and the ratio to the bytes that Firstlight adds to `network`.
 row() {
   awk -v what="$1" -v size="$2" -v from="$3" -v ours="$((firstlight - network))" 'BEGIN {
     printf "| %s | %.2f MB |", what, size / 1e6
     if (size == from) print " | |"; else printf " +%.2f MB | %.1fx |\n", (size - from) / 1e6, (size - from) / ours }'
 }
 
-# Makes the disks, and binds that of clevis to a tang server, which the machine reaches at $TANG.
+# Makes the disks, and binds the disk of clevis to the tang server that the machine reaches at $TANG.
 disks() {
   local disk programs=$debian/root body
   mkdir -p "$folder/tang"
@@ -53,17 +53,17 @@ TANGD
   cp "$folder/key" "$root/boot/key"
   for disk in clevis token; do
     truncate -s 64M "$root/boot/$disk"
-    # the fewest iterations, as clevis itself takes: its key is random
+    # the minimum of iterations, as clevis itself uses: its key is random
     chroot_into "$root" cryptsetup luksFormat --batch-mode --type luks2 --uuid "$UUID" --pbkdf pbkdf2 --pbkdf-force-iterations 1000 \
       --key-file /boot/key "/boot/$disk"
   done
-  # clevis has a password made, for which this Debian lacks a dictionary
+  # clevis lets a program generate a password, which needs a dictionary that this Debian lacks
   mkdir -p "$root/etc/security"; rm -f "$root/etc/security/pwquality.conf"; echo 'dictcheck = 0' >"$root/etc/security/pwquality.conf"
   chroot_into "$root" clevis luks bind -y -k /boot/key -d /boot/clevis tang "{\"url\":\"$TANG\",\"adv\":\"/boot/advertisement\"}" >&2
   for disk in clevis token; do mv "$root/boot/$disk" "$folder/$disk.disk"; done
 }
 
-# as benches/unlockers.rs has them
+# the same values as in benches/unlockers.rs
 TANG=http://10.42.0.1:7500
 UUID=5ec1e7a0-0000-4000-8000-000000000001
 OTHER_NETWORKS="network-legacy network-manager connman ifcfg cifs nbd fcoe fcoe-uefi"

@@ -3,9 +3,9 @@
 #
 #   tools/deb.sh      prints the folder with the packages and PROGRAM.cdx.json, the bill of materials of each program: target/deb (DEB=FOLDER)
 #
-# packaging/ has what Debian's tools read. initramfs/install.sh and systemd/install.sh say what goes where, as on every other system.
-# Nothing is compiled here, so dpkg-deb is enough; debhelper would be a larger thing than all that it would do. The bytes depend on
-# the programs, on the files and on the version of dpkg-deb (SOURCE_DATE_EPOCH: the time of the commit).
+# packaging/ has the files that Debian's tools read. initramfs/install.sh and systemd/install.sh install the files, as on every
+# other system. Nothing is compiled here, so dpkg-deb is enough, and debhelper is not needed. The bytes depend on the programs, on
+# the files and on the version of dpkg-deb (SOURCE_DATE_EPOCH: the time of the commit).
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
@@ -39,7 +39,7 @@ stage_firstlight-node() {
   sed -i "s/UNITS/${units% }/" "$1"/DEBIAN/post{inst,rm}
 }
 
-# Prints a manual page with the text that a program has about itself.
+# Prints a manual page with a program's help text.
 help_page() {
   LC_ALL=C date -u -d "@$SOURCE_DATE_EPOCH" '+.Dd %B %-d, %Y'
   printf '.Dt %s 8\n.Os\n.Sh NAME\n.Nm %s\n' "${1^^}" "$1"
@@ -67,7 +67,7 @@ pack() { # PACKAGE PROGRAM
   tools/licenses.py "$program" | gzip -9n >"$doc/third-party.gz"
 
   (cd "$tree" && find . -type f ! -path './DEBIAN/*' -printf '%P\n' | sort | xargs -d '\n' md5sum >DEBIAN/md5sums)
-  # KiB, the first line of a package's fields is its name
+  # the size in KiB; the first line of the fields is the package's name
   sed -i "s/VERSION/$version/; 1aVersion: $version\nArchitecture: amd64\nMaintainer: The Firstlight authors <firstlight@example.com>\nInstalled-Size: $(du -k --apparent-size -s "$tree/usr" | cut -f1)" "$tree/DEBIAN/control"
   # one thread: with more the bytes would depend on their number
   dpkg-deb --root-owner-group -Zxz --threads-max=1 --build "$tree" "$out/${package}_${version}_amd64.deb" >&2

@@ -5,9 +5,9 @@
 #
 # noble is Ubuntu 24.04.
 #
-# With `measuring`, systemd has what it needs to measure into the TPM: the libraries of tpm2-tss. Only such a Debian can be sid, which
-# is fetched once: for a newer one, delete its folder. On some days sid's packages do not fit together; then the script says so. With
-# `others` it also has the programs with which Firstlight is compared: clevis with tang, and systemd's tokens for a TPM. With
+# With `measuring` it has the libraries of tpm2-tss, with which systemd measures into the TPM. sid works only with `measuring`. It
+# is fetched once: for a newer sid, delete the folder. On some days sid's packages cannot be installed together; then the script
+# says so. With `others` it has the programs with which Firstlight is compared: clevis with tang, and systemd's TPM tokens. With
 # `network-manager` it has NetworkManager.
 #
 # The packages come through apt, so Debian's signature on the archive is checked; they are unpacked and not installed, which
@@ -18,11 +18,11 @@ suite=${1:-bookworm} kind=${2:-}
 PACKAGES=(
   base-files base-passwd bash coreutils dash debianutils dmsetup e2fsprogs findutils grep gzip kmod libc-bin login mawk mount passwd
   procps sed util-linux zstd
-  # what makes an initrd
+  # programs that make an initrd
   dracut-core dracut-network initramfs-tools-core
-  # what an initrd of dracut runs
+  # programs in an initrd of dracut
   dbus dbus-daemon iproute2 systemd systemd-sysv udev
-  # what an initrd of initramfs-tools runs
+  # programs in an initrd of initramfs-tools
   busybox klibc-utils
 )
 case $suite in
@@ -73,7 +73,7 @@ noble) source=$(ubuntu_source "$suite" "$work") ;;
 esac
 say "fetching a small system of $suite, about 50 MB"
 private_apt "$source" -- update >&2
-# an empty list of installed packages: apt fetches all that they depend on
+# the list of installed packages is empty, so apt fetches all dependencies
 private_apt "$source" -- -o Dir::State::status="$work/status" -o Dir::Cache::archives="$work/archives/" \
   --no-install-recommends --download-only --yes install "${PACKAGES[@]}" >&2 || case $suite in
 sid) die "apt cannot install today's Debian sid, for the reason above: packages of sid do not always fit together. Try another day" ;;

@@ -6,7 +6,7 @@ VERSION=0.18.5
 tool=$CACHE/cargo-deny-$VERSION
 if [ ! -x "$tool/bin/cargo-deny" ]; then
   say "building cargo-deny $VERSION (once; some minutes)"
-  # outside the checkout, whose configuration would make it a musl program; not optimized, since it runs for a second
+  # built outside the checkout, whose configuration would make it a musl program; not optimized, since it runs only for a second
   (cd / && cargo install --quiet --locked --debug --no-track --root "$tool" --target "$GNU" "cargo-deny@$VERSION" >&2)
 fi
 cd "$ROOT"

@@ -47,7 +47,7 @@ def programs(files):
         if name in OURS:
             component = sbom.application(name, digest(path)) | {"components": sbom.linked(name)}
             for library in component["components"]:
-                # two programs may link the same library with other features
+                # two programs may link the same library with different features
                 library["bom-ref"] = f"{name}/{library['bom-ref']}"
             yield component
         else:

@@ -4,11 +4,12 @@
 #   tools/initrd.sh SYSTEM SUITE OUT UNLOCK [KERNEL]     UNLOCK: the program, the package firstlight-initramfs, or "-" for an initrd
 #                                                         without Firstlight
 #
-# SYSTEM is dracut, initramfs-tools, or dracut of one more kind: dracut-measuring with the units of systemd that measure the phases of the
-# boot, dracut-network-manager with NetworkManager on a system without systemd-networkd, such as a Fedora. Does nothing if OUT is newer
-# than all that it is made of. SUITE is that of tools/debian.sh. SETTINGS are lines for the image's node.conf, AUTHORITIES is a file with
-# the certificates that the image trusts; without it, it trusts none. The initrd is for the kernel of the suite KERNEL of
-# tools/kernel.sh: unless it is named, for a suite of Debian that of Debian 12, for Ubuntu its own.
+# SYSTEM is dracut, initramfs-tools, or dracut of one more kind: dracut-measuring with the units of systemd that measure the phases
+# of the boot, dracut-network-manager with NetworkManager on a system without systemd-networkd, such as a Fedora. Does nothing if
+# OUT is newer than all of its inputs. SUITE is a suite of tools/debian.sh. The variable SETTINGS has lines for the image's
+# node.conf. AUTHORITIES is a file with the certificates that the image trusts; without the file, the image trusts none. KERNEL is a
+# suite of tools/kernel.sh, whose kernel the initrd is for. The default is Debian 12's kernel for a suite of Debian, and Ubuntu's
+# own for Ubuntu.
 . "$(dirname "$0")/lib.sh"
 
 system=${1:?dracut, dracut-measuring, dracut-network-manager or initramfs-tools} suite=${2:?bookworm or trixie} out=${3:?where to} unlock=${4:?the program unlock}
@@ -43,7 +44,7 @@ case $system in
 dracut*)
   omitted="$NOT_IN_CLOUDS crypt"
   arguments=(--force --no-hostonly --no-hostonly-cmdline --reproducible --no-early-microcode --kver "$version" --compress "zstd -3")
-  # systemd measures only if it sees the variables of systemd-stub
+  # systemd measures only if the EFI variables of systemd-stub exist
   if [ "$kind" = measuring ]; then
     modules=("$root"/usr/lib/dracut/modules.d/*systemd-pcr{phase,extend}) # dracut 106 has the first, 112 the second
     for module in "${modules[@]}"; do [ ! -d "$module" ] || name=${module##*/??}; done

@@ -15,7 +15,7 @@ def unpacked(bzimage):
     sectors = bzimage[0x1F1]
     offset, length = struct.unpack_from("<II", bzimage, 0x248)
     start = (sectors + 1) * 512 + offset
-    # the last four bytes are the size of what is packed
+    # the last four bytes are the size of the compressed data
     return subprocess.run(["zstd", "-dcq"], input=bzimage[start:start + length - 4], stdout=subprocess.PIPE, check=True).stdout
 
 

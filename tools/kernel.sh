@@ -3,9 +3,9 @@
 #
 #   tools/kernel.sh [bookworm|trixie|noble]     Debian 12's, Debian 13's, or Ubuntu 24.04's; only prints the folder if it exists
 #
-# The packages come through apt, so the distribution's signature on the archive is checked. The pinned version of Debian's is the one
-# that the boot tests were made with; if the archive no longer has it, the script takes its successor and prints its name. Ubuntu's is
-# that of the release, which its archive keeps.
+# The packages come through apt, so the distribution's signature on the archive is checked. Debian's kernel has a pinned version,
+# the one with which the boot tests were made. If the archive no longer has this version, the script takes its successor and prints
+# the successor's name. Ubuntu's kernel is that of the release, which Ubuntu's archive keeps.
 . "$(dirname "$0")/lib.sh"
 
 suite=${1:-bookworm}

@@ -1,6 +1,6 @@
 # Shared by the scripts in this folder: paths, messages, and helpers.
 set -euo pipefail
-unset CDPATH # with it `cd` prints where it goes
+unset CDPATH # if it is set, `cd` prints the folder
 export LC_ALL=C.UTF-8
 umask 022 # the modes of files in images and packages
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -28,8 +28,8 @@ private_apt() {
     -o Dir::Cache="$state/cache" -o APT::Sandbox::User=root -qq "$@"
 }
 
-# Prints the source of an Ubuntu release for private_apt. The key of Ubuntu's archive is in a package of Debian, which is unpacked below
-# the folder. Usage: ubuntu_source SUITE FOLDER
+# Prints the source of an Ubuntu release for private_apt. The key of Ubuntu's archive is in a package of Debian, which this function
+# unpacks below the folder. Usage: ubuntu_source SUITE FOLDER
 ubuntu_source() {
   local suite=$1 folder=$2 source
   source="deb $(mirror) trixie main"
@@ -71,8 +71,8 @@ source_commit() {
   echo "$(git -C "$ROOT" describe --always --abbrev=12 --dirty=+changes --exclude='*'), $(git -C "$ROOT" log -1 --format=%cs)"
 }
 
-# Installs packages into a small Debian of tools/debian.sh, whose own packages dpkg does not know. Their scripts run outside of it, by
-# this machine's tools. Usage: install_package ROOT DEB...
+# Installs packages into a small Debian of tools/debian.sh, without its other packages in dpkg's database. The packages' scripts run
+# outside of that Debian, with this machine's tools. Usage: install_package ROOT DEB...
 install_package() {
   local root=$1; shift
   mkdir -p "$root"/var/lib/dpkg/{info,updates,triggers}
@@ -80,8 +80,8 @@ install_package() {
   PATH=$PATH:/usr/sbin:/sbin dpkg --root="$root" --log=/dev/null --force-not-root --force-depends --force-script-chrootless --install "$@" >&2
 }
 
-# Makes the root file system $3 of the Debian $1 (tools/debian.sh) with the modules of the kernel $2 (tools/kernel.sh). It has hard links
-# to both, so it must be in the cache, and nobody may write into a file of it that exists.
+# Makes the root file system $3 of the Debian $1 (tools/debian.sh) with the modules of the kernel $2 (tools/kernel.sh). It has hard
+# links to both, so it must be in the cache too, and nobody may write into a file that exists in it.
 root_with_kernel() {
   local debian=$1 kernel=$2 root=$3
   cp -al "$debian/root" "$root"

@@ -12,7 +12,7 @@ import glob, html, json, os, re, sys
 sys.dont_write_bytecode = True
 import sbom
 
-# what crates call the files with licenses and notices
+# the names that crates give to files with licenses and notices
 LICENSE = re.compile(r"(LICEN[SC]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.IGNORECASE)
 
 
@@ -30,7 +30,7 @@ def sources():
 def of_folder(folder):
     names = sorted(name for name in os.listdir(folder) if LICENSE.match(name))
     paths = [os.path.join(folder, name) for name in names]
-    # some have a folder LICENSES
+    # some crates have a folder LICENSES
     files = [file for path in paths for file in (sorted(glob.glob(f"{path}/*")) if os.path.isdir(path) else [path])]
     return [read(file) for file in files] or of_comment(f"{folder}/src/lib.rs")
 
@@ -56,10 +56,10 @@ def texts(component, folders):
     if name == "rust-std":
         return of_compiler()
     if name == "musl":
-        # of the package musl-tools, with which the programs are linked
+        # the license of musl, from the package musl-tools, with which the programs are linked
         return [read("/usr/share/doc/musl/copyright")]
     folder, source = folders[name, version]
-    # a crate of this workspace has the license of the program
+    # our own crates have the program's license
     return of_folder(folder) if source else None
 
 

@@ -11,7 +11,7 @@ import sys
 
 LIMIT = 80
 
-# What may hold braces and semicolons that are no code.
+# Texts, characters and comments: their braces and semicolons are not code.
 LITERAL = re.compile(r'''//[^\n]*|/\*.*?\*/|b?r(?P<hash>\#*)".*?"(?P=hash)|b?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\])\'''', re.S)
 TESTS = re.compile(r"^#\[cfg\(test\)\]\n(?:#.*\n)*(?:pub(?:\(.*\))? )?mod \w+ \{", re.M)
 FUNCTION = re.compile(r"( *)(?:[a-z]+(?:\([a-z: ]+\))? |extern \"\" )*fn (\w+)")

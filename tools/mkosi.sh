@@ -5,12 +5,12 @@
 #   tools/mkosi.sh [release|debug|kubernetes]
 #
 # Needs root (mmdebstrap, mkosi). mkosi and the programs that it runs are those of Debian 13, in a folder of their own; the packages
-# come through apt, so Debian's signature on the archive is checked. Does nothing but print if the image is newer than all that it is
-# made of. OUT is another folder for the image, MKOSI_CACHE one for file systems with the packages installed.
+# come through apt, so Debian's signature on the archive is checked. If the image is newer than all of its inputs, it only prints
+# the path. OUT names another folder for the image. MKOSI_CACHE names a folder for file systems with the packages installed.
 #
-# LOCK is a list of packages with their hashes, such as packaging/debian-trixie.sha256: an image with others is refused and deleted.
-# KERNEL is another version of Debian's kernel than the newest, or than that of LOCK. Its build takes half an hour: tools/mkosi-kernel.sh.
-# DEBIAN and DEBIAN_SECURITY are the archives that have them, by default those of this machine.
+# LOCK is a list of packages with their hashes, such as packaging/debian-trixie.sha256: an image with other packages is refused and
+# deleted. KERNEL is a version of Debian's kernel. The default is the newest, or the version in LOCK. The kernel's build takes half
+# an hour: tools/mkosi-kernel.sh. DEBIAN and DEBIAN_SECURITY are the archives of the packages, by default those of this machine.
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "making an image with mkosi needs root"
 
@@ -43,7 +43,7 @@ inputs=("$ROOT/mkosi" "$ROOT/initramfs" "$ROOT/systemd" "$0" "${programs[@]}" "$
 image=$out/$name.raw
 if [ -e "$image" ] && [ -z "$(find "${inputs[@]}" -newer "$image" -print -quit)" ]; then finish; exit; fi
 
-# the kernel's own package has the modules, and must be of the version that our kernel was built from
+# Debian's kernel package has the modules. Its version must be the one from which our kernel was built
 locked=$([ -z "$lock" ] || sed -n 's/.*  linux-image-.*-cloud-amd64_\(.*\)_amd64\.deb$/\1/p' "$lock")
 kernel=$("$ROOT/tools/mkosi-kernel.sh" "${KERNEL:-${locked:-newest}}")
 release=$(cat "$kernel/release")
@@ -63,7 +63,7 @@ if [ ! -e "$tree" ]; then
 fi
 
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf --one-file-system "$work"' EXIT
-# where mkosi's apt looks; without this file it would also ask for a debug archive, which few mirrors have
+# the sources of mkosi's apt; without this file it would also use a debug archive, which few mirrors have
 sources=$work/sandbox/etc/apt/sources.list.d/mkosi.sources
 packages=${MKOSI_CACHE:-$CACHE/mkosi-cache}
 mkdir -p "$(dirname "$sources")" "$work/workspace" "$CACHE/mkosi-packages" "$packages"

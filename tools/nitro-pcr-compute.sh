@@ -15,7 +15,7 @@ mkdir -p "$CACHE"
 exec 9>"$CACHE/nitro-pcr-compute.lock"; flock 9
 if [ ! -e "$program" ]; then
   say "building nitro-tpm-pcr-compute $VERSION"
-  # a folder of its own, because the settings of this project are for static programs
+  # build in a folder of its own, because this project's settings of Cargo are for static programs
   cd "$CACHE"
   cargo info --quiet "nitro-tpm-pcr-compute@$VERSION" >/dev/null
   crate=$(ls "${CARGO_HOME:-$HOME/.cargo}"/registry/cache/*/nitro-tpm-pcr-compute-$VERSION.crate)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Puts together what a release publishes: programs, Debian packages, container image, chart, bills of materials, notes, checksums.
+# Collects the files of a release: programs, Debian packages, container image, chart, bills of materials, notes, checksums.
 #
 #   tools/release.sh      prints the folder target/firstlight-VERSION, from target/dist and target/deb
 #   KEY=FILE              signs the checksums with this SSH key (ssh-keygen -Y sign); the key may be in an agent or a token
 #
-# VERSION is that of Cargo.toml if the commit has its tag, and has +COMMIT behind it if not. The same commit gives the same bytes,
-# except for the signature. docs/reproduce.md
+# VERSION is the version in Cargo.toml. If the commit does not have the version's tag, +COMMIT follows it. The same commit gives the
+# same bytes, except for the signature. docs/reproduce.md
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
@@ -34,13 +34,13 @@ for program in unlock bootstrapper join-service key-service firstlight; do
   install -m 755 "target/dist/$program" "$out/$program-linux-amd64"
 done
 install -m 644 target/dist/firstlight-image.tar target/deb/*.deb target/deb/*.cdx.json "$out/"
-# as `helm package`, but with the same bytes each time
+# like `helm package`, but with the same bytes each time
 tar c --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w -C charts firstlight |
   gzip -9n >"$out/firstlight-chart-$number.tgz"
-# the part of the changelog below the heading of this version
+# the section of the changelog about this version
 awk -v heading="## [$section]" 'index($0, "## [") == 1 { on = index($0, heading) == 1; next } on' CHANGELOG.md >"$out/NOTES.md"
 grep -q '[^[:space:]]' "$out/NOTES.md" || die "CHANGELOG.md says nothing below $section"
-# the documents, for those who have no sources
+# the documents, for readers who do not have the sources
 git ls-files -z -- '*.md' docs | grep -zv ^tests/ |
   tar cz --null --files-from=- --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=a+rX,u+w,go-w \
     --transform="s|^|firstlight-docs-$number/|" >"$out/firstlight-docs-$number.tgz"

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
-# Names the partitions and the files of the root file system that differ between two disks: a report on all of it would be too large.
+# Names the partitions, and the files of the root file system, that differ between two disks. A report on their contents would be too large.
 explain() {
   local at tools disk start size
   at=$(cmp "$1" "$2" | sed 's/.*byte \([0-9]*\),.*/\1/')
@@ -28,7 +28,7 @@ mkdir -p "$other/elsewhere/target"
 git ls-files -z --cached --others --exclude-standard | tar c --null -T - --ignore-failed-read | tar x -C "$other/elsewhere"
 cp -r target/dist "$other/elsewhere/target/dist"
 say "building again, in $other"
-# the downloads are shared
+# both builds share the downloads
 again=$(umask 077; OUT=$other/image MKOSI_CACHE=$other/cache TZ=Asia/Tokyo "$other/elsewhere/tools/mkosi.sh")
 for ending in manifest efi raw cdx.json; do
   one=${image%raw}$ending two=${again%raw}$ending

@@ -3,14 +3,14 @@
 # every byte. The hashes of what was built are in target/SHA256SUMS. docs/reproduce.md
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
-# beside the build tools of Debian
+# a folder beside Debian's build tools
 tools/setup.sh diffoscope-minimal
 SOURCE_DATE_EPOCH=$(source_date)
 # the copy has no history
 FIRSTLIGHT_COMMIT=$(source_commit)
 export SOURCE_DATE_EPOCH FIRSTLIGHT_COMMIT
 
-# Makes the initrds of both systems in folder $2, by the scripts of folder $1.
+# Makes the initrds of dracut and of initramfs-tools in folder $2, with the scripts of folder $1.
 initrds() {
   local system
   for system in dracut initramfs-tools; do

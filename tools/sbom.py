@@ -52,7 +52,7 @@ def standard_library():
            "licenses": [{"expression": "MIT OR Apache-2.0"}], "purl": f"pkg:generic/rust-std@{rust}"}
     folder = output("rustc", "--print", "target-libdir", "--target", TARGET).strip()
     with open(os.path.join(folder, "self-contained/libc.a"), "rb") as file:
-        # the only text of this form is the version that musl's own program prints
+        # the version that musl's own program prints is the only text of this form
         musl = re.search(rb"\0(1\.\d+\.\d+)\0", file.read())[1].decode()
     yield {"type": "library", "bom-ref": f"musl@{musl}", "name": "musl", "version": musl,
            "licenses": [{"expression": "MIT"}], "purl": f"pkg:generic/musl@{musl}"}
@@ -77,7 +77,7 @@ def write(what, components):
     dependencies = [{"ref": what["bom-ref"], "dependsOn": sorted(component["bom-ref"] for component in components)}]
     print(json.dumps({
         "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
-        # equal programs have equal files
+        # equal programs get equal files
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
         "metadata": {"component": what}, "components": components, "dependencies": dependencies,
     }, indent=1))

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Prepares a Debian machine with Rust from rustup: packages, Rust's musl target, and for the tests a kernel to boot.
-# Installs and names only missing things; takes a fraction of a second if nothing is missing.
+# Prepares a Debian machine with Rust from rustup: packages, Rust's musl target, and for the tests a kernel to boot. Installs only
+# missing things and names them. If nothing is missing, it takes a fraction of a second.
 #
-#   tools/setup.sh build             what building needs
-#   tools/setup.sh [PACKAGE...]      what building and testing need, and further packages of Debian
+#   tools/setup.sh build             installs what building needs
+#   tools/setup.sh [PACKAGE...]      installs what building and testing need, and further packages of Debian
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
@@ -14,9 +14,9 @@ PACKAGES=(
 OF_TESTS=(
   # to boot: a machine, its firmware, its TPM, its kernel and its initramfs
   qemu-system-x86 seabios ipxe-qemu ovmf swtpm swtpm-tools busybox-static cpio kmod e2fsprogs
-  # a host's ACPI tables
+  # for a host's ACPI tables
   acpica-tools
-  # a node of Kubernetes: its disk, and a line to it
+  # for a Kubernetes node: its disk, and its serial line
   mmdebstrap socat
   # the real programs that ours are tested against
   cryptsetup-bin dmsetup tpm2-tools libtss2-dev pkg-config nghttp2-client nghttp2-server curl python3 python3-venv

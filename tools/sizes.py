@@ -14,7 +14,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# C, by how its names begin
+# C code, by the prefixes of its names
 C = [
     (r"ring_core|_?ring|x25519|ecp_nistz|p256|p384|aes_|aesni|bn_|bssl|sha256_block|sha512_block|ChaCha|poly1305|gcm_|vpaes|fiat|LIMBS?", "ring (C)"),
 ]

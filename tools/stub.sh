@@ -4,8 +4,8 @@
 #
 #   tools/stub.sh SUITE        bookworm (systemd 252), trixie (257), sid (the newest)
 #
-# The package comes through apt, so Debian's signature on the archive is checked. The newest version of the suite is taken: what
-# it measures differs from version to version, and the tests are to notice.
+# The package comes through apt, so Debian's signature on the archive is checked. The script takes the newest version of the suite:
+# versions measure different things, and the tests must notice a change.
 . "$(dirname "$0")/lib.sh"
 
 suite=${1:?usage: tools/stub.sh SUITE}

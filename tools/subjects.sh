@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks that the subjects of the latest commits have at most 72 characters, as CONTRIBUTING.md says: of the last 50 that came after
-# this check. A shallow clone has fewer, and an archive without .git none.
+# Checks that the subjects of the latest commits have at most 72 characters, as CONTRIBUTING.md says. It checks the last 50 commits,
+# as far as they are newer than this check. A shallow clone has fewer commits, and an archive without .git has none.
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 

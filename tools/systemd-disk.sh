@@ -5,7 +5,8 @@
 #   tools/systemd-disk.sh SUITE OUT BOOTSTRAPPER [KERNEL]     BOOTSTRAPPER: the program, or the package firstlight-node, which enables the
 #                                                             units, or "-" for a system without Firstlight
 #
-# With KERNEL, a suite of tools/kernel.sh, the system has that kernel's modules. Does nothing if OUT is newer than all that it is made of. SUITE is that of tools/debian.sh.
+# With KERNEL, a suite of tools/kernel.sh, the system has that kernel's modules. Does nothing if OUT is newer than all of its
+# inputs. SUITE is a suite of tools/debian.sh.
 . "$(dirname "$0")/lib.sh"
 
 suite=${1:?bookworm, trixie or sid} out=${2:?where to} bootstrapper=${3:?the program bootstrapper, or the package firstlight-node} kernel=${4:-}
@@ -16,7 +17,7 @@ if [ -e "$out" ] && [ -z "$(find "${inputs[@]}" -newer "$out" -print -quit)" ]; 
 work=$(mktemp -d -p "$CACHE"); trap 'rm -rf "$work"' EXIT
 root=$work/root
 
-# hard links, hence beside the cached folder: nothing below writes into a file that exists
+# the copy has hard links, so it must be beside the cached folder; the commands below write into no existing file
 if [ -n "$kernel" ]; then
   root_with_kernel "$debian" "$("$ROOT/tools/kernel.sh" "$kernel")" "$root"
 else
@@ -33,11 +34,11 @@ case $bootstrapper in
   while read -r word unit; do [ "$word" != enable ] || units+=("$unit"); done <"$ROOT/systemd/80-firstlight.preset"
   ;;
 esac
-# what the installation of tpm-udev makes; the rule of that package gives the TPM to this user
+# the user that the installation of tpm-udev makes; the package's udev rule gives the TPM to this user
 chroot_into "$root" systemd-sysusers --inline 'u tss - "TPM software stack"' 2>/dev/null
 rm "$root/etc/machine-id"
 echo 5ec1e7a0000040008000000000000001 >"$root/etc/machine-id"
-# nothing has to be brought up to date at the first boot
+# the first boot has nothing to update
 touch "$root/etc/.updated"
 
 mkdir -p "$root/usr/lib/firstlight-test" "$root/run/state"
