@@ -24,5 +24,5 @@ for script in hooks/firstlight scripts/init-top/firstlight scripts/init-premount
   install -D -m 755 "$here/initramfs-tools/$script" "$tools/$script"
 done
 
-# what is there already is the image's own
+# an existing file belongs to the image and stays
 [ -e "$root/etc/firstlight/node.conf" ] || install -D -m 644 "$here/node.conf" "$root/etc/firstlight/node.conf"

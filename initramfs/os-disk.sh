@@ -15,7 +15,7 @@ install -m 755 "$here/os-init" "$tree/sbin/init"
 printf '127.0.0.1 localhost\n::1 localhost\n' >"$tree/etc/hosts"
 : >"$tree/etc/resolv.conf"
 printf '%s\n' csp=qemu variant=qemu-vtpm >"$tree/etc/firstlight/node.conf"
-# systemd switches only to a root file system that has it
+# systemd switches only to a root file system that has this file
 echo 'ID=firstlight-test' >"$tree/etc/os-release"
 for program in "$@"; do install -m 755 "$program" "$tree/usr/bin/"; done
 

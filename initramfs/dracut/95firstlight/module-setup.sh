@@ -6,7 +6,7 @@
 
 check() {
     require_binaries /usr/lib/firstlight/unlock mke2fs || return 1
-    # only where it is asked for: --add firstlight, or add_dracutmodules+=" firstlight "
+    # only if it is asked for: --add firstlight, or add_dracutmodules+=" firstlight "
     return 255
 }
 
@@ -14,7 +14,7 @@ depends() {
     local module
     # not dm: `unlock` needs neither dmsetup nor the drivers of RAID and bcache that come with it
     echo systemd systemd-initrd
-    # whoever builds the initrd may have chosen what brings the network up
+    # the builder of the initrd may have chosen the module that brings the network up
     for module in network network-manager network-legacy connman; do
         if [[ " $add_dracutmodules $force_add_dracutmodules " == *" $module "* ]]; then
             echo "$module"
@@ -39,7 +39,7 @@ cmdline() {
 }
 
 installkernel() {
-    # whatever machine builds the initrd, it is for machines in a cloud
+    # drivers for machines in a cloud, whatever machine builds the initrd
     # shellcheck disable=SC2086
     hostonly='' instmods $FIRSTLIGHT_CLOSING $FIRSTLIGHT_LOADED $FIRSTLIGHT_DEVICES
 }
