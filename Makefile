@@ -11,7 +11,7 @@ help: ## print this list
 setup: ## install what building and testing need: Debian packages, the musl standard library, a kernel
 	@tools/setup.sh
 
-setup-build: # what building needs alone
+setup-build: # only what building needs
 	@tools/setup.sh build
 
 build: setup-build ## build the five programs, static, in target/dist (TARGET=gnu: static glibc, target/dist-gnu)
@@ -22,7 +22,7 @@ test: lint check-deps unit boot ## run everything that must pass before a change
 lint: setup ## check formatting, clippy, shell syntax, subjects of commits
 	cargo fmt --all --check
 	cargo clippy --locked --all-targets -- -D warnings
-	cargo clippy --locked --bench storm -- -D warnings # cargo leaves it out of all targets
+	cargo clippy --locked --bench storm -- -D warnings # it is not one of "all targets": bench = false
 	@tools/subjects.sh
 	@for script in tools/*.sh tests/cluster/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
 

@@ -1,5 +1,5 @@
-//! initramfs/close-host, which takes from systemd what the host chooses: in mounts of its own, with the shells of dracut's and of
-//! initramfs-tools' initrds. `make test-host` boots it.
+//! Tests initramfs/close-host, which hides the host's inputs from systemd. The script runs in mounts of its own, with the shells of
+//! dracut's and of initramfs-tools' initrds. `make test-host` boots it.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
-//! Tests `sys::process`, which changes the whole process. The unit tests of the library share a process, so this test is separate.
+//! Tests `sys::process`, which changes settings of the whole process. The unit tests of the library share a process, so this test
+//! has one of its own.
 
 use sys::process;
 

@@ -1,5 +1,5 @@
-//! The documents against the repository and the programs: each page is in the book, each link leads somewhere, each command line in a
-//! block of code exists.
+//! Checks the documents against the repository and the programs: each page is in the book, the target of each link exists, each
+//! command line in a block of code is valid.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;

@@ -1,4 +1,4 @@
-//! The endorsement key of a TPM, against swtpm with certificates of its local authority, and tpm2-tools.
+//! Tests the endorsement key of a TPM with swtpm, whose certificates come from a local authority, and with tpm2-tools.
 
 use std::collections::BTreeMap;
 use std::fs;

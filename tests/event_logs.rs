@@ -1,5 +1,5 @@
-//! Event logs of real machines, from five distributions and three clouds. They are in Go modules, which the Go tool chain downloads
-//! once and checks against `tests/event_logs_go/go.sum`.
+//! Parses event logs of real machines, from five distributions and three clouds. They are in Go modules, which the Go tool chain
+//! downloads once and checks against `tests/event_logs_go/go.sum`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,5 @@
-//! Our gRPC against other implementations, over TCP and TLS: grpcio (Python, C core), tonic, and
-//! nghttp2's tools. `tests/interop/peer.py` is the side of grpcio; `tools/python.sh` installs it.
+//! Our gRPC with other implementations as peers, over TCP and TLS: grpcio (Python, C core), tonic, and nghttp2's tools.
+//! `tests/interop/peer.py` is the peer of grpcio; `tools/python.sh` installs grpcio.
 //!
 //! Each peer runs the cases of gRPC's interoperability specification (`tests/interop/testing.rs`),
 //! and the cases here, which the specification lacks.

@@ -1,6 +1,5 @@
-//! Hostile peers against a server in a process of its own: what they cost it in memory and threads,
-//! and whether other clients are served at the same time. `src/rpc/h2/tests` breaks the rules one
-//! by one.
+//! Hostile peers against a server in a process of its own: how much memory and how many threads they cost the server, and whether
+//! it serves other clients at the same time. `src/rpc/h2/tests` breaks the rules of HTTP/2 one by one.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

@@ -1,5 +1,5 @@
-//! Forms of kubeconfigs, compared with kubectl: our client accepts the forms that kubectl accepts, and sends the server the same credentials.
-//! The table has the exceptions.
+//! Forms of kubeconfigs, compared with kubectl: our client accepts the forms that kubectl accepts, and sends the server the same
+//! credentials. A table lists the exceptions.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

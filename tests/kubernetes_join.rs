@@ -1,5 +1,4 @@
-//! Tests that a real kubeadm passes the checks of a join with our files only, against a real API
-//! server (`make kubeadm`).
+//! Tests that a real kubeadm passes the checks of a join with only our files, against a real API server (`make kubeadm`).
 
 use common::kube_apiserver;
 

@@ -1,4 +1,4 @@
-//! The launch digests of SEV-SNP machines: what `image` computes is what sev-snp-measure of virtee computes.
+//! Launch digests of SEV-SNP machines: the crate `image` computes the same ones as virtee's sev-snp-measure.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Google's launch endorsements, against the program with which Google signs and judges them (`tests/launch_endorsements_go`).
+//! Compares our verification of Google's launch endorsements with Google's own program, which signs and verifies them
+//! (`tests/launch_endorsements_go`).
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,7 @@
 //! Our LUKS2 and the real `cryptsetup`, on plain files: each reads the headers of the other.
 //!
-//! Without device mapper nothing is mapped, and `cryptsetup` cannot format with integrity. It makes 96-byte keyslots when it
-//! adds and changes keys in our headers.
+//! The tests use no device mapper, so they map no disk, and `cryptsetup` cannot format with integrity. It makes 96-byte keyslots
+//! when it adds and changes keys in our headers.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};

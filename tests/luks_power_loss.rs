@@ -1,7 +1,7 @@
 //! Simulates a power failure at each moment of each operation that changes a LUKS2 header, and checks what the next boot finds.
 //!
-//! The disk records writes and syncs. After a power failure, all writes before the last completed sync are on the disk, and any
-//! set of the 512-byte sectors that were written since. If these sectors are few, the tests try all subsets. Otherwise they try
+//! The disk records writes and syncs. After a power failure, all writes before the last completed sync are on the disk, and any set
+//! of the 512-byte sectors that were written since. If there are few such sectors, the tests try all subsets. Otherwise they try
 //! prefixes, suffixes, single sectors, all sectors except one, and random subsets.
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};

@@ -1,5 +1,5 @@
-//! `firstlight measure IMAGE` against the tools of others: PCR 11 is systemd-measure's, the digests in PCR 4 are pesign's, and the
-//! images and disks are made by objcopy, sfdisk, mkfs.fat and mtools. tests/images/measure.rs boots them.
+//! Compares `firstlight measure IMAGE` with the tools of others: PCR 11 with systemd-measure's, the digests in PCR 4 with pesign's.
+//! objcopy, sfdisk, mkfs.fat and mtools make the images and disks. tests/images/measure.rs boots them.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;

@@ -1,9 +1,9 @@
 //! The race for the node under the interleavings of its threads (loom): InitServer and JoinClient start together, one wins,
 //! the other is stopped and joined, whatever the timing of requests, tickets, a TPM that fails, and a stop of the node.
 //!
-//! The modules are the program's own, compiled with loom's locks; the code around them does what InitServer and JoinClient do.
-//! Time does not pass: a pause ends by a stop or, if the model says so, at once. A thread that no other thread wakes is a
-//! deadlock for loom, and so a failure.
+//! The modules are the program's own, compiled with loom's locks. The code around them imitates InitServer and JoinClient. Time
+//! does not pass: a pause ends by a stop or, if the model says so, at once. A thread that no other thread wakes is a deadlock for
+//! loom, and so a failure.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

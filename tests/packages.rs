@@ -1,4 +1,5 @@
-//! The Debian packages of `tools/deb.sh`: Debian's own tools judge them, resolve and install them, and make initrds from them.
+//! The Debian packages of `tools/deb.sh`: Debian's own tools check them, resolve their dependencies, install them, and make initrds
+//! from them.
 //!
 //! They need `make build`'s programs, so `cargo test` skips them; `make deb` runs them.
 

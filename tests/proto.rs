@@ -1,4 +1,4 @@
-//! `src/proto` and `src/booted_proto` are what prost makes of `proto/`.
+//! Checks that `src/proto` and `src/booted_proto` are the code that prost generates from `proto/`.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! The master secret as shares: `firstlight share`, the commands that take shares in place of the secret, a terminal, and
-//! HashiCorp Vault's implementation of the same scheme.
+//! The master secret as shares: `firstlight share`, the commands that take shares in place of the secret, their input from a
+//! terminal, and HashiCorp Vault's implementation of the same scheme as a peer.
 
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};

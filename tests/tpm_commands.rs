@@ -1,5 +1,6 @@
-//! Our commands to a TPM against tpm2-tss, on two software TPMs with the same seeds: every command of ours must be one that tpm2-tss sends
-//! for the same purpose, to the byte, and both must read the same from the responses.
+//! Compares our commands to a TPM with those of tpm2-tss, on two software TPMs with the same seeds. Each of our commands must have
+//! the same bytes as the one that tpm2-tss sends for the same purpose, and both programs must read the same values from the
+//! responses.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The systemd units of the folder systemd/, judged by systemd itself.
+//! systemd itself checks the units of the folder systemd/.
 
 use std::fs;
 use std::path::Path;

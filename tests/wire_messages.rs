@@ -1,4 +1,4 @@
-//! No message that a peer sends takes much more memory than it has bytes, whatever fields the message has.
+//! A peer's message never takes much more memory than it has bytes, whatever fields it has.
 
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::init::{InitRequest, InitResponse};

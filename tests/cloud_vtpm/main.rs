@@ -1,5 +1,5 @@
-//! The TPMs of clouds: swtpm is provisioned as each cloud provisions its own, with tpm2-tools. The variants issue and validate over
-//! attested TLS; the authorities that certify are of the tests.
+//! The TPMs of clouds: the tests provision swtpm with tpm2-tools as each cloud provisions its TPMs. The variants issue and validate
+//! over attested TLS. The tests' own authorities certify the keys.
 
 mod authority;
 mod aws_nitro_tpm;

@@ -1,5 +1,5 @@
-//! Fetching from servers that answer as AMD's and Intel's do, with genuine contents from packages of others, and from servers that
-//! answer otherwise.
+//! Fetches collateral from servers that answer like AMD's and Intel's, with genuine content from packages of others, and from
+//! servers that answer wrongly.
 
 mod server;
 

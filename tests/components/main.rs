@@ -1,4 +1,4 @@
-//! `firstlight components`: the list of a version, from servers as those of Kubernetes, and its check.
+//! `firstlight components`: it makes the list of a version from servers like those of Kubernetes, and checks it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

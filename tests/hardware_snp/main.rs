@@ -1,4 +1,4 @@
-//! Reports of SEV-SNP: genuine ones, which packages contain, and ones that a hierarchy of our own signs, each with one fault.
+//! Reports of SEV-SNP: genuine ones from packages of others, and ones that a hierarchy of the tests signs, each with one fault.
 
 mod certificates;
 mod demands;

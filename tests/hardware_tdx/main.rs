@@ -1,4 +1,4 @@
-//! Quotes of TDX machines: genuine ones, and those of a hierarchy of our own in which one thing is wrong.
+//! Quotes of TDX machines: genuine ones, and ones that a hierarchy of the tests signs, each with one fault.
 
 mod carried;
 mod forged;

@@ -1,8 +1,9 @@
-//! What a host can give a machine beside its image: each attack of the list in docs/threat-model.md against each image that we ship.
+//! Inputs that a host can give a machine in addition to its image: each attack of the list in docs/threat-model.md against each
+//! image that we ship.
 //!
 //! All attacks on an image share one boot. The machine must come up as without them, with the registers that `firstlight measure`
-//! computed, and none of their marks may show. A mark that could never show would prove nothing: the same attacks against the same
-//! system without what Firstlight adds must leave theirs.
+//! computed. Each attack that succeeds leaves a mark, and no mark may be there. To show that the marks work, the same attacks run
+//! against the same system without Firstlight's protection, where each must leave its mark.
 //!
 //! They need `make build`'s programs and root, and take minutes, so `cargo test` skips them; `make test-host` runs them. The console of
 //! every boot is kept in target/boot/.

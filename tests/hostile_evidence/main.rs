@@ -1,5 +1,5 @@
-//! Evidence of attackers: documents, quotes, certificates, exchanges and event logs, each field altered, genuine or signed correctly by a program
-//! without a TPM. Each is refused, for the reason that the case is about, with little memory.
+//! Evidence of attackers: documents, quotes, certificates, exchanges and event logs. Each field is altered, in genuine evidence and
+//! in evidence that a program without a TPM signed correctly. Each is refused for the expected reason, with little memory.
 
 mod certificates;
 mod documents;

@@ -1,6 +1,6 @@
-//! Image tests: machines under QEMU whose initrd is made by Debian's own dracut or initramfs-tools with the files of `initramfs/`,
-//! as an image builder makes it (docs/images.md). The root file system is a small one with the tests' own /sbin/init. The console
-//! of every boot is kept in target/boot/.
+//! Image tests: machines under QEMU. Debian's own dracut or initramfs-tools makes the initrd with the files of `initramfs/`, as for
+//! an image (docs/images.md). The root file system is a small one with the tests' own /sbin/init. The console of every boot is kept
+//! in target/boot/.
 //!
 //! They need `make build`'s programs and take minutes, so `cargo test` skips them: `make boot` runs the module `pairs`, `make
 //! test-images` runs all.

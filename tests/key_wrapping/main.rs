@@ -1,5 +1,5 @@
-//! The master secret in the care of an external key management service, with the operator's command and the key service as its clients:
-//! real servers or emulators where there are some, else servers that follow the published API and check each request.
+//! The master secret, wrapped by an external key management service. The operator's command and the key service are its clients.
+//! The services are real servers or emulators, if there are any, else servers that follow the published API and check each request.
 
 mod aws_kms;
 mod azure_kms;

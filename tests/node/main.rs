@@ -1,5 +1,5 @@
-//! A node without its own kernel: the shipped programs against each other on loopback, with a real TPM (swtpm) and a
-//! disk in a file. `tests/boot` tests the parts that need device-mapper; here a boot ends when its key has opened the disk.
+//! A node without its own kernel: the shipped programs talk to each other on loopback, with a TPM (swtpm) and a disk in a file.
+//! `tests/boot` tests the parts that need device-mapper; here a boot ends when its key has opened the disk.
 //!
 //! Each test has its own loopback network, 127.a.b.0/24: `.1` is the metadata service, `.2` the node, `.3` and up are
 //! control planes with their fixed ports.
