@@ -1,5 +1,4 @@
-//! The files of a node for its sshd: in `ssh/` on the state disk, as configured in the image's
-//! sshd_config(5):
+//! The files of a node for its sshd: in `ssh/` on the state disk, as configured in the image's sshd_config(5):
 //!
 //! | file | option | made by |
 //! |---|---|---|
@@ -82,9 +81,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Certifies this node's host key with the host authority, and writes the certificate and the
-/// public key of the user authority to the state disk mounted at `root`. May be repeated. sshd uses
-/// the certificate after [`reload_sshd`].
+/// Certifies this node's host key with the host authority, and writes the certificate and the public key of the user authority to
+/// the state disk mounted at `root`. May be repeated. sshd uses the certificate after [`reload_sshd`].
 pub fn install_host_certificate(
     root: &Path,
     hosts: &Authority,
@@ -112,8 +110,7 @@ pub fn install(root: &Path, authority: &[u8], certificate: &[u8]) -> Result<(), 
     Ok(())
 }
 
-/// Replaces the host certificate with that of a rejoin ticket. A certificate for another key is
-/// refused, and nothing changes.
+/// Replaces the host certificate with that of a rejoin ticket. A certificate for another key is refused, and nothing changes.
 pub fn renew(root: &Path, certificate: &[u8]) -> Result<(), Error> {
     let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
     if !host_key(root)?.is_certified_in(certificate) {
@@ -124,8 +121,7 @@ pub fn renew(root: &Path, certificate: &[u8]) -> Result<(), Error> {
         .map_err(|error| Error::Io(path, error))
 }
 
-/// Checks that [`install`] and sshd accept these lines: one authority, and a certificate for this
-/// node's host key.
+/// Checks that [`install`] and sshd accept these lines: one authority, and a certificate for this node's host key.
 pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<(), Error> {
     let authority = one_line(authority).ok_or(Error::Ticket("SSH authority"))?;
     let certificate = one_line(certificate).ok_or(Error::Ticket("SSH host certificate"))?;
@@ -137,8 +133,7 @@ pub fn check(authority: &[u8], certificate: &[u8], key: &PublicKey) -> Result<()
     }
 }
 
-/// Returns the only line; `None` if there are more, because each further line would be a further
-/// authority.
+/// Returns the only line; `None` if there are more, because each further line would be a further authority.
 fn one_line(line: &[u8]) -> Option<&str> {
     let line = std::str::from_utf8(line).ok()?;
     let line = line.strip_suffix('\n').unwrap_or(line);
@@ -190,8 +185,7 @@ fn read(path: &Path) -> io::Result<Zeroizing<String>> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path)?;
-    // allocates the full capacity first: a string that grows leaves copies of the key in freed
-    // memory
+    // allocates the full capacity first: a string that grows leaves copies of the key in freed memory
     let mut text = Zeroizing::new(String::with_capacity(MAX_FILE as usize + 1));
     file.take(MAX_FILE).read_to_string(&mut text)?;
     Ok(text)
@@ -216,9 +210,8 @@ pub fn principals(more: &[String]) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Reloads a running sshd without waiting for it; sshd also reads the certificate when it starts.
-/// If the reload fails, for example without systemd, sshd does not offer the new certificate until
-/// its next start; this is logged.
+/// Reloads a running sshd without waiting for it; sshd also reads the certificate when it starts. If the reload fails, for example
+/// without systemd, sshd does not offer the new certificate until its next start; this is logged.
 pub fn reload_sshd(stop: &Stop) {
     for unit in UNITS {
         let mut systemctl = Command::new("systemctl");

@@ -15,8 +15,7 @@ use base::crypto::{self, Secret};
 pub const ED25519: &str = "ssh-ed25519";
 /// Length in bytes of such a key and of its seed.
 pub const ED25519_LEN: usize = 32;
-/// Length in bytes of an Ed25519 key in the wire format (RFC 8709 §4): name and key, each after its
-/// length.
+/// Length in bytes of an Ed25519 key in the wire format (RFC 8709 §4): name and key, each after its length.
 pub const ED25519_BLOB_LEN: usize = 4 + ED25519.len() + 4 + ED25519_LEN;
 
 const BEGIN: &str = "-----BEGIN OPENSSH PRIVATE KEY-----";
@@ -146,8 +145,7 @@ impl PublicKey {
         })
     }
 
-    /// Parses the public part of OpenSSH's private key file, which may be encrypted; the private
-    /// part is not read.
+    /// Parses the public part of OpenSSH's private key file, which may be encrypted; the private part is not read.
     pub fn from_private_key_file(text: &str) -> Result<PublicKey, Error> {
         let text = text.trim();
         if text.is_empty() {
@@ -157,8 +155,7 @@ impl PublicKey {
             .strip_prefix(BEGIN)
             .and_then(|text| text.strip_suffix(END))
             .ok_or(Error::Malformed)?;
-        // allocates the full capacity first: a string that grows leaves copies of the private key
-        // in freed memory
+        // allocates the full capacity first: a string that grows leaves copies of the private key in freed memory
         let mut compact = Zeroizing::new(String::with_capacity(base64.len()));
         compact.extend(base64.chars().filter(|c| !c.is_ascii_whitespace()));
         let mut bytes = Zeroizing::new(vec![0; base64::decoded_len_estimate(compact.len())]);
@@ -225,8 +222,7 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// Makes a new Ed25519 key. Returns the content of its private key file, which no passphrase
-/// protects, and the public key.
+/// Makes a new Ed25519 key. Returns the content of its private key file, which no passphrase protects, and the public key.
 pub fn generate() -> (Secret, PublicKey) {
     let seed = Secret::random(ED25519_LEN);
     let pair =

@@ -1,15 +1,13 @@
 //! Emergency SSH: an operator with the master secret can log in to every node of the cluster,
 //! without passwords or keys that were installed before.
 //!
-//! The cluster has two certificate authorities: Ed25519 keys whose seeds are derived from the
-//! master secret. Nodes trust the user authority. The host authority certifies the host keys of the
-//! nodes; join services have it too, and it does not permit a login. The operator derives both
-//! authorities, certifies a key for one day, and verifies each node by its host certificate. The
-//! format is that of OpenSSH (PROTOCOL.certkeys of its sources). File names and the user authority
-//! are those of Constellation, whose user authority also certifies hosts.
+//! The cluster has two certificate authorities: Ed25519 keys whose seeds are derived from the master secret. Nodes trust the user
+//! authority. The host authority certifies the host keys of the nodes; join services have it too, and it does not permit a login.
+//! The operator derives both authorities, certifies a key for one day, and verifies each node by its host certificate. The format
+//! is that of OpenSSH (PROTOCOL.certkeys of its sources). File names and the user authority are those of Constellation, whose user
+//! authority also certifies hosts.
 //!
-//! Files: [`key`] has public keys; [`host`] the files of a node on its state disk; `wire` the data
-//! types.
+//! Files: [`key`] has public keys; [`host`] the files of a node on its state disk; `wire` the data types.
 
 pub mod host;
 pub mod key;
@@ -29,16 +27,14 @@ use wire::Writer;
 pub const USER: &str = "root";
 /// How long a user certificate is valid.
 pub const USER_VALIDITY: Duration = Duration::from_secs(24 * 3600);
-/// How long a host certificate is valid. A node gets a new one at each rejoin, so this is the
-/// longest time between two boots.
+/// How long a host certificate is valid. A node gets a new one at each rejoin, so this is the longest time between two boots.
 pub const HOST_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
 /// Maximum time by which a node's clock may be behind the operator's.
 const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 /// PROTOCOL.certkeys: SSH2_CERT_TYPE_USER, SSH2_CERT_TYPE_HOST.
 const TYPE_USER: u32 = 1;
 const TYPE_HOST: u32 = 2;
-/// The permissions in alphabetical order, which the format requires. Agent and X11 forwarding are
-/// not permitted.
+/// The permissions in alphabetical order, which the format requires. Agent and X11 forwarding are not permitted.
 const USER_EXTENSIONS: [&str; 2] = ["permit-port-forwarding", "permit-pty"];
 const NONCE_LEN: usize = 32;
 
@@ -81,9 +77,8 @@ impl Authority {
         self.public.line()
     }
 
-    /// Certifies the key of a node for these host names and addresses. Returns a line of a `.pub`
-    /// file without line break. The certificate is valid until [`HOST_VALIDITY`] after `now`,
-    /// without a start, because the operator's clock may be behind.
+    /// Certifies the key of a node for these host names and addresses. Returns a line of a `.pub` file without line break. The
+    /// certificate is valid until [`HOST_VALIDITY`] after `now`, without a start, because the operator's clock may be behind.
     pub fn host_certificate(
         &self,
         key: &PublicKey,
@@ -126,8 +121,7 @@ impl Authority {
         self.certify(key, &statement, crypto::random())
     }
 
-    /// Makes a certificate. The order of fields is the same for every kind of key
-    /// (PROTOCOL.certkeys).
+    /// Makes a certificate. The order of fields is the same for every kind of key (PROTOCOL.certkeys).
     fn certify(&self, key: &PublicKey, statement: &Statement, nonce: [u8; NONCE_LEN]) -> String {
         let name = key.kind.certificate;
         let principals = statement
@@ -165,8 +159,7 @@ fn seconds(time: SystemTime) -> u64 {
         .as_secs()
 }
 
-/// Returns whether `name` is a host name or an address. A pattern is refused, because it would
-/// match other hosts.
+/// Returns whether `name` is a host name or an address. A pattern is refused, because it would match other hosts.
 pub fn is_principal(name: &str) -> bool {
     !name.is_empty()
         && name

@@ -1,5 +1,4 @@
-//! The data types of SSH (RFC 4251 §5): big-endian numbers, and byte strings preceded by their
-//! length.
+//! The data types of SSH (RFC 4251 §5): big-endian numbers, and byte strings preceded by their length.
 
 use zeroize::Zeroizing;
 

@@ -88,8 +88,7 @@ impl Config {
         }
     }
 
-    /// Parses a kubeconfig. `name` is its name in errors, and relative paths are relative to
-    /// `directory`.
+    /// Parses a kubeconfig. `name` is its name in errors, and relative paths are relative to `directory`.
     pub fn from_kubeconfig(text: &str, name: &str, directory: &Path) -> Result<Config, Error> {
         let origin = Origin {
             name: name.into(),
@@ -98,8 +97,7 @@ impl Config {
         Kubeconfig::parse(text, origin)?.current(name)
     }
 
-    /// Returns a pod's configuration: the address from the environment, and the files of
-    /// [`SERVICE_ACCOUNT`].
+    /// Returns a pod's configuration: the address from the environment, and the files of [`SERVICE_ACCOUNT`].
     pub fn in_cluster() -> Result<Config, Error> {
         let variable = |name: &str| {
             env::var(name)
@@ -228,8 +226,7 @@ impl TokenFile {
         }
     }
 
-    /// Reads the file again after the server refused `token`. Returns whether it contains another
-    /// one.
+    /// Reads the file again after the server refused `token`. Returns whether it contains another one.
     pub fn refused(&mut self, token: &str) -> bool {
         let fresh = self
             .read_again()

@@ -135,8 +135,7 @@ impl Error {
         }
     }
 
-    /// Returns whether the server definitely did not execute the request, so that even a create may
-    /// be repeated.
+    /// Returns whether the server definitely did not execute the request, so that even a create may be repeated.
     pub(super) fn nothing_happened(&self) -> bool {
         match self {
             Error::Refused(refused) => refused.code == 429,

@@ -1,5 +1,4 @@
-//! A blocking client of the Kubernetes API: HTTP/1.1 over TLS, JSON, objects as
-//! [`serde_json::Value`].
+//! A blocking client of the Kubernetes API: HTTP/1.1 over TLS, JSON, objects as [`serde_json::Value`].
 //!
 //! [`Config`] describes how to reach a cluster, [`Resource`] and [`Object`] are paths in its API,
 //! [`Client`] has the verbs, and [`Watch`] follows a collection.
@@ -83,8 +82,7 @@ struct Inner {
     _end: OnStop,
 }
 
-/// Selects objects of a collection, by label and field selectors in Kubernetes' notation. Empty for
-/// all.
+/// Selects objects of a collection, by label and field selectors in Kubernetes' notation. Empty for all.
 #[derive(Debug, Clone, Default)]
 pub struct Selector {
     /// Labels, such as `app=a,tier!=b`.
@@ -130,8 +128,7 @@ impl Request<'_> {
 }
 
 impl Client {
-    /// Creates a client. It connects at the first call. When `stop` is set, all its calls and
-    /// watches end.
+    /// Creates a client. It connects at the first call. When `stop` is set, all its calls and watches end.
     pub fn new(config: Config, stop: &Stop) -> Client {
         let Credentials { certificate, token } = config.credentials;
         let policy = Policy {
@@ -290,8 +287,7 @@ impl Client {
         })
     }
 
-    /// Replaces an object. Fails with a conflict if `metadata.resourceVersion` of `new` is not the
-    /// present one.
+    /// Replaces an object. Fails with a conflict if `metadata.resourceVersion` of `new` is not the present one.
     pub fn update(&self, object: &Object, new: &Value) -> Result<Value, Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", object.path());
         let request = Request::once("update", object, "PUT", path);
@@ -438,9 +434,8 @@ impl Client {
         })
     }
 
-    /// Resolves the server's name, for commands that a person runs: a name without an address is an error
-    /// at once, because the person may have mistyped it. Nodes do not call this: their name service may
-    /// start later.
+    /// Resolves the server's name, for commands that a person runs: a name without an address is an error at once, because the
+    /// person may have mistyped it. Nodes do not call this: their name service may start later.
     pub fn resolve(&self) -> Result<(), Error> {
         let server = self.inner.server.clone();
         let no_address = |why: String| Error::NoAddress {
@@ -463,8 +458,7 @@ impl Client {
         }
     }
 
-    /// Waits until the API server reports that it is ready. Calls `report` each time the reason for
-    /// the wait changes.
+    /// Waits until the API server reports that it is ready. Calls `report` each time the reason for the wait changes.
     pub fn wait_ready(&self, report: &mut dyn FnMut(&str)) -> Result<(), Error> {
         let started = Instant::now();
         self.until_ready(report, started + self.time)
@@ -548,8 +542,7 @@ impl Client {
         }
     }
 
-    /// Waits before the next attempt, as long as the server demands. Returns the error if the
-    /// timeout would pass before.
+    /// Waits before the next attempt, as long as the server demands. Returns the error if the timeout would pass before.
     fn pause(&self, error: Error, pause: Duration, deadline: Instant) -> Result<Error, Error> {
         let asked = match &error {
             Error::Refused(refused) => refused.retry_after,

@@ -1,5 +1,4 @@
-//! Paths of the API, such as `/api/v1/namespaces/kube-system/configmaps/join-config` (Kubernetes'
-//! API conventions, "Resources").
+//! Paths of the API, such as `/api/v1/namespaces/kube-system/configmaps/join-config` (Kubernetes' API conventions, "Resources").
 
 use std::fmt;
 
@@ -245,9 +244,8 @@ impl fmt::Display for Collection {
 }
 
 impl Object {
-    /// Returns the path of a manifest's object by its `apiVersion`, `kind` and `metadata`. Fails
-    /// for an unknown kind, and for an object without the required namespace, because there is no
-    /// default.
+    /// Returns the path of a manifest's object by its `apiVersion`, `kind` and `metadata`. Fails for an unknown kind, and for an
+    /// object without the required namespace, because there is no default.
     pub fn of(object: &Value) -> Result<Object, Error> {
         let text = |pointer: &str| {
             object
@@ -302,8 +300,7 @@ impl Object {
             .map_or(path.clone(), |subresource| format!("{path}/{subresource}"))
     }
 
-    /// Returns the collection of the object, the argument of
-    /// [`Client::create`](super::Client::create).
+    /// Returns the collection of the object, the argument of [`Client::create`](super::Client::create).
     pub fn collection(&self) -> Collection {
         Collection {
             resource: self.resource,

@@ -24,8 +24,7 @@ use base::text::quoted;
 const ROUND: Duration = Duration::from_secs(60);
 /// How late the server may be.
 const GRACE: Duration = Duration::from_secs(10);
-/// The maximum length of a line. An object has at most 1.5 MiB by etcd's limit, but its JSON may be
-/// longer than etcd's encoding.
+/// The maximum length of a line. An object has at most 1.5 MiB by etcd's limit, but its JSON may be longer than etcd's encoding.
 const MAX_LINE: usize = 8 << 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -33,8 +32,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// An event of a collection.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// All objects: at first, and after changes were missed. An object that is not in the list no
-    /// longer exists.
+    /// All objects: at first, and after changes were missed. An object that is not in the list no longer exists.
     Listed(Vec<Value>),
     /// A new object.
     Added(Value),
@@ -100,9 +98,8 @@ impl Watch {
         &self.version
     }
 
-    /// Waits for the next event and returns it. Temporary errors are logged and waited out.
-    /// Permanent errors and [`Error::Stopped`] are returned. After an error, this may be called
-    /// again.
+    /// Waits for the next event and returns it. Temporary errors are logged and waited out. Permanent errors and [`Error::Stopped`]
+    /// are returned. After an error, this may be called again.
     #[allow(clippy::should_implement_trait)] // never ends by itself, so it is not an iterator
     pub fn next(&mut self) -> Result<Event, Error> {
         loop {
@@ -255,8 +252,7 @@ impl Watch {
             self.version = String::new();
             return Ok(None);
         }
-        // After an invalid answer, the watch cannot continue at its version, but the next list may
-        // be valid.
+        // After an invalid answer, the watch cannot continue at its version, but the next list may be valid.
         let passing = error.is_temporary();
         if matches!(error, Error::Answer { .. }) {
             self.version = String::new();
@@ -292,8 +288,7 @@ fn backoff() -> Backoff {
     Backoff::new(FIRST_PAUSE, LONGEST_PAUSE)
 }
 
-/// Reads one line without its end. Returns false at the end of the stream. An incomplete last line
-/// is dropped.
+/// Reads one line without its end. Returns false at the end of the stream. An incomplete last line is dropped.
 fn read_line(stream: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     loop {
         let part = match stream.fill_buf() {

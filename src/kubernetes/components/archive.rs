@@ -1,10 +1,8 @@
-//! Extracts a tar archive (POSIX.1-2017 pax, ustar, GNU; plain or gzip, RFC 1952) into an empty
-//! directory.
+//! Extracts a tar archive (POSIX.1-2017 pax, ustar, GNU; plain or gzip, RFC 1952) into an empty directory.
 //!
-//! The archive is treated as hostile, even if its hash is correct. It may contain directories,
-//! regular files, symbolic links to targets inside, and hard links to its own regular files. Any
-//! other entry ends the extraction with an error, and the caller deletes the directory. Owners and
-//! times are ignored. A file keeps its mode, without write permission for group and others.
+//! The archive is treated as hostile, even if its hash is correct. It may contain directories, regular files, symbolic links to
+//! targets inside, and hard links to its own regular files. Any other entry ends the extraction with an error, and the caller
+//! deletes the directory. Owners and times are ignored. A file keeps its mode, without write permission for group and others.
 //!
 //! No entry gets outside: a name has no `..` and no leading `/`, and each directory on its path is checked to be a directory and
 //! not a link. The target of a link is relative. It has `..` only at its beginning, and at most as many as the depth of the link. A
@@ -28,14 +26,11 @@ use base::stop::Stop;
 const MAX_ENTRIES: usize = 10_000;
 /// The maximum number of bytes of all files. Kubernetes' server binaries have less than half of this number.
 const MAX_UNPACKED: u64 = 2 << 30;
-/// The maximum ratio of extracted to compressed bytes. Go binaries have 2 to 4; DEFLATE reaches
-/// 1032.
+/// The maximum ratio of extracted to compressed bytes. Go binaries have 2 to 4; DEFLATE reaches 1032.
 const MAX_RATIO: u64 = 100;
-/// Additional bytes for padding of small archives: a tar ends with two empty blocks in a record of
-/// 10 KiB.
+/// Additional bytes for padding of small archives: a tar ends with two empty blocks in a record of 10 KiB.
 const FREE: u64 = 1 << 20;
-/// The maximum number of bytes between the data of two files: a header, and the long names and pax
-/// records before it.
+/// The maximum number of bytes between the data of two files: a header, and the long names and pax records before it.
 const MAX_HEADER: u64 = 64 << 10;
 /// The maximum number of bytes in a name. PATH_MAX is 4096, including the directory.
 const MAX_NAME: usize = 1024;
@@ -51,8 +46,7 @@ pub enum Error {
     Stopped,
 }
 
-/// The extracted entries, as paths relative to the directory. A directory sorts before its
-/// contents.
+/// The extracted entries, as paths relative to the directory. A directory sorts before its contents.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
     pub directories: BTreeSet<PathBuf>,
@@ -208,8 +202,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Prepares the path of a file: creates its directory, and removes an earlier entry of the same
-    /// name.
+    /// Prepares the path of a file: creates its directory, and removes an earlier entry of the same name.
     fn make_room(&mut self, name: &Path) -> Result<PathBuf, Error> {
         self.make_directory(name.parent().unwrap_or(Path::new("")))?;
         let full = self.root.join(name);
@@ -326,8 +319,7 @@ fn clean(name: &Path) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Returns whether the target of a link at this `depth` of directories stays inside, whatever other
-/// entries exist.
+/// Returns whether the target of a link at this `depth` of directories stays inside, whatever other entries exist.
 fn stays_inside(target: &Path, depth: usize) -> bool {
     let mut ups = 0;
     let mut names = 0;

@@ -23,8 +23,7 @@ pub const DIRECTORIES: [&str; 3] = ["/run/state/bin", "/opt/cni/bin", "/opt/kube
 pub struct Policy {
     /// The directories where components may be installed.
     pub directories: Vec<PathBuf>,
-    /// Whether components without a hash are permitted. One from a `data:` URL always is, because
-    /// its data is in the list.
+    /// Whether components without a hash are permitted. One from a `data:` URL always is, because its data is in the list.
     pub allow_unverified: bool,
 }
 

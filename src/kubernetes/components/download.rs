@@ -1,5 +1,4 @@
-//! Downloads files over HTTP(S) (RFC 9110). An interrupted download resumes until it is complete or
-//! its deadline has passed.
+//! Downloads files over HTTP(S) (RFC 9110). An interrupted download resumes until it is complete or its deadline has passed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -236,8 +235,7 @@ impl Download<'_> {
         }
     }
 
-    /// Classifies the error of a request. A definite error of the server or the settings is not
-    /// tried again.
+    /// Classifies the error of a request. A definite error of the server or the settings is not tried again.
     fn failure(&self, error: http::Error) -> Failure {
         match error.kind {
             Kind::Certificate | Kind::Invalid => Failure::Final(Error::Unreachable {

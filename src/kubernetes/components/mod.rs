@@ -1,11 +1,9 @@
-//! Installs the programs and files that a node needs before kubeadm runs: kubelet, kubeadm,
-//! kubectl, CNI plugins, crictl, patches.
+//! Installs the programs and files that a node needs before kubeadm runs: kubelet, kubeadm, kubectl, CNI plugins, crictl, patches.
 //!
-//! A [`Component`] has a source, a SHA-256 and a place. [`install`] installs all of them, several
-//! at once, each as a whole or not at all. A component that is in place with the expected hash is
-//! kept, and one that the image contains is copied from there; both work without a network.
-//! `component` parses the list, `download` fetches, `archive` extracts possibly hostile archives,
-//! and `place` moves files into place.
+//! A [`Component`] has a source, a SHA-256 and a place. [`install`] installs all of them, several at once, each as a whole or not
+//! at all. A component that is in place with the expected hash is kept, and one that the image contains is copied from there; both
+//! work without a network. `component` parses the list, `download` fetches, `archive` extracts possibly hostile archives, and
+//! `place` moves files into place.
 //!
 //! ```text
 //! Component::parse ─► in place with this hash? ──yes──► Present
@@ -48,9 +46,8 @@ pub use settings::{Settings, Step};
 /// How often a stop is checked.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Installs all `components`. Calls `report` on the calling thread with each step and the
-/// component's index. The first error ends the installation and is returned. `stop` ends it as
-/// well, at once or after the present connection attempt (4 s at most).
+/// Installs all `components`. Calls `report` on the calling thread with each step and the component's index. The first error ends
+/// the installation and is returned. `stop` ends it as well, at once or after the present connection attempt (4 s at most).
 pub fn install(
     components: &[Component],
     settings: &Settings,

@@ -1,10 +1,8 @@
-//! Puts components into place, as a whole or not at all. New files are created in a staging
-//! directory beside the place, synced to disk, and then renamed. A power failure leaves the old or
-//! the new component, and at worst the staging directory.
+//! Puts components into place, as a whole or not at all. New files are created in a staging directory beside the place, synced to
+//! disk, and then renamed. A power failure leaves the old or the new component, and at worst the staging directory.
 //!
-//! An extracted archive leaves a list behind, `.sha256-<hash of the archive>`, in the format of
-//! sha256sum(1). If all files still match the list, the archive is not fetched again. The list is
-//! put into place last. An image's builder can write it as well.
+//! An extracted archive leaves a list behind, `.sha256-<hash of the archive>`, in the format of sha256sum(1). If all files still
+//! match the list, the archive is not fetched again. The list is put into place last. An image's builder can write it as well.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
@@ -27,8 +25,7 @@ const MAX_LIST: u64 = 16 << 20;
 pub struct Staging(PathBuf);
 
 impl Staging {
-    /// Creates a staging directory in `directory`, which is created if absent. `number`
-    /// distinguishes concurrent ones.
+    /// Creates a staging directory in `directory`, which is created if absent. `number` distinguishes concurrent ones.
     pub fn new(directory: &Path, number: usize) -> Result<Staging, Error> {
         fs::create_dir_all(directory).map_err(|error| Error::io("make", directory, error))?;
         let path = directory.join(format!(".firstlight-{number}.new"));
@@ -139,8 +136,7 @@ fn list_of(directory: &Path, archive: &Digest) -> PathBuf {
     directory.join(format!(".sha256-{}", hex(archive)))
 }
 
-/// Builds the list with the hash of each file, read through links. A link to nothing or to a
-/// directory is omitted.
+/// Builds the list with the hash of each file, read through links. A link to nothing or to a directory is omitted.
 fn checksums(tree: &Path, unpacked: &Unpacked) -> Result<String, Error> {
     let mut list = String::new();
     for name in &unpacked.files {

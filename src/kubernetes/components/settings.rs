@@ -13,12 +13,10 @@ pub struct Settings {
     pub at_once: usize,
     /// The maximum number of bytes of a component, as fetched.
     pub max_len: u64,
-    /// Files with the PEM certificates that TLS trusts. The first existing one is used. They belong
-    /// to the image, which is measured. The image's owner adds the certificate of a mirror there. A
-    /// list in this program would become outdated.
+    /// Files with the PEM certificates that TLS trusts. The first existing one is used. They belong to the image, which is
+    /// measured. The image's owner adds the certificate of a mirror there. A list in this program would become outdated.
     pub ca_bundles: Vec<PathBuf>,
-    /// A directory of the image with components, named by the last segment of their URL. They are
-    /// used if the hash matches.
+    /// A directory of the image with components, named by the last segment of their URL. They are used if the hash matches.
     pub image: Option<PathBuf>,
 }
 

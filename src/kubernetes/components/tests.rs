@@ -1,5 +1,4 @@
-//! Tests with a real server on a real socket, real tar(1), and archives that no tar program
-//! creates.
+//! Tests with a real server on a real socket, real tar(1), and archives that no tar program creates.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -825,8 +824,7 @@ fn a_link_on_the_way_to_a_place_does_not_lead_outside() {
     assert_eq!(files(outside.path()), BTreeMap::new());
 }
 
-/// Runs in its own namespaces, started by the test below: a file system of 256 KiB is mounted on
-/// $FIRSTLIGHT_FULL.
+/// Runs in its own namespaces, started by the test below: a file system of 256 KiB is mounted on $FIRSTLIGHT_FULL.
 #[test]
 #[ignore = "the other half of a_full_disk_leaves_nothing_half_made"]
 fn on_a_full_disk() {
