@@ -354,8 +354,7 @@ impl Drop for Peer {
 /// Returns the user and system time of a process.
 fn cpu(process: &str) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    // Fields 14 and 15 (proc(5)), counted from the end of the name in parentheses, which is field
-    // 2.
+    // Fields 14 and 15 (proc(5)), counted from the end of the name in parentheses, which is field 2.
     let fields: Vec<&str> = stat
         .rsplit(')')
         .next()

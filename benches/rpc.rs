@@ -12,11 +12,10 @@
 //!                                                                       prints how many ns each of its calls took
 //! ```
 //!
-//! PEER is this program (`floor` or `firstlight` before the arguments), benches/tonic or
-//! tests/interop/bench.py. The measurements alternate between the peers in each round, and ratios
-//! are taken within a round, so that other load on the machine affects all of them. Each connection
-//! has one call at a time. `unary` echoes 16 bytes; `stream` receives 64 MiB from the server in
-//! messages of 1 MiB.
+//! PEER is this program (`floor` or `firstlight` before the arguments), benches/tonic or tests/interop/bench.py. The measurements
+//! alternate between the peers in each round, and ratios are taken within a round, so that other load on the machine affects all of
+//! them. Each connection has one call at a time. `unary` echoes 16 bytes; `stream` receives 64 MiB from the server in messages of 1
+//! MiB.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -43,8 +42,7 @@ pub struct Blob {
     pub data: Vec<u8>,
 }
 
-/// Bytes of a unary call on the wire once tables and settings are known, including headers and
-/// trailers. The floor sends as many.
+/// Bytes of a unary call on the wire once tables and settings are known, including headers and trailers. The floor sends as many.
 const REQUEST: usize = 9 + 8 + 9 + 5 + 18;
 const RESPONSE: usize = 9 + 2 + 9 + 5 + 18 + 9 + 1;
 const MIB: usize = 1 << 20;
@@ -408,8 +406,7 @@ impl Peers {
         }
     }
 
-    /// Runs a client. Returns the times of its calls in microseconds, and the CPU times of server
-    /// and client.
+    /// Runs a client. Returns the times of its calls in microseconds, and the CPU times of server and client.
     fn client(
         &self,
         who: &str,
@@ -523,8 +520,7 @@ impl Process {
         line.trim().to_owned()
     }
 
-    /// Returns the user and system time so far (proc(5), fields 14 and 15 of stat, in ticks of 10
-    /// ms).
+    /// Returns the user and system time so far (proc(5), fields 14 and 15 of stat, in ticks of 10 ms).
     fn cpu(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let behind_name = stat.rsplit(") ").next().unwrap();
@@ -580,8 +576,7 @@ fn idle_kib(peers: &Peers, who: &str, tls: bool) -> f64 {
     let connect = Connect::new(server.port, tls.then(|| certificate.to_str().unwrap()));
     let open = || {
         let mut transport = connect.transport();
-        // The preface, an empty SETTINGS frame, and an acknowledgement, because the server's
-        // SETTINGS always come first.
+        // The preface, an empty SETTINGS frame, and an acknowledgement, because the server's SETTINGS always come first.
         transport
             .writer
             .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
@@ -662,8 +657,7 @@ fn serve(who: &str, files: &[&str]) {
     until();
 }
 
-/// Answers a request that begins with 1 with the bytes of a stream, and others with those of a
-/// response.
+/// Answers a request that begins with 1 with the bytes of a stream, and others with those of a response.
 fn serve_floor(mut transport: Transport) {
     let mut request = [0; REQUEST];
     let mebibyte = vec![0; MIB];

@@ -1,10 +1,8 @@
-//! Measures opening and creating the state disk: ours, and cryptsetup with mke2fs, on the same
-//! disks in the same machine.
+//! Measures opening and creating the state disk: ours, and cryptsetup with mke2fs, on the same disks in the same machine.
 //!
-//! `cargo bench --bench unlock` boots one machine (tests/machine). In it, tests/boot/cases/bench.sh
-//! runs each side five times, a first boot three times, as a process of its own, and prints the
-//! medians. This program also runs in the machine as our side; it calls exactly what `unlock`
-//! calls. With emulation instead of KVM, compare the two columns and not the times.
+//! `cargo bench --bench unlock` boots one machine (tests/machine). In it, tests/boot/cases/bench.sh runs each side five times, a
+//! first boot three times, as a process of its own, and prints the medians. This program also runs in the machine as our side; it
+//! calls exactly what `unlock` calls. With emulation instead of KVM, compare the two columns and not the times.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -39,8 +37,7 @@ fn main() -> ExitCode {
         .collect();
     let result = match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] if std::env::args().len() > 1 => compare(),
-        // `cargo test --all-targets` also calls benches, without --bench. That must not boot a
-        // machine.
+        // `cargo test --all-targets` also calls benches, without --bench. That must not boot a machine.
         [] => Ok(()),
         ["open", device, passphrase] => open(Path::new(device), Path::new(passphrase)),
         ["new", device, passphrase] => new(Path::new(device), Path::new(passphrase)),

@@ -1,6 +1,5 @@
-//! Our client against grpc-go servers with different options: deadlines that they enforce
-//! themselves, a maximum connection age, small limits, and GOAWAY to a client that sends too many
-//! PINGs. `tests/grpc_go` is the peer.
+//! Our client against grpc-go servers with different options: deadlines that they enforce themselves, a maximum connection age,
+//! small limits, and GOAWAY to a client that sends too many PINGs. `tests/grpc_go` is the peer.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;

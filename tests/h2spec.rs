@@ -1,5 +1,4 @@
-//! The public HTTP/2 conformance suite against our server, run by tools/h2spec.sh: no case fails
-//! and none is skipped.
+//! The public HTTP/2 conformance suite against our server, run by tools/h2spec.sh: no case fails and none is skipped.
 
 use std::path::Path;
 use std::process::Command;

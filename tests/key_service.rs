@@ -1,6 +1,5 @@
-//! Tests of the key service with machines that prove by their TPM (swtpm) that they belong to the
-//! cluster, and with others. `tests/services.rs` tests clients of Constellation, and
-//! `tests/kubernetes_keys.rs` tests clients with tokens.
+//! Tests of the key service with machines that prove by their TPM (swtpm) that they belong to the cluster, and with others.
+//! `tests/services.rs` tests clients of Constellation, and `tests/kubernetes_keys.rs` tests clients with tokens.
 
 use support::program;
 use support::swtpm;

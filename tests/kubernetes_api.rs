@@ -1,5 +1,4 @@
-//! Tests of the Kubernetes client with a real kube-apiserver and a real etcd (`make
-//! kubernetes-api`).
+//! Tests of the Kubernetes client with a real kube-apiserver and a real etcd (`make kubernetes-api`).
 //!
 //! The first run builds both from source, which takes minutes. So `cargo test` skips these tests.
 

@@ -1,5 +1,4 @@
-//! Tests of the services' manifests with a real kube-apiserver and a real etcd (`make
-//! kubernetes-api`).
+//! Tests of the services' manifests with a real kube-apiserver and a real etcd (`make kubernetes-api`).
 
 use common::kube_apiserver;
 

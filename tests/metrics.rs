@@ -1,5 +1,4 @@
-//! Metrics read by Prometheus' own Python library, and checked by its `promtool` if that is
-//! installed.
+//! Metrics read by Prometheus' own Python library, and checked by its `promtool` if that is installed.
 
 use std::io::Write;
 use std::path::Path;

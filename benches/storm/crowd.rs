@@ -1,6 +1,5 @@
-//! Nodes that ask for a ticket until they have one. Thousands of them run in one thread, as a loop
-//! over non-blocking sockets, so that the measurement shows the service and not the threads of the
-//! nodes.
+//! Nodes that ask for a ticket until they have one. Thousands of them run in one thread, as a loop over non-blocking sockets, so
+//! that the measurement shows the service and not the threads of the nodes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,8 +25,7 @@ use rpc::h2::{Connection, Event, Field, HeaderList, Indexing, Limits, SendError}
 use rustls::{AlertDescription, ClientConnection};
 use verifier::Issuer;
 
-/// The time limits of a node, as in its JoinClient: from the first byte to the end of the
-/// handshake, and for the call.
+/// The time limits of a node, as in its JoinClient: from the first byte to the end of the handshake, and for the call.
 const CONNECT: Duration = Duration::from_secs(20);
 const CALL: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -177,8 +175,7 @@ impl Crowd<'_> {
 pub struct JoiningNode {
     number: usize,
     tls: atls::Client,
-    /// The request on the wire: one byte for the compression, four for the length (gRPC over
-    /// HTTP/2), and the message.
+    /// The request on the wire: one byte for the compression, four for the length (gRPC over HTTP/2), and the message.
     request: Vec<u8>,
     backoff: Backoff,
     tries: usize,

@@ -50,8 +50,7 @@ use tempfile::TempDir;
 use tpm::Tpm;
 
 const SIZES: [usize; 5] = [1, 10, 100, 1000, 10_000];
-/// Number of threads that run nodes. There are two, so that a node that signs a quote does not
-/// delay all others.
+/// Number of threads that run nodes. There are two, so that a node that signs a quote does not delay all others.
 const THREADS: usize = 2;
 /// Number of API clients that create Node objects.
 const KUBELETS: usize = 4;
@@ -317,8 +316,7 @@ impl Setting {
         JoiningNode::new(number, &name(number), address(number), Arc::new(Tpm::new()))
     }
 
-    /// Creates the Node objects of nodes that have a ticket, until there are none left or the time
-    /// is over.
+    /// Creates the Node objects of nodes that have a ticket, until there are none left or the time is over.
     fn be_kubelet(&self, arrivals: &Mutex<Receiver<usize>>, end: Instant) {
         loop {
             let Ok(number) = arrivals.lock().unwrap().recv() else {
@@ -362,8 +360,7 @@ impl Setting {
         list.resource_version.parse().unwrap()
     }
 
-    /// Returns the number of bootstrap tokens left when none was deleted for [`CLEANING`], or at
-    /// `end`.
+    /// Returns the number of bootstrap tokens left when none was deleted for [`CLEANING`], or at `end`.
     fn tokens_left(&self, end: Instant) -> usize {
         let (mut least, mut last_gone) = (usize::MAX, Instant::now());
         loop {
@@ -579,8 +576,7 @@ fn machine_time() -> (Duration, Duration) {
     (time(ticks.iter().sum()), time(ticks[3] + ticks[4]))
 }
 
-/// Returns the processor time of a process (proc(5): fields 14 and 15 of stat, in hundredths of a
-/// second).
+/// Returns the processor time of a process (proc(5): fields 14 and 15 of stat, in hundredths of a second).
 fn cpu_of(proc: &Path) -> Duration {
     let stat = fs::read_to_string(proc.join("stat")).unwrap();
     let fields: Vec<&str> = stat

@@ -1,8 +1,7 @@
 //! `firstlight init` makes a cluster: the shipped programs, a real TPM (swtpm), systemd, containerd, kubeadm and all that it
 //! starts, on a node in namespaces of this machine (docs/testing-kubernetes.md).
 //!
-//! The tests need root and `make build`'s programs, and take minutes, so `cargo test` skips them; `make test-cluster` runs
-//! them.
+//! The tests need root and `make build`'s programs, and take minutes, so `cargo test` skips them; `make test-cluster` runs them.
 
 use support::metadata;
 mod network;

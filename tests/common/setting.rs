@@ -194,8 +194,7 @@ impl Setting {
         disk
     }
 
-    /// A policy that this test's TPM meets, by its attestation key and by PCR 15 in a boot of a machine that belongs to no
-    /// cluster.
+    /// A policy that this test's TPM meets, by its attestation key and by PCR 15 in a boot of a machine that belongs to no cluster.
     pub fn policy(&self) -> PathBuf {
         self.write_policy(
             &[(15, [0; 32])],

@@ -1,6 +1,5 @@
-//! Tests of join tickets: the join service over attested TLS with real (software) TPMs, the key
-//! service's program, and a real kube-apiserver with a real etcd. The service has the account and
-//! permissions of the chart (`make kubernetes-api`).
+//! Tests of join tickets: the join service over attested TLS with real (software) TPMs, the key service's program, and a real
+//! kube-apiserver with a real etcd. The service has the account and permissions of the chart (`make kubernetes-api`).
 
 use common::forger;
 use common::joining;
