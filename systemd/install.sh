@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the booted system of a node runs. docs/images.md
+# Installs what the booted system of a node runs. docs/images/install.md
 #
 #   systemd/install.sh BOOTSTRAPPER [ROOT]    BOOTSTRAPPER: the program of `make build`, or "-" for the units alone; ROOT: the image's
 #                                             root file system [/]

@@ -39,7 +39,7 @@ def main():
         "pedigree": {
             "ancestors": [{"type": "operating-system", "name": source, "version": version, "purl": purl,
                            "hashes": sbom.sha256(source_hash)}],
-            "notes": f"Debian's source with {os.path.basename(patch)}; docs/images.md",
+            "notes": f"Debian's source with {os.path.basename(patch)}; docs/images/kernel.md",
         },
         "properties": [{"name": key, "value": value} for key, value in properties],
     }

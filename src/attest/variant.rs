@@ -14,7 +14,7 @@ use super::{
 ///    validator in a file of the same name in `src/verifier`;
 /// 2. add its constant here, and in the table of `src/verifier/variant.rs`;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
-/// 4. add it to the table of options in `docs/images.md`, write its page in `docs/platforms`, and
+/// 4. add it to the table of options in `docs/images/settings.md`, write its page in `docs/platforms`, and
 ///    name that in `docs/attestation.md` and `docs/SUMMARY.md`.
 ///
 /// A variant whose evidence is not a TPM quote also needs a field in `document.rs` and its claims

@@ -10,7 +10,7 @@
 //! Each step checks what earlier steps have done, so an interrupted upgrade can simply be run
 //! again. The kubelet comes last, because no kubelet may be newer than its API server.
 //!
-//! The systemd unit in which an operator runs the upgrade (docs/day-two.md). As its name is fixed,
+//! The systemd unit in which an operator runs the upgrade (docs/day-two/upgrade.md). As its name is fixed,
 //! systemd refuses a second run at the same time.
 //!
 //! Every control plane runs `kubeadm upgrade apply`, not only the first one: kubeadm's `upgrade

@@ -921,7 +921,7 @@ const UPGRADE: Command = Command {
     about: &[
         "Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another version. It \
          changes no node: `bootstrapper upgrade`, as root on each, does, with the same list. Run the command again to see which \
-         nodes are left. docs/day-two.md has the steps.",
+         nodes are left. docs/day-two/upgrade.md has the steps.",
         "It refuses what kubeadm does not upgrade: a cluster of a later version, a skipped minor version, and kubelets that are \
          older by more than three. New nodes join with the present version until kubeadm has upgraded the first control plane.",
     ],

@@ -2,7 +2,7 @@
 //! and says which nodes are not upgraded yet.
 //!
 //! The command changes no node, and needs neither the master secret nor the policy. An operator
-//! upgrades each node, in any order and at any time (docs/day-two.md). New nodes install the
+//! upgrades each node, in any order and at any time (docs/day-two/upgrade.md). New nodes install the
 //! control plane's version by themselves.
 
 use std::fmt::Write;

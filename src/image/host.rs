@@ -238,7 +238,7 @@ impl Judge<'_> {
             "root file system",
             state,
             found,
-            "roothash=HASH on the kernel command line, with dm-verity (docs/images.md)",
+            "roothash=HASH on the kernel command line, with dm-verity (docs/images/host.md)",
         )
     }
 

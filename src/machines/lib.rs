@@ -80,7 +80,7 @@ pub struct Alias {
 /// 3. `metadata` in the crate `cloud_api`: if only an API of the cloud knows the machine's peers,
 ///    its client is a file there;
 /// 4. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares), and the
-///    cloud to the tables of options in `docs/images.md` and `docs/services.md`.
+///    cloud to the tables of options in `docs/images/settings.md` and `docs/services.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cloud {
     /// The machines that QEMU runs on a host of the operator.

@@ -2,7 +2,7 @@
 //!
 //! A setting is an option of the programs under the same name: `name=value` in the file [`FILE`] of
 //! the initrd and of the booted system, `firstlight.name=value` on the kernel command line.
-//! docs/images.md lists them.
+//! docs/images/settings.md lists them.
 
 use std::fs;
 use std::io;

@@ -25,7 +25,7 @@ use crate::{text, wait_for};
 
 pub const ROOT: &str = support::ROOT;
 const DISK: &str = "/var/lib/state.img";
-/// The upgrade of a node, as docs/day-two.md has it.
+/// The upgrade of a node, as docs/day-two/upgrade.md has it.
 const UPGRADE: &str =
     "systemd-run --quiet --wait --pipe --collect --unit=firstlight-upgrade bootstrapper upgrade";
 

@@ -1,5 +1,5 @@
 //! Image tests: machines under QEMU. Debian's own dracut or initramfs-tools makes the initrd with the files of `initramfs/`, as for
-//! an image (docs/images.md). The root file system is a small one with the tests' own /sbin/init. The console of every boot is kept
+//! an image (docs/images/install.md). The root file system is a small one with the tests' own /sbin/init. The console of every boot is kept
 //! in target/boot/.
 //!
 //! They need `make build`'s programs and take minutes, so `cargo test` skips them: `make boot` runs the module `pairs`, `make

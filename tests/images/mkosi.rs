@@ -121,7 +121,7 @@ fn kubeadm_of_the_image_makes_a_control_plane_up_to_its_kubelet() -> Result<()> 
             .args(["--components", "components.json", "--kubernetes-version"])
             .arg(version(&kubernetes)?),
     );
-    // the API server, which kubeadm expects within four minutes, needs more under emulation: docs/images.md
+    // the API server, which kubeadm expects within four minutes, needs more under emulation: docs/images/mkosi.md
     for step in [
         "[certs]",
         "[kubeconfig]",

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The dracut module `firstlight`: an initrd that opens the state disk with `unlock` before the operating system starts. docs/images.md
+# The dracut module `firstlight`: an initrd that opens the state disk with `unlock` before the operating system starts. docs/images/install.md
 
 # shellcheck source=../../kernel-modules disable=SC1091
 . "${BASH_SOURCE[0]%/*}/kernel-modules"
