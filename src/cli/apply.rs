@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::addons::{self, Addons, Stage};
 use super::connect::and_known;
 use super::keeping::{Wish, check_named};
 use super::master_secret::Source;
@@ -33,6 +34,8 @@ pub struct Options {
     pub variant: Option<&'static Variant>,
     /// The container image of the services; empty if the services are skipped.
     pub image: String,
+    /// The list of add-ons; if `None`, they stay as they are.
+    pub addons: Option<PathBuf>,
     /// The parts that are not changed.
     pub skip_phases: Vec<Phase>,
     /// The source of the master secret.
@@ -190,28 +193,66 @@ fn requires_strong(
 
 fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
     // report errors in files before any request to the cluster
-    if options.wish.kms.is_none() {
+    let has_services = [Phase::Policy, Phase::Services]
+        .iter()
+        .any(|phase| !options.skip_phases.contains(phase));
+    if has_services && options.wish.kms.is_none() {
         settings(options, None)?;
     }
+    let addons = (options.addons.as_ref())
+        .map(|list| Addons::read(list, &options.kubeconfig))
+        .transpose()
+        .map_err(Failure::failed)?;
     let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));
     client
         .within(options.timeout)
         .wait_ready(&mut |why| progress.line(why))
         .map_err(kubeconfig::failed)?;
-    if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
-        check_named(client)?;
-    }
-    let settings = settings(options, Some(client))?;
     if !options.is_dry_run {
         interrupt::means(
             "what was applied stays, and nothing is rolled back; run the same command again",
         );
     }
+    let wait = (!options.skip_wait).then_some(options.timeout);
+    let install = |stage| match &addons {
+        Some(addons) => addons
+            .install(stage, client, wait, options.is_dry_run, &progress)
+            .map_err(addon_failed),
+        None => Ok(vec![]),
+    };
+    let mut changed = install(Stage::BeforeServices)?;
+    let services = match has_services {
+        true => bring_services(client, options, wait, &progress)?,
+        false => Applied::default(),
+    };
+    changed.extend(services.changed);
+    changed.extend(install(Stage::AfterServices)?);
+    if let Some(addons) = &addons {
+        for sentence in addons.no_longer_listed().map_err(addon_failed)? {
+            progress.line(sentence);
+        }
+    }
+    Ok(Applied {
+        changed,
+        backup: services.backup,
+    })
+}
+
+fn bring_services(
+    client: &Client,
+    options: &Options,
+    wait: Option<Duration>,
+    progress: &Progress,
+) -> Result<Applied, Failure> {
+    if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
+        check_named(client)?;
+    }
+    let settings = settings(options, Some(client))?;
     let how = services::Options {
         skip: &options.skip_phases,
         backups: Path::new(&options.backups),
-        wait: (!options.skip_wait).then_some(options.timeout),
+        wait,
         is_dry_run: options.is_dry_run,
     };
     services::apply(client, &settings, &how, &mut |report| match report {
@@ -224,4 +265,13 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
         }
         _ => Failure::failed(error),
     })
+}
+
+fn addon_failed(error: addons::Error) -> Failure {
+    match &error {
+        addons::Error::Api(cause) => {
+            Failure::Failed(kubeconfig::exit_code(cause), error.to_string())
+        }
+        _ => Failure::failed(error),
+    }
 }

@@ -148,6 +148,7 @@ const INIT: Command = Command {
             "a further name or address of the API server; may be repeated",
         ),
         IMAGE_OF_INIT,
+        ADDONS,
         CLOUD_PROVIDER,
         METADATA,
         SKIP_WAIT,
@@ -166,6 +167,12 @@ const INIT: Command = Command {
     run: |given| init::run(&super::init_options(given)?),
 };
 
+/// The list of add-ons.
+const ADDONS: Opt = Opt::value(
+    "addons",
+    Value::File,
+    "a list (YAML) of charts and manifests to install, such as the network plugin; needs Helm (docs/addons.md)",
+);
 const APPLY: Command = Command {
     name: "apply",
     summary: "install or upgrade the services of the control planes in a cluster",
@@ -194,6 +201,7 @@ const APPLY: Command = Command {
             Value::Text("PHASE,.."),
             "do not change these: policy, services; without services no image is needed",
         ),
+        ADDONS,
         Opt::value(
             "require",
             Value::OneOf("FORM", &super::REQUIRE),

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::addons::Addons;
 use super::connect::{Endpoint, Node, Reached, Trust, read_policy};
 use super::keeping::Wish;
 use super::kubeconfig::{self as kubeconfig_file, default_path, merge};
@@ -25,8 +26,9 @@ use booted_proto::init;
 use booted_proto::init::init_response::Kind;
 use booted_proto::init::{InitRequest, InitResponse, ProgressResponse};
 use kms::{ClusterKms, NO_STORE};
+use kubernetes::kubeconfig;
 use kubernetes::parameters::{self, Networks};
-use kubernetes::{kubeconfig, services};
+use kubernetes::services::{self, Phase};
 use proto::components::Component;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
@@ -90,7 +92,9 @@ pub struct Kubernetes {
     /// Additional names and addresses of the API server.
     pub apiserver_sans: Vec<String>,
     /// Whether kubeadm installs CoreDNS and kube-proxy.
-    pub addons: bool,
+    pub has_kubeadm_addons: bool,
+    /// The list of add-ons; if `None`, none are installed.
+    pub addons: Option<PathBuf>,
     /// The services' container image; if `None`, the services are not installed.
     pub image: Option<String>,
     /// The metadata service from which the join service gets the list of machines.
@@ -372,6 +376,9 @@ impl Kubernetes {
             parameters::alternative_name(name)
                 .map_err(|error| Failure::failed(format!("--apiserver-san: {error}")))?;
         }
+        if let Some(list) = &self.addons {
+            Addons::read(list, &[]).map_err(Failure::failed)?;
+        }
         components::of(&self.version, self.components.as_deref()).map_err(Failure::failed)
     }
 }
@@ -381,18 +388,24 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
     let Some(kubernetes) = &options.kubernetes else {
         return Ok(());
     };
-    let Some(image) = &kubernetes.image else {
-        return options.output.say(
+    if kubernetes.image.is_none() {
+        options.output.say(
             "No other node can join yet: `firstlight apply` installs the services that admit nodes",
-        );
+        )?;
+    }
+    let skip_phases = match kubernetes.image {
+        Some(_) => vec![],
+        None if kubernetes.addons.is_none() => return Ok(()),
+        None => vec![Phase::Policy, Phase::Services],
     };
     let applied = apply::apply(&apply::Options {
         require_strong: None,
         variant: Some(options.variant),
         kubeconfig: vec![options.kubeconfig.clone()],
         policy: options.policy.clone(),
-        image: image.clone(),
-        skip_phases: vec![],
+        image: kubernetes.image.clone().unwrap_or_default(),
+        addons: kubernetes.addons.clone(),
+        skip_phases,
         master_secret: Source::File(options.master_secret.clone()),
         wish: options.wish.clone(),
         state: options.state.clone(),
@@ -481,7 +494,7 @@ fn request(
         request.service_cidr = kubernetes.service_cidr.clone();
         request.pod_cidr = kubernetes.pod_cidr.clone();
         request.apiserver_cert_sans = kubernetes.apiserver_sans.clone();
-        request.kubeadm_addons = kubernetes.addons;
+        request.kubeadm_addons = kubernetes.has_kubeadm_addons;
     }
     request
 }
@@ -908,7 +921,8 @@ mod tests {
                 service_cidr: String::new(),
                 pod_cidr: String::new(),
                 apiserver_sans: vec![],
-                addons: true,
+                has_kubeadm_addons: true,
+                addons: None,
                 image: None,
                 metadata: services::MetadataService::default(),
                 skip_wait: false,

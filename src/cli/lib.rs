@@ -6,6 +6,7 @@
 //! Results go to standard output, everything else to standard error. The exit codes are those of
 //! [`base::program`], the two here, and those of `status`.
 
+mod addons;
 mod apply;
 pub mod chart;
 mod collateral;
@@ -208,6 +209,7 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
             "apiserver-san",
             "skip-addons",
             "image",
+            "addons",
             "cloud-provider",
             "metadata",
             "skip-wait",
@@ -237,7 +239,8 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
         service_cidr: given.text("service-cidr")?,
         pod_cidr: given.text("pod-cidr")?,
         apiserver_sans: given.texts("apiserver-san")?,
-        addons: !given.has("skip-addons"),
+        has_kubeadm_addons: !given.has("skip-addons"),
+        addons: given.value("addons").map(Into::into),
         image: given.value("image").map(program::text).transpose()?,
         metadata: metadata_of(given)?,
         skip_wait: given.has("skip-wait"),
@@ -286,6 +289,7 @@ fn apply_options(given: &Given) -> Result<apply::Options, Failure> {
             form => Some(form == "strong"),
         },
         image: image.unwrap_or_default(),
+        addons: given.value("addons").map(Into::into),
         skip_phases,
         master_secret: master_secret_of(given)?,
         wish,

@@ -15,6 +15,7 @@ pub mod kubelet_certificate;
 pub mod kubelet_request;
 pub mod machine_record;
 pub mod parameters;
+pub mod readiness;
 pub mod services;
 pub mod yaml;
 

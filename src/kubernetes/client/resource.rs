@@ -51,6 +51,8 @@ pub const SERVICES: Resource = Resource::namespaced("", "v1", "services");
 pub const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
 /// Deployments.
 pub const DEPLOYMENTS: Resource = Resource::namespaced("apps", "v1", "deployments");
+/// StatefulSets.
+pub const STATEFUL_SETS: Resource = Resource::namespaced("apps", "v1", "statefulsets");
 /// CertificateSigningRequests, such as those of kubelets.
 pub const CERTIFICATE_SIGNING_REQUESTS: Resource =
     Resource::cluster("certificates.k8s.io", "v1", "certificatesigningrequests");
@@ -96,7 +98,7 @@ pub const NODE_VERSIONS: Resource =
     Resource::cluster("update.edgeless.systems", "v1alpha1", "nodeversions");
 
 /// The kinds that a manifest may contain, for [`Object::of`].
-static KINDS: [(&str, Resource); 17] = [
+static KINDS: [(&str, Resource); 18] = [
     ("ClusterRole", CLUSTER_ROLES),
     ("ClusterRoleBinding", CLUSTER_ROLE_BINDINGS),
     ("ConfigMap", CONFIG_MAPS),
@@ -112,6 +114,7 @@ static KINDS: [(&str, Resource); 17] = [
     ("Secret", SECRETS),
     ("Service", SERVICES),
     ("ServiceAccount", SERVICE_ACCOUNTS),
+    ("StatefulSet", STATEFUL_SETS),
     ("ValidatingAdmissionPolicy", VALIDATING_ADMISSION_POLICIES),
     (
         "ValidatingAdmissionPolicyBinding",
@@ -187,6 +190,14 @@ impl Resource {
         } else {
             format!("{}/{}", self.group, self.version)
         }
+    }
+
+    /// Returns whether an object is of this resource, by its `apiVersion` and `kind`.
+    pub fn is_of(&self, object: &Value) -> bool {
+        let kind = KINDS.iter().find(|(_, resource)| resource == self);
+        kind.is_some_and(|(kind, _)| {
+            object["kind"] == *kind && object["apiVersion"] == self.api_version()
+        })
     }
 
     fn path(&self, namespace: Option<&str>) -> String {

@@ -42,8 +42,9 @@ use serde_json::Value;
 
 use super::NAMESPACE;
 use super::client::{
-    self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER, Object, PODS, Selector,
+    self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER, NODES, Object, PODS, Selector,
 };
+use super::readiness;
 use base::time;
 use kms::ClusterKms;
 use master_secret::Keeping;
@@ -485,12 +486,16 @@ fn wait_ready(
     loop {
         let mut missing = Vec::new();
         for set in &sets {
-            missing.extend(missing_of(set.at.name(), &client.get(&set.at)?));
+            missing.extend(missing_of(&client.get(&set.at)?));
         }
         if missing.is_empty() {
             return Ok(());
         }
-        let troubles = troubles(client, &sets)?;
+        let mut troubles = troubles(client, &sets)?;
+        if started.elapsed() >= readiness::NETWORK_GRACE {
+            let nodes = client.list(&NODES.all(), &Selector::default())?;
+            troubles.extend(readiness::without_network(&nodes.items));
+        }
         for trouble in &troubles {
             if said.insert(trouble.clone()) {
                 report(Report::Line(trouble.clone()));
@@ -511,21 +516,18 @@ fn wait_ready(
     }
 }
 
-/// Returns what is missing, such as `join-service: 1 of 3 ready`, or `None` if everything is ready.
-fn missing_of(name: &str, set: &Value) -> Option<String> {
-    let number = |pointer: &str| set.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
-    if number("/status/observedGeneration") < number("/metadata/generation") {
-        return Some(format!(
-            "{name}: the controller manager has not processed it yet"
-        ));
-    }
-    let wanted = number("/status/desiredNumberScheduled");
-    let ready = number("/status/numberAvailable").min(number("/status/updatedNumberScheduled"));
-    match wanted {
-        0 => Some(format!("{name}: no control plane is available for it")),
-        _ if ready < wanted => Some(format!("{name}: {ready} of {wanted} ready")),
-        _ => None,
-    }
+/// Returns what is missing of a DaemonSet, or `None` if it is ready. A control plane must be there for it.
+fn missing_of(set: &Value) -> Option<String> {
+    let name = set
+        .pointer("/metadata/name")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let nodes = set
+        .pointer("/status/desiredNumberScheduled")
+        .and_then(Value::as_u64);
+    readiness::missing_of(set).or_else(|| {
+        (nodes.unwrap_or(0) == 0).then(|| format!("{name}: no control plane is available for it"))
+    })
 }
 
 /// Returns what the kubelets report about containers that do not run.
@@ -533,55 +535,7 @@ fn troubles(client: &Client, sets: &[&Change]) -> Result<Vec<String>, Error> {
     let names: Vec<_> = sets.iter().map(|set| set.at.name()).collect();
     let selector = Selector::labels(&format!("k8s-app in ({})", names.join(",")));
     let pods = client.list(&PODS.in_namespace(NAMESPACE), &selector)?;
-    Ok(pods.items.iter().flat_map(troubles_of).collect())
-}
-
-fn troubles_of(pod: &Value) -> Vec<String> {
-    /// Reasons of a normal start.
-    const NORMAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
-    let text = |value: &Value, pointer: &str| {
-        value
-            .pointer(pointer)
-            .and_then(Value::as_str)
-            .unwrap_or("")
-            .to_owned()
-    };
-    let (name, node) = (text(pod, "/metadata/name"), text(pod, "/spec/nodeName"));
-    let mut troubles = Vec::new();
-    for status in pod
-        .pointer("/status/containerStatuses")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-    {
-        let reason = text(status, "/state/waiting/reason");
-        if reason.is_empty() || NORMAL.contains(&reason.as_str()) {
-            continue;
-        }
-        let mut trouble = format!("pod {name} on {node}: {reason}");
-        let message = [
-            text(status, "/lastState/terminated/message"),
-            text(status, "/state/waiting/message"),
-        ];
-        if let Some(message) = message.iter().find(|message| !message.is_empty()) {
-            trouble += &format!(": {message:.500}");
-        }
-        if let Some(code) = status.pointer("/lastState/terminated/exitCode") {
-            trouble += &format!(" (exit code {code})");
-        }
-        troubles.push(trouble);
-    }
-    for condition in pod
-        .pointer("/status/conditions")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-    {
-        if condition["type"] == "PodScheduled" && condition["status"] == "False" {
-            troubles.push(format!("pod {name}: {}", text(condition, "/message")));
-        }
-    }
-    troubles
+    Ok(pods.items.iter().flat_map(readiness::troubles_of).collect())
 }
 
 /// Restores all objects, the last change first. Returns what failed.

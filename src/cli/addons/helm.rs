@@ -1,0 +1,300 @@
+//! Calls the operator's Helm (version 3.13 or later, or 4), which installs charts and removes them.
+//!
+//! Manifests are installed by Helm, too, as a chart that has nothing but them: so Helm knows which objects belong to an add-on,
+//! deletes those that a new version no longer has, and takes back what failed.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use base::child_process::{self, Cause};
+use base::crypto::Secret;
+use base::stop::Stop;
+use base::text::hex;
+use kubernetes::yaml;
+use serde_json::Value;
+
+use super::file::{Addon, Content};
+
+/// The label of the releases that this program has made.
+const LABEL: &str = "firstlight-addon=true";
+/// Time limit of a call that changes nothing.
+const ASK: Duration = Duration::from_secs(60);
+/// Time limit for taking back what failed.
+const UNDO: Duration = Duration::from_secs(300);
+/// The chart of an add-on that consists of manifests.
+const CHART: &str = r#"{"apiVersion": "v2", "name": "manifests", "version": "0.0.0"}"#;
+/// Its template: the manifests as they are, also where they have braces of templates in them.
+const TEMPLATE: &str = r#"{{ .Files.Get "manifests.yaml" }}"#;
+
+/// Helm, and the folder with the charts as they were verified.
+pub struct Helm {
+    folder: PathBuf,
+    kubeconfig: OsString,
+    stop: Stop,
+}
+
+/// A release of an add-on in the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    /// Its revision, from 1.
+    pub revision: u64,
+    /// Its status, such as `deployed`, `failed` or `pending-upgrade`.
+    pub status: String,
+    /// Its description, in which this program keeps the add-on's digest.
+    pub description: String,
+}
+
+/// Why Helm did not do what it was asked for.
+#[derive(Debug)]
+pub enum Error {
+    /// Helm is not on PATH, or does not start.
+    Missing(io::Error),
+    /// A chart cannot be written to a folder for Helm.
+    Folder(PathBuf, io::Error),
+    /// Helm refused the chart, its values, or what it makes of them.
+    Refused(String, child_process::Error),
+    /// Helm's answer cannot be read.
+    Answer(String, String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Missing(error) => write!(
+                f,
+                "cannot start helm, which installs add-ons: {error}; install Helm 3.13 or later, so that it is on PATH"
+            ),
+            Error::Folder(path, error) => write!(f, "cannot write {}: {error}", path.display()),
+            Error::Refused(addon, error) => write!(f, "add-on {addon}: {error}"),
+            Error::Answer(addon, what) => {
+                write!(f, "add-on {addon}: cannot read the answer of helm: {what}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl Helm {
+    /// Checks that Helm starts, and makes a private folder for charts. `kubeconfigs` name the cluster.
+    pub fn find(kubeconfigs: &[PathBuf]) -> Result<Helm, Error> {
+        let folder = std::env::temp_dir().join(format!(
+            "firstlight-addons-{}",
+            hex(Secret::random(8).expose())
+        ));
+        let kubeconfig = std::env::join_paths(kubeconfigs).unwrap_or_default();
+        let helm = Helm {
+            folder,
+            kubeconfig,
+            stop: Stop::new(),
+        };
+        let version = child_process::output(
+            Command::new("helm").arg("version"),
+            ASK,
+            &helm.stop,
+            &mut |_| {},
+        );
+        match version {
+            Err(child_process::Error {
+                cause: Cause::Start(error),
+                ..
+            }) => return Err(Error::Missing(error)),
+            Err(error) => return Err(Error::Missing(io::Error::other(error.to_string()))),
+            Ok(_) => {}
+        }
+        let made = DirBuilder::new().mode(0o700).create(&helm.folder);
+        made.map_err(|error| Error::Folder(helm.folder.clone(), error))?;
+        Ok(helm)
+    }
+
+    /// Asks Helm whether it can render an add-on. No cluster is asked.
+    pub fn check(&self, addon: &Addon) -> Result<(), Error> {
+        let chart = self.write(addon)?;
+        let mut command = Command::new("helm");
+        command.args(["template", &addon.name]).arg(chart);
+        self.run_with_values(addon, &mut command, ASK)
+    }
+
+    /// Returns an add-on's release, or `None` if the cluster has none.
+    pub fn release(&self, addon: &Addon) -> Result<Option<Release>, Error> {
+        let mut command = Command::new("helm");
+        command.args(["status", &addon.name, "--output", "json"]);
+        let answer = match self.ask(addon, &mut command) {
+            Err(Error::Refused(_, error)) if says(&error, "release: not found") => return Ok(None),
+            answer => answer?,
+        };
+        let answer: Value = serde_json::from_slice(answer.expose())
+            .map_err(|error| Error::Answer(addon.name.clone(), error.to_string()))?;
+        let text = |field: &str| {
+            answer["info"][field]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        match answer["version"].as_u64() {
+            Some(revision) => Ok(Some(Release {
+                revision,
+                status: text("status"),
+                description: text("description"),
+            })),
+            None => Err(Error::Answer(
+                addon.name.clone(),
+                "it has no version".into(),
+            )),
+        }
+    }
+
+    /// Installs an add-on, or upgrades it. Returns when the API server has accepted its objects.
+    pub fn install(&self, addon: &Addon, limit: Duration) -> Result<(), Error> {
+        let mut command = Command::new("helm");
+        command
+            .args(["upgrade", &addon.name])
+            .arg(self.chart(addon));
+        command.args([
+            "--install",
+            "--create-namespace",
+            "--reset-values",
+            "--labels",
+            LABEL,
+        ]);
+        command.args(["--description", &addon.digest]);
+        command.arg(format!("--timeout={}s", limit.as_secs().max(1)));
+        self.run_with_values(addon, &mut command, limit + ASK)
+    }
+
+    /// Returns the objects of an add-on's release.
+    pub fn objects(&self, addon: &Addon) -> Result<Vec<Value>, Error> {
+        let mut command = Command::new("helm");
+        let answer = self.ask(addon, command.args(["get", "manifest", &addon.name]))?;
+        let unreadable = |error: String| Error::Answer(addon.name.clone(), error);
+        let text =
+            str::from_utf8(answer.expose()).map_err(|error| unreadable(error.to_string()))?;
+        yaml::documents(text).map_err(|error| unreadable(error.to_string()))
+    }
+
+    /// Takes back what [`Helm::install`] did: the release becomes what it was before, or is removed.
+    pub fn undo(&self, addon: &Addon, before: Option<&Release>) -> Result<(), Error> {
+        let mut command = Command::new("helm");
+        match before {
+            Some(before) => command.args(["rollback", &addon.name, &before.revision.to_string()]),
+            None => command.args(["uninstall", &addon.name, "--ignore-not-found"]),
+        };
+        command.arg(format!("--timeout={}s", UNDO.as_secs()));
+        self.settle(addon, &mut command);
+        child_process::run(&mut command, UNDO + ASK, &self.stop, &mut |_| {})
+            .map_err(|error| Error::Refused(addon.name.clone(), error))
+    }
+
+    /// Returns the releases that this program has made, by name and namespace.
+    pub fn releases(&self) -> Result<Vec<(String, String)>, Error> {
+        let mut command = Command::new("helm");
+        command.args([
+            "list",
+            "--all-namespaces",
+            "--selector",
+            LABEL,
+            "--output",
+            "json",
+        ]);
+        command.env("KUBECONFIG", &self.kubeconfig);
+        let answer = child_process::output(&mut command, ASK, &self.stop, &mut |_| {})
+            .map_err(|error| Error::Refused("of before".into(), error))?;
+        let answer: Vec<Value> = serde_json::from_slice(answer.expose())
+            .map_err(|error| Error::Answer("of before".into(), error.to_string()))?;
+        let text =
+            |release: &Value, field: &str| release[field].as_str().unwrap_or_default().to_owned();
+        Ok(answer
+            .iter()
+            .map(|release| (text(release, "name"), text(release, "namespace")))
+            .collect())
+    }
+
+    /// Returns where Helm finds the chart of an add-on.
+    fn chart(&self, addon: &Addon) -> PathBuf {
+        let path = self
+            .folder
+            .join(format!("{}-{}", addon.namespace, addon.name));
+        match addon.content {
+            Content::Archive(_) => path.with_added_extension("tgz"),
+            _ => path,
+        }
+    }
+
+    fn write(&self, addon: &Addon) -> Result<PathBuf, Error> {
+        let chart = self.chart(addon);
+        let written = match &addon.content {
+            Content::Archive(bytes) => write_file(&chart, bytes),
+            Content::Folder(files) => files
+                .iter()
+                .try_for_each(|(path, bytes)| write_file(&chart.join(path), bytes)),
+            Content::Manifests(bytes) => write_file(&chart.join("Chart.yaml"), CHART.as_bytes())
+                .and_then(|()| write_file(&chart.join("manifests.yaml"), bytes))
+                .and_then(|()| {
+                    write_file(&chart.join("templates/manifests.yaml"), TEMPLATE.as_bytes())
+                }),
+        };
+        written.map_err(|error| Error::Folder(chart.clone(), error))?;
+        Ok(chart)
+    }
+
+    fn settle(&self, addon: &Addon, command: &mut Command) {
+        command
+            .args(["--namespace", &addon.namespace])
+            .env("KUBECONFIG", &self.kubeconfig);
+    }
+
+    fn ask(&self, addon: &Addon, command: &mut Command) -> Result<Secret, Error> {
+        self.settle(addon, command);
+        child_process::output(command, ASK, &self.stop, &mut |_| {})
+            .map_err(|error| Error::Refused(addon.name.clone(), error))
+    }
+
+    /// Runs a command of Helm with the add-on's values. They may be secret, so they are neither in a file nor among the arguments.
+    fn run_with_values(
+        &self,
+        addon: &Addon,
+        command: &mut Command,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let input = values(&addon.values)
+            .map_err(|error| Error::Folder("values in memory".into(), error))?;
+        self.settle(addon, command.args(["--values", "-"]));
+        child_process::run_on(input, command, limit, &self.stop, &mut |_| {})
+            .map_err(|error| Error::Refused(addon.name.clone(), error))
+    }
+}
+
+impl Drop for Helm {
+    fn drop(&mut self) {
+        // a folder that cannot be removed has only what is public
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn values(values: &Value) -> io::Result<fs::File> {
+    let mut file = sys::block::memory_file(c"values")?;
+    file.write_all(values.to_string().as_bytes())?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(bytes)
+}
+
+/// Returns whether Helm said this in its last lines. Its exit code is the same for every error.
+fn says(error: &child_process::Error, text: &str) -> bool {
+    error.last_lines.iter().any(|line| line.contains(text))
+}

@@ -1,0 +1,329 @@
+//! Add-ons: what a cluster needs beside our services, such as a network plugin and a cloud controller manager.
+//!
+//! ```text
+//!  read       the list, each chart and manifest with its digest ([`file`])     ┐ before the first packet
+//!  check      Helm renders each ([`helm`])                                     ┘
+//!    ▼
+//!  for each   in the order of the list; those `before-services`, then the join service and the key service, then the rest:
+//!    install  unless its release has the same digest
+//!    wait     until its workloads are ready, and each node has a network if it is `before-services`
+//!             ── refused, or not ready in time ─► undo: as it was before, or removed; end with the reason
+//!    ▼
+//!  name       the add-ons that the list no longer has: they stay
+//! ```
+
+mod file;
+mod helm;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use kubernetes::client::{self, Client, NODES, Object, PODS, Selector};
+use kubernetes::readiness::{self, WORKLOADS};
+use serde_json::{Value, json};
+
+use super::progress::Progress;
+use file::Addon;
+use helm::{Helm, Release};
+
+/// How often readiness is checked.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// A list of add-ons, read and checked.
+pub struct Addons {
+    path: PathBuf,
+    list: Vec<Addon>,
+    helm: Helm,
+}
+
+/// Which of the add-ons.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Those that our services need: the network plugin.
+    BeforeServices,
+    /// All others.
+    AfterServices,
+}
+
+/// Why an add-on was not installed.
+#[derive(Debug)]
+pub enum Error {
+    /// The list, or what it names, cannot be used.
+    List(file::Error),
+    /// Helm failed, or refused an add-on.
+    Helm(helm::Error),
+    /// The API server refused a request or did not answer.
+    Api(client::Error),
+    /// A run of Helm on the add-on was cut off before.
+    Unfinished(String, String, Release),
+    /// The add-on did not become ready: its name, what is missing, how long it was waited for.
+    NotReady(String, Vec<String>, Duration),
+    /// An error after the change began, and what became of the add-on.
+    Undone(Box<Error>, Outcome),
+}
+
+/// What became of an add-on that failed.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It was new, and is removed.
+    Removed,
+    /// It is as this revision had it.
+    Restored(u64),
+    /// Helm could not undo the change.
+    Left(helm::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::List(error) => error.fmt(f),
+            Error::Helm(error) => error.fmt(f),
+            Error::Api(error) => error.fmt(f),
+            Error::Unfinished(name, namespace, release) => {
+                write!(
+                    f,
+                    "add-on {name}: a run of Helm was cut off (revision {}, {}): ",
+                    release.revision, release.status
+                )?;
+                match release.revision {
+                    1 => write!(
+                        f,
+                        "run `helm uninstall {name} --namespace {namespace}` first"
+                    ),
+                    _ => write!(
+                        f,
+                        "run `helm rollback {name} --namespace {namespace}` first"
+                    ),
+                }
+            }
+            Error::NotReady(name, missing, after) => write!(
+                f,
+                "add-on {name} is not ready after {} s: {}",
+                after.as_secs(),
+                missing.join("; ")
+            ),
+            Error::Undone(why, Outcome::Removed) => write!(
+                f,
+                "{why}; it was removed again, and nothing else was changed"
+            ),
+            Error::Undone(why, Outcome::Restored(revision)) => {
+                write!(
+                    f,
+                    "{why}; it is again as in its revision {revision}, and nothing else was changed"
+                )
+            }
+            Error::Undone(why, Outcome::Left(error)) => {
+                write!(f, "{why}; it could not be taken back: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<helm::Error> for Error {
+    fn from(error: helm::Error) -> Error {
+        Error::Helm(error)
+    }
+}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Error {
+        Error::Api(error)
+    }
+}
+
+impl Addons {
+    /// Reads the list, verifies what it names, and asks Helm whether it can render it. Sends nothing.
+    pub fn read(path: &Path, kubeconfigs: &[PathBuf]) -> Result<Addons, Error> {
+        let list = file::read(path).map_err(Error::List)?;
+        let helm = Helm::find(kubeconfigs)?;
+        for addon in &list {
+            helm.check(addon)?;
+        }
+        Ok(Addons {
+            path: path.into(),
+            list,
+            helm,
+        })
+    }
+
+    /// Installs the add-ons of a stage, one after the other, and waits until each is ready if there is a time for that. Returns those
+    /// that are new or changed; a dry run changes nothing.
+    pub fn install(
+        &self,
+        stage: Stage,
+        client: &Client,
+        wait: Option<Duration>,
+        is_dry_run: bool,
+        progress: &Progress,
+    ) -> Result<Vec<String>, Error> {
+        let mut changed = Vec::new();
+        for addon in self
+            .list
+            .iter()
+            .filter(|addon| addon.before_services == (stage == Stage::BeforeServices))
+        {
+            let before = self.helm.release(addon)?;
+            if let Some(release) = before
+                .clone()
+                .filter(|release| release.status.starts_with("pending-"))
+            {
+                return Err(Error::Unfinished(
+                    addon.name.clone(),
+                    addon.namespace.clone(),
+                    release,
+                ));
+            }
+            let is_there = |release: &Release| {
+                release.description == addon.digest && release.status == "deployed"
+            };
+            let is_new = !before.as_ref().is_some_and(is_there);
+            if is_new {
+                changed.push(format!("add-on {}", addon.name));
+            }
+            if is_dry_run {
+                continue;
+            }
+            let done = self.bring(addon, is_new, client, wait, progress);
+            match done {
+                Ok(()) => {}
+                Err(Error::Api(client::Error::Stopped)) => return done.map(|()| changed),
+                Err(why) if is_new => {
+                    progress.phase(format!("taking back add-on {}", addon.name));
+                    let outcome = match (self.helm.undo(addon, before.as_ref()), before) {
+                        (Err(error), _) => Outcome::Left(error),
+                        (Ok(()), None) => Outcome::Removed,
+                        (Ok(()), Some(before)) => Outcome::Restored(before.revision),
+                    };
+                    return Err(Error::Undone(Box::new(why), outcome));
+                }
+                Err(why) => return Err(why),
+            }
+            progress.line(format!(
+                "add-on {}: {}",
+                addon.name,
+                if is_new {
+                    "new or changed"
+                } else {
+                    "stays as it is"
+                }
+            ));
+        }
+        Ok(changed)
+    }
+
+    /// Returns a sentence for each add-on of an earlier list that this list no longer has.
+    pub fn no_longer_listed(&self) -> Result<Vec<String>, Error> {
+        let is_listed = |(name, namespace): &(String, String)| {
+            self.list
+                .iter()
+                .any(|addon| (&addon.name, &addon.namespace) == (name, namespace))
+        };
+        let releases = self
+            .helm
+            .releases()?
+            .into_iter()
+            .filter(|release| !is_listed(release));
+        let sentence = |(name, namespace)| {
+            format!(
+                "add-on {name} is not in {} any more, and stays: `helm uninstall {name} --namespace {namespace}` removes it",
+                self.path.display()
+            )
+        };
+        Ok(releases.map(sentence).collect())
+    }
+
+    fn bring(
+        &self,
+        addon: &Addon,
+        is_new: bool,
+        client: &Client,
+        wait: Option<Duration>,
+        progress: &Progress,
+    ) -> Result<(), Error> {
+        if is_new {
+            progress.phase(format!("installing add-on {}", addon.name));
+            self.helm.install(addon, wait.unwrap_or(INTERVAL))?;
+        }
+        let Some(time) = wait else {
+            return Ok(());
+        };
+        let workloads = workloads(addon, self.helm.objects(addon)?)?;
+        wait_ready(addon, &workloads, client, time, progress)
+    }
+}
+
+/// Returns where the API server has the workloads among the objects of an add-on.
+fn workloads(addon: &Addon, objects: Vec<Value>) -> Result<Vec<Object>, Error> {
+    let mut found = Vec::new();
+    for mut object in objects {
+        if object.pointer("/metadata/namespace").is_none() {
+            object["metadata"]["namespace"] = json!(addon.namespace);
+        }
+        if WORKLOADS.iter().any(|kind| kind.is_of(&object)) {
+            found.push(Object::of(&object)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Waits until each workload is ready, and for a network on each node if others need it.
+fn wait_ready(
+    addon: &Addon,
+    workloads: &[Object],
+    client: &Client,
+    time: Duration,
+    progress: &Progress,
+) -> Result<(), Error> {
+    let started = Instant::now();
+    let mut said = BTreeSet::new();
+    loop {
+        let (mut missing, mut troubles) = (Vec::new(), Vec::new());
+        for at in workloads {
+            let workload = client.get(at)?;
+            let Some(what) = readiness::missing_of(&workload) else {
+                continue;
+            };
+            missing.push(what);
+            let selector = Selector::labels(&readiness::labels_of(&workload));
+            let pods = client.list(&PODS.in_namespace(&addon.namespace), &selector)?;
+            troubles.extend(pods.items.iter().flat_map(readiness::troubles_of));
+        }
+        let nodes = client.list(&NODES.all(), &Selector::default())?;
+        let networks = readiness::without_network(&nodes.items);
+        if addon.before_services && missing.is_empty() {
+            missing.extend(networks.clone());
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if started.elapsed() >= readiness::NETWORK_GRACE {
+            troubles.extend(networks);
+        }
+        for trouble in &troubles {
+            if said.insert(trouble.clone()) {
+                progress.line(trouble.clone());
+            }
+        }
+        if started.elapsed() >= time {
+            missing.extend(troubles);
+            missing.dedup();
+            return Err(Error::NotReady(
+                addon.name.clone(),
+                missing,
+                started.elapsed(),
+            ));
+        }
+        progress.phase(format!(
+            "waiting for add-on {}: {}",
+            addon.name,
+            missing.join(", ")
+        ));
+        if client.stopped_within(INTERVAL) {
+            return Err(client::Error::Stopped.into());
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Tests of `firstlight apply --addons` with a real Helm and a real kube-apiserver (`make kubernetes-api`). There are no controllers, so
+//! the tests play the one that says whether a workload is ready.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use base::stop::Stop;
+use common::kube_apiserver::Cluster;
+use kubernetes::client::{CONFIG_MAPS, Client, DEPLOYMENTS, NODES, Object, Selector};
+use ring::digest::{SHA256, digest};
+use serde_json::json;
+use tempfile::TempDir;
+
+const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+const CHART: &str = "apiVersion: v2\nname: plugin\nversion: 1.2.3\n";
+const TEMPLATE: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: plugin
+spec:
+  selector: {matchLabels: {app: plugin}}
+  template:
+    metadata: {labels: {app: plugin}}
+    spec:
+      containers: [{name: plugin, image: "example.com/plugin:{{ required "tag is missing" .Values.tag }}"}]
+"#;
+/// As many manifests have: braces that are no template of Helm.
+const MANIFESTS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: dashboard, namespace: default}\ndata: {legend: '{{instance}}'}\n";
+
+/// A folder with what an operator has.
+struct Operator {
+    dir: TempDir,
+    client: Client,
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).unwrap()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    base::text::hex(digest(&SHA256, bytes).as_ref())
+}
+
+/// Returns the digest of a folder as `sha256sum` of coreutils makes it.
+fn folder_sha256(folder: &Path) -> String {
+    let lines = Command::new("sh")
+        .args([
+            "-c",
+            "find . -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d ' ' -f 1",
+        ])
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    text(&lines.stdout).trim().into()
+}
+
+impl Operator {
+    fn new() -> Operator {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("plugin/templates")).unwrap();
+        fs::create_dir(at("bin")).unwrap();
+        symlink(helm(), at("bin/helm")).unwrap();
+        fs::write(at("policy.json"), POLICY).unwrap();
+        fs::write(at("plugin/Chart.yaml"), CHART).unwrap();
+        fs::write(at("plugin/templates/all.yaml"), TEMPLATE).unwrap();
+        fs::write(at("dashboard.yaml"), MANIFESTS).unwrap();
+        let cluster = Cluster::shared();
+        fs::write(at("admin.conf"), cluster.kubeconfig()).unwrap();
+        Operator {
+            client: cluster.client(&Stop::new()),
+            dir,
+        }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes a list with the chart as an add-on of this name, and the manifests with the same name and `-dashboard`.
+    fn list(&self, name: &str, tag: &str, with_manifests: bool) {
+        let chart = folder_sha256(&self.at("plugin"));
+        let mut list = format!(
+            "addons:\n- name: {name}\n  namespace: {name}\n  chart: plugin\n  sha256: {chart}\n  values: {{tag: '{tag}'}}\n"
+        );
+        if with_manifests {
+            let manifests = sha256(MANIFESTS.as_bytes());
+            list += &format!(
+                "- name: {name}-dashboard\n  namespace: {name}\n  manifests: dashboard.yaml\n  sha256: {manifests}\n"
+            );
+        }
+        fs::write(self.at("addons.yaml"), list).unwrap();
+    }
+
+    fn apply(&self, more: &[&str]) -> Output {
+        Command::new(support::program::built("firstlight"))
+            .args([
+                "apply",
+                "--policy",
+                "policy.json",
+                "--skip-phases",
+                "policy,services",
+            ])
+            .args(["--kubeconfig", "admin.conf", "--addons", "addons.yaml"])
+            .args(more)
+            .current_dir(self.dir.path())
+            .env(
+                "PATH",
+                format!("{}:/usr/bin:/bin", self.at("bin").display()),
+            )
+            .env("HOME", self.dir.path())
+            .output()
+            .unwrap()
+    }
+
+    fn plugin(&self, name: &str) -> Object {
+        DEPLOYMENTS.in_namespace(name).named("plugin")
+    }
+
+    /// Returns the image of the plugin, or `None` if it is not there.
+    fn image(&self, name: &str) -> Option<String> {
+        let plugin = self.client.find(&self.plugin(name)).unwrap()?;
+        let image = plugin.pointer("/spec/template/spec/containers/0/image");
+        image.and_then(|image| image.as_str().map(str::to_owned))
+    }
+
+    /// Says that the plugin is ready, as its controller would, until it is stopped.
+    fn play_controller(&self, name: &str, stop: &Stop) {
+        while !stop.wait(std::time::Duration::from_millis(100)) {
+            let Ok(Some(plugin)) = self.client.find(&self.plugin(name)) else {
+                continue;
+            };
+            let status = json!({"status": {"observedGeneration": plugin["metadata"]["generation"], "replicas": 1,
+                "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}});
+            let _ = self
+                .client
+                .merge(&self.plugin(name).subresource("status"), &status);
+        }
+    }
+
+    fn applied_with_controller(&self, name: &str, more: &[&str]) -> Output {
+        let stop = Stop::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.play_controller(name, &stop));
+            let output = self.apply(more);
+            stop.stop();
+            output
+        })
+    }
+}
+
+fn helm() -> PathBuf {
+    let tool = Path::new(support::ROOT).join("tools/helm.sh");
+    let output = Command::new(tool).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).trim().into()
+}
+
+fn failed(output: &Output, why: &str) {
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(why), "expected {why} in:\n{said}");
+}
+
+fn succeeded(output: &Output) -> (&str, &str) {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn addons_are_installed_kept_changed_and_named_when_the_list_drops_them() {
+    let operator = Operator::new();
+    operator.list("kept", "1", true);
+    let dry = operator.apply(&["--dry-run"]);
+    assert!(
+        succeeded(&dry)
+            .0
+            .contains("would change add-on kept\nwould change add-on kept-dashboard")
+    );
+    assert_eq!(operator.image("kept"), None);
+
+    let first = operator.applied_with_controller("kept", &[]);
+    assert_eq!(succeeded(&first).0, "2 objects are new or changed\n");
+    assert_eq!(operator.image("kept").unwrap(), "example.com/plugin:1");
+    let map = CONFIG_MAPS.in_namespace("default").named("dashboard");
+    assert_eq!(
+        operator.client.get(&map).unwrap()["data"]["legend"],
+        "{{instance}}"
+    );
+
+    let again = operator.applied_with_controller("kept", &[]);
+    let (result, told) = succeeded(&again);
+    assert_eq!(result, "nothing had to be changed\n");
+    assert!(told.contains("add-on kept: stays as it is"), "{told}");
+
+    operator.list("kept", "2", false);
+    let changed = operator.applied_with_controller("kept", &[]);
+    let (result, told) = succeeded(&changed);
+    assert_eq!(result, "1 object is new or changed\n");
+    assert!(
+        told.contains("add-on kept-dashboard is not in addons.yaml any more, and stays: `helm uninstall kept-dashboard --namespace kept`"),
+        "{told}"
+    );
+    assert_eq!(operator.image("kept").unwrap(), "example.com/plugin:2");
+    assert!(operator.client.find(&map).unwrap().is_some());
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn an_addon_that_does_not_get_ready_is_taken_back_with_the_reason() {
+    let operator = Operator::new();
+    operator.list("late", "1", false);
+    let new = operator.apply(&["--timeout", "3s"]);
+    failed(&new, "add-on late is not ready after 3 s: plugin: ");
+    failed(&new, "it was removed again, and nothing else was changed");
+    assert_eq!(operator.image("late"), None);
+
+    succeeded(&operator.applied_with_controller("late", &[]));
+    operator.list("late", "2", false);
+    let worse = operator.apply(&["--timeout", "3s"]);
+    failed(
+        &worse,
+        "it is again as in its revision 1, and nothing else was changed",
+    );
+    assert_eq!(operator.image("late").unwrap(), "example.com/plugin:1");
+
+    // what Helm itself refuses
+    let template = TEMPLATE.replace("kind: Deployment", "kind: Deplyment");
+    fs::write(operator.at("plugin/templates/all.yaml"), template).unwrap();
+    operator.list("late", "3", false);
+    let refused = operator.apply(&[]);
+    failed(&refused, "add-on late: helm upgrade late");
+    failed(&refused, "no matches for kind \"Deplyment\"");
+    assert_eq!(operator.image("late").unwrap(), "example.com/plugin:1");
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn a_node_without_a_network_plugin_is_named() {
+    let operator = Operator::new();
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bare"}});
+    operator
+        .client
+        .create_if_absent(&NODES.all(), &node)
+        .unwrap();
+    // as the kubelet of a node with containerd says it
+    let message = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin \
+        returns error: cni plugin not initialized";
+    let status = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": message}]}});
+    operator
+        .client
+        .merge(&NODES.named("bare").subresource("status"), &status)
+        .unwrap();
+
+    operator.list("net", "1", false);
+    let list = fs::read_to_string(operator.at("addons.yaml")).unwrap();
+    fs::write(
+        operator.at("addons.yaml"),
+        list.replace("  chart:", "  before-services: true\n  chart:"),
+    )
+    .unwrap();
+    let output = operator.applied_with_controller("net", &["--timeout", "3s"]);
+    operator.client.delete(&NODES.named("bare")).unwrap();
+    failed(
+        &output,
+        "add-on net is not ready after 3 s: no network plugin is installed on bare",
+    );
+    assert!(
+        operator
+            .client
+            .list(&NODES.all(), &Selector::default())
+            .unwrap()
+            .items
+            .is_empty()
+    );
+}
+
+#[test]
+#[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
+fn what_cannot_be_installed_is_refused_before_the_first_packet() {
+    let operator = Operator::new();
+    fs::write(
+        operator.at("admin.conf"),
+        Cluster::shared()
+            .kubeconfig()
+            .replace(&Cluster::shared().server(), "https://127.0.0.1:1"),
+    )
+    .unwrap();
+    let list = |text: &str| fs::write(operator.at("addons.yaml"), text).unwrap();
+
+    operator.list("other", "1", false);
+    fs::write(operator.at("plugin/values.yaml"), "more: true\n").unwrap();
+    failed(
+        &operator.apply(&[]),
+        "it is not the file that the list was written for",
+    );
+    let got = folder_sha256(&operator.at("plugin"));
+    list("addons:\n- {name: a, namespace: a, chart: plugin}\n");
+    failed(
+        &operator.apply(&[]),
+        &format!("sha256 is missing; plugin has {got}"),
+    );
+    list(&format!(
+        "addons:\n- {{name: a, namespace: a, chart: plugin, sha256: {got}}}\n"
+    ));
+    failed(&operator.apply(&[]), "tag is missing");
+    operator.list("other", "1", true);
+    fs::remove_file(operator.at("bin/helm")).unwrap();
+    failed(
+        &operator.apply(&[]),
+        "cannot start helm, which installs add-ons: No such file or directory",
+    );
+}
