@@ -209,6 +209,10 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
         .within(options.timeout)
         .wait_ready(&mut |why| progress.line(why))
         .map_err(kubeconfig::failed)?;
+    if let Some(addons) = &addons {
+        let version = client.version().map_err(kubeconfig::failed)?;
+        addons.check(&version).map_err(Failure::failed)?;
+    }
     if !options.is_dry_run {
         interrupt::means(
             "what was applied stays, and nothing is rolled back; run the same command again",

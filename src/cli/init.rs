@@ -377,7 +377,8 @@ impl Kubernetes {
                 .map_err(|error| Failure::failed(format!("--apiserver-san: {error}")))?;
         }
         if let Some(list) = &self.addons {
-            Addons::read(list, &[]).map_err(Failure::failed)?;
+            let addons = Addons::read(list, &[]).map_err(Failure::failed)?;
+            addons.check(&self.version).map_err(Failure::failed)?;
         }
         components::of(&self.version, self.components.as_deref()).map_err(Failure::failed)
     }

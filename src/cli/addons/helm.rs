@@ -113,11 +113,18 @@ impl Helm {
         Ok(helm)
     }
 
-    /// Asks Helm whether it can render an add-on. No cluster is asked.
-    pub fn check(&self, addon: &Addon) -> Result<(), Error> {
+    /// Asks Helm whether it can render an add-on. No cluster is asked, so a chart learns the version of Kubernetes from us.
+    pub fn check(&self, addon: &Addon, kubernetes_version: &str) -> Result<(), Error> {
         let chart = self.write(addon)?;
         let mut command = Command::new("helm");
-        command.args(["template", &addon.name]).arg(chart);
+        command
+            .args([
+                "template",
+                "--kube-version",
+                kubernetes_version,
+                &addon.name,
+            ])
+            .arg(chart);
         self.run_with_values(addon, &mut command, ASK)
     }
 

@@ -1,8 +1,8 @@
 //! Add-ons: what a cluster needs beside our services, such as a network plugin and a cloud controller manager.
 //!
 //! ```text
-//!  read       the list, each chart and manifest with its digest ([`file`])     ┐ before the first packet
-//!  check      Helm renders each ([`helm`])                                     ┘
+//!  read       the list, each chart and manifest with its digest ([`file`]): before the first packet
+//!  check      Helm renders each for the cluster's version ([`helm`]): before the first change
 //!    ▼
 //!  for each   in the order of the list; those `before-services`, then the join service and the key service, then the rest:
 //!    install  unless its release has the same digest
@@ -136,18 +136,21 @@ impl From<client::Error> for Error {
 }
 
 impl Addons {
-    /// Reads the list, verifies what it names, and asks Helm whether it can render it. Sends nothing.
+    /// Reads the list, verifies what it names, and looks for Helm. Sends nothing.
     pub fn read(path: &Path, kubeconfigs: &[PathBuf]) -> Result<Addons, Error> {
         let list = file::read(path).map_err(Error::List)?;
         let helm = Helm::find(kubeconfigs)?;
-        for addon in &list {
-            helm.check(addon)?;
-        }
         Ok(Addons {
             path: path.into(),
             list,
             helm,
         })
+    }
+
+    /// Asks Helm whether it can render each add-on for this version of Kubernetes. Sends nothing.
+    pub fn check(&self, kubernetes_version: &str) -> Result<(), Error> {
+        let mut addons = self.list.iter();
+        addons.try_for_each(|addon| Ok(self.helm.check(addon, kubernetes_version)?))
     }
 
     /// Installs the add-ons of a stage, one after the other, and waits until each is ready if there is a time for that. Returns those
@@ -289,7 +292,10 @@ fn wait_ready(
             };
             missing.push(what);
             let selector = Selector::labels(&readiness::labels_of(&workload));
-            let pods = client.list(&PODS.in_namespace(&addon.namespace), &selector)?;
+            let namespace = workload["metadata"]["namespace"]
+                .as_str()
+                .unwrap_or(&addon.namespace);
+            let pods = client.list(&PODS.in_namespace(namespace), &selector)?;
             troubles.extend(pods.items.iter().flat_map(readiness::troubles_of));
         }
         let nodes = client.list(&NODES.all(), &Selector::default())?;
