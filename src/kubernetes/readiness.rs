@@ -126,3 +126,96 @@ pub fn without_network(nodes: &[Value]) -> Vec<String> {
     };
     nodes.iter().filter(lacks).map(sentence).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn missing(kind: &str, generation: u64, status: Value) -> Option<String> {
+        missing_of(
+            &json!({"kind": kind, "metadata": {"name": "a", "generation": generation}, "spec": {"replicas": 2}, "status": status}),
+        )
+    }
+
+    #[test]
+    fn a_set_is_ready_when_every_node_has_its_newest_pod() {
+        let status = |observed, desired, updated, available| {
+            json!({"observedGeneration": observed, "desiredNumberScheduled": desired,
+                "updatedNumberScheduled": updated, "numberAvailable": available})
+        };
+        let missing = |generation, status| missing("DaemonSet", generation, status);
+        assert_eq!(missing(2, status(2, 3, 3, 3)), None);
+        assert!(
+            missing(2, status(1, 3, 3, 3))
+                .unwrap()
+                .contains("has not processed it")
+        );
+        assert_eq!(missing(2, status(2, 3, 1, 3)).unwrap(), "a: 1 of 3 ready");
+        assert_eq!(missing(2, status(2, 3, 3, 0)).unwrap(), "a: 0 of 3 ready");
+        assert_eq!(missing(2, status(2, 0, 0, 0)), None);
+    }
+
+    #[test]
+    fn a_deployment_is_ready_when_it_is_available_with_its_newest_pods() {
+        let status = |updated, available, is_available| {
+            json!({"observedGeneration": 1, "updatedReplicas": updated, "availableReplicas": available,
+                "conditions": [{"type": "Available", "status": is_available}]})
+        };
+        let missing = |status| missing("Deployment", 1, status);
+        assert_eq!(missing(status(2, 2, "True")), None);
+        // its strategy may demand fewer
+        assert_eq!(missing(status(2, 1, "True")), None);
+        assert_eq!(missing(status(1, 2, "True")).unwrap(), "a: 1 of 2 ready");
+        assert_eq!(missing(status(2, 1, "False")).unwrap(), "a: 1 of 2 ready");
+        assert_eq!(
+            missing(json!({"observedGeneration": 1})).unwrap(),
+            "a: 0 of 2 ready"
+        );
+    }
+
+    #[test]
+    fn a_node_without_a_network_plugin_is_named() {
+        let node = |name: &str, message: &str| json!({"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": "False", "message": message}]}});
+        // as the kubelet v1.34 says it with containerd 1.6
+        let bare = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns \
+            error: cni plugin not initialized";
+        let found = without_network(&[
+            node("a", bare),
+            node("b", "kubelet is posting ready status"),
+            json!({}),
+        ]);
+        assert_eq!(found.len(), 1);
+        assert!(
+            found[0].starts_with("no network plugin is installed on a: "),
+            "{}",
+            found[0]
+        );
+    }
+
+    #[test]
+    fn trouble_is_said_with_its_reason() {
+        let pod = json!({
+            "metadata": {"name": "a-1"}, "spec": {"nodeName": "n"},
+            "status": {
+                "containerStatuses": [
+                    {"state": {"waiting": {"reason": "ContainerCreating"}}},
+                    {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
+                    {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+                        "lastState": {"terminated": {"exitCode": 1}}},
+                ],
+                "conditions": [{"type": "PodScheduled", "status": "False", "message": "no node"}],
+            },
+        });
+        assert_eq!(
+            troubles_of(&pod),
+            [
+                "pod a-1 on n: ImagePullBackOff: no such image",
+                "pod a-1 on n: CrashLoopBackOff: back-off (exit code 1)",
+                "pod a-1: no node"
+            ]
+        );
+        assert!(troubles_of(&json!({})).is_empty());
+    }
+}

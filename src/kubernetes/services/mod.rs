@@ -711,54 +711,16 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_ready_when_every_node_has_its_newest_pod() {
-        let missing = |generation, status: Value| {
-            missing_of(
-                "a",
-                &json!({"metadata": {"generation": generation}, "status": status}),
-            )
+    fn a_cluster_without_a_control_plane_is_not_ready() {
+        let set = |desired: u64| {
+            json!({"kind": "DaemonSet", "metadata": {"name": "a"}, "status": {"desiredNumberScheduled": desired,
+            "updatedNumberScheduled": desired, "numberAvailable": desired}})
         };
-        let status = |observed, desired, updated, available| {
-            json!({"observedGeneration": observed, "desiredNumberScheduled": desired,
-                "updatedNumberScheduled": updated, "numberAvailable": available})
-        };
-        assert_eq!(missing(2, status(2, 3, 3, 3)), None);
         assert!(
-            missing(2, status(1, 3, 3, 3))
-                .unwrap()
-                .contains("has not processed it")
-        );
-        assert_eq!(missing(2, status(2, 3, 1, 3)).unwrap(), "a: 1 of 3 ready");
-        assert_eq!(missing(2, status(2, 3, 3, 0)).unwrap(), "a: 0 of 3 ready");
-        assert!(
-            missing(2, status(2, 0, 0, 0))
+            missing_of(&set(0))
                 .unwrap()
                 .contains("no control plane is available")
         );
-    }
-
-    #[test]
-    fn trouble_is_said_with_its_reason() {
-        let pod = json!({
-            "metadata": {"name": "a-1"}, "spec": {"nodeName": "n"},
-            "status": {
-                "containerStatuses": [
-                    {"state": {"waiting": {"reason": "ContainerCreating"}}},
-                    {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
-                    {"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
-                        "lastState": {"terminated": {"exitCode": 1}}},
-                ],
-                "conditions": [{"type": "PodScheduled", "status": "False", "message": "no node"}],
-            },
-        });
-        assert_eq!(
-            troubles_of(&pod),
-            [
-                "pod a-1 on n: ImagePullBackOff: no such image",
-                "pod a-1 on n: CrashLoopBackOff: back-off (exit code 1)",
-                "pod a-1: no node"
-            ]
-        );
-        assert!(troubles_of(&json!({})).is_empty());
+        assert_eq!(missing_of(&set(1)), None);
     }
 }
