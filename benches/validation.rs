@@ -123,7 +123,9 @@ fn variants(count: u32) {
             }
         };
         let validation = || {
-            judge.identify(&document, cloud_tpm::NONCE).unwrap();
+            judge
+                .judge(&verifier::Evidence::new(&document, cloud_tpm::NONCE))
+                .unwrap();
         };
         row(name, count, floor, validation, || {});
     }

@@ -20,7 +20,9 @@ use support::swtpm::{self, Swtpm};
 use tempfile::TempDir;
 use tpm::{Credential, Endorsement, EndorsementKind, Error, KeySource, Location, Tpm};
 use verifier::sources::offline;
-use verifier::{Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant};
+use verifier::{
+    Evidence, Identity, Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant,
+};
 
 /// A TPM as its vendor delivers it.
 struct Delivered {
@@ -313,6 +315,13 @@ fn qemu() -> &'static Variant {
     Variant::named(variant::DEFAULT).unwrap()
 }
 
+fn peer(key: &[u8], endorsements: &[Endorsement]) -> Identity {
+    Identity {
+        key: key.into(),
+        endorsements: endorsements.into(),
+    }
+}
+
 const USER_DATA: &[u8] = b"what the connection binds";
 const NONCE: &[u8] = b"the verifier's own random number";
 
@@ -327,7 +336,8 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
         .unwrap();
     let certified = policy().certified_by([delivered.root(true)]).unwrap();
     let validator = endorsement::validator(qemu(), certified.clone(), &offline()).unwrap();
-    assert!(validator.challenges() && !validator.believes_any_tpm());
+    let properties = validator.properties();
+    assert!(properties.challenges && !properties.believes_any_tpm);
 
     // the P-384 key before the RSA key; then each of them
     for (endorsements, kind) in [
@@ -335,7 +345,10 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
         (&found[..1], EndorsementKind::Rsa2048),
         (&found[1..], EndorsementKind::P384),
     ] {
-        let challenge = validator.challenge(&key, endorsements).unwrap().unwrap();
+        let challenge = validator
+            .challenge(&peer(&key, endorsements))
+            .unwrap()
+            .unwrap();
         assert_eq!((challenge.kind, challenge.certified_by.len()), (kind, 64));
         let secret = delivered
             .open()
@@ -347,16 +360,18 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
             .activate(KeySource::Own, kind, &challenge.credential);
         assert!(matches!(error, Err(Error::Credential)));
     }
-    let identified = validator
-        .identify_certified(&document, NONCE, &name)
-        .unwrap();
+    let certified_by = |name| Evidence {
+        certified: Some(name),
+        ..Evidence::new(&document, NONCE)
+    };
+    let identified = validator.judge(&certified_by(&name)).unwrap();
     assert_eq!(identified.user_data, USER_DATA);
 
     // the old form, which has no challenge, and the certified key of another machine
     let of_another = KeyName::of(&other.open().attestation_key(KeySource::Own).unwrap());
     for refused in [
-        validator.identify(&document, NONCE),
-        validator.identify_certified(&document, NONCE, &of_another),
+        validator.judge(&Evidence::new(&document, NONCE)),
+        validator.judge(&certified_by(&of_another)),
     ] {
         let error = refused.unwrap_err().to_string();
         assert!(error.contains("only the strong form"), "{error}");
@@ -365,12 +380,12 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
     // a named key needs no certificate, beside others that do
     let both = certified.clone().believing([name]).unwrap();
     let both = endorsement::validator(qemu(), both, &offline()).unwrap();
-    assert!(both.challenge(&key, &[]).unwrap().is_none());
-    assert!(both.identify(&document, NONCE).is_ok());
+    assert!(both.challenge(&peer(&key, &[])).unwrap().is_none());
+    assert!(both.judge(&Evidence::new(&document, NONCE)).is_ok());
 
     // a program that does not verify certificates
     let plain = qemu().validator_for(certified, &offline()).unwrap();
-    let Err(error) = plain.challenge(&key, &found) else {
+    let Err(error) = plain.challenge(&peer(&key, &found)) else {
         panic!("the policy was ignored")
     };
     assert!(error.to_string().contains("does not verify"), "{error}");
@@ -384,7 +399,7 @@ fn what_is_not_certified_is_refused_by_its_own_text() {
     let challenge = |roots: Vec<String>, key: &[u8], endorsements: &[Endorsement]| {
         let policy = policy().certified_by(roots).unwrap();
         let validator = endorsement::validator(qemu(), policy, &offline()).unwrap();
-        validator.challenge(key, endorsements)
+        validator.challenge(&peer(key, endorsements))
     };
     let refused = |roots, key: &[u8], endorsements: &[Endorsement], why: &str| {
         let Err(error) = challenge(roots, key, endorsements) else {

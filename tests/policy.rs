@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use support::program::{Program, built};
 use support::swtpm::Swtpm;
 use tempfile::TempDir;
-use verifier::{Issuer, KeyName, Policy, qemu_vtpm, sources};
+use verifier::{Evidence, Issuer, KeyName, Policy, qemu_vtpm, sources};
 
 #[path = "../benches/storm/tpm.rs"]
 mod tpm;
@@ -426,6 +426,9 @@ fn the_machines_of_the_storm_meet_its_policy() {
     let policy = Policy::from_json(tpm::POLICY).unwrap();
     let judge = qemu_vtpm::VARIANT.validator_for(policy, &sources::offline());
     let document = tpm::Tpm::new().issue(&[1; 32], &[2; 32]).unwrap();
-    let identified = judge.unwrap().identify(&document, &[2; 32]).unwrap();
+    let identified = judge
+        .unwrap()
+        .judge(&Evidence::new(&document, &[2; 32]))
+        .unwrap();
     assert_eq!(identified.user_data, [1; 32]);
 }

@@ -650,12 +650,26 @@ fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
 struct Never;
 
 impl verifier::Validator for Never {
-    fn oid(&self) -> verifier::Oid {
-        verifier::Validator::oid(&Anybody)
+    fn properties(&self) -> verifier::Properties {
+        verifier::Validator::properties(&Anybody)
     }
 
-    fn validate(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, verifier::ValidateError> {
+    fn challenge(
+        &self,
+        _: &verifier::Identity,
+    ) -> Result<Option<verifier::Challenge>, verifier::ValidateError> {
+        Ok(None)
+    }
+
+    fn judge(
+        &self,
+        _: &verifier::Evidence<'_>,
+    ) -> Result<verifier::Identified, verifier::ValidateError> {
         Err(verifier::ValidateError("never".into()))
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn verifier::Validator>> {
+        None
     }
 }
 

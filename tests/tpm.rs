@@ -16,7 +16,7 @@ use bootstrapper::node_lock::{Locking, NodeLock};
 use serde_json::{Value, json};
 use swtpm::{Proxy, Swtpm, message};
 use tpm::{Bank, Location, Tpm};
-use verifier::{Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
+use verifier::{Evidence, Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
 use verifier::{Registers, cluster_register, is_marked};
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
@@ -48,7 +48,9 @@ fn validate(
     document: &[u8],
     nonce: &[u8],
 ) -> Result<Vec<u8>, ValidateError> {
-    qemu_vtpm::validator(Arc::new(policy(registers))).validate(document, nonce)
+    let judged =
+        qemu_vtpm::validator(Arc::new(policy(registers))).judge(&Evidence::new(document, nonce));
+    judged.map(|identified| identified.user_data)
 }
 
 fn issue(tpm: &Swtpm) -> Vec<u8> {
@@ -288,7 +290,7 @@ fn a_marked_node_is_a_member_of_its_cluster_and_not_fresh() {
     let member = policy(ZERO_15).expecting_cluster(&[1; 32]);
     assert!(
         qemu_vtpm::validator(Arc::new(member))
-            .validate(&document, NONCE)
+            .judge(&Evidence::new(&document, NONCE))
             .is_ok()
     );
 }
@@ -357,7 +359,7 @@ fn a_key_that_an_earlier_version_made_stays_and_is_used() {
     let tpm = Swtpm::start();
     let earlier = keep_key_of_tpm2_tools(&tpm, "|noda");
     let machine = qemu_vtpm::validator(Arc::new(policy(ZERO_15)))
-        .identify(&issue(&tpm), NONCE)
+        .judge(&Evidence::new(&issue(&tpm), NONCE))
         .unwrap()
         .machine
         .unwrap();
@@ -372,7 +374,10 @@ fn a_machine_knows_the_name_that_a_validator_gives_it() {
     let mut tpm = Swtpm::start();
     let of_itself = |tpm: &Swtpm| qemu_vtpm::issuer(location(tpm), None).machine().unwrap();
     let validator = qemu_vtpm::validator(Arc::new(policy(ZERO_15)));
-    let machine = validator.identify(&issue(&tpm), NONCE).unwrap().machine;
+    let machine = validator
+        .judge(&Evidence::new(&issue(&tpm), NONCE))
+        .unwrap()
+        .machine;
     assert!(machine.is_some() && of_itself(&tpm) == machine);
     tpm.reboot();
     assert_eq!(of_itself(&tpm), machine);
@@ -481,7 +486,7 @@ fn every_mismatching_register_is_named_and_warn_only_registers_pass() {
         ),
     ]);
     let validator = qemu_vtpm::validator(Arc::new(Policy::new(mixed).unwrap()));
-    assert!(validator.validate(&document, NONCE).is_ok());
+    assert!(validator.judge(&Evidence::new(&document, NONCE)).is_ok());
 }
 
 /// A document has a genuine quote of another bank, and unsigned values of the SHA-256 bank. Constellation's validator verifies
@@ -609,7 +614,7 @@ fn hostile_documents_are_refused_without_a_panic() {
     let validator = qemu_vtpm::validator(Arc::new(policy(&[(15, [1; 32])])));
     for document in mutations(&genuine, 3000) {
         // the policy expects another value of PCR 15, so an accepted document is a forgery
-        assert!(validator.validate(&document, NONCE).is_err());
+        assert!(validator.judge(&Evidence::new(&document, NONCE)).is_err());
     }
 }
 
@@ -641,11 +646,17 @@ fn hostile_quotes_and_keys_are_refused_without_a_panic() {
                 value[at] ^= 1 << random.below(8)
             }
             *place = json!(STANDARD.encode(value));
-            let _ = validator.validate(&serde_json::to_vec(&document).unwrap(), NONCE);
+            let _ = validator.judge(&Evidence::new(
+                &serde_json::to_vec(&document).unwrap(),
+                NONCE,
+            ));
             if !field.ends_with("ak_pub") {
                 assert!(
                     validator
-                        .validate(&serde_json::to_vec(&document).unwrap(), NONCE)
+                        .judge(&Evidence::new(
+                            &serde_json::to_vec(&document).unwrap(),
+                            NONCE
+                        ))
                         .is_err(),
                     "{field} {at}"
                 );

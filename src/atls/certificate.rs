@@ -156,14 +156,14 @@ pub fn verify(
     let Some(any) = validators.first() else {
         return Err(no_document(&[], validators));
     };
-    let public_key = any.self_signed(certificate).map_err(refusal)?;
+    let public_key = (any.properties().self_signed)(certificate).map_err(refusal)?;
     let extensions = read_extensions(certificate)
         .map_err(|Malformed| refusal("the extensions of its certificate are malformed".into()))?;
 
     let decisive = extensions.iter().find_map(|extension| {
         let validator = validators
             .iter()
-            .find(|validator| validator.oid() == extension.oid)?;
+            .find(|validator| validator.properties().oid == extension.oid)?;
         Some((validator, extension.value))
     });
     let (validator, document) = decisive.ok_or_else(|| {
@@ -171,13 +171,8 @@ pub fn verify(
         no_document(&oids, validators)
     })?;
 
-    let evidence = Evidence {
-        document,
-        nonce,
-        certified: None,
-        session: None,
-    };
-    evidence.check_form(&**validator)?;
+    let evidence = Evidence::new(document, nonce);
+    evidence.check_form(&validator.properties())?;
     let identified = validator.judge(&evidence)?;
     if identified.user_data != user_data(&public_key) {
         return Err(refusal(
@@ -242,7 +237,7 @@ pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> Validat
     };
     let expected: Vec<_> = validators
         .iter()
-        .map(|validator| hex(validator.oid()))
+        .map(|validator| hex(validator.properties().oid))
         .collect();
     let got: Vec<_> = oids.iter().take(SHOWN).map(|oid| hex(oid)).collect();
     refusal(format!(

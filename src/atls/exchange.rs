@@ -42,10 +42,12 @@ use zeroize::Zeroizing;
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
 use attest::Session as Bound;
-use attest::composite::MAX_COLLATERAL;
 use attest::session::{self, Request};
 use attest::wire;
-use attest::{Challenge, Evidence, Identified, Issuer, KeyName, Role, ValidateError, Validator};
+use attest::{
+    Challenge, Evidence, Identified, Issuer, KeyName, MAX_COLLATERAL, Role, ValidateError,
+    Validator,
+};
 use proto::attested::{Collateral, Demand, Identity, Offer, Proof};
 use tpm::Bank;
 
@@ -179,14 +181,14 @@ impl End<'_> {
     fn challenges(&self) -> bool {
         self.validators
             .iter()
-            .any(|validator| validator.challenges())
+            .any(|validator| validator.properties().challenges)
     }
 
     /// Returns whether this end demands the collateral of the peer's document.
     fn takes_collateral(&self) -> bool {
         self.validators
             .iter()
-            .any(|validator| validator.takes_collateral())
+            .any(|validator| validator.properties().takes_collateral)
     }
 
     /// Makes a challenge for the peer, if its validator demands a certified key.
@@ -198,16 +200,14 @@ impl End<'_> {
             return Ok(None);
         };
         let identity = wire::read_identity(identity);
-        validator
-            .challenge(&identity.key, &identity.endorsements)
-            .map_err(Error::Refused)
+        validator.challenge(&identity).map_err(Error::Refused)
     }
 
     /// Returns the validator of the variant that the peer names.
     fn validator(&self, identity: &Identity) -> Option<&Arc<dyn Validator>> {
         self.validators
             .iter()
-            .find(|validator| validator.oid() == identity.variant)
+            .find(|validator| validator.properties().oid == identity.variant)
     }
 
     /// Makes this end's offer. It contains an identity only if that is needed, because the TPM may

@@ -14,7 +14,10 @@ use std::time::{Duration, Instant};
 
 use super::dummy::{Dummy, OID, OTHER_OID};
 use super::*;
-use attest::{IssueError, Issuer, Oid, ValidateError, Validator};
+use attest::{
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, ValidateError,
+    Validator,
+};
 use support::mutation::mutations;
 use transport::Transport;
 
@@ -100,12 +103,20 @@ fn every_mode_carries_data_both_ways() {
 struct Picky;
 
 impl Validator for Picky {
-    fn oid(&self) -> Oid {
-        OID
+    fn properties(&self) -> Properties {
+        Dummy(OID).properties()
     }
 
-    fn validate(&self, _: &[u8], _: &[u8]) -> Result<Vec<u8>, ValidateError> {
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        Ok(None)
+    }
+
+    fn judge(&self, _: &Evidence<'_>) -> Result<Identified, ValidateError> {
         Err(ValidateError("PCR 4 is 00, not 11".into()))
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }
 

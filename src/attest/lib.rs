@@ -8,8 +8,7 @@
 //! [`vtpm`] is common to the variants with a TPM; [`prepared`] caches what a machine sends;
 //! [`session`] binds a document to one connection, and [`wire`] has its messages; [`key`] is an
 //! attestation key, and `key_name` its Name; [`td`] reads the registers of a machine without a TPM;
-//! `composite` has the evidence of a peer, and validators that use others; [`document`] is the JSON
-//! document; [`hcl`] is the report of Azure's paravisor; `self_signed` verifies the certificate
+//! [`document`] is the JSON document; [`hcl`] is the report of Azure's paravisor; [`self_signed`] verifies the certificate
 //! around a document; [`event_log`] parses an event log, and [`excerpt`] shortens it;
 //! [`systemd_log`] reads what systemd has measured; [`cbor`] reads the documents of AWS's
 //! hypervisor.
@@ -22,7 +21,6 @@ pub mod azure_tdx;
 pub mod azure_trustedlaunch;
 pub mod cbor;
 mod cluster_id;
-pub mod composite;
 pub mod document;
 pub mod event_log;
 pub mod excerpt;
@@ -38,7 +36,7 @@ pub mod prepared;
 pub mod qemu_tdx;
 pub mod qemu_vtpm;
 pub mod registers;
-mod self_signed;
+pub mod self_signed;
 pub mod session;
 pub mod snp;
 pub mod systemd_log;
@@ -51,7 +49,6 @@ pub mod wire;
 pub use base::boot::Stage;
 use base::text::{hex, printable};
 pub use cluster_id::{cluster_register, foreign_writer, is_marked, mark};
-pub use composite::Composite;
 pub use hash::{sha256, unhex};
 pub use issuer::{IssueError, Issuer, Variant};
 pub use key_name::KeyName;
@@ -59,7 +56,8 @@ pub use registers::{ClusterRegister, Registers};
 pub use session::{Identity, Request, Role};
 pub use tee::claims::{PlatformClaims, Property, TcbPart};
 pub use validator::{
-    Challenge, Claims, Evidence, Form, Identified, Session, ValidateError, Validator,
+    Challenge, Claims, Evidence, Form, Identified, MAX_COLLATERAL, Properties, Session,
+    ValidateError, Validator,
 };
 
 /// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd

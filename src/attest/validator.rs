@@ -7,84 +7,52 @@ use base::boot::Stage;
 use proto::attested::Collateral;
 use rustls_pki_types::CertificateDer;
 use tee::claims::PlatformClaims;
-use tpm::{Credential, Endorsement, EndorsementKind};
+use tpm::{Credential, EndorsementKind};
 use zeroize::Zeroizing;
 
-use super::{ClusterRegister, Identity, KeyName, Oid, self_signed};
+use super::{ClusterRegister, Identity, KeyName, Oid};
 
-/// Validates attestation documents of one variant.
+/// Maximum size in bytes of the collateral that a peer sends: Intel's collateral for a platform has
+/// about 25 KiB.
+pub const MAX_COLLATERAL: usize = 128 << 10;
+
+/// Judges the evidence of machines of one variant.
+///
+/// No method has a default, so that a validator that uses others answers each question itself.
 pub trait Validator: Send + Sync {
-    /// Returns the OID of the variant.
-    fn oid(&self) -> Oid;
-    /// Returns the user data of a document that is genuine, fresh for `nonce` and accepted by the
-    /// policy.
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError>;
-    /// Validates a document and also returns the name of the machine, if the variant has names.
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        Ok(Identified {
-            user_data: self.validate(document, nonce)?,
-            machine: None,
-            stage: None,
-            platform: None,
-            is_endorsed: false,
-            cluster: None,
-        })
-    }
+    /// Returns what is the same for each peer.
+    fn properties(&self) -> Properties;
     /// Returns a challenge, which the TPM of a peer must decrypt to prove that its attestation key
-    /// (TPMT_PUBLIC) is certified; `None` if the policy does not require this of the key. Attested
-    /// TLS then calls [`Validator::identify_certified`] instead of [`Validator::identify`]. At this
-    /// time nothing in the peer's `endorsements` is verified.
-    fn challenge(
-        &self,
-        _key: &[u8],
-        _endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        Ok(None)
-    }
-    /// Returns whether [`Validator::challenge`] may return a challenge.
-    fn challenges(&self) -> bool {
-        false
-    }
-    /// Validates the document of a peer as [`Validator::identify`] does, when the peer knows the
-    /// secret of a challenge. The peer made the document after its TPM decrypted the secret; this
-    /// validator made the challenge for the attestation key with this Name.
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        _key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.identify(document, nonce)
-    }
-    /// Judges the evidence of a peer in a connection. Attested TLS calls only this method.
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
-        evidence.judged_by(self)
-    }
-    /// Returns the public key (DER SubjectPublicKeyInfo) of a self-signed certificate. The error is
-    /// a clause. No validator needs another implementation; a program without validators does not
-    /// link this one.
-    fn self_signed(&self, certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
-        self_signed::verify(certificate)
-    }
-    /// Returns whether the peer must send the collateral of its document, because this program does
-    /// not fetch it.
-    fn takes_collateral(&self) -> bool {
-        false
-    }
+    /// is certified; `None` if the policy does not require this of the key. At this time nothing in
+    /// the peer's endorsements is verified.
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError>;
+    /// Judges evidence: its document must be genuine, fresh for the nonce and accepted by the
+    /// policy. Attested TLS checks to which connection the returned user data bind it.
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError>;
     /// Returns a fixed validator for one connection, if the policy of this one may change during
     /// the handshake.
-    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
-        None
-    }
-    /// Returns whether evidence of the old form of attested TLS is refused.
-    fn requires_strong(&self) -> bool {
-        false
-    }
-    /// Returns whether a quote of any TPM is accepted. Then a program without a TPM is accepted
-    /// too.
-    fn believes_any_tpm(&self) -> bool {
-        false
-    }
+    fn of_connection(&self) -> Option<Arc<dyn Validator>>;
+}
+
+/// What a validator answers without evidence. Nothing has a default: a validator that uses another
+/// one takes all properties from it, and replaces some.
+#[derive(Clone, Copy)]
+pub struct Properties {
+    /// The OID of the variant.
+    pub oid: Oid,
+    /// Returns the public key (DER SubjectPublicKeyInfo) of a self-signed certificate; always
+    /// [`self_signed::verify`](super::self_signed::verify). A program without validators does not
+    /// link that function.
+    pub self_signed: fn(&CertificateDer<'_>) -> Result<Vec<u8>, String>,
+    /// Whether [`Validator::challenge`] may return a challenge.
+    pub challenges: bool,
+    /// Whether the peer must send the collateral of its document, because this program does not
+    /// fetch it.
+    pub takes_collateral: bool,
+    /// Whether evidence of the old form of attested TLS is refused.
+    pub requires_strong: bool,
+    /// Whether a quote of any TPM is accepted. Then a program without a TPM is accepted too.
+    pub believes_any_tpm: bool,
 }
 
 /// A secret that only a TPM with the given endorsement key and attestation key can decrypt.
@@ -100,7 +68,7 @@ pub struct Challenge {
 }
 
 /// The content of an accepted document.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identified {
     /// The user data that the issuer bound.
     pub user_data: Vec<u8>,
@@ -167,25 +135,24 @@ pub struct Session<'a> {
     pub collateral: Option<&'a Collateral>,
 }
 
-impl Evidence<'_> {
+impl<'a> Evidence<'a> {
+    /// Returns evidence that is not bound to a connection of the strong form.
+    pub fn new(document: &'a [u8], nonce: &'a [u8]) -> Evidence<'a> {
+        Evidence {
+            document,
+            nonce,
+            certified: None,
+            session: None,
+        }
+    }
+
     /// Refuses evidence of the old form if the validator requires the strong form.
-    pub fn check_form(&self, validator: &dyn Validator) -> Result<(), ValidateError> {
-        match self.session.is_none() && validator.requires_strong() {
+    pub fn check_form(&self, properties: &Properties) -> Result<(), ValidateError> {
+        match self.session.is_none() && properties.requires_strong {
             false => Ok(()),
             true => Err(ValidateError(
                 "the policy requires the strong form of attested TLS (\"require\":\"strong\"), and it used the old one".into(),
             )),
-        }
-    }
-
-    /// Returns the result of `validator` for the document; does not check the connection.
-    pub fn judged_by<V: Validator + ?Sized>(
-        &self,
-        validator: &V,
-    ) -> Result<Identified, ValidateError> {
-        match self.certified {
-            None => validator.identify(self.document, self.nonce),
-            Some(key) => validator.identify_certified(self.document, self.nonce, key),
         }
     }
 }

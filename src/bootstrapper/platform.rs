@@ -88,7 +88,7 @@ fn refused(variant: &Variant, why: &str) -> String {
 fn believes_any_tpm(variant: &Variant, policy: &Policy) -> Result<bool, String> {
     let validator = variant.validator_for(policy.clone(), &offline());
     let validator = validator.map_err(|error| format!("setting service-policy: {error}"))?;
-    Ok(validator.believes_any_tpm())
+    Ok(validator.properties().believes_any_tpm)
 }
 
 /// Returns the policy, extended by what this machine's platform says about this machine.

@@ -29,8 +29,8 @@ use node::service_trust::{ClusterId, Proof, ServiceVerifier, Settings};
 use verifier::carried::Carried;
 use verifier::sources::Sources;
 use verifier::{
-    Composite, Evidence, Identified, Image, Measurement, Policy, PolicyError, Registers, Stage,
-    ValidateError, Validator, Variant,
+    Challenge, Evidence, Identified, Identity, Image, Measurement, Policy, PolicyError, Properties,
+    Registers, Stage, ValidateError, Validator, Variant,
 };
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR
@@ -196,9 +196,9 @@ impl Judge {
         if let Some(brought) = session.and_then(|session| session.collateral) {
             self.carried.take(brought);
         }
-        let identified = evidence.judged_by(&*self.images).or_else(|why| {
+        let identified = self.images.judge(evidence).or_else(|why| {
             // an error here is not caused by the image
-            let identified = evidence.judged_by(&*self.any);
+            let identified = self.any.judge(evidence);
             identified.map_err(|error| error.to_string())?;
             Err(format!(
                 "{why}\nit is not {OWN_IMAGE}: if it is another image of the cluster, name it in the setting service-policy"
@@ -223,15 +223,22 @@ impl Judge {
         // a connection has exactly one proof of the server
         let _ = self.proof.set(Proof {
             cluster,
-            by_any_key: self.images.believes_any_tpm(),
+            by_any_key: self.images.properties().believes_any_tpm,
         });
         Ok(identified)
     }
 }
 
-impl Composite for Judge {
-    fn lead(&self) -> Arc<dyn Validator> {
-        self.images.clone()
+impl Validator for Judge {
+    fn properties(&self) -> Properties {
+        Properties {
+            takes_collateral: self.takes_collateral,
+            ..self.images.properties()
+        }
+    }
+
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        self.images.challenge(peer)
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
@@ -239,8 +246,8 @@ impl Composite for Judge {
             .map_err(|why| ValidateError(why.into()))
     }
 
-    fn takes_collateral(&self) -> bool {
-        self.takes_collateral
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }
 

@@ -19,7 +19,8 @@ use rpc::grpc::Channel;
 use transport::Transport;
 use verifier::stage::validator_at_any_stage;
 use verifier::{
-    Composite, Evidence, Identified, KeyName, Policy, Stage, ValidateError, Validator, Variant,
+    Challenge, Evidence, Identified, Identity, KeyName, Policy, Properties, Stage, ValidateError,
+    Validator, Variant,
 };
 
 /// Time limit of one connection attempt. A lost SYN is sent again after 1, 3 and 7 seconds (RFC
@@ -309,15 +310,23 @@ struct FreshOrMember {
     member: Arc<dyn Validator>,
 }
 
-impl Composite for FreshOrMember {
-    fn lead(&self) -> Arc<dyn Validator> {
-        self.fresh.clone()
+impl Validator for FreshOrMember {
+    fn properties(&self) -> Properties {
+        self.fresh.properties()
+    }
+
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        self.fresh.challenge(peer)
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         self.fresh
             .judge(evidence)
             .or_else(|why| self.member.judge(evidence).map_err(|_| why))
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }
 
@@ -341,9 +350,13 @@ struct AnyStanding {
     noted: Arc<OnceLock<Standing>>,
 }
 
-impl Composite for AnyStanding {
-    fn lead(&self) -> Arc<dyn Validator> {
-        self.any.clone()
+impl Validator for AnyStanding {
+    fn properties(&self) -> Properties {
+        self.any.properties()
+    }
+
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        self.any.challenge(peer)
     }
 
     /// Returns the result of the validator for any standing, and notes the standing.
@@ -358,6 +371,10 @@ impl Composite for AnyStanding {
         // there is only one connection, so this value is set only once
         let _ = self.noted.set(standing);
         Ok(identified)
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }
 

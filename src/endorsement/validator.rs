@@ -5,10 +5,11 @@ use std::sync::Arc;
 use rustls::pki_types::UnixTime;
 use zeroize::Zeroizing;
 
-use tpm::{Endorsement, EndorsementKind};
+use tpm::EndorsementKind;
 use verifier::sources::Sources;
 use verifier::{
-    Challenge, Evidence, Identified, KeyName, Oid, Policy, ValidateError, Validator, Variant,
+    Challenge, Evidence, Identified, Identity, KeyName, Policy, Properties, ValidateError,
+    Validator, Variant,
 };
 
 use crate::roots::Root;
@@ -67,12 +68,8 @@ struct Certifying {
 }
 
 impl Certifying {
-    fn make_challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-        time: UnixTime,
-    ) -> Result<Option<Challenge>, String> {
+    fn make_challenge(&self, peer: &Identity, time: UnixTime) -> Result<Option<Challenge>, String> {
+        let key = &peer.key;
         if self.keys.contains(&KeyName::of(key)) {
             return Ok(None);
         }
@@ -80,7 +77,7 @@ impl Certifying {
         let name = [&ALG_SHA256[..], digest(key).as_ref()].concat();
         let mut why = vec![];
         for kind in PREFERRED {
-            for endorsement in endorsements.iter().filter(|one| one.kind == kind) {
+            for endorsement in peer.endorsements.iter().filter(|one| one.kind == kind) {
                 match certificate::verify(endorsement, &self.roots, time) {
                     Ok((key, root)) => {
                         let secret = Zeroizing::new(base::crypto::random::<32>());
@@ -112,45 +109,24 @@ fn digest(bytes: &[u8]) -> ring::digest::Digest {
 }
 
 impl Validator for Certifying {
-    fn oid(&self) -> Oid {
-        self.inner.oid()
+    fn properties(&self) -> Properties {
+        Properties {
+            challenges: true,
+            ..self.inner.properties()
+        }
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.inner.validate(document, nonce)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.inner.identify(document, nonce)
-    }
-
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        self.make_challenge(key, endorsements, UnixTime::now())
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        self.make_challenge(peer, UnixTime::now())
             .map_err(|why| ValidateError(why.into()))
-    }
-
-    fn challenges(&self) -> bool {
-        true
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.inner.identify_certified(document, nonce, key)
-    }
-
-    fn requires_strong(&self) -> bool {
-        self.inner.requires_strong()
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         self.inner.judge(evidence)
+    }
+
+    /// The roots are fixed; a policy that changes makes another validator.
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }

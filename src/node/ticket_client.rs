@@ -549,7 +549,10 @@ fn to_string(error: impl fmt::Display) -> String {
 mod tests {
     use std::net::TcpListener;
 
-    use attest::{IssueError, Oid, ValidateError};
+    use attest::{
+        Challenge, Evidence, Identified, Identity, IssueError, Oid, Properties, ValidateError,
+        self_signed,
+    };
     use rpc::grpc::{Limits, Router, Server};
 
     use super::*;
@@ -629,12 +632,27 @@ mod tests {
     struct RefuseAll;
 
     impl Validator for RefuseAll {
-        fn oid(&self) -> Oid {
-            TEST_OID
+        fn properties(&self) -> Properties {
+            Properties {
+                oid: TEST_OID,
+                self_signed: self_signed::verify,
+                challenges: false,
+                takes_collateral: false,
+                requires_strong: false,
+                believes_any_tpm: false,
+            }
         }
 
-        fn validate(&self, _document: &[u8], _nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+            Ok(None)
+        }
+
+        fn judge(&self, _: &Evidence<'_>) -> Result<Identified, ValidateError> {
             Err(ValidateError("PCR 4 differs".into()))
+        }
+
+        fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+            None
         }
     }
 

@@ -39,7 +39,7 @@ pub fn server(registry: &Registry, name: &str, server: &Server) {
 /// Adds the metric that shows whether `validator` accepts any TPM. If it does, also logs a warning
 /// now.
 pub fn any_tpm<V: Validator + 'static>(registry: &Registry, validator: &Arc<V>) {
-    if validator.believes_any_tpm() {
+    if validator.properties().believes_any_tpm {
         log::warn!(
             "the attestation policy contains no attestation keys: any TPM is accepted, and so is a program that only simulates \
              one; list the keys of the machines' TPMs in attestationKeys, or demand what makes the platform endorse them"
@@ -50,7 +50,7 @@ pub fn any_tpm<V: Validator + 'static>(registry: &Registry, validator: &Arc<V>) 
     registry.gauge_of("firstlight_attestation_any_tpm", help, &[], move || {
         validator
             .upgrade()
-            .map(|validator| f64::from(u8::from(validator.believes_any_tpm())))
+            .map(|validator| f64::from(u8::from(validator.properties().believes_any_tpm)))
     });
 }
 

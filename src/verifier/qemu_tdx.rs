@@ -12,8 +12,8 @@ use super::judged::{Measured, TDX};
 use super::policy::PolicyError;
 use super::sources::Sources;
 use super::{
-    ClusterRegister, Identified, Measurement, Oid, Policy, Registers, Stage, ValidateError,
-    Variant, hex, printable, td,
+    Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
+    Registers, Stage, ValidateError, Variant, hex, printable, self_signed, td,
 };
 use proto::attested::Collateral as Brought;
 use tpm::Location;
@@ -127,22 +127,28 @@ impl Validator {
 }
 
 impl super::Validator for Validator {
-    fn oid(&self) -> Oid {
-        OID
+    fn properties(&self) -> Properties {
+        Properties {
+            oid: OID,
+            self_signed: self_signed::verify,
+            challenges: false,
+            takes_collateral: false,
+            requires_strong: self.policy.requires_strong(),
+            believes_any_tpm: false,
+        }
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        Ok(None)
     }
 
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.check(document, nonce)
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        self.check(evidence.document, evidence.nonce)
             .map_err(|why| ValidateError(why.into()))
     }
 
-    fn requires_strong(&self) -> bool {
-        self.policy.requires_strong()
+    fn of_connection(&self) -> Option<Arc<dyn super::Validator>> {
+        None
     }
 }
 

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use super::policy::PolicyError;
 use super::sources::Sources;
-use super::{Composite, Evidence, Identified, Policy, Stage, ValidateError, Validator, Variant};
+use super::{
+    Challenge, Evidence, Identified, Identity, Policy, Properties, Stage, ValidateError, Validator,
+    Variant,
+};
 
 /// Returns the validator of a policy for machines at any stage. It reports the stage
 /// ([`Identified::stage`]) if the policy has registers that differ between the stages.
@@ -29,21 +32,23 @@ struct AtAnyStage {
     booted: Arc<dyn Validator>,
 }
 
-impl Composite for AtAnyStage {
-    /// The accepted keys are the same at each stage.
-    fn lead(&self) -> Arc<dyn Validator> {
-        self.booted.clone()
+/// Only the registers differ between the stages.
+impl Validator for AtAnyStage {
+    fn properties(&self) -> Properties {
+        self.booted.properties()
+    }
+
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        self.booted.challenge(peer)
     }
 
     /// Returns what the validator of one of the stages returns.
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         let at = |validator: &Arc<dyn Validator>, stage| {
-            evidence
-                .judged_by(&**validator)
-                .map(|identified| Identified {
-                    stage: Some(stage),
-                    ..identified
-                })
+            validator.judge(evidence).map(|identified| Identified {
+                stage: Some(stage),
+                ..identified
+            })
         };
         at(&self.initramfs, Stage::Initramfs).or_else(|of_initramfs| {
             at(&self.booted, Stage::Booted).map_err(|of_booted| {
@@ -58,5 +63,9 @@ impl Composite for AtAnyStage {
                 ValidateError(text.into())
             })
         })
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }

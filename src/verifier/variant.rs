@@ -113,7 +113,7 @@ mod tests {
                 );
             }
             let made = variant.validator_for(policy(r#""require":"strong""#), &offline());
-            assert!(made.unwrap().requires_strong(), "{variant:?}");
+            assert!(made.unwrap().properties().requires_strong, "{variant:?}");
         }
     }
 
@@ -144,7 +144,7 @@ mod tests {
                 .into_iter()
                 .filter_map(|length| (variant.validator)(policy_of(length), &offline()).ok());
             let validator = validators.next().unwrap();
-            assert_eq!(validator.oid(), variant.oid);
+            assert_eq!(validator.properties().oid, variant.oid);
         }
     }
 }

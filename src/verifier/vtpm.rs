@@ -17,10 +17,10 @@ use super::judged::Measured;
 use super::quote::{Attest, Key, Signed};
 use super::registers::check_bank;
 use super::{
-    Challenge, ClusterRegister, Identified, KeyName, Measurement, Oid, PlatformClaims, Policy,
-    Stage, ValidateError, event_log, hex, printable,
+    Challenge, ClusterRegister, Identified, Identity, KeyName, Measurement, Oid, PlatformClaims,
+    Policy, Properties, Stage, ValidateError, event_log, hex, printable, self_signed,
 };
-use tpm::{Bank, CLUSTER_ID_PCR, Endorsement, Tpm};
+use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
 
 /// Maximum size of the user data in bytes; attested TLS uses 32 bytes.
 const MAX_USER_DATA: usize = 1024;
@@ -208,29 +208,22 @@ impl Validator {
 }
 
 impl super::Validator for Validator {
-    fn oid(&self) -> Oid {
-        self.endorser.oid()
-    }
-
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        self.identify(document, nonce)
-            .map(|identified| identified.user_data)
-    }
-
-    fn identify(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, ValidateError> {
-        self.check(document, nonce, None)
-            .map_err(|why| ValidateError(why.into()))
+    fn properties(&self) -> Properties {
+        Properties {
+            oid: self.endorser.oid(),
+            self_signed: self_signed::verify,
+            challenges: !self.policy.endorsement_roots().is_empty(),
+            takes_collateral: false,
+            requires_strong: self.policy.requires_strong(),
+            believes_any_tpm: self.policy.believes_any_key() && !self.endorser.endorses_keys(),
+        }
     }
 
     /// If the policy names roots, refuses every key that it does not list: the crate `endorsement`
     /// verifies certificates, and not every program has it.
-    fn challenge(
-        &self,
-        key: &[u8],
-        _endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        let needs_none =
-            self.policy.endorsement_roots().is_empty() || self.policy.believes(&KeyName::of(key));
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        let needs_none = self.policy.endorsement_roots().is_empty()
+            || self.policy.believes(&KeyName::of(&peer.key));
         match needs_none {
             true => Ok(None),
             false => Err(ValidateError(
@@ -241,26 +234,13 @@ impl super::Validator for Validator {
         }
     }
 
-    fn challenges(&self) -> bool {
-        !self.policy.endorsement_roots().is_empty()
-    }
-
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        self.check(document, nonce, Some(key))
+    fn judge(&self, evidence: &attest::Evidence<'_>) -> Result<Identified, ValidateError> {
+        self.check(evidence.document, evidence.nonce, evidence.certified)
             .map_err(|why| ValidateError(why.into()))
     }
 
-    fn requires_strong(&self) -> bool {
-        self.policy.requires_strong()
-    }
-
-    fn believes_any_tpm(&self) -> bool {
-        self.policy.believes_any_key() && !self.endorser.endorses_keys()
+    fn of_connection(&self) -> Option<Arc<dyn super::Validator>> {
+        None
     }
 }
 

@@ -26,7 +26,7 @@ use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
 use verifier::instance::Demands;
 use verifier::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use verifier::sources::Sources;
-use verifier::{Issuer, vtpm};
+use verifier::{Evidence, Issuer, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
@@ -224,10 +224,14 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
 
     let judge = validator(&VARIANT, &demands(&authority, "0"));
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     assert_eq!(claims.chip.as_deref(), Some(INSTANCE));
     assert_eq!(claims.bound[0], "attestation key: public_key");
-    assert!(!judge.believes_any_tpm());
+    assert!(!judge.properties().believes_any_tpm);
     // what Constellation's validator reads is there
     let read: Value = serde_json::from_slice(&document).unwrap();
     assert_eq!(read["Attestation"]["ak_cert"], Value::Null);
@@ -244,13 +248,16 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
         ),
     ] {
         let judge = validator(&VARIANT, &further);
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}, expected {why}");
     }
     // without values of PCRs, the document proves no key
     let weak = json!({"cloud": {"roots": [authority.root_pem()]}, "attestationKeys": [format!("000b{}", "12".repeat(32))]});
     let error = validator(&VARIANT, &weak)
-        .identify(&document, NONCE)
+        .judge(&Evidence::new(&document, NONCE))
         .unwrap_err();
     assert!(
         error.to_string().contains("its attestation key is"),
@@ -347,7 +354,11 @@ fn a_machine_is_of_the_account_and_the_zone_that_ec2_says() {
     // three connections, one request
     assert_eq!(requests.load(Ordering::SeqCst), 1);
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     let shown: Vec<_> = (claims.properties.iter())
         .map(|property| (property.name, &*property.value))
         .collect();
@@ -466,7 +477,9 @@ fn only_a_machine_that_is_accepted_by_all_else_causes_a_request() {
     let refusal = |documents: Option<Hypervisor>, policy: &Value| {
         let document = issuer(&cloud, &host, documents).issue(USER_DATA, NONCE);
         let judge = validator_with(&VARIANT, policy, &sources);
-        let error = judge.identify(&document.unwrap(), NONCE).unwrap_err();
+        let error = judge
+            .judge(&Evidence::new(&document.unwrap(), NONCE))
+            .unwrap_err();
         assert_eq!(requests.load(Ordering::SeqCst), 0, "{error}");
         error.to_string()
     };
@@ -510,7 +523,9 @@ fn only_a_machine_that_is_accepted_by_all_else_causes_a_request() {
     // no policy without accounts and zones makes anybody ask
     let document = issuer(&cloud, &host, hypervisor(&authority)).issue(USER_DATA, NONCE);
     let judge = validator_with(&VARIANT, &demands(&authority, "0"), &sources);
-    judge.identify(&document.unwrap(), NONCE).unwrap();
+    judge
+        .judge(&Evidence::new(&document.unwrap(), NONCE))
+        .unwrap();
     assert_eq!(requests.load(Ordering::SeqCst), 0);
 }
 
@@ -519,7 +534,7 @@ fn a_machine_without_documents_proves_what_one_of_the_old_system_proves() {
     let (cloud, host, authority) = (CloudTpm::start(), host(), Authority::new());
     let issuer = issuer(&cloud, &host, None);
     let any = validator(&VARIANT, &json!({}));
-    assert!(any.believes_any_tpm());
+    assert!(any.properties().believes_any_tpm);
     prove(issuer.clone(), any).unwrap();
     let error = prove(issuer, validator(&VARIANT, &demands(&authority, "0"))).unwrap_err();
     assert!(
@@ -586,7 +601,10 @@ fn a_document_with_one_fault_is_refused_by_name() {
         let document = issuer(&cloud, &host, Some(hypervisor))
             .issue(USER_DATA, NONCE)
             .unwrap();
-        judge.identify(&document, NONCE).unwrap_err().to_string()
+        judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string()
     };
     for (alter, why) in cases {
         let error = refusal(Hypervisor::new(&authority, &good(), alter));

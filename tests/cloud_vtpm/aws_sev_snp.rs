@@ -11,7 +11,7 @@ use verifier::aws_hypervisor::{Documents, NitroTpm as OfTpm};
 use verifier::aws_sev_snp::{AwsSnpMachine, VARIANT};
 use verifier::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use verifier::sources::Sources;
-use verifier::{Issuer, vtpm};
+use verifier::{Evidence, Issuer, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{
@@ -49,9 +49,9 @@ fn a_machine_is_proved_by_its_chip_and_by_the_registers_of_its_nitro_tpm() {
     assert_eq!(nitro.count(NSM_REQUEST), 3, "one for each handshake");
     assert_eq!(nitro.left(), (0, 0));
 
-    assert!(!judge.believes_any_tpm());
+    assert!(!judge.properties().believes_any_tpm);
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let identified = judge.identify(&document, NONCE).unwrap();
+    let identified = judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     assert!(identified.is_endorsed);
     let claims = identified.platform.unwrap();
     assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
@@ -87,7 +87,7 @@ fn a_machine_that_makes_no_document_proves_what_its_chip_signs() {
         assert_eq!(sent(&document), None, "{fault:?}");
         let chip = validator(&VARIANT, &ours());
         prove(issuer.clone(), chip.clone()).unwrap();
-        assert!(chip.believes_any_tpm());
+        assert!(chip.properties().believes_any_tpm);
         // each of these needs the document
         let cloud = &demands(&authority, "0")["cloud"];
         for demanded in [
@@ -99,7 +99,10 @@ fn a_machine_that_makes_no_document_proves_what_its_chip_signs() {
         ] {
             let policy = with(ours(), &json!({"cloud": demanded}));
             let judge = validator(&VARIANT, &policy);
-            let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+            let error = judge
+                .judge(&Evidence::new(&document, NONCE))
+                .unwrap_err()
+                .to_string();
             for why in [
                 "sent no attestation document of its NitroTPM",
                 "remove cloud from the policy, and name its key (attestationKeys)",
@@ -118,10 +121,14 @@ fn a_document_that_nothing_demands_is_ignored() {
     let document = document.unwrap();
     assert!(sent(&document).is_some());
     let judge = validator(&VARIANT, &ours());
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     assert_eq!(claims.bound, ["attestation key: SHA-512 in REPORT_DATA"]);
     let judge = validator(&VARIANT, &policy(&authority, "0"));
-    assert!(judge.identify(&document, NONCE).is_err());
+    assert!(judge.judge(&Evidence::new(&document, NONCE)).is_err());
 }
 
 /// Sends the document of another machine, or of another connection.
@@ -219,7 +226,7 @@ fn a_document_of_another_machine_connection_or_authority_is_refused() {
         ),
     ] {
         let document = aws_with(tpm, chip, documents).issue(USER_DATA, NONCE);
-        let judged = validator(&VARIANT, policy).identify(&document.unwrap(), NONCE);
+        let judged = validator(&VARIANT, policy).judge(&Evidence::new(&document.unwrap(), NONCE));
         let said = judged.map_or_else(|error| error.to_string(), |_| String::new());
         let is_so = if why.is_empty() {
             said.is_empty()
@@ -243,7 +250,9 @@ fn no_certificate_is_fetched_for_a_machine_whose_document_is_refused() {
         let asked = Arc::new(Asked::default());
         let sources: Arc<dyn Sources> = asked.clone();
         let judge = validator_with(&VARIANT, &policy(&authority, digit), &sources);
-        let error = judge.identify(&document.unwrap(), NONCE).unwrap_err();
+        let error = judge
+            .judge(&Evidence::new(&document.unwrap(), NONCE))
+            .unwrap_err();
         (error.to_string(), asked.0.load(Ordering::SeqCst))
     };
     let (error, asked) = refusal("1");
@@ -268,7 +277,11 @@ fn ec2_says_the_account_of_the_machine_whose_instance_the_hypervisor_signed() {
     let own = with(own, &json!({"snp": {"revocationList": "optional"}}));
     let (sources, requests) = ec2("123456789012");
     let judge = validator_with(&VARIANT, &own, &sources);
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     let of_ec2: Vec<_> = (claims.properties.iter())
         .map(|property| (property.name, &*property.value))
         .skip_while(|(name, _)| *name != "instance")
@@ -283,14 +296,19 @@ fn ec2_says_the_account_of_the_machine_whose_instance_the_hypervisor_signed() {
     assert_eq!(requests.load(Ordering::SeqCst), 1);
     let (sources, _) = ec2("210987654321");
     let judge = validator_with(&VARIANT, &own, &sources);
-    let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+    let error = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap_err()
+        .to_string();
     let why = "account of the machine is \"210987654321\"";
     assert!(error.contains(why), "{error}");
     // the chip alone names no instance about which somebody could be asked
     let (sources, requests) = ec2("123456789012");
     let document = aws(&cloud, Chip::new(|_| ())).issue(USER_DATA, NONCE);
     let judge = validator_with(&VARIANT, &own, &sources);
-    judge.identify(&document.unwrap(), NONCE).unwrap_err();
+    judge
+        .judge(&Evidence::new(&document.unwrap(), NONCE))
+        .unwrap_err();
     assert_eq!(requests.load(Ordering::SeqCst), 0);
 }
 

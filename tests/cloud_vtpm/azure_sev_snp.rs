@@ -12,7 +12,7 @@ use support::foreign::rust_crate;
 use verifier::azure_sev_snp::{AzureSnpMachine, VARIANT};
 use verifier::prepared::Prepared;
 use verifier::sources::{Sources, offline};
-use verifier::{Issuer, Policy, Validator, hcl, vtpm};
+use verifier::{Evidence, Issuer, Policy, Validator, hcl, vtpm};
 
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_snp::{CHIP, Hierarchy, correct_report};
@@ -71,7 +71,7 @@ impl Machine {
         let document = self.issuer().issue(USER_DATA, NONCE).unwrap();
         let refused = judge(further, &offline())
             .unwrap()
-            .identify(&document, NONCE);
+            .judge(&Evidence::new(&document, NONCE));
         refused.unwrap_err().to_string()
     }
 }
@@ -114,7 +114,11 @@ fn a_machine_is_proved_by_the_report_of_its_chip() {
     assert!(requests[0].contains("\nmetadata: true\n"));
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let judge = judge(&json!({}), &offline()).unwrap();
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
     assert_eq!(
         claims.bound,
@@ -127,7 +131,7 @@ fn a_machine_is_proved_by_the_report_of_its_chip() {
             .any(|one| one.name == "secure-boot" && one.value == "true")
     );
     let error = judge
-        .identify(&document, b"another")
+        .judge(&Evidence::new(&document, b"another"))
         .unwrap_err()
         .to_string();
     assert!(error.contains("another connection"), "{error}");
@@ -135,7 +139,10 @@ fn a_machine_is_proved_by_the_report_of_its_chip() {
     let amd = VARIANT
         .validator_for(policy(&json!({})).unwrap(), &offline())
         .unwrap();
-    let error = amd.identify(&document, NONCE).unwrap_err().to_string();
+    let error = amd
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("does not lead to the root"), "{error}");
 }
 
@@ -231,12 +238,12 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
     );
     judge(&all, &offline())
         .unwrap()
-        .identify(&document, NONCE)
+        .judge(&Evidence::new(&document, NONCE))
         .unwrap();
     let other = |policy: &str| json!({"firmwareSignerConfig": {"acceptedKeyDigests": ["ee".repeat(48)], "enforcementPolicy": policy}});
     judge(&other("WarnOnly"), &offline())
         .unwrap()
-        .identify(&document, NONCE)
+        .judge(&Evidence::new(&document, NONCE))
         .unwrap();
     for (demand, why) in [
         (

@@ -13,7 +13,7 @@ use support::mutation::mutations;
 use verifier::azure_tdx::{AzureTdxMachine, VARIANT, validator};
 use verifier::prepared::Prepared;
 use verifier::sources::Sources;
-use verifier::{Issuer, Policy, Validator, hcl, td, vtpm};
+use verifier::{Evidence, Issuer, Policy, Validator, hcl, td, vtpm};
 
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA, hcl_report, runtime_data};
 use crate::forged_tdx::{Parts, Signed};
@@ -99,7 +99,9 @@ impl Machine {
 
     fn refusal(&self, further: &Value) -> String {
         let document = self.issuer().issue(USER_DATA, NONCE).unwrap();
-        let refused = self.validator(further).identify(&document, NONCE);
+        let refused = self
+            .validator(further)
+            .judge(&Evidence::new(&document, NONCE));
         refused.unwrap_err().to_string()
     }
 }
@@ -156,7 +158,11 @@ fn a_machine_is_proved_by_the_quote_of_its_hardware() {
 
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let judge = machine.validator(&json!({}));
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     assert_eq!(
         claims.bound,
         ["attestation key: runtime data in REPORTDATA"]
@@ -168,13 +174,16 @@ fn a_machine_is_proved_by_the_quote_of_its_hardware() {
             .any(|one| one.name == "secure-boot" && one.value == "true")
     );
     let error = judge
-        .identify(&document, b"another")
+        .judge(&Evidence::new(&document, b"another"))
         .unwrap_err()
         .to_string();
     assert!(error.contains("another connection"), "{error}");
     // Intel's root did not sign this
     let intel = machine.judge(policy(&json!({})));
-    let error = intel.identify(&document, NONCE).unwrap_err().to_string();
+    let error = intel
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("does not lead to the root"), "{error}");
 }
 
@@ -263,7 +272,10 @@ fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy()
         let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
         let asked = Arc::new(Asked::default());
         let judge = judge_with(machine.trusting(&policy(&demands)), asked.clone());
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}, expected {why}");
         let is_asked = asked.0.load(Ordering::SeqCst);
         assert_eq!(is_asked, why == "nothing is here", "{why}");
@@ -331,7 +343,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     machine
         .validator(&genuine)
-        .identify(&document, NONCE)
+        .judge(&Evidence::new(&document, NONCE))
         .unwrap();
     for (demand, why) in [
         (json!({"qeSVN": 65535}), "qeSVN is"),
@@ -377,7 +389,7 @@ fn altered_instance_infos_are_refused_without_a_panic() {
             let mut document = read.clone();
             document.insert("InstanceInfo".into(), STANDARD.encode(altered).into());
             let document = serde_json::to_vec(&document).unwrap();
-            assert!(judge.identify(&document, NONCE).is_err());
+            assert!(judge.judge(&Evidence::new(&document, NONCE)).is_err());
         }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use support::mutation::mutations;
 use verifier::azure_trustedlaunch::{AzureMachine, CERTIFICATE_INDEX, VARIANT, is_of_microsoft};
 use verifier::prepared::Prepared;
-use verifier::{Issuer, vtpm};
+use verifier::{Evidence, Issuer, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key, published_at};
 use crate::cloud_tpm::{ATTRIBUTES_OF_AZURE, AZURE, CloudTpm, NONCE, USER_DATA};
@@ -73,11 +73,13 @@ fn a_machine_is_proved_by_the_certificate_of_its_key() {
 
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
     let judge = validator(&VARIANT, &roots(&authority));
-    let identified = judge.identify(&document, NONCE).unwrap();
+    let identified = judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     let claims = identified.platform.unwrap();
     assert_eq!(claims.technology, "Azure trusted launch");
     assert_eq!(claims.chip.as_deref(), Some("0123456789ab"));
-    let error = judge.identify(&document, b"another").unwrap_err();
+    let error = judge
+        .judge(&Evidence::new(&document, b"another"))
+        .unwrap_err();
     assert!(error.to_string().contains("another connection"), "{error}");
 
     for (cloud, why) in [
@@ -170,7 +172,10 @@ fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
         cloud.tpm.tool("tpm2_nvundefine", &["-C", "p", "0x1c101d0"]);
         store(&cloud, certificate);
         let document = issuer(&cloud).issue(USER_DATA, NONCE).unwrap();
-        judge.identify(&document, NONCE).unwrap_err().to_string()
+        judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string()
     };
     store(&cloud, vec![0x30, 0]);
     for (alter, why) in cases {
@@ -217,7 +222,10 @@ fn an_authority_that_may_not_certify_is_refused_by_name() {
         let cloud = machine(&host, &authority);
         let document = issuer(&cloud).issue(USER_DATA, NONCE).unwrap();
         let judge = validator(&VARIANT, &roots(&authority));
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}, expected {why}");
     }
 }
@@ -244,16 +252,16 @@ fn altered_documents_are_refused_without_a_panic() {
     let without_banks: Value = serde_json::from_slice(&document).unwrap();
     let twice = document.strip_suffix(b"}").unwrap();
     let twice = [twice, br#","InstanceInfo":null}"#].concat();
-    assert!(judge.identify(&twice, NONCE).is_err());
+    assert!(judge.judge(&Evidence::new(&twice, NONCE)).is_err());
     let mut nothing = without_banks.clone();
     nothing["InstanceInfo"] = Value::Null;
     assert!(
         judge
-            .identify(nothing.to_string().as_bytes(), NONCE)
+            .judge(&Evidence::new(nothing.to_string().as_bytes(), NONCE))
             .is_err()
     );
     for altered in mutations(&document, 300) {
-        if let Ok(identified) = judge.identify(&altered, NONCE) {
+        if let Ok(identified) = judge.judge(&Evidence::new(&altered, NONCE)) {
             assert_eq!(identified.user_data, USER_DATA);
         }
     }

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use verifier::Variant;
-use verifier::{Policy, Validator, aws_sev_snp, azure_sev_snp, gcp_sev_snp};
+use verifier::{Evidence, Policy, Validator, aws_sev_snp, azure_sev_snp, gcp_sev_snp};
 
 use crate::aws_nitro_tpm::INSTANCE;
 use crate::cloud_tpm::NONCE;
@@ -58,17 +58,17 @@ fn belief(
     policy: &Policy,
 ) -> Belief {
     let usual = judge(policy.clone());
-    usual.identify(document, NONCE).unwrap();
+    usual.judge(&Evidence::new(document, NONCE)).unwrap();
     let careful = judge(policy.clone().only_named_keys());
-    match careful.identify(document, NONCE) {
+    match careful.judge(&Evidence::new(document, NONCE)) {
         Ok(_) => {
-            assert!(!usual.believes_any_tpm());
+            assert!(!usual.properties().believes_any_tpm);
             Belief::Endorsed
         }
         Err(refusal) => {
             let refusal = refusal.to_string();
             assert!(refusal.contains("the policy names no key"), "{refusal}");
-            assert!(usual.believes_any_tpm());
+            assert!(usual.properties().believes_any_tpm);
             Belief::AnyKey
         }
     }
@@ -173,7 +173,10 @@ fn a_quote_of_azure_endorses_a_key_if_the_policy_knows_the_firmware() {
     }
     let other = policy(json!({"tdx": {"mrTd": ["11".repeat(48)]}}));
     let other = machine.judge(machine.trusting(&other));
-    let refusal = other.identify(&document, NONCE).unwrap_err().to_string();
+    let refusal = other
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap_err()
+        .to_string();
     assert!(
         refusal.contains("the measurement of the firmware (MRTD)"),
         "{refusal}"

@@ -21,7 +21,7 @@ use verifier::gcp_sev_es::{CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VA
 use verifier::instance::Demands;
 use verifier::quote::Attest;
 use verifier::sources::Sources;
-use verifier::{Issuer, event_log, vtpm};
+use verifier::{Evidence, Issuer, event_log, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{ATTRIBUTES_OF_GCE, CloudTpm, NONCE, USER_DATA};
@@ -174,7 +174,7 @@ pub fn correct() -> Correct {
 fn a_machine_has_one_name_however_it_encodes_its_key() {
     let machine = correct();
     let (document, judge) = machine.sample();
-    judge.identify(&document, NONCE).unwrap();
+    judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     let read: Value = serde_json::from_slice(&document).unwrap();
     let key = read["Attestation"]["ak_pub"].as_str().unwrap();
     let key = STANDARD.decode(key).unwrap();
@@ -182,7 +182,7 @@ fn a_machine_has_one_name_however_it_encodes_its_key() {
         let (mut read, mut key) = (read.clone(), key.clone());
         change(&mut key);
         read["Attestation"]["ak_pub"] = STANDARD.encode(key).into();
-        judge.identify(read.to_string().as_bytes(), NONCE)
+        judge.judge(&Evidence::new(read.to_string().as_bytes(), NONCE))
     };
     // TPMT_PUBLIC has the attributes behind type and nameAlg, and the exponent before the modulus with its length
     for bit in 0..32 {
@@ -213,7 +213,11 @@ fn a_machine_is_proved_by_its_certificate_and_its_firmware() {
 
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
     let judge = validator(&VARIANT, &roots(&authority));
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     assert_eq!(claims.technology, "Google shielded VM with AMD SEV");
     assert_eq!(claims.chip.as_deref(), Some("9223372036854775809"));
     let read: Value = serde_json::from_slice(&document).unwrap();
@@ -239,13 +243,16 @@ fn a_machine_is_proved_by_its_certificate_and_its_firmware() {
         ),
     ] {
         let judge = validator(&VARIANT, &json!({"cloud": cloud}));
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}, expected {why}");
     }
     let narrow =
         json!({"roots": [authority.root_pem()], "projects": ["7"], "zones": ["europe-west3-b"]});
     let judge = validator(&VARIANT, &json!({"cloud": narrow}));
-    judge.identify(&document, NONCE).unwrap();
+    judge.judge(&Evidence::new(&document, NONCE)).unwrap();
 
     // what the quote covers, and what it does not
     for (member, why) in [
@@ -263,14 +270,14 @@ fn a_machine_is_proved_by_its_certificate_and_its_firmware() {
             _ => altered[member] = Value::Null,
         }
         let error = judge
-            .identify(altered.to_string().as_bytes(), NONCE)
+            .judge(&Evidence::new(altered.to_string().as_bytes(), NONCE))
             .unwrap_err();
         assert!(error.to_string().contains(why), "{error}, expected {why}");
     }
     let mut without_log = read.clone();
     without_log["Attestation"]["event_log"] = Value::from("");
     let error = judge
-        .identify(without_log.to_string().as_bytes(), NONCE)
+        .judge(&Evidence::new(without_log.to_string().as_bytes(), NONCE))
         .unwrap_err();
     assert!(
         error.to_string().contains("does not explain PCR 0"),
@@ -324,7 +331,10 @@ fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
             .cloud
             .tpm
             .tool("tpm2_nvundefine", &["-C", "p", "0x1c10000"]);
-        judge.identify(&document, NONCE).unwrap_err().to_string()
+        judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string()
     };
     for (alter, why) in cases {
         let mut params = good();
@@ -340,7 +350,10 @@ fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
     let error = refusal();
     assert!(error.contains("a signature is wrong"), "{error}");
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+    let error = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("no certificate of the attestation key"),
         "{error}"
@@ -366,7 +379,10 @@ fn a_host_that_does_not_encrypt_the_memory_is_refused_by_name() {
         machine.certify(&authority, &good());
         let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
         let judge = validator(&VARIANT, &roots(&authority));
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}, expected {why}");
     }
 }

@@ -46,6 +46,8 @@ fn each_variant_of_a_cloud_accepts_its_correct_document() {
     ];
     let samples = machines.map(|machine| machine().sample());
     for (document, judge) in samples.into_iter().chain([azure_tdx::sample()]) {
-        judge.identify(&document, cloud_tpm::NONCE).unwrap();
+        judge
+            .judge(&verifier::Evidence::new(&document, cloud_tpm::NONCE))
+            .unwrap();
     }
 }

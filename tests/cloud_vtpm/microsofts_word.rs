@@ -15,6 +15,7 @@ use hardware::snp::report::Report;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
+use verifier::Evidence;
 use verifier::sources::{Sources, offline};
 
 use crate::azure_sev_snp::{Machine, judge, pem};
@@ -109,12 +110,12 @@ fn firmware_of_another_signer_is_accepted_if_microsoft_vouches_for_its_report() 
     let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
     let maa = Maa::vouching_for(&document);
     let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
-    let identified = judge.identify(&document, NONCE).unwrap();
-    assert!(identified.is_endorsed && !judge.believes_any_tpm());
+    let identified = judge.judge(&Evidence::new(&document, NONCE)).unwrap();
+    assert!(identified.is_endorsed && !judge.properties().believes_any_tpm);
     let claims = identified.platform.unwrap();
     let by = format!("; the firmware is Azure's by {}", maa.server.url());
     assert!(claims.signed_by.ends_with(&by), "{}", claims.signed_by);
-    judge.identify(&document, NONCE).unwrap();
+    judge.judge(&Evidence::new(&document, NONCE)).unwrap();
 
     let [content] = &maa.server.contents()[..] else {
         panic!("one question is enough for a report")
@@ -169,7 +170,10 @@ fn a_word_of_microsoft_that_is_wrong_in_one_claim_counts_for_nothing() {
         claims[claim] = wrong;
         *maa.claims.lock().unwrap() = claims;
         let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         let why = match claim {
             "exp" => "the token has ended",
             claim => &format!("has not vouched for it: {claim} is"),
@@ -186,7 +190,10 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
     let fallback = maa.policy("MAAFallback");
     let refusal = |policy: &Value, document: &[u8], sources: &Arc<dyn Sources>| {
         let judge = judge(policy, sources).unwrap();
-        judge.identify(document, NONCE).unwrap_err().to_string()
+        judge
+            .judge(&Evidence::new(document, NONCE))
+            .unwrap_err()
+            .to_string()
     };
     let forged = Machine::start(|_| (), |report| report[32 + 0x90] ^= 1);
     let forged = forged.issuer().issue(USER_DATA, NONCE).unwrap();
@@ -244,7 +251,7 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
     named["firmwareSignerConfig"]["acceptedKeyDigests"] = json!(["cc".repeat(48)]);
     judge(&named, &maa.sources())
         .unwrap()
-        .identify(&document, NONCE)
+        .judge(&Evidence::new(&document, NONCE))
         .unwrap();
     assert_eq!(maa.requests(), 0);
 }
@@ -264,7 +271,10 @@ fn a_refusal_of_microsofts_service_is_shown_and_not_asked_for_again_at_once() {
     let maa = Maa { server, claims };
     let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
     for _ in 0..2 {
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("status 400") && error.contains("HCL unknown"),
             "{error}"
@@ -308,7 +318,10 @@ fn a_service_whose_url_is_wrong_is_named_when_the_policy_is_read_or_when_it_answ
     };
     let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
     for _ in 0..2 {
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("(status 404): is maaURL right?"), "{error}");
     }
     assert_eq!(maa.requests(), 1);
@@ -322,7 +335,7 @@ fn one_question_about_a_report_is_enough_for_all_its_machine_sends_and_all_that_
     let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
     thread::scope(|scope| {
         for _ in 0..6 {
-            scope.spawn(|| judge.identify(&document, NONCE).unwrap());
+            scope.spawn(|| judge.judge(&Evidence::new(&document, NONCE)).unwrap());
         }
     });
     // the machine sends other bytes that mean the same certificates
@@ -331,14 +344,17 @@ fn one_question_about_a_report_is_enough_for_all_its_machine_sends_and_all_that_
         let document = machine.issuer().issue(USER_DATA, NONCE).unwrap();
         let signer = sent(&document, "/ReportSigner");
         assert!(signer.starts_with(b"text "));
-        judge.identify(&document, NONCE).unwrap();
+        judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     }
     assert_eq!(maa.requests(), 1);
 
     // another report is another question, which this word does not answer
     let another = Machine::start(|_| (), |_| ());
     let another = another.issuer().issue(USER_DATA, NONCE).unwrap();
-    let error = judge.identify(&another, NONCE).unwrap_err().to_string();
+    let error = judge
+        .judge(&Evidence::new(&another, NONCE))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("x-ms-sevsnpvm-reportdata is"), "{error}");
     assert_eq!(maa.requests(), 2);
 }
@@ -352,11 +368,14 @@ fn a_word_counts_no_longer_than_its_token() {
     let end = now.as_secs() + 10;
     maa.claims.lock().unwrap()["exp"] = end.into();
     let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
-    judge.identify(&document, NONCE).unwrap();
+    judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     while SystemTime::now() < UNIX_EPOCH + Duration::from_secs(end) {
         thread::sleep(Duration::from_millis(100));
     }
-    let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+    let error = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("the token has ended"), "{error}");
     assert_eq!(maa.requests(), 2);
 }
@@ -376,7 +395,10 @@ fn the_authorities_of_other_servers_do_not_count_for_microsofts() {
     })
     .unwrap();
     let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
-    let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+    let error = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("invalid peer certificate"), "{error}");
     assert_eq!(maa.requests(), 0);
 }
@@ -442,13 +464,16 @@ fn a_chip_with_many_reports_has_its_share_of_the_requests() {
     let maa = Maa::vouching_for(&machines[0]);
     let judge = judge(&maa.policy("MAAFallback"), &maa.sources()).unwrap();
     let errors = machines[1..].iter().map(|document| {
-        let refused = judge.identify(document, NONCE);
+        let refused = judge.judge(&Evidence::new(document, NONCE));
         refused.unwrap_err().to_string()
     });
     for error in errors {
         assert!(error.contains("x-ms-sevsnpvm-reportdata is"), "{error}");
     }
-    let error = judge.identify(&machines[0], NONCE).unwrap_err().to_string();
+    let error = judge
+        .judge(&Evidence::new(&machines[0], NONCE))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("machines on this chip have had"), "{error}");
     assert_eq!(maa.requests(), 4);
 }
@@ -475,13 +500,16 @@ fn a_service_that_is_away_is_named_however_often_a_machine_tries_and_its_return_
     let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(8) {
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("status 503"), "{error}");
         thread::sleep(Duration::from_millis(200));
     }
     is_away.store(false, Ordering::SeqCst);
     let begin = Instant::now();
-    while let Err(error) = judge.identify(&document, NONCE) {
+    while let Err(error) = judge.judge(&Evidence::new(&document, NONCE)) {
         assert!(begin.elapsed() < Duration::from_secs(60), "{error}");
         thread::sleep(Duration::from_millis(200));
     }
@@ -504,12 +532,15 @@ fn a_wrong_list_of_authorities_matters_to_those_alone_who_ask_microsoft() {
     *digests = json!(["cc".repeat(48)]);
     judge(&named, &sources)
         .unwrap()
-        .identify(&document, NONCE)
+        .judge(&Evidence::new(&document, NONCE))
         .unwrap();
     let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
     // the chip's share is not for what is never sent
     for _ in 0..6 {
-        let error = judge.identify(&document, NONCE).unwrap_err().to_string();
+        let error = judge
+            .judge(&Evidence::new(&document, NONCE))
+            .unwrap_err()
+            .to_string();
         let why = "SSL_CERT_FILE: cannot read /no-cert-file.crt";
         assert!(error.contains(why), "{error}");
     }

@@ -13,7 +13,7 @@ use tpm::{Bank, KeySource, Location, Tpm};
 use verifier::aws_hypervisor::{self, NitroTpm as Documents};
 use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
 use verifier::nitro_document::NitroDocument;
-use verifier::{Issuer, vtpm};
+use verifier::{Evidence, Issuer, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{Draft, Hypervisor, INSTANCE, bytes, demands, good, host};
@@ -101,7 +101,11 @@ fn a_machine_with_a_nitro_tpm_is_accepted_by_its_sha_384_registers() {
     prove(issuer.clone(), judge.clone()).unwrap();
 
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     assert_eq!(claims.chip.as_deref(), Some(INSTANCE));
     assert_eq!(claims.bound[0], "attestation key: public_key");
     let sent = sent(&document).unwrap();

@@ -104,7 +104,7 @@ fn identify(
     };
     let policy = Policy::new(BTreeMap::from([(15, zero)])).unwrap();
     vtpm::Validator::new(Arc::new(policy), Arc::new(endorser))
-        .identify(document, nonce)
+        .judge(&verifier::Evidence::new(document, nonce))
         .map_err(|error| error.to_string())
 }
 

@@ -14,7 +14,7 @@ use verifier::aws_sev_snp::AwsSnpMachine;
 use verifier::gcp_sev_snp::GoogleSnpMachine;
 use verifier::snp::Reporter;
 use verifier::sources::Sources;
-use verifier::{Issuer, Policy, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
+use verifier::{Evidence, Issuer, Policy, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{self, Hypervisor};
@@ -99,7 +99,7 @@ pub fn with(mut policy: Value, further: &Value) -> Value {
 }
 
 fn refusal(variant: &Variant, policy: &Value, document: &[u8]) -> String {
-    let refused = validator(variant, policy).identify(document, NONCE);
+    let refused = validator(variant, policy).judge(&Evidence::new(document, NONCE));
     refused.unwrap_err().to_string()
 }
 
@@ -136,10 +136,16 @@ fn a_machine_of_aws_is_proved_by_the_report_over_its_key() {
     prove(issuer.clone(), validator(&aws_sev_snp::VARIANT, &ours())).unwrap();
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
     let judge = validator(&aws_sev_snp::VARIANT, &ours());
-    let claims = judge.identify(&document, NONCE).unwrap().platform.unwrap();
+    let claims = judge
+        .judge(&Evidence::new(&document, NONCE))
+        .unwrap()
+        .platform
+        .unwrap();
     assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
     assert_eq!(claims.bound, ["attestation key: SHA-512 in REPORT_DATA"]);
-    let error = judge.identify(&document, b"another").unwrap_err();
+    let error = judge
+        .judge(&Evidence::new(&document, b"another"))
+        .unwrap_err();
     assert!(error.to_string().contains("another connection"), "{error}");
     // the members of Constellation, base64 of PEM
     let read: Value = serde_json::from_slice(&document).unwrap();
@@ -192,7 +198,7 @@ fn a_machine_of_aws_is_proved_by_the_key_of_the_cloud() {
     let variant = &aws_sev_snp::VARIANT;
     prove(issuer.clone(), validator(variant, &policy(CLOUD))).unwrap();
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let judged = validator(variant, &policy(CLOUD)).identify(&document, NONCE);
+    let judged = validator(variant, &policy(CLOUD)).judge(&Evidence::new(&document, NONCE));
     assert_eq!(judged.unwrap().platform.unwrap().chip, None);
     let error = refusal(variant, &policy("CN=elsewhere"), &document);
     assert!(error.contains("the cloud of the VLEK is"), "{error}");
@@ -258,7 +264,7 @@ fn a_program_that_fetches_demands_the_list_of_revoked_certificates() {
         let judge = aws_sev_snp::VARIANT
             .validator_for(policy, &sources)
             .unwrap();
-        let judged = judge.identify(&document, NONCE);
+        let judged = judge.judge(&Evidence::new(&document, NONCE));
         judged.map(drop).map_err(|error| error.to_string())
     };
     let list = |serials: &[&str]| {
@@ -350,7 +356,9 @@ fn the_certificate_of_a_chip_is_fetched_only_if_it_could_lead_to_acceptance() {
         let judge = aws_sev_snp::VARIANT
             .validator_for(policy, &sources)
             .unwrap();
-        let error = judge.identify(&document.unwrap(), NONCE).unwrap_err();
+        let error = judge
+            .judge(&Evidence::new(&document.unwrap(), NONCE))
+            .unwrap_err();
         assert!(error.to_string().contains(why), "{error}, expected {why}");
         let times = usize::from(why == "nothing is here");
         assert_eq!(asked.0.load(Ordering::SeqCst), times, "{why}");
@@ -372,7 +380,7 @@ fn what_the_host_does_not_give_is_named() {
     // Constellation's member has the certificate that is missing
     let policy = with(ours(), &json!({"amdSigningKey": pem("ask")}));
     let judge = validator(&aws_sev_snp::VARIANT, &policy);
-    judge.identify(&document, NONCE).unwrap();
+    judge.judge(&Evidence::new(&document, NONCE)).unwrap();
     // signed by a VLEK, says the report
     let error = without(|report| report[0x48] |= 4, vec![(VCEK, "vcek")]).unwrap_err();
     assert!(
@@ -405,7 +413,7 @@ fn the_refusal_is_the_one_under_the_right_authority() {
             )
         };
         let judge = validator(&aws_sev_snp::VARIANT, &policy(24));
-        judge.identify(&document, NONCE).unwrap();
+        judge.judge(&Evidence::new(&document, NONCE)).unwrap();
         let error = refusal(&aws_sev_snp::VARIANT, &policy(25), &document);
         assert!(
             error.contains("below the minimum 25"),
@@ -424,7 +432,7 @@ fn a_machine_of_google_is_proved_by_its_report_and_its_certificate() {
     let variant = &gcp_sev_snp::VARIANT;
     prove(issuer.clone(), validator(variant, &policy)).unwrap();
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
-    let identified = validator(variant, &policy).identify(&document, NONCE);
+    let identified = validator(variant, &policy).judge(&Evidence::new(&document, NONCE));
     let claims = identified.unwrap().platform.unwrap();
     assert_eq!(claims.bound.len(), 3);
     assert!(claims.properties.iter().any(|one| one.name == "zone"));

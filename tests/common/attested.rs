@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use rpc::grpc::{CallOptions, Channel};
 use transport::Transport;
-use verifier::{IssueError, Issuer, Oid, ValidateError, Validator};
+use verifier::{
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, ValidateError,
+    Validator, self_signed,
+};
 
 /// A dummy attestation that any peer can issue. A peer that has it is accepted; a peer without it is refused.
 pub struct Anybody;
@@ -25,15 +28,32 @@ impl Issuer for Anybody {
 }
 
 impl Validator for Anybody {
-    fn oid(&self) -> Oid {
-        DUMMY_OID
+    fn properties(&self) -> Properties {
+        Properties {
+            oid: DUMMY_OID,
+            self_signed: self_signed::verify,
+            challenges: false,
+            takes_collateral: false,
+            requires_strong: false,
+            believes_any_tpm: true,
+        }
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        document
-            .strip_suffix(nonce)
-            .map(<[u8]>::to_vec)
-            .ok_or_else(|| ValidateError("another nonce".into()))
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        Ok(None)
+    }
+
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        let user_data = evidence.document.strip_suffix(evidence.nonce);
+        let user_data = user_data.ok_or_else(|| ValidateError("another nonce".into()))?;
+        Ok(Identified {
+            user_data: user_data.to_vec(),
+            ..Identified::default()
+        })
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 use support::foreign::go_module;
 use tpm::Location;
 use verifier::sources::{Sources, offline};
-use verifier::{Identified, Issuer, Policy, Stage, Validator, qemu_tdx, td};
+use verifier::{Evidence, Identified, Issuer, Policy, Stage, Validator, qemu_tdx, td};
 
 use super::forged::{Parts, Signed};
 use super::json::assert_documented;
@@ -72,7 +72,7 @@ fn validator(policy: Policy, sources: Arc<dyn Sources>) -> qemu_tdx::Validator {
 /// Returns what a policy says of the machine with this change.
 fn judged(change: fn(&mut Parts), policy: &str, nonce: &[u8]) -> Result<Identified, String> {
     let (document, validator) = issued(change, policy, b"key");
-    let identified = validator.identify(&document, nonce);
+    let identified = validator.judge(&Evidence::new(&document, nonce));
     identified.map_err(|error| error.to_string())
 }
 
@@ -253,7 +253,7 @@ fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy()
             "RawQuote": STANDARD.encode(&signed.quote),
             "UserData": STANDARD.encode(b"key"),
         });
-        let judged = validator.identify(document.to_string().as_bytes(), b"nonce");
+        let judged = validator.judge(&Evidence::new(document.to_string().as_bytes(), b"nonce"));
         let times = sources.times.load(Ordering::SeqCst);
         (judged.map(drop).map_err(|error| error.to_string()), times)
     };

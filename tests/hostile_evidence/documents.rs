@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use support::swtpm::Swtpm;
-use verifier::{Issuer, Validator, qemu_vtpm};
+use verifier::{Evidence, Issuer, Validator, qemu_vtpm};
 
 use crate::{NONCE, USER_DATA, expect, policy, refusal};
 
@@ -187,14 +187,17 @@ fn genuine_evidence_for_something_else_is_refused() {
     let shifted = issuer
         .issue(&[USER_DATA, &NONCE[..1]].concat(), &NONCE[1..])
         .unwrap();
-    let judged = validator.validate(&shifted, NONCE);
-    assert!(judged.map_or(true, |user_data| user_data != USER_DATA));
+    let judged = validator.judge(&Evidence::new(&shifted, NONCE));
+    assert!(judged.map_or(true, |identified| identified.user_data != USER_DATA));
     let named = policy()
         .believing([qemu_vtpm::key_name(&Swtpm::start().location().parse().unwrap()).unwrap()])
         .unwrap();
     let of_another = qemu_vtpm::validator(Arc::new(named));
     let why = of_another
-        .validate(&issuer.issue(USER_DATA, NONCE).unwrap(), NONCE)
+        .judge(&Evidence::new(
+            &issuer.issue(USER_DATA, NONCE).unwrap(),
+            NONCE,
+        ))
         .unwrap_err();
     assert!(
         why.to_string()

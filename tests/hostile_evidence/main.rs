@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock};
 use common::forger::Forger;
 use support::memory::{Counting, most as memory};
 use support::swtpm::PCR_4;
-use verifier::{Measurement, Policy, Validator, qemu_vtpm};
+use verifier::{Evidence, Measurement, Policy, Validator, qemu_vtpm};
 
 const USER_DATA: &[u8] = &[5; 32];
 const NONCE: &[u8] = &[6; 32];
@@ -47,7 +47,11 @@ fn refusal(what: &str, document: &[u8]) -> Option<String> {
 
 fn refusal_by(policy: Policy, what: &str, document: &[u8]) -> Option<String> {
     let validator = qemu_vtpm::validator(Arc::new(policy));
-    let (judged, held) = memory(|| validator.validate(document, NONCE));
+    let (judged, held) = memory(|| {
+        validator
+            .judge(&Evidence::new(document, NONCE))
+            .map(|it| it.user_data)
+    });
     assert!(
         held <= 8 * document.len() + (64 << 10),
         "{what}: {held} bytes for a document of {}",

@@ -12,7 +12,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use support::foreign::go_program;
 use support::swtpm::PCR_4;
-use verifier::{Issuer, Measurement, Policy, Validator, qemu_vtpm};
+use verifier::{Evidence, Issuer, Measurement, Policy, Validator, qemu_vtpm};
 
 use crate::mutual::{Host, hex, own_cluster};
 use crate::setting::{MASTER_KEY, Setting, wait_for_port};
@@ -70,8 +70,18 @@ fn a_client_of_the_old_system_verifies_the_machine_of_our_join_service() {
     let member = Policy::new([(15, cluster)].into()).unwrap();
     let member = member.expecting_cluster(&own_cluster());
     let validator = qemu_vtpm::validator(Arc::new(member));
-    assert_eq!(validator.validate(&document, &nonce).unwrap(), USER_DATA);
-    assert!(validator.validate(&document, &[6; 32]).is_err());
+    assert_eq!(
+        validator
+            .judge(&Evidence::new(&document, &nonce))
+            .unwrap()
+            .user_data,
+        USER_DATA
+    );
+    assert!(
+        validator
+            .judge(&Evidence::new(&document, &[6; 32]))
+            .is_err()
+    );
     for (nonce, why) in [
         (&[][..], "nonce is required to issue attestation"),
         (&[5; 15][..], "15 bytes, expected 16 to 32"),
@@ -93,7 +103,13 @@ fn a_client_of_the_old_system_verifies_the_machine_of_our_join_service() {
     let answer = by_http(&format!("?nonce={encoded}")).unwrap();
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     let document = STANDARD.decode(answer["data"].as_str().unwrap()).unwrap();
-    assert_eq!(validator.validate(&document, &nonce).unwrap(), USER_DATA);
+    assert_eq!(
+        validator
+            .judge(&Evidence::new(&document, &nonce))
+            .unwrap()
+            .user_data,
+        USER_DATA
+    );
     for query in ["", "?nonce=", "?nonce=!!!!", "?nonce=AAAA"] {
         let error = by_http(query).unwrap_err();
         assert!(error.contains("400"), "{query}: {error}");

@@ -23,7 +23,7 @@ mod atls {
     use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 
     use super::der;
-    use attest::{Oid, ValidateError, Validator};
+    use attest::{Challenge, Evidence, Identified, Identity, Oid, Properties, ValidateError, Validator};
 
     /// Accepts the document `ok` for [`KEY`]'s certificates.
     struct Dummy;
@@ -43,17 +43,33 @@ mod atls {
     });
 
     impl Validator for Dummy {
-        fn oid(&self) -> Oid {
-            OID
+        fn properties(&self) -> Properties {
+            Properties {
+                oid: OID,
+                self_signed: attest::self_signed::verify,
+                challenges: false,
+                takes_collateral: false,
+                requires_strong: false,
+                believes_any_tpm: true,
+            }
         }
 
-        fn validate(&self, document: &[u8], _: &[u8]) -> Result<Vec<u8>, ValidateError> {
-            let expected = digest(&SHA256, &public_key()).as_ref().to_vec();
-            if document == b"ok" {
-                Ok(expected)
-            } else {
-                Err(ValidateError("refused".into()))
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+            Ok(None)
+        }
+
+        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+            if evidence.document != b"ok" {
+                return Err(ValidateError("refused".into()));
             }
+            Ok(Identified {
+                user_data: digest(&SHA256, &public_key()).as_ref().to_vec(),
+                ..Identified::default()
+            })
+        }
+
+        fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+            None
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use libfuzzer_sys::fuzz_target;
 use verifier::qemu_vtpm::validator;
 use verifier::vtpm::Validator;
-use verifier::{Measurement, Policy, Validator as _};
+use verifier::{Evidence, Measurement, Policy, Validator as _};
 
 const NONCE: &[u8] = b"the verifier's own random number";
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
@@ -31,19 +31,25 @@ static POLICIES: LazyLock<[Validator; 2]> = LazyLock::new(|| {
     })
 });
 
+/// Returns the user data of a document that the first policy accepts.
+fn user_data(document: &[u8]) -> Option<Vec<u8>> {
+    let judged = POLICIES[0].judge(&Evidence::new(document, NONCE));
+    judged.ok().map(|identified| identified.user_data)
+}
+
 fn init() {
     // without this, the fuzzer would not reach the code after the check of the signature
     let genuine = include_bytes!("../../../tests/data/attestation-document");
     assert_eq!(
-        POLICIES[0].validate(genuine, NONCE).as_deref().ok(),
+        user_data(genuine).as_deref(),
         Some(USER_DATA)
     );
 }
 
 fuzz_target!(init: init(), |input: &[u8]| {
     // no mutation makes another valid signature, so an accepted document has the signed user data
-    if let Ok(user_data) = POLICIES[0].validate(input, NONCE) {
+    if let Some(user_data) = user_data(input) {
         assert_eq!(user_data, USER_DATA);
     }
-    assert!(POLICIES[1].validate(input, NONCE).is_err());
+    assert!(POLICIES[1].judge(&Evidence::new(input, NONCE)).is_err());
 });

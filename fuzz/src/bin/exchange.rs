@@ -37,9 +37,10 @@ mod atls {
     use self::exchange::End;
     use self::handshake::Timed;
     use attest::{
-        Challenge, IssueError, Issuer, Oid, Request, Role, ValidateError, Validator,
+        Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Request, Role,
+        ValidateError, Validator,
     };
-    use tpm::{Credential, Endorsement, EndorsementKind};
+    use tpm::{Credential, EndorsementKind};
 
     /// The items of `src/atls/lib.rs` that the files use.
     const ALPN_H2: &[u8] = b"h2";
@@ -70,20 +71,19 @@ mod atls {
     }
 
     impl Validator for Dummy {
-        fn oid(&self) -> Oid {
-            OID
+        fn properties(&self) -> Properties {
+            Properties {
+                oid: OID,
+                self_signed: attest::self_signed::verify,
+                challenges: true,
+                takes_collateral: true,
+                requires_strong: false,
+                believes_any_tpm: true,
+            }
         }
 
-        fn validate(&self, document: &[u8], _: &[u8]) -> Result<Vec<u8>, ValidateError> {
-            Ok(document.to_vec())
-        }
-
-        fn challenge(
-            &self,
-            _: &[u8],
-            endorsements: &[Endorsement],
-        ) -> Result<Option<Challenge>, ValidateError> {
-            let kind = endorsements.first().map(|endorsement| endorsement.kind);
+        fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+            let kind = peer.endorsements.first().map(|endorsement| endorsement.kind);
             Ok(kind.map(|kind| Challenge {
                 kind,
                 credential: Credential {
@@ -95,12 +95,15 @@ mod atls {
             }))
         }
 
-        fn challenges(&self) -> bool {
-            true
+        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+            Ok(Identified {
+                user_data: evidence.document.to_vec(),
+                ..Identified::default()
+            })
         }
 
-        fn takes_collateral(&self) -> bool {
-            true
+        fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+            None
         }
     }
 

@@ -25,8 +25,8 @@ use crate::exchange::End;
 use crate::handshake::{self, Timed};
 use crate::{Error, certificate, nonce};
 use attest::{
-    Challenge, Identified, Identity, IssueError, Issuer, KeyName, Oid, Request, Role,
-    ValidateError, Validator,
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, KeyName, Oid, Properties,
+    Request, Role, ValidateError, Validator,
 };
 use proto::attested::{Demand, Offer, Proof};
 use tpm::{Credential, Endorsement, EndorsementKind};
@@ -194,20 +194,15 @@ impl Issuer for Certified {
 }
 
 impl Validator for Certified {
-    fn oid(&self) -> Oid {
-        OID
+    fn properties(&self) -> Properties {
+        Properties {
+            challenges: true,
+            ..Dummy(OID).properties()
+        }
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        Dummy(OID).validate(document, nonce)
-    }
-
-    fn challenge(
-        &self,
-        key: &[u8],
-        endorsements: &[Endorsement],
-    ) -> Result<Option<Challenge>, ValidateError> {
-        if key != Certified::KEY || endorsements != [Certified::endorsement()] {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        if peer.key != Certified::KEY || peer.endorsements != [Certified::endorsement()] {
             return Err(ValidateError("no certified key".into()));
         }
         Ok(Some(Challenge {
@@ -218,18 +213,13 @@ impl Validator for Certified {
         }))
     }
 
-    fn challenges(&self) -> bool {
-        true
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        assert_eq!(evidence.certified, Some(&KeyName::of(Certified::KEY)));
+        Dummy(OID).judge(evidence)
     }
 
-    fn identify_certified(
-        &self,
-        document: &[u8],
-        nonce: &[u8],
-        key: &KeyName,
-    ) -> Result<Identified, ValidateError> {
-        assert_eq!(*key, KeyName::of(Certified::KEY));
-        self.identify(document, nonce)
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }
 

@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::dummy::{Dummy, OID};
 use super::*;
-use attest::composite::MAX_COLLATERAL;
-use attest::{Evidence, Identified};
+use attest::{Challenge, Evidence, Identified, Identity, MAX_COLLATERAL, Properties};
 use proto::attested::Collateral;
 
 /// Accepts what [`Dummy`] accepts, and keeps what came beside it.
@@ -23,23 +22,26 @@ impl Taking {
 }
 
 impl Validator for Taking {
-    fn oid(&self) -> Oid {
-        OID
+    fn properties(&self) -> Properties {
+        Properties {
+            takes_collateral: self.takes,
+            ..Dummy(OID).properties()
+        }
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        Dummy(OID).validate(document, nonce)
-    }
-
-    fn takes_collateral(&self) -> bool {
-        self.takes
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        Ok(None)
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
         let session = evidence.session.as_ref();
         let got = session.and_then(|session| session.collateral.cloned());
         self.got.lock().unwrap().push(got);
-        evidence.judged_by(self)
+        Dummy(OID).judge(evidence)
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }
 

@@ -7,7 +7,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use attest::{IssueError, Issuer, Oid, ValidateError, Validator};
+use attest::{
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, ValidateError,
+    Validator,
+};
 
 /// OID 1.3.9900.1.1.
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
@@ -32,12 +35,23 @@ impl Issuer for Dummy {
 }
 
 impl Validator for Dummy {
-    fn oid(&self) -> Oid {
-        self.0
+    fn properties(&self) -> Properties {
+        Properties {
+            oid: self.0,
+            self_signed: attest::self_signed::verify,
+            challenges: false,
+            takes_collateral: false,
+            requires_strong: false,
+            believes_any_tpm: true,
+        }
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-        let document: Value = serde_json::from_slice(document)
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        Ok(None)
+    }
+
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        let document: Value = serde_json::from_slice(evidence.document)
             .map_err(|error| refusal(&format!("not JSON: {error}")))?;
         let field = |name: &str| {
             let text = document
@@ -48,10 +62,17 @@ impl Validator for Dummy {
                 .decode(text)
                 .map_err(|error| refusal(&format!("{name} is not base64: {error}")))
         };
-        if field("Nonce")? != nonce {
+        if field("Nonce")? != evidence.nonce {
             return Err(refusal("the document is for another nonce"));
         }
-        field("UserData")
+        Ok(Identified {
+            user_data: field("UserData")?,
+            ..Identified::default()
+        })
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }
 

@@ -11,7 +11,10 @@ use super::evidence::Evidence;
 use base::program::Failure;
 use booted_proto::init;
 use proto::recoverproto;
-use verifier::{Measurement, Oid, Policy, ValidateError, Validator, Variant};
+use verifier::{
+    Challenge, Identified, Identity, Measurement, Policy, Properties, ValidateError, Validator,
+    Variant, self_signed,
+};
 
 /// Returns the document of the first server of the node that answers: the recovery server of a node
 /// in its initramfs, or the server of a booted node.
@@ -80,17 +83,32 @@ impl Recorder {
 }
 
 impl Validator for Recorder {
-    fn oid(&self) -> Oid {
-        self.variant.oid
+    fn properties(&self) -> Properties {
+        Properties {
+            oid: self.variant.oid,
+            self_signed: self_signed::verify,
+            challenges: false,
+            takes_collateral: false,
+            requires_strong: false,
+            believes_any_tpm: true,
+        }
     }
 
-    fn validate(&self, document: &[u8], nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        Ok(None)
+    }
+
+    fn judge(&self, evidence: &verifier::Evidence<'_>) -> Result<Identified, ValidateError> {
         let validator = self
-            .validator(document)
+            .validator(evidence.document)
             .map_err(|error| ValidateError(error.into()))?;
-        let user_data = validator.validate(document, nonce)?;
+        let identified = validator.judge(evidence)?;
         // there is only one connection, so nothing is stored yet
-        let _ = self.document.set(document.into());
-        Ok(user_data)
+        let _ = self.document.set(evidence.document.into());
+        Ok(identified)
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }

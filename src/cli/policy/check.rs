@@ -43,7 +43,7 @@ pub fn found(policy: &Policy, variant: &Variant) -> Found {
     let mut found = Found::default();
     match endorsement::validator(variant, policy.clone(), &offline()) {
         Err(error) => found.errors.push(error.to_string()),
-        Ok(judge) if judge.believes_any_tpm() => found.open.push(
+        Ok(judge) if judge.properties().believes_any_tpm => found.open.push(
             "the attestation key: any TPM is accepted, and a program that only simulates one (`firstlight policy add-key`)".into(),
         ),
         Ok(_) => {}

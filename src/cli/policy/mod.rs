@@ -168,7 +168,7 @@ fn remove_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), F
     let removed = policy.disbelieving(keys).map_err(Failure::failed)?;
     let judge = endorsement::validator(options.variant, removed.clone(), &offline());
     let judge = judge.map_err(|error| failed(error.to_string()))?;
-    if judge.believes_any_tpm() && !options.trust_any_tpm {
+    if judge.properties().believes_any_tpm && !options.trust_any_tpm {
         return Err(failed(
             "without its last key the policy would accept any TPM, and a program that only simulates one: add another key first \
              (`firstlight policy add-key`), or give --trust-any-tpm"

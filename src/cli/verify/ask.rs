@@ -16,7 +16,7 @@ use booted_proto::verify::{
 };
 use rpc::grpc::{self, CallOptions};
 use transport::Transport;
-use verifier::{Composite, Evidence, Identified, ValidateError, Validator};
+use verifier::{Challenge, Evidence, Identified, Identity, Properties, ValidateError, Validator};
 
 /// The evidence that a server sent, if any, and the verdict on it. The outer error: it did not
 /// answer.
@@ -136,9 +136,13 @@ struct Observer {
     seen: OnceLock<(Presented, Result<Identified, ValidateError>)>,
 }
 
-impl Composite for Observer {
-    fn lead(&self) -> Arc<dyn Validator> {
-        self.judge.clone()
+impl Validator for Observer {
+    fn properties(&self) -> Properties {
+        self.judge.properties()
+    }
+
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        self.judge.challenge(peer)
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
@@ -147,5 +151,9 @@ impl Composite for Observer {
         let seen = (Presented::of(evidence), judged.clone());
         self.seen.get_or_init(|| seen);
         judged
+    }
+
+    fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+        None
     }
 }

@@ -101,7 +101,8 @@ impl Presented {
 
     /// Returns what the document proves to this validator; ignores what it is bound to.
     pub fn identified_by(&self, validator: &dyn Validator) -> Option<Identified> {
-        validator.identify(&self.document, &self.nonce).ok()
+        let evidence = Evidence::new(&self.document, &self.nonce);
+        validator.judge(&evidence).ok()
     }
 
     /// Returns the role in which the machine proves itself with these user data.
@@ -114,14 +115,11 @@ impl Presented {
     /// prove when it was written.
     pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, String> {
         let refused = |error: verifier::ValidateError| error.to_string();
-        let mut evidence = Evidence {
-            document: &self.document,
-            nonce: &self.nonce,
-            certified: None,
-            session: None,
-        };
+        let mut evidence = Evidence::new(&self.document, &self.nonce);
         let Some(bound) = &self.session else {
-            evidence.check_form(validator).map_err(refused)?;
+            evidence
+                .check_form(&validator.properties())
+                .map_err(refused)?;
             let identified = validator.judge(&evidence).map_err(refused)?;
             return match self.is_plain && identified.user_data != USER_DATA {
                 true => Err("its attestation document is not one of a verification service".into()),
@@ -129,7 +127,7 @@ impl Presented {
             };
         };
         let peer = &bound.peer;
-        let challenge = validator.challenge(&peer.key, &peer.endorsements);
+        let challenge = validator.challenge(peer);
         let key = KeyName::of(&peer.key);
         // the user data cover the secret, so the TPM with both keys has decrypted it
         let is_certified = challenge.map_err(refused)?.is_some() && !bound.secret.is_empty();

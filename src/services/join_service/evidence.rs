@@ -279,7 +279,7 @@ impl Accept for Door {
         if self.can_prove() {
             return self.proving.accept(socket, deadline, turn);
         }
-        let requires_strong = self.require_strong || self.validator.requires_strong();
+        let requires_strong = self.require_strong || self.validator.properties().requires_strong;
         let server = match requires_strong {
             true => &self.without_proof,
             false => &self.without_proof_old,

@@ -20,7 +20,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use metrics::Registry;
-use verifier::{Composite, Validator};
+use verifier::{Challenge, Evidence, Identified, Identity, Properties, ValidateError, Validator};
 
 /// How often the file is read. The kubelet takes up to a minute to update it.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -100,9 +100,17 @@ fn follow_every(
     ))
 }
 
-impl Composite for PolicyFile {
-    fn lead(&self) -> Arc<dyn Validator> {
-        self.current()
+impl Validator for PolicyFile {
+    fn properties(&self) -> Properties {
+        self.current().properties()
+    }
+
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        self.current().challenge(peer)
+    }
+
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        self.current().judge(evidence)
     }
 
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {
@@ -227,7 +235,6 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::time::Instant;
-    use verifier::{Oid, ValidateError};
 
     use super::*;
 
@@ -235,17 +242,38 @@ mod tests {
     struct Equal(String);
 
     impl Validator for Equal {
-        fn oid(&self) -> Oid {
-            &[]
+        fn properties(&self) -> Properties {
+            Properties {
+                oid: &[],
+                self_signed: verifier::self_signed::verify,
+                challenges: false,
+                takes_collateral: false,
+                requires_strong: false,
+                believes_any_tpm: true,
+            }
         }
 
-        fn validate(&self, document: &[u8], _nonce: &[u8]) -> Result<Vec<u8>, ValidateError> {
-            if document == self.0.as_bytes() {
-                Ok(vec![])
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+            Ok(None)
+        }
+
+        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+            if evidence.document == self.0.as_bytes() {
+                Ok(Identified::default())
             } else {
                 Err(ValidateError("other".into()))
             }
         }
+
+        fn of_connection(&self) -> Option<Arc<dyn Validator>> {
+            None
+        }
+    }
+
+    fn accepts(policy: &dyn Validator, document: &str) -> bool {
+        policy
+            .judge(&Evidence::new(document.as_bytes(), &[]))
+            .is_ok()
     }
 
     fn parse(text: &str) -> Result<Arc<dyn Validator>, String> {
@@ -263,7 +291,7 @@ mod tests {
 
     fn comes_into_force(policy: &PolicyFile, text: &str) -> bool {
         let until = Instant::now() + Duration::from_secs(5);
-        while policy.validate(text.as_bytes(), &[]).is_err() {
+        while !accepts(policy, text) {
             if Instant::now() > until {
                 return false;
             }
@@ -278,10 +306,10 @@ mod tests {
         let path = dir.path().join("attestationConfig");
         fs::write(&path, "one").unwrap();
         let (policy, _watch) = start(&path);
-        assert!(policy.validate(b"one", &[]).is_ok() && policy.validate(b"two", &[]).is_err());
+        assert!(accepts(&*policy, "one") && !accepts(&*policy, "two"));
         fs::write(&path, "two").unwrap();
         assert!(comes_into_force(&policy, "two"));
-        assert!(policy.validate(b"one", &[]).is_err());
+        assert!(!accepts(&*policy, "one"));
     }
 
     /// A challenge and the document that answers it are judged by one policy.
@@ -291,13 +319,13 @@ mod tests {
         let path = dir.path().join("attestationConfig");
         fs::write(&path, "one").unwrap();
         let (policy, _watch) = start(&path);
-        let of_connection = Validator::of_connection(&*policy).unwrap();
+        let of_connection = policy.of_connection().unwrap();
         fs::write(&path, "two").unwrap();
         assert!(comes_into_force(&policy, "two"));
-        assert!(of_connection.validate(b"one", &[]).is_ok());
-        assert!(of_connection.validate(b"two", &[]).is_err());
-        let of_next = Validator::of_connection(&*policy).unwrap();
-        assert!(of_next.validate(b"two", &[]).is_ok());
+        assert!(accepts(&*of_connection, "one"));
+        assert!(!accepts(&*of_connection, "two"));
+        let of_next = policy.of_connection().unwrap();
+        assert!(accepts(&*of_next, "two"));
     }
 
     #[test]
@@ -323,10 +351,10 @@ mod tests {
         let (policy, _watch) = start(&path);
         fs::write(&path, "bad").unwrap();
         thread::sleep(Duration::from_millis(50));
-        assert!(policy.validate(b"one", &[]).is_ok());
+        assert!(accepts(&*policy, "one"));
         fs::remove_file(&path).unwrap();
         thread::sleep(Duration::from_millis(50));
-        assert!(policy.validate(b"one", &[]).is_ok());
+        assert!(accepts(&*policy, "one"));
         fs::write(&path, "two").unwrap();
         assert!(comes_into_force(&policy, "two"));
     }

@@ -17,7 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use verifier::sources::Sources;
-use verifier::{ClusterRegister, Composite, Policy, Stage, Validator, Variant};
+use verifier::{
+    Challenge, ClusterRegister, Evidence, Identified, Identity, Policy, Properties, Stage,
+    ValidateError, Validator, Variant,
+};
 
 /// The attestation policy as JSON, in the configuration directory.
 const POLICY_FILE: &str = "attestationConfig";
@@ -97,9 +100,17 @@ impl Members {
     }
 }
 
-impl Composite for Members {
-    fn lead(&self) -> Arc<dyn Validator> {
-        self.current()
+impl Validator for Members {
+    fn properties(&self) -> Properties {
+        self.current().properties()
+    }
+
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        self.current().challenge(peer)
+    }
+
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        self.current().judge(evidence)
     }
 
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {
