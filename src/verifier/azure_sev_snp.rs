@@ -71,7 +71,8 @@ impl Endorser for AzureChip {
         self.policy
             .snp()
             .check_firmware_signer(&report.id_key_digest)?;
-        let mut claims = self.hardware.judge_report(&report, &info)?;
+        let collected = self.hardware.collect(&report, &info)?;
+        let mut claims = self.hardware.judge_report(&report, &collected)?;
         claims.properties.extend(data.properties());
         claims.bound = vec!["attestation key: runtime data in REPORT_DATA".into()];
         Ok(Some(claims))
@@ -91,7 +92,8 @@ impl Endorser for AzureChip {
         let Some(url) = demands.check_firmware_signer(&report.id_key_digest)? else {
             return Ok(platform);
         };
-        let certificates = self.hardware.certificates(&report, &info)?;
+        let collected = self.hardware.collect(&report, &info)?;
+        let certificates = self.hardware.certificates(&report, &collected)?;
         let question = Question {
             url,
             report: &info.attestation_report.0,

@@ -104,12 +104,42 @@ impl Authority {
     }
 }
 
+/// What the judgement of a report needs besides the report.
+pub struct Collected {
+    product: Product,
+    /// The certificate of the chip's or the cloud's key.
+    leaf: Vec<u8>,
+    /// The CA certificates that are not built in.
+    between: Vec<Vec<u8>>,
+    /// AMD's revocation list, or why it is missing.
+    revoked: Result<Vec<u8>, String>,
+}
+
+impl Collected {
+    /// Returns each chain to this root.
+    fn chains<'a>(
+        &'a self,
+        authority: &'a Authority,
+        revoked: Option<&'a [u8]>,
+    ) -> impl Iterator<Item = Chain<'a>> {
+        let intermediates = authority.between.iter().chain(&self.between);
+        intermediates.map(move |intermediate| Chain {
+            leaf: &self.leaf,
+            intermediate,
+            root: &authority.root,
+            revoked,
+        })
+    }
+}
+
 /// Judges reports of chips.
 pub struct Hardware {
     authorities: Vec<Authority>,
     demands: Demands,
     policy: Arc<Policy>,
     sources: Arc<dyn Sources>,
+    /// As [`Sources::fetches`].
+    fetches: bool,
 }
 
 impl Hardware {
@@ -121,6 +151,7 @@ impl Hardware {
             demands: policy.snp().of_report(),
             policy: policy.clone(),
             sources: sources.clone(),
+            fetches: sources.fetches(),
         })
     }
 
@@ -155,126 +186,49 @@ impl Hardware {
                     .into(),
             );
         }
-        self.judge_report(&report, info)
+        self.judge_report(&report, &self.collect(&report, info)?)
     }
 
-    /// Returns what a machine's report proves. The caller has already checked its REPORT_DATA and
-    /// the firmware's signer.
-    pub fn judge_report(
-        &self,
-        report: &Report,
-        info: &InstanceInfo,
-    ) -> Result<PlatformClaims, String> {
+    /// Collects what the judgement of a report needs: what the machine sent, and the rest from the
+    /// sources. Only this step may send a request, so the caller has already checked REPORT_DATA
+    /// and the firmware's signer.
+    pub fn collect(&self, report: &Report, info: &InstanceInfo) -> Result<Collected, String> {
         let needed = Needed::of(report, info)?;
-        let product = needed.product;
         if needed.sent.is_none() {
             self.check_before_fetching(report, &needed)?;
         }
+        let mut between = sent_chain(info)?;
         let fetched = needed.fetch(report, &*self.sources);
-        let leaf = match (&needed.sent, &fetched) {
+        let leaf = match (needed.sent, &fetched) {
             (Some(sent), _) => sent,
-            (None, Ok(fetched)) => fetched.leaf.as_ref().ok_or(NO_LEAF)?,
+            (None, Ok(fetched)) => fetched.leaf.clone().ok_or(NO_LEAF)?,
             (None, Err(why)) => return Err(why.clone()),
         };
-        let list = match &fetched {
-            Ok(fetched) => fetched.revoked.as_deref().map_err(String::clone),
-            Err(why) => Err(why.clone()),
-        };
-        let mut between = sent_chain(info)?;
         between.extend(fetched.iter().map(|fetched| fetched.intermediate.clone()));
-        self.under_a_root(report, product, leaf, &between, &list)
+        Ok(Collected {
+            product: needed.product,
+            leaf,
+            between,
+            revoked: fetched.and_then(|fetched| fetched.revoked.clone()),
+        })
     }
 
-    /// Returns the certificates with which a report was accepted, in PEM, from the one of the
-    /// chip's key up to the root.
-    pub fn certificates(&self, report: &Report, info: &InstanceInfo) -> Result<Vec<u8>, String> {
-        let needed = Needed::of(report, info)?;
-        let leaf = match needed.sent {
-            Some(sent) => sent,
-            None => {
-                let fetched = self.sources.snp_certificates(report, needed.product)?;
-                fetched.leaf.clone().ok_or(NO_LEAF)?
-            }
-        };
-        let (between, now) = (sent_chain(info)?, UnixTime::now());
-        for authority in self
-            .authorities
-            .iter()
-            .filter(|one| one.is_of(needed.product))
-        {
-            for intermediate in authority.between.iter().chain(&between) {
-                let (leaf, root) = (&*leaf, &*authority.root);
-                let chain = Chain {
-                    leaf,
-                    intermediate,
-                    root,
-                    revoked: None,
-                };
-                if snp::verify(report, &chain, &self.demands, now).is_ok() {
-                    return Ok([leaf, intermediate, root].map(pem).join(&b'\n'));
-                }
-            }
-        }
-        Err(no_root(needed.product))
-    }
-
-    /// Checks a report for which no certificate of the chip is available. Anybody can write a
-    /// report that names a chip, so its certificate is fetched only if the machine would be
-    /// accepted with it.
-    fn check_before_fetching(&self, report: &Report, needed: &Needed) -> Result<(), String> {
-        if needed.signer == Signer::Vlek {
-            return Err(
-                "the document lacks the certificate of the VLEK, which only the cloud has".into(),
-            );
-        }
-        let product = needed.product;
-        if !self.authorities.iter().any(|one| one.is_of(product)) {
-            return Err(no_root(product));
-        }
-        snp::check_claims(report, product, &self.demands)
-    }
-
-    /// Accepts a chip without a valid list of revoked certificates, unless the policy requires the
-    /// list.
-    fn accept_without_list(&self, why: &str) -> Result<(), String> {
-        let is_demanded = match self.demands.revocation_list {
-            RevocationList::Required => true,
-            RevocationList::Unsaid => self.sources.fetches(),
-            RevocationList::Optional => false,
-        };
-        if is_demanded {
-            return Err(format!(
-                "the list of AMD's revoked certificates is missing, and the policy does not accept that (\"revocationList\":\"optional\" would): {why}"
-            ));
-        }
-        log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
-        Ok(())
-    }
-
-    /// Judges a report with the first root and intermediate certificate that lead to the chip.
-    fn under_a_root(
+    /// Returns what a machine's report proves, without I/O. It is judged with the first root and
+    /// intermediate certificate that lead to the chip.
+    pub fn judge_report(
         &self,
         report: &Report,
-        product: Product,
-        leaf: &[u8],
-        between: &[Vec<u8>],
-        list: &Result<&[u8], String>,
+        collected: &Collected,
     ) -> Result<PlatformClaims, String> {
         let (mut refusal, now) = (None, UnixTime::now());
-        let counting = self.authorities.iter().filter(|one| one.is_of(product));
-        for authority in counting {
+        for authority in self.authorities_of(collected.product) {
             // a list that the root did not sign proves nothing, whoever sent it
-            let list = list.clone().and_then(|list| {
+            let list = collected.revoked.as_deref().map_err(String::clone);
+            let list = list.and_then(|list| {
                 check_list(list, &authority.root, now)?;
                 Ok(list)
             });
-            for intermediate in authority.between.iter().chain(between) {
-                let chain = Chain {
-                    leaf,
-                    intermediate,
-                    root: &authority.root,
-                    revoked: list.as_ref().ok().copied(),
-                };
+            for chain in collected.chains(authority, list.as_ref().ok().copied()) {
                 match snp::verify(report, &chain, &self.demands, now) {
                     Ok(mut claims) => {
                         if let Err(why) = &list {
@@ -292,7 +246,62 @@ impl Hardware {
                 }
             }
         }
-        Err(refusal.map_or_else(|| no_root(product), |refusal| refusal.why))
+        Err(refusal.map_or_else(|| no_root(collected.product), |refusal| refusal.why))
+    }
+
+    /// Returns the certificates with which a report was accepted, in PEM, from the one of the
+    /// chip's key up to the root.
+    pub fn certificates(&self, report: &Report, collected: &Collected) -> Result<Vec<u8>, String> {
+        let now = UnixTime::now();
+        let chains = self
+            .authorities_of(collected.product)
+            .flat_map(|authority| collected.chains(authority, None));
+        let accepted = |chain: &Chain<'_>| snp::verify(report, chain, &self.demands, now).is_ok();
+        let chain = { chains }.find(accepted);
+        let chain = chain.ok_or_else(|| no_root(collected.product))?;
+        Ok([chain.leaf, chain.intermediate, chain.root]
+            .map(pem)
+            .join(&b'\n'))
+    }
+
+    /// Returns the roots that are trusted for machines of a product.
+    fn authorities_of(&self, product: Product) -> impl Iterator<Item = &Authority> {
+        self.authorities
+            .iter()
+            .filter(move |one| one.is_of(product))
+    }
+
+    /// Checks a report for which no certificate of the chip is available. Anybody can write a
+    /// report that names a chip, so its certificate is fetched only if the machine would be
+    /// accepted with it.
+    fn check_before_fetching(&self, report: &Report, needed: &Needed) -> Result<(), String> {
+        if needed.signer == Signer::Vlek {
+            return Err(
+                "the document lacks the certificate of the VLEK, which only the cloud has".into(),
+            );
+        }
+        let product = needed.product;
+        if self.authorities_of(product).next().is_none() {
+            return Err(no_root(product));
+        }
+        snp::check_claims(report, product, &self.demands)
+    }
+
+    /// Accepts a chip without a valid list of revoked certificates, unless the policy requires the
+    /// list.
+    fn accept_without_list(&self, why: &str) -> Result<(), String> {
+        let is_demanded = match self.demands.revocation_list {
+            RevocationList::Required => true,
+            RevocationList::Unsaid => self.fetches,
+            RevocationList::Optional => false,
+        };
+        if is_demanded {
+            return Err(format!(
+                "the list of AMD's revoked certificates is missing, and the policy does not accept that (\"revocationList\":\"optional\" would): {why}"
+            ));
+        }
+        log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
+        Ok(())
     }
 }
 

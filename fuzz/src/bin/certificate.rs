@@ -23,7 +23,9 @@ mod atls {
     use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 
     use super::der;
-    use attest::{Challenge, Evidence, Identified, Identity, Oid, Properties, ValidateError, Validator};
+    use attest::{
+        Challenge, Evidence, Identified, Identity, Oid, Properties, ValidateError, Validator,
+    };
 
     /// Accepts the document `ok` for [`KEY`]'s certificates.
     struct Dummy;

@@ -40,10 +40,7 @@ fn user_data(document: &[u8]) -> Option<Vec<u8>> {
 fn init() {
     // without this, the fuzzer would not reach the code after the check of the signature
     let genuine = include_bytes!("../../../tests/data/attestation-document");
-    assert_eq!(
-        user_data(genuine).as_deref(),
-        Some(USER_DATA)
-    );
+    assert_eq!(user_data(genuine).as_deref(), Some(USER_DATA));
 }
 
 fuzz_target!(init: init(), |input: &[u8]| {

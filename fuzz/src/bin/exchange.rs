@@ -29,16 +29,16 @@ mod atls {
 
     pub use client::Client;
     pub use error::Error;
-    use transport::half_open::PeersTurn;
     use rustls::sign::{CertifiedKey, SingleCertAndKey};
     use rustls::{Connection, ServerConfig, ServerConnection};
     pub use stream::split;
+    use transport::half_open::PeersTurn;
 
     use self::exchange::End;
     use self::handshake::Timed;
     use attest::{
-        Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Request, Role,
-        ValidateError, Validator,
+        Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Request,
+        Role, ValidateError, Validator,
     };
     use tpm::{Credential, EndorsementKind};
 
@@ -83,7 +83,10 @@ mod atls {
         }
 
         fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
-            let kind = peer.endorsements.first().map(|endorsement| endorsement.kind);
+            let kind = peer
+                .endorsements
+                .first()
+                .map(|endorsement| endorsement.kind);
             Ok(kind.map(|kind| Challenge {
                 kind,
                 credential: Credential {
