@@ -42,7 +42,7 @@ fn fetch(options: &Options, bytes: &[u8]) -> Result<String, String> {
         return json(&*sources().tdx_collateral(&quote)?);
     }
     if let Ok(report) = Report::parse(bytes) {
-        let named = report.cpuid.and_then(Product::of);
+        let named = report.cpuid.and_then(|cpuid| Product::of(cpuid).ok());
         let product = options.product.or(named).ok_or(
             "the report does not name the product of its chip: give --product, as --product Milan",
         )?;

@@ -6,6 +6,8 @@ use std::time::UNIX_EPOCH;
 use base::der::{BIT_STRING, GENERALIZED_TIME, INTEGER, Reader, SEQUENCE, UTC_TIME};
 use webpki::{BorrowedCertRevocationList, CertRevocationList};
 
+use crate::refusal::{Kind, Refusal};
+
 /// Maximum size of a list in bytes.
 const MAX_LIST: usize = 256 << 10;
 
@@ -33,23 +35,24 @@ impl<'a> List<'a> {
         der: &'a [u8],
         name: &str,
         now: u64,
-    ) -> Result<(List<'a>, CertRevocationList<'a>), String> {
+    ) -> Result<(List<'a>, CertRevocationList<'a>), Refusal> {
         if der.len() > MAX_LIST {
             let len = der.len();
-            return Err(format!(
-                "the {name} has {len} bytes, expected at most {MAX_LIST}"
-            ));
+            let text = format!("the {name} has {len} bytes, expected at most {MAX_LIST}");
+            return Err(Kind::Malformed.because(text));
         }
         let list = BorrowedCertRevocationList::from_der(der);
-        let unreadable =
-            || format!("the {name} cannot be read: expected a complete CRL of version 2");
+        let unreadable = || {
+            let text = format!("the {name} cannot be read: expected a complete CRL of version 2");
+            Kind::Malformed.because(text)
+        };
         let list = list.map_err(|_| unreadable())?;
         let head = List::parse(der).ok_or_else(unreadable)?;
         match head.issued <= now {
             true => Ok((head, CertRevocationList::Borrowed(list))),
-            false => Err(format!(
+            false => Err(Kind::Expired.because(format!(
                 "the {name} is not valid yet: is the clock of this machine right?"
-            )),
+            ))),
         }
     }
 

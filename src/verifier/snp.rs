@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 pub use attest::snp::*;
+use hardware::refusal::Kind;
 use hardware::snp;
 use hardware::snp::certificate::Certificate;
 use hardware::snp::chain::{Chain, Fetched, check_list};
@@ -45,9 +46,7 @@ impl Needed {
         let sent = sent.map(|pem| only(&pem.0)).transpose()?;
         let signer = report.signer()?;
         let product = match (report.cpuid, &sent) {
-            (Some(cpuid), _) => {
-                Product::of(cpuid).ok_or_else(|| format!("no known product has {cpuid}"))?
-            }
+            (Some(cpuid), _) => Product::of(cpuid)?,
             (None, Some(leaf)) => Certificate::parse(leaf)?.product,
             // newer chips have newer report versions
             (None, None) => Product::Milan,
@@ -239,14 +238,14 @@ impl Hardware {
                     }
                     // Keep trying. Remember this error: if the issuer matched, it is the useful
                     // one.
-                    Err(another) if refusal.is_none() || !another.is_unrelated => {
+                    Err(another) if refusal.is_none() || another.kind != Kind::Chain => {
                         refusal = Some(another);
                     }
                     Err(_) => {}
                 }
             }
         }
-        Err(refusal.map_or_else(|| no_root(collected.product), |refusal| refusal.why))
+        Err(refusal.map_or_else(|| no_root(collected.product), |refusal| refusal.text))
     }
 
     /// Returns the certificates with which a report was accepted, in PEM, from the one of the
@@ -284,7 +283,7 @@ impl Hardware {
         if self.authorities_of(product).next().is_none() {
             return Err(no_root(product));
         }
-        snp::check_claims(report, product, &self.demands)
+        Ok(snp::check_claims(report, product, &self.demands)?)
     }
 
     /// Accepts a chip without a valid list of revoked certificates, unless the policy requires the

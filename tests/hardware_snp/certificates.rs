@@ -22,7 +22,7 @@ fn refusal(names: [&str; 3]) -> String {
         }
     };
     let judged = Hierarchy::get().judge_by(names, change, &Demands::default());
-    judged.expect_err(&format!("accepted: {names:?}"))
+    judged.expect_err(&format!("accepted: {names:?}")).text
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn each_certificate_counts_in_its_time_alone() {
         let now = UnixTime::now().as_secs().checked_add_signed(days * DAY);
         let now = UnixTime::since_unix_epoch(Duration::from_secs(now.unwrap()));
         let verified = chain.verify(Signer::Vcek, now).map(drop);
-        verified.map_err(|refusal| refusal.why)
+        verified.map_err(|refusal| refusal.text)
     };
     for names in [
         OF_CHIP,
@@ -186,13 +186,14 @@ fn a_report_that_a_cloud_signed_names_the_cloud_and_no_chip() {
         ),
     ] {
         let why = judge(demands, change).expect_err(expected);
-        assert!(why.contains(expected), "expected {expected}: {why}");
+        assert!(why.text.contains(expected), "expected {expected}: {why}");
     }
     // a report that the chip signed, as one of the cloud
     let by_chip = Hierarchy::get().judge_by(OF_CHIP, sign_by_the_cloud, &Demands::default());
     let why = by_chip.unwrap_err();
     assert!(
-        why.contains("signed by a VLEK, but the certificate is that of a VCEK"),
+        why.text
+            .contains("signed by a VLEK, but the certificate is that of a VCEK"),
         "{why}"
     );
 }

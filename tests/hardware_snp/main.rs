@@ -13,6 +13,7 @@ use std::time::Duration;
 use forged::{CHIP, Hierarchy, correct_report};
 use hardware::PlatformClaims;
 use hardware::json::{Digits, Number};
+use hardware::refusal::{Kind, Refusal};
 use hardware::snp::certificate::Certificate;
 use hardware::snp::chain::Chain;
 use hardware::snp::demands::{Chip, Demands, Floor};
@@ -83,8 +84,8 @@ fn a_genuine_report_of_a_milan_leads_to_amd() {
         let mut altered = report.clone();
         altered[at] ^= 1;
         if let Ok(altered) = Report::parse(&altered) {
-            let why = verify(&altered, &chain, &demands, now()).unwrap_err().why;
-            assert!(why.contains("is not signed by the key"), "{at:#x}: {why}");
+            let why = verify(&altered, &chain, &demands, now()).unwrap_err();
+            assert_eq!(why.kind, Kind::Signature, "{at:#x}: {why}");
         }
     }
 }
@@ -115,8 +116,8 @@ fn the_genuine_key_of_a_turin_leads_to_amd_and_not_to_another_product() {
             (&ark, &other_ask),
         ] {
             let refusal = check(ark, ask, now()).unwrap_err();
-            assert!(refusal.is_unrelated, "{refusal:?}");
-            assert!(refusal.why.contains("does not lead to the root"));
+            assert_eq!(refusal.kind, Kind::Chain, "{refusal:?}");
+            assert!(refusal.text.contains("does not lead to the root"));
         }
     }
     for (seconds, expected) in [
@@ -125,10 +126,8 @@ fn the_genuine_key_of_a_turin_leads_to_amd_and_not_to_another_product() {
     ] {
         let then = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let refusal = check(&ark, &ask, then).unwrap_err();
-        assert!(
-            !refusal.is_unrelated && refusal.why.contains(expected),
-            "{refusal:?}"
-        );
+        assert_eq!(refusal.kind, Kind::Expired, "{refusal:?}");
+        assert!(refusal.text.contains(expected), "{refusal:?}");
     }
 }
 
@@ -138,7 +137,7 @@ impl Hierarchy {
         &self,
         change: impl Fn(&mut [u8]),
         demands: &Demands,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         self.judge_by(["vcek", "ask", "ark"], change, demands)
     }
 
@@ -148,7 +147,7 @@ impl Hierarchy {
         names: [&str; 3],
         change: impl Fn(&mut [u8]),
         demands: &Demands,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         let mut report = correct_report();
         change(&mut report);
         self.sign(&mut report);
@@ -160,7 +159,6 @@ impl Hierarchy {
             revoked: None,
         };
         verify(&Report::parse(&report)?, &chain, demands, UnixTime::now())
-            .map_err(|refusal| refusal.why)
     }
 }
 
@@ -205,89 +203,153 @@ fn a_report_that_meets_every_demand_is_accepted() {
 
 #[test]
 fn each_fault_of_a_signed_report_is_refused_by_its_name() {
-    type Change = (&'static [(usize, u8)], &'static str);
+    type Change = (&'static [(usize, u8)], Kind, &'static str);
     let faults: &[Change] = &[
-        (&[(0, 1)], "version 1, expected 2 to 5"),
-        (&[(0, 6)], "version 6, expected 2 to 5"),
-        (&[(0x04, 6)], "GUEST_SVN is 6"),
-        (&[(0x08, 36)], "demands an ABI below 1.37"),
-        (&[(0x0a, 0b0011)], "(SMT)"),
-        (&[(0x0a, 0b0110)], "(MIGRATE_MA)"),
-        (&[(0x0a, 0b1010)], "(DEBUG)"),
-        (&[(0x0a, 0b10_0010)], "(CXL_ALLOW)"),
-        (&[(0x0a, 0)], "wrong reserved bits"),
-        (&[(0x0b, 0b111)], "wrong reserved bits"),
-        (&[(0x0b, 0b01)], "lacks the bits 0x2000000"),
-        (&[(0x30, 1)], "VMPL 1, above 0"),
-        (&[(0x30, 4)], "VMPL 4, expected 0 to 3"),
+        (&[(0, 1)], Kind::Malformed, "version 1, expected 2 to 5"),
+        (&[(0, 6)], Kind::Malformed, "version 6, expected 2 to 5"),
+        (&[(0x04, 6)], Kind::Outdated, "GUEST_SVN is 6"),
+        (&[(0x08, 36)], Kind::Protection, "demands an ABI below 1.37"),
+        (&[(0x0a, 0b0011)], Kind::Protection, "(SMT)"),
+        (&[(0x0a, 0b0110)], Kind::Protection, "(MIGRATE_MA)"),
+        (&[(0x0a, 0b1010)], Kind::Protection, "(DEBUG)"),
+        (&[(0x0a, 0b10_0010)], Kind::Protection, "(CXL_ALLOW)"),
+        (&[(0x0a, 0)], Kind::Malformed, "wrong reserved bits"),
+        (&[(0x0b, 0b111)], Kind::Malformed, "wrong reserved bits"),
+        (
+            &[(0x0b, 0b01)],
+            Kind::Protection,
+            "lacks the bits 0x2000000",
+        ),
+        (&[(0x30, 1)], Kind::Protection, "VMPL 1, above 0"),
+        (&[(0x30, 4)], Kind::Malformed, "VMPL 4, expected 0 to 3"),
         (
             &[(0x30, 255), (0x31, 255), (0x32, 255), (0x33, 255)],
+            Kind::Binding,
             "the host requested the report",
         ),
-        (&[(0x34, 2)], "signature algorithm 2"),
-        (&[(0x38, 3)], "CURRENT_TCB: the version of bootloader is 3"),
-        (&[(0x40, 0b10_1001)], "(SMT_EN)"),
-        (&[(0x40, 0)], "platform info lacks the bits 0x20"),
-        (&[(0x48, 0)], "(AUTHOR_KEY_EN)"),
-        (&[(0x48, 3)], "masked the key of the chip"),
-        (&[(0x48, 5)], "signed by a VLEK, but the certificate"),
-        (&[(0x48, 9)], "unknown key 2"),
-        (&[(0x48, 29)], "is not signed"),
-        (&[(0x48, 33)], "reserved bits of the signer info"),
-        (&[(0x4c, 1)], "reserved bytes 0x4c to 0x4f"),
-        (&[(0x90, 0)], "MEASUREMENT is"),
-        (&[(0xc0, 0)], "HOST_DATA is"),
-        (&[(0xe0, 0)], "ID_KEY_DIGEST is"),
-        (&[(0x110, 0)], "AUTHOR_KEY_DIGEST is"),
-        (&[(0x180, 3)], "but the certificate of its chip is for"),
-        (&[(0x182, 1)], "REPORTED_TCB: the TCB"),
-        (&[(0x188, 0x17)], "no known product has the family 0x17"),
-        (&[(0x189, 0x11)], "is of a Genoa, but the certificate"),
-        (&[(0x18b, 1)], "reserved bytes 0x18b to 0x19f"),
-        (&[(0x1a0, 0)], "of another chip"),
+        (&[(0x34, 2)], Kind::Malformed, "signature algorithm 2"),
+        (
+            &[(0x38, 3)],
+            Kind::Outdated,
+            "CURRENT_TCB: the version of bootloader is 3",
+        ),
+        (&[(0x40, 0b10_1001)], Kind::Protection, "(SMT_EN)"),
+        (
+            &[(0x40, 0)],
+            Kind::Protection,
+            "platform info lacks the bits 0x20",
+        ),
+        (&[(0x48, 0)], Kind::Unproven, "(AUTHOR_KEY_EN)"),
+        (&[(0x48, 3)], Kind::Signature, "masked the key of the chip"),
+        (
+            &[(0x48, 5)],
+            Kind::Binding,
+            "signed by a VLEK, but the certificate",
+        ),
+        (&[(0x48, 9)], Kind::Signature, "unknown key 2"),
+        (&[(0x48, 29)], Kind::Signature, "is not signed"),
+        (
+            &[(0x48, 33)],
+            Kind::Malformed,
+            "reserved bits of the signer info",
+        ),
+        (&[(0x4c, 1)], Kind::Malformed, "reserved bytes 0x4c to 0x4f"),
+        (&[(0x90, 0)], Kind::Measurement, "MEASUREMENT is"),
+        (&[(0xc0, 0)], Kind::Measurement, "HOST_DATA is"),
+        (&[(0xe0, 0)], Kind::Measurement, "ID_KEY_DIGEST is"),
+        (&[(0x110, 0)], Kind::Measurement, "AUTHOR_KEY_DIGEST is"),
+        (
+            &[(0x180, 3)],
+            Kind::Binding,
+            "but the certificate of its chip is for",
+        ),
+        (&[(0x182, 1)], Kind::Malformed, "REPORTED_TCB: the TCB"),
+        (
+            &[(0x188, 0x17)],
+            Kind::Unproven,
+            "no known product has the family 0x17",
+        ),
+        (
+            &[(0x189, 0x11)],
+            Kind::Binding,
+            "is of a Genoa, but the certificate",
+        ),
+        (
+            &[(0x18b, 1)],
+            Kind::Malformed,
+            "reserved bytes 0x18b to 0x19f",
+        ),
+        (&[(0x1a0, 0)], Kind::Binding, "of another chip"),
         (
             &[(0x1e0, 5)],
+            Kind::Outdated,
             "CURRENT_TCB: the version of bootloader is 4, below that of COMMITTED_TCB, 5",
         ),
         (
             &[(0x1e0, 3)],
+            Kind::Outdated,
             "COMMITTED_TCB: the version of bootloader is 3, below the minimum 4",
         ),
         (
             &[(0x1e8, 39)],
+            Kind::Outdated,
             "the firmware 1.58.39 runs below the committed 1.58.40",
         ),
         (
             &[(0x1f0, 3)],
+            Kind::Outdated,
             "LAUNCH_TCB: the version of bootloader is 3, below the minimum 4",
         ),
         (
             &[(0x1f1, 0)],
+            Kind::Outdated,
             "LAUNCH_TCB: the version of tee is 0, below the minimum 1",
         ),
         (
             &[(0x1f6, 0x17)],
+            Kind::Outdated,
             "LAUNCH_TCB: the version of snp is 23, below the minimum 24",
         ),
         (
             &[(0x1f7, 0xda)],
+            Kind::Outdated,
             "LAUNCH_TCB: the version of microcode is 218, below the minimum 219",
         ),
-        (&[(0x1f8, 1)], "mitigation vectors lack the bits 0x2"),
-        (&[(0x200, 2)], "mitigation vectors lack the bits 0x1"),
-        (&[(0x208, 1)], "reserved bytes 0x208 to 0x29f"),
-        (&[(0x4a0 - 1, 1)], "reserved bytes 0x330 to 0x49f"),
+        (
+            &[(0x1f8, 1)],
+            Kind::Protection,
+            "mitigation vectors lack the bits 0x2",
+        ),
+        (
+            &[(0x200, 2)],
+            Kind::Protection,
+            "mitigation vectors lack the bits 0x1",
+        ),
+        (
+            &[(0x208, 1)],
+            Kind::Malformed,
+            "reserved bytes 0x208 to 0x29f",
+        ),
+        (
+            &[(0x4a0 - 1, 1)],
+            Kind::Malformed,
+            "reserved bytes 0x330 to 0x49f",
+        ),
         // version 4 has no mitigation vectors
         (
             &[(0, 4), (0x1f8, 0), (0x200, 0)],
+            Kind::Unproven,
             "has no mitigation vectors",
         ),
     ];
-    for (bytes, expected) in faults {
+    for (bytes, kind, expected) in faults {
         let change = |report: &mut [u8]| bytes.iter().for_each(|(at, byte)| report[*at] = *byte);
         match Hierarchy::get().judge(change, &strict()) {
             Ok(_) => panic!("accepted, but expected: {expected}"),
-            Err(why) => assert!(why.contains(expected), "expected {expected}: {why}"),
+            Err(why) => {
+                assert!(why.text.contains(expected), "expected {expected}: {why}");
+                assert_eq!(why.kind, *kind, "{why}");
+            }
         }
     }
 }

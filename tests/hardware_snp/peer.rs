@@ -97,7 +97,7 @@ fn our_verdict([report, vcek, ask, ark]: &Case) -> Result<(), String> {
     };
     let report = Report::parse(report)?;
     let verified = verify(&report, &chain, &Demands::default(), in_2029()).map(drop);
-    verified.map_err(|refusal| refusal.why)
+    verified.map_err(|refusal| refusal.text)
 }
 
 #[test]

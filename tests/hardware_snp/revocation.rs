@@ -21,7 +21,7 @@ fn verify(list: &[u8]) -> Result<(), String> {
         revoked: Some(list),
     };
     let verified = chain.verify(Signer::Vcek, UnixTime::now()).map(drop);
-    verified.map_err(|refusal| refusal.why)
+    verified.map_err(|refusal| refusal.text)
 }
 
 fn by_the_root(serials: &[&str]) -> Vec<u8> {

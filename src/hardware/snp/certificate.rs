@@ -9,6 +9,7 @@ use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 
 use super::report::{Report, Signer};
 use super::tcb::{Product, Tcb};
+use crate::refusal::{Kind, Refusal};
 
 /// IA5String.
 const IA5_STRING: u8 = 0x16;
@@ -46,6 +47,15 @@ pub struct Certificate {
     key: [u8; POINT],
 }
 
+/// What is wrong with a certificate: a clause.
+struct Wrong(String);
+
+impl From<&str> for Wrong {
+    fn from(why: &str) -> Wrong {
+        Wrong(why.into())
+    }
+}
+
 /// The extensions that have been read so far.
 #[derive(Default)]
 struct Extensions {
@@ -57,12 +67,14 @@ struct Extensions {
 
 impl Certificate {
     /// Reads the DER of a certificate.
-    pub fn parse(der: &[u8]) -> Result<Certificate, String> {
-        Certificate::read(der).map_err(|why| format!("the certificate of the chip's key: {why}"))
+    pub fn parse(der: &[u8]) -> Result<Certificate, Refusal> {
+        Certificate::read(der).map_err(|Wrong(why)| {
+            Kind::Malformed.because(format!("the certificate of the chip's key: {why}"))
+        })
     }
 
-    fn read(der: &[u8]) -> Result<Certificate, String> {
-        let malformed = |_| "it is not a certificate".to_owned();
+    fn read(der: &[u8]) -> Result<Certificate, Wrong> {
+        let malformed = |_| Wrong::from("it is not a certificate");
         let mut outer = Reader::new(der);
         let certificate = outer.expect(SEQUENCE).map_err(malformed)?;
         let tbs = Reader::new(certificate)
@@ -78,7 +90,7 @@ impl Certificate {
         let key = fields.expect(SEQUENCE).map_err(malformed)?;
         let extensions = fields
             .expect(EXTENSIONS)
-            .map_err(|_| "it has no extensions".to_owned())?;
+            .map_err(|_| "it has no extensions")?;
         let extensions = Extensions::parse(extensions)?;
         let signer = match subject.as_deref() {
             Some("SEV-VCEK") => Signer::Vcek,
@@ -97,7 +109,7 @@ impl Certificate {
         .checked()
     }
 
-    fn checked(self) -> Result<Certificate, String> {
+    fn checked(self) -> Result<Certificate, Wrong> {
         let len = match self.product {
             Product::Milan | Product::Genoa => 64,
             Product::Turin => 8,
@@ -105,26 +117,29 @@ impl Certificate {
         match (self.signer, &self.chip, &self.csp) {
             (Signer::Vcek, Some(chip), None) if chip.len() == len => Ok(self),
             (Signer::Vlek, None, Some(_)) => Ok(self),
-            (Signer::Vcek, ..) => Err(format!(
+            (Signer::Vcek, ..) => Err(Wrong(format!(
                 "it is a VCEK of a {} and does not name a chip with {len} bytes, or names a cloud",
                 self.product
-            )),
+            ))),
             (Signer::Vlek, ..) => Err("it is a VLEK and names a chip, or no cloud".into()),
         }
     }
 
     /// Checks that this key signed a report.
-    pub fn verify_signature(&self, report: &Report) -> Result<(), String> {
+    pub fn verify_signature(&self, report: &Report) -> Result<(), Refusal> {
         let key = UnparsedPublicKey::new(&ECDSA_P384_SHA384_FIXED, &self.key);
-        let signature = report.signature().ok_or("the signature has no form")?;
-        key.verify(report.signed(), &signature)
-            .map_err(|_| "the report is not signed by the key of the certificate".into())
+        let signature = report.signature();
+        let signature =
+            signature.ok_or_else(|| Kind::Malformed.because("the signature has no form"))?;
+        key.verify(report.signed(), &signature).map_err(|_| {
+            Kind::Signature.because("the report is not signed by the key of the certificate")
+        })
     }
 }
 
 impl Extensions {
-    fn parse(der: &[u8]) -> Result<Extensions, String> {
-        let malformed = |_| "its extensions cannot be read".to_owned();
+    fn parse(der: &[u8]) -> Result<Extensions, Wrong> {
+        let malformed = |_| Wrong::from("its extensions cannot be read");
         let mut found = Extensions::default();
         let mut list = Reader::new(Reader::new(der).expect(SEQUENCE).map_err(malformed)?);
         while list.peek().is_some() {
@@ -137,9 +152,11 @@ impl Extensions {
             let Some(tail) = oid.strip_prefix(AMD) else {
                 continue;
             };
-            found
-                .add(tail, value)
-                .ok_or_else(|| format!("its extension 1.3.6.1.4.1.3704.1 {tail:?} is wrong"))?;
+            found.add(tail, value).ok_or_else(|| {
+                Wrong(format!(
+                    "its extension 1.3.6.1.4.1.3704.1 {tail:?} is wrong"
+                ))
+            })?;
         }
         Ok(found)
     }
@@ -162,18 +179,22 @@ impl Extensions {
         is_new.then_some(())
     }
 
-    fn product(&self) -> Result<Product, String> {
+    fn product(&self) -> Result<Product, Wrong> {
         let name = self.product.as_deref().ok_or("it names no product")?;
         // a stepping can follow: Milan-B0
         let line = name.split('-').next().unwrap_or(name);
-        Product::named(line)
-            .ok_or_else(|| format!("its product {} is not known", text::quoted(name, 40)))
+        Product::named(line).ok_or_else(|| {
+            Wrong(format!(
+                "its product {} is not known",
+                text::quoted(name, 40)
+            ))
+        })
     }
 
-    fn tcb(&self) -> Result<Tcb, String> {
+    fn tcb(&self) -> Result<Tcb, Wrong> {
         let is_turin = self.product()? == Product::Turin;
         let part = |number: usize| {
-            self.versions[number].ok_or_else(|| format!("it lacks the version 3.{number}"))
+            self.versions[number].ok_or_else(|| Wrong(format!("it lacks the version 3.{number}")))
         };
         if (4..=7).any(|reserved| self.versions[reserved].is_some_and(|version| version != 0)) {
             return Err("it has a version of an unused part".into());

@@ -10,12 +10,13 @@ use rustls_pki_types::{
     TrustAnchor, UnixTime, alg_id,
 };
 use webpki::ring::RSA_PSS_2048_8192_SHA384_LEGACY_KEY;
-use webpki::{CertRevocationList, EndEntityCert, Error, KeyUsage};
+use webpki::{CertRevocationList, EndEntityCert, KeyUsage};
 
 use super::certificate::Certificate;
 use super::report::Signer;
 use super::tcb::Product;
 use crate::list::List;
+use crate::refusal::{Kind, Refusal};
 
 /// The name of the list in messages.
 const LIST: &str = "list of AMD's revoked certificates";
@@ -46,22 +47,6 @@ pub struct Chain<'a> {
     pub root: &'a [u8],
     /// AMD's revocation list, which the root signed.
     pub revoked: Option<&'a [u8]>,
-}
-
-/// Why a report or its certificates are refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// The reason: a clause.
-    pub why: String,
-    /// Whether the certificates do not belong together; then other certificates may.
-    pub is_unrelated: bool,
-}
-
-impl From<String> for Refusal {
-    fn from(why: String) -> Refusal {
-        let is_unrelated = false;
-        Refusal { why, is_unrelated }
-    }
 }
 
 /// The data of AMD's key distribution service about a chip, each as DER; the cached form of a
@@ -102,7 +87,7 @@ impl Chain<'_> {
     pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<Certificate, Refusal> {
         let certificate = Certificate::parse(self.leaf)?;
         if certificate.signer != signer {
-            return Err(Refusal::from(format!(
+            return Err(Kind::Binding.because(format!(
                 "the report is signed by a {signer}, but the certificate is that of a {}",
                 certificate.signer
             )));
@@ -110,14 +95,13 @@ impl Chain<'_> {
         let product = certificate.product;
         let authority = authority_name(product, signer);
         if certificate.issuer != authority {
-            return Err(Refusal::from(format!(
+            return Err(Kind::Certificate.because(format!(
                 "a {signer} of a {product} is issued by {authority}, not by {}",
                 text::quoted(&certificate.issuer, 40)
             )));
         }
-        self.verify_signatures(now).map_err(|refusal| Refusal {
-            why: format!("the {signer} of a {product}: {}", refusal.why),
-            ..refusal
+        self.verify_signatures(now).map_err(|refusal| {
+            refusal.reworded(|why| format!("the {signer} of a {product}: {why}"))
         })?;
         Ok(certificate)
     }
@@ -127,10 +111,8 @@ impl Chain<'_> {
             CertificateDer::from(self.leaf),
             CertificateDer::from(self.root),
         );
-        let anchor = webpki::anchor_from_trusted_cert(&root)
-            .map_err(|error| format!("the root cannot be read: {}", in_words(&error)))?;
-        let leaf = EndEntityCert::try_from(&leaf)
-            .map_err(|error| format!("the certificate cannot be read: {}", in_words(&error)))?;
+        let anchor = anchor(&root)?;
+        let leaf = certificate("certificate", &leaf)?;
         let intermediate = CertificateDer::from(self.intermediate);
         leaf.verify_for_usage(
             ALGORITHMS,
@@ -141,46 +123,53 @@ impl Chain<'_> {
             None,
             Some(&authorities_certify),
         )
-        .map_err(|error| Refusal {
-            is_unrelated: matches!(error, Error::UnknownIssuer),
-            why: format!("it does not lead to the root: {}", in_words(&error)),
+        .map_err(|error| {
+            let why = in_words(&error);
+            Kind::of_chain(&error).because(format!("it does not lead to the root: {why}"))
         })?;
         let Some(list) = self.revoked else {
             return Ok(());
         };
         let list = read_list(list, &anchor, now)?;
-        let authority = EndEntityCert::try_from(&intermediate).map_err(|error| {
-            format!(
-                "the authority's certificate cannot be read: {}",
-                in_words(&error)
-            )
-        })?;
+        let authority = certificate("authority's certificate", &intermediate)?;
         let has = |serial: &[u8]| match list.find_serial(serial) {
             Ok(found) => Ok(found.is_some()),
-            Err(_) => Err(format!("the {LIST} cannot be read")),
+            Err(_) => Err(Kind::Malformed.because(format!("the {LIST} cannot be read"))),
         };
         if has(authority.serial())? {
-            return Err(Refusal::from(format!(
+            return Err(Kind::Revoked.because(format!(
                 "the authority that issued it is revoked: the {LIST} names it"
             )));
         }
         if has(leaf.serial())? {
             let number = crate::hex(leaf.serial());
-            return Err(Refusal::from(format!(
-                "it is revoked: the {LIST} has its number {number}"
-            )));
+            return Err(
+                Kind::Revoked.because(format!("it is revoked: the {LIST} has its number {number}"))
+            );
         }
         Ok(())
     }
 }
 
+/// Reads the root, which the caller trusts.
+fn anchor<'a>(root: &'a CertificateDer<'_>) -> Result<TrustAnchor<'a>, Refusal> {
+    webpki::anchor_from_trusted_cert(root).map_err(|error| unreadable("root", &error))
+}
+
+/// Reads a certificate; `name` is its name in messages.
+fn certificate<'a>(name: &str, der: &'a CertificateDer<'_>) -> Result<EndEntityCert<'a>, Refusal> {
+    EndEntityCert::try_from(der).map_err(|error| unreadable(name, &error))
+}
+
+fn unreadable(name: &str, error: &webpki::Error) -> Refusal {
+    Kind::Malformed.because(format!("the {name} cannot be read: {}", in_words(error)))
+}
+
 /// Checks that a list of revoked certificates is in force at this time, and that the root in this
 /// certificate signed it.
-pub fn check_list(der: &[u8], root: &[u8], now: UnixTime) -> Result<(), String> {
+pub fn check_list(der: &[u8], root: &[u8], now: UnixTime) -> Result<(), Refusal> {
     let root = CertificateDer::from(root);
-    let anchor = webpki::anchor_from_trusted_cert(&root)
-        .map_err(|error| format!("the root cannot be read: {}", in_words(&error)))?;
-    read_list(der, &anchor, now).map(drop)
+    read_list(der, &anchor(&root)?, now).map(drop)
 }
 
 /// Reads a list that is in force and that the root signed. The library would skip a list that says
@@ -189,19 +178,19 @@ fn read_list<'a>(
     der: &'a [u8],
     root: &TrustAnchor<'_>,
     now: UnixTime,
-) -> Result<CertRevocationList<'a>, String> {
+) -> Result<CertRevocationList<'a>, Refusal> {
     let (head, list) = List::read(der, LIST, now.as_secs())?;
     if head.issuer != &root.subject[..] {
-        return Err(format!("the {LIST} is not of the root"));
+        return Err(Kind::Chain.because(format!("the {LIST} is not of the root")));
     }
     if head.until < now.as_secs() {
         let end = UNIX_EPOCH + Duration::from_secs(head.until);
         let end = base::time::seconds(end);
-        return Err(format!("the {LIST} has expired at {end}"));
+        return Err(Kind::Expired.because(format!("the {LIST} has expired at {end}")));
     }
     match is_signed_by(&head, &root.subject_public_key_info) {
         Some(true) => Ok(list),
-        _ => Err(format!("the {LIST} is not signed by the root")),
+        _ => Err(Kind::Signature.because(format!("the {LIST} is not signed by the root"))),
     }
 }
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::report::{Policy, Report};
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
 use crate::json::{Digits, Number, is_default};
+use crate::refusal::{Kind, Refusal};
 
 /// The demands. By default refuses what no operator wants (debugging, migration, a VMPL above 0,
 /// provisional firmware) and requires no minimum version.
@@ -151,7 +152,7 @@ impl Demands {
         cloud: Option<&str>,
         product: Product,
         tcbs: &Tcbs,
-    ) -> Result<Tcb, String> {
+    ) -> Result<Tcb, Refusal> {
         self.check_policy(report.policy)?;
         self.check_platform(report)?;
         self.check_lists(report, chip, cloud)?;
@@ -164,78 +165,93 @@ impl Demands {
             ("CURRENT_TCB", tcbs.current),
         ] {
             if let Some((part, got, minimum)) = tcb.below(&minimum).first() {
-                return Err(format!(
+                let text = format!(
                     "{name}: the version of {part} is {got}, below the minimum {minimum}: update the firmware of the host"
-                ));
+                );
+                let refusal = Kind::Outdated.because(text).of(format!("{name} {part}"));
+                return Err(refusal.values(minimum, got));
             }
         }
         Ok(minimum)
     }
 
     /// Returns the minimum of a chip.
-    fn floor(&self, product: Product, cpuid: Option<Cpuid>) -> Result<Tcb, String> {
+    fn floor(&self, product: Product, cpuid: Option<Cpuid>) -> Result<Tcb, Refusal> {
         let floors = self.floors.iter();
         let fitting: Vec<_> = floors.filter(|floor| floor.fits(product, cpuid)).collect();
         if fitting.is_empty() && !self.floors.is_empty() {
             let which = cpuid.map_or("unknown models".into(), |cpuid| cpuid.to_string());
-            return Err(format!(
+            let text = format!(
                 "the policy has minimums of some chips (floors), and none of a {product} of {which}"
-            ));
+            );
+            return Err(Kind::Machine.because(text).of("floors"));
         }
         let fitting = fitting.iter();
         Ok(fitting.fold(self.minimum, |all, floor| all.max(&floor.minimum)))
     }
 
-    fn check_policy(&self, policy: Policy) -> Result<(), String> {
-        let refuse = |what: &str| Err(format!("the guest policy {:#x} {what}", policy.0));
+    fn check_policy(&self, policy: Policy) -> Result<(), Refusal> {
+        let refuse = |field: &str, what: &str| {
+            let text = format!("the guest policy {:#x} {what}", policy.0);
+            Err(Kind::Protection.because(text).of(field))
+        };
         if policy.bit(19) {
-            return refuse("allows debugging (DEBUG): the host can read the guest");
+            return refuse(
+                "POLICY",
+                "allows debugging (DEBUG): the host can read the guest",
+            );
         }
         if policy.bit(18) && !self.allow_migration {
-            return refuse("allows a migration agent (MIGRATE_MA)");
+            return refuse("allowMigration", "allows a migration agent (MIGRATE_MA)");
         }
         if policy.bit(16) && self.refuse_smt {
-            return refuse("allows simultaneous multithreading (SMT)");
+            return refuse("refuseSmt", "allows simultaneous multithreading (SMT)");
         }
         if policy.bit(21) {
-            return refuse("allows memory over CXL (CXL_ALLOW)");
+            return refuse("POLICY", "allows memory over CXL (CXL_ALLOW)");
         }
         if policy.abi() < self.minimum_abi {
             let (major, minor) = self.minimum_abi;
-            return refuse(&format!("demands an ABI below {major}.{minor}"));
+            let what = format!("demands an ABI below {major}.{minor}");
+            return refuse("minimumAbi", &what);
         }
         match self.policy_bits.0 & !policy.0 {
             0 => Ok(()),
-            missing => refuse(&format!("lacks the bits {missing:#x}")),
+            missing => refuse("policyBits", &format!("lacks the bits {missing:#x}")),
         }
     }
 
-    fn check_platform(&self, report: &Report) -> Result<(), String> {
+    fn check_platform(&self, report: &Report) -> Result<(), Refusal> {
+        let refuse = |field: &str, text: String| Err(Kind::Protection.because(text).of(field));
         if report.vmpl > self.maximum_vmpl {
-            return Err(format!(
-                "the report was requested at VMPL {}, above {}",
-                report.vmpl, self.maximum_vmpl
-            ));
+            let (got, maximum) = (report.vmpl, self.maximum_vmpl);
+            let text = format!("the report was requested at VMPL {got}, above {maximum}");
+            return refuse("maximumVmpl", text);
         }
         if self.refuse_smt && report.platform_info & 1 != 0 {
-            return Err("the platform has simultaneous multithreading on (SMT_EN)".into());
+            let text = "the platform has simultaneous multithreading on (SMT_EN)";
+            return refuse("refuseSmt", text.into());
         }
         let missing = self.platform_bits.0 & !report.platform_info;
         if missing != 0 {
-            return Err(format!("the platform info lacks the bits {missing:#x}"));
+            let text = format!("the platform info lacks the bits {missing:#x}");
+            return refuse("platformBits", text);
         }
         let mitigations = report.mitigations.map(|both| both.launch & both.current);
         match (self.mitigation_bits.0, mitigations) {
             (0, _) => Ok(()),
-            (_, None) => Err(format!(
-                "a report of version {} has no mitigation vectors, and the policy demands bits of them",
-                report.version
-            )),
+            (_, None) => {
+                let text = format!(
+                    "a report of version {} has no mitigation vectors, and the policy demands bits of them",
+                    report.version
+                );
+                Err(Kind::Unproven.because(text).of("mitigationBits"))
+            }
             (bits, Some(got)) if bits & !got == 0 => Ok(()),
-            (bits, Some(got)) => Err(format!(
-                "the mitigation vectors lack the bits {:#x}",
-                bits & !got
-            )),
+            (bits, Some(got)) => {
+                let text = format!("the mitigation vectors lack the bits {:#x}", bits & !got);
+                refuse("mitigationBits", text)
+            }
         }
     }
 
@@ -244,78 +260,89 @@ impl Demands {
         report: &Report,
         chip: Option<&[u8]>,
         cloud: Option<&str>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
+        let machine = |field: &str, text: String| Kind::Machine.because(text).of(field);
         if report.guest_svn < self.minimum_guest_svn {
-            return Err(format!(
-                "GUEST_SVN is {}, below the minimum {}",
-                report.guest_svn, self.minimum_guest_svn
-            ));
+            let (got, minimum) = (report.guest_svn, self.minimum_guest_svn);
+            let text = format!("GUEST_SVN is {got}, below the minimum {minimum}");
+            let refusal = Kind::Outdated.because(text).of("minimumGuestSvn");
+            return Err(refusal.values(minimum, got));
         }
         if !self.chips.is_empty() {
             match chip {
                 Some(chip) if self.chips.iter().any(|one| one.bytes() == chip) => {}
                 Some(chip) => {
-                    return Err(format!("the chip {} is not accepted", crate::hex(chip)));
+                    let text = format!("the chip {} is not accepted", crate::hex(chip));
+                    return Err(machine("chips", text));
                 }
                 None => {
-                    return Err("the policy names the accepted chips, and a VLEK names none".into());
+                    let text = "the policy names the accepted chips, and a VLEK names none";
+                    return Err(Kind::Unproven.because(text).of("chips"));
                 }
             }
         }
         if !self.clouds.is_empty() {
             let cloud = cloud.unwrap_or("none");
             if !self.clouds.iter().any(|one| one == cloud) {
-                return Err(format!(
-                    "the cloud of the VLEK is {cloud}, which is not accepted"
-                ));
+                let text = format!("the cloud of the VLEK is {cloud}, which is not accepted");
+                return Err(machine("clouds", text));
             }
         }
-        listed(
-            "MEASUREMENT",
-            &self.launch_measurements,
-            &report.measurement,
-        )?;
-        listed("HOST_DATA", &self.host_data, &report.host_data)?;
-        listed("ID_KEY_DIGEST", &self.id_keys, &report.id_key_digest)?;
+        let field = ("launchMeasurements", "MEASUREMENT");
+        listed(field, &self.launch_measurements, &report.measurement)?;
+        let field = ("hostData", "HOST_DATA");
+        listed(field, &self.host_data, &report.host_data)?;
+        let field = ("idKeys", "ID_KEY_DIGEST");
+        listed(field, &self.id_keys, &report.id_key_digest)?;
         if !self.author_keys.is_empty() && !report.has_author_key() {
-            return Err("no author key certified the ID key (AUTHOR_KEY_EN)".into());
+            let text = "no author key certified the ID key (AUTHOR_KEY_EN)";
+            return Err(Kind::Unproven.because(text).of("authorKeys"));
         }
-        listed(
-            "AUTHOR_KEY_DIGEST",
-            &self.author_keys,
-            &report.author_key_digest,
-        )
+        let field = ("authorKeys", "AUTHOR_KEY_DIGEST");
+        listed(field, &self.author_keys, &report.author_key_digest)
     }
 }
 
 /// Refuses provisional firmware: the host can still return to the committed version, and never runs
 /// less than that.
-fn check_order(report: &Report, tcbs: &Tcbs) -> Result<(), String> {
+fn check_order(report: &Report, tcbs: &Tcbs) -> Result<(), Refusal> {
     for (name, tcb) in [
         ("COMMITTED_TCB", tcbs.committed),
         ("REPORTED_TCB", tcbs.reported),
     ] {
         if let Some((part, current, tcb)) = tcbs.current.below(&tcb).first() {
-            return Err(format!(
+            let text = format!(
                 "CURRENT_TCB: the version of {part} is {current}, below that of {name}, {tcb}"
-            ));
+            );
+            let refusal = Kind::Outdated
+                .because(text)
+                .of(format!("CURRENT_TCB {part}"));
+            return Err(refusal.values(tcb, current));
         }
     }
-    match report.current_firmware < report.committed_firmware {
+    let (current, committed) = (report.current_firmware, report.committed_firmware);
+    match current < committed {
         false => Ok(()),
-        true => Err(format!(
-            "the firmware {} runs below the committed {}",
-            report.current_firmware, report.committed_firmware
-        )),
+        true => {
+            let text = format!("the firmware {current} runs below the committed {committed}");
+            Err(Kind::Outdated.because(text).values(committed, current))
+        }
     }
 }
 
-fn listed<const N: usize>(name: &str, accepted: &[Digits<N>], got: &[u8; N]) -> Result<(), String> {
-    match accepted.is_empty() || accepted.contains(&Digits(*got)) {
-        true => Ok(()),
-        false => Err(format!(
-            "{name} is {}, which is not accepted",
-            crate::hex(got)
-        )),
+/// Checks that a value is one of a list, if the policy has one. `names` are the list's name in the
+/// policy, and the vendor's name for the value.
+fn listed<const N: usize>(
+    names: (&str, &str),
+    accepted: &[Digits<N>],
+    got: &[u8; N],
+) -> Result<(), Refusal> {
+    if accepted.is_empty() || accepted.contains(&Digits(*got)) {
+        return Ok(());
     }
+    let ((field, name), got) = (names, crate::hex(got));
+    let text = format!("{name} is {got}, which is not accepted");
+    let accepted: Vec<_> = accepted.iter().map(|one| crate::hex(&one.0)).collect();
+    let refusal = Kind::Measurement.because(text).of(field);
+    Err(refusal.values(accepted.join(" or "), got))
 }

@@ -18,8 +18,9 @@ use rustls_pki_types::UnixTime;
 pub use tee::certificate_table;
 
 use crate::PlatformClaims;
+use crate::refusal::{Kind, Refusal};
 use certificate::Certificate;
-use chain::{Chain, Refusal};
+use chain::Chain;
 use demands::Demands;
 use report::{Report, Signer};
 use tcb::Product;
@@ -39,10 +40,12 @@ pub fn verify(
     check_chip(report, &certificate, product)?;
     let tcbs = report.tcbs(product)?;
     if tcbs.reported != certificate.tcb {
-        return Err(Refusal::from(format!(
+        let text = format!(
             "the report has the TCB {}, but the certificate of its chip is for {}",
             tcbs.reported, certificate.tcb
-        )));
+        );
+        let refusal = Kind::Binding.because(text).of("REPORTED_TCB");
+        return Err(refusal.values(certificate.tcb, tcbs.reported));
     }
     let (chip, cloud) = (certificate.chip.as_deref(), certificate.csp.as_deref());
     let minimum = demands.check(report, chip, cloud, product, &tcbs)?;
@@ -52,7 +55,7 @@ pub fn verify(
 /// Checks the content of a report against the requirements, before the certificate of its chip
 /// (VCEK) is available. Nothing in the report is verified. A program that fetches the certificate
 /// for a stranger calls this first: then no report causes a request if it would be refused anyway.
-pub fn check_claims(report: &Report, product: Product, demands: &Demands) -> Result<(), String> {
+pub fn check_claims(report: &Report, product: Product, demands: &Demands) -> Result<(), Refusal> {
     let tcbs = report.tcbs(product)?;
     let chip = report.chip(product)?;
     demands
@@ -61,33 +64,39 @@ pub fn check_claims(report: &Report, product: Product, demands: &Demands) -> Res
 }
 
 /// Returns the product. The report names it since version 3 and must agree with the certificate.
-fn product(report: &Report, certificate: &Certificate) -> Result<Product, String> {
+fn product(report: &Report, certificate: &Certificate) -> Result<Product, Refusal> {
     let Some(cpuid) = report.cpuid else {
         return Ok(certificate.product);
     };
-    match Product::of(cpuid) {
-        Some(product) if product == certificate.product => Ok(product),
-        Some(product) => Err(format!(
+    match Product::of(cpuid)? {
+        product if product == certificate.product => Ok(product),
+        product => Err(Kind::Binding.because(format!(
             "the report is of a {product}, but the certificate of its chip is of a {}",
             certificate.product
-        )),
-        None => Err(format!("no known product has {cpuid}")),
+        ))),
     }
 }
 
 /// Checks that the certificate belongs to the chip in the report. A VLEK belongs to no chip.
-fn check_chip(report: &Report, certificate: &Certificate, product: Product) -> Result<(), String> {
+fn check_chip(report: &Report, certificate: &Certificate, product: Product) -> Result<(), Refusal> {
     let masked = report.chip_id == [0; 64];
     let Some(chip) = &certificate.chip else {
         return match masked {
             true => Ok(()),
-            false => Err("the report of a VLEK names a chip, which only a VCEK proves".into()),
+            false => {
+                let text = "the report of a VLEK names a chip, which only a VCEK proves";
+                Err(Kind::Binding.because(text).of("CHIP_ID"))
+            }
         };
     };
     let is_same = report.chip(product).is_ok_and(|named| named == chip);
     match is_same || masked {
         true => Ok(()),
-        false => Err("the certificate is of another chip than the report".into()),
+        false => {
+            let text = "the certificate is of another chip than the report";
+            let refusal = Kind::Binding.because(text).of("CHIP_ID");
+            Err(refusal.values(crate::hex(chip), crate::hex(&report.chip_id)))
+        }
     }
 }
 

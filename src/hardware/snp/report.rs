@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
+use crate::refusal::{Kind, Refusal};
 pub use tee::snp::{LEN, Signer};
 
 /// The bytes that the chip signs.
@@ -104,24 +105,24 @@ pub struct Mitigations {
 
 impl Report {
     /// Reads a report of exactly [`LEN`] bytes.
-    pub fn parse(bytes: &[u8]) -> Result<Report, String> {
+    pub fn parse(bytes: &[u8]) -> Result<Report, Refusal> {
         let bytes: Box<[u8; LEN]> = match <[u8; LEN]>::try_from(bytes) {
             Ok(bytes) => Box::new(bytes),
             Err(_) => {
                 let len = bytes.len();
-                return Err(format!("the report has {len} bytes, expected {LEN}"));
+                return malformed(format!("the report has {len} bytes, expected {LEN}"));
             }
         };
         let version = word(&bytes, 0);
         if !(2..=5).contains(&version) {
-            return Err(format!(
+            return malformed(format!(
                 "the report has the version {version}, expected 2 to 5"
             ));
         }
         check_reserved(&bytes, version)?;
         let algorithm = word(&bytes, 0x34);
         if algorithm != ECDSA_P384_SHA384 {
-            return Err(format!(
+            return malformed(format!(
                 "the report names the signature algorithm {algorithm}, expected 1 (ECDSA P-384 with SHA-384)"
             ));
         }
@@ -180,8 +181,8 @@ impl Report {
     }
 
     /// Returns the kind of key that signed the report.
-    pub fn signer(&self) -> Result<Signer, String> {
-        Signer::of(self.signer_info)
+    pub fn signer(&self) -> Result<Signer, Refusal> {
+        Signer::of(self.signer_info).map_err(|why| Kind::Signature.because(why))
     }
 
     /// Returns whether a key certified the ID key.
@@ -197,9 +198,10 @@ impl Report {
 
     /// Returns the chip that the report names, in the length in which certificates of the product
     /// name it.
-    pub fn chip(&self, product: Product) -> Result<&[u8], String> {
+    pub fn chip(&self, product: Product) -> Result<&[u8], Refusal> {
         if self.chip_id == [0; 64] {
-            return Err("the host masks the chip in the report, so the machine must send the chip's certificate".into());
+            let text = "the host masks the chip in the report, so the machine must send the chip's certificate";
+            return Err(Kind::Collateral.because(text).of("CHIP_ID"));
         }
         let len = match product {
             Product::Milan | Product::Genoa => 64,
@@ -208,16 +210,17 @@ impl Report {
         let (chip, rest) = self.chip_id.split_at(len);
         match rest.iter().all(|byte| *byte == 0) {
             true => Ok(chip),
-            false => Err(format!(
+            false => malformed(format!(
                 "the report names no chip of a {product}, which has {len} bytes"
             )),
         }
     }
 
     /// Returns the TCB versions in the layout of the product.
-    pub fn tcbs(&self, product: Product) -> Result<Tcbs, String> {
+    pub fn tcbs(&self, product: Product) -> Result<Tcbs, Refusal> {
         let tcb = |name, offset| {
-            Tcb::parse(at(&self.bytes, offset), product).map_err(|why| format!("{name}: {why}"))
+            let tcb = Tcb::parse(at(&self.bytes, offset), product);
+            tcb.map_err(|refusal| refusal.of(name).reworded(|why| format!("{name}: {why}")))
         };
         Ok(Tcbs {
             current: tcb("CURRENT_TCB", 0x38)?,
@@ -229,7 +232,7 @@ impl Report {
 }
 
 /// Refuses set bits in fields that the version does not define.
-fn check_reserved(bytes: &[u8; LEN], version: u32) -> Result<(), String> {
+fn check_reserved(bytes: &[u8; LEN], version: u32) -> Result<(), Refusal> {
     let after_cpuid = if version == 2 { 0x188 } else { 0x18b };
     let before_signature = if version < 5 { 0x1f8 } else { 0x208 };
     for range in [
@@ -241,7 +244,7 @@ fn check_reserved(bytes: &[u8; LEN], version: u32) -> Result<(), String> {
         0x330..LEN,
     ] {
         if bytes[range.clone()].iter().any(|byte| *byte != 0) {
-            return Err(format!(
+            return malformed(format!(
                 "the reserved bytes {:#x} to {:#x} of the report are not zero",
                 range.start,
                 range.end - 1
@@ -250,15 +253,22 @@ fn check_reserved(bytes: &[u8; LEN], version: u32) -> Result<(), String> {
     }
     match word(bytes, 0x48) >> 5 {
         0 => Ok(()),
-        _ => Err("reserved bits of the signer info are set".into()),
+        _ => malformed("reserved bits of the signer info are set"),
     }
 }
 
-fn vmpl(vmpl: u32) -> Result<u32, String> {
+fn malformed<T>(text: impl Into<String>) -> Result<T, Refusal> {
+    Err(Kind::Malformed.because(text))
+}
+
+fn vmpl(vmpl: u32) -> Result<u32, Refusal> {
     match vmpl {
         0..=3 => Ok(vmpl),
-        HOST => Err("the host requested the report, so it binds nothing of the guest".into()),
-        _ => Err(format!("the report has the VMPL {vmpl}, expected 0 to 3")),
+        HOST => {
+            let text = "the host requested the report, so it binds nothing of the guest";
+            Err(Kind::Binding.because(text).of("VMPL"))
+        }
+        _ => malformed(format!("the report has the VMPL {vmpl}, expected 0 to 3")),
     }
 }
 
@@ -278,9 +288,9 @@ impl Policy {
     /// The bits that the ABI defines; of the bits above the ABI version, bit 17 is always 1.
     const DEFINED: u64 = (1 << 26) - 1;
 
-    fn parse(bits: u64) -> Result<Policy, String> {
+    fn parse(bits: u64) -> Result<Policy, Refusal> {
         if bits & !Policy::DEFINED != 0 || bits >> 17 & 1 != 1 {
-            return Err(format!(
+            return malformed(format!(
                 "the guest policy {bits:#x} has wrong reserved bits"
             ));
         }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::claims::TcbPart;
 use crate::json::is_default;
+use crate::refusal::{Kind, Refusal};
 
 /// A line of processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,12 +66,12 @@ impl Product {
     pub const ALL: [Product; 3] = [Product::Milan, Product::Genoa, Product::Turin];
 
     /// Returns the product of a chip.
-    pub fn of(cpuid: Cpuid) -> Option<Product> {
+    pub fn of(cpuid: Cpuid) -> Result<Product, Refusal> {
         match (cpuid.family, cpuid.model) {
-            (0x19, 0x00..=0x0f) => Some(Product::Milan),
-            (0x19, 0x10..=0x1f | 0xa0..=0xaf) => Some(Product::Genoa),
-            (0x1a, 0x00..=0x11) => Some(Product::Turin),
-            _ => None,
+            (0x19, 0x00..=0x0f) => Ok(Product::Milan),
+            (0x19, 0x10..=0x1f | 0xa0..=0xaf) => Ok(Product::Genoa),
+            (0x1a, 0x00..=0x11) => Ok(Product::Turin),
+            _ => Err(Kind::Unproven.because(format!("no known product has {cpuid}"))),
         }
     }
 
@@ -84,7 +85,7 @@ impl Product {
 
 impl Tcb {
     /// Reads the layout of a product. Its reserved bytes must be zero.
-    pub fn parse(bytes: [u8; 8], product: Product) -> Result<Tcb, String> {
+    pub fn parse(bytes: [u8; 8], product: Product) -> Result<Tcb, Refusal> {
         let (tcb, reserved) = match (product, bytes) {
             (Product::Turin, [fmc, bootloader, tee, snp, a, b, c, microcode]) => (
                 Tcb {
@@ -109,9 +110,9 @@ impl Tcb {
         };
         match reserved {
             [0, 0, 0, 0] => Ok(tcb),
-            _ => Err(format!(
+            _ => Err(Kind::Malformed.because(format!(
                 "the TCB {bytes:02x?} has reserved bytes that a {product} does not use"
-            )),
+            ))),
         }
     }
 

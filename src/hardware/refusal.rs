@@ -1,0 +1,174 @@
+//! Why evidence is refused: a kind for programs and a sentence for people.
+
+use std::fmt;
+
+/// Why a verifier refuses evidence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The reason for programs.
+    pub kind: Kind,
+    /// The register or field with the wrong value, as the policy names it: `PCR 4`, `tdAttributes`.
+    /// If no policy can set it, the vendor's name: `CURRENT_TCB`. `None` if no single value is
+    /// wrong.
+    pub field: Option<String>,
+    /// The value that is required, or its minimum or maximum.
+    pub expected: Option<String>,
+    /// The value in the evidence.
+    pub got: Option<String>,
+    /// What was refused and what to do about it, for a person.
+    pub text: String,
+    /// The further reasons if there are several; `text` has those, too.
+    pub others: Box<[Refusal]>,
+}
+
+/// The kinds of refusals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The evidence, a certificate or collateral cannot be read.
+    Malformed,
+    /// Another key signed it, or it was altered.
+    Signature,
+    /// The certificates do not lead to an accepted root. Other certificates may.
+    Chain,
+    /// A certificate is not one for this use, or breaks a rule of its kind.
+    Certificate,
+    /// The vendor revoked the certificate, its authority, or the platform.
+    Revoked,
+    /// A certificate or collateral is not valid at this time, or older than the policy allows.
+    Expired,
+    /// The evidence was made for another connection.
+    Nonce,
+    /// The parts of the evidence are not of one machine, or bind another key.
+    Binding,
+    /// A register, or another measured value, is not the one in the policy.
+    Measurement,
+    /// The policy does not list the machine: its key, chip, owner or cloud.
+    Machine,
+    /// The firmware, or another part of the trusted computing base, is too old.
+    Outdated,
+    /// The machine runs with less protection than required: debugging or migration is possible.
+    Protection,
+    /// Collateral that the judgement needs is missing: its source, not the machine, is at fault.
+    Collateral,
+    /// The evidence does not say what the policy asks for.
+    Unproven,
+}
+
+impl Kind {
+    /// Returns the name in JSON output and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Malformed => "malformed",
+            Kind::Signature => "signature",
+            Kind::Chain => "chain",
+            Kind::Certificate => "certificate",
+            Kind::Revoked => "revoked",
+            Kind::Expired => "expired",
+            Kind::Nonce => "nonce",
+            Kind::Binding => "binding",
+            Kind::Measurement => "measurement",
+            Kind::Machine => "machine",
+            Kind::Outdated => "outdated",
+            Kind::Protection => "protection",
+            Kind::Collateral => "collateral",
+            Kind::Unproven => "unproven",
+        }
+    }
+
+    /// Returns why a chain of certificates is refused.
+    pub fn of_chain(error: &webpki::Error) -> Kind {
+        use webpki::Error::*;
+        match error {
+            UnknownIssuer => Kind::Chain,
+            CertRevoked => Kind::Revoked,
+            CertExpired { .. } | CertNotValidYet { .. } | CrlExpired { .. } => Kind::Expired,
+            InvalidSignatureForPublicKey | InvalidCrlSignatureForPublicKey => Kind::Signature,
+            BadDer | BadDerTime => Kind::Malformed,
+            _ => Kind::Certificate,
+        }
+    }
+
+    /// Makes a refusal of this kind with a sentence for a person.
+    pub fn because(self, text: impl Into<String>) -> Refusal {
+        Refusal {
+            kind: self,
+            field: None,
+            expected: None,
+            got: None,
+            text: text.into(),
+            others: [].into(),
+        }
+    }
+}
+
+impl Refusal {
+    /// Adds the name of the wrong register or field.
+    pub fn of(mut self, field: impl Into<String>) -> Refusal {
+        self.field = Some(field.into());
+        self
+    }
+
+    /// Adds the value that is required and the value in the evidence.
+    pub fn values(mut self, expected: impl ToString, got: impl ToString) -> Refusal {
+        self.expected = Some(expected.to_string());
+        self.got = Some(got.to_string());
+        self
+    }
+
+    /// Changes the sentence: callers say where the error is.
+    pub fn reworded(mut self, words: impl FnOnce(&str) -> String) -> Refusal {
+        self.text = words(&self.text);
+        self
+    }
+
+    /// Joins several reasons, a line for each; succeeds if there are none. The first one is the
+    /// kind of the whole.
+    pub fn unless_none(all: Vec<Refusal>) -> Result<(), Refusal> {
+        let lines: Vec<_> = all.iter().map(|one| &*one.text).collect();
+        let text = lines.join("\n");
+        let mut all = all.into_iter();
+        match all.next() {
+            None => Ok(()),
+            Some(first) => Err(Refusal {
+                text,
+                others: all.collect(),
+                ..first
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<Refusal> for String {
+    fn from(refusal: Refusal) -> String {
+        refusal.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_reasons_are_one_refusal_with_a_line_for_each() {
+        let old = Kind::Outdated.because("SNP is 1").of("snp").values(2, 1);
+        let debug = Kind::Protection.because("DEBUG is on");
+        assert_eq!(Refusal::unless_none(vec![]), Ok(()));
+        let alone = Refusal::unless_none(vec![old.clone()]);
+        assert_eq!(alone.unwrap_err(), old);
+        let both = Refusal::unless_none(vec![old, debug.clone()]).unwrap_err();
+        assert_eq!(both.to_string(), "SNP is 1\nDEBUG is on");
+        assert_eq!(
+            (both.kind, both.field.as_deref()),
+            (Kind::Outdated, Some("snp"))
+        );
+        assert_eq!(*both.others, [debug]);
+    }
+}
