@@ -657,15 +657,12 @@ impl verifier::Validator for Never {
     fn challenge(
         &self,
         _: &verifier::Identity,
-    ) -> Result<Option<verifier::Challenge>, verifier::ValidateError> {
+    ) -> Result<Option<verifier::Challenge>, verifier::Refusal> {
         Ok(None)
     }
 
-    fn judge(
-        &self,
-        _: &verifier::Evidence<'_>,
-    ) -> Result<verifier::Identified, verifier::ValidateError> {
-        Err(verifier::ValidateError("never".into()))
+    fn judge(&self, _: &verifier::Evidence<'_>) -> Result<verifier::Identified, verifier::Refusal> {
+        Err(verifier::refusal::Kind::Unproven.because("never"))
     }
 
     fn of_connection(&self) -> Option<Arc<dyn verifier::Validator>> {

@@ -16,7 +16,7 @@ use bootstrapper::node_lock::{Locking, NodeLock};
 use serde_json::{Value, json};
 use swtpm::{Proxy, Swtpm, message};
 use tpm::{Bank, Location, Tpm};
-use verifier::{Evidence, Issuer, Measurement, Policy, ValidateError, Validator, qemu_vtpm};
+use verifier::{Evidence, Issuer, Measurement, Policy, Refusal, Validator, qemu_vtpm};
 use verifier::{Registers, cluster_register, is_marked};
 
 const USER_DATA: &[u8] = b"the hash of a certificate's key.";
@@ -47,7 +47,7 @@ fn validate(
     registers: &[(u32, [u8; 32])],
     document: &[u8],
     nonce: &[u8],
-) -> Result<Vec<u8>, ValidateError> {
+) -> Result<Vec<u8>, Refusal> {
     let judged =
         qemu_vtpm::validator(Arc::new(policy(registers))).judge(&Evidence::new(document, nonce));
     judged.map(|identified| identified.user_data)

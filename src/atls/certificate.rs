@@ -20,7 +20,8 @@ use rustls::sign::CertifiedKey;
 use zeroize::Zeroizing;
 
 use super::{Error, nonce};
-use attest::{Evidence, Identified, IssueError, Issuer, ValidateError, Validator};
+use attest::refusal::Kind;
+use attest::{Evidence, Identified, IssueError, Issuer, Refusal, Validator};
 use base::der::{self, Malformed, Reader};
 
 /// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to
@@ -152,13 +153,14 @@ pub fn verify(
     certificate: &CertificateDer<'_>,
     validators: &[Arc<dyn Validator>],
     nonce: &[u8],
-) -> Result<Identified, ValidateError> {
+) -> Result<Identified, Refusal> {
     let Some(any) = validators.first() else {
         return Err(no_document(&[], validators));
     };
-    let public_key = (any.properties().self_signed)(certificate).map_err(refusal)?;
-    let extensions = read_extensions(certificate)
-        .map_err(|Malformed| refusal("the extensions of its certificate are malformed".into()))?;
+    let public_key = (any.properties().self_signed)(certificate)?;
+    let extensions = read_extensions(certificate).map_err(|Malformed| {
+        Kind::Malformed.because("the extensions of its certificate are malformed")
+    })?;
 
     let decisive = extensions.iter().find_map(|extension| {
         let validator = validators
@@ -175,9 +177,8 @@ pub fn verify(
     evidence.check_form(&validator.properties())?;
     let identified = validator.judge(&evidence)?;
     if identified.user_data != user_data(&public_key) {
-        return Err(refusal(
-            "its attestation document is for another key than its certificate's".into(),
-        ));
+        return Err(Kind::Binding
+            .because("its attestation document is for another key than its certificate's"));
     }
     Ok(identified)
 }
@@ -185,10 +186,6 @@ pub fn verify(
 /// Returns whether a certificate has no extension and so no document.
 pub fn is_bare(certificate: &CertificateDer<'_>) -> bool {
     read_extensions(certificate).is_ok_and(|extensions| extensions.is_empty())
-}
-
-fn refusal(text: String) -> ValidateError {
-    ValidateError(text.into())
 }
 
 struct Extension<'a> {
@@ -226,7 +223,7 @@ fn read_extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> 
 
 /// Returns the error that none of the documents with these OIDs is of a variant that a validator
 /// accepts.
-pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> ValidateError {
+pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> Refusal {
     /// Maximum number of OIDs in the error; the peer decides how many there are.
     const SHOWN: usize = 4;
     let hex = |oid: &[u8]| {
@@ -240,7 +237,7 @@ pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> Validat
         .map(|validator| hex(validator.properties().oid))
         .collect();
     let got: Vec<_> = oids.iter().take(SHOWN).map(|oid| hex(oid)).collect();
-    refusal(format!(
+    Kind::Unproven.because(format!(
         "it has no attestation document of an accepted variant (expected OID {}, got {})",
         expected.join(" or "),
         if got.is_empty() {

@@ -5,7 +5,7 @@ use std::{fmt, io};
 
 use rustls::AlertDescription;
 
-use attest::{IssueError, ValidateError};
+use attest::{IssueError, Refusal};
 
 /// Why an attested connection failed.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub enum Error {
     Incompatible(String),
     /// Peer: its certificate has no acceptable attestation document. The full reason is not sent to
     /// the peer.
-    Refused(ValidateError),
+    Refused(Refusal),
     /// This machine: its own attestation document could not be issued.
     Issuer(IssueError),
     /// The peer closed the connection with this alert (RFC 8446 §6.2); see
@@ -36,7 +36,7 @@ pub enum Error {
 
 impl Error {
     /// Returns why this side refused the peer's attestation; `None` for every other error.
-    pub fn refused(&self) -> Option<&ValidateError> {
+    pub fn refused(&self) -> Option<&Refusal> {
         match self {
             Error::Refused(reason) => Some(reason),
             _ => None,

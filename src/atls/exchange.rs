@@ -42,11 +42,11 @@ use zeroize::Zeroizing;
 use super::handshake::{self, Timed};
 use super::{Error, certificate};
 use attest::Session as Bound;
+use attest::refusal::Kind;
 use attest::session::{self, Request};
 use attest::wire;
 use attest::{
-    Challenge, Evidence, Identified, Issuer, KeyName, MAX_COLLATERAL, Role, ValidateError,
-    Validator,
+    Challenge, Evidence, Identified, Issuer, KeyName, MAX_COLLATERAL, Refusal, Role, Validator,
 };
 use proto::attested::{Collateral, Demand, Identity, Offer, Proof};
 use tpm::Bank;
@@ -329,7 +329,7 @@ impl End<'_> {
             .map_err(Error::Refused)
     }
 
-    fn validate(&self, proof: &Proof, session: &Session) -> Result<Identified, ValidateError> {
+    fn validate(&self, proof: &Proof, session: &Session) -> Result<Identified, Refusal> {
         let Some(identity) = &session.peers.identity else {
             let why = match self.peers.contains(&Role::JoinService) {
                 true => {
@@ -337,7 +337,7 @@ impl End<'_> {
                 }
                 false => "it proves nothing: it sends no attestation document",
             };
-            return Err(ValidateError(why.into()));
+            return Err(Kind::Unproven.because(why));
         };
         let validator = self
             .validator(identity)
@@ -358,17 +358,12 @@ impl End<'_> {
         })?;
         match session::role(&identified.user_data, &session.digest, secret) {
             Some(role) if self.peers.contains(&role) => Ok(identified),
-            Some(role) => Err(ValidateError(
-                format!(
-                    "its attestation document is that of a {}, expected that of a {}",
-                    role.name(),
-                    self.peers[0].name()
-                )
-                .into(),
-            )),
-            None => Err(ValidateError(
-                "its attestation document is for another connection".into(),
-            )),
+            Some(role) => Err(Kind::Binding.because(format!(
+                "its attestation document is that of a {}, expected that of a {}",
+                role.name(),
+                self.peers[0].name()
+            ))),
+            None => Err(Kind::Nonce.because("its attestation document is for another connection")),
         }
     }
 }

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use super::dummy::{Dummy, OID, OTHER_OID};
 use super::*;
+use attest::refusal::Kind;
 use attest::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, ValidateError,
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
     Validator,
 };
 use support::mutation::mutations;
@@ -107,12 +108,12 @@ impl Validator for Picky {
         Dummy(OID).properties()
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
         Ok(None)
     }
 
-    fn judge(&self, _: &Evidence<'_>) -> Result<Identified, ValidateError> {
-        Err(ValidateError("PCR 4 is 00, not 11".into()))
+    fn judge(&self, _: &Evidence<'_>) -> Result<Identified, Refusal> {
+        Err(Kind::Unproven.because("PCR 4 is 00, not 11"))
     }
 
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {

@@ -55,9 +55,9 @@ pub use key_name::KeyName;
 pub use registers::{ClusterRegister, Registers};
 pub use session::{Identity, Request, Role};
 pub use tee::claims::{PlatformClaims, Property, TcbPart};
+pub use tee::refusal::{self, Refusal};
 pub use validator::{
-    Challenge, Claims, Evidence, Form, Identified, MAX_COLLATERAL, Properties, Session,
-    ValidateError, Validator,
+    Challenge, Claims, Evidence, Form, Identified, MAX_COLLATERAL, Properties, Session, Validator,
 };
 
 /// The OID of an attestation variant in a certificate: DER with tag and length, e.g. `06 05 2b cd

@@ -4,11 +4,15 @@
 use std::time::Duration;
 
 use rustls_pki_types::{CertificateDer, UnixTime};
+use tee::refusal::{Kind, Refusal};
 
 /// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. Its key must be on
-/// P-256, as in the certificates of Firstlight and Constellation. The error is a clause.
-pub fn verify(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
-    let unreadable = |error| format!("its certificate cannot be read: {}", in_words(&error));
+/// P-256, as in the certificates of Firstlight and Constellation.
+pub fn verify(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, Refusal> {
+    let refused = |what: &str, error: &webpki::Error| {
+        Kind::of_chain(error).because(format!("its certificate {what}: {}", in_words(error)))
+    };
+    let unreadable = |error| refused("cannot be read", &error);
     let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
     let leaf = webpki::EndEntityCert::try_from(certificate).map_err(unreadable)?;
     let anchors = [root];
@@ -30,10 +34,7 @@ pub fn verify(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, String> {
         Err(webpki::Error::CertNotValidYet { not_before, .. }) => at(not_before),
         verified => verified,
     };
-    verified.map_err(|error| {
-        let why = in_words(&error);
-        format!("its certificate is not properly self-signed: {why}")
-    })?;
+    verified.map_err(|error| refused("is not properly self-signed", &error))?;
     Ok(leaf.subject_public_key_info().as_ref().to_vec())
 }
 

@@ -1,12 +1,12 @@
 //! The interface of a variant on the side that judges a document.
 
-use std::fmt;
 use std::sync::Arc;
 
 use base::boot::Stage;
 use proto::attested::Collateral;
 use rustls_pki_types::CertificateDer;
 use tee::claims::PlatformClaims;
+use tee::refusal::{Kind, Refusal};
 use tpm::{Credential, EndorsementKind};
 use zeroize::Zeroizing;
 
@@ -25,10 +25,10 @@ pub trait Validator: Send + Sync {
     /// Returns a challenge, which the TPM of a peer must decrypt to prove that its attestation key
     /// is certified; `None` if the policy does not require this of the key. At this time nothing in
     /// the peer's endorsements is verified.
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError>;
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal>;
     /// Judges evidence: its document must be genuine, fresh for the nonce and accepted by the
     /// policy. Attested TLS checks to which connection the returned user data bind it.
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError>;
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal>;
     /// Returns a fixed validator for one connection, if the policy of this one may change during
     /// the handshake.
     fn of_connection(&self) -> Option<Arc<dyn Validator>>;
@@ -43,7 +43,7 @@ pub struct Properties {
     /// Returns the public key (DER SubjectPublicKeyInfo) of a self-signed certificate; always
     /// [`self_signed::verify`](super::self_signed::verify). A program without validators does not
     /// link that function.
-    pub self_signed: fn(&CertificateDer<'_>) -> Result<Vec<u8>, String>,
+    pub self_signed: fn(&CertificateDer<'_>) -> Result<Vec<u8>, Refusal>,
     /// Whether [`Validator::challenge`] may return a challenge.
     pub challenges: bool,
     /// Whether the peer must send the collateral of its document, because this program does not
@@ -147,23 +147,12 @@ impl<'a> Evidence<'a> {
     }
 
     /// Refuses evidence of the old form if the validator requires the strong form.
-    pub fn check_form(&self, properties: &Properties) -> Result<(), ValidateError> {
+    pub fn check_form(&self, properties: &Properties) -> Result<(), Refusal> {
         match self.session.is_none() && properties.requires_strong {
             false => Ok(()),
-            true => Err(ValidateError(
-                "the policy requires the strong form of attested TLS (\"require\":\"strong\"), and it used the old one".into(),
+            true => Err(Kind::Form.because(
+                "the policy requires the strong form of attested TLS (\"require\":\"strong\"), and it used the old one",
             )),
         }
-    }
-}
-
-/// Why a document was refused. `Display` is for the validating side and names registers; the peer
-/// learns only that the document was refused.
-#[derive(Debug, Clone)]
-pub struct ValidateError(pub Arc<str>);
-
-impl fmt::Display for ValidateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }

@@ -27,10 +27,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use node::service_trust::{ClusterId, Proof, ServiceVerifier, Settings};
 use verifier::carried::Carried;
+use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{
     Challenge, Evidence, Identified, Identity, Image, Measurement, Policy, PolicyError, Properties,
-    Registers, Stage, ValidateError, Validator, Variant,
+    Refusal, Registers, Stage, Validator, Variant,
 };
 
 /// The registers of boot loader, kernel, initrd and kernel command line (UAPI group, "Linux TPM PCR
@@ -191,34 +192,32 @@ impl ServiceVerifier for Judge {
 }
 
 impl Judge {
-    fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, String> {
+    fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let session = evidence.session.as_ref();
         if let Some(brought) = session.and_then(|session| session.collateral) {
             self.carried.take(brought);
         }
         let identified = self.images.judge(evidence).or_else(|why| {
             // an error here is not caused by the image
-            let identified = self.any.judge(evidence);
-            identified.map_err(|error| error.to_string())?;
-            Err(format!(
+            self.any.judge(evidence)?;
+            Err(why.reworded(|why| format!(
                 "{why}\nit is not {OWN_IMAGE}: if it is another image of the cluster, name it in the setting service-policy"
-            ))
+            )))
         })?;
-        let cluster = identified
-            .cluster
-            .clone()
-            .ok_or("PCR 15 was not quoted, so it names no cluster")?;
+        let cluster = identified.cluster.clone().ok_or_else(|| {
+            Kind::Unproven.because("PCR 15 was not quoted, so it names no cluster")
+        })?;
         let name = cluster.name();
         if cluster.is_fresh() {
-            return Err(format!(
-                "{name} is zero, so its machine belongs to no cluster"
-            ));
+            let text = format!("{name} is zero, so its machine belongs to no cluster");
+            return Err(Kind::Measurement.because(text).of(name));
         }
         if let Some(pinned) = self.pinned.filter(|pinned| !cluster.is_of(&pinned.0)) {
             let expected = cluster.kind().after(&pinned.0);
-            return Err(format!(
+            let refusal = Kind::Measurement.because(format!(
                 "{name}: expected {expected}, got {cluster}; its machine belongs to another cluster than the setting cluster-id names"
             ));
+            return Err(refusal.of(name).values(expected, cluster));
         }
         // a connection has exactly one proof of the server
         let _ = self.proof.set(Proof {
@@ -237,13 +236,12 @@ impl Validator for Judge {
         }
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.images.challenge(peer)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         self.check(evidence)
-            .map_err(|why| ValidateError(why.into()))
     }
 
     fn of_connection(&self) -> Option<Arc<dyn Validator>> {

@@ -19,7 +19,7 @@ use rpc::grpc::Channel;
 use transport::Transport;
 use verifier::stage::validator_at_any_stage;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, KeyName, Policy, Properties, Stage, ValidateError,
+    Challenge, Evidence, Identified, Identity, KeyName, Policy, Properties, Refusal, Stage,
     Validator, Variant,
 };
 
@@ -315,11 +315,11 @@ impl Validator for FreshOrMember {
         self.fresh.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.fresh.challenge(peer)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         self.fresh
             .judge(evidence)
             .or_else(|why| self.member.judge(evidence).map_err(|_| why))
@@ -355,12 +355,12 @@ impl Validator for AnyStanding {
         self.any.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.any.challenge(peer)
     }
 
     /// Returns the result of the validator for any standing, and notes the standing.
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let identified = self.any.judge(evidence)?;
         let meets = |validator: &Arc<dyn Validator>| validator.judge(evidence).is_ok();
         let standing = match &self.member {

@@ -6,10 +6,11 @@ use rustls::pki_types::UnixTime;
 use zeroize::Zeroizing;
 
 use tpm::EndorsementKind;
+use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, KeyName, Policy, Properties, ValidateError,
-    Validator, Variant,
+    Challenge, Evidence, Identified, Identity, KeyName, Policy, Properties, Refusal, Validator,
+    Variant,
 };
 
 use crate::roots::Root;
@@ -116,12 +117,12 @@ impl Validator for Certifying {
         }
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.make_challenge(peer, UnixTime::now())
-            .map_err(|why| ValidateError(why.into()))
+            .map_err(|why| Kind::Machine.because(why))
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         self.inner.judge(evidence)
     }
 

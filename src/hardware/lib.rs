@@ -5,11 +5,11 @@
 
 pub mod json;
 mod list;
-pub mod refusal;
+
 pub mod snp;
 pub mod tdx;
 
-pub use refusal::Refusal;
 pub use tee::claims::{self, PlatformClaims};
+pub use tee::refusal::{self, Refusal};
 
 use base::text::{hex, unhex};

@@ -549,8 +549,9 @@ fn to_string(error: impl fmt::Display) -> String {
 mod tests {
     use std::net::TcpListener;
 
+    use attest::refusal::Kind;
     use attest::{
-        Challenge, Evidence, Identified, Identity, IssueError, Oid, Properties, ValidateError,
+        Challenge, Evidence, Identified, Identity, IssueError, Oid, Properties, Refusal,
         self_signed,
     };
     use rpc::grpc::{Limits, Router, Server};
@@ -643,12 +644,12 @@ mod tests {
             }
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
             Ok(None)
         }
 
-        fn judge(&self, _: &Evidence<'_>) -> Result<Identified, ValidateError> {
-            Err(ValidateError("PCR 4 differs".into()))
+        fn judge(&self, _: &Evidence<'_>) -> Result<Identified, Refusal> {
+            Err(Kind::Unproven.because("PCR 4 differs"))
         }
 
         fn of_connection(&self) -> Option<Arc<dyn Validator>> {

@@ -14,6 +14,7 @@ use roots::chain::{authorities_certify, in_words};
 use super::hex;
 use super::instance::Demands;
 use super::policy::PolicyError;
+use super::refusal::{Kind, Refusal};
 
 /// Maximum number of certificates between that of the key and the root.
 const MAX_CHAIN: usize = 8;
@@ -88,48 +89,39 @@ impl Root {
     }
 }
 
-/// Why a certificate is refused.
-#[derive(Debug)]
-pub enum Refused {
-    /// It does not lead to a root. Another issuer's certificate may help: a CA can have several
-    /// keys under one name.
-    NoChain(String),
-    /// Its statement about its key is wrong.
-    Key(String),
-}
+/// What an error about the certificate of an attestation key starts with.
+const OF_KEY: &str = "the certificate of the attestation key";
 
-impl From<Refused> for String {
-    fn from(refused: Refused) -> String {
-        match refused {
-            Refused::NoChain(why) | Refused::Key(why) => why,
-        }
+/// Returns the fields of a certificate that is one of the attestation key `spki`
+/// (SubjectPublicKeyInfo, DER) and usable for signatures. Who signed it is not verified.
+pub fn of_key<'a>(certificate: &'a [u8], spki: &[u8]) -> Result<Certificate<'a>, Refusal> {
+    let wrong = |kind: Kind, why: &str| kind.because(format!("{OF_KEY} {why}"));
+    let fields = Certificate::parse(certificate);
+    let fields = fields.map_err(|_| wrong(Kind::Malformed, "cannot be read"))?;
+    if fields.key() != spki {
+        let why = "is of another key than the one that signed the quote";
+        return Err(wrong(Kind::Binding, why));
+    }
+    match fields.key_usage() {
+        Some(bits) if bits & DIGITAL_SIGNATURE != 0 => Ok(fields),
+        _ => Err(wrong(
+            Kind::Certificate,
+            "is not one for signatures (key usage)",
+        )),
     }
 }
 
-/// Returns the name of the root that certifies the attestation key `spki` (SubjectPublicKeyInfo,
-/// DER), and the fields of the certificate. It must lead to one of the roots at this time, and be
-/// usable for signatures; `usage` is the extended key usage that the cloud's certificates have.
+/// Returns the name of the root that certifies an attestation key: its certificate must lead to one
+/// of the roots at this time; `usage` is the extended key usage that the cloud's certificates have.
 pub fn verify<'a>(
-    certificate: &'a [u8],
+    certificate: &[u8],
     chain: &[Vec<u8>],
     roots: &'a [Root],
     usage: KeyUsage,
-    spki: &[u8],
     now: UnixTime,
-) -> Result<(&'a str, Certificate<'a>), Refused> {
-    let wrong = |why: &str| format!("the certificate of the attestation key {why}");
-    let of_key = |why: &str| Refused::Key(wrong(why));
-    let fields = Certificate::parse(certificate).map_err(|_| of_key("cannot be read"))?;
-    if fields.key() != spki {
-        let why = "is of another key than the one that signed the quote";
-        return Err(of_key(why));
-    }
-    if !matches!(fields.key_usage(), Some(bits) if bits & DIGITAL_SIGNATURE != 0) {
-        return Err(of_key("is not one for signatures (key usage)"));
-    }
-    let root = root_of(certificate, chain, roots, usage, now);
-    let root = root.map_err(|why| Refused::NoChain(wrong(&why)))?;
-    Ok((root, fields))
+) -> Result<&'a str, Refusal> {
+    root_of(certificate, chain, roots, usage, now)
+        .map_err(|refusal| refusal.reworded(|why| format!("{OF_KEY} {why}")))
 }
 
 /// Returns the name of the root to which a certificate leads at this time, for this use. An error
@@ -140,22 +132,23 @@ pub fn root_of<'a>(
     roots: &'a [Root],
     usage: KeyUsage,
     now: UnixTime,
-) -> Result<&'a str, String> {
+) -> Result<&'a str, Refusal> {
     if chain.len() > MAX_CHAIN {
         let count = chain.len();
-        return Err(format!(
+        return Err(Kind::Malformed.because(format!(
             "has a chain of {count} certificates, expected at most {MAX_CHAIN}"
-        ));
+        )));
     }
     let mut all = chain.iter().map(Vec::as_slice).chain([certificate]);
     if all.any(|one| one.len() > MAX_CERTIFICATE) {
-        return Err(format!(
+        return Err(Kind::Malformed.because(format!(
             "or one above it is longer than {MAX_CERTIFICATE} bytes"
-        ));
+        )));
     }
     let leaf = CertificateDer::from(certificate);
-    let leaf = EndEntityCert::try_from(&leaf)
-        .map_err(|error| format!("is refused: {}", in_words(&error)))?;
+    let leaf = EndEntityCert::try_from(&leaf).map_err(|error| {
+        Kind::of_chain(&error).because(format!("is refused: {}", in_words(&error)))
+    })?;
     let mut why = None;
     for root in roots {
         let chain = chain.iter().map(|one| CertificateDer::from(one.as_slice()));
@@ -178,11 +171,11 @@ pub fn root_of<'a>(
         }
     }
     Err(match why {
-        Some((root, error)) => format!(
+        Some((root, error)) => Kind::of_chain(&error).because(format!(
             "is refused under the root {:?}: {}",
             root.name,
             in_words(&error)
-        ),
-        None => "leads to none of the roots that count".into(),
+        )),
+        None => Kind::Chain.because("leads to none of the roots that count"),
     })
 }

@@ -21,6 +21,7 @@ use super::ak_certificate::Root;
 use super::document::Base64;
 use super::instance::{Demands, ID, Instance, Sha384};
 use super::nitro_document::NitroDocument;
+use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
 use super::vtpm::Evidence;
 use super::{PlatformClaims, Policy, PolicyError, hex};
@@ -72,13 +73,15 @@ impl AwsHypervisor {
         evidence: &Evidence<'_>,
         document: Option<&Base64>,
         instance_id: Option<&str>,
-    ) -> Result<PlatformClaims, String> {
-        let document = document.ok_or(
+    ) -> Result<PlatformClaims, Refusal> {
+        let document = document.ok_or_else(|| Kind::Unproven.because(
             "the policy demands what AWS's hypervisor signs (cloud), and the machine sent no attestation document of its NitroTPM: its \
              log says why. If it can make none, remove cloud from the policy, and name its key (attestationKeys)",
-        )?;
+        ))?;
         self.judge_document(evidence, &document.0, instance_id)
-            .map_err(|why| format!("the attestation document of the NitroTPM: {why}"))
+            .map_err(|refusal| {
+                refusal.reworded(|why| format!("the attestation document of the NitroTPM: {why}"))
+            })
     }
 
     fn judge_document(
@@ -86,24 +89,28 @@ impl AwsHypervisor {
         evidence: &Evidence<'_>,
         document: &[u8],
         instance_id: Option<&str>,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         let document = NitroDocument::parse(document)?;
         let root = document.verify(&self.roots, UnixTime::now())?;
         if document.nonce.as_deref() != Some(&evidence.extra_data) {
-            return Err("it was made for another connection: its nonce does not match".into());
+            return Err(
+                Kind::Nonce.because("it was made for another connection: its nonce does not match")
+            );
         }
         if document.public_key.as_ref() != Some(&evidence.spki) {
-            return Err("it names another key than the one that signed the quote".into());
+            return Err(
+                Kind::Binding.because("it names another key than the one that signed the quote")
+            );
         }
         let module = &document.module;
-        let (id, _) = module
-            .split_once("-tpm")
-            .ok_or_else(|| format!("it is of {module:.80}, which is no NitroTPM"))?;
+        let (id, _) = module.split_once("-tpm").ok_or_else(|| {
+            Kind::Unproven.because(format!("it is of {module:.80}, which is no NitroTPM"))
+        })?;
         if let Some(said) = instance_id.filter(|said| *said != id) {
             let said = text::quoted(said, 80);
-            return Err(format!(
+            return Err(Kind::Binding.because(format!(
                 "it is of {module:.80}, and the machine says that it is {said}"
-            ));
+            )));
         }
         let instance = Instance {
             id: Some(id.into()),
@@ -128,14 +135,15 @@ impl AwsHypervisor {
 
     /// Asks EC2 about the instance in the claims, if the policy has requirements that only EC2 can
     /// answer.
-    pub fn confirm(&self, mut platform: PlatformClaims) -> Result<PlatformClaims, String> {
+    pub fn confirm(&self, mut platform: PlatformClaims) -> Result<PlatformClaims, Refusal> {
         if self.signed == self.demands {
             return Ok(platform);
         }
         let is_id = |property: &Property| property.name == ID;
         let id = platform.properties.iter().find(|one| is_id(one));
-        let id = id.ok_or("the claims name no instance of EC2")?;
-        let instance = self.sources.ec2_instance(&id.value)?;
+        let id = id.ok_or_else(|| Kind::Unproven.because("the claims name no instance of EC2"))?;
+        let instance = self.sources.ec2_instance(&id.value);
+        let instance = instance.map_err(|why| Kind::Collateral.because(why))?;
         self.demands.judge(&instance)?;
         platform.properties.retain(|one| !is_id(one));
         platform.properties.extend(instance.properties());
@@ -145,32 +153,37 @@ impl AwsHypervisor {
 
 /// Checks that the document has all PCRs of one of these sets. The error describes the set with the
 /// fewest differences.
-fn check_signed(document: &NitroDocument, sets: &[Sha384]) -> Result<(), String> {
-    let others = |set: &Sha384| -> Vec<String> {
+fn check_signed(document: &NitroDocument, sets: &[Sha384]) -> Result<(), Refusal> {
+    let others = |set: &Sha384| -> Vec<Refusal> {
         let line = |(index, expected): (&u32, &String)| {
             let got = document.pcrs.get(index).map(|value| hex(value));
             let is_other = got.as_ref() != Some(expected);
             let got = got.unwrap_or_else(|| "nothing".into());
-            is_other.then(|| format!("SHA-384 PCR {index}: expected {expected}, got {got}"))
+            let text = format!("SHA-384 PCR {index}: expected {expected}, got {got}");
+            let refusal = Kind::Measurement
+                .because(text)
+                .of(format!("SHA-384 PCR {index}"));
+            is_other.then(|| refusal.values(expected, got))
         };
         set.iter().filter_map(line).collect()
     };
-    match sets.iter().map(others).min_by_key(Vec::len) {
-        Some(others) if !others.is_empty() => Err(others.join("; ")),
-        _ => Ok(()),
-    }
+    let nearest = sets.iter().map(others).min_by_key(Vec::len);
+    // one line, as this is a part of a sentence
+    Refusal::unless_none(nearest.unwrap_or_default())
+        .map_err(|refusal| refusal.reworded(|lines| lines.replace('\n', "; ")))
 }
 
 /// Checks that the document's values equal those that the TPM quoted, if it quoted that bank.
-fn check_quoted(document: &NitroDocument, evidence: &Evidence<'_>) -> Result<(), String> {
+fn check_quoted(document: &NitroDocument, evidence: &Evidence<'_>) -> Result<(), Refusal> {
     let Some(quoted) = evidence.pcrs_of(Bank::Sha384)? else {
         return Ok(());
     };
     for (index, value) in &document.pcrs {
         if quoted.get(index).is_some_and(|quoted| quoted != value) {
-            return Err(format!(
-                "its PCR {index} is not the one that the TPM quoted"
-            ));
+            let text = format!("its PCR {index} is not the one that the TPM quoted");
+            return Err(Kind::Binding
+                .because(text)
+                .of(format!("SHA-384 PCR {index}")));
         }
     }
     Ok(())

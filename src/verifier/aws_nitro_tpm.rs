@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::aws_hypervisor::AwsHypervisor;
 use super::document::Base64;
 use super::judged::{CLOUD, KEYS, OF_AWS};
+use super::refusal::Refusal;
 use super::sources::Sources;
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
@@ -54,7 +55,7 @@ impl Endorser for AwsNitroTpm {
         self.0.endorses_keys()
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let info: InstanceInfo = evidence.info()?;
         let document = info.document.as_ref();
         if document.is_none() && !self.0.is_demanded() {
@@ -69,7 +70,7 @@ impl Endorser for AwsNitroTpm {
         &self,
         _evidence: &Evidence<'_>,
         platform: PlatformClaims,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         self.0.confirm(platform)
     }
 }

@@ -13,6 +13,7 @@ pub use attest::aws_sev_snp::*;
 
 use super::aws_hypervisor::AwsHypervisor;
 use super::judged::{CLOUD, KEYS, OF_AWS, SNP};
+use super::refusal::Refusal;
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
 use super::vtpm::{self, Endorser, Evidence};
@@ -54,7 +55,7 @@ impl Endorser for AwsChip {
         self.hypervisor.endorses_keys()
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let info = evidence.info::<InstanceInfo>()?;
         // first, because the judgement of the report may fetch a certificate
         let signed = match self.hypervisor.is_demanded() {
@@ -79,7 +80,7 @@ impl Endorser for AwsChip {
         &self,
         _evidence: &Evidence<'_>,
         platform: PlatformClaims,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         self.hypervisor.confirm(platform)
     }
 }

@@ -12,6 +12,7 @@ use hardware::snp::report::{Report, Signer};
 use super::hcl::RuntimeData;
 use super::judged::{KEYS, SNP};
 use super::maa::Question;
+use super::refusal::{Kind, Refusal};
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
 use super::vtpm::{self, Endorser, Evidence};
@@ -57,16 +58,16 @@ impl Endorser for AzureChip {
         self.hardware.pins_firmware()
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let info: InstanceInfo = evidence.info()?;
         let azure = info.azure.as_ref();
-        let azure = azure.ok_or("the document has no runtime data")?;
+        let azure =
+            azure.ok_or_else(|| Kind::Malformed.because("the document has no runtime data"))?;
         let report = Report::parse(&info.attestation_report.0)?;
         let data = RuntimeData::verify(&azure.runtime_data.0, &report.report_data, &evidence.spki)?;
         if report.signer()? != Signer::Vcek {
-            return Err(
-                "the report is signed by a VLEK, which machines of Azure do not have".into(),
-            );
+            return Err(Kind::Certificate
+                .because("the report is signed by a VLEK, which machines of Azure do not have"));
         }
         self.policy
             .snp()
@@ -82,7 +83,7 @@ impl Endorser for AzureChip {
         &self,
         evidence: &Evidence<'_>,
         mut platform: PlatformClaims,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         let demands = self.policy.snp();
         if !demands.asks_microsoft() {
             return Ok(platform);
@@ -101,11 +102,12 @@ impl Endorser for AzureChip {
             runtime_data: info.azure.as_ref().map_or(&[], |it| &it.runtime_data.0),
         };
         let word = self.sources.microsofts_word(&question);
-        word.and_then(|word| word.check(url, &report)).map_err(|why| {
-            format!(
+        let word = word.map_err(|why| Kind::Collateral.because(why));
+        word.and_then(|word| word.check(url, &report)).map_err(|refusal| {
+            refusal.reworded(|why| format!(
                 "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name, and Microsoft's attestation service has not vouched for it: {why}",
                 super::hex(&report.id_key_digest)
-            )
+            ))
         })?;
         platform.signed_by += &format!("; the firmware is Azure's by {url}");
         Ok(platform)

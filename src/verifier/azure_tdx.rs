@@ -9,6 +9,7 @@ use hardware::tdx::quote::Quote;
 use super::document::Document;
 use super::hcl::RuntimeData;
 use super::judged::{KEYS, TDX};
+use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
 use super::td;
 use super::vtpm::{self, Endorser, Evidence};
@@ -60,9 +61,10 @@ impl Endorser for Paravisor {
         self.policy.tdx().pins_firmware()
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let info: InstanceInfo = evidence.info()?;
-        let quote = Quote::parse(&info.attestation_report.0).map_err(|error| error.to_string())?;
+        let quote = Quote::parse(&info.attestation_report.0)
+            .map_err(|error| Kind::Malformed.because(error.to_string()))?;
         let data = RuntimeData::verify(
             &info.runtime_data.0,
             &quote.body.report_data,

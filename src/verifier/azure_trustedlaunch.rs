@@ -15,6 +15,7 @@ use webpki::KeyUsage;
 use super::ak_certificate::{self, Root};
 use super::instance::{Demands, Instance};
 use super::judged::{CLOUD, KEYS};
+use super::refusal::{Kind, Refusal};
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
@@ -66,26 +67,26 @@ impl Endorser for AzureAuthority {
         true
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let info: InstanceInfo = evidence.info()?;
         let above = [info.ca].into_iter().chain(info.chain).map(|one| one.0);
         let chain: Vec<_> = above.filter(|one| !one.is_empty()).collect();
-        let (root, certificate) = ak_certificate::verify(
+        let certificate = ak_certificate::of_key(&info.ak_cert.0, &evidence.spki)?;
+        let root = ak_certificate::verify(
             &info.ak_cert.0,
             &chain,
             &self.roots,
             KeyUsage::required(ATTESTATION_KEY),
-            &evidence.spki,
             UnixTime::now(),
         )?;
         let name = certificate.common_name().unwrap_or_default();
         let id = NAMES.iter().find_map(|end| name.strip_suffix(end));
         let id = id.ok_or_else(|| {
-            format!(
+            Kind::Certificate.because(format!(
                 "the certificate of the attestation key is of {}, expected *{}",
                 text::quoted(name, 80),
                 NAMES.join(" or *")
-            )
+            ))
         })?;
         let instance = Instance {
             id: Some(id.into()),

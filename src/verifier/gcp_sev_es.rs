@@ -14,10 +14,11 @@ use base::x509::Certificate;
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
-use super::ak_certificate::{self, Refused, Root};
+use super::ak_certificate::{self, Root};
 use super::event_log::{self, EV_NO_ACTION, Event};
 use super::instance::{Demands, Instance};
 use super::judged::{CLOUD, KEYS, OF_GOOGLE};
+use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
@@ -82,41 +83,40 @@ impl GoogleAuthority {
         &'a self,
         evidence: &'a Evidence<'_>,
         names: &Names,
-    ) -> Result<(&'a str, Instance), String> {
+    ) -> Result<(&'a str, Instance), Refusal> {
         if evidence.key_certificate.is_empty() {
-            return Err(format!(
+            return Err(Kind::Unproven.because(format!(
                 "the document has no certificate of the attestation key (ak_cert): machines have it at the NV index {CERTIFICATE_INDEX:#x}"
-            ));
+            )));
         }
         let certificate = evidence.key_certificate;
+        let fields = ak_certificate::of_key(certificate, &evidence.spki)?;
         let verify = |chain: &[Vec<u8>]| {
-            let (spki, now) = (&evidence.spki, UnixTime::now());
-            ak_certificate::verify(certificate, chain, &self.roots, usage(), spki, now)
+            ak_certificate::verify(certificate, chain, &self.roots, usage(), UnixTime::now())
         };
-        let demanded = |certificate: &Certificate<'_>| -> Result<Instance, String> {
+        let demanded = |certificate: &Certificate<'_>| -> Result<Instance, Refusal> {
             let instance = instance(certificate)?;
             check_named(&instance, names)?;
             self.demands.judge(&instance)?;
             Ok(instance)
         };
-        let (root, certificate) = verify(&[]).or_else(|refused| {
-            let Refused::NoChain(why) = refused else {
-                return Err(refused.into());
-            };
+        // another issuer's certificate may help: a CA can have several keys under one name
+        let root = verify(&[]).or_else(|refused| {
             // anybody can make such a certificate: send no request for one that is refused anyway
-            let unverified = Certificate::parse(certificate).map_err(|_| why.clone())?;
-            demanded(&unverified).map_err(|other| format!("{why}; besides, {other}"))?;
+            if let Err(other) = demanded(&fields) {
+                return Err(refused.reworded(|why| format!("{why}; besides, {other}")));
+            }
             match self.sources.issuer(certificate) {
-                Ok(None) => Err(why),
+                Ok(None) => Err(refused),
                 Ok(Some(issuer)) => {
                     let verified = verify(&[issuer])?;
                     self.sources.keep_issuer(certificate);
                     Ok(verified)
                 }
-                Err(missing) => Err(format!("{why}; {missing}")),
+                Err(missing) => Err(refused.reworded(|why| format!("{why}; {missing}"))),
             }
         })?;
-        Ok((root, demanded(&certificate)?))
+        Ok((root, demanded(&fields)?))
     }
 }
 
@@ -130,11 +130,10 @@ impl Endorser for GoogleAuthority {
         true
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let names: Names = evidence.info()?;
         let (root, instance) = self.certified(evidence, &names)?;
-        let pcr_0 = evidence.pcrs.get(&0).ok_or("PCR 0 was not quoted")?;
-        let firmware = Firmware::measured(evidence.event_log, pcr_0)?;
+        let firmware = Firmware::measured(evidence.event_log, evidence.pcr_0()?)?;
         firmware.check()?;
         let mut properties = instance.properties();
         properties.push(hardware::claims::Property {
@@ -158,15 +157,19 @@ pub fn usage() -> KeyUsage {
 }
 
 /// Returns the instance that a certificate contains.
-pub fn instance(certificate: &Certificate<'_>) -> Result<Instance, String> {
+pub fn instance(certificate: &Certificate<'_>) -> Result<Instance, Refusal> {
+    let wrong = |why| Kind::Certificate.because(why);
     let extension = certificate
         .extension(INSTANCE)
-        .ok_or("the certificate of the attestation key names no instance")?;
-    let (instance, is_production) = read_instance(extension)
-        .map_err(|_| "the instance in the certificate of the attestation key cannot be read")?;
+        .ok_or_else(|| wrong("the certificate of the attestation key names no instance"))?;
+    let (instance, is_production) = read_instance(extension).map_err(|_| {
+        wrong("the instance in the certificate of the attestation key cannot be read")
+    })?;
     match is_production {
         true => Ok(instance),
-        false => Err("the certificate of the attestation key is not of Google's production".into()),
+        false => Err(wrong(
+            "the certificate of the attestation key is not of Google's production",
+        )),
     }
 }
 
@@ -222,17 +225,16 @@ fn number(fields: &mut der::Reader<'_>) -> Result<String, der::Malformed> {
 
 /// Checks that the document names the same instance as the certificate, because other code uses the
 /// document's names.
-fn check_named(instance: &Instance, info: &Names) -> Result<(), String> {
+fn check_named(instance: &Instance, info: &Names) -> Result<(), Refusal> {
     let project = instance.project.as_ref().map(|(name, _)| name);
     let is_same = instance.zone.as_ref() == Some(&info.zone)
         && project == Some(&info.project_id)
         && instance.name.as_ref() == Some(&info.instance_name);
     match is_same {
         true => Ok(()),
-        false => Err(
-            "the document names another instance than the certificate of its attestation key"
-                .into(),
-        ),
+        false => Err(Kind::Binding.because(
+            "the document names another instance than the certificate of its attestation key",
+        )),
     }
 }
 
@@ -252,10 +254,11 @@ impl Firmware {
     ///
     /// The types of events are not measured. So each event is recognized by its data, whose hash
     /// must be the event's digest.
-    pub fn measured(log: &[u8], pcr_0: &[u8]) -> Result<Firmware, String> {
-        let events = event_log::replayed(log, 0, pcr_0).ok_or(
+    pub fn measured(log: &[u8], pcr_0: &[u8]) -> Result<Firmware, Refusal> {
+        let unproven = |why| Kind::Unproven.because(why).of("PCR 0");
+        let events = event_log::replayed(log, 0, pcr_0).ok_or_else(|| unproven(
             "the event log does not explain PCR 0, which says with what the host encrypts the memory",
-        )?;
+        ))?;
         let own = before_separator(&events)?;
         let only = |start: &[u8]| {
             let mut found = own.iter().filter_map(|data| data.strip_prefix(start));
@@ -264,33 +267,36 @@ impl Firmware {
         let version = only(&utf_16(FIRMWARE)).and_then(version);
         let technology = only(NONHOST_INFO).and_then(technology);
         Ok(Firmware {
-            version: version.ok_or("PCR 0 is not that of Google's firmware")?,
-            technology: technology
-                .ok_or("PCR 0 does not say with what the host encrypts the memory")?,
+            version: version.ok_or_else(|| unproven("PCR 0 is not that of Google's firmware"))?,
+            technology: technology.ok_or_else(|| {
+                unproven("PCR 0 does not say with what the host encrypts the memory")
+            })?,
         })
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), Refusal> {
         match self {
-            Firmware { version: 0, .. } => Err("the firmware is older than version 1".into()),
+            Firmware { version: 0, .. } => {
+                Err(Kind::Outdated.because("the firmware is older than version 1"))
+            }
             Firmware {
                 technology: 1 | 2, ..
             } => Ok(()),
-            _ => Err(format!(
+            _ => Err(Kind::Protection.because(format!(
                 "the host encrypts the memory with {}, expected SEV or SEV-ES",
                 self.technology()
-            )),
+            ))),
         }
     }
 
     /// Checks that the host encrypts the memory with SEV-SNP.
-    pub fn check_snp(&self) -> Result<(), String> {
+    pub fn check_snp(&self) -> Result<(), Refusal> {
         match self.technology {
             4 => Ok(()),
-            _ => Err(format!(
+            _ => Err(Kind::Protection.because(format!(
                 "the host of the TPM encrypts the memory with {}, expected AMD SEV-SNP",
                 self.technology()
-            )),
+            ))),
         }
     }
 
@@ -309,7 +315,7 @@ impl Firmware {
 /// Returns the data of the events of PCR 0 before the separator, if its hash is the event's digest.
 /// Software can extend PCR 0 only after the separator, but could change the separator's type in the
 /// log.
-fn before_separator<'a>(events: &[Event<'a>]) -> Result<Vec<&'a [u8]>, String> {
+fn before_separator<'a>(events: &[Event<'a>]) -> Result<Vec<&'a [u8]>, Refusal> {
     let separators = SEPARATORS.map(|data| sha256(&[&data]));
     let mut own = vec![];
     for event in events.iter().filter(|event| event.kind != EV_NO_ACTION) {
@@ -318,18 +324,19 @@ fn before_separator<'a>(events: &[Event<'a>]) -> Result<Vec<&'a [u8]>, String> {
             (true, true) => return Ok(own),
             (false, false) => {}
             _ => {
-                return Err(format!(
+                return Err(Kind::Binding.because(format!(
                     "the event log gives an event of PCR 0 another type than its digest: expected {EV_SEPARATOR} (EV_SEPARATOR) with \
                      the digest of a separator, got type {}",
                     event.kind
-                ));
+                )));
             }
         }
         if event.sha256 == Some(&sha256(&[event.data])) {
             own.push(event.data);
         }
     }
-    Err("PCR 0 has no separator, so nobody knows where the firmware's part of it ends".into())
+    Err(Kind::Unproven
+        .because("PCR 0 has no separator, so nobody knows where the firmware's part of it ends"))
 }
 
 fn utf_16(text: &str) -> Vec<u8> {

@@ -7,6 +7,7 @@ pub use attest::gcp_sev_snp::*;
 
 use super::gcp_sev_es::{Firmware, GoogleAuthority};
 use super::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
+use super::refusal::{Kind, Refusal};
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
 use super::vtpm::{self, Endorser, Evidence};
@@ -49,18 +50,19 @@ impl Endorser for GoogleChip {
         true
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let info = evidence.info::<InstanceInfo>()?;
         let names = info.gcp.as_ref();
-        let names = names.ok_or("the instance info does not name Google's machine (GCP)")?;
+        let names = names.ok_or_else(|| {
+            Kind::Malformed.because("the instance info does not name Google's machine (GCP)")
+        })?;
         let mut claims = self
             .hardware
             .judge(&info, &report_data(&evidence.extra_data))?;
         // last, because it may fetch the certificate of Google's CA: only a machine with a genuine
         // report can cause that request
         let (root, instance) = self.google.certified(evidence, names)?;
-        let pcr_0 = evidence.pcrs.get(&0).ok_or("PCR 0 was not quoted")?;
-        Firmware::measured(evidence.event_log, pcr_0)?.check_snp()?;
+        Firmware::measured(evidence.event_log, evidence.pcr_0()?)?.check_snp()?;
         claims.signed_by += &format!("; the attestation key by {root}");
         claims.properties.extend(instance.properties());
         claims.bound = vec![

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::quote::rsa_spki;
+use super::refusal::{Kind, Refusal};
 use super::{printable, sha256};
 
 /// Maximum size of runtime data in bytes. Genuine data has about 1200.
@@ -54,25 +55,28 @@ struct Key {
 
 impl RuntimeData {
     /// Parses runtime data.
-    pub fn parse(json: &[u8]) -> Result<RuntimeData, String> {
+    pub fn parse(json: &[u8]) -> Result<RuntimeData, Refusal> {
         if json.len() > MAX_RUNTIME_DATA {
             let len = json.len();
-            return Err(format!(
+            return malformed(format!(
                 "the runtime data has {len} bytes, expected at most {MAX_RUNTIME_DATA}"
             ));
         }
         let members: Members = serde_json::from_slice(json).map_err(|error| {
             let error = printable(&error.to_string(), SHOWN_ERROR);
-            format!("the runtime data cannot be read: {error}")
+            Kind::Malformed.because(format!("the runtime data cannot be read: {error}"))
         })?;
         let mut keys = members.keys.iter().filter(|key| key.kid == ATTESTATION_KEY);
         let (Some(key), None) = (keys.next(), keys.next()) else {
-            return Err(format!(
+            return malformed(format!(
                 "the runtime data does not have exactly one key with the kid {ATTESTATION_KEY}"
             ));
         };
         let user_data = match members.user_data {
-            Some(text) => Some(unhex(&text).ok_or("the user-data of the runtime data is not hex")?),
+            Some(text) => match unhex(&text) {
+                Some(bytes) => Some(bytes),
+                None => return malformed("the user-data of the runtime data is not hex"),
+            },
             None => None,
         };
         let configuration = members.configuration.into_iter();
@@ -97,46 +101,49 @@ impl RuntimeData {
 
     /// Parses runtime data whose hash the hardware has signed: `report_data` is SHA-256 of it and
     /// 32 zeros. Its attestation key must be `spki`.
-    pub fn verify(json: &[u8], report_data: &[u8], spki: &[u8]) -> Result<RuntimeData, String> {
+    pub fn verify(json: &[u8], report_data: &[u8], spki: &[u8]) -> Result<RuntimeData, Refusal> {
         let Some((hash, zeros)) = report_data.split_at_checked(32) else {
-            return Err("the report of the hardware has no report data".into());
+            return malformed("the report of the hardware has no report data");
         };
         if hash != sha256(&[json]) || zeros != [0; 32] {
-            return Err(
-                "the hardware has signed other runtime data than that of the document".into(),
-            );
+            return Err(Kind::Binding
+                .because("the hardware has signed other runtime data than that of the document"));
         }
         let data = RuntimeData::parse(json)?;
         match data.attestation_key == spki {
             true => Ok(data),
-            false => Err(format!(
+            false => Err(Kind::Binding.because(format!(
                 "the attestation key is not the {ATTESTATION_KEY} of the runtime data"
-            )),
+            ))),
         }
     }
 }
 
 impl Key {
-    fn spki(&self) -> Result<Vec<u8>, String> {
+    fn spki(&self) -> Result<Vec<u8>, Refusal> {
         let number = |text: &Option<String>| {
             let text = text.as_deref().unwrap_or_default();
             URL_SAFE_NO_PAD
                 .decode(text)
-                .map_err(|_| format!("{ATTESTATION_KEY} is not in base64url"))
+                .or_else(|_| malformed(format!("{ATTESTATION_KEY} is not in base64url")))
         };
         let (modulus, exponent) = (number(&self.n)?, number(&self.e)?);
         if self.kty != "RSA" || exponent != [1, 0, 1] {
-            return Err(format!(
+            return malformed(format!(
                 "{ATTESTATION_KEY} is not an RSA key with the exponent 65537"
             ));
         }
         // the sizes that TPMs support; a number without leading zeros has one form (RFC 7518
         // §6.3.1.1)
         if !matches!(modulus.len(), 256 | 384 | 512) || modulus[0] >> 7 == 0 {
-            return Err(format!("the modulus of {ATTESTATION_KEY} has a wrong size"));
+            return malformed(format!("the modulus of {ATTESTATION_KEY} has a wrong size"));
         }
         Ok(rsa_spki(&modulus))
     }
+}
+
+fn malformed<T>(why: impl Into<String>) -> Result<T, Refusal> {
+    Err(Kind::Malformed.because(why))
 }
 
 fn plain(value: &Value) -> Option<String> {
@@ -181,7 +188,9 @@ mod tests {
         let (json, spki) = (json(), rsa_spki(&MODULUS));
         let signed = report_data(&json);
         let refusal = |json: &str, signed: &[u8], spki: &[u8]| {
-            RuntimeData::verify(json.as_bytes(), signed, spki).unwrap_err()
+            RuntimeData::verify(json.as_bytes(), signed, spki)
+                .unwrap_err()
+                .text
         };
         let altered = json.replace("\"secure-boot\":true", "\"secure-boot\":null");
         assert!(refusal(&altered, &signed, &spki).contains("other runtime data"));
@@ -221,7 +230,8 @@ mod tests {
             (" ".repeat(MAX_RUNTIME_DATA + 1), "at most"),
         ] {
             let error = RuntimeData::parse(bad.as_bytes()).unwrap_err();
-            assert!(error.contains(why), "{error}, expected {why}");
+            assert_eq!(error.kind, Kind::Malformed);
+            assert!(error.text.contains(why), "{error}, expected {why}");
         }
     }
 

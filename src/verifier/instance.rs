@@ -11,6 +11,7 @@
 //! of them, for machines with several images. Without `roots`, the variant's roots are trusted;
 //! with `roots`, only the named ones (or certificates in PEM, the root first).
 
+use super::refusal::{Kind, Refusal};
 use std::collections::BTreeMap;
 
 use base::text;
@@ -119,7 +120,7 @@ impl Demands {
     }
 
     /// Refuses an instance that the policy does not list.
-    pub fn judge(&self, instance: &Instance) -> Result<(), String> {
+    pub fn judge(&self, instance: &Instance) -> Result<(), Refusal> {
         let project = instance.project.as_ref();
         let projects: Vec<_> = project
             .into_iter()
@@ -173,20 +174,25 @@ fn from_one_or_several<'de, D: Deserializer<'de>>(
         .collect()
 }
 
-fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), String> {
+fn listed(what: &str, accepted: &[String], got: &[&str]) -> Result<(), Refusal> {
     if accepted.is_empty() || got.iter().any(|got| accepted.iter().any(|one| one == got)) {
         return Ok(());
     }
+    let field = format!("cloud.{what}s");
     Err(match got.first() {
         Some(got) => {
-            format!(
+            let text = format!(
                 "the {what} of the machine is {}, which the policy does not name",
                 text::quoted(got, 80)
-            )
+            );
+            Kind::Machine.because(text).of(field).got(got)
         }
-        None => format!(
-            "the policy names the accepted {what}s, and the cloud signed none for the machine"
-        ),
+        None => {
+            let text = format!(
+                "the policy names the accepted {what}s, and the cloud signed none for the machine"
+            );
+            Kind::Unproven.because(text).of(field)
+        }
     })
 }
 
@@ -276,9 +282,11 @@ mod tests {
                 "instance of the machine is \"42\"",
             ),
         ] {
-            assert!(judge(json, &named).unwrap_err().contains(why), "{json}");
+            let error = judge(json, &named).unwrap_err();
+            assert_eq!(error.kind, Kind::Machine);
+            assert!(error.text.contains(why), "{json}: {error}");
             let error = judge(json, &Instance::default()).unwrap_err();
-            assert!(error.contains("signed none"), "{error}");
+            assert_eq!(error.kind, Kind::Unproven, "{error}");
         }
         for other in ["", "12345678901", "123456789012 ", "12345678901a"] {
             let demands = format!(r#"{{"accounts":["{other}"]}}"#);

@@ -13,6 +13,7 @@
 use hardware::snp::report::Report;
 use serde::Deserialize;
 
+use super::refusal::{Kind, Refusal};
 use super::{hex, printable};
 
 /// The service's claims for an SEV-SNP machine with Azure's paravisor ("Claim sets of Azure
@@ -77,13 +78,14 @@ pub struct Word {
 impl Word {
     /// Checks that this token is from the service at this URL and says that this report is from
     /// Azure's paravisor.
-    pub fn check(&self, url: &str, report: &Report) -> Result<(), String> {
+    pub fn check(&self, url: &str, report: &Report) -> Result<(), Refusal> {
         let equal = |claim: &str, expected: &str, got: &str| {
             if expected.eq_ignore_ascii_case(got) {
                 return Ok(());
             }
             let got = printable(got, SHOWN);
-            Err(format!("{claim} is {got:?}, expected {expected:?}"))
+            let text = format!("{claim} is {got:?}, expected {expected:?}");
+            Err(Kind::Unproven.because(text).of(claim).values(expected, got))
         };
         let [issuer, url] = [&self.issuer, url].map(|url| url.trim_end_matches('/'));
         equal("iss", url, issuer)?;

@@ -24,6 +24,7 @@ use webpki::KeyUsage;
 
 use super::ak_certificate::{Root, root_of};
 use super::cbor;
+use super::refusal::{Kind, Refusal};
 
 /// The protected header {1: -35}: ECDSA with SHA-384.
 const ES384: &[u8] = &[0xa1, 0x01, 0x38, 0x22];
@@ -75,30 +76,33 @@ struct Fields {
 
 impl NitroDocument {
     /// Parses a document. Nothing may follow it.
-    pub fn parse(bytes: &[u8]) -> Result<NitroDocument, String> {
+    pub fn parse(bytes: &[u8]) -> Result<NitroDocument, Refusal> {
         if bytes.len() > MAX_DOCUMENT {
             let len = bytes.len();
-            return Err(format!(
+            return Err(Kind::Malformed.because(format!(
                 "it has {len} bytes, expected at most {MAX_DOCUMENT}"
-            ));
+            )));
         }
-        let (payload, signature) = envelope(bytes).map_err(|error| error.0)?;
-        let fields = Fields::read(&payload).map_err(|error| error.0)?;
-        fields.document(payload, signature)
+        let (payload, signature) = envelope(bytes)?;
+        let fields = Fields::read(&payload)?;
+        Ok(fields.document(payload, signature)?)
     }
 
     /// Checks that the hypervisor signed the document: its certificate leads to one of the roots at
     /// this time.
-    pub fn verify<'r>(&self, roots: &'r [Root], now: UnixTime) -> Result<&'r str, String> {
+    pub fn verify<'r>(&self, roots: &'r [Root], now: UnixTime) -> Result<&'r str, Refusal> {
         let usage = KeyUsage::client_auth(); // AWS's certificates name no use
         let root = root_of(&self.certificate, &self.chain, roots, usage, now)
-            .map_err(|why| format!("its certificate {why}"))?;
+            .map_err(|refusal| refusal.reworded(|why| format!("its certificate {why}")))?;
         let certificate = Certificate::parse(&self.certificate);
-        let certificate = certificate.map_err(|_| "its certificate cannot be read")?;
-        let point = point(certificate.key()).ok_or("the key of its certificate is not on P-384")?;
+        let certificate =
+            certificate.map_err(|_| Kind::Malformed.because("its certificate cannot be read"))?;
+        let point = point(certificate.key()).ok_or_else(|| {
+            Kind::Certificate.because("the key of its certificate is not on P-384")
+        })?;
         UnparsedPublicKey::new(&ECDSA_P384_SHA384_FIXED, point)
             .verify(&signed(&self.payload)?, &self.signature)
-            .map_err(|_| "its certificate's key did not sign it")?;
+            .map_err(|_| Kind::Signature.because("its certificate's key did not sign it"))?;
         Ok(root)
     }
 }
@@ -109,6 +113,12 @@ struct Malformed(String);
 impl From<minicbor::decode::Error> for Malformed {
     fn from(error: minicbor::decode::Error) -> Malformed {
         Malformed(format!("it cannot be read: {}", text::of_error(error)))
+    }
+}
+
+impl From<Malformed> for Refusal {
+    fn from(malformed: Malformed) -> Refusal {
+        Kind::Malformed.because(malformed.0)
     }
 }
 
@@ -176,14 +186,14 @@ impl Fields {
         }
     }
 
-    fn document(self, payload: Vec<u8>, signature: Vec<u8>) -> Result<NitroDocument, String> {
-        let missing = |name: &str| format!("it has no field {name}");
+    fn document(self, payload: Vec<u8>, signature: Vec<u8>) -> Result<NitroDocument, Malformed> {
+        let missing = |name: &str| Malformed(format!("it has no field {name}"));
         if self.digest.as_deref() != Some("SHA384") {
-            return Err("its digest is not SHA384".into());
+            return malformed("its digest is not SHA384");
         }
         let module = self.module.ok_or_else(|| missing("module_id"))?;
         if module.len() > MAX_NAME || !module.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("its module_id is not a name".into());
+            return malformed("its module_id is not a name");
         }
         let [public_key, user_data, nonce] = self.given.map(Option::flatten);
         Ok(NitroDocument {
@@ -239,7 +249,7 @@ fn given(reader: &mut Decoder<'_>) -> Result<Option<Vec<u8>>, Malformed> {
 }
 
 /// Returns the signed bytes: the Sig_structure of RFC 9052 §4.4.
-fn signed(payload: &[u8]) -> Result<Vec<u8>, String> {
+fn signed(payload: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut bytes = vec![0; payload.len() + 64];
     let room = bytes.len();
     let mut writer = Encoder::new(&mut bytes[..]);
@@ -248,7 +258,7 @@ fn signed(payload: &[u8]) -> Result<Vec<u8>, String> {
         writer.bytes(&[])?.bytes(payload)?;
         Ok::<_, minicbor::encode::Error<_>>(writer.writer().len())
     })();
-    let left = written.map_err(|_| "its payload is too long")?;
+    let left = written.map_err(|_| Malformed("its payload is too long".into()))?;
     bytes.truncate(room - left);
     Ok(bytes)
 }

@@ -9,6 +9,7 @@
 //! `firmwareSignerConfig` is Azure's. Next to them, `"snp":{..}` has the requirements that only
 //! Firstlight knows.
 
+use super::refusal::{Kind, Refusal};
 use base::text;
 use hardware::json::{Digits, is_default};
 use hardware::snp::demands;
@@ -159,7 +160,7 @@ impl Demands {
 
     /// Checks the key that signed the ID block of a machine, whose digest this is. Returns the URL
     /// of the service that must be asked about it; `None` if nobody must.
-    pub fn check_firmware_signer(&self, digest: &[u8; 48]) -> Result<Option<&str>, String> {
+    pub fn check_firmware_signer(&self, digest: &[u8; 48]) -> Result<Option<&str>, Refusal> {
         let Some(signer) = &self.firmware_signer_config else {
             return Ok(None);
         };
@@ -170,15 +171,19 @@ impl Demands {
             "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name",
             super::hex(digest)
         );
+        let refused = |text: String| {
+            let refusal = Kind::Measurement.because(text).of("firmwareSignerConfig");
+            refusal.got(super::hex(digest))
+        };
         match signer.enforcement_policy {
             Enforcement::WarnOnly => {
                 log::warn!("{why}");
                 Ok(None)
             }
-            Enforcement::Equal => Err(why),
-            Enforcement::MaaFallback if signer.maa_url.is_empty() => Err(format!(
+            Enforcement::Equal => Err(refused(why)),
+            Enforcement::MaaFallback if signer.maa_url.is_empty() => Err(refused(format!(
                 "{why}, and maaURL does not say whom to ask about it (MAAFallback)"
-            )),
+            ))),
             Enforcement::MaaFallback => Ok(Some(&signer.maa_url)),
         }
     }

@@ -15,6 +15,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
+use super::refusal::{Kind, Refusal};
 use super::{hex, unhex};
 
 /// Maximum length of a wrong value in an error.
@@ -123,10 +124,11 @@ impl Demands {
     }
 
     /// Checks a quote. An error names the requirement that is not met.
-    pub fn check(&self, quote: &Quote<'_>) -> Result<(), String> {
+    pub fn check(&self, quote: &Quote<'_>) -> Result<(), Refusal> {
         for TcbPart { name, got, minimum } in self.enclaves(quote) {
             if got < minimum {
-                return Err(format!("{name} is {got}, below the minimum {minimum}"));
+                let text = format!("{name} is {got}, below the minimum {minimum}");
+                return Err(Kind::Outdated.because(text).of(name).values(minimum, got));
             }
         }
         let minimum = self
@@ -137,9 +139,10 @@ impl Demands {
         let got = quote.body.tee_tcb_svn;
         if got.iter().zip(minimum).any(|(got, minimum)| *got < minimum) {
             let (got, minimum) = (hex(&got), hex(&minimum));
-            return Err(format!(
-                "teeTCBSVN is {got}, below the minimum {minimum} in one of its bytes"
-            ));
+            let text =
+                format!("teeTCBSVN is {got}, below the minimum {minimum} in one of its bytes");
+            let refusal = Kind::Outdated.because(text).of("teeTCBSVN");
+            return Err(refusal.values(minimum, got));
         }
         for (name, expected, got) in [
             (
@@ -152,7 +155,12 @@ impl Demands {
         ] {
             let expected = expected.as_deref().unwrap_or_default().to_ascii_lowercase();
             if !expected.is_empty() && expected != hex(got) {
-                return Err(format!("{name} is {}, expected {expected}", hex(got)));
+                let got = hex(got);
+                let text = format!("{name} is {got}, expected {expected}");
+                return Err(Kind::Measurement
+                    .because(text)
+                    .of(name)
+                    .values(expected, got));
             }
         }
         Ok(())

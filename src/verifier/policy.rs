@@ -78,10 +78,11 @@ use serde::Deserialize;
 use super::instance;
 use super::old_snp;
 use super::old_tdx;
+use super::refusal::{Kind, Refusal};
 use super::words;
 use super::{ClusterRegister, KeyName, Registers, Stage, unhex};
 use base::crypto::CLUSTER_ID_LEN;
-use base::text::quoted;
+use base::text::{hex, quoted};
 
 /// Constellation's configurations contain this text where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
@@ -753,13 +754,13 @@ impl Policy {
         &self.tdx
     }
 
-    /// Checks registers. The error has a line made by `say` for each enforced register with a wrong
-    /// value; other wrong registers are logged.
+    /// Checks registers. The refusal has a line made by `say` for each enforced register with a
+    /// wrong value; other wrong registers are logged.
     pub(super) fn check(
         &self,
         values: &BTreeMap<u32, Vec<u8>>,
         say: impl Fn(u32, &Measurement, Option<&[u8]>) -> String,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let image = self.nearest(values);
         let mut refused = vec![];
         for (index, measurement, got) in image.mismatches(values) {
@@ -767,22 +768,27 @@ impl Policy {
             if measurement.warn_only {
                 log::warn!("accepted with a warning: {text}");
             } else {
-                refused.push(text);
+                let name = self.registers().name(index);
+                let refusal = Kind::Measurement.because(text).of(name);
+                refused.push(Refusal {
+                    expected: Some(hex(&measurement.expected)),
+                    got: got.map(hex),
+                    ..refusal
+                });
             }
         }
-        match (refused.is_empty(), self.images()) {
-            (true, [_]) => Ok(()),
-            (true, _) => {
-                log::debug!("the machine runs {image}");
-                Ok(())
-            }
-            (false, [_]) => Err(refused.join("\n")),
-            (false, images) => Err(format!(
-                "the machine runs none of the {} accepted images; the differences from {image}, the nearest:\n{}",
-                images.len(),
-                refused.join("\n")
-            )),
+        let judged = Refusal::unless_none(refused);
+        if let [_] = self.images() {
+            return judged;
         }
+        judged.map_err(|refusal| {
+            refusal.reworded(|lines| format!(
+                "the machine runs none of the {} accepted images; the differences from {image}, the nearest:\n{lines}",
+                self.images().len()
+            ))
+        })?;
+        log::debug!("the machine runs {image}");
+        Ok(())
     }
 
     /// Returns the policy for a machine that has joined no cluster in this boot: the register of

@@ -10,10 +10,11 @@ use hardware::tdx::quote::{Body, Quote, Register};
 use super::document::MAX_DOCUMENT;
 use super::judged::{Measured, TDX};
 use super::policy::PolicyError;
+use super::refusal::Kind;
 use super::sources::Sources;
 use super::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
-    Registers, Stage, ValidateError, Variant, hex, printable, self_signed, td,
+    Refusal, Registers, Stage, Variant, hex, printable, self_signed, td,
 };
 use proto::attested::Collateral as Brought;
 use tpm::Location;
@@ -80,22 +81,22 @@ impl Validator {
         Ok(Validator { policy, hardware })
     }
 
-    fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, String> {
+    fn check(&self, document: &[u8], nonce: &[u8]) -> Result<Identified, Refusal> {
         if document.len() > MAX_DOCUMENT {
             let len = document.len();
-            return Err(format!(
+            return Err(Kind::Malformed.because(format!(
                 "the document has {len} bytes, expected at most {MAX_DOCUMENT}"
-            ));
+            )));
         }
         let document: Document = serde_json::from_slice(document).map_err(|error| {
             let error = printable(&error.to_string(), SHOWN_ERROR);
-            format!("the document cannot be read: {error}")
+            Kind::Malformed.because(format!("the document cannot be read: {error}"))
         })?;
-        let quote = Quote::parse(&document.raw_quote.0).map_err(|error| error.to_string())?;
+        let quote = Quote::parse(&document.raw_quote.0)
+            .map_err(|error| Kind::Malformed.because(error.to_string()))?;
         if quote.body.report_data != report_data(&document.user_data.0, nonce) {
-            return Err(
-                "the quote was made for another connection: its nonce does not match".into(),
-            );
+            return Err(Kind::Nonce
+                .because("the quote was made for another connection: its nonce does not match"));
         }
         let cluster = ClusterRegister::new(&quote.body.rtmr[3]);
         // before the signatures: a quote with wrong registers must not make this program fetch
@@ -138,13 +139,12 @@ impl super::Validator for Validator {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
         Ok(None)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         self.check(evidence.document, evidence.nonce)
-            .map_err(|why| ValidateError(why.into()))
     }
 
     fn of_connection(&self) -> Option<Arc<dyn super::Validator>> {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 pub use attest::qemu_vtpm::*;
 
 use super::judged::KEYS;
+use super::refusal::Refusal;
 use super::vtpm::{self, Endorser, Evidence};
 use super::{Oid, PlatformClaims, Policy, Variant};
 
@@ -41,7 +42,7 @@ impl Endorser for AnyPlatform {
     }
 
     /// No platform endorses the key: the policy's keys and roots decide.
-    fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         Ok(None)
     }
 }

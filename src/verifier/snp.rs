@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 pub use attest::snp::*;
-use hardware::refusal::Kind;
+use hardware::refusal::{Kind, Refusal};
 use hardware::snp;
 use hardware::snp::certificate::Certificate;
 use hardware::snp::chain::{Chain, Fetched, check_list};
@@ -27,7 +27,7 @@ const MAX_CHAIN: usize = 2;
 const NO_LEAF: &str = "nobody has the certificate of the chip";
 
 /// Returns the certificates that the machine sent, without the one of the chip's key.
-fn sent_chain(info: &InstanceInfo) -> Result<Vec<Vec<u8>>, String> {
+fn sent_chain(info: &InstanceInfo) -> Result<Vec<Vec<u8>>, Refusal> {
     let chain = info.cert_chain.as_ref();
     chain.map_or(Ok(vec![]), |chain| several(&chain.0))
 }
@@ -41,7 +41,7 @@ struct Needed {
 }
 
 impl Needed {
-    fn of(report: &Report, info: &InstanceInfo) -> Result<Needed, String> {
+    fn of(report: &Report, info: &InstanceInfo) -> Result<Needed, Refusal> {
         let sent = info.report_signer.as_ref();
         let sent = sent.map(|pem| only(&pem.0)).transpose()?;
         let signer = report.signer()?;
@@ -59,11 +59,12 @@ impl Needed {
     }
 
     /// Returns the collateral that the sources have.
-    fn fetch(&self, report: &Report, sources: &dyn Sources) -> Result<Arc<Fetched>, String> {
-        match self.sent {
+    fn fetch(&self, report: &Report, sources: &dyn Sources) -> Result<Arc<Fetched>, Refusal> {
+        let fetched = match self.sent {
             Some(_) => sources.snp_authority(self.product, self.signer),
             None => sources.snp_certificates(report, self.product),
-        }
+        };
+        fetched.map_err(|why| Kind::Collateral.because(why))
     }
 }
 
@@ -172,18 +173,19 @@ impl Hardware {
         &self,
         info: &InstanceInfo,
         report_data: &[u8; 64],
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         let report = Report::parse(&info.attestation_report.0)?;
         if report.report_data != *report_data {
-            return Err("REPORT_DATA is not that of this connection and its key: the report was made for another one".into());
+            let text = "REPORT_DATA is not that of this connection and its key: the report was made for another one";
+            return Err(Kind::Nonce.because(text).of("REPORT_DATA"));
         }
         let signer = &report.id_key_digest;
         if self.policy.snp().check_firmware_signer(signer)?.is_some() {
-            return Err(
+            let refusal = Kind::Measurement.because(
                 "firmwareSignerConfig does not name ID_KEY_DIGEST, and Microsoft's attestation service (MAAFallback) knows machines of Azure \
-                 alone"
-                    .into(),
+                 alone",
             );
+            return Err(refusal.of("firmwareSignerConfig"));
         }
         self.judge_report(&report, &self.collect(&report, info)?)
     }
@@ -191,7 +193,7 @@ impl Hardware {
     /// Collects what the judgement of a report needs: what the machine sent, and the rest from the
     /// sources. Only this step may send a request, so the caller has already checked REPORT_DATA
     /// and the firmware's signer.
-    pub fn collect(&self, report: &Report, info: &InstanceInfo) -> Result<Collected, String> {
+    pub fn collect(&self, report: &Report, info: &InstanceInfo) -> Result<Collected, Refusal> {
         let needed = Needed::of(report, info)?;
         if needed.sent.is_none() {
             self.check_before_fetching(report, &needed)?;
@@ -200,7 +202,10 @@ impl Hardware {
         let fetched = needed.fetch(report, &*self.sources);
         let leaf = match (needed.sent, &fetched) {
             (Some(sent), _) => sent,
-            (None, Ok(fetched)) => fetched.leaf.clone().ok_or(NO_LEAF)?,
+            (None, Ok(fetched)) => {
+                let missing = || Kind::Collateral.because(NO_LEAF);
+                fetched.leaf.clone().ok_or_else(missing)?
+            }
             (None, Err(why)) => return Err(why.clone()),
         };
         between.extend(fetched.iter().map(|fetched| fetched.intermediate.clone()));
@@ -208,7 +213,10 @@ impl Hardware {
             product: needed.product,
             leaf,
             between,
-            revoked: fetched.and_then(|fetched| fetched.revoked.clone()),
+            revoked: match fetched {
+                Ok(fetched) => fetched.revoked.clone(),
+                Err(why) => Err(why.text),
+            },
         })
     }
 
@@ -218,7 +226,7 @@ impl Hardware {
         &self,
         report: &Report,
         collected: &Collected,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         let (mut refusal, now) = (None, UnixTime::now());
         for authority in self.authorities_of(collected.product) {
             // a list that the root did not sign proves nothing, whoever sent it
@@ -245,12 +253,12 @@ impl Hardware {
                 }
             }
         }
-        Err(refusal.map_or_else(|| no_root(collected.product), |refusal| refusal.text))
+        Err(refusal.unwrap_or_else(|| no_root(collected.product)))
     }
 
     /// Returns the certificates with which a report was accepted, in PEM, from the one of the
     /// chip's key up to the root.
-    pub fn certificates(&self, report: &Report, collected: &Collected) -> Result<Vec<u8>, String> {
+    pub fn certificates(&self, report: &Report, collected: &Collected) -> Result<Vec<u8>, Refusal> {
         let now = UnixTime::now();
         let chains = self
             .authorities_of(collected.product)
@@ -273,39 +281,39 @@ impl Hardware {
     /// Checks a report for which no certificate of the chip is available. Anybody can write a
     /// report that names a chip, so its certificate is fetched only if the machine would be
     /// accepted with it.
-    fn check_before_fetching(&self, report: &Report, needed: &Needed) -> Result<(), String> {
+    fn check_before_fetching(&self, report: &Report, needed: &Needed) -> Result<(), Refusal> {
         if needed.signer == Signer::Vlek {
-            return Err(
-                "the document lacks the certificate of the VLEK, which only the cloud has".into(),
-            );
+            return Err(Kind::Unproven.because(
+                "the document lacks the certificate of the VLEK, which only the cloud has",
+            ));
         }
         let product = needed.product;
         if self.authorities_of(product).next().is_none() {
             return Err(no_root(product));
         }
-        Ok(snp::check_claims(report, product, &self.demands)?)
+        snp::check_claims(report, product, &self.demands)
     }
 
     /// Accepts a chip without a valid list of revoked certificates, unless the policy requires the
     /// list.
-    fn accept_without_list(&self, why: &str) -> Result<(), String> {
+    fn accept_without_list(&self, why: &str) -> Result<(), Refusal> {
         let is_demanded = match self.demands.revocation_list {
             RevocationList::Required => true,
             RevocationList::Unsaid => self.fetches,
             RevocationList::Optional => false,
         };
         if is_demanded {
-            return Err(format!(
+            return Err(Kind::Collateral.because(format!(
                 "the list of AMD's revoked certificates is missing, and the policy does not accept that (\"revocationList\":\"optional\" would): {why}"
-            ));
+            )));
         }
         log::warn!("whether AMD has revoked the chip's certificates is not known: {why}");
         Ok(())
     }
 }
 
-fn no_root(product: Product) -> String {
-    format!("no root of a {product} counts for this policy")
+fn no_root(product: Product) -> Refusal {
+    Kind::Chain.because(format!("no root of a {product} counts for this policy"))
 }
 
 fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {
@@ -352,22 +360,22 @@ fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {
 }
 
 /// Returns the certificate in PEM; there must be exactly one.
-fn only(pem: &[u8]) -> Result<Vec<u8>, String> {
+fn only(pem: &[u8]) -> Result<Vec<u8>, Refusal> {
     match <[Vec<u8>; 1]>::try_from(several(pem)?) {
         Ok([one]) => Ok(one),
-        Err(_) => Err("the certificate of the chip is not one in PEM".into()),
+        Err(_) => Err(Kind::Malformed.because("the certificate of the chip is not one in PEM")),
     }
 }
 
 /// Returns a few certificates in PEM.
-fn several(pem: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+fn several(pem: &[u8]) -> Result<Vec<Vec<u8>>, Refusal> {
     let all = CertificateDer::pem_slice_iter(pem).take(MAX_CHAIN + 1);
     let all: Result<Vec<_>, _> = all.map(|one| one.map(|one| one.to_vec())).collect();
     match all {
         Ok(all) if all.len() <= MAX_CHAIN => Ok(all),
-        _ => Err(format!(
+        _ => Err(Kind::Malformed.because(format!(
             "the certificates of the chip are not at most {MAX_CHAIN} in PEM"
-        )),
+        ))),
     }
 }
 

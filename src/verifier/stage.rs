@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::policy::PolicyError;
 use super::sources::Sources;
 use super::{
-    Challenge, Evidence, Identified, Identity, Policy, Properties, Stage, ValidateError, Validator,
+    Challenge, Evidence, Identified, Identity, Policy, Properties, Refusal, Stage, Validator,
     Variant,
 };
 
@@ -38,12 +38,12 @@ impl Validator for AtAnyStage {
         self.booted.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.booted.challenge(peer)
     }
 
     /// Returns what the validator of one of the stages returns.
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let at = |validator: &Arc<dyn Validator>, stage| {
             validator.judge(evidence).map(|identified| Identified {
                 stage: Some(stage),
@@ -52,15 +52,20 @@ impl Validator for AtAnyStage {
         };
         at(&self.initramfs, Stage::Initramfs).or_else(|of_initramfs| {
             at(&self.booted, Stage::Booted).map_err(|of_booted| {
-                let text = match of_initramfs.0 == of_booted.0 {
-                    true => of_booted.0.to_string(),
-                    false => format!(
-                        "as {}: {of_initramfs}\nas {}: {of_booted}",
-                        Stage::Initramfs,
-                        Stage::Booted
-                    ),
-                };
-                ValidateError(text.into())
+                if of_initramfs.text == of_booted.text {
+                    return of_booted;
+                }
+                let text = format!(
+                    "as {}: {of_initramfs}\nas {}: {of_booted}",
+                    Stage::Initramfs,
+                    Stage::Booted
+                );
+                let others = [of_booted].into();
+                Refusal {
+                    text,
+                    others,
+                    ..of_initramfs
+                }
             })
         })
     }

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use attest::td::*;
 use hardware::tdx::{Collateral, Quote, Verifier};
 
+use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
 use super::{PlatformClaims, Policy, PolicyError};
 use proto::attested::Collateral as Brought;
@@ -51,7 +52,7 @@ impl Hardware {
         &self,
         quote: Quote<'_>,
         sent: Option<&Collateral>,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         let (now, policy) = ((self.clock)(), &self.policy);
         policy.old_tdx().check(&quote)?;
         let fetched = match self.sources.tdx_collateral_at_hand(&quote) {
@@ -63,20 +64,24 @@ impl Hardware {
             (Err(_), Some(sent)) => sent,
             (Err(why), None) => return Err(why.clone()),
         };
-        let verified = self.verifier.verify(quote, collateral, now)?;
-        let mut claims = policy.tdx().judge(&verified)?;
+        let verified = self
+            .verifier
+            .verify(quote, collateral, now)
+            .map_err(refused)?;
+        let mut claims = policy.tdx().judge(&verified).map_err(refused)?;
         policy.old_tdx().show(verified.quote(), &mut claims);
         Ok(claims)
     }
 
     /// Returns collateral that is not cached. A stranger's quote must not cause a request, so
     /// checks that need no collateral come first.
-    fn fetch(&self, quote: &Quote<'_>, now: u64) -> Result<Arc<Collateral>, String> {
+    fn fetch(&self, quote: &Quote<'_>, now: u64) -> Result<Arc<Collateral>, Refusal> {
         if self.sources.fetches() {
-            let signer = self.verifier.signed_platform(quote, now)?;
-            self.policy.tdx().check(quote, &signer)?;
+            let signer = self.verifier.signed_platform(quote, now).map_err(refused)?;
+            self.policy.tdx().check(quote, &signer).map_err(refused)?;
         }
-        self.sources.tdx_collateral(quote)
+        let fetched = self.sources.tdx_collateral(quote);
+        fetched.map_err(|why| Kind::Collateral.because(why))
     }
 }
 
@@ -89,6 +94,10 @@ pub(super) fn collateral_of(quote: &[u8], sources: &dyn Sources) -> Option<Broug
         intel: serde_json::to_vec(&*collateral).ok()?,
         ..Brought::default()
     })
+}
+
+fn refused(why: String) -> Refusal {
+    Kind::Unproven.because(why)
 }
 
 /// Returns the time in seconds since 1970.

@@ -15,10 +15,11 @@ pub use attest::vtpm::{Issuer, Machine, key_name};
 use super::document::{Document, MAX_DOCUMENT};
 use super::judged::Measured;
 use super::quote::{Attest, Key, Signed};
+use super::refusal::Kind;
 use super::registers::check_bank;
 use super::{
     Challenge, ClusterRegister, Identified, Identity, KeyName, Measurement, Oid, PlatformClaims,
-    Policy, Properties, Stage, ValidateError, event_log, hex, printable, self_signed,
+    Policy, Properties, Refusal, Stage, event_log, hex, printable, self_signed,
 };
 use tpm::{Bank, CLUSTER_ID_PCR, Tpm};
 
@@ -39,14 +40,14 @@ pub trait Endorser: Send + Sync {
     /// Returns what the evidence proves about the platform of the machine; `None` if nothing
     /// endorses the attestation key. The quote, its nonce and the registers are already verified.
     /// An error says why the evidence is refused.
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String>;
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal>;
     /// Asks the cloud for claims that the evidence does not contain. It comes last: only a machine
     /// that passed all other checks causes a request.
     fn confirm(
         &self,
         _evidence: &Evidence<'_>,
         platform: PlatformClaims,
-    ) -> Result<PlatformClaims, String> {
+    ) -> Result<PlatformClaims, Refusal> {
         Ok(platform)
     }
 }
@@ -74,15 +75,21 @@ pub struct Evidence<'a> {
 
 impl Evidence<'_> {
     /// Reads the instance info, which is JSON in most variants.
-    pub fn info<T: DeserializeOwned>(&self) -> Result<T, String> {
+    pub fn info<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
         serde_json::from_slice(self.instance_info).map_err(|error| {
             let error = printable(&error.to_string(), SHOWN_ERROR);
-            format!("the instance info cannot be read: {error}")
+            Kind::Malformed.because(format!("the instance info cannot be read: {error}"))
         })
     }
 
+    /// Returns PCR 0, into which firmware measures itself.
+    pub fn pcr_0(&self) -> Result<&[u8], Refusal> {
+        let value = self.pcrs.get(&0).map(Vec::as_slice);
+        value.ok_or_else(|| Kind::Unproven.because("PCR 0 was not quoted").of("PCR 0"))
+    }
+
     /// Returns the quoted PCRs of another bank; `None` if the document has no quote of it.
-    pub fn pcrs_of(&self, bank: Bank) -> Result<Option<BTreeMap<u32, Vec<u8>>>, String> {
+    pub fn pcrs_of(&self, bank: Bank) -> Result<Option<BTreeMap<u32, Vec<u8>>>, Refusal> {
         let quotes = &self.document.attestation.quotes;
         match quotes.iter().any(|quote| quote.pcrs.hash == bank as u16) {
             true => quoted_values(self.document, self.nonce, bank).map(Some),
@@ -110,29 +117,27 @@ impl Validator {
         document: &[u8],
         nonce: &[u8],
         certified: Option<&KeyName>,
-    ) -> Result<Identified, String> {
+    ) -> Result<Identified, Refusal> {
         if document.len() > MAX_DOCUMENT {
-            return Err(format!(
+            return Err(Kind::Malformed.because(format!(
                 "the document has {} bytes, expected at most {MAX_DOCUMENT}",
                 document.len()
-            ));
+            )));
         }
         let document: Document = serde_json::from_slice(document).map_err(|error| {
-            format!(
-                "the document cannot be read: {}",
-                printable(&error.to_string(), SHOWN_ERROR)
-            )
+            let error = printable(&error.to_string(), SHOWN_ERROR);
+            Kind::Malformed.because(format!("the document cannot be read: {error}"))
         })?;
         if document.user_data.0.len() > MAX_USER_DATA {
             let len = document.user_data.0.len();
-            return Err(format!(
+            return Err(Kind::Malformed.because(format!(
                 "the user data of the document has {len} bytes, expected at most {MAX_USER_DATA}"
-            ));
+            )));
         }
         let values = quoted_values(&document, nonce, Bank::Sha256)?;
         // evidence that is only shown to a person is never refused, whatever the policy says
         if !self.policy.without_words {
-            check_bank(&values)?;
+            check_bank(&values).map_err(|why| Kind::Measurement.because(why))?;
         }
         let log = &document.attestation.event_log.0;
         self.policy.check(&values, |index, measurement, got| {
@@ -141,7 +146,7 @@ impl Validator {
         let key = KeyName::of(&document.attestation.ak_pub.0);
         let evidence = Evidence {
             key: &document.attestation.ak_pub.0,
-            spki: Key::parse(&document.attestation.ak_pub.0)?.spki(),
+            spki: key_of(&document)?.spki(),
             extra_data: extra_data(&document.user_data.0, nonce),
             instance_info: document.instance_info(),
             key_certificate: &document.attestation.ak_cert.0,
@@ -180,7 +185,7 @@ impl Validator {
         key: &KeyName,
         certified: Option<&KeyName>,
         endorsed: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Refusal> {
         let has_roots = !self.policy.endorsement_roots().is_empty();
         let names_none = self.policy.keys().is_empty() && !has_roots;
         if self.policy.believes(key)
@@ -189,8 +194,9 @@ impl Validator {
         {
             return Ok(());
         }
+        let refused = |text| Err(Kind::Machine.because(text).of("attestationKeys").got(key));
         if has_roots {
-            return Err(format!(
+            return refused(format!(
                 "its attestation key is {key}, which is neither named by the policy (attestationKeys) nor proved to be in a TPM that \
                  a root of the policy certifies (endorsementRoots): only the strong form of attested TLS can prove it"
             ));
@@ -200,7 +206,7 @@ impl Validator {
             1 => "not the one that the policy names".into(),
             count => format!("none of the {count} that the policy names"),
         };
-        Err(format!(
+        refused(format!(
             "its attestation key is {key}, {none}: a program without a TPM could claim the same register values. If the \
              console of the machine shows this name, add the name to the policy"
         ))
@@ -221,27 +227,29 @@ impl super::Validator for Validator {
 
     /// If the policy names roots, refuses every key that it does not list: the crate `endorsement`
     /// verifies certificates, and not every program has it.
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         let needs_none = self.policy.endorsement_roots().is_empty()
             || self.policy.believes(&KeyName::of(&peer.key));
         match needs_none {
             true => Ok(None),
-            false => Err(ValidateError(
+            false => Err(Kind::Machine.because(
                 "the policy demands a certified attestation key (endorsementRoots), but this program does not verify certificates of \
-                 TPMs: name the accepted keys (attestationKeys) instead"
-                    .into(),
+                 TPMs: name the accepted keys (attestationKeys) instead",
             )),
         }
     }
 
-    fn judge(&self, evidence: &attest::Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &attest::Evidence<'_>) -> Result<Identified, Refusal> {
         self.check(evidence.document, evidence.nonce, evidence.certified)
-            .map_err(|why| ValidateError(why.into()))
     }
 
     fn of_connection(&self) -> Option<Arc<dyn super::Validator>> {
         None
     }
+}
+
+fn key_of(document: &Document) -> Result<Key<'_>, Refusal> {
+    Key::parse(&document.attestation.ak_pub.0).map_err(|why| Kind::Malformed.because(why))
 }
 
 /// Returns the PCRs of a bank in a document, but only the values in the quote whose signature,
@@ -250,7 +258,7 @@ fn quoted_values(
     document: &Document,
     nonce: &[u8],
     bank: Bank,
-) -> Result<BTreeMap<u32, Vec<u8>>, String> {
+) -> Result<BTreeMap<u32, Vec<u8>>, Refusal> {
     let (name, length) = match bank {
         Bank::Sha384 => ("SHA-384", 48),
         _ => ("SHA-256", 32),
@@ -262,27 +270,29 @@ fn quoted_values(
         .collect();
     let [quote] = of_bank[..] else {
         let count = of_bank.len();
-        return Err(format!(
+        return Err(Kind::Malformed.because(format!(
             "the document has {count} quotes of the {name} bank, expected one"
-        ));
+        )));
     };
-    let key = Key::parse(&attestation.ak_pub.0)?;
+    let key = key_of(document)?;
     if !key.signed(&quote.quote.0, &quote.raw_sig.0) {
-        return Err("the quote is not signed by the attestation key".into());
+        return Err(Kind::Signature.because("the quote is not signed by the attestation key"));
     }
-    let attest = Attest::parse(&quote.quote.0)
-        .ok_or("the data that the TPM signed is not a quote of one bank")?;
+    let attest = Attest::parse(&quote.quote.0).ok_or_else(|| {
+        Kind::Malformed.because("the data that the TPM signed is not a quote of one bank")
+    })?;
     if !attest.is_signed_by(&attestation.ak_pub.0) {
-        return Err("the TPM has its attestation key under another Name than the document, or made it below another key".into());
+        return Err(Kind::Binding.because("the TPM has its attestation key under another Name than the document, or made it below another key"));
     }
     let instance_info = document.instance_info();
     if attest.extra_data != tpm_nonce(instance_info, &extra_data(&document.user_data.0, nonce)) {
-        return Err("the quote was made for another connection: its nonce does not match".into());
+        return Err(Kind::Nonce
+            .because("the quote was made for another connection: its nonce does not match"));
     }
     let values = quote
         .pcrs
         .by_number()
-        .ok_or("the document names a PCR that does not exist")?;
+        .ok_or_else(|| Kind::Malformed.because("the document names a PCR that does not exist"))?;
     let values_in_order: Vec<&[u8]> = values.values().map(Vec::as_slice).collect();
     // each value must have its length: otherwise bytes could move between values without changing
     // the concatenation
@@ -291,9 +301,9 @@ fn quoted_values(
         || values_in_order.iter().any(|value| value.len() != length)
         || attest.pcr_digest != key.digest(&values_in_order).as_ref()
     {
-        return Err(
-            "the register values in the document are not the values that the TPM signed".into(),
-        );
+        return Err(Kind::Signature.because(
+            "the register values in the document are not the values that the TPM signed",
+        ));
     }
     Ok(values)
 }

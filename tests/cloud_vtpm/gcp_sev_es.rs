@@ -21,7 +21,7 @@ use verifier::gcp_sev_es::{CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VA
 use verifier::instance::Demands;
 use verifier::quote::Attest;
 use verifier::sources::Sources;
-use verifier::{Evidence, Issuer, event_log, vtpm};
+use verifier::{Evidence, Issuer, Refusal, event_log, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{ATTRIBUTES_OF_GCE, CloudTpm, NONCE, USER_DATA};
@@ -426,7 +426,7 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
         [4, 0x11, EV_IPL, 0x11],
     ] {
         let error = judge(&kinds).unwrap_err();
-        assert!(error.contains(expected), "{kinds:?}: {error}");
+        assert!(error.text.contains(expected), "{kinds:?}: {error}");
     }
 
     // an event that extends nothing says nothing, and ends nothing
@@ -458,14 +458,14 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
         }
     }
     let error = Firmware::measured(&log_of(&all[..2]), &pcr_0(&all[..2])).unwrap_err();
-    assert!(error.contains("no separator"), "{error}");
+    assert!(error.text.contains("no separator"), "{error}");
 
     // the data of an event counts only with its digest, which is what was measured
     let mut log = log_of(&genuine);
     let at = log.windows(16).position(|it| it == b"GCE NonHostInfo\0");
     log[at.unwrap() + 16] = 4;
     let error = Firmware::measured(&log, &pcr_0(&genuine)).unwrap_err();
-    assert!(error.contains("does not say"), "{error}");
+    assert!(error.text.contains("does not say"), "{error}");
 }
 
 #[test]
@@ -511,9 +511,9 @@ fn genuine_certificates_of_google_lead_to_its_roots_and_name_their_instances() {
             let verify = |der: &[u8]| {
                 let usage = verifier::gcp_sev_es::usage();
                 let key = Certificate::parse(der).unwrap().key().to_vec();
-                let (root, certificate) =
-                    ak_certificate::verify(der, &[], &roots, usage, &key, time)?;
-                Ok::<_, String>((root.to_owned(), instance(&certificate)?))
+                let certificate = ak_certificate::of_key(der, &key)?;
+                let root = ak_certificate::verify(der, &[], &roots, usage, time)?;
+                Ok::<_, Refusal>((root.to_owned(), instance(&certificate)?))
             };
             let (found, instance) = verify(&sign).unwrap();
             assert_eq!(found, root);
@@ -521,7 +521,7 @@ fn genuine_certificates_of_google_lead_to_its_roots_and_name_their_instances() {
                 instance.name.as_deref().unwrap().starts_with("cs-debug"),
                 "{name}: {instance:?}"
             );
-            assert!(verify(&enc).unwrap_err().contains("(key usage)"));
+            assert!(verify(&enc).unwrap_err().text.contains("(key usage)"));
         }
     }
 }
@@ -535,8 +535,8 @@ fn a_genuine_certificate_of_2026_leads_to_googles_root() {
     let time = UnixTime::since_unix_epoch(Duration::from_secs(1_893_456_000));
     let key = Certificate::parse(&der).unwrap().key().to_vec();
     let (roots, usage) = (of_google(), verifier::gcp_sev_es::usage());
-    let verified = ak_certificate::verify(&der, &[], &roots, usage, &key, time);
-    let (root, certificate) = verified.unwrap();
+    let certificate = ak_certificate::of_key(&der, &key).unwrap();
+    let root = ak_certificate::verify(&der, &[], &roots, usage, time).unwrap();
     assert_eq!(root, "google-2022");
     let instance = instance(&certificate).unwrap();
     assert_eq!(instance.id.as_deref(), Some("2141209421113254303"));
@@ -684,7 +684,7 @@ fn genuine_attestations_of_google_have_the_certified_key_and_googles_firmware() 
         }
         let usage = verifier::gcp_sev_es::usage();
         let now = UnixTime::now();
-        ak_certificate::verify(&certificate, &[], &roots, usage, fields_of.key(), now).unwrap();
+        ak_certificate::verify(&certificate, &[], &roots, usage, now).unwrap();
         assert!(instance(&fields_of).unwrap().id.is_some());
         let pcrs = fields(&message, 2)
             .into_iter()

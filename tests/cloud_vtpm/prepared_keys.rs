@@ -17,9 +17,10 @@ use support::foreign::rust_crate;
 use tpm::{Bank, KeySource, Tpm};
 use verifier::hcl::{self, HardwareReport, HclReport, RuntimeData};
 use verifier::quote::{Attest, Key};
+use verifier::refusal::Kind;
 use verifier::vtpm::{self, Endorser, Evidence, Machine};
 use verifier::{
-    Identified, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy, Validator,
+    Identified, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy, Refusal, Validator,
 };
 
 /// A machine with a prepared key and nothing that endorses it.
@@ -67,10 +68,11 @@ impl Endorser for Azure {
     }
 
     /// Believes the report of the hardware: its signature is not what these tests are about.
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
-        let report = HclReport::parse(evidence.instance_info)?;
+    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let report = HclReport::parse(evidence.instance_info);
+        let report = report.map_err(|why| Kind::Malformed.because(why))?;
         let HardwareReport::Snp(hardware) = report.hardware else {
-            return Err("no report of SEV-SNP".into());
+            return Err(Kind::Malformed.because("no report of SEV-SNP"));
         };
         let report_data = &hardware[0x50..0x90];
         let data = RuntimeData::verify(report.runtime_data, report_data, &evidence.spki)?;
@@ -88,7 +90,7 @@ impl Endorser for Prepared {
         false
     }
 
-    fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, String> {
+    fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         Ok(None)
     }
 }
@@ -282,7 +284,7 @@ fn genuine_machines_of_azure_have_signed_their_runtime_data() {
             let mut altered = report.runtime_data.to_vec();
             altered[at] ^= 1;
             let error = RuntimeData::verify(&altered, report_data, &key).unwrap_err();
-            assert!(error.contains("other runtime data"), "{name}: {error}");
+            assert!(error.text.contains("other runtime data"), "{name}: {error}");
         }
     }
 }

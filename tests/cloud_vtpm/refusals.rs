@@ -9,6 +9,7 @@ use verifier::ak_certificate::{self, Root};
 use verifier::gcp_sev_es::{ROOTS, usage};
 use verifier::instance::Demands;
 use verifier::nitro_document::NitroDocument;
+use verifier::refusal::Kind;
 
 use crate::authority::{Authority, PublicKey, other_usage};
 use crate::gcp_sev_es::good;
@@ -35,6 +36,8 @@ fn a_refusal_is_short_whatever_a_certificate_has() {
         ("algorithm", algorithm, "this program does not verify"),
     ] {
         let error = ak_certificate::root_of(&certificate, &[], &roots, usage(), now).unwrap_err();
+        assert_eq!(error.kind, Kind::Certificate, "{what}");
+        let error = error.text;
         assert!(error.contains(why) && error.len() < 1000, "{what}: {error}");
         let endorsement = Endorsement {
             kind: EndorsementKind::P256,
@@ -51,7 +54,7 @@ fn a_refusal_is_short_whatever_a_certificate_has() {
     let len = (payload.len() as u16).to_be_bytes();
     let head = [0x84, 0x44, 0xa1, 1, 0x38, 0x22, 0xa0, 0x59];
     let document = [&head[..], &len, &payload, &[0x58, 96], &[0; 96]].concat();
-    let error = NitroDocument::parse(&document).unwrap_err();
+    let error = NitroDocument::parse(&document).unwrap_err().text;
     assert!(
         error.contains("unknown field \"xxx") && error.len() < 1000,
         "{error}"

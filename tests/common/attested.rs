@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use rpc::grpc::{CallOptions, Channel};
 use transport::Transport;
+use verifier::refusal::Kind;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, ValidateError,
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
     Validator, self_signed,
 };
 
@@ -39,13 +40,13 @@ impl Validator for Anybody {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
         Ok(None)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let user_data = evidence.document.strip_suffix(evidence.nonce);
-        let user_data = user_data.ok_or_else(|| ValidateError("another nonce".into()))?;
+        let user_data = user_data.ok_or_else(|| Kind::Unproven.because("another nonce"))?;
         Ok(Identified {
             user_data: user_data.to_vec(),
             ..Identified::default()

@@ -23,8 +23,9 @@ mod atls {
     use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};
 
     use super::der;
+    use attest::refusal::Kind;
     use attest::{
-        Challenge, Evidence, Identified, Identity, Oid, Properties, ValidateError, Validator,
+        Challenge, Evidence, Identified, Identity, Oid, Properties, Refusal, Validator,
     };
 
     /// Accepts the document `ok` for [`KEY`]'s certificates.
@@ -56,13 +57,13 @@ mod atls {
             }
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
             Ok(None)
         }
 
-        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
             if evidence.document != b"ok" {
-                return Err(ValidateError("refused".into()));
+                return Err(Kind::Unproven.because("refused"));
             }
             Ok(Identified {
                 user_data: digest(&SHA256, &public_key()).as_ref().to_vec(),
@@ -99,7 +100,7 @@ mod atls {
         der::element(der::SEQUENCE, &[&body, ECDSA_WITH_SHA256, &signature])
     }
 
-    fn verify(certificate: &[u8]) -> Result<(), ValidateError> {
+    fn verify(certificate: &[u8]) -> Result<(), Refusal> {
         certificate::verify(&certificate.into(), &[Arc::new(Dummy)], b"").map(drop)
     }
 

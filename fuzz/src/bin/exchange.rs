@@ -38,7 +38,7 @@ mod atls {
     use self::handshake::Timed;
     use attest::{
         Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Request,
-        Role, ValidateError, Validator,
+        Role, Refusal, Validator,
     };
     use tpm::{Credential, EndorsementKind};
 
@@ -82,7 +82,7 @@ mod atls {
             }
         }
 
-        fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
             let kind = peer
                 .endorsements
                 .first()
@@ -98,7 +98,7 @@ mod atls {
             }))
         }
 
-        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
             Ok(Identified {
                 user_data: evidence.document.to_vec(),
                 ..Identified::default()

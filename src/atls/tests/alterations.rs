@@ -24,9 +24,10 @@ use crate::dummy::{Dummy, OID};
 use crate::exchange::End;
 use crate::handshake::{self, Timed};
 use crate::{Error, certificate, nonce};
+use attest::refusal::Kind;
 use attest::{
     Challenge, Evidence, Identified, Identity, IssueError, Issuer, KeyName, Oid, Properties,
-    Request, Role, ValidateError, Validator,
+    Refusal, Request, Role, Validator,
 };
 use proto::attested::{Demand, Offer, Proof};
 use tpm::{Credential, Endorsement, EndorsementKind};
@@ -201,9 +202,9 @@ impl Validator for Certified {
         }
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         if peer.key != Certified::KEY || peer.endorsements != [Certified::endorsement()] {
-            return Err(ValidateError("no certified key".into()));
+            return Err(Kind::Unproven.because("no certified key"));
         }
         Ok(Some(Challenge {
             kind: ENDORSEMENT,
@@ -213,7 +214,7 @@ impl Validator for Certified {
         }))
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         assert_eq!(evidence.certified, Some(&KeyName::of(Certified::KEY)));
         Dummy(OID).judge(evidence)
     }

@@ -29,11 +29,11 @@ impl Validator for Taking {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
         Ok(None)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let session = evidence.session.as_ref();
         let got = session.and_then(|session| session.collateral.cloned());
         self.got.lock().unwrap().push(got);

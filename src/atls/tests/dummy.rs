@@ -7,8 +7,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use attest::refusal::Kind;
 use attest::{
-    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, ValidateError,
+    Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
     Validator,
 };
 
@@ -46,11 +47,11 @@ impl Validator for Dummy {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
         Ok(None)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let document: Value = serde_json::from_slice(evidence.document)
             .map_err(|error| refusal(&format!("not JSON: {error}")))?;
         let field = |name: &str| {
@@ -76,6 +77,6 @@ impl Validator for Dummy {
     }
 }
 
-fn refusal(text: &str) -> ValidateError {
-    ValidateError(Arc::from(text))
+fn refusal(text: &str) -> Refusal {
+    Kind::Unproven.because(text)
 }

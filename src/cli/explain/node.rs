@@ -11,9 +11,10 @@ use super::evidence::Evidence;
 use base::program::Failure;
 use booted_proto::init;
 use proto::recoverproto;
+use verifier::refusal::Kind;
 use verifier::{
-    Challenge, Identified, Identity, Measurement, Policy, Properties, ValidateError, Validator,
-    Variant, self_signed,
+    Challenge, Identified, Identity, Measurement, Policy, Properties, Refusal, Validator, Variant,
+    self_signed,
 };
 
 /// Returns the document of the first server of the node that answers: the recovery server of a node
@@ -94,14 +95,14 @@ impl Validator for Recorder {
         }
     }
 
-    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
         Ok(None)
     }
 
-    fn judge(&self, evidence: &verifier::Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &verifier::Evidence<'_>) -> Result<Identified, Refusal> {
         let validator = self
             .validator(evidence.document)
-            .map_err(|error| ValidateError(error.into()))?;
+            .map_err(|error| Kind::Malformed.because(error))?;
         let identified = validator.judge(evidence)?;
         // there is only one connection, so nothing is stored yet
         let _ = self.document.set(evidence.document.into());

@@ -16,7 +16,7 @@ use booted_proto::verify::{
 };
 use rpc::grpc::{self, CallOptions};
 use transport::Transport;
-use verifier::{Challenge, Evidence, Identified, Identity, Properties, ValidateError, Validator};
+use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
 
 /// The evidence that a server sent, if any, and the verdict on it. The outer error: it did not
 /// answer.
@@ -133,7 +133,7 @@ fn get_attestation(
 /// Keeps the peer's evidence, and the verdict on it.
 struct Observer {
     judge: Arc<dyn Validator>,
-    seen: OnceLock<(Presented, Result<Identified, ValidateError>)>,
+    seen: OnceLock<(Presented, Result<Identified, Refusal>)>,
 }
 
 impl Validator for Observer {
@@ -141,11 +141,11 @@ impl Validator for Observer {
         self.judge.properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.judge.challenge(peer)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let judged = self.judge.judge(evidence);
         // The observer is called at most once, and by one form of attested TLS.
         let seen = (Presented::of(evidence), judged.clone());

@@ -114,7 +114,7 @@ impl Presented {
     /// Judges the document as attested TLS does, with the session that was kept. A file does not
     /// prove when it was written.
     pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, String> {
-        let refused = |error: verifier::ValidateError| error.to_string();
+        let refused = |error: verifier::Refusal| error.to_string();
         let mut evidence = Evidence::new(&self.document, &self.nonce);
         let Some(bound) = &self.session else {
             evidence

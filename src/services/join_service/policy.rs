@@ -20,7 +20,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use metrics::Registry;
-use verifier::{Challenge, Evidence, Identified, Identity, Properties, ValidateError, Validator};
+use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
 
 /// How often the file is read. The kubelet takes up to a minute to update it.
 const INTERVAL: Duration = Duration::from_secs(3);
@@ -105,11 +105,11 @@ impl Validator for PolicyFile {
         self.current().properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.current().challenge(peer)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         self.current().judge(evidence)
     }
 
@@ -235,6 +235,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
     use std::time::Instant;
+    use verifier::refusal::Kind;
 
     use super::*;
 
@@ -253,15 +254,15 @@ mod tests {
             }
         }
 
-        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, ValidateError> {
+        fn challenge(&self, _: &Identity) -> Result<Option<Challenge>, Refusal> {
             Ok(None)
         }
 
-        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+        fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
             if evidence.document == self.0.as_bytes() {
                 Ok(Identified::default())
             } else {
-                Err(ValidateError("other".into()))
+                Err(Kind::Unproven.because("other"))
             }
         }
 

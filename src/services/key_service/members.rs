@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use verifier::sources::Sources;
 use verifier::{
-    Challenge, ClusterRegister, Evidence, Identified, Identity, Policy, Properties, Stage,
-    ValidateError, Validator, Variant,
+    Challenge, ClusterRegister, Evidence, Identified, Identity, Policy, Properties, Refusal, Stage,
+    Validator, Variant,
 };
 
 /// The attestation policy as JSON, in the configuration directory.
@@ -105,11 +105,11 @@ impl Validator for Members {
         self.current().properties()
     }
 
-    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, ValidateError> {
+    fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.current().challenge(peer)
     }
 
-    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, ValidateError> {
+    fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         self.current().judge(evidence)
     }
 

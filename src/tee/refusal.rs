@@ -38,6 +38,8 @@ pub enum Kind {
     Expired,
     /// The evidence was made for another connection.
     Nonce,
+    /// The evidence came in the old form of attested TLS, which the policy refuses.
+    Form,
     /// The parts of the evidence are not of one machine, or bind another key.
     Binding,
     /// A register, or another measured value, is not the one in the policy.
@@ -65,6 +67,7 @@ impl Kind {
             Kind::Revoked => "revoked",
             Kind::Expired => "expired",
             Kind::Nonce => "nonce",
+            Kind::Form => "form",
             Kind::Binding => "binding",
             Kind::Measurement => "measurement",
             Kind::Machine => "machine",
@@ -111,6 +114,12 @@ impl Refusal {
     /// Adds the value that is required and the value in the evidence.
     pub fn values(mut self, expected: impl ToString, got: impl ToString) -> Refusal {
         self.expected = Some(expected.to_string());
+        self.got = Some(got.to_string());
+        self
+    }
+
+    /// Adds the value in the evidence, if several others are accepted.
+    pub fn got(mut self, got: impl ToString) -> Refusal {
         self.got = Some(got.to_string());
         self
     }
