@@ -7,6 +7,7 @@ use webpki::EndEntityCert;
 use ::roots::chain::{authorities_certify, in_words};
 use base::x509::{Certificate, KEY_AGREEMENT, KEY_ENCIPHERMENT};
 use tpm::{Endorsement, EndorsementKind};
+use verifier::refusal::{Kind, Refusal};
 
 use crate::credential::EndorsementKey;
 use crate::path::{self, EK_CERTIFICATE, MAX_CHAIN, NoPath, SIGNATURES};
@@ -21,22 +22,22 @@ pub fn verify<'a>(
     endorsement: &Endorsement,
     roots: &'a [Root],
     time: UnixTime,
-) -> Result<(EndorsementKey, &'a str), String> {
+) -> Result<(EndorsementKey, &'a str), Refusal> {
     let certificates = || endorsement.chain.iter().chain([&endorsement.certificate]);
     if endorsement.chain.len() > MAX_CHAIN {
         let count = endorsement.chain.len();
-        return Err(format!(
+        return Err(Kind::Malformed.because(format!(
             "it has a chain of {count} certificates, expected at most {MAX_CHAIN}"
-        ));
+        )));
     }
     if let Some(long) = certificates().find(|one| one.len() > MAX_CERTIFICATE) {
         let length = long.len();
-        return Err(format!(
+        return Err(Kind::Malformed.because(format!(
             "a certificate has {length} bytes, expected at most {MAX_CERTIFICATE}"
-        ));
+        )));
     }
     let fields = Certificate::parse(&endorsement.certificate);
-    let fields = fields.map_err(|_| "it cannot be read")?;
+    let fields = fields.map_err(|_| Kind::Malformed.because("it cannot be read"))?;
     let root = find_root(&endorsement.certificate, &endorsement.chain, roots, time)?;
     check_usage(endorsement.kind, &fields)?;
     let key = EndorsementKey::parse(endorsement.kind, fields.key())?;
@@ -49,7 +50,7 @@ fn find_root<'a>(
     chain: &[Vec<u8>],
     roots: &'a [Root],
     time: UnixTime,
-) -> Result<&'a str, String> {
+) -> Result<&'a str, Refusal> {
     let der = CertificateDer::from(certificate);
     let leaf = EndEntityCert::try_from(&der);
     let mut why = None;
@@ -76,13 +77,15 @@ fn find_root<'a>(
             // Keep trying. Remember other errors: if the root issued the certificate, they are the
             // useful ones.
             Err(webpki::Error::UnknownIssuer) => continue,
-            Err(error) => in_words(&error),
+            Err(error) => Kind::of_chain(&error).because(in_words(&error)),
         };
         why = why.or(Some((root, refused)));
     }
     Err(match why {
-        Some((root, why)) => format!("under the root {:?}: {why}", root.name),
-        None => "it leads to none of the roots that the policy names".into(),
+        Some((root, refused)) => {
+            refused.reworded(|why| format!("under the root {:?}: {why}", root.name))
+        }
+        None => Kind::Chain.because("it leads to none of the roots that the policy names"),
     })
 }
 
@@ -97,14 +100,17 @@ fn is_of_policies(error: &webpki::Error, between: &[CertificateDer<'_>]) -> bool
 
 /// Checks that the key usage is that of an endorsement key: an attestation key's certificate
 /// differs only in this.
-fn check_usage(kind: EndorsementKind, certificate: &Certificate<'_>) -> Result<(), String> {
+fn check_usage(kind: EndorsementKind, certificate: &Certificate<'_>) -> Result<(), Refusal> {
     let expected = match kind {
         EndorsementKind::Rsa2048 => KEY_ENCIPHERMENT,
         EndorsementKind::P256 | EndorsementKind::P384 => KEY_AGREEMENT,
     };
     match certificate.key_usage() {
         Some(bits) if bits & expected != 0 => Ok(()),
-        _ => Err("it is for another use than an endorsement key (key usage)".into()),
+        _ => {
+            let why = "it is for another use than an endorsement key (key usage)";
+            Err(Kind::Certificate.because(why))
+        }
     }
 }
 
@@ -194,7 +200,7 @@ mod tests {
     }
 
     fn refusal(endorsement: &Endorsement, roots: &[Root]) -> String {
-        verify(endorsement, roots, now()).unwrap_err()
+        verify(endorsement, roots, now()).unwrap_err().text
     }
 
     #[test]

@@ -21,6 +21,7 @@ use rsa::{Oaep, RsaPublicKey};
 use zeroize::Zeroizing;
 
 use tpm::{Credential, EndorsementKind};
+use verifier::refusal::{Kind, Refusal};
 
 /// Label of the seed (part 1 §24.4), with a terminating zero if the label has one.
 const IDENTITY: &str = "IDENTITY\0";
@@ -73,25 +74,25 @@ const SHA384: Suite = Suite {
 
 impl EndorsementKey {
     /// Parses a SubjectPublicKeyInfo (DER) as the key of this template.
-    pub fn parse(kind: EndorsementKind, info: &[u8]) -> Result<EndorsementKey, String> {
+    pub fn parse(kind: EndorsementKind, info: &[u8]) -> Result<EndorsementKey, Refusal> {
         let parsed = match kind {
             EndorsementKind::Rsa2048 => rsa_2048(info).map(EndorsementKey::Rsa2048),
             EndorsementKind::P256 => point(info, P256, 65).map(EndorsementKey::P256),
             EndorsementKind::P384 => point(info, P384, 97).map(EndorsementKey::P384),
         };
-        parsed.ok_or_else(|| format!("its key is not of the template {kind:?}"))
+        parsed.ok_or_else(|| wrong(format!("its key is not of the template {kind:?}")))
     }
 
     /// Encrypts `secret` for a TPM with this key and the key whose Name (with its nameAlg) is
     /// `name`.
-    pub fn make_credential(&self, name: &[u8], secret: &[u8; 32]) -> Result<Credential, String> {
+    pub fn make_credential(&self, name: &[u8], secret: &[u8; 32]) -> Result<Credential, Refusal> {
         match self {
             EndorsementKey::Rsa2048(key) => {
                 let seed = Zeroizing::new(base::crypto::random::<32>());
                 let padding = Oaep::new_with_label::<Sha256, _>(IDENTITY);
                 let encrypted = key
                     .encrypt(&mut rsa::rand_core::OsRng, padding, &seed[..])
-                    .map_err(|error| format!("RSA encryption fails: {error}"))?;
+                    .map_err(|error| wrong(format!("RSA encryption fails: {error}")))?;
                 Ok(Credential {
                     blob: seal(SHA256, &seed[..], name, secret),
                     secret: encrypted,
@@ -119,6 +120,10 @@ impl EndorsementKey {
     }
 }
 
+fn wrong(why: impl Into<String>) -> Refusal {
+    Kind::Certificate.because(why)
+}
+
 fn rsa_2048(info: &[u8]) -> Option<RsaPublicKey> {
     let key = RsaPublicKey::from_public_key_der(info).ok()?;
     let fits = key.size() == 256 && key.n().bits() == 2048 && *key.e() == EXPONENT.into();
@@ -135,8 +140,8 @@ fn for_point(
     point: &[u8],
     name: &[u8],
     secret: &[u8; 32],
-) -> Result<Credential, String> {
-    let wrong = |_| "its key is not a point of its curve".to_string();
+) -> Result<Credential, Refusal> {
+    let wrong = |_| wrong("its key is not a point of its curve");
     let ephemeral =
         EphemeralPrivateKey::generate(curve.agreement, &SystemRandom::new()).map_err(wrong)?;
     let ours = ephemeral.compute_public_key().map_err(wrong)?;

@@ -14,6 +14,7 @@ use base::der::{
 use base::x509::{Certificate, KEY_CERT_SIGN};
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor};
 
+use verifier::refusal::{Kind, Refusal};
 use webpki::ring as algorithms;
 
 /// tcg-kp-EKCertificate, 2.23.133.8.1: the content of the OID.
@@ -60,8 +61,8 @@ const MAX_SIGNATURES: usize = 32;
 pub enum NoPath {
     /// The issuer's certificate is neither in the chain nor among the roots.
     UnknownIssuer,
-    /// A certificate is refused: a clause.
-    Refused(String),
+    /// A certificate is refused.
+    Refused(Refusal),
 }
 
 /// Checks that certificates of `chain` connect a certificate with a root, at a time in seconds
@@ -89,7 +90,7 @@ pub fn verify(
 }
 
 fn refused(why: &str) -> NoPath {
-    NoPath::Refused(why.into())
+    NoPath::Refused(Kind::Certificate.because(why))
 }
 
 struct Search<'a> {
@@ -145,10 +146,11 @@ impl Search<'_> {
         let method = SIGNATURES
             .iter()
             .find(of_key)
-            .ok_or_else(|| NoPath::Refused(roots::chain::unsupported(link.algorithm, algorithm)))?;
+            .ok_or_else(|| refused(&roots::chain::unsupported(link.algorithm, algorithm)))?;
         let verified = method.verify_signature(key, link.signed, link.signature);
         verified.map_err(|_| {
-            refused("a signature is wrong: the certificate is altered, or from another authority with the same name")
+            let why = "a signature is wrong: the certificate is altered, or from another authority with the same name";
+            NoPath::Refused(Kind::Signature.because(why))
         })
     }
 }
@@ -223,11 +225,14 @@ impl<'a> Link<'a> {
     /// Checks the dates, and all extensions that do not depend on the position in the path.
     fn check(&self, time: u64) -> Result<(), NoPath> {
         match self.fields.validity() {
-            Ok((from, _)) if time < from => Err(refused(
-                "a certificate is not valid yet: is the clock of this machine right?",
+            Ok((from, _)) if time < from => Err(NoPath::Refused(
+                Kind::Expired
+                    .because("a certificate is not valid yet: is the clock of this machine right?"),
             )),
             Ok((_, until)) if time <= until => Ok(()),
-            Ok(_) => Err(refused("a certificate has expired")),
+            Ok(_) => Err(NoPath::Refused(
+                Kind::Expired.because("a certificate has expired"),
+            )),
             Err(Malformed) => Err(refused("the dates of a certificate cannot be read")),
         }?;
         if self.extension(NAME_CONSTRAINTS).is_some() {
@@ -236,7 +241,7 @@ impl<'a> Link<'a> {
         let is_unknown = |one: &&Extension<'_>| one.is_critical && !UNDERSTOOD.contains(&one.oid);
         if let Some(unknown) = self.extensions.iter().find(is_unknown) {
             let oid = base::text::hex(&unknown.oid[..unknown.oid.len().min(20)]);
-            return Err(NoPath::Refused(format!(
+            return Err(refused(&format!(
                 "a certificate has a critical extension that this program does not know (OID {oid} in DER)"
             )));
         }

@@ -5,6 +5,8 @@ use base::text::quoted;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, TrustAnchor};
 
+use verifier::policy::{Fault, PolicyError};
+
 use ::roots::Purpose;
 use ::roots::chain::in_words;
 
@@ -28,7 +30,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 impl Root {
     /// Parses an entry of a policy: a name of [`names`], or certificates in PEM, of which the first
     /// one is the root.
-    pub fn parse(entry: &str) -> Result<Root, String> {
+    pub fn parse(entry: &str) -> Result<Root, PolicyError> {
         if let Some(root) = ::roots::named(entry, Purpose::TpmKeys) {
             let certificates = root.certificates().map(|one| CertificateDer::from(one.der));
             return Root::of(Some(root.name), certificates.collect());
@@ -39,11 +41,11 @@ impl Root {
             return Root::of(None, certificates.map_err(|_| wrong("it is not PEM"))?);
         }
         let known: Vec<_> = names().collect();
-        Err(format!(
+        Err(Fault::Root.because(format!(
             "the root {} is not known: expected a certificate in PEM, or one of {}",
             quoted(entry, 80),
             known.join(", ")
-        ))
+        )))
     }
 
     /// Returns the root in a list of certificates, which starts with it. Without a name, its
@@ -51,7 +53,7 @@ impl Root {
     fn of(
         name: Option<&str>,
         mut certificates: Vec<CertificateDer<'static>>,
-    ) -> Result<Root, String> {
+    ) -> Result<Root, PolicyError> {
         if certificates.is_empty() {
             return Err(wrong("it has no certificate"));
         }
@@ -67,8 +69,8 @@ impl Root {
     }
 }
 
-fn wrong(error: &str) -> String {
-    format!("a root in PEM cannot be read: {error}")
+fn wrong(error: &str) -> PolicyError {
+    Fault::Root.because(format!("a root in PEM cannot be read: {error}"))
 }
 
 /// Returns SHA-256 of a certificate in hexadecimal.

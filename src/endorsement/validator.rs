@@ -31,11 +31,9 @@ pub fn validator(
     variant: &Variant,
     policy: Policy,
     sources: &Arc<dyn Sources>,
-) -> Result<Arc<dyn Validator>, String> {
+) -> Result<Arc<dyn Validator>, PolicyError> {
     let demands = policy.clone();
-    let judge = variant
-        .validator_for(policy, sources)
-        .map_err(|error| error.to_string())?;
+    let judge = variant.validator_for(policy, sources)?;
     certifying(judge, &demands)
 }
 
@@ -44,7 +42,7 @@ pub fn validator(
 pub fn certifying(
     inner: Arc<dyn Validator>,
     policy: &Policy,
-) -> Result<Arc<dyn Validator>, String> {
+) -> Result<Arc<dyn Validator>, PolicyError> {
     if policy.endorsement_roots().is_empty() {
         return Ok(inner);
     }
@@ -53,7 +51,7 @@ pub fn certifying(
         .iter()
         .map(|entry| Root::parse(entry))
         .collect::<Result<_, _>>()
-        .map_err(|error| format!("measurement policy: endorsementRoots: {error}"))?;
+        .map_err(|error: PolicyError| error.within("endorsementRoots"))?;
     Ok(Arc::new(Certifying {
         inner,
         roots,
@@ -69,12 +67,16 @@ struct Certifying {
 }
 
 impl Certifying {
-    fn make_challenge(&self, peer: &Identity, time: UnixTime) -> Result<Option<Challenge>, String> {
+    fn make_challenge(
+        &self,
+        peer: &Identity,
+        time: UnixTime,
+    ) -> Result<Option<Challenge>, Refusal> {
         let key = &peer.key;
         if self.keys.contains(&KeyName::of(key)) {
             return Ok(None);
         }
-        attestation_key::check(key)?;
+        attestation_key::check(key).map_err(|why| Kind::Unproven.because(why))?;
         let name = [&ALG_SHA256[..], digest(key).as_ref()].concat();
         let mut why = vec![];
         for kind in PREFERRED {
@@ -89,19 +91,20 @@ impl Certifying {
                             certified_by: root.into(),
                         }));
                     }
-                    Err(error) => why.push(format!(
-                        "the certificate of its endorsement key ({kind:?}) is refused: {error}"
-                    )),
+                    Err(refusal) => why.push(refusal.reworded(|why| {
+                        format!(
+                            "the certificate of its endorsement key ({kind:?}) is refused: {why}"
+                        )
+                    })),
                 }
             }
         }
-        Err(match why.is_empty() {
-            false => why.join("\n"),
-            true => "the policy demands a certified attestation key, but its TPM has no certificate of an endorsement key. A virtual \
+        Refusal::unless_none(why)?;
+        Err(Kind::Unproven.because(
+            "the policy demands a certified attestation key, but its TPM has no certificate of an endorsement key. A virtual \
                      TPM gets one from swtpm_setup --create-ek-cert; else add the name of its attestation key to the policy \
-                     (attestationKeys)"
-                .into(),
-        })
+                     (attestationKeys)",
+        ))
     }
 }
 
@@ -119,7 +122,6 @@ impl Validator for Certifying {
 
     fn challenge(&self, peer: &Identity) -> Result<Option<Challenge>, Refusal> {
         self.make_challenge(peer, UnixTime::now())
-            .map_err(|why| Kind::Machine.because(why))
     }
 
     fn judge(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {

@@ -13,7 +13,7 @@ use roots::chain::{authorities_certify, in_words};
 
 use super::hex;
 use super::instance::Demands;
-use super::policy::PolicyError;
+use super::policy_error::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 
 /// Maximum number of certificates between that of the key and the root.
@@ -42,11 +42,15 @@ pub struct Root {
 impl Root {
     /// Returns the root in a list of certificates, which starts with it. Without a name, its
     /// fingerprint becomes the name.
-    fn of(name: Option<&str>, certificates: Vec<CertificateDer<'static>>) -> Result<Root, String> {
+    fn of(
+        name: Option<&str>,
+        certificates: Vec<CertificateDer<'static>>,
+    ) -> Result<Root, PolicyError> {
         let (root, between) = certificates
             .split_first()
-            .ok_or("it contains no certificate")?;
-        let anchor = webpki::anchor_from_trusted_cert(root).map_err(|error| in_words(&error))?;
+            .ok_or_else(|| wrong("it contains no certificate"))?;
+        let anchor = webpki::anchor_from_trusted_cert(root);
+        let anchor = anchor.map_err(|error| wrong(&in_words(&error)))?;
         let fingerprint = || hex(&super::sha256(&[root]));
         Ok(Root {
             name: name.map_or_else(fingerprint, str::to_owned),
@@ -56,7 +60,7 @@ impl Root {
     }
 
     /// Returns a root that the programs have built in.
-    fn known(root: &roots::Root) -> Result<Root, String> {
+    fn known(root: &roots::Root) -> Result<Root, PolicyError> {
         let certificates = root.certificates().map(|one| CertificateDer::from(one.der));
         Root::of(Some(root.name), certificates.collect())
     }
@@ -65,28 +69,36 @@ impl Root {
     pub fn demanded(demands: &Demands, known: &[&roots::Root]) -> Result<Vec<Root>, PolicyError> {
         if demands.roots.is_empty() {
             let all = known.iter().map(|root| Root::known(root));
-            return all.collect::<Result<_, _>>().map_err(PolicyError);
+            return all.collect();
         }
         let one = |entry: &String| {
             if entry.trim_start().starts_with(PEM) {
                 let read = CertificateDer::pem_slice_iter(entry.as_bytes());
                 let certificates = read.collect::<Result<_, _>>();
-                return Root::of(None, certificates.map_err(|_| "it is not PEM")?);
+                return Root::of(None, certificates.map_err(|_| wrong("it is not PEM"))?);
             }
             let named = known.iter().find(|root| root.name == entry);
             let root = named.ok_or_else(|| {
                 let names: Vec<_> = known.iter().map(|root| root.name).collect();
                 let names = names.join(", ");
-                format!(
+                wrong(&format!(
                     "{} is neither a certificate in PEM nor one of {names}",
                     text::quoted(entry, 80)
-                )
+                ))
             })?;
             Root::known(root)
         };
-        let roots = demands.roots.iter().map(one).collect::<Result<_, _>>();
-        roots.map_err(|error| PolicyError(format!("cloud: roots: {error}")))
+        let roots = demands
+            .roots
+            .iter()
+            .map(one)
+            .collect::<Result<_, PolicyError>>();
+        roots.map_err(|error| error.within("cloud: roots"))
     }
+}
+
+fn wrong(why: &str) -> PolicyError {
+    Fault::Requirement.because(why)
 }
 
 /// What an error about the certificate of an attestation key starts with.

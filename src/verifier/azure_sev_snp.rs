@@ -32,7 +32,7 @@ fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
-    policy.snp().check_maa_url().map_err(PolicyError)?;
+    policy.snp().check_maa_url()?;
     let endorser = AzureChip {
         hardware: Hardware::new(&policy, sources)?,
         policy: policy.clone(),

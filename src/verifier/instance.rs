@@ -11,6 +11,7 @@
 //! of them, for machines with several images. Without `roots`, the variant's roots are trusted;
 //! with `roots`, only the named ones (or certificates in PEM, the root first).
 
+use super::policy_error::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 use std::collections::BTreeMap;
 
@@ -78,7 +79,7 @@ pub struct Instance {
 
 impl Demands {
     /// Returns a clause that says what is wrong with the lists.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), PolicyError> {
         let lists = [
             &self.roots,
             &self.projects,
@@ -89,31 +90,31 @@ impl Demands {
         for list in lists {
             if list.len() > MAX_ENTRIES {
                 let count = list.len();
-                return Err(format!(
+                return Err(Fault::TooMany.because(format!(
                     "a list has {count} entries, more than {MAX_ENTRIES}"
-                ));
+                )));
             }
         }
         let is_account =
             |text: &&String| text.len() == 12 && text.bytes().all(|b| b.is_ascii_digit());
         if let Some(other) = self.accounts.iter().find(|one| !is_account(one)) {
-            return Err(format!(
+            return Err(Fault::Requirement.because(format!(
                 "accounts: expected 12 digits, got {}",
                 text::quoted(other, 80)
-            ));
+            )));
         }
         if self.sha384.len() > MAX_ENTRIES {
-            return Err(format!(
+            return Err(Fault::TooMany.because(format!(
                 "sha384: expected at most {MAX_ENTRIES} sets of PCRs"
-            ));
+            )));
         }
         for (index, value) in self.sha384.iter().flatten() {
             let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
             if value.len() != 96 || !value.bytes().all(is_digit) {
-                return Err(format!(
+                return Err(Fault::Requirement.because(format!(
                     "sha384: PCR {index}: expected 96 hex digits, got {}",
                     text::quoted(value, 120)
-                ));
+                )));
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use attest::Variant as Attester;
 use base::text::quoted;
 use proto::attested::Collateral;
 
-use super::policy::{OLD_SNP, OLD_TDX, PolicyError};
+use super::policy::{Fault, OLD_SNP, OLD_TDX, PolicyError};
 use super::sources::Sources;
 use super::{Measurement, Policy, Stage, Validator};
 
@@ -70,12 +70,12 @@ impl Variant {
             let (other, own) = (quoted(other, 40), self.name);
             let why =
                 format!("it is for the attestation variant {other}, and the machines have {own}");
-            return Err(PolicyError(why));
+            return Err(Fault::Variant.because(why));
         }
         let demanded = policy.demanded();
         match demanded.into_iter().find(|member| !self.judges(member)) {
             None => (self.validator)(policy, sources),
-            Some(member) => Err(PolicyError(format!(
+            Some(member) => Err(Fault::Variant.because(format!(
                 "{member}: machines with the attestation variant {} prove nothing of it, so nothing would be demanded: remove it",
                 self.name
             ))),

@@ -7,7 +7,8 @@
 //!
 //! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them;
 //! [`vtpm`], [`td`] and [`snp`] are common to several of them; [`policy`] defines which register
-//! values and keys are accepted, and `words` which names a policy may contain; [`sources`] gets
+//! values and keys are accepted, `policy_error` why a policy is invalid, and `words` which names it may
+//! contain; [`sources`] gets
 //! collateral, and [`carried`] has the collateral that a peer sends; [`stage`] distinguishes an
 //! initramfs from a booted system; [`quote`] verifies what a TPM signed; [`hcl`] reads the
 //! paravisor's statements about an Azure machine, and [`maa`] the tokens of Microsoft's attestation
@@ -33,6 +34,7 @@ pub mod old_snp;
 pub mod old_tdx;
 pub mod phases;
 pub mod policy;
+mod policy_error;
 pub mod qemu_tdx;
 pub mod qemu_vtpm;
 pub mod quote;

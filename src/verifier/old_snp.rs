@@ -9,6 +9,7 @@
 //! `firmwareSignerConfig` is Azure's. Next to them, `"snp":{..}` has the requirements that only
 //! Firstlight knows.
 
+use super::policy_error::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 use base::text;
 use hardware::json::{Digits, is_default};
@@ -141,7 +142,7 @@ impl Demands {
 
     /// Checks the form of the URL of Microsoft's attestation service, if it is used:
     /// `https://HOST[:PORT]`. The service repeats the URL in its tokens.
-    pub fn check_maa_url(&self) -> Result<(), String> {
+    pub fn check_maa_url(&self) -> Result<(), PolicyError> {
         let signer = self.firmware_signer_config.as_ref();
         let url = signer.map_or("", |signer| signer.maa_url.trim_end_matches('/'));
         let (scheme, host) = url.split_at_checked("https://".len()).unwrap_or_default();
@@ -155,7 +156,7 @@ impl Demands {
             return Ok(());
         }
         // the URL may contain a password
-        Err("maaURL: expected https://HOST[:PORT], such as https://sharedweu.weu.attest.azure.net, or nothing".into())
+        Err(Fault::Requirement.because("maaURL: expected https://HOST[:PORT], such as https://sharedweu.weu.attest.azure.net, or nothing"))
     }
 
     /// Checks the key that signed the ID block of a machine, whose digest this is. Returns the URL

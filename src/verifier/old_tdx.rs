@@ -15,6 +15,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
+use super::policy_error::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 use super::{hex, unhex};
 
@@ -52,7 +53,7 @@ pub struct Demands {
 
 impl Demands {
     /// Returns a clause that says what is wrong with a requirement.
-    pub fn check_form(&self) -> Result<(), String> {
+    pub fn check_form(&self) -> Result<(), PolicyError> {
         for (name, text, bytes) in [
             ("teeTCBSVN", &self.tee_tcb_svn, 16),
             ("qeVendorID", &self.qe_vendor_id, 16),
@@ -63,30 +64,31 @@ impl Demands {
             let is_hex = text.len() == 2 * bytes && text.bytes().all(|it| it.is_ascii_hexdigit());
             if !text.is_empty() && !is_hex {
                 let digits = 2 * bytes;
-                return Err(format!(
+                return Err(Fault::Requirement.because(format!(
                     "{name}: expected {digits} hex digits, got {}",
                     quoted(text, SHOWN)
-                ));
+                )));
             }
         }
         self.root().map(drop)
     }
 
     /// Returns the verifier under the root in `intelRootKey`; `None` if it is empty.
-    pub fn root(&self) -> Result<Option<Verifier>, String> {
+    pub fn root(&self) -> Result<Option<Verifier>, PolicyError> {
         let pem = self.intel_root_key.as_deref().unwrap_or_default();
         if pem.is_empty() {
             return Ok(None);
         }
+        let wrong = |why| Fault::Requirement.because(format!("intelRootKey: {why}"));
         let mut all = CertificateDer::pem_slice_iter(pem.as_bytes());
         match (all.next(), all.next()) {
-            (Some(Ok(root)), None) if *root == *roots::INTEL_SGX.root.der => {
-                Verifier::of_intel().map(Some)
-            }
+            (Some(Ok(root)), None) if *root == *roots::INTEL_SGX.root.der => Verifier::of_intel()
+                .map(Some)
+                .map_err(|why| Fault::Requirement.because(why)),
             (Some(Ok(root)), None) => Verifier::under("intelRootKey", &root)
                 .map(Some)
-                .map_err(|why| format!("intelRootKey: {why}")),
-            _ => Err("intelRootKey: expected a certificate in PEM, or nothing".into()),
+                .map_err(|why| wrong(String::from(why))),
+            _ => Err(wrong("expected a certificate in PEM, or nothing".into())),
         }
     }
 

@@ -78,6 +78,7 @@ use serde::Deserialize;
 use super::instance;
 use super::old_snp;
 use super::old_tdx;
+pub use super::policy_error::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 use super::words;
 use super::{ClusterRegister, KeyName, Registers, Stage, unhex};
@@ -169,18 +170,6 @@ pub struct Policy {
     pub(super) without_words: bool,
 }
 
-/// Why a policy is invalid.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PolicyError(pub(super) String);
-
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "measurement policy: {}", self.0)
-    }
-}
-
-impl std::error::Error for PolicyError {}
-
 #[derive(Deserialize)]
 struct Json {
     variant: Option<String>,
@@ -237,7 +226,7 @@ impl Image {
         name: &str,
         measurements: BTreeMap<u32, Measurement>,
         initramfs: BTreeMap<u32, Measurement>,
-    ) -> Result<Image, String> {
+    ) -> Result<Image, PolicyError> {
         let mut image = Image {
             name: name.into(),
             measurements,
@@ -249,24 +238,23 @@ impl Image {
     }
 
     /// Fails if the parts of the image contradict each other.
-    fn check(&mut self) -> Result<(), String> {
+    fn check(&mut self) -> Result<(), PolicyError> {
         let name = &self.name;
         let is_plain = name.chars().all(|c| c == ' ' || c.is_ascii_graphic());
         if !is_plain || name.len() > MAX_NAME || name.trim() != name {
-            return Err(format!(
+            return Err(Fault::Image.because(format!(
                 "the name {}: expected at most {MAX_NAME} plain characters",
                 quoted(name, 120)
-            ));
+            )));
         }
         self.initramfs
             .retain(|index, measurement| self.measurements.get(index) != Some(measurement));
         let values = self.measurements.values().chain(self.initramfs.values());
         let kinds: BTreeSet<_> = values.map(|it| Registers::of(&it.expected)).collect();
         if kinds.len() > 1 || kinds.contains(&None) {
-            return Err(
-                "its registers differ in length: expected 32 bytes each, or 48 of a TDX machine"
-                    .into(),
-            );
+            return Err(Fault::Image.because(
+                "its registers differ in length: expected 32 bytes each, or 48 of a TDX machine",
+            ));
         }
         let enforces_nothing = |measurements: BTreeMap<u32, Measurement>| {
             measurements
@@ -278,7 +266,8 @@ impl Image {
             .into_iter()
             .any(enforces_nothing)
         {
-            return Err("no register is enforced, so it would accept any machine".into());
+            let why = "no register is enforced, so it would accept any machine";
+            return Err(Fault::Image.because(why));
         }
         Ok(())
     }
@@ -297,12 +286,12 @@ impl Image {
         measurements: BTreeMap<String, JsonMeasurement>,
         initramfs: BTreeMap<String, JsonMeasurement>,
         acpi_tables: Option<AcpiTables>,
-    ) -> Result<Image, String> {
+    ) -> Result<Image, PolicyError> {
         let mut image = Image {
             name: name.into(),
             measurements: Image::measurements_from_json(measurements)?,
             initramfs: Image::measurements_from_json(initramfs)
-                .map_err(|error| format!("initramfs: {error}"))?,
+                .map_err(|error| error.within("initramfs"))?,
             has_confined_kernel: acpi_tables.is_some(),
         };
         image.check()?;
@@ -311,15 +300,15 @@ impl Image {
 
     fn measurements_from_json(
         json: BTreeMap<String, JsonMeasurement>,
-    ) -> Result<BTreeMap<u32, Measurement>, String> {
+    ) -> Result<BTreeMap<u32, Measurement>, PolicyError> {
         let mut measurements = BTreeMap::new();
         for (name, measurement) in json {
             let index = name.parse().ok().filter(|index| *index <= MAX_INDEX);
             let index = index.ok_or_else(|| {
-                format!(
+                Fault::Image.because(format!(
                     "{} is not a PCR: expected 0 to {MAX_INDEX}",
                     quoted(&name, 80)
-                )
+                ))
             })?;
             let (expected, warn_only) = match measurement {
                 JsonMeasurement::Bare(expected) => (expected, false),
@@ -329,15 +318,15 @@ impl Image {
                 } => (expected, warn_only),
             };
             let expected = register(&expected).ok_or_else(|| {
-                format!(
+                Fault::Image.because(format!(
                     "PCR {index}: expected 64 hex digits (a TDX machine: 96), got {}",
                     quoted(&expected, 120)
-                )
+                ))
             })?;
             if !warn_only && expected.chunks(2).all(|pair| pair == PLACEHOLDER) {
-                return Err(format!(
+                return Err(Fault::Image.because(format!(
                     "PCR {index} has the placeholder 1234..: replace it with the value of a correct machine"
-                ));
+                )));
             }
             if measurements
                 .insert(
@@ -349,7 +338,7 @@ impl Image {
                 )
                 .is_some()
             {
-                return Err(format!("PCR {index} appears twice"));
+                return Err(Fault::Image.because(format!("PCR {index} appears twice")));
             }
         }
         Ok(measurements)
@@ -430,7 +419,7 @@ impl fmt::Display for Image {
 impl Policy {
     /// Makes a policy with one image without a name that accepts every attestation key.
     pub fn new(measurements: BTreeMap<u32, Measurement>) -> Result<Policy, PolicyError> {
-        let images = vec![Image::new("", measurements, BTreeMap::new()).map_err(PolicyError)?];
+        let images = vec![Image::new("", measurements, BTreeMap::new())?];
         Policy {
             variant: None,
             images,
@@ -452,52 +441,49 @@ impl Policy {
     fn checked(self) -> Result<Policy, PolicyError> {
         let (images, keys) = (&self.images, &self.keys);
         if images.len() > MAX_IMAGES {
-            return Err(PolicyError(format!(
+            return Err(Fault::TooMany.because(format!(
                 "it has {} images, more than {MAX_IMAGES}",
                 images.len()
             )));
         }
         for (at, image) in images.iter().enumerate() {
             if image.registers() != images[0].registers() {
-                return Err(PolicyError(format!(
+                return Err(Fault::Image.because(format!(
                     "{image} has registers of another length than {}",
                     images[0]
                 )));
             }
             if at > 0 && image.name.is_empty() {
-                return Err(PolicyError("a further image has no name".into()));
+                return Err(Fault::Image.because("a further image has no name"));
             }
             if self.requires_confined_acpi && !image.confines_acpi() {
-                return Err(PolicyError(format!(
+                return Err(Fault::Image.because(format!(
                     "requireConfinedAcpi: {image} has no \"acpiTables\":\"confined\": its kernel lets the host's ACPI tables write \
                      its memory"
                 )));
             }
             if images[..at].iter().any(|other| other.name == image.name) {
-                return Err(PolicyError(format!(
-                    "two images have the name {:?}",
-                    image.name
-                )));
+                return Err(
+                    Fault::Image.because(format!("two images have the name {:?}", image.name))
+                );
             }
         }
         if keys.len() > MAX_KEYS {
-            return Err(PolicyError(format!(
+            return Err(Fault::TooMany.because(format!(
                 "it names {} attestation keys, more than {MAX_KEYS}",
                 keys.len()
             )));
         }
         if self.roots.len() > MAX_ROOTS {
-            return Err(PolicyError(format!(
+            return Err(Fault::TooMany.because(format!(
                 "endorsementRoots has {} entries, more than {MAX_ROOTS}",
                 self.roots.len()
             )));
         }
-        self.old_tdx.check_form().map_err(PolicyError)?;
-        self.cloud
-            .check()
-            .map_err(|error| PolicyError(format!("cloud: {error}")))?;
+        self.old_tdx.check_form()?;
+        self.cloud.check().map_err(|error| error.within("cloud"))?;
         if let Some(root) = self.roots.iter().find(|root| root.len() > MAX_ROOT) {
-            return Err(PolicyError(format!(
+            return Err(Fault::TooMany.because(format!(
                 "endorsementRoots: an entry has {} bytes, more than {MAX_ROOT}",
                 root.len()
             )));
@@ -508,20 +494,17 @@ impl Policy {
     /// Parses the JSON. An unknown field is an error.
     pub fn from_json(text: &str) -> Result<Policy, PolicyError> {
         let json = words::check(text).and_then(|()| serde_json::from_str(text));
-        let json: Json = json.map_err(|error| PolicyError(error.to_string()))?;
+        let json: Json = json.map_err(|error| Fault::Json.because(error.to_string()))?;
         let first = Image::from_json(
             &json.name,
             json.measurements,
             json.initramfs,
             json.acpi_tables,
         );
-        let mut images = vec![first.map_err(PolicyError)?];
+        let mut images = vec![first?];
         for image in json.also_accepted {
-            let wrong = |error| {
-                PolicyError(format!(
-                    "alsoAccepted: {}: {error}",
-                    quoted(&image.name, 120)
-                ))
+            let wrong = |error: PolicyError| {
+                error.within(format_args!("alsoAccepted: {}", quoted(&image.name, 120)))
             };
             let parsed = Image::from_json(
                 &image.name,
@@ -534,13 +517,13 @@ impl Policy {
         let keys = json.attestation_keys.iter().map(|name| name.parse());
         let keys = keys
             .collect::<Result<_, _>>()
-            .map_err(|error: String| PolicyError(format!("attestationKeys: {error}")))?;
+            .map_err(|error: String| Fault::Key.because(format!("attestationKeys: {error}")))?;
         if let Some(other) = json.require.as_ref().filter(|form| *form != STRONG) {
             let text = format!(
                 "require has the value {}, expected {STRONG:?}",
                 quoted(other, 80)
             );
-            return Err(PolicyError(text));
+            return Err(Fault::Requirement.because(text));
         }
         Policy {
             variant: json.variant,
@@ -582,14 +565,14 @@ impl Policy {
         name: &str,
         measurements: BTreeMap<u32, Measurement>,
     ) -> Result<Policy, PolicyError> {
-        let image = Image::new(name, measurements, BTreeMap::new()).map_err(PolicyError)?;
+        let image = Image::new(name, measurements, BTreeMap::new())?;
         self.and_image(name, image)
     }
 
     /// Returns the policy with a further image, under this name.
     pub fn and_image(mut self, name: &str, mut image: Image) -> Result<Policy, PolicyError> {
         image.name = name.into();
-        image.check().map_err(PolicyError)?;
+        image.check()?;
         self.images.push(image);
         self.checked()
     }
@@ -702,10 +685,9 @@ impl Policy {
     pub fn without_endorsement_roots(self) -> Result<Policy, PolicyError> {
         match self.roots.is_empty() {
             true => Ok(self),
-            false => Err(PolicyError(
+            false => Err(Fault::Root.because(
                 "it has endorsementRoots, but this program does not verify certificates of TPMs: name the accepted keys \
-                 (attestationKeys) instead"
-                    .into(),
+                 (attestationKeys) instead",
             )),
         }
     }

@@ -9,7 +9,7 @@ use hardware::tdx::quote::{Body, Quote, Register};
 
 use super::document::MAX_DOCUMENT;
 use super::judged::{Measured, TDX};
-use super::policy::PolicyError;
+use super::policy_error::{Fault, PolicyError};
 use super::refusal::Kind;
 use super::sources::Sources;
 use super::{
@@ -72,10 +72,9 @@ impl Validator {
         // a policy that accepts any image has no registers
         let has_some = !policy.images()[0].measurements().is_empty();
         if has_some && policy.registers() == Registers::Pcrs {
-            return Err(PolicyError(
+            return Err(Fault::Variant.because(
                 "it has PCRs of a TPM, but machines of the variant qemu-tdx have registers of 48 bytes: 0 is MRTD, 1 to 4 are \
-                 RTMR 0 to 3"
-                    .into(),
+                 RTMR 0 to 3",
             ));
         }
         Ok(Validator { policy, hardware })

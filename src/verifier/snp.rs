@@ -17,8 +17,9 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::document::Document;
 use super::old_snp::Enforcement;
+use super::policy_error::{Fault, PolicyError};
 use super::sources::Sources;
-use super::{PlatformClaims, Policy, PolicyError};
+use super::{PlatformClaims, Policy};
 use proto::attested::Collateral;
 
 /// Maximum number of certificates that a machine sends in addition to its chip's: ASK and ARK.
@@ -147,7 +148,7 @@ impl Hardware {
     /// may be another root, with `amdSigningKey` below it.
     pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
         Ok(Hardware {
-            authorities: authorities(policy).map_err(PolicyError)?,
+            authorities: authorities(policy)?,
             demands: policy.snp().of_report(),
             policy: policy.clone(),
             sources: sources.clone(),
@@ -316,7 +317,7 @@ fn no_root(product: Product) -> Refusal {
     Kind::Chain.because(format!("no root of a {product} counts for this policy"))
 }
 
-fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {
+fn authorities(policy: &Policy) -> Result<Vec<Authority>, PolicyError> {
     let of_amd = [
         (Product::Milan, &roots::AMD_MILAN),
         (Product::Genoa, &roots::AMD_GENOA),
@@ -330,11 +331,12 @@ fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {
             between: root.between.iter().map(|one| one.der.to_vec()).collect(),
         })
         .collect();
+    let wrong = |why: String| Fault::Requirement.because(why);
     let named = |name: &str, pem: &Option<String>| {
         let pem = pem.as_deref().filter(|pem| !pem.is_empty());
         pem.map(|pem| {
             only(pem.as_bytes())
-                .map_err(|_| format!("{name}: expected a certificate in PEM, or nothing"))
+                .map_err(|_| wrong(format!("{name}: expected a certificate in PEM, or nothing")))
         })
         .transpose()
     };
@@ -345,7 +347,7 @@ fn authorities(policy: &Policy) -> Result<Vec<Authority>, String> {
         authorities.retain(|one| one.root == root);
         if authorities.is_empty() {
             webpki::anchor_from_trusted_cert(&CertificateDer::from(root.as_slice()))
-                .map_err(|error| format!("amdRootKey: {}", in_words(&error)))?;
+                .map_err(|error| wrong(format!("amdRootKey: {}", in_words(&error))))?;
             authorities.push(Authority {
                 product: None,
                 root,

@@ -6,9 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use attest::td::*;
 use hardware::tdx::{Collateral, Quote, Verifier};
 
+use super::policy_error::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
-use super::{PlatformClaims, Policy, PolicyError};
+use super::{PlatformClaims, Policy};
 use proto::attested::Collateral as Brought;
 
 /// Judges quotes of the hardware.
@@ -24,9 +25,9 @@ impl Hardware {
     /// Makes a judge by a policy. Intel's root is trusted; with `intelRootKey` only that one, which
     /// may be another root.
     pub fn new(policy: &Arc<Policy>, sources: &Arc<dyn Sources>) -> Result<Hardware, PolicyError> {
-        let verifier = match policy.old_tdx().root().map_err(PolicyError)? {
+        let verifier = match policy.old_tdx().root()? {
             Some(root) => root,
-            None => Verifier::of_intel().map_err(PolicyError)?,
+            None => Verifier::of_intel().map_err(|why| Fault::Requirement.because(why))?,
         };
         Ok(Hardware {
             verifier,
