@@ -248,6 +248,10 @@ fn a_refused_machine_is_shown_as_far_as_its_platform_meets_the_policy() {
     let report = assert_documented("verify", &out);
     assert_eq!(report["platform"], of_chip());
     assert!(report["believed"].is_null(), "{report:#}");
+    let refusals = report["refusals"].as_array().unwrap();
+    assert_eq!(refusals.len(), 1);
+    assert_eq!(refusals[0]["kind"], "machine");
+    assert_eq!(refusals[0]["field"], "attestationKeys");
 
     // its platform does not
     let newer = with(machine.policy.clone(), &json!({"snpVersion": 25}));
@@ -260,6 +264,9 @@ fn a_refused_machine_is_shown_as_far_as_its_platform_meets_the_policy() {
         reason.contains("snp is 24, below the minimum 25"),
         "{reason}"
     );
+    let expected =
+        json!([{"kind": "outdated", "field": "REPORTED_TCB snp", "expected": "25", "got": "24"}]);
+    assert_eq!(report["refusals"], expected);
 }
 
 #[test]

@@ -16,13 +16,14 @@ use booted_proto::verify::{
 };
 use rpc::grpc::{self, CallOptions};
 use transport::Transport;
+use verifier::refusal::Kind;
 use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
 
 /// The evidence that a server sent, if any, and the verdict on it. The outer error: it did not
 /// answer.
 type Asked = (
     Option<Presented>,
-    Result<Result<Identified, String>, String>,
+    Result<Result<Identified, Refusal>, String>,
 );
 
 /// Asks over attested TLS.
@@ -58,10 +59,10 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
         (Some(Ok(identified)), Err(Attempted::Made(atls::Error::PeerRefused(_)))) if is_strong => {
             Ok(Ok(identified.clone()))
         }
-        (_, Err(Attempted::Made(atls::Error::Refused(why)))) => Ok(Err(why.to_string())),
+        (_, Err(Attempted::Made(atls::Error::Refused(refusal)))) => Ok(Err(refusal)),
         (_, Err(Attempted::Made(error))) => Err(error.to_string()),
         (_, Err(Attempted::Not(why))) => Err(why),
-        (_, Ok(())) => Ok(Err("it proves nothing".into())),
+        (_, Ok(())) => Ok(Err(Kind::Unproven.because("it proves nothing"))),
     };
     Ok((presented, verdict))
 }

@@ -13,7 +13,10 @@ use base::program::Failure;
 use booted_proto::verify::USER_DATA;
 use tpm::{Endorsement, EndorsementKind};
 use verifier::Session;
-use verifier::{Evidence, Identified, Identity, KeyName, Role, Validator, Variant, session};
+use verifier::refusal::Kind;
+use verifier::{
+    Evidence, Identified, Identity, KeyName, Refusal, Role, Validator, Variant, session,
+};
 
 /// The version of the file.
 const VERSION: u32 = 1;
@@ -113,16 +116,16 @@ impl Presented {
 
     /// Judges the document as attested TLS does, with the session that was kept. A file does not
     /// prove when it was written.
-    pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, String> {
-        let refused = |error: verifier::Refusal| error.to_string();
+    pub fn judged_by(&self, validator: &dyn Validator) -> Result<Identified, Refusal> {
         let mut evidence = Evidence::new(&self.document, &self.nonce);
         let Some(bound) = &self.session else {
-            evidence
-                .check_form(&validator.properties())
-                .map_err(refused)?;
-            let identified = validator.judge(&evidence).map_err(refused)?;
+            evidence.check_form(&validator.properties())?;
+            let identified = validator.judge(&evidence)?;
             return match self.is_plain && identified.user_data != USER_DATA {
-                true => Err("its attestation document is not one of a verification service".into()),
+                true => {
+                    let why = "its attestation document is not one of a verification service";
+                    Err(Kind::Nonce.because(why))
+                }
                 false => Ok(identified),
             };
         };
@@ -130,7 +133,7 @@ impl Presented {
         let challenge = validator.challenge(peer);
         let key = KeyName::of(&peer.key);
         // the user data cover the secret, so the TPM with both keys has decrypted it
-        let is_certified = challenge.map_err(refused)?.is_some() && !bound.secret.is_empty();
+        let is_certified = challenge?.is_some() && !bound.secret.is_empty();
         evidence.certified = is_certified.then_some(&key);
         evidence.session = Some(Session {
             digest: &bound.digest,
@@ -139,11 +142,11 @@ impl Presented {
             // a program that judges a file fetches the collateral itself
             collateral: None,
         });
-        let identified = validator.judge(&evidence).map_err(refused)?;
+        let identified = validator.judge(&evidence)?;
         match self.role(&identified) {
             Some(Role::Server | Role::JoinService) => Ok(identified),
             Some(Role::Client) | None => {
-                Err("its attestation document is for another connection".into())
+                Err(Kind::Nonce.because("its attestation document is for another connection"))
             }
         }
     }

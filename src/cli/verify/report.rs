@@ -12,7 +12,8 @@ use super::demand::{Demand, Source};
 use super::presented::Presented;
 use tpm::CLUSTER_ID_PCR;
 use verifier::{
-    Identified, Image, KeyName, PlatformClaims, Policy, Property, Registers, Stage, TcbPart,
+    Identified, Image, KeyName, PlatformClaims, Policy, Property, Refusal, Registers, Stage,
+    TcbPart,
 };
 
 /// What the command says.
@@ -42,7 +43,7 @@ pub enum Verdict {
     /// The machine meets all requirements.
     Proven,
     /// The machine does not meet them, for this reason.
-    Refused(String),
+    Refused(Refusal),
     /// No server answers, for this reason.
     Unreachable(String),
 }
@@ -59,8 +60,26 @@ impl Verdict {
     fn reason(&self) -> Option<&str> {
         match self {
             Verdict::Proven => None,
-            Verdict::Refused(why) | Verdict::Unreachable(why) => Some(why),
+            Verdict::Refused(refusal) => Some(&refusal.text),
+            Verdict::Unreachable(why) => Some(why),
         }
+    }
+
+    /// Returns the reasons of a refusal for programs.
+    fn refusals(&self) -> Vec<Value> {
+        let Verdict::Refused(refusal) = self else {
+            return vec![];
+        };
+        let all = std::iter::once(refusal).chain(&refusal.others);
+        let json = |one: &Refusal| {
+            json!({
+                "kind": one.kind.name(),
+                "field": one.field,
+                "expected": one.expected,
+                "got": one.got,
+            })
+        };
+        all.map(json).collect()
     }
 }
 
@@ -78,7 +97,7 @@ impl<'a> Report<'a> {
         source: &'a Source,
         demand: &'a Demand,
         presented: Option<&Presented>,
-        verdict: Result<Result<Identified, String>, String>,
+        verdict: Result<Result<Identified, Refusal>, String>,
     ) -> Report<'a> {
         // the proven facts about a refused machine: its signatures, and the policy's requirements
         // for the platform
@@ -282,6 +301,7 @@ impl<'a> Report<'a> {
             "source": self.source.to_string(),
             "verdict": self.verdict.name(),
             "reason": self.verdict.reason(),
+            "refusals": self.verdict.refusals(),
             "form": self.form,
             "role": self.role,
             "stage": self.stage(),
