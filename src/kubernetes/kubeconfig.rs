@@ -5,6 +5,8 @@
 //! it uses. So only four values of the node's text are used, and each is validated: the server's
 //! address, the cluster's CA, the client's certificate and its key. The caller sets the names.
 
+use std::fmt;
+
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rustls::pki_types::pem::PemObject;
@@ -21,18 +23,80 @@ use base::text::quoted;
 /// The maximum number of certificates in a bundle of CAs or in a client's chain.
 const MAX_CERTIFICATES: usize = 16;
 
+/// Why a kubeconfig cannot be built. Fields have the names of the given kubeconfig; no text shows a key.
+#[derive(Debug, PartialEq)]
+pub enum KubeconfigError {
+    /// The given one is not UTF-8.
+    Encoding,
+    /// The given one is not YAML.
+    Yaml(yaml::Error),
+    /// A field is missing.
+    Missing(&'static str),
+    /// A list has no entry with this name.
+    NoEntry(&'static str, String),
+    /// The server is not `https://HOST:PORT`.
+    Server(String),
+    /// The value of a field is not in base64.
+    Base64(&'static str, base64::DecodeError),
+    /// The value of a field is not certificates in PEM.
+    Pem(&'static str),
+    /// The value of a field has no certificates in PEM, or too many.
+    Count(&'static str),
+    /// The value of a field contains something that is no certificate.
+    Certificate(&'static str),
+    /// The client's key is none.
+    Key,
+    /// The client's key is not that of its certificate.
+    Mismatch(rustls::Error),
+}
+
+impl fmt::Display for KubeconfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use KubeconfigError::*;
+        match self {
+            Encoding => f.write_str("it is not UTF-8"),
+            Yaml(error) => error.fmt(f),
+            Missing(field) => write!(f, "{field} is missing"),
+            NoEntry(list, name) => {
+                write!(f, "its {list} contain no entry named {}", quoted(name, 80))
+            }
+            Server(got) => {
+                write!(f, "server: {}, expected https://HOST:PORT", quoted(got, 80))
+            }
+            Base64(field, error) => write!(f, "{field}: expected base64: {error}"),
+            Pem(field) => write!(f, "{field}: expected certificates in PEM"),
+            Count(field) => {
+                write!(
+                    f,
+                    "{field}: expected 1 to {MAX_CERTIFICATES} certificates in PEM"
+                )
+            }
+            Certificate(field) => write!(
+                f,
+                "{field}: it contains something that is no certificate of X.509"
+            ),
+            Key => write!(f, "client-key-data: {NO_KEY}"),
+            Mismatch(error) => {
+                write!(f, "client-certificate-data and client-key-data: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for KubeconfigError {}
+
 /// Builds a kubeconfig from the server, CA, client certificate and client key of the current
 /// context in `text`. Its names are derived from `cluster` as kubeadm does it (NAME, NAME-admin,
-/// NAME-admin@NAME). The error is a clause that names the value that is missing or invalid.
-pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
-    let text = str::from_utf8(text).map_err(|_| "it is not UTF-8")?;
-    let given = yaml::document(text).map_err(|error| error.to_string())?;
+/// NAME-admin@NAME).
+pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, KubeconfigError> {
+    let text = str::from_utf8(text).map_err(|_| KubeconfigError::Encoding)?;
+    let given = yaml::document(text).map_err(KubeconfigError::Yaml)?;
     let context = named(
         &given,
         "contexts",
         text_of(&given["current-context"], "current-context")?,
     )?;
-    let of = |list: &str, entry: &'static str| -> Result<&Value, String> {
+    let of = |list: &'static str, entry: &'static str| -> Result<&Value, KubeconfigError> {
         Ok(&named(&given, list, text_of(&context["context"][entry], entry)?)?[entry])
     };
     let (from, user) = (of("clusters", "cluster")?, of("users", "user")?);
@@ -41,20 +105,17 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
     let endpoint = server
         .strip_prefix("https://")
         .filter(|endpoint| parameters::is_endpoint(endpoint));
-    let endpoint = endpoint
-        .ok_or_else(|| format!("server: {}, expected https://HOST:PORT", quoted(server, 80)))?;
+    let endpoint = endpoint.ok_or_else(|| KubeconfigError::Server(server.to_owned()))?;
     let authority = certificates(
         &from["certificate-authority-data"],
         "certificate-authority-data",
     )?;
     let chain = certificates(&user["client-certificate-data"], "client-certificate-data")?;
     let key = decoded(&user["client-key-data"], "client-key-data")?;
-    let key =
-        PrivateKeyDer::from_pem_slice(&key).map_err(|_| format!("client-key-data: {NO_KEY}"))?;
+    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|_| KubeconfigError::Key)?;
     let key_text = key_text(&key);
     let (authority_text, chain_text) = (certificates_text(&authority), certificates_text(&chain));
-    CertifiedKey::from_der(chain, key, &tls::provider())
-        .map_err(|error| format!("client-certificate-data and client-key-data: {error}"))?;
+    CertifiedKey::from_der(chain, key, &tls::provider()).map_err(KubeconfigError::Mismatch)?;
 
     Ok(Secret::new(
         format!(
@@ -70,39 +131,41 @@ pub fn rebuild(text: &[u8], cluster: &str) -> Result<Secret, String> {
 }
 
 /// Returns the entry of this name in one of a kubeconfig's lists.
-fn named<'a>(kubeconfig: &'a Value, list: &str, name: &str) -> Result<&'a Value, String> {
+fn named<'a>(
+    kubeconfig: &'a Value,
+    list: &'static str,
+    name: &str,
+) -> Result<&'a Value, KubeconfigError> {
     let entries = kubeconfig[list].as_array().into_iter().flatten();
     let mut found = entries.filter(|entry| entry["name"] == name);
     found
         .next()
-        .ok_or_else(|| format!("its {list} contain no entry named {}", quoted(name, 80)))
+        .ok_or_else(|| KubeconfigError::NoEntry(list, name.to_owned()))
 }
 
-fn text_of<'a>(value: &'a Value, field: &str) -> Result<&'a str, String> {
-    value.as_str().ok_or_else(|| format!("{field} is missing"))
+fn text_of<'a>(value: &'a Value, field: &'static str) -> Result<&'a str, KubeconfigError> {
+    value.as_str().ok_or(KubeconfigError::Missing(field))
 }
 
-fn decoded(value: &Value, field: &str) -> Result<Zeroizing<Vec<u8>>, String> {
-    yaml::base64(text_of(value, field)?)
-        .map_err(|error| format!("{field}: expected base64: {error}"))
+fn decoded(value: &Value, field: &'static str) -> Result<Zeroizing<Vec<u8>>, KubeconfigError> {
+    yaml::base64(text_of(value, field)?).map_err(|error| KubeconfigError::Base64(field, error))
 }
 
-fn certificates(value: &Value, field: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(
+    value: &Value,
+    field: &'static str,
+) -> Result<Vec<CertificateDer<'static>>, KubeconfigError> {
     let bytes = decoded(value, field)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes)
         .take(MAX_CERTIFICATES + 1)
         .collect();
-    let certificates =
-        certificates.map_err(|_| format!("{field}: expected certificates in PEM"))?;
+    let certificates = certificates.map_err(|_| KubeconfigError::Pem(field))?;
     if certificates.is_empty() || certificates.len() > MAX_CERTIFICATES {
-        return Err(format!(
-            "{field}: expected 1 to {MAX_CERTIFICATES} certificates in PEM"
-        ));
+        return Err(KubeconfigError::Count(field));
     }
     for certificate in &certificates {
-        webpki::anchor_from_trusted_cert(certificate).map_err(|_| {
-            format!("{field}: it contains something that is no certificate of X.509")
-        })?;
+        webpki::anchor_from_trusted_cert(certificate)
+            .map_err(|_| KubeconfigError::Certificate(field))?;
     }
     Ok(certificates)
 }
@@ -220,10 +283,8 @@ mod tests {
             "https://h:1\\n x: y",
         ] {
             let text = good.replace("https://10.0.0.1:6443", &format!("\"{server}\""));
-            assert!(
-                refused(&text).contains("expected https://HOST:PORT"),
-                "{server}"
-            );
+            let error = refused(&text);
+            assert!(matches!(error, KubeconfigError::Server(_)), "{error}");
         }
         for field in [
             "certificate-authority-data",
@@ -233,7 +294,7 @@ mod tests {
         ] {
             assert_eq!(
                 refused(&good.replacen(field, "other", 1)),
-                format!("{field} is missing")
+                KubeconfigError::Missing(field)
             );
         }
         for field in [
@@ -249,7 +310,10 @@ mod tests {
                         false => format!("{line}\n"),
                     })
                     .collect();
-                assert!(refused(&text).starts_with(field), "{field} {content}");
+                assert!(
+                    refused(&text).to_string().starts_with(field),
+                    "{field} {content}"
+                );
             }
         }
         // the library would show the line, which is the key
@@ -262,7 +326,7 @@ mod tests {
                 false => format!("{line}\n"),
             })
             .collect();
-        assert_eq!(refused(&line), format!("client-key-data: {NO_KEY}"));
+        assert_eq!(refused(&line), KubeconfigError::Key);
         let other = kubeconfig("", "");
         let key = |text: &str| {
             text.lines()
@@ -270,14 +334,12 @@ mod tests {
                 .unwrap()
                 .to_owned()
         };
-        assert!(
-            refused(&good.replace(&key(&good), &key(&other)))
-                .starts_with("client-certificate-data and client-key-data")
-        );
-        assert!(refused("kind: Config").contains("current-context is missing"));
-        assert!(
-            refused("current-context: a").contains("its contexts contain no entry named \"a\"")
-        );
+        let error = refused(&good.replace(&key(&good), &key(&other)));
+        assert!(matches!(error, KubeconfigError::Mismatch(_)), "{error}");
+        let missing = KubeconfigError::Missing("current-context");
+        assert_eq!(refused("kind: Config"), missing);
+        let missing = KubeconfigError::NoEntry("contexts", "a".into());
+        assert_eq!(refused("current-context: a"), missing);
         assert!(rebuild(b"\xff", "green").is_err() && rebuild(b"", "green").is_err());
     }
 

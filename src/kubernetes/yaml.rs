@@ -83,7 +83,7 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
                     *key = Some(text.into_owned());
                     continue;
                 }
-                scalar(&text, style, tag.as_deref()).map_err(|problem| at(span, problem))?
+                scalar(&text, style, tag.as_deref(), span)?
             }
             Event::SequenceStart(_, tag) | Event::MappingStart(_, tag) if tag.is_some() => {
                 return Err(at(span, "a tag, which is not supported"));
@@ -149,22 +149,23 @@ fn at(span: Span, problem: impl Into<String>) -> Error {
     }
 }
 
-fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Value, String> {
+fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>, span: Span) -> Result<Value, Error> {
     match tag {
         None => {}
         Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => return Ok(text.into()),
         Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "binary" => {
-            let bytes =
-                base64(text).map_err(|error| format!("!!binary without base64: {error}"))?;
-            let text =
-                str::from_utf8(&bytes).map_err(|_| "!!binary with bytes that are not UTF-8")?;
+            let bytes = base64(text)
+                .map_err(|error| at(span, format!("!!binary without base64: {error}")))?;
+            let text = str::from_utf8(&bytes)
+                .map_err(|_| at(span, "!!binary with bytes that are not UTF-8"))?;
             return Ok(text.into());
         }
         Some(tag) => {
-            return Err(format!(
+            let problem = format!(
                 "the tag {:.40}{:.40}, which is not supported",
                 tag.handle, tag.suffix
-            ));
+            );
+            return Err(at(span, problem));
         }
     }
     Ok(if style == ScalarStyle::Plain {

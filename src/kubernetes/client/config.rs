@@ -373,15 +373,16 @@ impl Kubeconfig {
         let documents = yaml::documents(text);
         let documents = documents.map_err(|error| Error::from((origin.name.clone(), error)))?;
         let origin = Rc::new(origin);
-        let wrong = |problem: String| config_error(&origin.name, problem);
+        let wrong = |error: WrongField| config_error(&origin.name, error);
+        let other = |problem: String| config_error(&origin.name, problem);
         let Some(Value::Object(mut fields)) = documents.into_iter().next() else {
-            return Err(wrong("it is not a kubeconfig: expected a mapping".into()));
+            return Err(other("it is not a kubeconfig: expected a mapping".into()));
         };
         remove_empty(&mut fields);
         for (field, expected) in [("apiVersion", "v1"), ("kind", "Config")] {
             if fields.get(field).is_some_and(|got| got != expected) {
                 let problem = format!("it is not a kubeconfig: {field} is not {expected}");
-                return Err(wrong(problem));
+                return Err(other(problem));
             }
         }
         Ok(Kubeconfig {
@@ -455,14 +456,29 @@ fn remove_empty(fields: &mut Map<String, Value>) {
     }
 }
 
+/// A field with another form than expected: its path, and why.
+struct WrongField(String, serde_json::Error);
+
+impl fmt::Display for WrongField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.0, self.1)
+    }
+}
+
+impl WrongField {
+    fn below(self, parent: impl fmt::Display) -> WrongField {
+        WrongField(format!("{parent}: {}", self.0), self.1)
+    }
+}
+
 /// Takes a field; the default if there is none.
 fn taken<T: DeserializeOwned + Default>(
     fields: &mut Map<String, Value>,
     field: &str,
-) -> Result<T, String> {
+) -> Result<T, WrongField> {
     let value = fields.remove(field).map(serde_json::from_value).transpose();
     Ok(value
-        .map_err(|error| format!("{field}: {error}"))?
+        .map_err(|error| WrongField(field.into(), error))?
         .unwrap_or_default())
 }
 
@@ -472,11 +488,11 @@ fn entries<T: DeserializeOwned + Default>(
     list: &str,
     field: &str,
     origin: &Rc<Origin>,
-) -> Result<Vec<Named<T>>, String> {
+) -> Result<Vec<Named<T>>, WrongField> {
     let entries: Vec<Map<String, Value>> = taken(fields, list)?;
     let named = |mut entry: Map<String, Value>| {
-        let name: String = taken(&mut entry, "name").map_err(|why| format!("{list}: {why}"))?;
-        let of = |why| format!("{list}: {}: {why}", quoted(&name, 80));
+        let name: String = taken(&mut entry, "name").map_err(|why| why.below(list))?;
+        let of = |why: WrongField| why.below(quoted(&name, 80)).below(list);
         let entry = taken(&mut entry, field).map_err(of)?;
         Ok(Named {
             name,

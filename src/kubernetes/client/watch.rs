@@ -9,6 +9,7 @@
 //! The server ends a stream after a minute. Before that, it sends bookmarks: versions without a change, at which the watch of an
 //! unchanged collection can continue. So a dead connection, too, is noticed within a minute.
 
+use std::fmt;
 use std::io::{self, BufRead, BufReader};
 use std::time::{Duration, Instant};
 
@@ -211,7 +212,7 @@ impl Watch {
         }
         let frame = parse(&line).map_err(|problem| Error::Answer {
             request: request(),
-            problem,
+            problem: problem.to_string(),
         })?;
         match frame {
             Frame::Change(event, version) => {
@@ -321,7 +322,29 @@ enum Frame {
     Error(Status),
 }
 
-fn parse(line: &[u8]) -> Result<Frame, String> {
+/// Why a line is not an event.
+#[derive(Debug)]
+enum NoEvent {
+    Json(serde_json::Error),
+    NoVersion(String),
+    Type(String),
+}
+
+impl fmt::Display for NoEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoEvent::Json(error) => error.fmt(f),
+            NoEvent::NoVersion(kind) => write!(
+                f,
+                "an event {} of an object without resourceVersion",
+                quoted(kind, 20)
+            ),
+            NoEvent::Type(kind) => write!(f, "an event {}", quoted(kind, 20)),
+        }
+    }
+}
+
+fn parse(line: &[u8]) -> Result<Frame, NoEvent> {
     #[derive(Deserialize)]
     struct WatchEvent {
         r#type: String,
@@ -330,25 +353,22 @@ fn parse(line: &[u8]) -> Result<Frame, String> {
     let WatchEvent {
         r#type: kind,
         object,
-    } = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    } = serde_json::from_slice(line).map_err(NoEvent::Json)?;
     if kind == "ERROR" {
         return serde_json::from_value(object)
             .map(Frame::Error)
-            .map_err(|error| error.to_string());
+            .map_err(NoEvent::Json);
     }
     let version = version(&object);
     if version.is_empty() {
-        return Err(format!(
-            "an event {} of an object without resourceVersion",
-            quoted(&kind, 20)
-        ));
+        return Err(NoEvent::NoVersion(kind));
     }
     match kind.as_str() {
         "ADDED" => Ok(Frame::Change(Event::Added(object), version)),
         "MODIFIED" => Ok(Frame::Change(Event::Modified(object), version)),
         "DELETED" => Ok(Frame::Change(Event::Deleted(object), version)),
         "BOOKMARK" => Ok(Frame::Bookmark(version)),
-        kind => Err(format!("an event {}", quoted(kind, 20))),
+        _ => Err(NoEvent::Type(kind)),
     }
 }
 
@@ -368,7 +388,7 @@ mod tests {
         "\n"
     );
 
-    fn frames(bytes: &[u8], buffer: usize) -> Vec<Result<Frame, String>> {
+    fn frames(bytes: &[u8], buffer: usize) -> Vec<Result<Frame, NoEvent>> {
         let mut stream = BufReader::with_capacity(buffer, Cursor::new(bytes));
         let mut frames = Vec::new();
         let mut line = Vec::new();

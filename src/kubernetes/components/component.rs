@@ -2,6 +2,7 @@
 
 use http::shown;
 use std::ffi::OsString;
+use std::fmt;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component as Part, Path, PathBuf};
 
@@ -55,6 +56,38 @@ pub enum Source {
     Data(Vec<u8>),
 }
 
+/// What is wrong with the text of a component. The text is a clause.
+enum Malformed {
+    NoScheme,
+    Scheme(String),
+    FileUrl,
+    NoComma,
+    Base64(base64::DecodeError),
+    Percent,
+    PercentEnd,
+    Hash(String),
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Malformed::NoScheme => f.write_str("its URL has no scheme"),
+            Malformed::Scheme(scheme) => write!(
+                f,
+                "its scheme is {scheme:?}, expected http, https, file or data"
+            ),
+            Malformed::FileUrl => f.write_str("its file: URL is not file:///path"),
+            Malformed::NoComma => f.write_str("its data: URL has no comma"),
+            Malformed::Base64(error) => write!(f, "its data: URL is not base64: {error}"),
+            Malformed::Percent => f.write_str("its URL has an invalid percent-encoding"),
+            Malformed::PercentEnd => f.write_str("its URL ends within a percent-encoding"),
+            Malformed::Hash(text) => {
+                write!(f, "its hash {text:?} is not sha256: and 64 hex digits")
+            }
+        }
+    }
+}
+
 impl Component {
     /// Validates a component of the wire protocol, without access to the network or the disk.
     pub fn parse(wire: &Wire, policy: &Policy) -> Result<Component, Error> {
@@ -62,8 +95,9 @@ impl Component {
             what: shown(&wire.url),
             why,
         };
-        let source = Source::parse(&wire.url).map_err(refuse)?;
-        let sha256 = parse_hash(&wire.hash).map_err(refuse)?;
+        let malformed = |error: Malformed| refuse(error.to_string());
+        let source = Source::parse(&wire.url).map_err(malformed)?;
+        let sha256 = parse_hash(&wire.hash).map_err(malformed)?;
         if sha256.is_none() && !matches!(source, Source::Data(_)) && !policy.allow_unverified {
             return Err(refuse(
                 "it has no hash, and unverified components are not allowed".into(),
@@ -141,8 +175,8 @@ impl Component {
 }
 
 impl Source {
-    fn parse(url: &str) -> Result<Source, String> {
-        let (scheme, rest) = url.split_once(':').ok_or("its URL has no scheme")?;
+    fn parse(url: &str) -> Result<Source, Malformed> {
+        let (scheme, rest) = url.split_once(':').ok_or(Malformed::NoScheme)?;
         match scheme.to_ascii_lowercase().as_str() {
             "http" | "https" => Ok(Source::Web(url.to_owned())),
             "file" => match rest
@@ -152,30 +186,26 @@ impl Source {
                 Some(path) if path.starts_with('/') => {
                     Ok(Source::File(OsString::from_vec(unescape(path)?).into()))
                 }
-                _ => Err("its file: URL is not file:///path".into()),
+                _ => Err(Malformed::FileUrl),
             },
             "data" => parse_data(rest).map(Source::Data),
-            _ => Err(format!(
-                "its scheme is {scheme:?}, expected http, https, file or data"
-            )),
+            _ => Err(Malformed::Scheme(scheme.to_owned())),
         }
     }
 }
 
 /// Decodes the part after `data:` (RFC 2397): `[media type][;base64],data`.
-fn parse_data(rest: &str) -> Result<Vec<u8>, String> {
-    let (head, data) = rest.split_once(',').ok_or("its data: URL has no comma")?;
+fn parse_data(rest: &str) -> Result<Vec<u8>, Malformed> {
+    let (head, data) = rest.split_once(',').ok_or(Malformed::NoComma)?;
     let data = unescape(data)?;
     match head.ends_with(";base64") {
-        true => STANDARD
-            .decode(data)
-            .map_err(|error| format!("its data: URL is not base64: {error}")),
+        true => STANDARD.decode(data).map_err(Malformed::Base64),
         false => Ok(data),
     }
 }
 
 /// Decodes percent-encoding (RFC 3986 §2.1).
-fn unescape(text: &str) -> Result<Vec<u8>, String> {
+fn unescape(text: &str) -> Result<Vec<u8>, Malformed> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
@@ -185,9 +215,9 @@ fn unescape(text: &str) -> Result<Vec<u8>, String> {
                 char::from(*low).to_digit(16),
             ) {
                 (Some(high), Some(low)) => ((high << 4 | low) as u8, after),
-                _ => return Err("its URL has an invalid percent-encoding".into()),
+                _ => return Err(Malformed::Percent),
             },
-            (b'%', _) => return Err("its URL ends within a percent-encoding".into()),
+            (b'%', _) => return Err(Malformed::PercentEnd),
             plain => plain,
         };
         bytes.push(byte);
@@ -197,11 +227,11 @@ fn unescape(text: &str) -> Result<Vec<u8>, String> {
 }
 
 /// Parses `sha256:` and 64 hexadecimal digits, or an empty string.
-fn parse_hash(text: &str) -> Result<Option<Digest>, String> {
+fn parse_hash(text: &str) -> Result<Option<Digest>, Malformed> {
     if text.is_empty() {
         return Ok(None);
     }
-    let malformed = || format!("its hash {text:?} is not sha256: and 64 hex digits");
+    let malformed = || Malformed::Hash(text.to_owned());
     let digits = text
         .strip_prefix("sha256:")
         .filter(|digits| digits.len() == 64)
@@ -226,9 +256,9 @@ pub fn list_hash(list: &[Wire]) -> String {
 
 /// Parses the JSON list of components. Each key has the present name. If the value of that key is empty, the key with
 /// Constellation's name counts.
-pub fn read_list(json: &str) -> Result<Vec<Wire>, String> {
+pub fn read_list(json: &str) -> Result<Vec<Wire>, Error> {
     let list: Vec<Value> =
-        serde_json::from_str(json).map_err(|error| format!("components: {error}"))?;
+        serde_json::from_str(json).map_err(|error| Error::List(error.to_string()))?;
     let component = |value: Value| {
         let text = |key: &str, old: &str| {
             let of = |key: &str| {
@@ -253,7 +283,7 @@ pub fn read_list(json: &str) -> Result<Vec<Wire>, String> {
         .all(|one| !one.url.is_empty() && !one.install_path.is_empty())
     {
         true => Ok(list),
-        false => Err("components: an entry has no url or install_path".into()),
+        false => Err(Error::List("an entry has no url or install_path".into())),
     }
 }
 

@@ -16,6 +16,8 @@ pub enum Error {
         /// The reason.
         why: String,
     },
+    /// The list of components is not what it should be; a clause.
+    List(String),
     /// The server refused the request.
     Status {
         /// The URL.
@@ -84,6 +86,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Refused { what, why } => write!(f, "component {what} is refused: {why}"),
+            Error::List(why) => write!(f, "components: {why}"),
             Error::Status { url, status } => {
                 write!(
                     f,

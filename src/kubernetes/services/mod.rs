@@ -231,7 +231,7 @@ pub struct Applied {
 #[derive(Debug)]
 pub enum Error {
     /// A manifest cannot be rendered.
-    Manifest(String),
+    Manifest(render::RenderError),
     /// The API server refused a request or did not answer.
     Api(client::Error),
     /// The backup cannot be written.
@@ -391,6 +391,7 @@ pub fn manifests(settings: &Settings) -> Result<Vec<Value>, Error> {
 }
 
 pub use kept::variant as present_variant;
+pub use render::RenderError;
 
 /// Returns the attestation policy of a cluster, JSON; `None` if it has none.
 pub fn present_policy(client: &Client) -> Result<Option<String>, client::Error> {

@@ -517,7 +517,8 @@ impl Components {
             created: text(map, "/metadata/creationTimestamp").to_owned(),
             name: name_of(map).to_owned(),
             version: text(map, "/data/cluster-version").to_owned(),
-            list: components::read_list(text(map, "/data/components")),
+            list: components::read_list(text(map, "/data/components"))
+                .map_err(|error| error.to_string()),
         }
     }
 }
