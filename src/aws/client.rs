@@ -150,7 +150,7 @@ impl Client {
             return Ok(region);
         }
         let named = self.variables.map_or(Ok(None), credentials::region);
-        let region = match named.map_err(Error::Refused)? {
+        let region = match named.map_err(|error| Error::Refused(error.to_string()))? {
             Some(region) => region,
             None => self.identity()?.region.clone(),
         };

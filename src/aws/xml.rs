@@ -1,5 +1,7 @@
 //! XML of the APIs. It is read in place and without recursion, and definitions of entities are refused.
 
+use std::fmt;
+
 use cloud::http::excerpt;
 use roxmltree::{Document, ParsingOptions};
 
@@ -8,9 +10,28 @@ pub use roxmltree::Node;
 /// Maximum number of nodes of a page's XML: a described instance has about 250.
 const MAX_NODES: u32 = 2_000_000;
 
-/// Parses XML. The error is a clause.
-pub fn document(body: &[u8]) -> Result<Document<'_>, String> {
-    let fault = |error: String| format!("{:?} ({})", excerpt(body), excerpt(error.as_bytes()));
+/// The answer is not XML, or has entities or too many nodes.
+#[derive(Debug)]
+pub struct NotXml {
+    /// The beginning of the answer.
+    beginning: String,
+    why: String,
+}
+
+impl fmt::Display for NotXml {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} ({})", self.beginning, self.why)
+    }
+}
+
+impl std::error::Error for NotXml {}
+
+/// Parses XML.
+pub fn document(body: &[u8]) -> Result<Document<'_>, NotXml> {
+    let fault = |error: String| NotXml {
+        beginning: excerpt(body),
+        why: excerpt(error.as_bytes()),
+    };
     let text = std::str::from_utf8(body).map_err(|error| fault(error.to_string()))?;
     let options = ParsingOptions {
         allow_dtd: false,

@@ -10,6 +10,8 @@
 //!
 //! Requests to the APIs are signed with the credentials of the instance's role, as the crate `aws` finds them.
 
+use std::fmt;
+
 use aws::xml::{Node, child, children, document, text_at};
 use aws::{Call, is_name, name, query};
 use cloud::http::{AWS, excerpt};
@@ -184,14 +186,14 @@ pub fn parse_aliases(request: &str, body: &[u8]) -> Result<(Vec<Alias>, Option<S
 fn parse_page<T>(
     request: &str,
     body: &[u8],
-    parse: impl Fn(Node<'_, '_>) -> Result<Option<T>, String>,
+    parse: impl Fn(Node<'_, '_>) -> Option<Result<T, Ignored>>,
 ) -> Result<(Vec<T>, Option<String>), Error> {
     let nonsense = |why: String| Error::Nonsense {
         request: request.to_owned(),
         expected: "a page of instances",
         got: why,
     };
-    let document = document(body).map_err(nonsense)?;
+    let document = document(body).map_err(|error| nonsense(error.to_string()))?;
     let root = document.root_element();
     if !root.has_tag_name("DescribeInstancesResponse") {
         let name = excerpt(root.tag_name().name().as_bytes());
@@ -202,57 +204,82 @@ fn parse_page<T>(
         .flat_map(|set| children(set, "item"))
         .filter_map(|reservation| child(reservation, "instancesSet"))
         .flat_map(|set| children(set, "item"));
-    let described = instances.filter_map(|item| match parse(item) {
-        Ok(parsed) => parsed,
-        Err(why) => {
-            log::warn!("metadata: {request}: ignoring {why}");
-            None
-        }
+    let described = instances.filter_map(parse).filter_map(|parsed| {
+        parsed
+            .inspect_err(|why| log::warn!("metadata: {request}: ignoring {why}"))
+            .ok()
     });
     let next = child(root, "nextToken").and_then(|next| next.text());
     Ok((described.collect(), next.map(str::to_owned)))
 }
 
-/// Returns a described instance; `None` if it is not running. The error says what is wrong.
-fn instance(item: Node<'_, '_>) -> Result<Option<Instance>, String> {
-    let text = |path: &[&str]| text_at(item, path);
-    if text(&["instanceState", "name"]) != "running" {
-        return Ok(None);
+/// Why a running instance is not in the list.
+enum Ignored {
+    /// Its ID or its zone cannot be a part of a provider ID.
+    Id(String, String),
+    /// It has no tag with its role.
+    NoRole(String),
+    /// It has no address.
+    Address(String, String),
+}
+
+impl fmt::Display for Ignored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ignored::Id(id, zone) => write!(f, "an instance with ID {id:?} in the zone {zone:?}"),
+            Ignored::NoRole(id) => write!(f, "{id}: it has no tag constellation-role"),
+            Ignored::Address(id, text) => write!(f, "{id}: its address is {text:?}"),
+        }
     }
+}
+
+/// Returns whether a described instance is running.
+fn is_running(item: Node<'_, '_>) -> bool {
+    text_at(item, &["instanceState", "name"]) == "running"
+}
+
+/// Returns a described instance; `None` if it is not running.
+fn instance(item: Node<'_, '_>) -> Option<Result<Instance, Ignored>> {
+    is_running(item).then(|| running_instance(item))
+}
+
+fn running_instance(item: Node<'_, '_>) -> Result<Instance, Ignored> {
+    let text = |path: &[&str]| text_at(item, path);
     let (id, zone) = (
         text(&["instanceId"]),
         text(&["placement", "availabilityZone"]),
     );
     if !is_name(id) || !is_name(zone) {
         let (id, zone) = (excerpt(id.as_bytes()), excerpt(zone.as_bytes()));
-        return Err(format!("an instance with ID {id:?} in the zone {zone:?}"));
+        return Err(Ignored::Id(id, zone));
     }
     let role = child(item, "tagSet")
         .into_iter()
         .flat_map(|tags| children(tags, "item"))
         .find(|tag| child(*tag, "key").and_then(|key| key.text()) == Some("constellation-role"))
         .and_then(|tag| child(tag, "value")?.text())
-        .ok_or_else(|| format!("{id}: it has no tag constellation-role"))?;
+        .ok_or_else(|| Ignored::NoRole(id.to_owned()))?;
     let address = match (text(&["privateIpAddress"]), text(&["ipv6Address"])) {
         ("", ipv6) => ipv6,
         (ipv4, _) => ipv4,
     };
     let address = address
         .parse()
-        .map_err(|_| format!("{id}: its address is {:?}", excerpt(address.as_bytes())))?;
-    Ok(Some(Instance {
+        .map_err(|_| Ignored::Address(id.to_owned(), excerpt(address.as_bytes())))?;
+    Ok(Instance {
         name: id.to_owned(),
         provider_id: provider_id(zone, id),
         role: Role::parse(role),
         vpc_ip: Some(address),
-    }))
+    })
 }
 
 /// Returns names and addresses of a described instance; `None` if it is not running.
-fn alias(item: Node<'_, '_>) -> Result<Option<Alias>, String> {
-    if text_at(item, &["instanceState", "name"]) != "running" {
-        return Ok(None);
-    }
+fn alias(item: Node<'_, '_>) -> Option<Result<Alias, Ignored>> {
+    is_running(item).then(|| Ok(running_alias(item)))
+}
+
+fn running_alias(item: Node<'_, '_>) -> Alias {
     let interfaces = child(item, "networkInterfaceSet").into_iter();
     let addresses = interfaces
         .flat_map(|set| children(set, "item"))
@@ -268,14 +295,14 @@ fn alias(item: Node<'_, '_>) -> Result<Option<Alias>, String> {
         .flat_map(|(set, name)| children(set, "item").map(move |item| text_at(item, &[name])))
         .chain(["ipAddress", "ipv6Address"].map(|name| text_at(item, &[name])));
     let names = ["privateDnsName", "dnsName"].map(|name| text_at(item, &[name]));
-    Ok(Some(Alias {
+    Alias {
         machine: text_at(item, &["instanceId"]).to_owned(),
         addresses: addresses.filter_map(|text| text.parse().ok()).collect(),
         names: (names.iter())
             .filter(|name| !name.is_empty())
             .map(|name| (*name).to_owned())
             .collect(),
-    }))
+    }
 }
 
 /// Parses the answer of `GetResources` to the request for the load balancer. Returns its ARN.
@@ -313,7 +340,7 @@ pub fn parse_dns_name(request: &str, body: &[u8]) -> Result<String, Error> {
         expected: "a load balancer with a DNS name",
         got,
     };
-    let document = document(body).map_err(nonsense)?;
+    let document = document(body).map_err(|error| nonsense(error.to_string()))?;
     let path = ["DescribeLoadBalancersResult", "LoadBalancers"];
     let set = path
         .iter()

@@ -10,6 +10,7 @@
 //! Requests to the API have the token of the instance's service account.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
@@ -339,15 +340,32 @@ pub fn parse_member(
             .map(|first| first.network.clone())
             .unwrap_or_default(),
         instance: instance(described, project, zone)
-            .map_err(|why| nonsense(request, EXPECTED, why))?,
+            .map_err(|why| nonsense(request, EXPECTED, why.to_string()))?,
     })
 }
 
-/// Converts an instance. The error says what is wrong.
-fn instance(described: Described, project: &str, zone: &str) -> Result<Instance, String> {
+/// What is wrong with a described instance.
+enum Invalid {
+    /// Its name cannot be a part of a provider ID.
+    Name(String),
+    /// Its address is none.
+    Address(String),
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Invalid::Name(name) => write!(f, "one with the name {name:?}"),
+            Invalid::Address(name) => write!(f, "{name} with an address that is none"),
+        }
+    }
+}
+
+/// Converts an instance.
+fn instance(described: Described, project: &str, zone: &str) -> Result<Instance, Invalid> {
     let name = described.name;
     if !is_name(&name) {
-        return Err(format!("one with the name {:?}", excerpt(name.as_bytes())));
+        return Err(Invalid::Name(excerpt(name.as_bytes())));
     }
     let interface = described
         .network_interfaces
@@ -359,7 +377,7 @@ fn instance(described: Described, project: &str, zone: &str) -> Result<Instance,
     Ok(Instance {
         provider_id: format!("gce://{project}/{zone}/{name}"),
         role: role.map_or(Role::Unknown, |role| Role::parse(role)),
-        vpc_ip: address.map_err(|_| format!("{name} with an address that is none"))?,
+        vpc_ip: address.map_err(|_| Invalid::Address(name.clone()))?,
         name,
     })
 }

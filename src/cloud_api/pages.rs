@@ -43,14 +43,17 @@ pub fn all<T, E>(
 mod tests {
     use super::*;
 
-    fn pages(of: impl Fn(usize) -> (usize, Option<String>)) -> Result<Vec<usize>, String> {
+    #[derive(Debug)]
+    struct Endless(String);
+
+    fn pages(of: impl Fn(usize) -> (usize, Option<String>)) -> Result<Vec<usize>, Endless> {
         all(
             |mark| {
                 let number = mark.map_or(0, |mark| mark.parse().unwrap());
                 let (count, next) = of(number);
                 Ok((vec![number; count], next))
             },
-            |why| why,
+            Endless,
         )
     }
 
@@ -60,11 +63,11 @@ mod tests {
         assert_eq!(pages(three).unwrap(), [0, 0, 1, 1, 2, 2]);
         // some APIs end a list with an empty token
         assert_eq!(pages(|_| (1, Some(String::new()))).unwrap(), [0]);
-        let error = pages(|n| (1, Some(((n + 1) % 5).to_string()))).unwrap_err();
+        let Endless(error) = pages(|n| (1, Some(((n + 1) % 5).to_string()))).unwrap_err();
         assert!(error.contains("repeat"), "{error}");
-        let error = pages(|n| (0, Some((n + 1).to_string()))).unwrap_err();
+        let Endless(error) = pages(|n| (0, Some((n + 1).to_string()))).unwrap_err();
         assert!(error.contains("1000 pages"), "{error}");
-        let error = pages(|n| (5000, Some((n + 1).to_string()))).unwrap_err();
+        let Endless(error) = pages(|n| (5000, Some((n + 1).to_string()))).unwrap_err();
         assert!(error.contains("200000 entries"), "{error}");
     }
 }

@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::error::{Error, Kind};
 use crate::https::{Failure, retried};
 use crate::item::{Content, Item, chip_of};
 use crate::store::Store;
@@ -95,7 +96,7 @@ struct State {
 struct Slot {
     entry: Option<Arc<Entry>>,
     /// The last fetch failed: why, and until when no other starts.
-    failure: Option<(String, Instant)>,
+    failure: Option<(Error, Instant)>,
     is_running: bool,
     last_use: u64,
 }
@@ -126,11 +127,11 @@ impl Entry {
 
 impl Slot {
     /// Returns the error of the last fetch, if its pause is not over.
-    fn pause(&self) -> Option<&str> {
+    fn pause(&self) -> Option<&Error> {
         let failure = self.failure.as_ref();
         failure
             .filter(|(_, until)| *until > Instant::now())
-            .map(|(why, _)| why.as_str())
+            .map(|(why, _)| why)
     }
 }
 
@@ -153,7 +154,7 @@ impl Cache {
         item: &Item,
         patience: Patience,
         deadline: Instant,
-    ) -> Result<Arc<Entry>, String> {
+    ) -> Result<Arc<Entry>, Error> {
         let name = item.name();
         let mut state = self.state();
         loop {
@@ -169,7 +170,7 @@ impl Cache {
                 return Ok(entry);
             }
             if let Some(why) = slot.pause() {
-                return Err(why.into());
+                return Err(why.clone());
             }
             if patience == Patience::UntilFirstFailure
                 && let Some((why, _)) = slot.failure.clone()
@@ -187,23 +188,24 @@ impl Cache {
                     drop(state);
                     self.in_background(item, name, false);
                 }
-                return Err(format!("{item} is not at hand: it is being fetched"));
+                let why = format!("{item} is not at hand: it is being fetched");
+                return Err(Error::new(Kind::Pending, why));
             }
             let is_running = std::mem::replace(&mut slot.is_running, true);
             let left = deadline.saturating_duration_since(Instant::now());
             if is_running && left.is_zero() {
-                return Err(format!("{item} is still being fetched"));
+                let why = format!("{item} is still being fetched");
+                return Err(Error::new(Kind::Pending, why));
             }
             if state.waiting >= MAX_WAITING {
                 state.slot(&name).is_running = is_running;
                 let waiting = state.waiting;
-                return Err(format!(
-                    "{item}: {waiting} validations wait for servers already"
-                ));
+                let why = format!("{item}: {waiting} validations wait for servers already");
+                return Err(Error::new(Kind::Limited, why));
             }
             let chips = usize::from(is_running && item.is_named_by_strangers());
             if chips > 0 && state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
-                return Err(format!("{item}: {TOO_MANY}"));
+                return Err(Error::new(Kind::Limited, format!("{item}: {TOO_MANY}")));
             }
             state.waiting += 1;
             match is_running {
@@ -282,14 +284,14 @@ impl Cache {
             Err(failure) => {
                 let now = Instant::now();
                 let until = match &failure {
-                    Failure::Unknown(_) => now + UNKNOWN_PAUSE,
-                    Failure::Bad(_) => now + BAD_PAUSE,
+                    Failure::Final(error) if error.kind == Kind::Unknown => now + UNKNOWN_PAUSE,
+                    Failure::Final(_) => now + BAD_PAUSE,
                     Failure::Later(_, until) | Failure::Full(_, until) => {
                         (*until).max(now + SHORTEST_PAUSE)
                     }
                 };
-                let why = format!("{item} cannot be had: {failure}");
-                slot.failure = Some((why, until));
+                let why = failure.error().clone();
+                slot.failure = Some((why.about(format!("{item} cannot be had")), until));
             }
         }
         state.shrink();
@@ -308,7 +310,7 @@ impl Cache {
         let fetched =
             place.and_then(|_place| retried(deadline, || self.origin.fetch(item, deadline)));
         let fetched = fetched.and_then(|bytes| {
-            let entry = self.entry(item, &bytes, now).map_err(Failure::Bad)?;
+            let entry = self.entry(item, &bytes, now)?;
             if item.is_kept_at_once() {
                 self.store.save(item, &bytes);
                 entry.is_kept.store(true, Ordering::Relaxed);
@@ -319,7 +321,7 @@ impl Cache {
             Ok(_) => count(&self.counts.fetched),
             Err(failure) => {
                 count(&self.counts.failed);
-                log::warn!("{item} cannot be had: {failure}");
+                log::warn!("{item} cannot be had: {}", failure.error());
             }
         }
         fetched
@@ -329,7 +331,8 @@ impl Cache {
     fn wait_for_chip(&self) -> Result<WaitingForChip<'_>, Failure> {
         let mut state = self.state();
         if state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
-            return Err(Failure::Full(TOO_MANY.into(), Instant::now()));
+            let error = Error::new(Kind::Limited, TOO_MANY);
+            return Err(Failure::Full(error, Instant::now()));
         }
         state.waiting_for_chips += 1;
         Ok(WaitingForChip(self))
@@ -353,7 +356,7 @@ impl Cache {
         }
     }
 
-    fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<Entry, String> {
+    fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<Entry, Error> {
         let (content, until) = item.read(bytes)?;
         let is_renewed = item.is_renewed();
         let entry = Entry {
@@ -367,7 +370,8 @@ impl Cache {
             true => Ok(entry),
             false => {
                 let end = std::time::UNIX_EPOCH + Duration::from_secs(until);
-                Err(format!("it ended at {}", base::time::seconds(end)))
+                let end = format!("it ended at {}", base::time::seconds(end));
+                Err(Error::new(Kind::Expired, end))
             }
         }
     }

@@ -5,7 +5,9 @@ use aws::xml::{child, children, document, text_at};
 use aws::{Client, Failed, is_name};
 use base::text::quoted;
 use cloud::http::excerpt;
-use machines::Error;
+use machines::Error as ApiError;
+
+use crate::error::{Error, Kind};
 
 /// Maximum size in bytes of an answer: an instance with fifteen network interfaces of fifty addresses each has less.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -23,59 +25,55 @@ pub struct Described {
     pub state: String,
 }
 
-/// Why EC2 describes no instance. The texts are clauses.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Undescribed {
-    /// The instance is the reason: EC2 does not know it, or it does not run.
-    Instance(String),
-    /// EC2 does not answer, or is overloaded. Another request may succeed.
-    Away(String),
-    /// The caller is the reason: its credentials, permissions or settings.
-    Caller(String),
-}
-
-/// Asks EC2, which knows only the instances of the caller's account and those that are shared with it.
-pub fn describe(client: &Client, id: &str) -> Result<Described, Undescribed> {
+/// Asks EC2, which answers for instances of the caller's account alone, and for those that are shared with it. The kind of the error is
+/// [`Kind::Setting`] if the reason is who asks: credentials, permissions, settings.
+pub fn describe(client: &Client, id: &str) -> Result<Described, Error> {
     // without credentials the region does not matter
-    let unsigned = |why: Unsigned| Undescribed::Caller(why.to_string());
+    let unsigned = |why: Unsigned| Error::new(Kind::Setting, why.to_string());
     client.signer().map(drop).map_err(unsigned)?;
     let region = client.region().map_err(|error| {
-        Undescribed::Caller(format!(
-            "the region is not known, set AWS_REGION: {}",
-            clause(&error)
-        ))
+        Error::new(Kind::Setting, clause(&error)).about("the region is not known, set AWS_REGION")
     })?;
     let answer = client.describe_instances(&[("InstanceId.1", id)], MAX_ANSWER);
     let (request, body) = answer.map_err(|failed| undescribed(failed, id, region))?;
     let described = parse_described(id, &body);
-    described.map_err(|why| Undescribed::Instance(format!("{request}: {why}")))
+    described.map_err(|why| why.about(request))
 }
 
 /// Returns why an instance is not described ("Error codes for the Amazon EC2 API").
-fn undescribed(failed: Failed, id: &str, region: &str) -> Undescribed {
+fn undescribed(failed: Failed, id: &str, region: &str) -> Error {
     match failed.code.as_str() {
-        "InvalidInstanceID.NotFound" => Undescribed::Instance(format!(
-            "EC2 in {region} knows no instance {id} of the account that asks: the machine is another customer's, or in another region"
-        )),
-        "InvalidInstanceID.Malformed" => Undescribed::Instance(format!(
+        "InvalidInstanceID.NotFound" => {
+            let why = format!(
+                "EC2 in {region} knows no instance {id} of the account that asks: the machine is another customer's, or in another region"
+            );
+            Error::new(Kind::Unknown, why)
+        }
+        "InvalidInstanceID.Malformed" => Error::malformed(format!(
             "EC2 says that {} is not the ID of an instance",
             quoted(id, 80)
         )),
-        _ if failed.is_later => Undescribed::Away(clause(&failed.error)),
-        _ => Undescribed::Caller(clause(&failed.error)),
+        _ => {
+            let kind = match &failed.error {
+                ApiError::Unreachable { .. } => Kind::Unreachable,
+                _ if failed.is_later => Kind::Busy,
+                _ => Kind::Setting,
+            };
+            Error::new(kind, clause(&failed.error))
+        }
     }
 }
 
 /// Returns the error as a clause, without the part that says that the error is about this machine's metadata.
-fn clause(error: &Error) -> String {
+fn clause(error: &ApiError) -> String {
     let text = error.to_string();
     text.strip_prefix("metadata: ").unwrap_or(&text).to_owned()
 }
 
 /// Parses the answer to a request for one instance. The error is a clause.
-pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, String> {
-    let nonsense = |got: String| format!("expected the instance {id}, got {got}");
-    let document = document(body).map_err(nonsense)?;
+pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, Error> {
+    let nonsense = |got| Error::malformed(format!("expected the instance {id}, got {got}"));
+    let document = document(body).map_err(|error| nonsense(error.to_string()))?;
     let root = document.root_element();
     let reservations = child(root, "reservationSet")
         .filter(|_| root.has_tag_name("DescribeInstancesResponse"))
@@ -176,6 +174,8 @@ mod tests {
             ),
         ] {
             let error = read(&xml).unwrap_err();
+            assert_eq!(error.kind, Kind::Malformed);
+            let error = error.to_string();
             assert!(
                 error.contains(why) && error.len() < 1000,
                 "{error}, expected {why}"
@@ -194,7 +194,7 @@ mod tests {
                 }
                 Err(error) => {
                     bad += 1;
-                    assert!(error.len() < 4096);
+                    assert!(error.to_string().len() < 4096);
                 }
             }
         }

@@ -22,7 +22,8 @@ use base::backoff::Backoff;
 use machines::Cloud;
 use verifier::instance::Instance;
 
-use crate::describe::{Undescribed, describe};
+use crate::describe::describe;
+use crate::error::{Error, Kind};
 
 /// Maximum number of instances in memory: more than a cluster has nodes. A further one replaces one that EC2 does not know; if
 /// there is none, the one that was unused for the longest time.
@@ -73,7 +74,7 @@ impl Default for Caller {
 /// EC2's answers, and the client.
 pub struct Ec2 {
     /// The error names the address or the variable that is wrong. A caller gets it only when a request would be sent.
-    client: Result<Client, String>,
+    client: Result<Client, Error>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -91,16 +92,14 @@ struct State {
 #[derive(Clone)]
 struct Pause {
     until: Instant,
-    why: String,
-    /// Whether the next request may succeed without an operator's intervention.
-    may_pass: bool,
+    why: Error,
 }
 
 #[derive(Default)]
 struct Slot {
     known: Option<Arc<Instance>>,
     /// Until when no request for this instance is sent, and why EC2 refused it.
-    refusal: Option<(Instant, String)>,
+    refusal: Option<(Instant, Error)>,
     is_running: bool,
     last_use: u64,
 }
@@ -110,7 +109,7 @@ impl Ec2 {
     pub fn new(caller: &Caller) -> Arc<Ec2> {
         let client = Client::of_caller(caller.place.as_deref(), caller.variables);
         Arc::new(Ec2 {
-            client: client.map_err(|error| error.to_string()),
+            client: client.map_err(|error| Error::new(Kind::Setting, error.to_string())),
             state: Mutex::new(State {
                 slots: HashMap::new(),
                 pause: None,
@@ -124,11 +123,7 @@ impl Ec2 {
     }
 
     /// Returns EC2's description of a running instance.
-    pub fn instance(
-        self: &Arc<Self>,
-        id: &str,
-        deadline: Instant,
-    ) -> Result<Arc<Instance>, String> {
+    pub fn instance(self: &Arc<Self>, id: &str, deadline: Instant) -> Result<Arc<Instance>, Error> {
         let mut state = self.state();
         loop {
             let now = Instant::now();
@@ -146,10 +141,10 @@ impl Ec2 {
             }
             let pause = state.pause.clone().filter(|pause| pause.until > now);
             let until = match &pause {
-                Some(pause) if !pause.may_pass || pause.until >= deadline => {
+                Some(pause) if !pause.why.may_pass() || pause.until >= deadline => {
                     let seconds = (pause.until - now).as_secs() + 1;
-                    let why = &pause.why;
-                    return Err(format!("{why}; EC2 is asked again in {seconds} s"));
+                    let why = pause.why.clone();
+                    return Err(why.and(format!("; EC2 is asked again in {seconds} s")));
                 }
                 Some(pause) => pause.until,
                 None => deadline,
@@ -159,11 +154,13 @@ impl Ec2 {
             }
             let left = until.saturating_duration_since(now);
             if left.is_zero() {
-                return Err(format!("EC2 has not yet said whose instance {id} is"));
+                let why = format!("EC2 has not yet said whose instance {id} is");
+                return Err(Error::new(Kind::Pending, why));
             }
             if state.waiting >= MAX_WAITING {
                 let waiting = state.waiting;
-                return Err(format!("{waiting} validations wait for EC2 already"));
+                let why = format!("{waiting} validations wait for EC2 already");
+                return Err(Error::new(Kind::Limited, why));
             }
             state.waiting += 1;
             let waited = self.changed.wait_timeout(state, left);
@@ -173,7 +170,7 @@ impl Ec2 {
     }
 
     /// Starts the thread that asks about an instance.
-    fn ask(self: &Arc<Self>, state: &mut State, id: &str) -> Result<(), String> {
+    fn ask(self: &Arc<Self>, state: &mut State, id: &str) -> Result<(), Error> {
         let (ec2, own) = (self.clone(), id.to_owned());
         let work = move || {
             // a panic must not leave the instance marked as running for ever
@@ -188,16 +185,17 @@ impl Ec2 {
             }
         };
         let spawned = thread::Builder::new().name("ec2".into()).spawn(work);
-        spawned.map_err(|error| format!("cannot start a thread that asks EC2: {error}"))?;
+        spawned.map_err(|error| {
+            let why = format!("cannot start a thread that asks EC2: {error}");
+            Error::new(Kind::Limited, why)
+        })?;
         state.slot(id).is_running = true;
         state.running += 1;
         Ok(())
     }
 
-    fn request(&self, id: &str) -> Result<Instance, Undescribed> {
-        let client = self.client.as_ref();
-        let client = client.map_err(|why| Undescribed::Caller(why.clone()))?;
-        let described = describe(client, id)?;
+    fn request(&self, id: &str) -> Result<Instance, Error> {
+        let described = describe(self.client.as_ref().map_err(Clone::clone)?, id)?;
         match described.state.as_str() {
             "pending" | "running" => Ok(Instance {
                 id: Some(id.into()),
@@ -206,9 +204,10 @@ impl Ec2 {
                 image: Some(described.image),
                 ..Instance::default()
             }),
-            other => Err(Undescribed::Instance(format!(
-                "EC2 says that the instance {id} is {other}, and not running"
-            ))),
+            other => {
+                let why = format!("EC2 says that the instance {id} is {other}, and not running");
+                Err(Error::new(Kind::Mismatch, why))
+            }
         }
     }
 
@@ -227,7 +226,7 @@ impl State {
     }
 
     /// Keeps the result of a request. If a pause begins, returns the reason.
-    fn take(&mut self, id: &str, asked: Result<Instance, Undescribed>) -> Option<String> {
+    fn take(&mut self, id: &str, asked: Result<Instance, Error>) -> Option<Error> {
         let now = Instant::now();
         // requests that already ran when the pause began neither end it nor make it longer
         let is_paused = self.pause.as_ref().is_some_and(|pause| pause.until > now);
@@ -237,12 +236,12 @@ impl State {
                 (slot.known, slot.refusal) = (Some(Arc::new(instance)), None);
                 None
             }
-            Err(Undescribed::Instance(why)) => {
+            Err(why) if why.may_pass() || why.kind == Kind::Setting => Some(why),
+            // the reason is this instance
+            Err(why) => {
                 self.slot(id).refusal = Some((now + REFUSED_PAUSE, why));
                 None
             }
-            Err(Undescribed::Away(why)) => Some((true, why)),
-            Err(Undescribed::Caller(why)) => Some((false, why)),
         };
         self.shrink();
         match failed {
@@ -252,15 +251,14 @@ impl State {
                 self.backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
                 None
             }
-            Some((may_pass, why)) => {
-                let pause = match may_pass {
+            Some(why) => {
+                let pause = match why.may_pass() {
                     true => self.backoff.pause(),
                     false => CALLER_PAUSE,
                 };
                 self.pause = Some(Pause {
                     until: now + pause,
-                    why: format!("EC2 cannot be asked about {id}: {why}"),
-                    may_pass,
+                    why: (why.clone()).about(format!("EC2 cannot be asked about {id}")),
                 });
                 Some(why)
             }
@@ -312,7 +310,7 @@ mod tests {
     fn instances_beyond_the_limit_go_and_those_that_ec2_refused_go_first() {
         let ec2 = nobody();
         let mut state = ec2.state();
-        let refusal = || Err(Undescribed::Instance("unknown".into()));
+        let refusal = || Err(Error::new(Kind::Unknown, "unknown"));
         for number in 0..MAX_INSTANCES - 1 {
             state.take(&format!("i-{number}"), Ok(Instance::default()));
         }
@@ -335,9 +333,9 @@ mod tests {
     fn what_ran_when_a_pause_began_neither_ends_it_nor_makes_it_longer() {
         let ec2 = nobody();
         let mut state = ec2.state();
-        let away = || Err(Undescribed::Away("throttled".into()));
+        let away = || Err(Error::new(Kind::Busy, "throttled"));
         let until = |state: &State| state.pause.as_ref().map(|pause| pause.until);
-        assert_eq!(state.take("i-1", away()).as_deref(), Some("throttled"));
+        assert_eq!(state.take("i-1", away()), away().err());
         let first = until(&state).unwrap();
         assert!(first <= Instant::now() + FIRST_PAUSE);
         for asked in [away(), Ok(Instance::default()), away()] {

@@ -1,14 +1,15 @@
 //! Requests to one server over HTTPS (RFC 9110): no redirect, no proxy, an answer of limited size and known type, a deadline, and
 //! pauses when the server demands them or cannot be reached.
 
-use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use base::backoff::Backoff;
 use base::text;
-use http::{Client, Kind, Policy, Roots};
+use http::{Client, Policy, Roots};
+
+use crate::error::{Error, Kind};
 
 /// Maximum number of concurrent requests to a server. The requests of a new, large cluster must not look like an attack.
 const MAX_AT_ONCE: usize = 8;
@@ -35,7 +36,7 @@ pub struct Server {
 
 struct State {
     /// Until when no request is sent, and why.
-    pause: Option<(Instant, String)>,
+    pause: Option<(Instant, Error)>,
     backoff: Backoff,
     running: usize,
     limit: Option<Limit>,
@@ -111,26 +112,28 @@ impl Answer {
     }
 }
 
-/// Why there is no answer.
+/// Why there is no answer, and when the next request may be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// The server does not have the requested item (status 404).
-    Unknown(String),
-    /// The request failed, and another attempt may succeed after this time.
-    Later(String, Instant),
-    /// This program's own limit forbids the request for now. Waiting does not help: other callers wait already.
-    Full(String, Instant),
-    /// The answer is unusable.
-    Bad(String),
+    /// The same request gets the same answer.
+    Final(Error),
+    /// The next attempt may succeed after this time.
+    Later(Error, Instant),
+    /// This program sends no more such requests for now. It is no use to wait for it: others wait already.
+    Full(Error, Instant),
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Failure::Unknown(why)
-        | Failure::Later(why, _)
-        | Failure::Full(why, _)
-        | Failure::Bad(why)) = self;
-        f.write_str(why)
+impl Failure {
+    /// Returns why there is no answer.
+    pub fn error(&self) -> &Error {
+        let (Failure::Final(error) | Failure::Later(error, _) | Failure::Full(error, _)) = self;
+        error
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Final(error)
     }
 }
 
@@ -148,10 +151,11 @@ pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> R
 
 impl Server {
     /// Makes a client of the server at `url`, `https://HOST[:PORT][/PATH]`, whose certificate one of the roots certifies.
-    pub fn new(url: &str, roots: &Roots) -> Result<Server, String> {
+    pub fn new(url: &str, roots: &Roots) -> Result<Server, Error> {
         http::check(url).map_err(|why| {
             let url = text::quoted(http::shown(url), SHOWN);
-            format!("the URL {url}: {why}: expected https://HOST[:PORT][/PATH]")
+            let why = format!("the URL {url}: {why}: expected https://HOST[:PORT][/PATH]");
+            Error::new(Kind::Setting, why)
         })?;
         Ok(Server {
             client: Client::new(Policy::new(roots.clone()), LONGEST_PAUSE),
@@ -177,29 +181,26 @@ impl Server {
         let _place = self.enter()?;
         let answer = self.exchange(request, deadline);
         let mut state = self.state();
-        match &answer {
-            Ok(_) | Err(Attempt::Unknown(_) | Attempt::Bad(_)) => {
-                state.pause = None;
-                state.backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-            }
-            Err(Attempt::Later(why, demanded)) => {
+        match answer {
+            Err((error, demanded)) if error.may_pass() => {
                 let pause = state.backoff.pause();
                 let pause = demanded
                     .unwrap_or_default()
                     .min(LONGEST_DEMANDED)
                     .max(pause);
-                let until = Instant::now() + pause;
-                if state.pause.as_ref().is_none_or(|(old, _)| *old < until) {
-                    state.pause = Some((until, why.clone()));
+                let mut until = Instant::now() + pause;
+                match &state.pause {
+                    Some((longer, _)) if *longer >= until => until = *longer,
+                    _ => state.pause = Some((until, error.clone())),
                 }
+                Err(Failure::Later(error, until))
+            }
+            answer => {
+                state.pause = None;
+                state.backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+                answer.map_err(|(error, _)| Failure::Final(error))
             }
         }
-        let until = state.pause.as_ref().map(|(until, _)| *until);
-        answer.map_err(|attempt| match attempt {
-            Attempt::Unknown(why) => Failure::Unknown(why),
-            Attempt::Bad(why) => Failure::Bad(why),
-            Attempt::Later(why, _) => Failure::Later(why, until.unwrap_or_else(Instant::now)),
-        })
     }
 
     /// Takes one of the slots for requests.
@@ -208,12 +209,13 @@ impl Server {
         let now = Instant::now();
         if let Some((until, why)) = state.pause.as_ref().filter(|(until, _)| *until > now) {
             let seconds = (*until - now).as_secs() + 1;
-            let why = format!("{why}; it is asked again in {seconds} s");
+            let why = why.clone();
+            let why = why.and(format!("; it is asked again in {seconds} s"));
             return Err(Failure::Later(why, *until));
         }
         if state.running >= MAX_AT_ONCE {
             let why = format!("{}: {MAX_AT_ONCE} requests are running", self.name);
-            return Err(Failure::Later(why, now + BUSY));
+            return Err(Failure::Later(Error::new(Kind::Limited, why), now + BUSY));
         }
         if let Some(limit) = &mut state.limit
             && let Err(until) = limit.take(now)
@@ -223,13 +225,18 @@ impl Server {
                 "{}: so many were asked for that only one request in {pause} s is sent: try again in {seconds} s",
                 self.name
             );
-            return Err(Failure::Full(why, until));
+            return Err(Failure::Full(Error::new(Kind::Limited, why), until));
         }
         state.running += 1;
         Ok(Place(self))
     }
 
-    fn exchange(&self, request: &Request<'_>, deadline: Instant) -> Result<Answer, Attempt> {
+    /// Sends one request. An error has the pause that the server demands.
+    fn exchange(
+        &self,
+        request: &Request<'_>,
+        deadline: Instant,
+    ) -> Result<Answer, (Error, Option<Duration>)> {
         let (name, post) = (&self.name, request.content);
         let types = request.types.join(", ");
         let mut fields = vec![("Accept", &*types)];
@@ -243,36 +250,44 @@ impl Server {
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let answer = self.client.open(&sent, left);
-        let answer = answer.map_err(|error| Attempt::Later(format!("{name}: {error}"), None))?;
-        let bad = |why: String| Attempt::Bad(format!("{name}{}: {why}", request.path));
+        let failed = |kind, text: String| (Error::new(kind, text), None);
+        let answer =
+            answer.map_err(|error| failed(Kind::Unreachable, format!("{name}: {error}")))?;
+        let bad = |kind, why: String| failed(kind, format!("{name}{}: {why}", request.path));
         match answer.status() {
             200 => {}
             404 => {
                 let why = format!("{name} does not know {} (status 404)", request.path);
-                return Err(Attempt::Unknown(why));
+                return Err(failed(Kind::Unknown, why));
             }
             status @ (408 | 425 | 429 | 500 | 502 | 503 | 504) => {
                 let why = format!("{name} answered with status {status}");
-                return Err(Attempt::Later(why, answer.pause()));
+                return Err((Error::new(Kind::Busy, why), answer.pause()));
             }
             status @ 300..400 => {
-                return Err(bad(format!(
-                    "it redirects (status {status}), which is not followed"
-                )));
+                let why = format!("it redirects (status {status}), which is not followed");
+                return Err(bad(Kind::Refused(status), why));
             }
             // the refusal of a POST is about its content, and the answer says why
             status if post.is_some() => {
                 let said = answer.beginning(SHOWN as u64);
                 let said = text::quoted(String::from_utf8_lossy(&said), SHOWN);
-                return Err(bad(format!("status {status}: {said}")));
+                return Err(bad(
+                    Kind::Refused(status),
+                    format!("status {status}: {said}"),
+                ));
             }
-            status => return Err(bad(format!("status {status}"))),
+            status => return Err(bad(Kind::Refused(status), format!("status {status}"))),
         }
-        answer.check_type(request.types).map_err(bad)?;
+        (answer.check_type(request.types))
+            .map_err(|error| bad(Kind::Malformed, error.to_string()))?;
         let fields = answer.fields();
         let body = answer.read().map_err(|error| match error.kind {
-            Kind::TooLong => bad(error.to_string()),
-            _ => Attempt::Later(format!("{name}: the answer is cut off: {error}"), None),
+            http::Kind::TooLong => bad(Kind::TooLarge, error.to_string()),
+            _ => failed(
+                Kind::Unreachable,
+                format!("{name}: the answer is cut off: {error}"),
+            ),
         })?;
         Ok(Answer {
             fields,
@@ -285,14 +300,7 @@ impl Server {
     }
 }
 
-/// How one attempt failed; a pause is what the server demands.
-enum Attempt {
-    Unknown(String),
-    Later(String, Option<Duration>),
-    Bad(String),
-}
-
-/// One of the slots for requests, until it is dropped.
+/// One of the places for requests, until it is dropped.
 struct Place<'a>(&'a Server);
 
 impl Drop for Place<'_> {
@@ -344,7 +352,7 @@ mod tests {
             "file:///a",
         ] {
             let error = Server::new(bad, &roots).err().unwrap();
-            assert!(!error.contains("u:p"), "{bad}: {error}");
+            assert!(!error.to_string().contains("u:p"), "{bad}: {error}");
         }
     }
 }

@@ -21,6 +21,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use verifier::ak_certificate::places_of_issuer;
 
+use crate::error::{Error, Kind};
 use crate::https::{Failure, Request, Server};
 use crate::item::{Item, MAX_CERTIFICATE, subject_key};
 
@@ -56,7 +57,7 @@ pub struct Issuers(Server);
 
 impl Issuers {
     /// Makes a client of the service at this URL.
-    pub fn new(url: &str, roots: &Roots) -> Result<Issuers, String> {
+    pub fn new(url: &str, roots: &Roots) -> Result<Issuers, Error> {
         Ok(Issuers(Server::new(url, roots)?.with_limit(AT_ONCE, PAUSE)))
     }
 
@@ -86,7 +87,7 @@ pub fn known(certificate: &[u8]) -> Option<&'static [u8]> {
 }
 
 /// Returns the item to fetch for the issuer of a certificate; `None` if the certificate names no URL or no key.
-pub fn of(certificate: &[u8]) -> Result<Option<Item>, String> {
+pub fn of(certificate: &[u8]) -> Result<Option<Item>, Error> {
     let key = authority_key(certificate).filter(|key| key.len() <= MAX_KEY);
     let places = places_of_issuer(certificate);
     let (Some(key), Some(first)) = (key, places.first()) else {
@@ -94,11 +95,12 @@ pub fn of(certificate: &[u8]) -> Result<Option<Item>, String> {
     };
     let path = places.iter().find_map(|place| path(place));
     let path = path.ok_or_else(|| {
-        format!(
+        let why = format!(
             "its issuer is published at {}, from which nothing is fetched: expected http://{BUCKET}*{HOST}/*. Verify that certificate yourself, \
              and add it behind its root to the policy (cloud.roots, PEM)",
             text::quoted(first, 120)
-        )
+        );
+        Error::new(Kind::Unknown, why)
     })?;
     Ok(Some(Item::Issuer {
         path,
@@ -181,7 +183,7 @@ mod tests {
         }
         for altered in mutations(between[1].der, 5000) {
             if let Err(error) = of(&altered) {
-                assert!(error.len() < 1000, "{error}");
+                assert!(error.to_string().len() < 1000, "{error}");
             }
         }
     }

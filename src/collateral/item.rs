@@ -14,6 +14,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
 
+use crate::error::{Error, Kind};
 use crate::x509::{Certificate, RevocationList};
 
 /// subjectKeyIdentifier, 2.5.29.14 (RFC 5280 §4.2.1): the content of the OID.
@@ -120,22 +121,23 @@ impl Item {
 
     /// Parses the bytes from a server or a cache, and checks that they are this item. Returns the content and the last second of
     /// its validity. The signatures are not checked here: the validator verifies them each time.
-    pub fn read(&self, bytes: &[u8]) -> Result<(Content, u64), String> {
+    pub fn read(&self, bytes: &[u8]) -> Result<(Content, u64), Error> {
         match self {
             Item::Vcek { product, chip, tcb } => {
                 let until = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
-                let found = ChipCertificate::parse(bytes)?;
+                let found = ChipCertificate::parse(bytes).map_err(Error::malformed)?;
                 if found.signer != Signer::Vcek || found.product != *product {
-                    return Err(format!(
+                    return Err(other(format!(
                         "it is the {} of a {}, expected the VCEK of a {product}",
                         found.signer, found.product
-                    ));
+                    )));
                 }
                 if found.chip.as_deref() != Some(chip) {
-                    return Err("it is the certificate of another chip".into());
+                    return Err(other("it is the certificate of another chip"));
                 }
                 if found.tcb != *tcb {
-                    return Err(format!("it is for the TCB {}, expected {tcb}", found.tcb));
+                    let tcb = format!("it is for the TCB {}, expected {tcb}", found.tcb);
+                    return Err(other(tcb));
                 }
                 Ok((Content::Der(bytes.into()), until))
             }
@@ -143,24 +145,24 @@ impl Item {
                 let until = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
                 match subject_key(bytes) == Some(key) {
                     true => Ok((Content::Der(bytes.into()), until)),
-                    false => Err("it is the certificate of another authority".into()),
+                    false => Err(other("it is the certificate of another authority")),
                 }
             }
             Item::Revoked(product, _) => {
                 let found = RevocationList::parse(limited(bytes, MAX_LIST)?)?;
                 let root = root(*product);
                 if found.issuer != root {
-                    return Err(format!(
+                    return Err(other(format!(
                         "it is a list of {}, expected {root}",
                         text::quoted(&found.issuer, 40)
-                    ));
+                    )));
                 }
                 Ok((Content::Der(bytes.into()), found.until))
             }
             Item::Tdx { fmspc, .. } => {
                 let bytes = limited(bytes, MAX_COLLATERAL)?;
-                let collateral: Collateral =
-                    serde_json::from_slice(bytes).map_err(text::of_error)?;
+                let collateral: Collateral = serde_json::from_slice(bytes)
+                    .map_err(|error| Error::malformed(text::of_error(error)))?;
                 let until = read_collateral(&collateral, fmspc)?;
                 Ok((Content::Tdx(Arc::new(collateral)), until))
             }
@@ -219,21 +221,21 @@ impl Authority {
     }
 
     /// Returns the authority of a PCK certificate chain in PEM.
-    pub fn of_chain(pem: &[u8]) -> Result<Authority, String> {
+    pub fn of_chain(pem: &[u8]) -> Result<Authority, Error> {
         let first = CertificateDer::pem_slice_iter(pem).next();
         let Some(Ok(pck)) = first else {
-            return Err("the quote has no PCK certificate".into());
+            return Err(Error::malformed("the quote has no PCK certificate"));
         };
         let issuer = Certificate::parse(&pck)
-            .map_err(|why| format!("the PCK certificate: {why}"))?
+            .map_err(|why| why.about("the PCK certificate"))?
             .issuer;
         match issuer.as_str() {
             "Intel SGX PCK Platform CA" => Ok(Authority::Platform),
             "Intel SGX PCK Processor CA" => Ok(Authority::Processor),
-            other => Err(format!(
+            name => Err(other(format!(
                 "the PCK certificate is issued by {}",
-                text::quoted(other, 60)
-            )),
+                text::quoted(name, 60)
+            ))),
         }
     }
 }
@@ -249,40 +251,42 @@ struct Head {
 }
 
 /// Checks that collateral is complete and for this kind of platform. Returns the time at which the first of its parts expires.
-fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, String> {
-    let head = |name: &str, text: &str| -> Result<(Head, u64), String> {
-        let head: Head = serde_json::from_str(text)
-            .map_err(|error| format!("the {name}: {}", text::of_error(error)))?;
+fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Error> {
+    let head = |name: &str, text: &str| -> Result<(Head, u64), Error> {
+        let head: Head = serde_json::from_str(text).map_err(|error| {
+            Error::malformed(text::of_error(error)).about(format!("the {name}"))
+        })?;
         let end = base::time::parse(&head.next_update)
             .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
-            .ok_or_else(|| format!("the {name} has no end"))?;
+            .ok_or_else(|| Error::malformed(format!("the {name} has no end")))?;
         Ok((head, end.as_secs()))
     };
     let (info, info_until) = head("TCB information", &collateral.tcb_info)?;
     let (identity, identity_until) = head("QE identity", &collateral.qe_identity)?;
     if info.id != "TDX" || !info.fmspc.eq_ignore_ascii_case(&hex(fmspc)) {
-        return Err(format!(
+        return Err(other(format!(
             "the TCB information is of {} platforms with FMSPC {:.20}, expected \"TDX\" and {}",
             text::quoted(&info.id, 20),
             info.fmspc,
             hex(fmspc)
-        ));
+        )));
     }
     if identity.id != "TD_QE" {
-        return Err(format!(
+        return Err(other(format!(
             "the identity is of {}, expected \"TD_QE\"",
             text::quoted(&identity.id, 20)
-        ));
+        )));
     }
     for (name, chain) in [
         ("TCB information", &collateral.tcb_info_issuer_chain),
         ("QE identity", &collateral.qe_identity_issuer_chain),
     ] {
-        check_chain(chain.as_bytes()).map_err(|why| format!("the chain of the {name}: {why}"))?;
+        check_chain(chain.as_bytes())
+            .map_err(|why| why.about(format!("the chain of the {name}")))?;
     }
     let list = |name: &str, der: &[u8]| {
-        let list = RevocationList::parse(der).map_err(|why| format!("the {name}: {why}"))?;
-        Ok::<_, String>(list.until)
+        let list = RevocationList::parse(der).map_err(|why| why.about(format!("the {name}")))?;
+        Ok::<_, Error>(list.until)
     };
     let root_until = list("root CRL", &collateral.root_ca_crl.0)?;
     let pck_until = list("PCK CRL", &collateral.pck_crl.0)?;
@@ -293,26 +297,33 @@ fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Stri
 }
 
 /// Checks that a text is a chain of two to four certificates in PEM: a signer and its root at least.
-pub fn check_chain(pem: &[u8]) -> Result<(), String> {
+pub fn check_chain(pem: &[u8]) -> Result<(), Error> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(limited(pem, MAX_CHAIN)?)
         .take(5)
         .collect();
-    let certificates = certificates.map_err(|_| "it is not PEM")?;
+    let certificates = certificates.map_err(|_| Error::malformed("it is not PEM"))?;
     if !(2..=4).contains(&certificates.len()) {
         let count = certificates.len();
-        return Err(format!("it has {count} certificates, expected 2 to 4"));
+        let count = format!("it has {count} certificates, expected 2 to 4");
+        return Err(Error::malformed(count));
     }
     certificates
         .iter()
         .try_for_each(|der| Certificate::parse(der).map(drop))
 }
 
-fn limited(bytes: &[u8], limit: usize) -> Result<&[u8], String> {
+/// Returns the error about an item that is not the requested one.
+fn other(what: impl Into<String>) -> Error {
+    Error::new(Kind::Mismatch, what)
+}
+
+/// Checks the number of bytes.
+pub fn limited(bytes: &[u8], limit: usize) -> Result<&[u8], Error> {
     match bytes.len() <= limit {
         true => Ok(bytes),
-        false => Err(format!(
-            "it has {} bytes, expected at most {limit}",
-            bytes.len()
+        false => Err(Error::new(
+            Kind::TooLarge,
+            format!("it has {} bytes, expected at most {limit}", bytes.len()),
         )),
     }
 }

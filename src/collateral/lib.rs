@@ -19,6 +19,7 @@ mod cache;
 mod config_map;
 mod describe;
 mod ec2;
+mod error;
 mod flags;
 mod https;
 mod issuers;
@@ -56,6 +57,7 @@ use pcs::Pcs;
 use store::{CollateralFile, Directory, Nowhere, Store};
 
 pub use ec2::Caller;
+pub use error::{Error, Kind};
 pub use flags::{Flags, HELP};
 pub use kds::AMD;
 pub use pcs::{INTEL, Update};
@@ -190,7 +192,7 @@ pub struct Statistics {
 
 impl Fetching {
     /// Makes the sources. An error names the wrong setting.
-    pub fn new(settings: Settings) -> Result<Arc<Fetching>, String> {
+    pub fn new(settings: Settings) -> Result<Arc<Fetching>, Error> {
         let servers = Servers::new(&settings)?;
         let store: Box<dyn Store> = match settings.kept {
             Kept::Nowhere => Box::new(Nowhere),
@@ -248,10 +250,10 @@ impl Fetching {
         }
     }
 
-    fn der(&self, item: &Item, patience: Patience, deadline: Instant) -> Result<Vec<u8>, String> {
+    fn der(&self, item: &Item, patience: Patience, deadline: Instant) -> Result<Vec<u8>, Error> {
         match &self.entry(item, patience, deadline)?.content {
             Content::Der(der) => Ok(der.clone()),
-            Content::Tdx(_) => Err(format!("{item} is not DER")),
+            Content::Tdx(_) => Err(Error::malformed(format!("{item} is not DER"))),
         }
     }
 
@@ -260,7 +262,7 @@ impl Fetching {
         item: &Item,
         patience: Patience,
         deadline: Instant,
-    ) -> Result<Arc<Entry>, String> {
+    ) -> Result<Arc<Entry>, Error> {
         let patience = match self.waits {
             true => patience,
             false => Patience::None,
@@ -269,30 +271,25 @@ impl Fetching {
     }
 }
 
-impl Sources for Fetching {
-    fn fetches(&self) -> bool {
-        true
-    }
-
-    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+impl Fetching {
+    /// Returns what [`Sources::tdx_collateral`] returns.
+    pub fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, Error> {
         let item = of_platform(quote)?;
         let deadline = Instant::now() + self.time;
         match &self.entry(&item, Patience::Full, deadline)?.content {
             Content::Tdx(collateral) => Ok(collateral.clone()),
-            Content::Der(_) => Err(format!("{item} is not JSON")),
+            Content::Der(_) => Err(Error::malformed(format!("{item} is not JSON"))),
         }
     }
 
-    fn tdx_collateral_at_hand(&self, quote: &Quote<'_>) -> Option<Arc<Collateral>> {
-        match &self.cache.at_hand(&of_platform(quote).ok()?)?.content {
-            Content::Tdx(collateral) => Some(collateral.clone()),
-            Content::Der(_) => None,
-        }
-    }
-
-    fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+    /// Returns what [`Sources::snp_certificates`] returns.
+    pub fn snp_certificates(
+        &self,
+        report: &Report,
+        product: Product,
+    ) -> Result<Arc<Fetched>, Error> {
         let deadline = Instant::now() + self.time;
-        let signer = report.signer()?;
+        let signer = report.signer().map_err(Error::malformed)?;
         let leaf = match signer {
             Signer::Vlek => None,
             Signer::Vcek => Some(self.der(&vcek(report, product)?, Patience::Full, deadline)),
@@ -308,12 +305,14 @@ impl Sources for Fetching {
         }))
     }
 
-    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
+    /// Returns what [`Sources::snp_authority`] returns.
+    pub fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, Error> {
         let deadline = Instant::now() + self.time;
         Ok(Arc::new(self.authority(product, signer, deadline)?))
     }
 
-    fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    /// Returns what [`Sources::issuer`] returns.
+    pub fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         if let Some(known) = issuers::known(certificate) {
             return Ok(Some(known.into()));
         }
@@ -324,6 +323,72 @@ impl Sources for Fetching {
         self.der(&item, Patience::Full, deadline).map(Some)
     }
 
+    /// Returns what [`Sources::microsofts_word`] returns.
+    pub fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, Error> {
+        let offline = || Error::new(Kind::Offline, "nothing is asked (offline)");
+        let maa = self.maa.as_ref().ok_or_else(offline)?;
+        maa.word(question, Instant::now() + self.time)
+    }
+
+    /// Returns what [`Sources::ec2_instance`] returns.
+    pub fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, Error> {
+        let ec2 = self.ec2.as_ref().ok_or_else(|| {
+            let why = "the policy demands accounts or zones of AWS, which only EC2 knows, and nothing is asked (offline)";
+            Error::new(Kind::Offline, why)
+        })?;
+        ec2.instance(id, Instant::now() + self.time)
+    }
+
+    /// Returns AMD's authority of a product, which the program has, and its revocation list or why it cannot be had.
+    fn authority(
+        &self,
+        product: Product,
+        signer: Signer,
+        deadline: Instant,
+    ) -> Result<Fetched, Error> {
+        let intermediate = chain::authority(product, signer).ok_or_else(|| {
+            let why = format!("the authority of {signer}s of a {product} is not known");
+            Error::new(Kind::Unknown, why)
+        })?;
+        // a policy may accept machines without the list: then a server that is away must not delay each validation
+        let list = Item::Revoked(product, signer);
+        Ok(Fetched {
+            leaf: None,
+            intermediate: intermediate.into(),
+            revoked: (self.der(&list, Patience::UntilFirstFailure, deadline)).map_err(String::from),
+        })
+    }
+}
+
+/// The methods of the same names, for validators: these take the text of an error.
+impl Sources for Fetching {
+    fn fetches(&self) -> bool {
+        true
+    }
+
+    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+        Ok(self.tdx_collateral(quote)?)
+    }
+
+    fn tdx_collateral_at_hand(&self, quote: &Quote<'_>) -> Option<Arc<Collateral>> {
+        match &self.cache.at_hand(&of_platform(quote).ok()?)?.content {
+            Content::Tdx(collateral) => Some(collateral.clone()),
+            Content::Der(_) => None,
+        }
+    }
+
+    fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+        Ok(self.snp_certificates(report, product)?)
+    }
+
+    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
+        Ok(self.snp_authority(product, signer)?)
+    }
+
+    fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
+        Ok(self.issuer(certificate)?)
+    }
+
     fn keep_issuer(&self, certificate: &[u8]) {
         if let Ok(Some(item)) = issuers::of(certificate) {
             self.cache.keep(&item);
@@ -331,52 +396,28 @@ impl Sources for Fetching {
     }
 
     fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {
-        let maa = self.maa.as_ref().ok_or("nothing is asked (offline)")?;
-        maa.word(question, Instant::now() + self.time)
+        Ok(self.microsofts_word(question)?)
     }
 
     fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, String> {
-        let ec2 = self.ec2.as_ref().ok_or(
-            "the policy demands accounts or zones of AWS, which only EC2 knows, and nothing is asked (offline)",
-        )?;
-        ec2.instance(id, Instant::now() + self.time)
+        Ok(self.ec2_instance(id)?)
     }
 }
 
-impl Fetching {
-    /// Returns AMD's authority of a product, which is built in, and its revocation list or the error of the fetch.
-    fn authority(
-        &self,
-        product: Product,
-        signer: Signer,
-        deadline: Instant,
-    ) -> Result<Fetched, String> {
-        let intermediate = chain::authority(product, signer)
-            .ok_or_else(|| format!("the authority of {signer}s of a {product} is not known"))?;
-        // a policy may accept machines without the list: then an unreachable server must not delay each validation
-        let list = Item::Revoked(product, signer);
-        Ok(Fetched {
-            leaf: None,
-            intermediate: intermediate.into(),
-            revoked: self.der(&list, Patience::UntilFirstFailure, deadline),
-        })
-    }
-}
-
-/// Returns the collateral for a quote.
-fn of_platform(quote: &Quote<'_>) -> Result<Item, String> {
+/// Returns the collateral that a quote needs.
+fn of_platform(quote: &Quote<'_>) -> Result<Item, Error> {
     Ok(Item::Tdx {
-        fmspc: named_platform(quote)?.fmspc,
+        fmspc: named_platform(quote).map_err(Error::malformed)?.fmspc,
         authority: Authority::of_chain(quote.pck_chain)?,
     })
 }
 
 /// Returns the certificate for a report.
-fn vcek(report: &Report, product: Product) -> Result<Item, String> {
+fn vcek(report: &Report, product: Product) -> Result<Item, Error> {
     Ok(Item::Vcek {
         product,
-        chip: report.chip(product)?.into(),
-        tcb: report.tcbs(product)?.reported,
+        chip: report.chip(product).map_err(Error::malformed)?.into(),
+        tcb: report.tcbs(product).map_err(Error::malformed)?.reported,
     })
 }
 
@@ -390,8 +431,9 @@ struct Servers {
 }
 
 impl Servers {
-    fn new(settings: &Settings) -> Result<Servers, String> {
-        let roots = Roots::load(settings.ca.as_deref())?;
+    fn new(settings: &Settings) -> Result<Servers, Error> {
+        let roots = Roots::load(settings.ca.as_deref());
+        let roots = roots.map_err(|why| Error::new(Kind::Setting, why.to_string()))?;
         let kds = settings.kds.as_deref();
         let pcs = settings.pcs.as_deref();
         let issuers = settings.issuers.as_deref();
@@ -408,22 +450,25 @@ impl Servers {
 
 impl Origin for Servers {
     fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure> {
-        let offline = || Failure::Bad("it is not kept, and nothing is fetched (offline)".into());
+        let offline = || {
+            Error::new(
+                Kind::Offline,
+                "it is not kept, and nothing is fetched (offline)",
+            )
+        };
         let fetches = match item {
             Item::Issuer { .. } => self.issuers.is_some(),
             _ => self.kds.is_some() || self.pcs.is_some(),
         };
         if !self.has_roots && fetches {
-            return Err(Failure::Bad(
-                "this machine has no certificates of web servers' authorities (ca-certificates); --collateral-ca can name a file"
-                    .into(),
-            ));
+            let why = "this machine has no certificates of web servers' authorities (ca-certificates); --collateral-ca can name a file";
+            return Err(Error::new(Kind::Setting, why).into());
         }
         match item {
             Item::Tdx { fmspc, authority } => {
                 let pcs = self.pcs.as_ref().ok_or_else(offline)?;
                 let collateral = pcs.collateral(fmspc, *authority, deadline)?;
-                serde_json::to_vec(&collateral).map_err(|error| Failure::Bad(error.to_string()))
+                Ok(serde_json::to_vec(&collateral).map_err(Error::malformed)?)
             }
             Item::Vcek { product, chip, tcb } => {
                 let kds = self.kds.as_ref().ok_or_else(offline)?;

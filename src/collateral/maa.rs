@@ -30,6 +30,7 @@ use serde::Deserialize;
 use serde_json::json;
 use verifier::maa::{Question, Word};
 
+use crate::error::{Error, Kind};
 use crate::https::{Failure, Limit, Request, Server, retried};
 
 /// Path and query of the request.
@@ -59,7 +60,7 @@ const AWAY_PAUSE: Duration = Duration::from_secs(1);
 /// The services and their verdicts.
 pub struct Maa {
     /// The authorities that may certify the services, or why there are none. A caller gets this error only when a request would be sent.
-    roots: Result<Roots, String>,
+    roots: Result<Roots, http::CertificateError>,
     /// Returns the time in seconds since 1970.
     clock: fn() -> u64,
     state: Mutex<State>,
@@ -81,13 +82,13 @@ type Asked = String;
 
 /// A service's verdict on a report, and how long it is valid.
 struct Said {
-    word: Result<Arc<Word>, String>,
+    word: Result<Arc<Word>, Error>,
     until: Instant,
 }
 
 impl Maa {
     /// Makes a client of the services that these roots certify. Sends no request.
-    pub fn new(roots: Result<Roots, String>, clock: fn() -> u64) -> Maa {
+    pub fn new(roots: Result<Roots, http::CertificateError>, clock: fn() -> u64) -> Maa {
         Maa {
             roots,
             clock,
@@ -97,7 +98,7 @@ impl Maa {
     }
 
     /// Returns the service's verdict on a report.
-    pub fn word(&self, question: &Question<'_>, deadline: Instant) -> Result<Arc<Word>, String> {
+    pub fn word(&self, question: &Question<'_>, deadline: Instant) -> Result<Arc<Word>, Error> {
         let Question {
             url,
             report,
@@ -109,7 +110,7 @@ impl Maa {
         if let Some(said) = self.state().known(&asked) {
             return said;
         }
-        let report = Report::parse(report)?;
+        let report = Report::parse(report).map_err(Error::malformed)?;
         let service = self.service(url)?;
         if let Some(said) = self.wait(&asked, &report.chip_id, deadline)? {
             return said;
@@ -128,9 +129,11 @@ impl Maa {
                 Ok((word, counts)) => (Ok(Arc::new(word)), Instant::now() + counts),
                 Err(why) => (Err(why), Instant::now() + REFUSED_PAUSE),
             },
-            Err(Failure::Bad(why)) => (Err(why), Instant::now() + REFUSED_PAUSE),
-            Err(Failure::Unknown(why)) => {
-                let why = format!("{why}: is maaURL right?");
+            Err(Failure::Final(why)) => {
+                let why = match why.kind {
+                    Kind::Unknown => why.and(": is maaURL right?"),
+                    _ => why,
+                };
                 (Err(why), Instant::now() + REFUSED_PAUSE)
             }
             Err(Failure::Later(why, _) | Failure::Full(why, _)) => {
@@ -153,7 +156,7 @@ impl Maa {
         asked: &Asked,
         chip: &[u8; 64],
         deadline: Instant,
-    ) -> Result<Option<Result<Arc<Word>, String>>, String> {
+    ) -> Result<Option<Result<Arc<Word>, Error>>, Error> {
         let mut state = self.state();
         loop {
             if let Some(said) = state.known(asked) {
@@ -167,12 +170,12 @@ impl Maa {
             };
             // one reference is the map's, and one this caller's
             if Arc::strong_count(&run) - 2 == MAX_WAITING {
-                return Err(format!(
-                    "{MAX_WAITING} others wait for its answer: try again"
-                ));
+                let why = format!("{MAX_WAITING} others wait for its answer: try again");
+                return Err(Error::new(Kind::Limited, why));
             }
             if now >= deadline {
-                return Err("it has not answered yet: try again".into());
+                let why = "it has not answered yet: try again";
+                return Err(Error::new(Kind::Pending, why));
             }
             let waited = self.changed.wait_timeout(state, deadline - now);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -181,11 +184,12 @@ impl Maa {
 
     /// Returns the verdict in an answer, and how long it is valid. A negative verdict is valid only for a short time: the service
     /// may learn of new firmware.
-    fn read(&self, url: &str, report: &Report, answer: &[u8]) -> Result<(Word, Duration), String> {
+    fn read(&self, url: &str, report: &Report, answer: &[u8]) -> Result<(Word, Duration), Error> {
         let word = parse(answer)?;
         let left = word.expires.saturating_sub((self.clock)());
         if left == 0 {
-            return Err("the token has ended: is the clock of this machine right?".into());
+            let why = "the token has ended: is the clock of this machine right?";
+            return Err(Error::new(Kind::Expired, why));
         }
         let counts = match word.check(url, report) {
             Ok(()) => LONGEST,
@@ -195,17 +199,19 @@ impl Maa {
         Ok((word, Duration::from_secs(left - 1).min(counts)))
     }
 
-    fn service(&self, url: &str) -> Result<Arc<Server>, String> {
+    fn service(&self, url: &str) -> Result<Arc<Server>, Error> {
         let mut state = self.state();
         if let Some(known) = state.services.get(url) {
             return Ok(known.clone());
         }
         let roots = self.roots.as_ref();
-        let roots = roots.map_err(|why| format!("SSL_CERT_FILE: {why}"))?;
+        let roots =
+            roots.map_err(|why| Error::new(Kind::Setting, format!("SSL_CERT_FILE: {why}")))?;
         if roots.is_empty() {
-            return Err("this machine has no certificates of web servers' authorities (ca-certificates); SSL_CERT_FILE can name a file".into());
+            let why = "this machine has no certificates of web servers' authorities (ca-certificates); SSL_CERT_FILE can name a file";
+            return Err(Error::new(Kind::Setting, why));
         }
-        let server = Server::new(url, roots).map_err(|why| format!("maaURL: {why}"))?;
+        let server = Server::new(url, roots).map_err(|why| why.about("maaURL"))?;
         let server = Arc::new(server.with_limit(AT_ONCE, PAUSE));
         if state.services.len() >= MAX_SERVICES {
             state.services.clear();
@@ -231,13 +237,13 @@ impl Drop for Running<'_> {
 
 impl State {
     /// Returns the cached verdict on a report, if it is still valid.
-    fn known(&self, asked: &Asked) -> Option<Result<Arc<Word>, String>> {
+    fn known(&self, asked: &Asked) -> Option<Result<Arc<Word>, Error>> {
         let said = self.words.get(asked)?;
         (said.until > Instant::now()).then(|| said.word.clone())
     }
 
     /// Counts a request about a chip. Fails if too many were sent about the chip's machines.
-    fn count(&mut self, chip: &[u8; 64], now: Instant) -> Result<(), String> {
+    fn count(&mut self, chip: &[u8; 64], now: Instant) -> Result<(), Error> {
         if self.chips.len() >= MAX_WORDS {
             self.chips.retain(|_, limit| !limit.is_full(now));
         }
@@ -245,7 +251,8 @@ impl State {
         let limit = limit.or_insert_with(|| Limit::new(AT_ONCE_OF_CHIP, PAUSE_OF_CHIP, now));
         limit.take(now).map_err(|until| {
             let seconds = (until - now).as_secs() + 1;
-            format!("machines on this chip have had it asked so often that the next request is sent in {seconds} s: try again")
+            let why = format!("machines on this chip have had it asked so often that the next request is sent in {seconds} s: try again");
+            Error::new(Kind::Limited, why)
         })
     }
 
@@ -281,23 +288,26 @@ fn content(question: &Question<'_>) -> String {
 }
 
 /// Returns the verdict in an answer: the claims of a token (RFC 7519), in the compact form of RFC 7515.
-pub fn parse(answer: &[u8]) -> Result<Word, String> {
+pub fn parse(answer: &[u8]) -> Result<Word, Error> {
     #[derive(Deserialize)]
     struct Answer {
         token: String,
     }
-    let answer: Answer = serde_json::from_slice(answer)
-        .map_err(|error| format!("the answer has no token: {}", text::of_error(error)))?;
+    let faulty = |what, error| Error::malformed(text::of_error(error)).about(what);
+    let answer: Answer =
+        serde_json::from_slice(answer).map_err(|error| faulty("the answer has no token", error))?;
     let parts: Vec<&str> = answer.token.split('.').collect();
     let [_, claims, _] = parts[..] else {
-        return Err("the token has not the three parts of a JWT".into());
+        return Err(Error::malformed(
+            "the token has not the three parts of a JWT",
+        ));
     };
     let claims = URL_SAFE_NO_PAD
         .decode(claims)
-        .map_err(|_| "the claims of the token are not in base64url")?;
-    let claims = String::from_utf8(claims).map_err(|_| "the claims of the token are not UTF-8")?;
-    serde_json::from_str(&claims)
-        .map_err(|error| format!("the claims of the token: {}", text::of_error(error)))
+        .map_err(|_| Error::malformed("the claims of the token are not in base64url"))?;
+    let claims = String::from_utf8(claims)
+        .map_err(|_| Error::malformed("the claims of the token are not UTF-8"))?;
+    serde_json::from_str(&claims).map_err(|error| faulty("the claims of the token", error))
 }
 
 /// Returns the SHA-256 in hexadecimal digits.
@@ -360,11 +370,12 @@ mod tests {
             (b"{\"error\":{}}".to_vec(), "no token"),
         ] {
             let error = parse(&bad).unwrap_err();
-            assert!(error.contains(why), "{error}, expected {why}");
+            assert_eq!(error.kind, Kind::Malformed);
+            assert!(error.to_string().contains(why), "{error}, expected {why}");
         }
         for altered in mutations(&answer(&claims()), 5_000) {
             if let Err(error) = parse(&altered) {
-                assert!(error.len() < 400, "{error}");
+                assert!(error.to_string().len() < 400, "{error}");
             }
         }
     }
@@ -378,7 +389,7 @@ mod tests {
             state.keep(
                 number.to_string(),
                 Said {
-                    word: Err("no".into()),
+                    word: Err(Error::new(Kind::Unknown, "no")),
                     until,
                 },
             );
@@ -394,7 +405,9 @@ mod tests {
             state.count(&[1; 64], now).unwrap();
         }
         let error = state.count(&[1; 64], now).unwrap_err();
-        assert!(error.ends_with("is sent in 16 s: try again"), "{error}");
+        assert_eq!(error.kind, Kind::Limited);
+        let text = error.to_string();
+        assert!(text.ends_with("is sent in 16 s: try again"), "{text}");
         state.count(&[2; 64], now).unwrap();
         state.count(&[1; 64], now + PAUSE_OF_CHIP).unwrap();
         // limits that are fully available again are removed
@@ -432,6 +445,6 @@ mod tests {
         let other = claims.replace("azure-compliant-cvm", "none");
         assert_eq!(counts(|| 1_800_000_000, &other), Ok(REFUSED_PAUSE));
         let error = counts(|| 1_900_000_000, &claims).unwrap_err();
-        assert!(error.contains("has ended"), "{error}");
+        assert_eq!(error.kind, Kind::Expired, "{error}");
     }
 }

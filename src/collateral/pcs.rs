@@ -16,8 +16,9 @@ use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use crate::error::{Error, Kind};
 use crate::https::{Answer, Failure, Request, Server};
-use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, hex};
+use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, hex, limited};
 
 /// Intel's own server.
 pub const INTEL: &str = "https://api.trustedservices.intel.com";
@@ -51,13 +52,16 @@ pub enum Update {
 }
 
 impl std::str::FromStr for Update {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(name: &str) -> Result<Update, String> {
+    fn from_str(name: &str) -> Result<Update, Error> {
         match name {
             "early" => Ok(Update::Early),
             "standard" => Ok(Update::Standard),
-            _ => Err(format!("{name:?}: expected early or standard")),
+            _ => {
+                let why = format!("{name:?}: expected early or standard");
+                Err(Error::new(Kind::Setting, why))
+            }
         }
     }
 }
@@ -72,7 +76,7 @@ pub struct Pcs {
 
 impl Pcs {
     /// Makes a client of the service at this URL.
-    pub fn new(url: &str, update: Update, roots: &Roots) -> Result<Pcs, String> {
+    pub fn new(url: &str, update: Update, roots: &Roots) -> Result<Pcs, Error> {
         let url = url.trim_end_matches('/');
         let root = (url == INTEL).then(|| Server::new(INTEL_ROOT, roots));
         Ok(Pcs {
@@ -107,7 +111,7 @@ impl Pcs {
                 get(&self.server, &path, CRL, 2 * MAX_LIST, deadline)
             }
         }?;
-        assembled(&info, &identity, &pck_crl, &root_crl).map_err(Failure::Bad)
+        Ok(assembled(&info, &identity, &pck_crl, &root_crl)?)
     }
 }
 
@@ -132,7 +136,7 @@ fn assembled(
     identity: &Answer,
     pck_crl: &Answer,
     root_crl: &Answer,
-) -> Result<Collateral, String> {
+) -> Result<Collateral, Error> {
     let (tcb_info, tcb_info_signature) = signed("tcbInfo", &info.body)?;
     let (qe_identity, qe_identity_signature) = signed("enclaveIdentity", &identity.body)?;
     // the first name is that of version 4, the second that of version 3, which some caching services kept
@@ -151,31 +155,31 @@ fn assembled(
 }
 
 /// Returns the chain in a header field of one of these names.
-fn chain(answer: &Answer, names: &[&str]) -> Result<String, String> {
+fn chain(answer: &Answer, names: &[&str]) -> Result<String, Error> {
     let value = answer.field(names);
-    let value = value.ok_or_else(|| format!("the answer has no field {} with text", names[0]))?;
-    issuer_chain(value).map_err(|why| format!("the field {}: {why}", names[0]))
+    let absent = || format!("the answer has no field {} with text", names[0]);
+    let value = value.ok_or_else(|| Error::malformed(absent()))?;
+    issuer_chain(value).map_err(|why| why.about(format!("the field {}", names[0])))
 }
 
 /// Returns the PEM of an issuer chain from the value of its field, in which it is percent-encoded (RFC 3986 §2.1).
-pub fn issuer_chain(value: &str) -> Result<String, String> {
-    if value.len() > 3 * MAX_CHAIN {
-        return Err(format!("it has {} bytes", value.len()));
-    }
+pub fn issuer_chain(value: &str) -> Result<String, Error> {
+    limited(value.as_bytes(), 3 * MAX_CHAIN)?;
     let decoded = percent_decode_str(value).decode_utf8();
-    let pem = decoded.map_err(|_| "it is not text")?.into_owned();
+    let pem = decoded.map_err(|_| Error::malformed("it is not text"))?;
     check_chain(pem.as_bytes())?;
-    Ok(pem)
+    Ok(pem.into_owned())
 }
 
 /// Returns the exact bytes of the value that is signed, and the signature: `{"tcbInfo":{..},"signature":".."}`. If the value were
 /// parsed and written again, it would have other bytes than Intel signed.
-pub fn signed(name: &str, body: &[u8]) -> Result<(String, Hex), String> {
+pub fn signed(name: &str, body: &[u8]) -> Result<(String, Hex), Error> {
     #[derive(Deserialize)]
     struct Rest {
         signature: Hex,
     }
-    let fault = || format!("the answer is not {{\"{name}\":{{..}},\"signature\":\"..\"}}");
+    let form = format!("the answer is not {{\"{name}\":{{..}},\"signature\":\"..\"}}");
+    let fault = || Error::malformed(&form);
     let text = std::str::from_utf8(body).map_err(|_| fault())?;
     let value = (|| {
         let rest = text.trim_start().strip_prefix('{')?.trim_start();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::error::{Error, Kind};
 use crate::item::{Item, MAX_COLLATERAL, chip_of};
 
 /// Maximum number of files in a directory. A further file replaces the oldest certificate of a chip: strangers can name any chips.
@@ -47,10 +48,13 @@ pub struct Directory(PathBuf);
 
 impl Directory {
     /// Uses a directory, which is made for this user alone if it does not exist.
-    pub fn new(path: &Path) -> Result<Directory, String> {
+    pub fn new(path: &Path) -> Result<Directory, Error> {
         match DirBuilder::new().recursive(true).mode(0o700).create(path) {
             Ok(()) => Ok(Directory(path.into())),
-            Err(error) => Err(format!("cannot make {}: {error}", path.display())),
+            Err(error) => {
+                let why = format!("cannot make {}: {error}", path.display());
+                Err(Error::new(Kind::Setting, why))
+            }
         }
     }
 

@@ -4,6 +4,8 @@ use base::der::{
     BIT_STRING, INTEGER, Malformed, OBJECT_IDENTIFIER, Reader, SEQUENCE, SET, context, seconds,
 };
 
+use crate::error::Error;
+
 /// commonName, 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 
@@ -29,8 +31,8 @@ pub struct RevocationList {
 
 impl Certificate {
     /// Reads the DER of exactly one certificate.
-    pub fn parse(der: &[u8]) -> Result<Certificate, String> {
-        Certificate::read(der).map_err(|Malformed| "it is not a certificate".into())
+    pub fn parse(der: &[u8]) -> Result<Certificate, Error> {
+        Certificate::read(der).map_err(|Malformed| Error::malformed("it is not a certificate"))
     }
 
     fn read(der: &[u8]) -> Result<Certificate, Malformed> {
@@ -53,9 +55,9 @@ impl Certificate {
 
 impl RevocationList {
     /// Reads the DER of exactly one list.
-    pub fn parse(der: &[u8]) -> Result<RevocationList, String> {
+    pub fn parse(der: &[u8]) -> Result<RevocationList, Error> {
         RevocationList::read(der)
-            .map_err(|Malformed| "it is not a list of revoked certificates".into())
+            .map_err(|Malformed| Error::malformed("it is not a list of revoked certificates"))
     }
 
     fn read(der: &[u8]) -> Result<RevocationList, Malformed> {

@@ -1,24 +1,56 @@
 //! The addresses of servers, as operators and services write them (RFC 3986).
 
+use std::fmt;
 use std::net::IpAddr;
 
 use ureq::http::Uri;
 
-/// Checks that this is `https://HOST[:PORT][/PATH]`, without a user, a query or a fragment. The error is a clause that says what is
-/// wrong. It does not repeat the URL, which may contain a password.
-pub fn check(url: &str) -> Result<(), String> {
-    let uri: Uri = url.parse().map_err(|_| "it is malformed")?;
+/// What is wrong with a URL. The text is a clause, and does not repeat the URL, which may have a password.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UrlError {
+    /// It is no URL.
+    Malformed,
+    /// Its scheme is not `https`.
+    Scheme,
+    /// It has no host.
+    NoHost,
+    /// It has a user name.
+    User,
+    /// It has a query or a fragment.
+    MoreThanPath,
+    /// It has no TLS, and its requests have credentials.
+    Plain,
+}
+
+impl fmt::Display for UrlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            UrlError::Malformed => "it is malformed",
+            UrlError::Scheme => "it does not begin with https://",
+            UrlError::NoHost => "it has no host",
+            UrlError::User => "it contains a user name",
+            UrlError::MoreThanPath => "it has more than a path after its host",
+            UrlError::Plain => "requests with credentials need https",
+        })
+    }
+}
+
+impl std::error::Error for UrlError {}
+
+/// Checks that this is `https://HOST[:PORT][/PATH]`, without a user, a query or a fragment.
+pub fn check(url: &str) -> Result<(), UrlError> {
+    let uri: Uri = url.parse().map_err(|_| UrlError::Malformed)?;
     if uri.scheme_str() != Some("https") {
-        return Err("it does not begin with https://".into());
+        return Err(UrlError::Scheme);
     }
     if uri.host().is_none_or(str::is_empty) {
-        return Err("it has no host".into());
+        return Err(UrlError::NoHost);
     }
     if host(url).contains('@') {
-        return Err("it contains a user name".into());
+        return Err(UrlError::User);
     }
     match uri.query().is_some() || url.contains('#') {
-        true => Err("it has more than a path after its host".into()),
+        true => Err(UrlError::MoreThanPath),
         false => Ok(()),
     }
 }
@@ -120,16 +152,16 @@ mod tests {
             assert_eq!(check(good), Ok(()), "{good}");
         }
         for (bad, why) in [
-            ("", "malformed"),
-            ("a", "does not begin"),
-            ("http://a", "does not begin"),
-            ("file:///a", "malformed"),
-            ("https://", "malformed"),
-            ("https://u:p@a", "user name"),
-            ("https://a?b", "more than a path"),
-            ("https://a/#b", "more than a path"),
+            ("", UrlError::Malformed),
+            ("a", UrlError::Scheme),
+            ("http://a", UrlError::Scheme),
+            ("file:///a", UrlError::Malformed),
+            ("https://", UrlError::Malformed),
+            ("https://u:p@a", UrlError::User),
+            ("https://a?b", UrlError::MoreThanPath),
+            ("https://a/#b", UrlError::MoreThanPath),
         ] {
-            assert!(check(bad).unwrap_err().contains(why), "{bad}");
+            assert_eq!(check(bad), Err(why), "{bad}");
         }
     }
 

@@ -27,6 +27,8 @@ pub enum Kind {
     Cut,
     /// The answer is longer than allowed.
     TooLong,
+    /// The answer has another media type than expected.
+    Type,
     /// The request is malformed, or the policy forbids it or where a redirect leads.
     Invalid,
 }
@@ -36,6 +38,16 @@ impl Error {
         Error {
             kind: Kind::TooLong,
             text: format!("the answer has more than {limit} bytes"),
+        }
+    }
+
+    pub(crate) fn of_type(media: &[u8], expected: &[&str]) -> Error {
+        let media = String::from_utf8_lossy(media);
+        let media: String = media.chars().take(60).collect();
+        let expected = expected.join(" or ");
+        Error {
+            kind: Kind::Type,
+            text: format!("the answer has the type {media:?}, expected {expected}"),
         }
     }
 

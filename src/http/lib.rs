@@ -19,9 +19,9 @@ mod address;
 mod error;
 mod roots;
 
-pub use address::{check, encoded, form, host, is_loopback, name, path_below, shown};
+pub use address::{UrlError, check, encoded, form, host, is_loopback, name, path_below, shown};
 pub use error::{Error, Kind};
-pub use roots::{CA_BUNDLES, Identity, Roots};
+pub use roots::{CA_BUNDLES, CertificateError, Identity, Roots};
 
 use std::io::Read;
 use std::time::{Duration, SystemTime};
@@ -82,7 +82,7 @@ pub struct Client {
 
 /// Makes a client of a cloud's API at this base URL: `https://..`, or `http://` on an address of this machine. The server must have
 /// a certificate of an authority that the image trusts. The error is a clause.
-pub fn api(base_url: &str) -> Result<Client, String> {
+pub fn api(base_url: &str) -> Result<Client, UrlError> {
     check_api(base_url)?;
     // without authorities each request fails, with the error that the server's certificate is not trusted
     let roots = Roots::load(None).unwrap_or_default();
@@ -96,13 +96,13 @@ pub fn api(base_url: &str) -> Result<Client, String> {
     Ok(Client::new(policy, TIME_OF_API))
 }
 
-/// Says as a clause what is wrong with the base URL of a cloud's API.
-pub fn check_api(url: &str) -> Result<(), String> {
+/// Checks the base URL of a cloud's API.
+pub fn check_api(url: &str) -> Result<(), UrlError> {
     match check(url) {
         Err(_) if is_loopback(url) && url.starts_with("http://") => {
             check(&url.replacen("http:", "https:", 1))
         }
-        Err(_) if url.starts_with("http://") => Err("requests with credentials need https".into()),
+        Err(_) if url.starts_with("http://") => Err(UrlError::Plain),
         other => other,
     }
 }
@@ -229,22 +229,14 @@ impl Answer {
         retry_after(self.field("Retry-After")?, SystemTime::now())
     }
 
-    /// Checks that the content has one of these media types, or none. Their parameters do not matter. The error is a clause.
-    pub fn check_type(&self, types: &[&str]) -> Result<(), String> {
-        let Some(media) = self.head.headers.get("Content-Type") else {
-            return Ok(());
-        };
-        if is_one_of(media.as_bytes(), types) {
-            return Ok(());
+    /// Checks that the content has one of these media types, or none. Their parameters do not matter.
+    pub fn check_type(&self, types: &[&str]) -> Result<(), Error> {
+        match self.head.headers.get("Content-Type") {
+            Some(media) if !is_one_of(media.as_bytes(), types) => {
+                Err(Error::of_type(media.as_bytes(), types))
+            }
+            _ => Ok(()),
         }
-        let media: String = String::from_utf8_lossy(media.as_bytes())
-            .chars()
-            .take(60)
-            .collect();
-        let expected = types.join(" or ");
-        Err(format!(
-            "the answer has the type {media:?}, expected {expected}"
-        ))
     }
 
     /// Returns the length of the content, if the server says it.

@@ -1,7 +1,7 @@
 //! The certificates of a connection: the authorities that certify servers, and the client's own certificate.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -15,13 +15,43 @@ pub const CA_BUNDLES: [&str; 3] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// The authorities that may certify a server. Without any, no server is trusted.
+/// Why certificates or a key cannot be used. The text is a clause, and shows nothing of a file.
+#[derive(Debug)]
+pub enum CertificateError {
+    /// The file cannot be read.
+    Unreadable(PathBuf, io::Error),
+    /// The file contains no certificate.
+    Absent(PathBuf),
+    /// The key is not one in PEM.
+    NoKey,
+    /// The key is not that of the certificate, or either is not usable.
+    Mismatch(rustls::Error),
+}
+
+impl fmt::Display for CertificateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CertificateError::Unreadable(path, error) => {
+                write!(f, "cannot read {}: {error}", path.display())
+            }
+            CertificateError::Absent(path) => {
+                write!(f, "{} contains no certificate", path.display())
+            }
+            CertificateError::NoKey => f.write_str("the key is no private key in PEM"),
+            CertificateError::Mismatch(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CertificateError {}
+
+/// The authorities to which a server's certificate must lead. Without any, no server is trusted.
 #[derive(Clone, Default)]
 pub struct Roots(Vec<CertificateDer<'static>>);
 
 impl Roots {
     /// Reads the authorities from a PEM file. Without a file, reads those of this machine's distribution, which may have none.
-    pub fn load(file: Option<&Path>) -> Result<Roots, String> {
+    pub fn load(file: Option<&Path>) -> Result<Roots, CertificateError> {
         match file {
             Some(file) => read(file),
             None => Ok(Roots::first(&CA_BUNDLES)),
@@ -64,11 +94,11 @@ fn of_ureq(certificates: &[CertificateDer<'static>]) -> Vec<Certificate<'static>
         .collect()
 }
 
-fn read(path: &Path) -> Result<Roots, String> {
-    let pem = fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+fn read(path: &Path) -> Result<Roots, CertificateError> {
+    let pem = fs::read(path).map_err(|error| CertificateError::Unreadable(path.into(), error))?;
     let found: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
     match found.is_empty() {
-        true => Err(format!("{} contains no certificate", path.display())),
+        true => Err(CertificateError::Absent(path.into())),
         false => Ok(Roots(found)),
     }
 }
@@ -79,13 +109,15 @@ pub struct Identity(ClientCert);
 
 impl Identity {
     /// Takes a chain of certificates, and the key of the first one (PEM). The error shows nothing of the key.
-    pub fn new(chain: Vec<CertificateDer<'static>>, key: &[u8]) -> Result<Identity, String> {
-        let no_key = "the key is no private key in PEM";
-        let own = PrivateKey::from_pem(key).map_err(|_| no_key)?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| no_key)?;
+    pub fn new(
+        chain: Vec<CertificateDer<'static>>,
+        key: &[u8],
+    ) -> Result<Identity, CertificateError> {
+        let own = PrivateKey::from_pem(key).map_err(|_| CertificateError::NoKey)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| CertificateError::NoKey)?;
         let certificates = of_ureq(&chain);
         // the library panics if the pair does not match
-        CertifiedKey::from_der(chain, key, &tls::provider()).map_err(|error| error.to_string())?;
+        CertifiedKey::from_der(chain, key, &tls::provider()).map_err(CertificateError::Mismatch)?;
         Ok(Identity(ClientCert::new_with_certs(&certificates, own)))
     }
 }

@@ -25,7 +25,7 @@ impl Callers {
     /// Returns the credentials for the next signature.
     pub fn signer(&self) -> Result<Signer, Error> {
         self.0.signer().map_err(|why| match why {
-            Unsigned::Wrong(why) => Error::Credentials(why),
+            Unsigned::Wrong(why) => why.into(),
             // the metadata service of an instance that has just started may not answer yet
             Unsigned::Absent(why) => Error::Away(why),
         })

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use aws::credentials::VariableError;
 use base::text;
+use http::CertificateError;
 
 /// Maximum number of characters of a service's message in an error.
 pub const SHOWN: usize = 300;
@@ -55,6 +57,18 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<VariableError> for Error {
+    fn from(error: VariableError) -> Error {
+        Error::Credentials(error.to_string())
+    }
+}
+
+impl From<CertificateError> for Error {
+    fn from(error: CertificateError) -> Error {
+        Error::Credentials(error.to_string())
+    }
+}
 
 /// Returns a service's message as a part of one line: ` (MESSAGE)`, or an empty text without a message.
 pub fn said(words: &str) -> String {

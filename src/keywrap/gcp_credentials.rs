@@ -3,8 +3,9 @@
 //!
 //! API: "Using OAuth 2.0 for Server to Server Applications".
 
+use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
@@ -104,64 +105,93 @@ pub struct Account {
     token_uri: String,
 }
 
+/// Why the file of a service account cannot be used. The text is a predicate of the file, and shows nothing of it.
+#[derive(Debug)]
+pub enum AccountError {
+    /// It cannot be read.
+    Unreadable(io::Error),
+    /// It is not JSON of a service account.
+    Malformed,
+    /// It has credentials of this type; empty if the type may be anything.
+    Type(String),
+    /// It has no private key.
+    NoKey,
+    /// The key cannot sign.
+    Unsigned,
+}
+
+impl fmt::Display for AccountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AccountError::Unreadable(error) => write!(f, "cannot be read: {error}"),
+            AccountError::Malformed => f.write_str("is not JSON of a service account"),
+            AccountError::Type(kind) => write!(
+                f,
+                "has credentials of another type{} than service_account",
+                said(kind)
+            ),
+            AccountError::NoKey => f.write_str("has no private key of RSA in PEM (PKCS #8)"),
+            AccountError::Unsigned => f.write_str("its key signs nothing"),
+        }
+    }
+}
+
+impl std::error::Error for AccountError {}
+
 impl Account {
-    fn read(path: &str) -> Result<Account, String> {
+    fn read(path: &str) -> Result<Account, AccountError> {
         let mut content = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize + 1));
         File::open(path)
             .and_then(|file| file.take(MAX_FILE).read_to_end(&mut content))
-            .map_err(|error| format!("cannot be read: {error}"))?;
+            .map_err(AccountError::Unreadable)?;
         Account::parse(&content)
     }
 
-    /// Parses the file. The error says as a clause what is wrong.
-    pub fn parse(content: &[u8]) -> Result<Account, String> {
-        let account: Account = serde_json::from_slice(content)
-            .map_err(|_| "is not JSON of a service account".to_owned())?;
+    /// Parses the file.
+    pub fn parse(content: &[u8]) -> Result<Account, AccountError> {
+        let account: Account =
+            serde_json::from_slice(content).map_err(|_| AccountError::Malformed)?;
         if account.kind != "service_account" {
             // the text of an unknown type could be a secret
             let is_type = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
             let kind = Some(&*account.kind).filter(|kind| kind.bytes().all(is_type));
-            return Err(format!(
-                "has credentials of another type{} than service_account",
-                said(kind.unwrap_or_default())
-            ));
+            return Err(AccountError::Type(kind.unwrap_or_default().to_owned()));
         }
         account.key().map(|_| account)
     }
 
-    fn key(&self) -> Result<RsaKeyPair, String> {
-        let fault = || "has no private key of RSA in PEM (PKCS #8)".to_owned();
+    fn key(&self) -> Result<RsaKeyPair, AccountError> {
         let base64 = self
             .private_key
             .split("-----")
             .skip_while(|part| *part != "BEGIN PRIVATE KEY")
             .nth(1)
-            .ok_or_else(fault)?;
+            .ok_or(AccountError::NoKey)?;
         let mut der = Zeroizing::new(Vec::with_capacity(base64.len()));
         let base64: Zeroizing<String> = Zeroizing::new(base64.split_whitespace().collect());
         STANDARD
             .decode_vec(&*base64, &mut der)
-            .map_err(|_| fault())?;
-        RsaKeyPair::from_pkcs8(&der).map_err(|_| fault())
+            .map_err(|_| AccountError::NoKey)?;
+        RsaKeyPair::from_pkcs8(&der).map_err(|_| AccountError::NoKey)
     }
 
     /// Gets a token in exchange for a signature (RFC 7523 §2.1).
     fn token(&self, scope: &str, ca: Option<&str>) -> Result<Zeroizing<String>, Error> {
-        let fault = |why: String| Error::Credentials(format!("{CREDENTIALS}: {why}"));
+        let fault = |why: &dyn fmt::Display| Error::Credentials(format!("{CREDENTIALS}: {why}"));
         let address = self.token_uri.strip_suffix("/token");
         let server = Server::new(address.unwrap_or_default(), ca)
             .ok()
             .filter(|server| is_googles(server, TOKENS))
-            .ok_or_else(|| fault(format!("its token_uri is not https://{TOKENS}/token")))?;
+            .ok_or_else(|| fault(&format_args!("its token_uri is not https://{TOKENS}/token")))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default().as_secs();
-        let assertion = self.assertion(scope, now).map_err(fault)?;
+        let assertion = self.assertion(scope, now).map_err(|why| fault(&why))?;
         let form = [("grant_type", GRANT), ("assertion", &**assertion)];
         oauth::token(&server, "/token", &form, &self.client_email)
     }
 
     /// Returns a JSON web token (RFC 7519) of this time, signed by RS256 (RFC 7518 §3.3).
-    fn assertion(&self, scope: &str, now: u64) -> Result<Zeroizing<String>, String> {
+    fn assertion(&self, scope: &str, now: u64) -> Result<Zeroizing<String>, AccountError> {
         let header = json!({"alg": "RS256", "typ": "JWT", "kid": self.private_key_id});
         let claims = json!({
             "iss": self.client_email,
@@ -182,7 +212,7 @@ impl Account {
             signed.as_bytes(),
             &mut signature,
         )
-        .map_err(|_| "its key signs nothing".to_owned())?;
+        .map_err(|_| AccountError::Unsigned)?;
         let signature = URL_SAFE_NO_PAD.encode(signature);
         Ok(Zeroizing::new(format!("{signed}.{signature}")))
     }
@@ -208,10 +238,11 @@ mod tests {
             ("{", "[", "is not JSON"),
         ] {
             let error = Account::parse(file.replacen(from, to, 1).as_bytes()).err();
-            assert!(error.as_ref().unwrap().contains(expected), "{error:?}");
+            let error = error.unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
         }
         for file in mutations(file.as_bytes(), 10_000) {
-            let error = Account::parse(&file).err().unwrap();
+            let error = Account::parse(&file).err().unwrap().to_string();
             assert!(!error.contains("Tm8ga2V5") && error.len() < 1000, "{error}");
         }
     }

@@ -39,7 +39,7 @@ impl Server {
         let base = checked(url)?;
         let of_environment = std::env::var(CERT_FILE).ok();
         let ca = ca.or(of_environment.as_deref()).map(Path::new);
-        let roots = Roots::load(ca).map_err(Error::Credentials)?;
+        let roots = Roots::load(ca)?;
         let client = Client::new(Policy::new(roots), TIMEOUT);
         Ok(Server { client, base })
     }
@@ -106,16 +106,15 @@ impl Server {
 fn checked(url: &str) -> Result<String, Error> {
     let base = url.trim_end_matches('/');
     let has_path = base.matches('/').count() > 2;
-    let checked = http::check(base).and_then(|()| match has_path {
-        true => Err("it has more than a host and a port".into()),
-        false => Ok(base.to_owned()),
-    });
-    checked.map_err(|why| {
-        Error::Uri(format!(
-            "the address {:?}: {why}: expected https://HOST[:PORT]",
-            http::shown(url)
-        ))
-    })
+    let why = match http::check(base) {
+        Ok(()) if !has_path => return Ok(base.to_owned()),
+        Ok(()) => "it has more than a host and a port".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(Error::Uri(format!(
+        "the address {:?}: {why}: expected https://HOST[:PORT]",
+        http::shown(url)
+    )))
 }
 
 #[cfg(test)]

@@ -295,7 +295,7 @@ impl Kmip {
             })?;
             let bytes = fs::read(&path).map(Zeroizing::new);
             let bytes = bytes.map_err(|error| Error::Credentials(format!("{path}: {error}")))?;
-            Ok((path, bytes))
+            Ok::<_, Error>((path, bytes))
         };
         let malformed =
             |path: &str, what: &str| Error::Credentials(format!("{path}: no {what} in PEM"));
@@ -309,7 +309,7 @@ impl Kmip {
             PrivateKeyDer::from_pem_slice(&pem).map_err(|_| malformed(&path, "private key"))?;
         let of_environment = env::var(CERT_FILE).ok();
         let ca = self.ca.as_deref().or(of_environment.as_deref());
-        let authorities = http::Roots::load(ca.map(Path::new)).map_err(Error::Credentials)?;
+        let authorities = http::Roots::load(ca.map(Path::new))?;
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(authorities.certificates().iter().cloned());
         let unusable = |error: rustls::Error| Error::Credentials(format!("{path}: {error}"));

@@ -7,7 +7,7 @@ use super::error::Error;
 
 /// Returns the value of a variable; an empty variable counts as not set.
 pub fn variable(name: &str) -> Result<Option<Zeroizing<String>>, Error> {
-    credentials::variable(credentials::environment, name).map_err(Error::Credentials)
+    Ok(credentials::variable(credentials::environment, name)?)
 }
 
 /// Returns whether text can be a credential in a header field.

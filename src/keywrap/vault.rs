@@ -200,7 +200,7 @@ impl Transit {
         let Some(Login { mount, role }) = self.login.as_ref().filter(|_| pod.exists()) else {
             return token_of_home();
         };
-        let jwt = read_token(pod).map_err(Error::Credentials)?;
+        let jwt = read_token(pod)?;
         let path = format!("auth/{mount}/login");
         let body = Zeroizing::new(json!({"role": role, "jwt": *jwt}).to_string());
         #[derive(Deserialize)]
@@ -317,13 +317,13 @@ fn token_of_home() -> Result<Zeroizing<String>, Error> {
         ))
     };
     let file = file.filter(|file| file.exists()).ok_or_else(missing)?;
-    read_token(&file).map_err(Error::Credentials)
+    read_token(&file)
 }
 
-fn read_token(file: &Path) -> Result<Zeroizing<String>, String> {
+fn read_token(file: &Path) -> Result<Zeroizing<String>, Error> {
     let text = fs::read_to_string(file)
-        .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
-    valid(text).map_err(|why| format!("{} {why}", file.display()))
+        .map_err(|error| Error::Credentials(format!("cannot read {}: {error}", file.display())))?;
+    valid(text).map_err(|why| Error::Credentials(format!("{} {why}", file.display())))
 }
 
 /// Checks that a token can be a header field.

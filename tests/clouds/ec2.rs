@@ -6,9 +6,9 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use collateral::{Caller, Fetching, Settings};
+use collateral::{Caller, Error, Fetching, Kind, Settings};
 use verifier::instance::Instance;
-use verifier::sources::{Sources, offline};
+use verifier::sources::offline;
 
 use super::aws::{refusal, xml};
 use super::server::{self, Answer, Request};
@@ -64,7 +64,7 @@ fn owned(request: &Request) -> Answer {
     described(&id, "123456789012", "running")
 }
 
-fn refused(sources: &Fetching, id: &str) -> String {
+fn refused(sources: &Fetching, id: &str) -> Error {
     sources.ec2_instance(id).unwrap_err()
 }
 
@@ -159,6 +159,8 @@ fn an_operator_asks_with_the_variables_of_aws() {
         ),
     ] {
         let error = refused(&sources(None, variables, LONG), id.unwrap());
+        assert_eq!(error.kind, Kind::Setting);
+        let error = error.to_string();
         assert!(error.contains(why), "{error}, expected {why}");
         assert!(!error.contains("wrong"), "{error}");
     }
@@ -170,16 +172,27 @@ fn a_machine_that_is_not_of_the_account_or_does_not_run_is_refused_by_name() {
     let id = |name: &str| moto.cluster[name].as_str().unwrap();
     let (place, _) = moto.place(0);
     let of_moto = sources(Some(&place), |_| None, LONG);
-    for (id, why) in [
-        (id("foreign"), "the machine is another customer's"),
+    for (id, kind, why) in [
+        (
+            id("foreign"),
+            Kind::Unknown,
+            "the machine is another customer's",
+        ),
         (
             ID,
+            Kind::Unknown,
             "EC2 in eu-central-1 knows no instance i-0123456789abcdef0",
         ),
-        (id("stopped"), "is stopped, and not running"),
-        (id("deleted"), "is terminated, and not running"),
+        (id("stopped"), Kind::Mismatch, "is stopped, and not running"),
+        (
+            id("deleted"),
+            Kind::Mismatch,
+            "is terminated, and not running",
+        ),
     ] {
         let error = refused(&of_moto, id);
+        assert_eq!(error.kind, kind);
+        let error = error.to_string();
         assert!(error.contains(why) && error.contains(id), "{error}");
     }
     // whoever is refused does not keep others from an answer
@@ -203,6 +216,8 @@ fn a_machine_that_is_not_of_the_account_or_does_not_run_is_refused_by_name() {
     ] {
         let sources = with_ec2(LONG, move |_| answer.clone());
         let error = refused(&sources, ID);
+        assert_eq!(error.kind, Kind::Malformed);
+        let error = error.to_string();
         assert!(error.contains(why), "{error}, expected {why}");
     }
 }
@@ -210,7 +225,7 @@ fn a_machine_that_is_not_of_the_account_or_does_not_run_is_refused_by_name() {
 #[test]
 fn a_role_without_the_permission_is_named() {
     let (place, _) = Moto::get().place(1);
-    let error = refused(&sources(Some(&place), |_| None, LONG), ID);
+    let error = refused(&sources(Some(&place), |_| None, LONG), ID).to_string();
     let needed = "the instance's role worker needs the permission ec2:DescribeInstances";
     assert!(error.contains(needed), "{error}");
     assert!(error.contains("asked again in"), "{error}");
@@ -218,7 +233,7 @@ fn a_role_without_the_permission_is_named() {
     let (imds, url) = lone_instance();
     imds.remove("meta-data/iam/security-credentials/");
     let nobody = sources(Some(&place_of(&url)), |_| None, LONG);
-    let error = refused(&nobody, ID);
+    let error = refused(&nobody, ID).to_string();
     assert!(error.contains("the instance has no role"), "{error}");
 }
 
@@ -287,7 +302,7 @@ fn a_refusal_counts_for_some_seconds() {
         refusal(400, "InvalidInstanceID.NotFound")
     });
     for _ in 0..5 {
-        assert!(refused(&sources, ID).contains("another customer's"));
+        assert_eq!(refused(&sources, ID).kind, Kind::Unknown);
     }
     assert_eq!(requests.load(Ordering::SeqCst), 1);
 }
@@ -320,6 +335,8 @@ fn ec2_that_throttles_is_asked_again_after_pauses() {
     });
     for id in [ID, OTHER_ID, ID] {
         let error = refused(&sources, id);
+        assert_eq!(error.kind, Kind::Busy);
+        let error = error.to_string();
         assert!(
             error.contains("RequestLimitExceeded") && error.contains("EC2 is asked again in"),
             "{error}"
@@ -352,7 +369,7 @@ fn a_silent_ec2_delays_nobody_longer_than_the_deadline_and_its_late_answer_count
     sources.ec2_instance(OTHER_ID).unwrap();
     assert!(!waiting.is_finished());
     let (error, elapsed) = waiting.join().unwrap();
-    assert!(error.contains("has not yet said"), "{error}");
+    assert_eq!(error.kind, Kind::Pending, "{error}");
     assert!(
         (Duration::from_millis(500)..LONG).contains(&elapsed),
         "{elapsed:?}"
@@ -369,7 +386,9 @@ fn who_does_not_ask_says_so() {
     let (_, url) = lone_instance();
     let away = sources(Some(&place_of(&url)), |_| None, Duration::from_millis(300));
     let error = refused(&away, ID);
-    assert!(error.contains("EC2 cannot be asked about"), "{error}");
+    assert_eq!(error.kind, Kind::Setting);
+    let about = "EC2 cannot be asked about";
+    assert!(error.to_string().contains(about), "{error}");
     let closed = Settings {
         kds: None,
         pcs: None,
@@ -377,7 +396,7 @@ fn who_does_not_ask_says_so() {
         ..Settings::default()
     };
     let error = refused(&Fetching::new(closed).unwrap(), ID);
-    assert!(error.contains("offline"), "{error}");
+    assert_eq!(error.kind, Kind::Offline, "{error}");
     let error = offline().ec2_instance(ID).unwrap_err();
     assert!(error.contains("this program does not ask EC2"), "{error}");
 }

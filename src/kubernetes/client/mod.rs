@@ -633,7 +633,7 @@ impl Client {
             Kind::Name => return Error::NoAddress { server, why },
             Kind::Invalid => return Error::Object(format!("{}: {why}", request.name())),
             Kind::Connection | Kind::Certificate | Kind::Tls => false,
-            Kind::Timeout | Kind::Cut | Kind::TooLong => true,
+            Kind::Timeout | Kind::Cut | Kind::TooLong | Kind::Type => true,
         };
         Error::Unreachable {
             request: request.name(),
