@@ -14,7 +14,6 @@ import sys
 KNOWN = {
     "src/tpm",
     "src/cli",
-    "src/kms",
 }
 
 TOKEN = re.compile(r'''//[^\n]*|/\*.*?\*/|b?r(?P<hash>\#*)".*?"(?P=hash)|b?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\])'|'?[A-Za-z_]\w*|::|[^\s\w]''', re.S)

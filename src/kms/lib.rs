@@ -6,19 +6,16 @@
 //! needs no storage. Back ends that wrap random keys with a cloud's key service are recognized by
 //! name and refused. [`Uuid`] names a disk and its key.
 
+mod error;
 mod uri;
 mod uuid;
 
-use std::fmt;
-
 use zeroize::Zeroizing;
 
+pub use error::{Error, NO_STORE};
 pub use uuid::Uuid;
 
-use base::crypto::{Dek, MAX_DERIVED_LEN, Secret, derive_key};
-
-/// The storage URI of a back end that stores nothing.
-pub const NO_STORE: &str = "storage://no-store";
+use base::crypto::{Dek, Secret, derive_key};
 
 /// The back end that derives keys: HKDF-SHA-256 of the master secret and its salt, with the name of
 /// the key as info.
@@ -54,7 +51,8 @@ impl ClusterKms {
     /// name. An empty storage URI means no storage.
     pub fn from_uris(kms_uri: &str, storage_uri: &str) -> Result<Self, Error> {
         uri::check_storage(storage_uri)?;
-        uri::parse_kms(kms_uri)
+        let (key, salt) = uri::parse_kms(kms_uri)?;
+        ClusterKms::new(key, salt)
     }
 
     /// Returns the URI `kms://cluster-kms?key=..&salt=..`, which contains the master secret.
@@ -62,71 +60,11 @@ impl ClusterKms {
         uri::write_cluster_kms(self.key.expose(), self.salt.expose())
     }
 
-    /// Derives the data key of the given name with `len` bytes (1 to [`MAX_DERIVED_LEN`]).
+    /// Derives the data key of the given name with `len` bytes (1 to [`base::crypto::MAX_DERIVED_LEN`]).
     pub fn dek(&self, id: &Dek, len: usize) -> Result<Secret, Error> {
         derive_key(self.key.expose(), self.salt.expose(), id.info(), len).ok_or(Error::Length(len))
     }
 }
-
-/// Why a key is not available. No text contains a part of a URI that may be secret.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Error {
-    /// The URI is too long: its length in bytes.
-    TooLong(usize),
-    /// The URI does not have the expected scheme (`kms`, `storage`).
-    Scheme(&'static str),
-    /// A back end of the wire protocol that this version does not support: scheme and name.
-    Unsupported(&'static str, &'static str),
-    /// An unknown back end: scheme, and the name unless it may be a misplaced secret.
-    Unknown(&'static str, Option<String>),
-    /// The named parameter is missing.
-    Missing(&'static str),
-    /// The named parameter appears twice.
-    Twice(&'static str),
-    /// The named parameter has no value.
-    Empty(&'static str),
-    /// The named parameter is not base64url, or its percent-encoding is invalid.
-    Encoding(&'static str),
-    /// A key of this length in bytes cannot be derived.
-    Length(usize),
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::TooLong(len) => write!(
-                f,
-                "key URI: it has {len} bytes, expected at most {}",
-                uri::MAX_LEN
-            ),
-            Error::Scheme(scheme) => {
-                write!(f, "key URI: expected one that starts with {scheme}://")
-            }
-            Error::Unsupported(scheme, name) => write!(
-                f,
-                "key URI: the back end {scheme}://{name} is not supported by this version; \
-                 use kms://cluster-kms with {NO_STORE}"
-            ),
-            Error::Unknown(scheme, Some(name)) => {
-                write!(f, "key URI: unknown back end {scheme}://{name}")
-            }
-            Error::Unknown(scheme, None) => write!(f, "key URI: unknown back end of {scheme}://"),
-            Error::Missing(name) => write!(f, "key URI: the parameter {name} is missing"),
-            Error::Twice(name) => write!(f, "key URI: the parameter {name} is given twice"),
-            Error::Empty(name) => write!(f, "key URI: the {name} is empty"),
-            Error::Encoding(name) => write!(
-                f,
-                "key URI: the parameter {name} is not base64url (RFC 4648 §5)"
-            ),
-            Error::Length(len) => write!(
-                f,
-                "a key of {len} bytes cannot be derived: expected 1 to {MAX_DERIVED_LEN}"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {

@@ -13,11 +13,8 @@ use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, Engine, GeneralPurpose, GeneralPurposeConfig};
 use zeroize::Zeroizing;
 
-use super::{ClusterKms, Error, NO_STORE};
+use super::error::{Error, MAX_LEN, NO_STORE};
 use base::crypto::Secret;
-
-/// Maximum length of a URI in bytes. A master secret and a salt of 1 KiB each need 2.8 KiB.
-pub(super) const MAX_LEN: usize = 4096;
 
 const KMS: &str = "kms";
 const STORAGE: &str = "storage";
@@ -48,15 +45,14 @@ pub(super) fn write_cluster_kms(key: &[u8], salt: &[u8]) -> Zeroizing<String> {
     uri
 }
 
-pub(super) fn parse_kms(uri: &str) -> Result<ClusterKms, Error> {
+/// Returns the master secret and its salt. Either may be empty.
+pub(super) fn parse_kms(uri: &str) -> Result<(Secret, Secret), Error> {
     let (name, query) = split(uri, KMS)?;
     if name != CLUSTER_KMS {
         return Err(not_supported(KMS, name));
     }
-    ClusterKms::new(
-        secret_parameter(query, "key")?,
-        secret_parameter(query, "salt")?,
-    )
+    let secret = |name| secret_parameter(query, name);
+    Ok((secret("key")?, secret("salt")?))
 }
 
 pub(super) fn check_storage(uri: &str) -> Result<(), Error> {
@@ -98,9 +94,6 @@ fn secret_parameter(query: &str, name: &'static str) -> Result<Secret, Error> {
         return Err(Error::Twice(name));
     }
     let text = percent_decoded(value).ok_or(Error::Encoding(name))?;
-    if text.is_empty() {
-        return Err(Error::Empty(name));
-    }
     BASE64URL
         .decode(text.as_slice())
         .map(Secret::new)
@@ -127,11 +120,16 @@ fn hex_digit(byte: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ClusterKms;
     use super::*;
     use support::mutation::mutations;
 
     /// The example of Constellation's documentation: `masterkey` and `somesalt`.
     const EXAMPLE: &str = "kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ=";
+
+    fn parse(uri: &str) -> Result<ClusterKms, Error> {
+        ClusterKms::from_uris(uri, NO_STORE)
+    }
 
     fn kms(key: &[u8], salt: &[u8]) -> ClusterKms {
         ClusterKms::new(Secret::new(key.to_vec()), Secret::new(salt.to_vec())).unwrap()
@@ -147,7 +145,7 @@ mod tests {
 
     #[test]
     fn reads_what_the_old_system_writes() {
-        assert_eq!(parse_kms(EXAMPLE).unwrap(), kms(b"masterkey", b"somesalt"));
+        assert_eq!(parse(EXAMPLE).unwrap(), kms(b"masterkey", b"somesalt"));
     }
 
     #[test]
@@ -158,18 +156,14 @@ mod tests {
             "kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ%3D",
             "kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ%3d&future=1",
         ] {
-            assert_eq!(
-                parse_kms(uri).unwrap(),
-                kms(b"masterkey", b"somesalt"),
-                "{uri}"
-            );
+            assert_eq!(parse(uri).unwrap(), kms(b"masterkey", b"somesalt"), "{uri}");
         }
     }
 
     #[test]
     fn percent_signs_are_decoded_once() {
         assert_eq!(
-            parse_kms("kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ%253D"),
+            parse("kms://cluster-kms?key=bWFzdGVya2V5&salt=c29tZXNhbHQ%253D"),
             Err(Error::Encoding("salt"))
         );
     }
@@ -178,7 +172,7 @@ mod tests {
     fn every_byte_survives_writing_and_reading() {
         let all: Vec<u8> = (0..=255).collect();
         let kms = kms(&all, &all[128..]);
-        assert_eq!(parse_kms(&kms.uri()).unwrap(), kms);
+        assert_eq!(parse(&kms.uri()).unwrap(), kms);
     }
 
     #[test]
@@ -219,10 +213,10 @@ mod tests {
             ),
         ];
         for (uri, expected) in cases {
-            assert_eq!(parse_kms(uri), Err(expected), "{uri}");
+            assert_eq!(parse(uri), Err(expected), "{uri}");
         }
         assert_eq!(
-            parse_kms(&format!("kms://{}", "x".repeat(MAX_LEN))),
+            parse(&format!("kms://{}", "x".repeat(MAX_LEN))),
             Err(Error::TooLong(MAX_LEN + 6))
         );
     }
@@ -249,7 +243,7 @@ mod tests {
             "kms://cluster-kms?key=bWFzdGVya2V5!&salt=c29t",
             "bWFzdGVya2V5",
         ] {
-            let error = parse_kms(uri).unwrap_err();
+            let error = parse(uri).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("bWFz"), "{error}");
         }
     }
@@ -259,9 +253,9 @@ mod tests {
         let mut good = 0;
         for bytes in mutations(EXAMPLE.as_bytes(), 20_000) {
             let text = String::from_utf8_lossy(&bytes);
-            if let Ok(kms) = parse_kms(&text) {
+            if let Ok(kms) = parse(&text) {
                 good += 1;
-                assert_eq!(parse_kms(&kms.uri()).unwrap(), kms);
+                assert_eq!(parse(&kms.uri()).unwrap(), kms);
             }
             let _ = check_storage(&text);
         }
