@@ -12,7 +12,7 @@ pub use base::request::Fields;
 use base::request::{Request, Transport};
 use machines::Error;
 
-use super::plain::{Plain, Url};
+use super::plain::{Plain, Url, find};
 
 /// The link-local address of the host services of Azure, AWS and Google Compute Engine.
 pub const LINK_LOCAL: &str = "http://169.254.169.254";
@@ -78,9 +78,7 @@ impl Answer {
 
     /// Returns the value of a header field.
     pub fn field(&self, name: &str) -> Option<&str> {
-        let mut fields = self.fields.iter();
-        let found = fields.find(|(known, _)| known.eq_ignore_ascii_case(name))?;
-        Some(found.1.trim())
+        find(&self.fields, name).map(str::trim)
     }
 
     /// Returns the error for an answer with another status than success.
@@ -185,7 +183,12 @@ impl Http {
         }
         let answer = answer?;
         if let (429 | 503, Some(pause)) = (answer.status, answer.pause) {
-            self.demand_pause(answer.status, pause);
+            let why = format!(
+                "the service answered with status {} and demands a pause",
+                answer.status
+            );
+            let until = Instant::now() + pause.min(LONGEST_PAUSE);
+            *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, why));
             self.check_pause(&answer.request)?;
         }
         Ok(answer)
@@ -226,12 +229,6 @@ impl Http {
         })
     }
 
-    fn demand_pause(&self, status: u16, pause: Duration) {
-        let until = Instant::now() + pause.min(LONGEST_PAUSE);
-        let why = format!("the service answered with status {status} and demands a pause");
-        *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, why));
-    }
-
     fn check_pause(&self, request: &str) -> Result<(), Error> {
         let pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         match &*pause {
@@ -258,10 +255,9 @@ pub fn check_url(url: &str) -> Result<(), Error> {
 /// Returns the beginning of an answer, for an error.
 pub fn excerpt(body: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN)]).into_owned();
-    if body.len() > SHOWN {
-        format!("{shown}..")
-    } else {
-        shown
+    match body.len() > SHOWN {
+        true => format!("{shown}.."),
+        false => shown,
     }
 }
 

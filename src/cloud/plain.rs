@@ -22,9 +22,8 @@ impl Transport for Plain {
         let head = head(request, &url)?;
         let mut stream = connect(&url, end).map_err(|error| error.to_string())?;
         stream.set_write_timeout(Some(self.0)).map_err(to_string)?;
-        let written =
-            stream.write_all(&[head.as_bytes(), request.body.unwrap_or_default()].concat());
-        written.map_err(to_string)?;
+        let sent = [head.as_bytes(), request.body.unwrap_or_default()].concat();
+        stream.write_all(&sent).map_err(to_string)?;
         receive(&mut BufReader::new(Timed { stream, end }), request.limit)
     }
 }
@@ -73,17 +72,14 @@ impl<'a> Url<'a> {
         }
         let port = match port.strip_prefix(':') {
             None if port.is_empty() => 80,
-            Some(port) if port.bytes().all(|byte| byte.is_ascii_digit()) => {
-                port.parse().unwrap_or(0)
-            }
-            _ => 0,
+            port => port.and_then(|port| number(port, 10)).unwrap_or(0),
         };
-        if port == 0 {
+        if !(1..=u16::MAX.into()).contains(&port) {
             return Err("its port is invalid".into());
         }
         Ok(Url {
             host,
-            port,
+            port: port as u16,
             authority,
             target: target.strip_prefix('/').unwrap_or(target),
         })
@@ -125,7 +121,7 @@ fn head(request: &Request<'_>, url: &Url<'_>) -> Result<String, String> {
 fn connect(url: &Url<'_>, end: Instant) -> io::Result<TcpStream> {
     let addresses = match url.host.parse::<IpAddr>() {
         Ok(address) => vec![address],
-        Err(_) => sys::net::resolve(url.host)?,
+        Err(_) => resolve(url.host.to_owned(), end, sys::net::resolve)?,
     };
     let mut failed = io::Error::from(ErrorKind::AddrNotAvailable);
     for address in addresses {
@@ -136,6 +132,17 @@ fn connect(url: &Url<'_>, end: Instant) -> io::Result<TcpStream> {
         }
     }
     Err(failed)
+}
+
+type Found = io::Result<Vec<IpAddr>>;
+
+/// Resolves a name until `end`, in a thread that ends by itself: musl's resolver takes ten seconds
+/// if no name server answers.
+fn resolve(host: String, end: Instant, resolver: fn(&str) -> Found) -> Found {
+    let (done, found) = std::sync::mpsc::channel();
+    std::thread::Builder::new().spawn(move || done.send(resolver(&host)))?;
+    let left = end.saturating_duration_since(Instant::now());
+    found.recv_timeout(left).map_err(|_| ErrorKind::TimedOut)?
 }
 
 /// A connection with a deadline for reading.
@@ -226,7 +233,7 @@ fn read_fields(
 }
 
 /// Returns the value of the first field with this name.
-fn find<'a>(fields: &'a [(String, String)], name: &str) -> Option<&'a str> {
+pub fn find<'a>(fields: &'a [(String, String)], name: &str) -> Option<&'a str> {
     let mut fields = fields.iter();
     let found = fields.find(|(known, _)| known.eq_ignore_ascii_case(name))?;
     Some(&found.1)
@@ -309,8 +316,8 @@ fn too_long(limit: u64) -> String {
 
 /// Parses digits without a sign.
 fn number(text: &str, radix: u32) -> Option<u64> {
-    let is_number = text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    u64::from_str_radix(text, radix).ok().filter(|_| is_number)
+    let number = u64::from_str_radix(text, radix).ok();
+    number.filter(|_| !text.starts_with('+'))
 }
 
 #[cfg(test)]
@@ -422,6 +429,23 @@ mod tests {
             }
         }
         assert!(good > 100, "{good}");
+    }
+
+    #[test]
+    fn a_name_server_that_is_silent_takes_no_longer_than_the_request() {
+        let begin = Instant::now();
+        let end = begin + Duration::from_millis(100);
+        let silent = |_: &str| {
+            std::thread::sleep(Duration::from_secs(20));
+            Ok(vec![])
+        };
+        let error = resolve("host".into(), end, silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        let found = resolve("localhost".into(), begin + CONNECT_TIMEOUT, |_| {
+            Ok(vec![IpAddr::from([127, 0, 0, 1])])
+        });
+        assert_eq!(found.unwrap(), [IpAddr::from([127, 0, 0, 1])]);
     }
 
     #[test]
