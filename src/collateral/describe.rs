@@ -32,7 +32,8 @@ pub fn describe(client: &Client, id: &str) -> Result<Described, Error> {
     let unsigned = |why: Unsigned| Error::new(Kind::Setting, why.to_string());
     client.signer().map(drop).map_err(unsigned)?;
     let region = client.region().map_err(|error| {
-        Error::new(Kind::Setting, clause(&error)).about("the region is not known, set AWS_REGION")
+        Error::new(Kind::Setting, format!("{error:#}"))
+            .about("the region is not known, set AWS_REGION")
     })?;
     let answer = client.describe_instances(&[("InstanceId.1", id)], MAX_ANSWER);
     let (request, body) = answer.map_err(|failed| undescribed(failed, id, region))?;
@@ -59,18 +60,12 @@ fn undescribed(failed: Failed, id: &str, region: &str) -> Error {
                 _ if failed.is_later => Kind::Busy,
                 _ => Kind::Setting,
             };
-            Error::new(kind, clause(&failed.error))
+            Error::new(kind, format!("{:#}", failed.error))
         }
     }
 }
 
-/// Returns the error as a clause, without the part that says that the error is about this machine's metadata.
-fn clause(error: &ApiError) -> String {
-    let text = error.to_string();
-    text.strip_prefix("metadata: ").unwrap_or(&text).to_owned()
-}
-
-/// Parses the answer to a request for one instance. The error is a clause.
+/// Parses the answer to the question for one instance.
 pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, Error> {
     let nonsense = |got| Error::malformed(format!("expected the instance {id}, got {got}"));
     let document = document(body).map_err(|error| nonsense(error.to_string()))?;

@@ -285,8 +285,12 @@ pub enum Error {
     Refused(String),
 }
 
+/// With `{:#}`, it does not begin with `metadata: `, for services that do not describe this machine.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() && !matches!(self, Error::UnknownCloud(_)) {
+            f.write_str("metadata: ")?;
+        }
         match self {
             Error::UnknownCloud(cloud) => {
                 let supported = NAMES.join(", ");
@@ -298,32 +302,29 @@ impl fmt::Display for Error {
             Error::Url { url, problem } => {
                 write!(
                     f,
-                    "metadata: {url:?} is not a valid place of a metadata service: {problem}"
+                    "{url:?} is not a valid place of a metadata service: {problem}"
                 )
             }
-            Error::List { place, problem } => write!(f, "metadata: {place}: {problem}"),
-            Error::Unreachable { request, error } => write!(f, "metadata: {request}: {error}"),
+            Error::List { place, problem } => write!(f, "{place}: {problem}"),
+            Error::Unreachable { request, error } => write!(f, "{request}: {error}"),
             Error::Status {
                 request,
                 status,
                 body,
             } => {
-                write!(
-                    f,
-                    "metadata: {request}: expected status 200, got {status}: {body:?}"
-                )
+                write!(f, "{request}: expected status 200, got {status}: {body:?}")
             }
             Error::Nonsense {
                 request,
                 expected,
                 got,
             } => {
-                write!(f, "metadata: {request}: expected {expected}, got {got}")
+                write!(f, "{request}: expected {expected}, got {got}")
             }
             Error::Denied { request, why, next } => {
-                write!(f, "metadata: {request}: {why}: {next}")
+                write!(f, "{request}: {why}: {next}")
             }
-            Error::Refused(why) => write!(f, "metadata: refused: {why}"),
+            Error::Refused(why) => write!(f, "refused: {why}"),
         }
     }
 }
