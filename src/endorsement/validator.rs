@@ -9,8 +9,8 @@ use tpm::EndorsementKind;
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
 use verifier::{
-    Challenge, Evidence, Identified, Identity, KeyName, Policy, Properties, Refusal, Validator,
-    Variant,
+    Challenge, Evidence, Identified, Identity, KeyName, Policy, PolicyError, Properties, Refusal,
+    Validator, Variant,
 };
 
 use crate::roots::Root;

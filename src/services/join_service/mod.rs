@@ -372,7 +372,7 @@ fn validator(
         .expecting_fresh();
     let judge = validator_at_any_stage(variant, policy.clone(), sources)
         .map_err(|error| error.to_string())?;
-    endorsement::certifying(judge, &policy)
+    endorsement::certifying(judge, &policy).map_err(|error| error.to_string())
 }
 
 /// Why the service cannot start.
