@@ -8,11 +8,11 @@
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use serde_json::Value;
 
@@ -56,7 +56,7 @@ struct Objects {
     has_joining_nodes: bool,
     nodes: HashMap<String, NodeStatus>,
     components: BTreeMap<String, Arc<Components>>,
-    kubeadm: Option<Arc<Result<Kubeadm, String>>>,
+    kubeadm: Option<Arc<Result<Kubeadm, Refusal>>>,
     records: HashMap<String, Arc<Record>>,
     /// Names of the records that contain this disk.
     disks: HashMap<String, Vec<String>>,
@@ -81,8 +81,8 @@ pub struct Components {
     pub name: String,
     /// The Kubernetes version, such as `v1.34.4`.
     pub version: String,
-    /// The components, or why they cannot be read.
-    pub list: Result<Vec<Component>, String>,
+    /// The components, or the refusal of nodes because they cannot be read.
+    pub list: Result<Vec<Component>, Refusal>,
 }
 
 /// The fields of kubeadm's ClusterConfiguration that a ticket needs.
@@ -372,10 +372,7 @@ impl Cluster {
         let found = found.cloned().ok_or_else(missing)?;
         match &found.list {
             Ok(_) => Ok(found),
-            Err(error) => Err(Refusal::internal(
-                "components",
-                format!("ConfigMap {NAMESPACE}/{}: {error}", found.name),
-            )),
+            Err(refusal) => Err(refusal.clone()),
         }
     }
 
@@ -383,8 +380,7 @@ impl Cluster {
     pub fn kubeadm(&self) -> Result<Kubeadm, Refusal> {
         let missing = "the cluster does not specify the endpoint of its API server";
         match self.lock().kubeadm.as_deref() {
-            Some(Ok(kubeadm)) => Ok(kubeadm.clone()),
-            Some(Err(error)) => Err(Refusal::internal("kubeadm-config", error.clone())),
+            Some(kubeadm) => kubeadm.clone(),
             None => {
                 let details = format!("there is no ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}");
                 Err(Refusal::missing("kubeadm-config", missing).with_details(details))
@@ -513,25 +509,26 @@ fn without_management(mut object: Value) -> Value {
 
 impl Components {
     fn read(map: &Value) -> Components {
+        let name = name_of(map);
+        let unreadable = |error| {
+            let details = format!("ConfigMap {NAMESPACE}/{name}: {error}");
+            Refusal::internal("components", details)
+        };
         Components {
             created: text(map, "/metadata/creationTimestamp").to_owned(),
-            name: name_of(map).to_owned(),
+            name: name.to_owned(),
             version: text(map, "/data/cluster-version").to_owned(),
-            list: components::read_list(text(map, "/data/components"))
-                .map_err(|error| error.to_string()),
+            list: components::read_list(text(map, "/data/components")).map_err(unreadable),
         }
     }
 }
 
 impl Kubeadm {
     /// Reads the ConfigMap that kubeadm writes.
-    fn read(map: &Value) -> Result<Kubeadm, String> {
-        let problem = |error: String| {
-            format!("ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}: ClusterConfiguration: {error}")
-        };
-        let configuration = yaml::document(text(map, "/data/ClusterConfiguration"))
-            .map_err(|error| problem(error.to_string()))?;
-        let endpoint = endpoint(text(&configuration, "/controlPlaneEndpoint")).map_err(problem)?;
+    fn read(map: &Value) -> Result<Kubeadm, Refusal> {
+        let configuration =
+            yaml::document(text(map, "/data/ClusterConfiguration")).map_err(unusable)?;
+        let endpoint = endpoint(text(&configuration, "/controlPlaneEndpoint"))?;
         let names = configuration
             .pointer("/apiServer/certSANs")
             .and_then(Value::as_array);
@@ -570,16 +567,25 @@ impl Kubeadm {
     }
 }
 
+/// Refuses nodes because of kubeadm's ClusterConfiguration.
+fn unusable(error: impl fmt::Display) -> Refusal {
+    let details = format!("ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}: ClusterConfiguration: {error}");
+    Refusal::internal("kubeadm-config", details)
+}
+
 /// Returns kubeadm's controlPlaneEndpoint as `host:port`. Adds the default port if it has none.
-fn endpoint(text: &str) -> Result<String, String> {
+fn endpoint(text: &str) -> Result<String, Refusal> {
     if let Ok(address) = text.parse::<std::net::SocketAddr>() {
         return Ok(address.to_string());
     }
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') => (
             host,
-            port.parse()
-                .map_err(|_| format!("controlPlaneEndpoint {text:?} has an invalid port"))?,
+            port.parse().map_err(|_| {
+                unusable(format_args!(
+                    "controlPlaneEndpoint {text:?} has an invalid port"
+                ))
+            })?,
         ),
         _ => (text, API_PORT),
     };
@@ -587,7 +593,8 @@ fn endpoint(text: &str) -> Result<String, String> {
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'))
         .unwrap_or(host);
-    parameters::host(host).map_err(|error| format!("controlPlaneEndpoint: {error}"))?;
+    parameters::host(host)
+        .map_err(|error| unusable(format_args!("controlPlaneEndpoint: {error}")))?;
     Ok(if host.contains(':') {
         format!("[{host}]:{port}")
     } else {
@@ -601,7 +608,7 @@ mod tests {
 
     use super::*;
 
-    fn kubeadm(configuration: &str) -> Result<Kubeadm, String> {
+    fn kubeadm(configuration: &str) -> Result<Kubeadm, Refusal> {
         Kubeadm::read(&json!({"data": {"ClusterConfiguration": configuration}}))
     }
 
@@ -631,11 +638,13 @@ mod tests {
         assert!(
             kubeadm("apiServer: {}\n")
                 .unwrap_err()
+                .details
                 .contains("controlPlaneEndpoint")
         );
         assert!(
             kubeadm("a: [")
                 .unwrap_err()
+                .details
                 .contains("ClusterConfiguration: line")
         );
     }

@@ -43,6 +43,10 @@ const TOKEN_INTERVAL: Duration = Duration::from_secs(20);
 /// one after the other.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 
+/// Why there is no connection to the key service. For callers each reason is temporary; only the log
+/// shows it.
+type Unreachable = Box<dyn std::error::Error>;
+
 /// Why there is no key. The text is for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
@@ -418,9 +422,18 @@ impl Inner {
         {
             return Err(unavailable(error));
         }
-        let channel = self.connect(deadline).map_err(|error| {
-            connection.failed = Some((Instant::now(), error.clone()));
-            unavailable(&error)
+        let mut failures = Vec::new();
+        let channel = self.endpoint.split(',').find_map(|endpoint| {
+            let connected = self.connect(endpoint, deadline);
+            connected
+                .map_err(|error| failures.push(error.to_string()))
+                .ok()
+        });
+        let channel = channel.ok_or_else(|| {
+            let error = failures.join("; ");
+            let status = unavailable(&error);
+            connection.failed = Some((Instant::now(), error));
+            status
         })?;
         connection.failed = None;
         connection.channel = Some(channel.clone());
@@ -428,38 +441,27 @@ impl Inner {
         Ok((channel, connection.number, false))
     }
 
-    fn connect(&self, deadline: Option<Instant>) -> Result<Channel, String> {
-        let mut failures = Vec::new();
-        for endpoint in self.endpoint.split(',') {
-            match self.connect_to(endpoint, deadline) {
-                Ok(channel) => return Ok(channel),
-                Err(failure) => failures.push(failure),
-            }
-        }
-        Err(failures.join("; "))
-    }
-
-    fn connect_to(&self, endpoint: &str, deadline: Option<Instant>) -> Result<Channel, String> {
-        let addresses = endpoint
-            .to_socket_addrs()
-            .map_err(|error| error.to_string())?;
-        let mut failure = "the name has no address".to_owned();
-        for address in addresses {
-            let channel = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
-                .map_err(|error| error.to_string())
+    /// Connects to the first address of `endpoint` that works.
+    fn connect(&self, endpoint: &str, deadline: Option<Instant>) -> Result<Channel, Unreachable> {
+        let mut failure = "the name has no address".into();
+        for address in endpoint.to_socket_addrs()? {
+            let connected = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
+                .map_err(Unreachable::from)
                 .and_then(|socket| self.transport(socket, deadline))
-                .and_then(|transport| {
-                    Channel::new(transport, endpoint).map_err(|status| status.to_string())
-                });
-            match channel {
+                .and_then(|transport| Ok(Channel::new(transport, endpoint)?));
+            match connected {
                 Ok(channel) => return Ok(channel),
-                Err(error) => failure = format!("{address}: {error}"),
+                Err(error) => failure = format!("{address}: {error}").into(),
             }
         }
         Err(failure)
     }
 
-    fn transport(&self, socket: TcpStream, deadline: Option<Instant>) -> Result<Transport, String> {
+    fn transport(
+        &self,
+        socket: TcpStream,
+        deadline: Option<Instant>,
+    ) -> Result<Transport, Unreachable> {
         let Auth::Attested {
             variant,
             tpm,
@@ -467,14 +469,14 @@ impl Inner {
             collateral,
         } = &self.auth
         else {
-            return Transport::plain(socket).map_err(|error| error.to_string());
+            return Ok(Transport::plain(socket)?);
         };
-        let register = verifier::cluster_register(tpm).map_err(|error| error.to_string())?;
+        let register = verifier::cluster_register(tpm)?;
         if register.is_fresh() {
-            return Err(format!(
-                "this machine has joined no cluster since it started ({} is zero)",
-                register.name()
-            ));
+            let register = register.name();
+            let why =
+                format!("this machine has joined no cluster since it started ({register} is zero)");
+            return Err(why.into());
         }
         let members = Arc::new(Members::new(
             variant,
@@ -486,9 +488,7 @@ impl Inner {
         let own = Instant::now() + HANDSHAKE_TIMEOUT;
         let deadline = deadline.map_or(own, |deadline| deadline.min(own));
         let client = atls::Client::new(Some(issuer), vec![members]).require_strong();
-        client
-            .connect(socket, deadline)
-            .map_err(|error| error.to_string())
+        Ok(client.connect(socket, deadline)?)
     }
 
     /// Discards a channel. If it never worked, `failure` is the reason, so that the next calls fail

@@ -1,5 +1,7 @@
 //! The fields of a certificate signing request that are judged, and the decision.
 
+use std::fmt;
+
 use base::text::quoted;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -62,15 +64,13 @@ pub fn read(request: &Value, purpose: &str) -> Result<CertificateRequest, Judgem
     if !usages().any(|usage| usage == purpose) {
         return deny("usages", format!("the usage {purpose:?} is missing"));
     }
-    let parsed = decode(text(request, "/spec/request")).and_then(|der| {
-        CertificateRequest::parse_with_names(&der).map_err(|error| error.to_string())
-    });
-    parsed.or_else(|why| {
-        deny(
-            "certificate-request",
-            format!("the request is not valid: {why}"),
-        )
-    })
+    let der = decode(text(request, "/spec/request"))?;
+    CertificateRequest::parse_with_names(&der).or_else(malformed)
+}
+
+fn malformed<T>(why: impl fmt::Display) -> Result<T, Judgement> {
+    let why = format!("the request is not valid: {why}");
+    deny("certificate-request", why)
 }
 
 /// Returns whether the requester is in this group.
@@ -80,18 +80,18 @@ pub fn is_of_group(request: &Value, group: &str) -> bool {
 
 /// Decodes `spec.request` to DER. PEM permits many variants, and the signer must read exactly what
 /// was judged. So only the form that Go and OpenSSL write is accepted.
-pub fn decode(encoded: &str) -> Result<Vec<u8>, String> {
+pub fn decode(encoded: &str) -> Result<Vec<u8>, Judgement> {
     if encoded.len() > MAX_ENCODED || encoded == TOO_LONG {
-        return Err(format!("it has more than {MAX_ENCODED} characters"));
+        return malformed(format_args!("it has more than {MAX_ENCODED} characters"));
     }
     let text = BASE64_STANDARD
         .decode(encoded)
-        .map_err(|_| "it is not base64".to_owned())?;
+        .or_else(|_| malformed("it is not base64"))?;
     let der = CertificateSigningRequestDer::from_pem_slice(&text)
-        .map_err(|_| "it is not PEM".to_owned())?;
+        .or_else(|_| malformed("it is not PEM"))?;
     match pem("CERTIFICATE REQUEST", &der).as_bytes() == text {
         true => Ok(der.to_vec()),
-        false => Err("expected exactly one request as PEM, in lines of 64 characters".into()),
+        false => malformed("expected exactly one request as PEM, in lines of 64 characters"),
     }
 }
 
