@@ -378,7 +378,7 @@ fn in_an_upgrade_both_images_are_let_in_and_no_mixture_and_the_policy_is_followe
     let unknown = cli::policy::text(&both).replacen('{', r#"{"atestationKeys":["000b"],"#, 1);
     fs::write(dir.path().join("attestationConfig"), unknown).unwrap();
     assert!(served());
-    program.expect(r#"the old attestation policy stays in force: ./attestationConfig: measurement policy: unknown field "atestationKeys""#);
+    program.expect(r#"attestation policy ./attestationConfig: the old policy stays in force: measurement policy: unknown field "atestationKeys""#);
     fs::write(dir.path().join("attestationConfig"), "{").unwrap();
     assert!(served());
     program.expect("EOF while parsing");

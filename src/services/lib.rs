@@ -5,6 +5,7 @@ pub mod check;
 pub mod join_service;
 pub mod key_service;
 mod observed;
+mod policy_file;
 pub mod probe;
 mod serving;
 

@@ -58,6 +58,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::observed;
+use crate::policy_file::{self, Fault};
 use crate::serving::{Addresses, Api, Refused, Serving};
 use approver::Approver;
 use audit::{Audit, EventSender};
@@ -91,8 +92,6 @@ pub const GRACE: Duration = Duration::from_secs(10);
 /// How long the cleanup of failed tickets may take after that.
 const CLEANING: Duration = Duration::from_secs(3);
 
-/// The attestation policy as JSON, in the configuration directory.
-const POLICY_FILE: &str = "attestationConfig";
 /// How long the evidence of a connection is accepted: as long as a ticket takes, including its
 /// retries.
 const MAX_AGE: Duration = Duration::from_secs(60);
@@ -169,10 +168,10 @@ impl JoinService {
     /// Reads the policy and serves until [`JoinService::stop`]. Fails if the policy is not valid,
     /// an address cannot be listened on, or a thread cannot be started.
     pub fn start(config: Config) -> Result<JoinService, Error> {
-        let (variant, file) = (config.variant, config.config_dir.join(POLICY_FILE));
-        let sources = observed::sources(&config.collateral);
+        let file = config.config_dir.join(policy_file::NAME);
+        let (variant, sources) = (config.variant, observed::sources(&config.collateral));
         let make = move |text: &str| validator(variant, text, &sources);
-        let (policy, watch) = policy::follow(&file, Box::new(make)).map_err(Error::Policy)?;
+        let (policy, watch) = policy::follow(&file, Box::new(make))?;
         let addresses = Addresses::open(config.listen, config.health, config.metrics)?;
         let registry = Registry::new();
         policy.add_metrics(&registry);
@@ -366,20 +365,17 @@ fn validator(
     variant: &Variant,
     policy: &str,
     sources: &Arc<dyn Sources>,
-) -> Result<Arc<dyn Validator>, String> {
-    let policy = Policy::from_json(policy)
-        .map_err(|error| error.to_string())?
-        .expecting_fresh();
-    let judge = validator_at_any_stage(variant, policy.clone(), sources)
-        .map_err(|error| error.to_string())?;
-    endorsement::certifying(judge, &policy).map_err(|error| error.to_string())
+) -> Result<Arc<dyn Validator>, Fault> {
+    let policy = Policy::from_json(policy)?.expecting_fresh();
+    let judge = validator_at_any_stage(variant, policy.clone(), sources)?;
+    endorsement::certifying(judge, &policy).map_err(|error| Fault::Endorsement(error.to_string()))
 }
 
 /// Why the service cannot start.
 #[derive(Debug)]
 pub enum Error {
-    /// The policy file cannot be read or is not valid. The text names the file and the fault.
-    Policy(String),
+    /// The policy file cannot be used.
+    Policy(policy_file::Error),
     /// The service cannot listen on this address.
     Listen(SocketAddr, io::Error),
     /// A thread cannot be started.
@@ -389,7 +385,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Policy(error) => f.write_str(error),
+            Error::Policy(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
             Error::Thread(error) => write!(f, "cannot start a thread: {error}"),
         }

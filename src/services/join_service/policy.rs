@@ -1,34 +1,28 @@
 //! The attestation policy in force. It is read from a file, and read again when the file changes.
 //!
 //! The file is in a mounted ConfigMap, which changes by a symbolic link. Therefore the contents are
-//! compared. A change replaces the validator as a whole. A running validation keeps the validator
-//! that it started with, and holds no lock. If the file cannot be read or is not valid, the old
-//! policy stays in force, and the error is logged once.
+//! compared ([`Loaded`]). A change replaces the validator as a whole. A running validation keeps the
+//! validator that it started with, and holds no lock.
 //!
 //! A caller that was accepted under the old policy is not accepted under the new one. The server is
 //! notified of a change ([`PolicyFile::on_change`]), and each call checks its connection
 //! ([`PolicyFile::holds_for`]).
 
-use crate::observed;
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::Error;
+use crate::observed;
+use crate::policy_file::{Loaded, Parse};
 use metrics::Registry;
 use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
 
 /// How often the file is read. The kubelet takes up to a minute to update it.
 const INTERVAL: Duration = Duration::from_secs(3);
-/// The maximum size of a policy. A ConfigMap holds at most 1 MiB.
-const MAX_LEN: u64 = 1 << 20;
-
-/// Creates a validator from the text of a policy file, or returns what is wrong with it.
-pub type Parse = Box<dyn Fn(&str) -> Result<Arc<dyn Validator>, String> + Send>;
 
 /// A validator that follows a policy file.
 pub struct PolicyFile {
@@ -53,7 +47,7 @@ pub struct Watch {
 }
 
 /// Reads the policy and follows its file from then on. Fails if the first policy is not valid.
-pub fn follow(path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), String> {
+pub fn follow(path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), Error> {
     follow_every(INTERVAL, path, parse)
 }
 
@@ -61,36 +55,27 @@ fn follow_every(
     interval: Duration,
     path: &Path,
     parse: Parse,
-) -> Result<(Arc<PolicyFile>, Watch), String> {
-    let text = read(path)?;
-    let validator =
-        parse(&text).map_err(|error| format!("attestation policy {}: {error}", path.display()))?;
-    let policy = PolicyFile {
-        current: RwLock::new(validator),
+) -> Result<(Arc<PolicyFile>, Watch), Error> {
+    let mut file = Loaded::open(path, parse).map_err(Error::Policy)?;
+    let policy = Arc::new(PolicyFile {
+        current: RwLock::new(file.validator()),
         is_stale: AtomicBool::new(false),
         change: Mutex::default(),
-    };
-    let policy = Arc::new(policy);
-    let mut follower = Follower {
-        path: path.into(),
-        parse,
-        policy: policy.clone(),
-        seen: Ok(text),
-    };
+    });
+    let following = policy.clone();
     let (stop, stopped) = mpsc::channel();
     let thread = thread::Builder::new()
         .name("policy".into())
         .spawn(move || {
             while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                follower.check_file();
+                let changed = file.reload();
+                following.is_stale.store(file.is_stale(), Ordering::Relaxed);
+                if let Some(validator) = changed {
+                    following.replace(validator);
+                }
             }
         })
-        .map_err(|error| {
-            format!(
-                "cannot start the thread that follows {}: {error}",
-                path.display()
-            )
-        })?;
+        .map_err(Error::Thread)?;
     Ok((
         policy,
         Watch {
@@ -185,51 +170,6 @@ impl Drop for Watch {
     }
 }
 
-struct Follower {
-    path: PathBuf,
-    parse: Parse,
-    policy: Arc<PolicyFile>,
-    /// The contents of the file when it was last read, or why it could not be read.
-    seen: Result<String, String>,
-}
-
-impl Follower {
-    fn check_file(&mut self) {
-        let now = read(&self.path);
-        if now == self.seen {
-            return;
-        }
-        let path = self.path.display();
-        let parsed = now
-            .as_deref()
-            .map_err(|error| error.to_owned())
-            .and_then(&self.parse);
-        self.policy
-            .is_stale
-            .store(parsed.is_err(), Ordering::Relaxed);
-        match parsed {
-            Ok(validator) => {
-                self.policy.replace(validator);
-                log::info!("attestation policy {path}: a new policy is in force");
-            }
-            Err(error) => {
-                log::error!("attestation policy {path}: the old policy stays in force: {error}")
-            }
-        }
-        self.seen = now;
-    }
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_LEN + 1).read_to_string(&mut text));
-    read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    if text.len() as u64 > MAX_LEN {
-        return Err(format!("{} is larger than {MAX_LEN} bytes", path.display()));
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -238,6 +178,7 @@ mod tests {
     use verifier::refusal::Kind;
 
     use super::*;
+    use crate::policy_file::Fault;
 
     /// Accepts documents that are equal to the policy.
     struct Equal(String);
@@ -277,10 +218,10 @@ mod tests {
             .is_ok()
     }
 
-    fn parse(text: &str) -> Result<Arc<dyn Validator>, String> {
+    fn parse(text: &str) -> Result<Arc<dyn Validator>, Fault> {
         // A file that is being rewritten is empty for a moment.
         if matches!(text, "" | "bad") {
-            Err("bad policy".into())
+            Err(Fault::Endorsement("bad policy".into()))
         } else {
             Ok(Arc::new(Equal(text.into())))
         }
@@ -353,24 +294,27 @@ mod tests {
         fs::write(&path, "bad").unwrap();
         thread::sleep(Duration::from_millis(50));
         assert!(accepts(&*policy, "one"));
+        assert!(policy.is_stale.load(Ordering::Relaxed));
         fs::remove_file(&path).unwrap();
         thread::sleep(Duration::from_millis(50));
         assert!(accepts(&*policy, "one"));
         fs::write(&path, "two").unwrap();
         assert!(comes_into_force(&policy, "two"));
+        assert!(!policy.is_stale.load(Ordering::Relaxed));
     }
 
     #[test]
     fn a_policy_that_is_bad_to_begin_with_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("attestationConfig");
-        assert!(follow(&path, Box::new(parse)).is_err());
+        let fault = || match follow(&path, Box::new(parse)) {
+            Err(Error::Policy(error)) => error.fault,
+            _ => panic!("no fault of the policy"),
+        };
+        assert!(matches!(fault(), Fault::Read(_)));
         fs::write(&path, "bad").unwrap();
-        assert!(
-            follow(&path, Box::new(parse))
-                .err()
-                .unwrap()
-                .contains("bad policy")
-        );
+        assert!(matches!(fault(), Fault::Endorsement(_)));
+        fs::write(&path, vec![b' '; (1 << 20) + 1]).unwrap();
+        assert!(matches!(fault(), Fault::TooLarge));
     }
 }

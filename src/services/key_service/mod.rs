@@ -38,11 +38,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::observed;
 use crate::serving::{Addresses, Api, Refused, Serving};
+use crate::{observed, policy_file};
 use base::crypto::{
-    Dek, KEY_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
-    cluster_id,
+    Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID,
+    SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
 use base::logger::peer;
 use base::stop::Stop;
@@ -73,7 +73,6 @@ pub const GRACE: Duration = Duration::from_secs(5);
 /// The measurement salt, raw bytes, in the configuration directory. The cluster's ID is derived
 /// from it and the measurement secret.
 const MEASUREMENT_SALT_FILE: &str = "measurementSalt";
-const MEASUREMENT_SALT_LEN: usize = 32;
 const MAX_ID_LEN: usize = 128;
 /// The maximum length of a key. Clients ask for at most 32 bytes; 64 are sufficient for XTS or HMAC
 /// with SHA-512.
@@ -363,7 +362,7 @@ fn attested(
     let members =
         Members::new(variant, config_dir, register.clone(), sources).map_err(Error::Policy)?;
     let members = Arc::new(members);
-    crate::observed::any_tpm(registry, &members);
+    observed::any_tpm(registry, &members);
     let issuer = (variant.issuer)(tpm);
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
     // No client of Constellation uses this, so TLS 1.3 can be required. It does not reveal the
@@ -597,8 +596,8 @@ pub enum Error {
         /// Whether it is a member of no cluster at all.
         is_fresh: bool,
     },
-    /// The policy file cannot be read or is not valid. The text names the file and the fault.
-    Policy(String),
+    /// The policy file cannot be used.
+    Policy(policy_file::Error),
     /// The API server is required for this, but there is no access to it.
     NoApi(&'static str),
     /// A grant names a caller that cannot exist.
@@ -624,7 +623,7 @@ impl fmt::Display for Error {
                 "this machine's PCR 15 differs from that of the cluster with this master secret, salt and measurementSalt: \
                  one of them belongs to another cluster",
             ),
-            Error::Policy(problem) => f.write_str(problem),
+            Error::Policy(error) => error.fmt(f),
             Error::NoApi(why) => write!(f, "{why}, which requires access to the API server: use --kubeconfig, or run as a pod"),
             Error::Grant(caller) => {
                 write!(f, "--grant: {caller:?} cannot be a caller here: expected NAMESPACE/NAME with --clients token, ")?;

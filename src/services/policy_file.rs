@@ -1,0 +1,134 @@
+//! The file of the attestation policy, as both services read it: it is in a mounted ConfigMap and may change at any time. If it
+//! cannot be read or is not valid, the last valid policy stays in force, and the fault is logged once.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use verifier::{PolicyError, Validator};
+
+/// The name of the file in the configuration directory; it contains JSON.
+pub const NAME: &str = "attestationConfig";
+/// The maximum size of a policy. A ConfigMap holds at most 1 MiB.
+const MAX_LEN: u64 = 1 << 20;
+
+/// Creates the validator of a policy from the text of its file.
+pub type Parse = Box<dyn Fn(&str) -> Result<Arc<dyn Validator>, Fault> + Send>;
+
+/// The policy in force, and the present fault of its file.
+pub struct Loaded {
+    path: PathBuf,
+    parse: Parse,
+    text: String,
+    validator: Arc<dyn Validator>,
+    fault: Option<String>,
+}
+
+impl Loaded {
+    /// Reads the first policy, which must be valid.
+    pub fn open(path: &Path, parse: Parse) -> Result<Loaded, Error> {
+        let read = read(path).and_then(|text| Ok((parse(&text)?, text)));
+        let (validator, text) = read.map_err(|fault| Error {
+            path: path.into(),
+            fault,
+        })?;
+        Ok(Loaded {
+            path: path.into(),
+            parse,
+            text,
+            validator,
+            fault: None,
+        })
+    }
+
+    /// Reads the file again. Returns the new validator if the policy has changed.
+    pub fn reload(&mut self) -> Option<Arc<dyn Validator>> {
+        let path = self.path.display();
+        let read = read(&self.path).and_then(|text| match text == self.text {
+            true => Ok(None),
+            false => Ok(Some(((self.parse)(&text)?, text))),
+        });
+        let fault = read.as_ref().err().map(Fault::to_string);
+        if let Some(fault) = fault.as_ref().filter(|_| fault != self.fault) {
+            log::error!("attestation policy {path}: the old policy stays in force: {fault}");
+        }
+        self.fault = fault;
+        let (validator, text) = read.ok()??;
+        log::info!("attestation policy {path}: a new policy is in force");
+        (self.validator, self.text) = (validator, text);
+        Some(self.validator())
+    }
+
+    /// Returns the validator of the policy in force.
+    pub fn validator(&self) -> Arc<dyn Validator> {
+        self.validator.clone()
+    }
+
+    /// Returns whether the file cannot be used, so that an old policy is in force.
+    pub fn is_stale(&self) -> bool {
+        self.fault.is_some()
+    }
+}
+
+fn read(path: &Path) -> Result<String, Fault> {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_LEN + 1).read_to_string(&mut text));
+    read.map_err(Fault::Read)?;
+    match text.len() as u64 {
+        0..=MAX_LEN => Ok(text),
+        _ => Err(Fault::TooLarge),
+    }
+}
+
+/// Why a service cannot start with its policy file.
+#[derive(Debug)]
+pub struct Error {
+    path: PathBuf,
+    /// What is wrong with it.
+    pub fault: Fault,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "attestation policy {}: {}",
+            self.path.display(),
+            self.fault
+        )
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What is wrong with a policy file.
+#[derive(Debug)]
+pub enum Fault {
+    /// It cannot be read.
+    Read(io::Error),
+    /// It is larger than any ConfigMap.
+    TooLarge,
+    /// It is not a policy, or not one for the cluster's machines.
+    Policy(PolicyError),
+    /// The roots of its endorsements cannot be used.
+    Endorsement(String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Read(error) => write!(f, "cannot read it: {error}"),
+            Fault::TooLarge => write!(f, "it is larger than {MAX_LEN} bytes"),
+            Fault::Policy(error) => error.fmt(f),
+            Fault::Endorsement(error) => f.write_str(error),
+        }
+    }
+}
+
+impl From<PolicyError> for Fault {
+    fn from(error: PolicyError) -> Fault {
+        Fault::Policy(error)
+    }
+}
