@@ -18,10 +18,13 @@ use serde_json::{Value, json};
 
 use super::refusal::Refusal;
 use base::crypto::random;
+use base::logger::peer;
+use base::text::hex;
 use base::time;
 use kubernetes::client::{self, Client, EVENTS};
 use metrics::{Counter, Histogram, Labelled, Registry};
-use verifier::PlatformClaims;
+use rpc::grpc::{Call, Status};
+use verifier::{Claims, Form, PlatformClaims};
 
 /// Maximum number of events in the queue.
 const QUEUE: usize = 64;
@@ -42,7 +45,7 @@ pub struct Subject<'a> {
     /// `join` or `rejoin`.
     pub request: &'static str,
     /// The caller's address.
-    pub peer: &'a str,
+    pub peer: String,
     /// The node name in the request. Empty if it is absent or not valid.
     pub node: &'a str,
     /// `control-plane`, `worker`, or empty.
@@ -57,6 +60,28 @@ pub struct Subject<'a> {
     pub platform: Option<&'a PlatformClaims>,
     /// When the request arrived.
     pub since: Instant,
+}
+
+impl<'a> Subject<'a> {
+    /// Creates the subject of a call that has just arrived. The request adds node, role and disk.
+    pub fn new(request: &'static str, call: &'a Call) -> Subject<'a> {
+        let claims = call.claims::<Claims>();
+        Subject {
+            request,
+            peer: peer(call.peer()),
+            node: "",
+            role: "",
+            disk: "",
+            machine: call.identity().map(|machine| &**machine),
+            form: match claims.map(|claims| claims.form) {
+                Some(Form::Strong) => "strong",
+                Some(Form::Old) => "old",
+                None => "",
+            },
+            platform: claims.and_then(|claims| claims.platform.as_deref()),
+            since: Instant::now(),
+        }
+    }
 }
 
 /// The decision about a kubelet's certificate signing request.
@@ -140,23 +165,27 @@ impl Audit {
         ))
     }
 
-    /// Records an issued ticket. `note` is a remark for the operator, or empty.
-    pub fn given(&self, subject: &Subject, note: &str) {
-        self.record(subject, GIVEN, GIVEN, note);
-    }
-
-    /// Records a refused ticket.
-    pub fn refused(&self, subject: &Subject, refusal: &Refusal) {
-        let decision = if refusal.is_failure() {
-            "failed"
-        } else {
-            "refused"
-        };
-        let why = match refusal.details.is_empty() {
-            true => refusal.message().to_owned(),
-            false => format!("{} ({})", refusal.message(), refusal.details),
-        };
-        self.record(subject, decision, refusal.reason, &why);
+    /// Records the decision about a ticket, and returns it for the caller. The text beside a ticket
+    /// is a remark for the operator, or empty.
+    pub fn decided<T>(
+        &self,
+        subject: &Subject,
+        issued: Result<(T, &str), Refusal>,
+    ) -> Result<T, Status> {
+        match issued {
+            Ok((ticket, note)) => {
+                self.record(subject, GIVEN, GIVEN, note);
+                Ok(ticket)
+            }
+            Err(refusal) => {
+                let decision = match refusal.is_failure() {
+                    true => "failed",
+                    false => "refused",
+                };
+                self.record(subject, decision, refusal.reason, &refusal.to_string());
+                Err(refusal.status())
+            }
+        }
     }
 
     /// Records a decision about the certificate signing request named `request`. `node` is empty if
@@ -241,10 +270,7 @@ fn line(subject: &Subject, decision: &str, reason: &str, why: &str) -> Value {
 fn event(node: &str, action: &str, kind: &str, title: &str, note: &str) -> Value {
     // The API server accepts at most 1024 characters.
     let note: String = note.chars().take(900).collect();
-    let number = random::<8>()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<String>();
+    let number = hex(&random::<8>());
     json!({
         "metadata": {"name": format!("{node}.{number}"), "namespace": NAMESPACE},
         "eventTime": time::micros(SystemTime::now()),
@@ -320,7 +346,7 @@ mod tests {
         };
         let subject = |platform| Subject {
             request: "join",
-            peer: "10.0.0.7:4711",
+            peer: "10.0.0.7:4711".into(),
             node: "worker-1",
             role: "worker",
             disk: "",

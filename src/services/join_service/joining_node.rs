@@ -24,7 +24,7 @@ const OLD_MANAGER: &str = "join-service";
 pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<(), Refusal> {
     let object = object(node, node, components, false);
     let applied = client.apply_as(OLD_MANAGER, &JOINING_NODES.named(node), &object);
-    applied.map(drop).map_err(|error| Refusal::from_api(&error))
+    Ok(applied.map(drop)?)
 }
 
 /// Deletes the JoiningNode `name` if it belongs to this node.

@@ -16,6 +16,7 @@
 //! | file | work |
 //! |---|---|
 //! | [`tickets`] | the two requests, step by step |
+//! | `secrets`, `admission` | the secrets in a ticket; the changes of the cluster that admit a node |
 //! | `request`, [`refusal`] | validation of a request; the reasons for a refusal |
 //! | `instances`, [`records`], [`migration`] | which machine may have which name, role and disk; disks without a record |
 //! | [`keys`], `pki`, `tokens` | the parts of a ticket: keys of the key service, the cluster's CA, bootstrap tokens |
@@ -30,6 +31,7 @@
 //!
 //! docs/join.md lists every refusal, its code, and what to do about it.
 
+mod admission;
 pub mod approver;
 pub mod audit;
 pub mod cleaner;
@@ -46,6 +48,7 @@ pub mod records;
 pub mod refusal;
 mod request;
 mod reservation;
+mod secrets;
 pub mod tickets;
 mod tokens;
 pub mod verification;
@@ -60,6 +63,7 @@ use std::time::{Duration, SystemTime};
 use crate::observed;
 use crate::policy_file::{self, Fault};
 use crate::serving::{Addresses, Api, Refused, Serving};
+use admission::ClusterAccess;
 use approver::Approver;
 use audit::{Audit, EventSender};
 use base::stop::Stop;
@@ -79,7 +83,8 @@ use policy::PolicyFile;
 use proto::join::{ISSUE_JOIN_TICKET, ISSUE_REJOIN_TICKET, MAX_REQUEST};
 use proto::join::{IssueJoinTicketRequest, IssueRejoinTicketRequest};
 use rpc::grpc::{Call, Limits, Router, Server};
-use tickets::{ClusterAccess, Tickets};
+use secrets::Secrets;
+use tickets::Tickets;
 use verification::Verification;
 use verifier::sources::Sources;
 use verifier::stage::validator_at_any_stage;
@@ -290,11 +295,12 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
             "no metadata service is configured: a worker may have any name, and no control plane can join"
         );
     }
-    let (keys, instances) = (
-        Arc::new(KeyClient::new(&config.key_service, config.key_auth)),
+    let keys = KeyClient::new(&config.key_service, config.key_auth);
+    let secrets = Secrets::new(keys, config.config_dir);
+    let (pki, instances) = (
+        Pki::new(&config.pki_dir),
         Arc::new(Instances::new(config.metadata)),
     );
-    let pki = Pki::new(&config.pki_dir);
     let migration = config.migration;
     migration.announce(SystemTime::now());
     let help = "1 while disks without a record are opened (--migrate-until), else 0.";
@@ -306,15 +312,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
             "no access to the Kubernetes API: no new node can join, and any machine that meets the policy gets the key of \
              any disk, because there is no record of which machine has which disk"
         );
-        let tickets = Tickets::new(
-            keys,
-            config.config_dir,
-            pki,
-            instances,
-            None,
-            Audit::new(registry).into(),
-            migration,
-        );
+        let audit = Arc::new(Audit::new(registry));
+        let tickets = Tickets::new(secrets, pki, instances, None, audit, migration);
         return Ok((tickets, None));
     };
     let stop = Stop::new();
@@ -335,19 +334,8 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
     );
     let audit = Arc::new(audit);
     let approving = Approver::start(&cluster, &instances, &audit).map_err(Error::Thread)?;
-    let attached = ClusterAccess {
-        cluster,
-        cleaner: cleaner.clone(),
-    };
-    let tickets = Tickets::new(
-        keys,
-        config.config_dir,
-        pki,
-        instances,
-        Some(attached),
-        audit,
-        migration,
-    );
+    let access = ClusterAccess::new(cluster, cleaner.clone());
+    let tickets = Tickets::new(secrets, pki, instances, Some(access), audit, migration);
     let background = Background {
         stop,
         cleaner,
@@ -419,13 +407,9 @@ pub fn router(tickets: Arc<Tickets>) -> Router {
 pub fn rejoin_only(keys: KeyClient) -> Arc<Tickets> {
     let (pki, instances) = (Pki::new(PKI_DIR.as_ref()), Arc::new(Instances::new(None)));
     let audit = Arc::new(Audit::new(&Registry::new()));
+    let secrets = Secrets::new(keys, CONFIG_DIR.into());
+    let migration = Migration::default();
     Arc::new(Tickets::new(
-        Arc::new(keys),
-        CONFIG_DIR.into(),
-        pki,
-        instances,
-        None,
-        audit,
-        Migration::default(),
+        secrets, pki, instances, None, audit, migration,
     ))
 }

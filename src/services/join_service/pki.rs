@@ -11,8 +11,8 @@ use rustls::pki_types::pem::PemObject;
 use zeroize::Zeroizing;
 
 use super::refusal::Refusal;
-use base::crypto::Secret;
 use base::der;
+use base::text::hex;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;
 use proto::join::ControlPlaneCertOrKey;
@@ -70,11 +70,7 @@ impl Pki {
         let anchor = webpki::anchor_from_trusted_cert(&first)
             .map_err(|_| broken("it is no certificate of X.509".into()))?;
         let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
-        let hash: String = digest(&SHA256, &public_key)
-            .as_ref()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let hash = hex(digest(&SHA256, &public_key).as_ref());
         let authority =
             Authority::new(&certificates, &key).map_err(|error| broken(error.to_string()))?;
         Ok(Ca {
@@ -125,20 +121,5 @@ impl Ca {
         issued
             .map(String::into_bytes)
             .map_err(|error| Refusal::internal("pki", error.to_string()))
-    }
-}
-
-/// Reads the cluster's measurement salt: the file `measurementSalt` in this directory, 32 bytes.
-pub fn measurement_salt(directory: &Path) -> Result<Secret, Refusal> {
-    let path = directory.join("measurementSalt");
-    let refuse = |details: String| {
-        let message =
-            "the cluster's services have no measurement salt: install them with `firstlight apply`";
-        Refusal::missing("salt", message).with_details(format!("{}: {details}", path.display()))
-    };
-    match fs::read(&path) {
-        Ok(salt) if salt.len() == 32 => Ok(Secret::new(salt)),
-        Ok(salt) => Err(refuse(format!("expected 32 bytes, got {}", salt.len()))),
-        Err(error) => Err(refuse(error.to_string())),
     }
 }

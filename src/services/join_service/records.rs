@@ -248,8 +248,7 @@ pub fn write(
             && let Some(disk) = Uuid::parse(&before.disk)
         {
             check_not_full(cluster.count_of_records(DISK_RECORD_PREFIX, "").1)?;
-            write_if_absent(client, &Record::of_disk(&disk, &before.machine))
-                .map_err(|error| Refusal::from_api(&error))?;
+            write_if_absent(client, &Record::of_disk(&disk, &before.machine))?;
         }
         record.version = before
             .as_ref()
@@ -274,9 +273,7 @@ pub fn write(
             Err(error)
                 if error.is_already_exists() || error.is_conflict() || error.is_not_found() =>
             {
-                let found = client
-                    .find(&at)
-                    .map_err(|error| Refusal::from_api(&error))?;
+                let found = client.find(&at)?;
                 before = found.as_ref().and_then(Record::read).map(Arc::new);
             }
             Err(error) => {
@@ -285,7 +282,7 @@ pub fn write(
                 if before.is_none() {
                     cleaner.undo(Task::Record(record.name, record.token));
                 }
-                return Err(Refusal::from_api(&error));
+                return Err(error.into());
             }
         }
     }

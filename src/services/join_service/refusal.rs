@@ -1,6 +1,7 @@
 //! The reason why a caller gets no ticket. It has a code for the caller's program, a sentence for
 //! its operator, a reason for logs and metrics, and internal details for this service's log only.
 
+use std::fmt;
 use std::time::Duration;
 
 use kubernetes::client;
@@ -72,19 +73,6 @@ impl Refusal {
         Refusal::new(Code::Internal, reason, message).with_details(details)
     }
 
-    /// Converts an error of a call of the Kubernetes API.
-    pub fn from_api(error: &client::Error) -> Refusal {
-        match error.is_temporary() || matches!(error, client::Error::Stopped) || error.is_conflict()
-        {
-            true => {
-                let message = "the Kubernetes API does not answer at the moment: try again";
-                Refusal::temporary("api", message, Duration::from_secs(3))
-                    .with_details(error.to_string())
-            }
-            false => Refusal::internal("api-refused", error.to_string()),
-        }
-    }
-
     /// Adds internal details.
     pub fn with_details(self, details: impl Into<String>) -> Refusal {
         Refusal {
@@ -102,11 +90,6 @@ impl Refusal {
         }
     }
 
-    /// Returns the sentence for the caller.
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-
     /// Returns whether this service or a service behind it failed. `false` means that it refused
     /// the caller by its rules.
     pub fn is_failure(&self) -> bool {
@@ -114,5 +97,32 @@ impl Refusal {
             self.code,
             Code::Internal | Code::Unavailable | Code::FailedPrecondition | Code::Cancelled
         )
+    }
+}
+
+/// The sentence for the caller, and the details for the log.
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.details.is_empty() {
+            true => f.write_str(&self.message),
+            false => write!(f, "{} ({})", self.message, self.details),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A call of the Kubernetes API failed.
+impl From<client::Error> for Refusal {
+    fn from(error: client::Error) -> Refusal {
+        match error.is_temporary() || matches!(error, client::Error::Stopped) || error.is_conflict()
+        {
+            true => {
+                let message = "the Kubernetes API does not answer at the moment: try again";
+                Refusal::temporary("api", message, Duration::from_secs(3))
+                    .with_details(error.to_string())
+            }
+            false => Refusal::internal("api-refused", error.to_string()),
+        }
     }
 }

@@ -73,9 +73,7 @@ fn reserve_lease(
 ) -> Result<Reserved, Refusal> {
     let at = lease::object();
     for _ in 0..TRIES {
-        let found = client
-            .find(&at)
-            .map_err(|error| Refusal::from_api(&error))?;
+        let found = client.find(&at)?;
         let mut lease = found.as_ref().map(Lease::read).unwrap_or_default();
         let now = SystemTime::now();
         let decision = lease.request_turn(node, now, &|name| cluster.node(name));
@@ -99,7 +97,7 @@ fn reserve_lease(
                 if decision == (Decision::Has { renewed: false }) {
                     cleaner.undo(Task::Reservation(node.into(), time::micros(now)));
                 }
-                return Err(Refusal::from_api(&error));
+                return Err(error.into());
             }
         }
         return match decision {
@@ -132,12 +130,9 @@ fn reserve_joining_node(
         match client.create(&JOINING_NODES.all(), &object) {
             Ok(_) => return Ok(()),
             Err(error) if error.is_already_exists() => {}
-            Err(error) => return Err(Refusal::from_api(&error)),
+            Err(error) => return Err(error.into()),
         }
-        let Some(found) = client
-            .find(&at)
-            .map_err(|error| Refusal::from_api(&error))?
-        else {
+        let Some(found) = client.find(&at)? else {
             continue;
         };
         let holder = found["spec"]["name"].as_str().unwrap_or_default();
@@ -146,7 +141,7 @@ fn reserve_joining_node(
                 &at,
                 &json!({"spec": {"deadline": object["spec"]["deadline"]}}),
             );
-            return renewed.map(drop).map_err(|error| Refusal::from_api(&error));
+            return Ok(renewed.map(drop)?);
         }
         // A deadline far in the future was set by a wrong clock.
         let now = SystemTime::now();
@@ -164,8 +159,7 @@ fn reserve_joining_node(
             return Err(waits(holder));
         }
         // Constellation's operator deletes it, but it may not be running.
-        joining_node::delete(client, joining_node::CONTROL_PLANE, holder)
-            .map_err(|error| Refusal::from_api(&error))?;
+        joining_node::delete(client, joining_node::CONTROL_PLANE, holder)?;
     }
     Err(waits("another node"))
 }

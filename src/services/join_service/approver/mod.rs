@@ -231,7 +231,7 @@ impl Approver {
             // Another replica or an administrator was faster. The watch delivers the decision.
             Err(error) if error.is_conflict() => self.postpone(&request, &node, None),
             Err(error) => {
-                let refusal = Refusal::from_api(&error);
+                let refusal = Refusal::from(error);
                 self.postpone(
                     &request,
                     &node,

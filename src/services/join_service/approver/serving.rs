@@ -176,10 +176,7 @@ pub fn compare(
     match cloud() {
         None => compare_with_record(asked, record, &map, owner),
         Some(Ok(machines)) => compare_with_cloud(asked, &machines, &map, owner),
-        Some(Err(refusal)) => Leave(
-            "metadata",
-            format!("{} ({})", refusal.message(), refusal.details),
-        ),
+        Some(Err(refusal)) => Leave("metadata", refusal.to_string()),
     }
 }
 
