@@ -8,7 +8,9 @@
 //! can use the socket can pose as the join service of this machine, but not as its init server,
 //! recovery server or key service, and not as this machine when it joins or rejoins.
 
+use std::fmt;
 use std::io::{self, Read, Write};
+use std::ops::RangeInclusive;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use attest::{Issuer, Request, Role, wire};
+use attest::{IssueError, Issuer, Request, Role, wire};
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::verify::USER_DATA;
 use sys::poll::Poller;
@@ -31,12 +33,12 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Maximum size of a request in bytes.
 const MAX_REQUEST: u64 = 4096;
 /// Length of a nonce in bytes, as in attested TLS.
-const NONCE: std::ops::RangeInclusive<usize> = 16..=64;
+const NONCE: RangeInclusive<usize> = 16..=64;
 /// Length of a nonce for the verification service in bytes. Together with the user data's prefix of
 /// 13 bytes it is shorter than the input that any form of attested TLS hashes: 32 bytes and a nonce
 /// of at least 16. So a verification document is not valid in attested TLS, and a document of
 /// attested TLS is not valid for the verification service.
-const VERIFICATION_NONCE: std::ops::RangeInclusive<usize> = 16..=32;
+const VERIFICATION_NONCE: RangeInclusive<usize> = 16..=32;
 /// Maximum number of PCR banks: the number that this program knows.
 const BANKS: usize = 4;
 /// Interval between two checks of the running calls.
@@ -52,14 +54,89 @@ pub struct Evidence {
 
 /// Serves the socket that systemd passed to this program. Returns when nobody has called for a
 /// minute.
-pub fn serve(evidence: Evidence) -> Result<(), String> {
+pub fn serve(evidence: Evidence) -> Result<(), Error> {
     let listener = sys::activation::listener().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => {
-            "systemd passed no socket: firstlight-evidence.socket starts this program".into()
-        }
-        _ => format!("the socket that systemd passed: {error}"),
+        io::ErrorKind::NotFound => Error::NoSocket,
+        _ => Error::Socket(error),
     })?;
-    accept(&listener, &Arc::new(evidence), IDLE).map_err(|error| format!("evidence: {error}"))
+    accept(&listener, &Arc::new(evidence), IDLE).map_err(Error::Accept)
+}
+
+/// Why the socket is not served.
+#[derive(Debug)]
+pub enum Error {
+    /// systemd passed no socket.
+    NoSocket,
+    /// The socket that systemd passed cannot be used.
+    Socket(io::Error),
+    /// Callers cannot be accepted.
+    Accept(io::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoSocket => f.write_str(
+                "systemd passed no socket: firstlight-evidence.socket starts this program",
+            ),
+            Error::Socket(error) => write!(f, "the socket that systemd passed: {error}"),
+            Error::Accept(error) => write!(f, "evidence: {error}"),
+        }
+    }
+}
+
+/// Why a caller gets no evidence; `Display` is a sentence for the log of the join service.
+#[derive(Debug, PartialEq, Eq)]
+enum Refused {
+    /// This machine belongs to no cluster.
+    NoMember,
+    /// The request is malformed: why.
+    Malformed(String),
+    /// The request is for a session and for a verification.
+    Both,
+    /// The nonce has this length, expected one of this range.
+    Nonce(usize, RangeInclusive<usize>),
+    /// The digest of the connection has this length.
+    Session(usize),
+    /// The request names an unknown bank, or too many.
+    Bank,
+    /// The TPM made no evidence: why.
+    Failed(String),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::NoMember => f.write_str(
+                "this machine belongs to no cluster (PCR 15 is zero), so no join service may prove itself by it",
+            ),
+            Refused::Malformed(why) | Refused::Failed(why) => f.write_str(why),
+            Refused::Both => f.write_str("the request is for a session and for a verification"),
+            Refused::Nonce(len, range) => write!(
+                f,
+                "the nonce has {len} bytes, expected {} to {}",
+                range.start(),
+                range.end()
+            ),
+            Refused::Session(len) => write!(
+                f,
+                "the digest of the connection has {len} bytes, expected 32"
+            ),
+            Refused::Bank => f.write_str("the request names a bank that does not exist"),
+        }
+    }
+}
+
+impl From<tpm::Error> for Refused {
+    fn from(error: tpm::Error) -> Refused {
+        Refused::Failed(error.to_string())
+    }
+}
+
+impl From<IssueError> for Refused {
+    fn from(error: IssueError) -> Refused {
+        Refused::Failed(error.to_string())
+    }
 }
 
 /// Serves callers. Returns when no caller comes for `idle`.
@@ -98,7 +175,7 @@ impl Evidence {
             let response = self.answer(&request).unwrap_or_else(|error| {
                 log::warn!("no evidence for the join service: {error}");
                 EvidenceResponse {
-                    error,
+                    error: error.to_string(),
                     ..EvidenceResponse::default()
                 }
             });
@@ -110,24 +187,17 @@ impl Evidence {
         }
     }
 
-    /// Returns the evidence for this request of a caller. The error is a sentence for the log of
-    /// the join service.
-    fn answer(&self, request: &[u8]) -> Result<EvidenceResponse, String> {
+    /// Returns the evidence for this request of a caller.
+    fn answer(&self, request: &[u8]) -> Result<EvidenceResponse, Refused> {
         let request = rpc::grpc::decode::<EvidenceRequest>(request, "request")
-            .map_err(|status| status.message().to_owned())?;
-        let is_member = attest::is_marked(&self.tpm).map_err(|error| error.to_string())?;
-        if !is_member {
-            return Err(
-                "this machine belongs to no cluster (PCR 15 is zero), so no join service may prove itself by it"
-                    .into(),
-            );
+            .map_err(|status| Refused::Malformed(status.message().to_owned()))?;
+        if !attest::is_marked(&self.tpm)? {
+            return Err(Refused::NoMember);
         }
-        let identity = self.issuer.identity().map_err(|error| error.to_string())?;
+        let identity = self.issuer.identity()?;
         let document = match (request.verification, request.session.is_empty()) {
             (true, true) => self.verification(&request.nonce)?,
-            (true, false) => {
-                return Err("the request is for a session and for a verification".into());
-            }
+            (true, false) => return Err(Refused::Both),
             (false, true) => vec![],
             (false, false) => self.document(request)?,
         };
@@ -139,26 +209,22 @@ impl Evidence {
     }
 
     /// Returns a document for any caller, as Constellation's verification service does.
-    fn verification(&self, nonce: &[u8]) -> Result<Vec<u8>, String> {
+    fn verification(&self, nonce: &[u8]) -> Result<Vec<u8>, Refused> {
         check_nonce(nonce, VERIFICATION_NONCE)?;
-        self.issuer
-            .issue_for_stranger(USER_DATA, nonce)
-            .map_err(|error| error.to_string())
+        Ok(self.issuer.issue_for_stranger(USER_DATA, nonce)?)
     }
 
-    fn document(&self, request: EvidenceRequest) -> Result<Vec<u8>, String> {
+    fn document(&self, request: EvidenceRequest) -> Result<Vec<u8>, Refused> {
         let session = request.session.as_slice().try_into();
-        let session = session.map_err(|_| {
-            let len = request.session.len();
-            format!("the digest of the connection has {len} bytes, expected 32")
-        })?;
+        let session = session.map_err(|_| Refused::Session(request.session.len()))?;
         check_nonce(&request.nonce, NONCE)?;
         let banks = request.banks.iter().map(|id| Bank::with_id(*id));
         let banks: Option<Vec<Bank>> = banks.collect();
         let banks = banks
             .filter(|banks| banks.len() <= BANKS)
-            .ok_or("the request names a bank that does not exist")?;
-        let challenge = request.challenge.map(wire::read_credential).transpose()?;
+            .ok_or(Refused::Bank)?;
+        let challenge = request.challenge.map(wire::read_credential).transpose();
+        let challenge = challenge.map_err(|why| Refused::Malformed(why.to_string()))?;
         let request = Request {
             role: Role::JoinService,
             session,
@@ -169,19 +235,14 @@ impl Evidence {
                 .map(|(kind, credential)| (*kind, credential)),
             for_stranger: true,
         };
-        self.issuer
-            .prove(&request)
-            .map_err(|error| error.to_string())
+        Ok(self.issuer.prove(&request)?)
     }
 }
 
-fn check_nonce(nonce: &[u8], length: std::ops::RangeInclusive<usize>) -> Result<(), String> {
-    let (len, least, most) = (nonce.len(), length.start(), length.end());
-    match length.contains(&len) {
+fn check_nonce(nonce: &[u8], length: RangeInclusive<usize>) -> Result<(), Refused> {
+    match length.contains(&nonce.len()) {
         true => Ok(()),
-        false => Err(format!(
-            "the nonce has {len} bytes, expected {least} to {most}"
-        )),
+        false => Err(Refused::Nonce(nonce.len(), length)),
     }
 }
 
@@ -293,41 +354,39 @@ mod tests {
         let swtpm = Swtpm::start();
         let tpm = swtpm.location().parse().unwrap();
         let issuer = Arc::new(Echo);
-        let error = Evidence { issuer, tpm }.answer(&[]).err().unwrap();
-        assert!(error.contains("PCR 15 is zero"), "{error}");
+        let refused = Evidence { issuer, tpm }.answer(&[]).err();
+        assert_eq!(refused, Some(Refused::NoMember));
     }
 
     #[test]
     fn what_is_wrong_with_a_request_is_named() {
         let (_swtpm, evidence) = member();
         type Change = fn(&mut EvidenceRequest);
-        let changes: [(&str, Change); 6] = [
-            ("33 bytes, expected 16 to 32", |it| {
+        let changes: [(Refused, Change); 6] = [
+            (Refused::Nonce(33, VERIFICATION_NONCE), |it| {
                 it.session.clear();
                 it.verification = true;
                 it.nonce.push(3);
                 it.nonce.truncate(33);
             }),
-            ("for a session and for a verification", |it| {
+            (Refused::Both, |it| {
                 it.verification = true;
             }),
-            ("31 bytes, expected 32", |it| {
+            (Refused::Session(31), |it| {
                 it.session.pop();
             }),
-            ("0 bytes, expected 16 to 64", |it| it.nonce.clear()),
-            ("a bank that does not exist", |it| it.banks.push(7)),
-            ("a bank that does not exist", |it| {
-                it.banks = vec![Bank::Sha256 as u32; 5]
-            }),
+            (Refused::Nonce(0, NONCE), |it| it.nonce.clear()),
+            (Refused::Bank, |it| it.banks.push(7)),
+            (Refused::Bank, |it| it.banks = vec![Bank::Sha256 as u32; 5]),
         ];
         for (expected, change) in changes {
             let mut request = request();
             change(&mut request);
-            let error = evidence.answer(&request.encode_to_vec()).err().unwrap();
-            assert!(error.contains(expected), "{error}");
+            let refused = evidence.answer(&request.encode_to_vec()).err();
+            assert_eq!(refused, Some(expected));
         }
-        let error = evidence.answer(&[0xff; 7]).err().unwrap();
-        assert!(error.contains("cannot be decoded"), "{error}");
+        let refused = evidence.answer(&[0xff; 7]).err();
+        assert!(matches!(refused, Some(Refused::Malformed(_))));
     }
 
     #[test]
