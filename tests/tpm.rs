@@ -249,6 +249,7 @@ fn the_node_lock_reads_back_what_it_measured() {
             "PCR 15 of the S{} bank is wrong after the cluster ID was measured",
             &bank[1..]
         );
+        let why = why.to_string();
         assert!(why.contains(&expected), "{bank}: {why}");
         assert_eq!(
             lock.cluster(),

@@ -14,10 +14,11 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
+use super::error::{Error, Refused};
 use super::etcd;
 use super::job::Job;
 use super::kubelet;
-use super::setup::{self, Error, Kubeadm, Node, Refused};
+use super::setup::{self, Kubeadm, Node};
 use base::backoff::Backoff;
 use base::child_process::Cause;
 use base::crypto::Secret;
@@ -153,7 +154,7 @@ impl Plan {
         // the cluster works without the record
         if let Err(why) = self.record(&client.within(RECORD), node, disk, principals) {
             job.line(&format!(
-                "warning: {why}; until the record is made, this machine's name and disk are not bound to it"
+                "warning: this machine has no record: {why}; until the record is made, this machine's name and disk are not bound to it"
             ));
         }
         Ok(kubeconfig)
@@ -241,11 +242,10 @@ impl Plan {
         node: &Node,
         disk: &str,
         principals: &[String],
-    ) -> Result<(), String> {
-        let failed = |why: &dyn std::fmt::Display| format!("this machine has no record: {why}");
-        let disk = Uuid::parse(disk).ok_or_else(|| failed(&"its disk has no UUID"))?;
-        let machine = node.issuer.machine().map_err(|error| failed(&error))?;
-        let host_key = ssh::host::host_key(&node.root).map_err(|error| failed(&error))?;
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let disk = Uuid::parse(disk).ok_or("its disk has no UUID")?;
+        let machine = node.issuer.machine().map_err(|error| error.to_string())?;
+        let host_key = ssh::host::host_key(&node.root)?;
         let name = self.node.name.as_str();
         let record = Record {
             control_plane: true,
@@ -255,6 +255,6 @@ impl Plan {
             principals: principals.to_vec(),
             ..Record::of_node(name, &disk, machine.as_deref(), "", "")
         };
-        machine_record::write_if_absent(client, &record).map_err(|error| failed(&error))
+        Ok(machine_record::write_if_absent(client, &record)?)
     }
 }

@@ -6,6 +6,7 @@
 //! block device, and the file itself for a disk image (lib/utils_device_locking.c). The last user
 //! removes the file, so the lock counts only while the file still has its name.
 
+use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -26,19 +27,18 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct HeaderLock(#[expect(dead_code, reason = "it is locked until it is closed")] File);
 
 impl HeaderLock {
-    /// Locks the header of a device, or of a disk image. The error names the programs that may hold
-    /// the lock.
-    pub fn take(device: &Path) -> Result<HeaderLock, String> {
+    /// Locks the header of a device, or of a disk image.
+    pub fn take(device: &Path) -> Result<HeaderLock, Error> {
         HeaderLock::take_within(device, LIMIT)
     }
 
-    fn take_within(device: &Path, limit: Duration) -> Result<HeaderLock, String> {
+    fn take_within(device: &Path, limit: Duration) -> Result<HeaderLock, Error> {
         let path = match block::number(device) {
             Ok((major, minor)) => Path::new(FOLDER).join(format!("L_{major}:{minor}")),
             Err(_) => PathBuf::from(device),
         };
         let end = Instant::now() + limit;
-        let failed = |error: io::Error| format!("locking {}: {error}", path.display());
+        let failed = |error| Error::Io(path.clone(), error);
         loop {
             let file = open(&path, path != device).map_err(failed)?;
             match file.try_lock() {
@@ -47,17 +47,53 @@ impl HeaderLock {
                 Err(TryLockError::Error(error)) => return Err(failed(error)),
             }
             if Instant::now() >= end {
-                return Err(format!(
-                    "the header of {} is locked by another program for {} s (lock file {}): end that program, usually cryptsetup",
-                    device.display(),
-                    limit.as_secs(),
-                    path.display()
-                ));
+                return Err(Error::Held {
+                    device: device.into(),
+                    limit,
+                    path,
+                });
             }
             thread::sleep(PAUSE);
         }
     }
 }
+
+/// Why a header is not locked.
+#[derive(Debug)]
+pub enum Error {
+    /// Another program holds the lock.
+    Held {
+        /// The device with the header.
+        device: PathBuf,
+        /// How long this program waited.
+        limit: Duration,
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The lock file cannot be opened or locked.
+    Io(PathBuf, io::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Held {
+                device,
+                limit,
+                path,
+            } => write!(
+                f,
+                "the header of {} is locked by another program for {} s (lock file {}): end that program, usually cryptsetup",
+                device.display(),
+                limit.as_secs(),
+                path.display()
+            ),
+            Error::Io(path, error) => write!(f, "locking {}: {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
 
 /// Opens the lock file. cryptsetup may not have created it yet, so this creates it.
 fn open(path: &Path, is_made: bool) -> io::Result<File> {
@@ -138,8 +174,7 @@ mod tests {
         let other = File::open(&disk).unwrap();
         other.lock().unwrap();
         let refused = HeaderLock::take_within(&disk, Duration::ZERO).map(drop);
-        let why = refused.unwrap_err();
-        assert!(why.contains("is locked by another program"), "{why}");
+        assert!(matches!(refused, Err(Error::Held { .. })));
         thread::scope(|scope| {
             let waiting = scope.spawn(|| HeaderLock::take(&disk).map(drop));
             thread::sleep(Duration::from_millis(100));

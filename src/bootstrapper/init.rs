@@ -1,9 +1,12 @@
 //! The init of a fresh node: checks the whole request before it changes anything, then runs the
 //! steps after the node lock.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::cluster::{self, Plan};
+use super::error::{self, Error};
 use super::job::Job;
 use super::setup::Node;
 use base::crypto::MEASUREMENT_SALT_LEN;
@@ -28,6 +31,71 @@ pub struct Done {
     pub kubeconfig: Arc<Secret>,
 }
 
+/// Why an init is refused. Nothing on the node has changed.
+#[derive(Debug)]
+pub enum Refused {
+    /// The init secret is wrong.
+    Secret,
+    /// The init secret was not checked: when to try again.
+    Busy(Duration),
+    /// The request's location of the master secret cannot be used.
+    MasterSecret(kms::Error),
+    /// The measurement salt has a wrong length.
+    Salt(usize),
+    /// The keys cannot be derived.
+    Derivation(kms::Error),
+    /// The metadata service does not describe this machine.
+    NoIdentity(machines::Error),
+    /// The machine of this name is a worker.
+    Worker(String),
+    /// The machine cannot become the node that the request describes.
+    Node(error::Refused),
+    /// Another cluster has the node lock.
+    Locked,
+    /// This node is stopping.
+    Stopping,
+}
+
+impl Refused {
+    /// Returns the code for the operator's program.
+    pub fn code(&self) -> Code {
+        match self {
+            Refused::Secret => Code::PermissionDenied,
+            Refused::MasterSecret(_) | Refused::Salt(_) | Refused::Node(_) => Code::InvalidArgument,
+            Refused::Worker(_) | Refused::Locked => Code::FailedPrecondition,
+            Refused::Busy(_) | Refused::NoIdentity(_) | Refused::Stopping => Code::Unavailable,
+            Refused::Derivation(_) => Code::Internal,
+        }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Secret => f.write_str("invalid init secret"),
+            Refused::Busy(pause) => f.write_str(Status::busy(*pause).message()),
+            Refused::MasterSecret(error) | Refused::Derivation(error) => error.fmt(f),
+            Refused::Salt(length) => write!(
+                f,
+                "measurement_salt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"
+            ),
+            Refused::NoIdentity(error) => {
+                write!(f, "this node does not know its own identity: {error}")
+            }
+            Refused::Worker(name) => write!(
+                f,
+                "this machine ({name}) is a worker: init another one, which is a control plane"
+            ),
+            Refused::Node(refused) => refused.fmt(f),
+            Refused::Locked => f.write_str(
+                "node is already being activated: it joins a cluster that gave it a ticket, or it accepted another \
+                 operator's init",
+            ),
+            Refused::Stopping => f.write_str("this node is stopping"),
+        }
+    }
+}
+
 /// The secrets of a request, and the ID of the cluster that they define.
 pub struct Keys {
     kms: ClusterKms,
@@ -38,21 +106,14 @@ pub struct Keys {
 
 impl Keys {
     /// Takes the secrets from a request; checks nothing else.
-    pub fn new(request: &InitRequest) -> Result<Keys, Status> {
+    pub fn new(request: &InitRequest) -> Result<Keys, Refused> {
         let kms = ClusterKms::from_uris(&request.kms_uri, &request.storage_uri)
-            .map_err(|e| invalid(e.to_string()))?;
-        let salt: [u8; MEASUREMENT_SALT_LEN] = request
-            .measurement_salt
-            .as_slice()
-            .try_into()
-            .map_err(|_| {
-                let length = request.measurement_salt.len();
-                invalid(format!(
-                    "measurement_salt has {length} bytes, expected {MEASUREMENT_SALT_LEN}"
-                ))
-            })?;
-        let measurement_secret = derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID))
-            .map_err(|why| Status::new(Code::Internal, why))?;
+            .map_err(Refused::MasterSecret)?;
+        let salt = request.measurement_salt.as_slice();
+        let salt: [u8; MEASUREMENT_SALT_LEN] =
+            salt.try_into().map_err(|_| Refused::Salt(salt.len()))?;
+        let measurement_secret =
+            derive(&kms, &Dek::named(MEASUREMENT_SECRET_ID)).map_err(Refused::Derivation)?;
         let cluster = cluster_id(&measurement_secret, &salt);
         Ok(Keys { kms, salt, cluster })
     }
@@ -68,25 +129,15 @@ pub struct Init {
 
 impl Init {
     /// Checks the whole request; changes nothing on the node.
-    pub fn new(keys: Keys, request: &InitRequest, node: &Node) -> Result<Init, Status> {
-        let unavailable = |error| {
-            Status::new(
-                Code::Unavailable,
-                format!("this node does not know its own identity: {error}"),
-            )
-        };
+    pub fn new(keys: Keys, request: &InitRequest, node: &Node) -> Result<Init, Refused> {
         let timeline = node.timeline;
         let me = timeline
             .waiting_for("the metadata service to name this machine", || {
                 node.metadata.own_instance()
             })
-            .map_err(|error| unavailable(error.to_string()))?;
+            .map_err(Refused::NoIdentity)?;
         if me.role == Role::Worker {
-            let why = format!(
-                "this machine ({}) is a worker: init another one, which is a control plane",
-                me.name
-            );
-            return Err(Status::new(Code::FailedPrecondition, why));
+            return Err(Refused::Worker(me.name));
         }
         let plan = match request.kubernetes_version.is_empty() {
             true => None,
@@ -95,10 +146,10 @@ impl Init {
                     .waiting_for("the metadata service to name the load balancer", || {
                         node.metadata.load_balancer_endpoint()
                     })
-                    .map_err(|error| unavailable(error.to_string()))?;
+                    .map_err(Refused::NoIdentity)?;
                 Some(
                     Plan::new(request, node.cloud, &me, &endpoint, &node.policy)
-                        .map_err(|error| invalid(error.to_string()))?,
+                        .map_err(Refused::Node)?,
                 )
             }
         };
@@ -116,7 +167,7 @@ impl Init {
 
     /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the
     /// last one.
-    pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, String> {
+    pub fn run(&self, node: &Node, stop: &Stop, job: &Job<Done>) -> Result<Done, Error> {
         job.phase("state disk");
         let state = NodeState {
             role: Role::ControlPlane,
@@ -124,14 +175,12 @@ impl Init {
         };
         let measurement_secret = derive(&self.keys.kms, &Dek::named(MEASUREMENT_SECRET_ID))?;
         let disk = node.commit_disk(&state, &measurement_secret, |uuid| {
-            derive(&self.keys.kms, &Dek::disk(uuid))
+            Ok(derive(&self.keys.kms, &Dek::disk(uuid))?)
         })?;
         job.phase("emergency SSH");
         let principals = self.certify_host(node, stop)?;
         let kubeconfig = match &self.plan {
-            Some(plan) => plan
-                .run(node, &disk, &principals, stop, job)
-                .map_err(|error| error.to_string())?,
+            Some(plan) => plan.run(node, &disk, &principals, stop, job)?,
             None => cluster::none(),
         };
         node.complete()?;
@@ -143,10 +192,11 @@ impl Init {
 
     /// Sets up emergency SSH: the holder of the master secret can log in, and recognizes the node
     /// by the names returned here.
-    fn certify_host(&self, node: &Node, stop: &Stop) -> Result<Vec<String>, String> {
+    fn certify_host(&self, node: &Node, stop: &Stop) -> Result<Vec<String>, Error> {
         let authority = |id| {
             let seed = derive(&self.keys.kms, &Dek::named(id))?;
-            ssh::Authority::from_seed(&seed).map_err(|error| format!("the SSH authority: {error}"))
+            ssh::Authority::from_seed(&seed)
+                .map_err(|error| Error::Ssh("the SSH authority", error.into()))
         };
         let (hosts, users) = (
             authority(SSH_HOST_CA_SEED_ID)?,
@@ -160,18 +210,35 @@ impl Init {
             .cloned()
             .collect();
         let principals = ssh::host::principals(&names)
-            .map_err(|error| format!("this node's addresses: {error}"))?;
+            .map_err(|error| Error::Ssh("this node's addresses", error.into()))?;
         ssh::host::install_host_certificate(&node.root, &hosts, users.public(), &principals)
-            .map_err(|error| format!("the SSH host certificate: {error}"))?;
+            .map_err(|error| Error::Ssh("the SSH host certificate", error.into()))?;
         ssh::host::reload_sshd(stop);
         Ok(principals)
     }
 }
 
-fn invalid(why: String) -> Status {
-    Status::new(Code::InvalidArgument, why)
+fn derive(kms: &ClusterKms, name: &Dek) -> Result<Secret, kms::Error> {
+    kms.dek(name, KEY_LEN)
 }
 
-fn derive(kms: &ClusterKms, name: &Dek) -> Result<Secret, String> {
-    kms.dek(name, KEY_LEN).map_err(|error| error.to_string())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_without_usable_secrets_is_refused_for_good() {
+        let refused = |kms: &str, salt| {
+            let mut request = InitRequest::default();
+            request.kms_uri = kms.into();
+            request.storage_uri = "storage://no-store".into();
+            request.measurement_salt = vec![1; salt];
+            let refused = Keys::new(&request).err().unwrap();
+            assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+            refused
+        };
+        let sound = "kms://cluster-kms?key=AAAAAAAAAAAAAAAAAAAAAA&salt=AAAAAAAAAAAAAAAAAAAAAA";
+        assert!(matches!(refused(sound, 31), Refused::Salt(31)));
+        assert!(matches!(refused("kms://", 32), Refused::MasterSecret(_)));
+    }
 }

@@ -12,6 +12,7 @@
 //!                                 └──────────────────────────► watch ◄┘
 //! ```
 
+use std::fmt::Display;
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +20,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::init::{Done, Init, Keys};
-use super::job::{Event, Job};
+use super::error::Error;
+use super::init::{Done, Init, Keys, Refused};
+use super::job::{Ending, Event, Job};
 use super::node_lock::Locking;
 use super::race::Entrant;
 use super::secret_guard::{SecretGuard, Verdict};
@@ -85,8 +87,8 @@ impl InitServer {
             ) {
                 Ok(()) => watch(call, answer, &handler),
                 // the status says after how much time the operator's tool should retry
-                Err(status) if status.retry_after().is_some() => Err(status),
-                Err(status) => answer.send(&failure(&status)),
+                Err(Refused::Busy(pause)) => Err(Status::busy(pause)),
+                Err(refused) => answer.send(&failure(refused.code(), &refused)),
             },
         );
         let router = record::serve(router, timeline);
@@ -119,9 +121,7 @@ impl InitServer {
         }
         match job.ending() {
             // the node was stopped after the lock and before the set-up
-            None if self.shared.entrant.has_won() => {
-                Outcome::Failed("stopped after the node lock".into())
-            }
+            None if self.shared.entrant.has_won() => Outcome::Failed(Arc::new(Error::Stopped)),
             None => Outcome::None,
             Some(Ok(_)) => Outcome::Done,
             Some(Err(why)) => Outcome::Failed(why),
@@ -131,7 +131,7 @@ impl InitServer {
 
 /// Checks the request and starts the set-up. Returns when a set-up exists that this caller may
 /// watch.
-fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), Status> {
+fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(), Refused> {
     let Shared {
         entrant, node, job, ..
     } = &**shared;
@@ -141,18 +141,16 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
         return Ok(());
     }
     let init = Init::new(keys, request, node)?;
-    let stopped = || Status::new(Code::Unavailable, "this node is stopping");
-    match node.lock(entrant, init.cluster()).ok_or_else(stopped)? {
+    match node
+        .lock(entrant, init.cluster())
+        .ok_or(Refused::Stopping)?
+    {
         Locking::Taken => {}
         Locking::Already(id) if id == init.cluster() && job.has_begun() => return Ok(()),
-        Locking::Already(_) => {
-            let why = "node is already being activated: it joins a cluster that gave it a ticket, or it accepted another \
-                       operator's init";
-            return Err(Status::new(Code::FailedPrecondition, why));
-        }
-        Locking::Failed(why) => {
+        Locking::Already(_) => return Err(Refused::Locked),
+        Locking::Failed(error) => {
             job.begin();
-            job.end(Err(format!("locking the node: {why}")));
+            job.end(Err(Error::Lock(error)));
             return Ok(());
         }
     }
@@ -162,14 +160,12 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
         move || {
             let run = || init.run(&shared.node, shared.entrant.stop(), &shared.job);
             let ending = catch_unwind(AssertUnwindSafe(run));
-            shared.job.end(ending.unwrap_or_else(|_| {
-                Err("the bootstrapper has a defect; its log says where".into())
-            }));
+            shared.job.end(ending.unwrap_or(Err(Error::Defect)));
         }
     });
     match worker {
         Ok(worker) => *self::lock(&shared.worker) = Some(worker),
-        Err(error) => job.end(Err(format!("starting a thread for the set-up: {error}"))),
+        Err(error) => job.end(Err(Error::Thread(error))),
     }
     Ok(())
 }
@@ -199,7 +195,7 @@ fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Res
     }
 }
 
-fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Result<(), Status> {
+fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Result<(), Refused> {
     match guard.check(call.network(), &request.init_secret, || call.is_cancelled()) {
         Verdict::Right => Ok(()),
         Verdict::Wrong => {
@@ -207,13 +203,13 @@ fn check_secret(call: &Call, request: &InitRequest, guard: &SecretGuard) -> Resu
                 .peer()
                 .map_or("an unknown address".into(), |peer| peer.ip().to_string());
             log::warn!("init from {peer} is refused: wrong init secret");
-            Err(Status::new(Code::PermissionDenied, "invalid init secret"))
+            Err(Refused::Secret)
         }
-        Verdict::Busy(busy) => Err(Status::busy(busy.retry_after)),
+        Verdict::Busy(busy) => Err(Refused::Busy(busy.retry_after)),
     }
 }
 
-fn response(ending: Result<Done, String>) -> InitResponse {
+fn response(ending: Ending<Done>) -> InitResponse {
     match ending {
         Ok(Done {
             cluster,
@@ -225,22 +221,21 @@ fn response(ending: Result<Done, String>) -> InitResponse {
                 cluster_id: cluster.to_vec(),
             })),
         },
-        Err(why) => failure(&Status::new(
+        Err(error) => failure(
             Code::Internal,
-            format!(
-                "{why}\nThis node can no longer be initialized: reboot it, and it starts over with an empty disk"
+            format_args!(
+                "{error}\nThis node can no longer be initialized: reboot it, and it starts over with an empty disk"
             ),
-        )),
+        ),
     }
 }
 
 /// Returns the failure as a message in the stream, with status OK: Constellation's tool shows the
 /// text only then.
-fn failure(status: &Status) -> InitResponse {
+fn failure(code: Code, why: impl Display) -> InitResponse {
+    let error = Status::new(code, why.to_string()).to_string();
     InitResponse {
-        kind: Some(Kind::InitFailure(InitFailureResponse {
-            error: status.to_string(),
-        })),
+        kind: Some(Kind::InitFailure(InitFailureResponse { error })),
     }
 }
 

@@ -7,9 +7,10 @@
 //!                        ▲ watch, from any event on: any number of watchers
 //! ```
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::error::Error;
 use base::timeline::Timeline;
 
 /// Maximum number of lines that are kept. After that, only the starts of phases are kept for
@@ -27,6 +28,9 @@ pub struct Event {
     pub line: String,
 }
 
+/// The result of a job, or the step that failed.
+pub type Ending<T> = Result<T, Arc<Error>>;
+
 /// One job; `T` is its result.
 pub struct Job<T> {
     timeline: Timeline,
@@ -38,7 +42,7 @@ struct State<T> {
     begun: Option<Instant>,
     phase: &'static str,
     events: Vec<Event>,
-    ending: Option<Result<T, String>>,
+    ending: Option<Ending<T>>,
 }
 
 impl<T: Clone> Job<T> {
@@ -102,19 +106,21 @@ impl<T: Clone> Job<T> {
 
     /// Ends the job with its result, or with the reason for its failure. Only the first call
     /// counts.
-    pub fn end(&self, ending: Result<T, String>) {
-        self.lock().ending.get_or_insert(ending);
+    pub fn end(&self, ending: Result<T, Error>) {
+        let mut state = self.lock();
+        state.ending.get_or_insert(ending.map_err(Arc::new));
+        drop(state);
         self.changed.notify_all();
     }
 
     /// Returns how the job ended; `None` while it runs.
-    pub fn ending(&self) -> Option<Result<T, String>> {
+    pub fn ending(&self) -> Option<Ending<T>> {
         self.lock().ending.clone()
     }
 
     /// Returns the events from number `from` on, and the ending if the job has ended. Waits for
     /// either, but at most for `time`.
-    pub fn watch(&self, from: usize, time: Duration) -> (Vec<Event>, Option<Result<T, String>>) {
+    pub fn watch(&self, from: usize, time: Duration) -> (Vec<Event>, Option<Ending<T>>) {
         let deadline = Instant::now() + time;
         let mut state = self.lock();
         loop {
@@ -162,7 +168,6 @@ pub fn without_tokens(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::thread;
 
     use super::*;
@@ -174,8 +179,8 @@ mod tests {
         let job = Job::new(Timeline::new("test"));
         assert!(job.begin() && !job.begin());
         job.end(Ok(1));
-        job.end(Err("late".into()));
-        assert_eq!(job.ending(), Some(Ok(1)));
+        job.end(Err(Error::Stopped));
+        assert!(matches!(job.ending(), Some(Ok(1))));
     }
 
     #[test]
@@ -211,8 +216,9 @@ mod tests {
             events,
             expected.map(|(phase, line)| (phase, line.to_owned()))
         );
-        assert_eq!(ending, Ok("done"));
-        assert_eq!(late.join().unwrap(), (events, ending));
+        assert_eq!(ending.unwrap(), "done");
+        let (same, ending) = late.join().unwrap();
+        assert_eq!((same, ending.unwrap()), (events, "done"));
     }
 
     #[test]
@@ -254,6 +260,7 @@ mod tests {
     #[test]
     fn a_watch_ends_by_time_when_nothing_happens() {
         let job = Job::<()>::new(Timeline::new("test"));
-        assert_eq!(job.watch(0, Duration::from_millis(5)), (vec![], None));
+        let (events, ending) = job.watch(0, Duration::from_millis(5));
+        assert!(events.is_empty() && ending.is_none());
     }
 }

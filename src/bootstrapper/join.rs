@@ -14,10 +14,11 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::error::Error;
 use super::etcd;
 use super::job::Job;
 use super::kubelet;
-use super::setup::{self, Error, Kubeadm, Node, install_components, program};
+use super::setup::{self, Kubeadm, Node, install_components, program};
 use super::ticket::Ticket;
 use base::backoff::Backoff;
 use base::child_process::Cause;
@@ -116,7 +117,7 @@ impl Join {
 
     /// Runs the steps after the lock. Each step survives power loss; the mark of completion is the
     /// last one.
-    pub fn run(&self, node: &Node, stop: &Stop, job: &Job<()>) -> Result<(), String> {
+    pub fn run(&self, node: &Node, stop: &Stop, job: &Job<()>) -> Result<(), Error> {
         job.phase("state disk");
         let state = NodeState {
             role: self.role,
@@ -128,21 +129,20 @@ impl Join {
         job.phase("emergency SSH");
         self.certify_host(&node.root, stop)?;
         job.phase("components");
-        install_components(&self.ticket.components, &node.settings, stop, job)
-            .map_err(|error| error.to_string())?;
+        install_components(&self.ticket.components, &node.settings, stop, job)?;
         job.phase("kubeadm join");
-        self.join(stop, job).map_err(|error| error.to_string())?;
+        self.join(stop, job)?;
         etcd::prioritize_io(stop, &node.timeline);
         node.complete()
     }
 
-    fn certify_host(&self, root: &Path, stop: &Stop) -> Result<(), String> {
+    fn certify_host(&self, root: &Path, stop: &Stop) -> Result<(), Error> {
         ssh::host::install(
             root,
             &self.ticket.ssh_authority,
             &self.ticket.ssh_certificate,
         )
-        .map_err(|error| format!("the SSH host certificate: {error}"))?;
+        .map_err(|error| Error::Ssh("the SSH host certificate", error.into()))?;
         ssh::host::reload_sshd(stop);
         Ok(())
     }

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::error::{Error, Refused};
 use super::job::Job;
 use super::join::Join;
 use super::node_lock::Locking;
@@ -76,7 +77,7 @@ impl JoinClient {
     }
 
     fn join(&mut self) -> Outcome {
-        let defect = || Outcome::Failed("the bootstrapper has a defect; its log says where".into());
+        let defect = || Outcome::Failed(Arc::new(Error::Defect));
         self.thread.take().map_or(Outcome::None, |thread| {
             thread.join().unwrap_or_else(|_| defect())
         })
@@ -99,14 +100,14 @@ fn run(issuer: Arc<dyn Issuer>, entrant: &Entrant, node: &Arc<Node>) -> Outcome 
         Some(Locking::Taken) => {}
         // an init came first, or the node is stopping
         Some(Locking::Already(_)) | None => return Outcome::None,
-        Some(Locking::Failed(why)) => return Outcome::Failed(format!("locking the node: {why}")),
+        Some(Locking::Failed(error)) => return Outcome::Failed(Arc::new(Error::Lock(error))),
     }
     let job = Job::new(node.timeline);
     job.begin();
     match catch_unwind(AssertUnwindSafe(|| join.run(node, entrant.stop(), &job))) {
         Ok(Ok(())) => Outcome::Done,
-        Ok(Err(why)) => Outcome::Failed(why),
-        Err(_) => Outcome::Failed("the bootstrapper has a defect; its log says where".into()),
+        Ok(Err(error)) => Outcome::Failed(Arc::new(error)),
+        Err(_) => Outcome::Failed(Arc::new(Error::Defect)),
     }
 }
 
@@ -190,7 +191,8 @@ impl TicketRequester for Seeker {
     }
 
     fn verifier(&self) -> Result<Option<Arc<dyn ServiceVerifier>>, String> {
-        Ok(Some(self.node.trust.judge()?))
+        let judge = self.node.trust.judge();
+        Ok(Some(judge.map_err(|error| error.to_string())?))
     }
 
     /// Makes a new request when this machine's metadata changes: an operator may correct the
@@ -217,7 +219,7 @@ impl TicketRequester for Seeker {
                 state.me = Some(Arc::new(identity));
                 state.notes.remove("this machine");
             }
-            Err(why) => self.note("this machine", &Failure::lasting(why)),
+            Err(refused) => self.note("this machine", &Failure::lasting(refused.to_string())),
         }
     }
 
@@ -324,21 +326,16 @@ impl Seeker {
 }
 
 impl Identity {
-    fn new(me: Instance, load_balancer: Option<String>, node: &Node) -> Result<Identity, String> {
+    fn new(me: Instance, load_balancer: Option<String>, node: &Node) -> Result<Identity, Refused> {
         if me.role == Role::Unknown {
-            return Err(format!(
-                "the metadata service does not say whether {} is a control plane or a worker",
-                me.name
-            ));
+            return Err(Refused::NoRole(me.name));
         }
-        let kubernetes =
-            setup::kubernetes_node(node.cloud, &me).map_err(|error| error.to_string())?;
-        let kubelet = KubeletRequest::new(&kubernetes.name, kubernetes.ip)
-            .map_err(|error| error.to_string())?;
-        let host_key = ssh::host::host_key(&node.root).map_err(|error| error.to_string())?;
-        let principals = ssh::host::principals(&[])
-            .map_err(|error| format!("this node's addresses: {error}"))?;
-        let disk = NewDisk::open(&node.disk).map_err(|error| format!("the state disk: {error}"))?;
+        let kubernetes = setup::kubernetes_node(node.cloud, &me)?;
+        let kubelet =
+            KubeletRequest::new(&kubernetes.name, kubernetes.ip).map_err(Refused::Kubelet)?;
+        let host_key = ssh::host::host_key(&node.root).map_err(Refused::HostKey)?;
+        let principals = ssh::host::principals(&[]).map_err(Refused::Addresses)?;
+        let disk = NewDisk::open(&node.disk).map_err(Refused::Disk)?;
         let request = IssueJoinTicketRequest {
             disk_uuid: disk.uuid(),
             certificate_request: kubelet.der().to_vec(),

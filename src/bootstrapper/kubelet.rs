@@ -6,8 +6,9 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use super::error::Error;
 use super::job::Job;
-use super::setup::{self, Error};
+use super::setup;
 use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;

@@ -17,16 +17,17 @@
 //! Files: [`init_server`] uses [`secret_guard`]; [`join_client`] uses [`turn`] and [`ticket`].
 //! [`platform`] derives what a join service must prove besides its image. Both run a [`race`] for
 //! the [`node_lock`]. The steps after the lock are in [`init`] and [`join`]. Each runs as a
-//! [`job`]; [`setup`] has their common steps. [`cluster`] has the steps that set up Kubernetes in
+//! [`job`]; [`setup`] has their common steps, and [`error`](mod@error) says which one failed. [`cluster`] has the steps that set up Kubernetes in
 //! an init. [`kubelet`] and [`etcd`] manage what a member runs, and [`member`] answers `firstlight
 //! status`, [`peers`] keeps the addresses of join services in the disk's header current, and
 //! [`evidence`] proves this machine for the join service in a pod. [`upgrade`] brings a member to
 //! another version of Kubernetes. [`child_process`](base::child_process) runs other programs.
 
 pub mod cluster;
+pub mod error;
 pub mod etcd;
 pub mod evidence;
-mod header_lock;
+pub mod header_lock;
 pub mod init;
 pub mod init_server;
 pub mod job;
@@ -283,15 +284,14 @@ fn secret_guard(node: &Node, stop: &Stop) -> Option<SecretGuard> {
         let what = "the metadata service to give the init secret's hash";
         let hash = node
             .timeline
-            .waiting_for(what, || node.metadata.init_secret_hash())
-            .map_err(|error| error.to_string());
-        match hash.and_then(|hash| SecretGuard::new(&hash)) {
-            Ok(guard) => return Some(guard),
-            Err(error) => node.timeline.event(
-                "waiting",
-                format_args!("for the init secret's hash: {error}"),
-            ),
-        }
+            .waiting_for(what, || node.metadata.init_secret_hash());
+        let why = match hash.map(|hash| SecretGuard::new(&hash)) {
+            Ok(Ok(guard)) => return Some(guard),
+            Ok(Err(bad)) => bad.to_string(),
+            Err(error) => error.to_string(),
+        };
+        node.timeline
+            .event("waiting", format_args!("for the init secret's hash: {why}"));
         stop.wait(backoff.pause());
     }
     None
@@ -312,14 +312,14 @@ fn reset(disk: &Path, timeline: &Timeline) -> Result<Ending, Error> {
 pub enum Error {
     /// PCR 15 cannot be read.
     Tpm(tpm::Error),
-    /// The setting `require=strong` would accept a program without a TPM: why, and what to do.
-    Unpinned(String),
+    /// The setting `require=strong` would accept a program without a TPM.
+    Unpinned(platform::Error),
     /// Another program has measured into PCR 15: which one, and what to do.
     ForeignWriter(String),
     /// The state disk is missing, or cannot be used.
     Disk(state_disk::Error),
-    /// Another program holds the lock of the state disk's header.
-    Locked(String),
+    /// The lock of the state disk's header was not taken.
+    Locked(header_lock::Error),
     /// The InitServer cannot listen on this address.
     Listen(SocketAddr, io::Error),
     /// A thread cannot be started.
@@ -332,9 +332,9 @@ impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Error::Tpm(error) => write!(f, "reading PCR 15: {error}"),
-            Error::Unpinned(text) | Error::ForeignWriter(text) | Error::Locked(text) => {
-                f.write_str(text)
-            }
+            Error::Unpinned(error) => error.fmt(f),
+            Error::ForeignWriter(text) => f.write_str(text),
+            Error::Locked(error) => error.fmt(f),
             Error::Disk(error) => error.fmt(f),
             Error::Listen(address, error) => write!(f, "listening on {address}: {error}"),
             Error::Thread(error) => write!(f, "starting a thread: {error}"),

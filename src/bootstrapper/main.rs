@@ -1,5 +1,6 @@
 //! Makes the booted machine a member of a cluster, or starts what a member runs.
 
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -107,8 +108,8 @@ impl Settings {
             match name {
                 "service-policy" => {
                     let file = PathBuf::from(arguments.value()?);
-                    let policy = service_trust::read_policy(&file).map_err(Failure::Usage)?;
-                    *services = Some(policy);
+                    let policy = service_trust::read_policy(&file);
+                    *services = Some(policy.map_err(|error| Failure::Usage(error.to_string()))?);
                 }
                 "components" => components.image = Some(arguments.value()?.into()),
                 "allow-unverified-components" => policy.allow_unverified = true,
@@ -151,18 +152,17 @@ fn start(settings: Settings) -> Result<(), Failure> {
             "reboot this machine: it starts over with an empty state disk".into(),
         )),
         Ok(_) => Err(Failure::Failed(STOPPED, "stopped by a signal".into())),
-        Err(error) => Err(options::failed(&timeline, &stop, error)),
+        Err(error) => Err(options::failed(&timeline, &stop, error.to_string())),
     }
 }
 
-fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, String> {
+fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Box<dyn Error>> {
     let options = settings.shared;
     let (tpm, issuer) = options.attestation()?;
-    let variant = Variant::named(&options.variant).map_err(|error| error.to_string())?;
+    let variant = Variant::named(&options.variant)?;
     let trust = ServiceTrust::new(options.services, settings.services, variant, tpm.clone());
     let cloud = options.cloud()?;
-    let metadata = cloud_api::metadata(cloud, options.metadata.as_deref());
-    let metadata = metadata.map_err(|error| error.to_string())?;
+    let metadata = cloud_api::metadata(cloud, options.metadata.as_deref())?;
     let keeper = peers::Keeper {
         metadata: metadata.clone(),
         disk: options.disk.clone(),
@@ -186,7 +186,7 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, St
         stop: stop.clone(),
         timeline,
     };
-    let ending = bootstrapper.run().map_err(|error| error.to_string())?;
+    let ending = bootstrapper.run()?;
     if ending.is_member() {
         let keeping = keeper.start();
         // anybody may ask a member for a quote, so these quotes are not logged as events

@@ -8,6 +8,8 @@
 //! the other learns that the lock is taken. The TPM keeps the lock after this process has ended: a
 //! node whose PCR 15 is not zero never passes attestation as a fresh one.
 
+use std::fmt;
+
 use base::crypto::CLUSTER_ID_LEN;
 use base::sync::{Mutex, PoisonError};
 
@@ -33,7 +35,28 @@ pub enum Locking {
     /// The lock was taken before, for the cluster with this ID.
     Already([u8; CLUSTER_ID_LEN]),
     /// The TPM failed; the node cannot be used until it reboots.
-    Failed(String),
+    Failed(Error),
+}
+
+/// Why the lock was not taken.
+#[derive(Debug)]
+pub enum Error {
+    /// The TPM failed in an earlier attempt.
+    Broken,
+    /// Another program has measured into PCR 15: which one, and what to do.
+    ForeignWriter(String),
+    /// The TPM failed.
+    Tpm(tpm::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Broken => f.write_str("the TPM failed in an earlier attempt; reboot the node"),
+            Error::ForeignWriter(writer) => f.write_str(writer),
+            Error::Tpm(error) => error.fmt(f),
+        }
+    }
 }
 
 impl NodeLock {
@@ -59,9 +82,7 @@ impl NodeLock {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {
             State::Locked(id) => Locking::Already(id),
-            State::Broken => {
-                Locking::Failed("the TPM failed in an earlier attempt; reboot the node".into())
-            }
+            State::Broken => Locking::Failed(Error::Broken),
             State::Unlocked => match attest::mark(&self.tpm, &cluster_id) {
                 Ok(()) => {
                     *state = State::Locked(cluster_id);
@@ -70,7 +91,7 @@ impl NodeLock {
                 Err(error) => {
                     *state = State::Broken;
                     let writer = attest::foreign_writer(&self.tpm);
-                    Locking::Failed(writer.unwrap_or_else(|| error.to_string()))
+                    Locking::Failed(writer.map_or(Error::Tpm(error), Error::ForeignWriter))
                 }
             },
         }

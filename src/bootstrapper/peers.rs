@@ -100,8 +100,8 @@ impl Keeper {
 
     /// Asks the metadata service, writes the header if the addresses have changed, and returns the
     /// pause before the next request.
-    fn renew(&self, disk: &Path) -> Result<Duration, String> {
-        let before = state_disk::peers(disk).map_err(|error| error.to_string())?;
+    fn renew(&self, disk: &Path) -> Result<Duration, Box<dyn std::error::Error>> {
+        let before = state_disk::peers(disk)?;
         let known = known(&*self.metadata, before);
         for error in &known.errors {
             log::info!("the peers in the disk's header are updated only in part: {error}");
@@ -113,7 +113,7 @@ impl Keeper {
         let lock = HeaderLock::take(disk)?;
         let is_changed = state_disk::set_peers(disk, &known.peers);
         drop(lock);
-        if is_changed.map_err(|error| error.to_string())? {
+        if is_changed? {
             let count = known.peers.control_planes.len();
             let balancer = known.peers.load_balancer.as_deref();
             let balancer = balancer.map_or(String::new(), |host| format!(" and {host}"));

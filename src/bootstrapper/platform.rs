@@ -23,6 +23,9 @@
 //! the disk and if the disk's header has a MAC under the measurement secret that came with it. An
 //! operator can also send the key without any proof (`firstlight recover`).
 
+use std::collections::BTreeMap;
+use std::fmt;
+
 use base::text::hex;
 use base::x509::Certificate;
 use cloud::http::GOOGLE;
@@ -32,11 +35,11 @@ use tpm::{Bank, Location, Tpm};
 use verifier::sources::offline;
 use verifier::vtpm::Machine;
 use verifier::{
-    Policy, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, gcp_sev_es, gcp_sev_snp,
-    hcl,
+    Policy, PolicyError, Variant, aws_nitro_tpm, aws_sev_snp, azure_sev_snp, azure_tdx, gcp_sev_es,
+    gcp_sev_snp, hcl,
 };
 
-use super::service_trust::ServiceTrust;
+use super::service_trust::{self, ServiceTrust};
 
 /// The PCR of the boot loader, which is never zero in a bank that the firmware extends.
 const BOOT_LOADER: u32 = 4;
@@ -56,12 +59,12 @@ const ADVICE: &str = "set cluster-id, or name in service-policy the attestation 
 
 /// Returns what a fresh node with the TPM at this location demands of join services. With
 /// `require=strong` it refuses evidence that any machine of the variant, or a program without a
-/// TPM, could make. The error says why `require=strong` cannot guarantee that here.
-pub fn demanding(mut trust: ServiceTrust, tpm: &Location) -> Result<ServiceTrust, String> {
+/// TPM, could make.
+pub fn demanding(mut trust: ServiceTrust, tpm: &Location) -> Result<ServiceTrust, Error> {
     if !trust.settings.require_strong || trust.settings.cluster.is_some() {
         return Ok(trust);
     }
-    let (variant, images) = (trust.variant, trust.images()?);
+    let (variant, images) = (trust.variant, trust.images().map_err(Error::Trust)?);
     let demanded = match images.keys().is_empty() {
         true => and_own(variant, tpm, images)?,
         false => images,
@@ -69,35 +72,59 @@ pub fn demanding(mut trust: ServiceTrust, tpm: &Location) -> Result<ServiceTrust
     match believes_any_tpm(variant, &demanded)? {
         false => trust.demand(demanded),
         true => {
-            return Err(refused(
-                variant,
-                "a program without a TPM can claim the registers of this machine",
-            ));
+            let why = "a program without a TPM can claim the registers of this machine";
+            return Err(Error::PinsNothing(variant.name, why.into()));
         }
     }
     Ok(trust)
 }
 
-fn refused(variant: &Variant, why: &str) -> String {
-    format!(
-        "the setting require=strong would pin nothing: with the variant {}, {why}; {ADVICE}",
-        variant.name
-    )
+/// Why `require=strong` cannot guarantee that a join service is a real machine.
+#[derive(Debug)]
+pub enum Error {
+    /// This machine's image, or the setting `service-policy`, cannot be used.
+    Trust(service_trust::Error),
+    /// Nothing pins the key of a join service: the variant, and why.
+    PinsNothing(&'static str, Unknown),
 }
 
-fn believes_any_tpm(variant: &Variant, policy: &Policy) -> Result<bool, String> {
-    let validator = variant.validator_for(policy.clone(), &offline());
-    let validator = validator.map_err(|error| format!("setting service-policy: {error}"))?;
+/// Why this machine's platform does not tell a value that join services must have; a clause for
+/// people.
+type Unknown = Box<dyn std::error::Error>;
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Trust(error) => error.fmt(f),
+            Error::PinsNothing(variant, why) => write!(
+                f,
+                "the setting require=strong would pin nothing: with the variant {variant}, {why}; {ADVICE}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<PolicyError> for Error {
+    fn from(error: PolicyError) -> Error {
+        Error::Trust(service_trust::Error::Setting(error))
+    }
+}
+
+fn believes_any_tpm(variant: &Variant, policy: &Policy) -> Result<bool, Error> {
+    let validator = variant.validator_for(policy.clone(), &offline())?;
     Ok(validator.properties().believes_any_tpm)
 }
 
 /// Returns the policy, extended by what this machine's platform says about this machine.
-fn and_own(variant: &Variant, tpm: &Location, images: Policy) -> Result<Policy, String> {
-    let wrong = |why: String| refused(variant, &why);
+fn and_own(variant: &'static Variant, tpm: &Location, images: Policy) -> Result<Policy, Error> {
+    let wrong = |why| Error::PinsNothing(variant.name, why);
     let cloud = images.cloud();
     let demanding = match variant.oid {
         aws_nitro_tpm::OID | aws_sev_snp::OID => {
-            return and_own_sha384(tpm, images).map_err(wrong);
+            let pcrs = own_sha384(tpm, &images).map_err(wrong)?;
+            images.with_platform(|cloud, _, _| cloud.sha384.push(pcrs))
         }
         gcp_sev_es::OID | gcp_sev_snp::OID
             if cloud.projects.is_empty() && cloud.instances.is_empty() =>
@@ -118,7 +145,7 @@ fn and_own(variant: &Variant, tpm: &Location, images: Policy) -> Result<Policy, 
         }
         _ => return Ok(images),
     };
-    demanding.map_err(|error| error.to_string())
+    Ok(demanding?)
 }
 
 /// Describes a value of this machine that a join service must have, too.
@@ -128,11 +155,9 @@ fn announce(requirement: &str, value: &str) {
     );
 }
 
-/// Returns the policy that also accepts this machine's SHA-384 PCRs, for the registers that an
-/// image in the policy has.
-fn and_own_sha384(tpm: &Location, images: Policy) -> Result<Policy, String> {
-    let read = Tpm::open(tpm).and_then(|mut tpm| tpm.pcrs(Bank::Sha384));
-    let mut pcrs = read.map_err(|error| error.to_string())?;
+/// Returns this machine's SHA-384 PCRs, of the registers that its own image in the policy has.
+fn own_sha384(tpm: &Location, images: &Policy) -> Result<BTreeMap<u32, String>, Unknown> {
+    let mut pcrs = Tpm::open(tpm)?.pcrs(Bank::Sha384)?;
     let is_zero = |value: &Vec<u8>| value.iter().all(|byte| *byte == 0);
     if pcrs.get(&BOOT_LOADER).is_none_or(is_zero) {
         return Err("the firmware extends no SHA-384 PCR of this machine".into());
@@ -144,16 +169,15 @@ fn and_own_sha384(tpm: &Location, images: Policy) -> Result<Policy, String> {
         "require=strong: a join service must have the SHA-384 PCRs {:?} of this machine",
         pcrs.keys()
     );
-    let pcrs = pcrs.iter().map(|(pcr, value)| (*pcr, hex(value))).collect();
-    let demanding = images.with_platform(|cloud, _, _| cloud.sha384.push(pcrs));
-    demanding.map_err(|error| error.to_string())
+    Ok(pcrs.iter().map(|(pcr, value)| (*pcr, hex(value))).collect())
 }
 
-fn own_project(tpm: &Location) -> Result<String, String> {
+fn own_project(tpm: &Location) -> Result<String, Unknown> {
     let machine = gcp_sev_es::GoogleMachine::new(GOOGLE);
-    let read = Tpm::open(tpm).map_err(|error| error.to_string());
-    let read = read.and_then(|mut tpm| machine.key_certificate(&mut tpm).map_err(|why| why.0));
-    let certificate = read?.ok_or("the TPM has no certificate of its attestation key")?;
+    let certificate = machine
+        .key_certificate(&mut Tpm::open(tpm)?)
+        .map_err(|error| error.to_string())?
+        .ok_or("the TPM has no certificate of its attestation key")?;
     let certificate = Certificate::parse(&certificate)
         .map_err(|_| "the certificate of the TPM's attestation key cannot be read")?;
     let instance = gcp_sev_es::instance(&certificate)?;
@@ -161,14 +185,14 @@ fn own_project(tpm: &Location) -> Result<String, String> {
     Ok(name)
 }
 
-fn own_id_key(tpm: &Location) -> Result<[u8; DIGEST], String> {
+fn own_id_key(tpm: &Location) -> Result<[u8; DIGEST], Unknown> {
     with_report(tpm, |report| match report {
         HardwareReport::Snp(report) => digest_at(report, ID_KEY_DIGEST),
         _ => None,
     })
 }
 
-fn own_mrtd(tpm: &Location) -> Result<[u8; DIGEST], String> {
+fn own_mrtd(tpm: &Location) -> Result<[u8; DIGEST], Unknown> {
     with_report(tpm, |report| match report {
         HardwareReport::Tdx(report) => digest_at(report, MRTD),
         _ => None,
@@ -180,8 +204,8 @@ fn own_mrtd(tpm: &Location) -> Result<[u8; DIGEST], String> {
 fn with_report(
     tpm: &Location,
     digest: fn(&HardwareReport<'_>) -> Option<[u8; DIGEST]>,
-) -> Result<[u8; DIGEST], String> {
-    let stored = hcl::stored(tpm).map_err(|why| why.0)?;
+) -> Result<[u8; DIGEST], Unknown> {
+    let stored = hcl::stored(tpm).map_err(|error| error.to_string())?;
     let report = HclReport::parse(&stored)?;
     digest(&report.hardware)
         .ok_or_else(|| "the report of the paravisor does not name its firmware".into())

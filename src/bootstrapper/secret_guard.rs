@@ -1,6 +1,7 @@
 //! Checks init secrets: bcrypt against the hash from the metadata service, with growing delays
 //! after wrong secrets.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use base::network::Network;
@@ -35,24 +36,38 @@ pub enum Verdict {
     Busy(Busy),
 }
 
+/// Why a hash cannot be used.
+#[derive(Debug, PartialEq, Eq)]
+pub enum BadHash {
+    /// It is not a bcrypt hash: its length in bytes.
+    Form(usize),
+    /// A check takes too long: its cost.
+    Cost(u32),
+}
+
+impl fmt::Display for BadHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the init secret's hash in the metadata ")?;
+        match self {
+            BadHash::Form(length) => write!(f, "is not a bcrypt hash ({length} bytes)"),
+            BadHash::Cost(cost) => write!(f, "has cost {cost}, expected at most {MAX_COST}"),
+        }
+    }
+}
+
+impl std::error::Error for BadHash {}
+
 impl SecretGuard {
     /// Creates a guard for a bcrypt hash from the metadata service. Refuses a hash that no secret
     /// can match, and a hash whose check takes too long.
-    pub fn new(hash: &str) -> Result<SecretGuard, String> {
+    pub fn new(hash: &str) -> Result<SecretGuard, BadHash> {
         let hash = hash.trim();
         // an HTTP error page is not a hash: Constellation accepted such a page and then refused
         // every secret
-        let parts = hash.parse::<bcrypt::HashParts>().map_err(|_| {
-            format!(
-                "the init secret's hash in the metadata is not a bcrypt hash ({} bytes)",
-                hash.len()
-            )
-        })?;
+        let parts = hash.parse::<bcrypt::HashParts>();
+        let parts = parts.map_err(|_| BadHash::Form(hash.len()))?;
         if parts.get_cost() > MAX_COST {
-            let cost = parts.get_cost();
-            return Err(format!(
-                "the init secret's hash in the metadata has cost {cost}, expected at most {MAX_COST}"
-            ));
+            return Err(BadHash::Cost(parts.get_cost()));
         }
         Ok(SecretGuard {
             hash: hash.into(),
@@ -113,8 +128,9 @@ mod tests {
 
     #[test]
     fn what_is_no_bcrypt_hash_is_refused_at_start() {
-        assert!(SecretGuard::new("<html>404</html>").is_err());
-        assert!(SecretGuard::new("").is_err());
+        for (bad, length) in [("<html>404</html>", 16), ("", 0)] {
+            assert_eq!(SecretGuard::new(bad).err(), Some(BadHash::Form(length)));
+        }
         assert!(
             SecretGuard::new("$2a$10$WxJIGsXcJCZqGjVxOqXOSeJ5cOUVUWzzNGnZ8B4JCyYcnzdtYJuVm\n")
                 .is_ok()
@@ -127,12 +143,8 @@ mod tests {
             |cost| format!("$2a${cost}$WxJIGsXcJCZqGjVxOqXOSeJ5cOUVUWzzNGnZ8B4JCyYcnzdtYJuVm");
         assert!(SecretGuard::new(&hash(15)).is_ok());
         for cost in [16, 31] {
-            assert!(
-                SecretGuard::new(&hash(cost))
-                    .err()
-                    .unwrap()
-                    .contains("expected at most 15")
-            );
+            let bad = SecretGuard::new(&hash(cost)).err();
+            assert_eq!(bad, Some(BadHash::Cost(cost)));
         }
     }
 }

@@ -22,7 +22,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use node::service_trust::{ClusterId, Proof, ServiceVerifier, Settings};
@@ -57,25 +58,58 @@ pub struct ServiceTrust {
     images: Mutex<Option<Policy>>,
 }
 
+/// Why this node cannot judge join services.
+#[derive(Debug)]
+pub enum Error {
+    /// The file of the setting `service-policy` cannot be read.
+    Read(PathBuf, io::Error),
+    /// The file of the setting `service-policy` has no policy for join services.
+    File(PathBuf, PolicyError),
+    /// The policy in this file accepts any image, by the entry of this name.
+    AnyImage(PathBuf, String),
+    /// The setting `service-policy` does not fit to this machine.
+    Setting(PolicyError),
+    /// The TPM does not tell the registers of this machine.
+    Registers(tpm::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Read(file, error) => write!(f, "service-policy {}: {error}", file.display()),
+            Error::File(file, error) => write!(f, "service-policy {}: {error}", file.display()),
+            Error::AnyImage(file, image) => write!(
+                f,
+                "service-policy {}: {image} enforces no register but PCR 15, so any image would be accepted",
+                file.display()
+            ),
+            Error::Setting(error) => write!(f, "setting service-policy: {error}"),
+            Error::Registers(error) => {
+                write!(f, "this machine's own registers cannot be read: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
 /// Reads the file of the setting `service-policy`.
-pub fn read_policy(file: &Path) -> Result<Policy, String> {
-    let wrong = |why: &dyn fmt::Display| format!("service-policy {}: {why}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
+pub fn read_policy(file: &Path) -> Result<Policy, Error> {
+    let wrong = |error| Error::File(file.into(), error);
+    let text = std::fs::read_to_string(file).map_err(|error| Error::Read(file.into(), error))?;
     let policy = Policy::from_json(&text)
         .and_then(Policy::without_endorsement_roots)
-        .map_err(|error| wrong(&error))?;
+        .map_err(wrong)?;
     let policy = policy.at(Stage::Booted).of_any_cluster();
     for image in policy.images() {
         if image.measurements().values().all(|it| it.warn_only) {
-            return Err(wrong(&format_args!(
-                "{image} enforces no register but PCR 15, so any image would be accepted"
-            )));
+            return Err(Error::AnyImage(file.into(), image.to_string()));
         }
     }
     // there must be room for the node's own image, and it must meet the requirements of images
     own_image(policy.images()[0].measurements().clone())
         .and_then(|own| policy.clone().and_image(OWN_IMAGE, own))
-        .map_err(|error| wrong(&error))?;
+        .map_err(wrong)?;
     Ok(policy)
 }
 
@@ -111,14 +145,14 @@ impl ServiceTrust {
 
     /// Returns the validator of one connection. The error may be temporary: the TPM does not
     /// answer.
-    pub fn judge(&self) -> Result<Arc<Judge>, String> {
+    pub fn judge(&self) -> Result<Arc<Judge>, Error> {
         let images = self.images()?;
         let carried = Arc::new(Carried::default());
         let sources: Arc<dyn Sources> = carried.clone();
         let validator = |policy| {
             self.variant
                 .validator_for(policy, &sources)
-                .map_err(|error| error.to_string())
+                .map_err(Error::Setting)
         };
         let any = validator(images.clone().of_any_image())?;
         Ok(Arc::new(Judge {
@@ -137,19 +171,19 @@ impl ServiceTrust {
     }
 
     /// Returns the accepted images: this machine's own, and those of the settings.
-    pub fn images(&self) -> Result<Policy, String> {
+    pub fn images(&self) -> Result<Policy, Error> {
         let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(images) = &*images {
             return Ok(images.clone());
         }
-        let measured = (self.variant.measure)(&self.tpm, Stage::Booted)
-            .map_err(|error| format!("this machine's own registers cannot be read: {error}"))?;
+        let measured =
+            (self.variant.measure)(&self.tpm, Stage::Booted).map_err(Error::Registers)?;
         let own = of_image(measured.booted);
         let accepted = match &self.policy {
             None => Policy::new(own),
             Some(policy) => own_image(own).and_then(|own| policy.clone().and_image(OWN_IMAGE, own)),
         };
-        let accepted = accepted.map_err(|error| format!("setting service-policy: {error}"))?;
+        let accepted = accepted.map_err(Error::Setting)?;
         Ok(images.insert(accepted).clone())
     }
 }
@@ -297,7 +331,7 @@ mod tests {
         let confined = read(&format!(
             r#"{{"measurements":{{"4":"{zero}"}},"acpiTables":"confined","requireConfinedAcpi":true}}"#
         ));
-        let error = confined.unwrap_err();
+        let error = confined.unwrap_err().to_string();
         assert!(
             error.contains("requireConfinedAcpi: this machine's image has no"),
             "{error}"
@@ -312,17 +346,12 @@ mod tests {
         let warning = format!(
             r#"{{"measurements":{{"4":{{"expected":"{zero}","warnOnly":true}},"15":"{zero}"}}}}"#
         );
-        for (text, why) in [
-            (
-                format!(r#"{{"measurements":{{"15":"{zero}"}}}}"#),
-                "no register but PCR 15",
-            ),
-            (warning, "no register but PCR 15"),
-            ("{".into(), "service-policy"),
-        ] {
-            let error = read(&text).unwrap_err();
-            assert!(error.contains(why), "{error}");
+        let only_cluster = format!(r#"{{"measurements":{{"15":"{zero}"}}}}"#);
+        for text in [only_cluster, warning] {
+            assert!(matches!(read(&text), Err(Error::AnyImage(..))), "{text}");
         }
-        assert!(read_policy(&folder.path().join("none")).is_err());
+        assert!(matches!(read("{"), Err(Error::File(..))));
+        let missing = read_policy(&folder.path().join("none"));
+        assert!(matches!(missing, Err(Error::Read(..))));
     }
 }

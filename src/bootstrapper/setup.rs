@@ -1,15 +1,15 @@
 //! The steps that init and join share after the node lock: the commit of the disk, the components,
 //! kubeadm and its configuration.
 
+use std::env;
 use std::fs;
-use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use std::{env, fmt};
 
+use super::error::{Error, Refused};
 use super::header_lock::HeaderLock;
 use super::job::{Job, without_tokens};
 use super::node_lock::Locking;
@@ -24,9 +24,9 @@ use base::timeline::Timeline;
 use disk::luks::Peers;
 use disk::state_disk::{self, Handover, NewDisk, NodeState, mark_begun, mark_complete};
 use kubernetes::components::{self, Component, Settings, Step};
+use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::KubeletCertificate;
-use kubernetes::parameters::{Invalid, NodeName};
-use kubernetes::{client, kubeadm, kubelet_certificate};
+use kubernetes::parameters::NodeName;
 use machines::{Cloud, Instance, Metadata};
 use sys::file;
 
@@ -87,14 +87,14 @@ impl Node {
         &self,
         state: &NodeState,
         measurement_secret: &Secret,
-        key_of: impl FnOnce(&str) -> Result<Secret, String>,
-    ) -> Result<String, String> {
-        let failed = |error: state_disk::Error| format!("setting up the state disk: {error}");
+        key_of: impl FnOnce(&str) -> Result<Secret, Error>,
+    ) -> Result<String, Error> {
+        let failed = |error| Error::Disk("setting up the state disk", error);
         let mut disk = NewDisk::open(&self.disk)
-            .map_err(|error| format!("opening the state disk: {error}"))?;
+            .map_err(|error| Error::Disk("opening the state disk", error))?;
         let uuid = disk.uuid();
         let key = key_of(&uuid)?;
-        let _lock = HeaderLock::take(&self.disk.device)?;
+        let _lock = HeaderLock::take(&self.disk.device).map_err(Error::Header)?;
         let peers = self.peers.get().filter(|peers| !peers.is_empty());
         // the node asks again when it is a member
         if let Some(Err(error)) = peers.map(|peers| disk.name_peers(peers)) {
@@ -112,8 +112,9 @@ impl Node {
 
     /// Marks the set-up as complete: from now on the node unlocks and starts by itself after a
     /// reboot.
-    pub fn complete(&self) -> Result<(), String> {
-        mark_complete(&self.root).map_err(|error| format!("finishing: {error}"))?;
+    pub fn complete(&self) -> Result<(), Error> {
+        mark_complete(&self.root)
+            .map_err(|error| Error::Disk("finishing", state_disk::Error::NodeState(error)))?;
         self.timeline
             .event("complete", "this node comes back by itself after a reboot");
         Ok(())
@@ -127,86 +128,7 @@ pub enum Outcome {
     /// The node is a member.
     Done,
     /// The set-up failed after the lock: the node must reboot, which resets it.
-    Failed(String),
-}
-
-/// The step that failed, and why.
-#[derive(Debug)]
-pub enum Error {
-    /// A component was not installed.
-    Components(components::Error),
-    /// A program failed.
-    Command(child_process::Error),
-    /// The kubelet exited too often; the last lines of its log.
-    Kubelet(Vec<String>),
-    /// The kubelet's certificate cannot be made or written.
-    Certificate(kubelet_certificate::Error),
-    /// A call of the Kubernetes API failed.
-    Api(client::Error),
-    /// A file of the set-up cannot be read or written.
-    Io(PathBuf, io::Error),
-    /// This node is stopping.
-    Stopped,
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Components(error) => write!(f, "installing the components: {error}"),
-            Error::Command(error) => error.fmt(f),
-            Error::Kubelet(words) => {
-                write!(
-                    f,
-                    "the kubelet ends again and again; its last lines:\n{}",
-                    words.join("\n")
-                )
-            }
-            Error::Certificate(error) => error.fmt(f),
-            Error::Api(error) => write!(f, "after kubeadm init: {error}"),
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
-            Error::Stopped => f.write_str("this node was stopped during its set-up"),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
-
-impl From<client::Error> for Error {
-    fn from(error: client::Error) -> Error {
-        Error::Api(error)
-    }
-}
-
-/// Why this machine cannot become a node of a cluster; `Display` is a sentence.
-#[derive(Debug)]
-pub enum Refused {
-    /// A value of the request or the metadata service is invalid.
-    Value(Invalid),
-    /// A component is invalid.
-    Component(components::Error),
-    /// The metadata service has no address of the machine with this name.
-    NoAddress(String),
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refused::Value(error) => error.fmt(f),
-            Refused::Component(error) => error.fmt(f),
-            Refused::NoAddress(name) => {
-                write!(
-                    f,
-                    "the metadata service does not have the address of this machine ({name}) in the cluster's network yet"
-                )
-            }
-        }
-    }
-}
-
-impl From<Invalid> for Refused {
-    fn from(error: Invalid) -> Refused {
-        Refused::Value(error)
-    }
+    Failed(Arc<Error>),
 }
 
 /// Returns this machine of `cloud` as kubeadm's configuration describes it.

@@ -17,14 +17,16 @@
 //! node` would skip cluster steps that an interrupted `apply` has not done. A second `apply` of the
 //! same version changes nothing.
 
+use std::fmt;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::error::Error as Step;
 use super::job::Job;
-use super::setup::{self, Error as Step};
+use super::setup;
 use super::{etcd, kubelet};
 use base::child_process;
 use base::stop::Stop;
@@ -53,19 +55,16 @@ const PAUSE: Duration = Duration::from_millis(500);
 const HEALTH: ([u8; 4], u16) = ([127, 0, 0, 1], 10248);
 
 /// Reads the list of components, as `firstlight components` writes it, and upgrades this node to
-/// its version. Returns the versions of the kubelet before and after the upgrade. An error is a
-/// sentence that says what to do.
+/// its version. Returns the versions of the kubelet before and after the upgrade.
 pub fn run(
     list: impl Read,
     policy: &components::Policy,
     settings: &components::Settings,
     stop: &Stop,
     timeline: Timeline,
-) -> Result<(Version, Version), String> {
+) -> Result<(Version, Version), Error> {
     if !Path::new(KUBELET_CONFIG).exists() {
-        return Err(format!(
-            "there is no {KUBELET_CONFIG}: this machine is no node of a cluster yet"
-        ));
+        return Err(Error::NoNode);
     }
     let list = Components::read(list, policy)?;
     let job = Job::<()>::new(timeline);
@@ -81,6 +80,80 @@ pub fn run(
     Ok(versions)
 }
 
+/// Why a node is not upgraded. `Display` is a sentence that says what to do.
+#[derive(Debug)]
+pub enum Error {
+    /// This machine is no node of a cluster yet.
+    NoNode,
+    /// Standard input has no list of components that can be used: why.
+    List(String),
+    /// A version is unknown, or nodes may not have it now: why.
+    Version(String),
+    /// A step failed. The node runs as before.
+    Step(Step),
+    /// Components were not installed. The node runs as before.
+    Components(Step),
+    /// kubeadm failed, and the kubelet has this version as before.
+    Kubeadm(Step, Version),
+    /// The kubelet of before was not kept.
+    Kept(PathBuf, io::Error),
+    /// The new kubelet does not stay up: why, and which one runs now.
+    Kubelet(Box<Error>, Restored),
+}
+
+/// Which kubelet runs after a new one did not stay up.
+#[derive(Debug)]
+pub enum Restored {
+    /// The one of before.
+    Before(Version),
+    /// The one of before does not stay up either: why.
+    Neither(Version, Box<Error>),
+    /// There was no other one.
+    NoOther,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NoNode => write!(
+                f,
+                "there is no {KUBELET_CONFIG}: this machine is no node of a cluster yet"
+            ),
+            Error::List(why) | Error::Version(why) => f.write_str(why),
+            Error::Step(error) => error.fmt(f),
+            Error::Components(error) => write!(
+                f,
+                "{error}; the node runs as before; correct this, and run the same command again"
+            ),
+            Error::Kubeadm(error, from) => write!(
+                f,
+                "{error}\nthe kubelet is still {from}, and kubeadm restores pods of the control plane that do not start; correct the \
+                 cause, and run the same command again"
+            ),
+            Error::Kept(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Kubelet(why, Restored::Before(from)) => write!(
+                f,
+                "{why}\nthe kubelet is {from} again; correct the cause, and run the same command again"
+            ),
+            Error::Kubelet(why, Restored::Neither(from, error)) => {
+                write!(f, "{why}\nthe kubelet {from} is not back either: {error}")
+            }
+            Error::Kubelet(why, Restored::NoOther) => write!(
+                f,
+                "{why}\nthere is no other kubelet to go back to: see `journalctl --unit kubelet`"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Step> for Error {
+    fn from(error: Step) -> Error {
+        Error::Step(error)
+    }
+}
+
 /// The components in the order of their installation.
 struct Components {
     kubeadm: Component,
@@ -89,27 +162,28 @@ struct Components {
 }
 
 impl Components {
-    fn read(list: impl Read, policy: &components::Policy) -> Result<Components, String> {
+    fn read(list: impl Read, policy: &components::Policy) -> Result<Components, Error> {
         let mut json = String::new();
         list.take(MAX_LIST)
             .read_to_string(&mut json)
-            .map_err(|error| format!("standard input: {error}"))?;
+            .map_err(|error| Error::List(format!("standard input: {error}")))?;
         let wire = components::read_list(&json).map_err(|error| {
-            format!(
+            Error::List(format!(
                 "standard input has no list of components, as `firstlight components` makes it: {error}"
-            )
+            ))
         })?;
         let mut others: Vec<Component> = wire
             .iter()
             .map(|wire| Component::parse(wire, policy))
             .collect::<Result<_, _>>()
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| Error::List(error.to_string()))?;
         let mut take = |name: &str| {
             let place = Path::new(setup::PROGRAMS).join(name);
             let found = others.iter().position(|one| one.place() == place);
+            let missing = || format!("the list of components has no {}", place.display());
             found
                 .map(|index| others.remove(index))
-                .ok_or_else(|| format!("the list of components has no {}", place.display()))
+                .ok_or_else(|| Error::List(missing()))
         };
         Ok(Components {
             kubeadm: take("kubeadm")?,
@@ -127,13 +201,13 @@ struct Upgrade<'a> {
 }
 
 impl Upgrade<'_> {
-    fn run(&self) -> Result<(Version, Version), String> {
+    fn run(&self) -> Result<(Version, Version), Error> {
         self.job.phase("versions");
         let from = self.version("kubelet", &["--version"])?;
         self.install(std::slice::from_ref(&self.list.kubeadm))?;
         let to = self.version("kubeadm", &["version", "--output", "short"])?;
         from.check_upgrade(&to)
-            .map_err(|error| format!("this node stays at {from}: {error}"))?;
+            .map_err(|error| Error::Version(format!("this node stays at {from}: {error}")))?;
         let is_control_plane = Path::new(API_SERVER).exists();
         if !is_control_plane {
             self.check_control_plane(&to)?;
@@ -143,55 +217,51 @@ impl Upgrade<'_> {
         self.job.phase("components");
         self.install(&self.list.others)?;
         self.job.phase("kubeadm upgrade");
-        self.kubeadm(is_control_plane, &to).map_err(|error| {
-            format!(
-                "{error}\nthe kubelet is still {from}, and kubeadm restores pods of the control plane that do not start; correct the \
-                 cause, and run the same command again"
-            )
-        })?;
+        self.kubeadm(is_control_plane, &to)
+            .map_err(|error| Error::Kubeadm(error, from))?;
         self.job.phase("kubelet");
         self.replace_kubelet(&from, &to)?;
         Ok((from, to))
     }
 
-    fn install(&self, components: &[Component]) -> Result<(), String> {
-        setup::install_components(components, self.settings, self.stop, &self.job).map_err(
-            |error| {
-                format!(
-                    "{error}; the node runs as before; correct this, and run the same command again"
-                )
-            },
-        )
+    fn install(&self, components: &[Component]) -> Result<(), Error> {
+        setup::install_components(components, self.settings, self.stop, &self.job)
+            .map_err(Error::Components)
     }
 
     /// Returns the version that a program prints as its last word.
-    fn version(&self, name: &str, arguments: &[&str]) -> Result<Version, String> {
+    fn version(&self, name: &str, arguments: &[&str]) -> Result<Version, Error> {
         let mut command = setup::program(name);
         let said = child_process::output(command.args(arguments), ANSWER, self.stop, &mut |line| {
             self.job.line(line);
         });
-        let said = said.map_err(|error| error.to_string())?;
+        let said = said.map_err(Step::Command)?;
         let said = String::from_utf8_lossy(said.expose());
         let version = said.split_whitespace().last().unwrap_or_default();
         version
             .parse()
-            .map_err(|error| format!("{name} of this node: {error}"))
+            .map_err(|error| Error::Version(format!("{name} of this node: {error}")))
     }
 
     /// Refuses a version that the API server does not have yet.
-    fn check_control_plane(&self, to: &Version) -> Result<(), String> {
+    fn check_control_plane(&self, to: &Version) -> Result<(), Error> {
+        let unknown = |error| {
+            Error::Version(format!(
+                "the version of the control plane is unknown: {error}"
+            ))
+        };
         let config = Config::from_kubeconfig_file(Path::new(KUBELET_CONFIG));
         let client = config.map(|config| Client::new(config, self.stop).within(ANSWER));
         let present = client
             .and_then(|client| client.version())
-            .map_err(|error| format!("the version of the control plane is unknown: {error}"))?;
+            .map_err(unknown)?;
         let present: Version = present
             .parse()
-            .map_err(|error| format!("the control plane: {error}"))?;
+            .map_err(|error| Error::Version(format!("the control plane: {error}")))?;
         match present < *to {
-            true => Err(format!(
+            true => Err(Error::Version(format!(
                 "the API server is {present}, and no kubelet may be newer: upgrade the control planes to {to} first"
-            )),
+            ))),
             false => Ok(()),
         }
     }
@@ -211,48 +281,40 @@ impl Upgrade<'_> {
 
     /// Replaces the kubelet, and restarts it. If the new kubelet does not stay up, the previous one
     /// is restored.
-    fn replace_kubelet(&self, from: &Version, to: &Version) -> Result<(), String> {
+    fn replace_kubelet(&self, from: &Version, to: &Version) -> Result<(), Error> {
         let place = self.list.kubelet.place();
         let before = before(place);
+        let failed = |error| Error::Kept(before.clone(), error);
         // if this file is missing, an earlier try has already installed the new kubelet and kept
         // the previous one
         if !self.list.kubelet.is_present() {
             let kept = remove(&before).and_then(|()| fs::hard_link(place, &before));
-            kept.map_err(|error| format!("{}: {error}", before.display()))?;
+            kept.map_err(failed)?;
         }
         self.install(std::slice::from_ref(&self.list.kubelet))?;
         let Err(why) = self.start_kubelet(to) else {
-            return remove(&before).map_err(|error| format!("{}: {error}", before.display()));
+            return remove(&before).map_err(failed);
         };
-        if !before.exists() {
-            return Err(format!(
-                "{why}\nthere is no other kubelet to go back to: see `journalctl --unit kubelet`"
-            ));
-        }
-        let restored = fs::rename(&before, place)
-            .map_err(|error| error.to_string())
-            .and_then(|()| self.start_kubelet(from));
-        Err(match restored {
-            Ok(()) => format!(
-                "{why}\nthe kubelet is {from} again; correct the cause, and run the same command again"
-            ),
-            Err(error) => {
-                format!("{why}\nthe kubelet {from} is not back either: {error}")
-            }
-        })
+        let restore = || fs::rename(&before, place).map_err(failed);
+        let restored = match before.exists() {
+            false => Restored::NoOther,
+            true => match restore().and_then(|()| self.start_kubelet(from)) {
+                Ok(()) => Restored::Before(*from),
+                Err(error) => Restored::Neither(*from, Box::new(error)),
+            },
+        };
+        Err(Error::Kubelet(Box::new(why), restored))
     }
 
     /// Starts the installed kubelet, which must have this version, and waits until it is healthy.
-    fn start_kubelet(&self, expected: &Version) -> Result<(), String> {
+    fn start_kubelet(&self, expected: &Version) -> Result<(), Error> {
         let got = self.version("kubelet", &["--version"])?;
         if got != *expected {
-            return Err(format!(
-                "the list's kubelet is {got}, and its kubeadm {expected}"
-            ));
+            let why = format!("the list's kubelet is {got}, and its kubeadm {expected}");
+            return Err(Error::Version(why));
         }
-        kubelet::restart(self.stop, &self.job).map_err(|error| error.to_string())?;
-        kubelet::watched(self.stop, &self.job, wait_until_healthy)
-            .map_err(|error| error.to_string())
+        kubelet::restart(self.stop, &self.job)?;
+        Ok(kubelet::watched(self.stop, &self.job, wait_until_healthy)?)
     }
 }
 
@@ -318,10 +380,12 @@ mod tests {
             (vec!["kubeadm", "kubectl"], "no /run/state/bin/kubelet"),
             (vec!["../kubelet"], "not an absolute path"),
         ] {
-            let error = read(&names).err().unwrap();
-            assert!(error.contains(says), "{error}");
+            let Some(Error::List(why)) = read(&names).err() else {
+                panic!("{names:?}");
+            };
+            assert!(why.contains(says), "{why}");
         }
-        let error = Components::read(&b"kubelet"[..], &components::Policy::default());
-        assert!(error.err().unwrap().contains("`firstlight components`"));
+        let read = Components::read(&b"kubelet"[..], &components::Policy::default());
+        assert!(matches!(read, Err(Error::List(why)) if why.contains("`firstlight components`")));
     }
 }
