@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use booted_sys::process::raise_descriptor_limit;
 use rpc::grpc::{
     Call, CallOptions, Channel, Code, Limits, Receiver, Router, Sender, Server, Status,
 };
 use rpc::h2::{self, Connection, Indexing};
 use socket2::{Domain, Socket, Type};
-use sys::process::raise_descriptor_limit;
 use transport::{Accept, Transport};
 use unlock::recovery;
 

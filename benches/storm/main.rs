@@ -39,13 +39,13 @@ use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use base::stop::Stop;
+use booted_sys::process;
 use crowd::{Joined, JoiningNode};
 use kube_apiserver::Cluster;
 use kubernetes::client::{CONFIG_MAPS, Client, NODES, Object, SECRETS, Selector};
 use kubernetes::services;
 use metadata::MetadataServer;
 use serde_json::json;
-use sys::process;
 use tempfile::TempDir;
 use tpm::Tpm;
 

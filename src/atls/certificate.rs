@@ -22,7 +22,8 @@ use zeroize::Zeroizing;
 use super::{Error, nonce};
 use attest::refusal::Kind;
 use attest::{Evidence, Identified, IssueError, Issuer, Refusal, Validator};
-use base::der::{self, Malformed, Reader};
+use base::der::{self, Malformed};
+use base::x509;
 
 /// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to
 /// 64 KiB, of which about 300 bytes are not part of the document.
@@ -158,7 +159,7 @@ pub fn verify(
         return Err(no_document(&[], validators));
     };
     let public_key = (any.properties().self_signed)(certificate)?;
-    let extensions = read_extensions(certificate).map_err(|Malformed| {
+    let extensions = x509::extensions(certificate).map_err(|Malformed| {
         Kind::Malformed.because("the extensions of its certificate are malformed")
     })?;
 
@@ -185,40 +186,7 @@ pub fn verify(
 
 /// Returns whether a certificate has no extension and so no document.
 pub fn is_bare(certificate: &CertificateDer<'_>) -> bool {
-    read_extensions(certificate).is_ok_and(|extensions| extensions.is_empty())
-}
-
-struct Extension<'a> {
-    /// The OID with tag and length.
-    oid: &'a [u8],
-    value: &'a [u8],
-}
-
-/// Returns the extensions of a certificate (RFC 5280 §4.1) in order.
-fn read_extensions(certificate: &[u8]) -> Result<Vec<Extension<'_>>, Malformed> {
-    let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE)?);
-    let mut body = Reader::new(certificate.expect(der::SEQUENCE)?);
-    let mut found = Vec::new();
-    while !body.is_empty() {
-        // webpki checks all fields before the extensions; none of them has this tag
-        let (tag, content) = body.read()?;
-        if tag != der::context(3) {
-            continue;
-        }
-        let mut extensions = Reader::new(Reader::new(content).expect(der::SEQUENCE)?);
-        while !extensions.is_empty() {
-            let mut extension = Reader::new(extensions.expect(der::SEQUENCE)?);
-            let oid = extension.expect_whole(der::OBJECT_IDENTIFIER)?;
-            if extension.peek() == Some(der::BOOLEAN) {
-                extension.expect(der::BOOLEAN)?;
-            }
-            let value = extension.expect(der::OCTET_STRING)?;
-            extension.end()?;
-            found.push(Extension { oid, value });
-        }
-        body.end()?;
-    }
-    Ok(found)
+    x509::extensions(certificate).is_ok_and(|extensions| extensions.is_empty())
 }
 
 /// Returns the error that none of the documents with these OIDs is of a variant that a validator
@@ -250,6 +218,8 @@ pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> Refusal
 
 #[cfg(test)]
 mod tests {
+
+    use base::der::Reader;
 
     use super::*;
     use crate::dummy::{Dummy, OID, OTHER_OID};
@@ -326,7 +296,7 @@ mod tests {
     #[test]
     fn a_certificate_without_issuer_has_no_extension_and_is_refused() {
         let certificate = issue(None, NONCE).unwrap().cert[0].clone();
-        assert!(read_extensions(&certificate).unwrap().is_empty());
+        assert!(x509::extensions(&certificate).unwrap().is_empty());
         assert!(judge(&certificate).unwrap_err().contains("got no document"));
     }
 
@@ -433,7 +403,7 @@ mod tests {
     fn mutated_certificates_cause_no_panic_and_are_refused() {
         let original = attested();
         for (round, bytes) in mutations(&original, 20_000).enumerate() {
-            let _ = read_extensions(&bytes);
+            let _ = x509::extensions(&bytes);
             // a complete validation includes a signature check, so there are fewer cases
             if round % 10 == 0 && bytes != *original {
                 assert!(judge(&bytes.into()).is_err());

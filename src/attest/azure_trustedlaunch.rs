@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use base::der;
 use base::text::quoted;
-use base::x509::Certificate;
+use base::x509;
 use cloud::http::{Http, MAX_BODY};
 use serde::{Deserialize, Serialize};
 
@@ -39,9 +39,9 @@ pub const VARIANT: Variant = Variant {
 pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x04, 0x02];
 /// The NV index of the certificate of the attestation key: DER, then zeros.
 pub const CERTIFICATE_INDEX: u32 = 0x01c1_01d0;
-/// The extension authorityInfoAccess, 1.3.6.1.5.5.7.1.1, and its method caIssuers,
-/// 1.3.6.1.5.5.7.48.2 (RFC 5280 §4.2.2.1).
-const AUTHORITY_INFO: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x01, 0x01];
+/// The extension authorityInfoAccess, 1.3.6.1.5.5.7.1.1, with tag and length, and its method
+/// caIssuers, 1.3.6.1.5.5.7.48.2 (RFC 5280 §4.2.2.1).
+const AUTHORITY_INFO: &[u8] = &[0x06, 8, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x01, 0x01];
 const ISSUERS: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x30, 0x02];
 /// uniformResourceIdentifier [6] of a GeneralName.
 const URI: u8 = 0x86;
@@ -120,9 +120,8 @@ fn issuers(certificate: &[u8], is_allowed: fn(&str) -> bool) -> (Vec<Vec<u8>>, b
 /// Returns the URLs at which a certificate says that its issuer is published.
 pub fn places_of_issuer(certificate: &[u8]) -> Vec<String> {
     let read = || {
-        let access = Certificate::parse(certificate)
-            .ok()?
-            .extension(AUTHORITY_INFO)?;
+        let mut extensions = x509::extensions(certificate).ok()?.into_iter();
+        let access = extensions.find(|one| one.oid == AUTHORITY_INFO)?.value;
         let mut descriptions =
             der::Reader::new(der::Reader::new(access).expect(der::SEQUENCE).ok()?);
         let mut places = vec![];
@@ -162,7 +161,7 @@ fn fetch(places: &[String], is_allowed: fn(&str) -> bool) -> Option<Vec<u8>> {
     allowed.find_map(|place| {
         let (base, path) = place.rsplit_once('/')?;
         match Http::new(base).get(path, &[], MAX_BODY) {
-            Ok(body) if Certificate::parse(&body).is_ok() => return Some(body),
+            Ok(body) if x509::extensions(&body).is_ok() => return Some(body),
             Ok(_) => why(&format!("{place} is no certificate")),
             Err(error) => why(&error),
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base::text::quoted;
-use base::time;
+use booted_base::time;
 use machines::Error;
 use serde::Deserialize;
 use zeroize::Zeroizing;

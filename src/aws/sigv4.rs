@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use base::text::hex;
-use base::time;
+use booted_base::time;
 use ring::{digest, hmac};
 use zeroize::Zeroizing;
 

@@ -1,9 +1,7 @@
 //! The part of DER (ITU-T X.690 §10) that certificates and names need: single-byte tags and
 //! definite lengths.
 
-use std::time::UNIX_EPOCH;
-
-use crate::time::{date, parse};
+use crate::time::date;
 
 /// SEQUENCE, constructed.
 pub const SEQUENCE: u8 = 0x30;
@@ -74,32 +72,6 @@ pub fn time(seconds: u64) -> Vec<u8> {
             &[format!("{year:04}").as_bytes(), rest.as_bytes()],
         )
     }
-}
-
-/// Returns the seconds since 1970 of an element, its tag and its content, if it is a UTCTime or
-/// GeneralizedTime in the only form that RFC 5280 §4.1.2.5 allows.
-pub fn seconds((tag, text): (u8, &[u8])) -> Result<u64, Malformed> {
-    let text = std::str::from_utf8(text).map_err(|_| Malformed)?;
-    let (year, rest) = match tag {
-        UTC_TIME => {
-            let (year, rest) = text.split_at_checked(2).ok_or(Malformed)?;
-            let century = if year < "50" { "20" } else { "19" };
-            (format!("{century}{year}"), rest)
-        }
-        GENERALIZED_TIME => {
-            let (year, rest) = text.split_at_checked(4).ok_or(Malformed)?;
-            (year.to_owned(), rest)
-        }
-        _ => return Err(Malformed),
-    };
-    let part = |from: usize| rest.get(from..from + 2).ok_or(Malformed);
-    let (month, day, hour) = (part(0)?, part(2)?, part(4)?);
-    let (minute, second, end) = (part(6)?, part(8)?, rest.get(10..).ok_or(Malformed)?);
-    let time = parse(&format!(
-        "{year}-{month}-{day}T{hour}:{minute}:{second}{end}"
-    ));
-    let since = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    since.map(|since| since.as_secs()).ok_or(Malformed)
 }
 
 /// The input is not DER, or not the expected element.
@@ -214,25 +186,6 @@ mod tests {
                 String::from_utf8_lossy(text)
             );
         }
-    }
-
-    #[test]
-    fn both_forms_of_a_time_are_read_and_no_other() {
-        for at in [0, 951_782_400, 1_795_240_800, 2_524_607_999, 2_524_608_000] {
-            let der = time(at);
-            assert_eq!(seconds(Reader::new(&der).read().unwrap()), Ok(at));
-        }
-        for bad in [
-            &b""[..],
-            b"2611210600Z",
-            b"261121060000",
-            b"261121060000+0100",
-            b"261321060000Z",
-            b"2\xc3\xa4121060000Z",
-        ] {
-            assert_eq!(seconds((UTC_TIME, bad)), Err(Malformed));
-        }
-        assert_eq!(seconds((OCTET_STRING, b"261121060000Z")), Err(Malformed));
     }
 
     #[test]

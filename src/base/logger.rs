@@ -16,7 +16,6 @@
 //! and further lines of a record are indented, so that none looks like a record of its own.
 
 use std::io::{self, Write as _};
-use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
@@ -28,12 +27,14 @@ use sys::clock;
 use crate::text;
 
 /// The crates of this project; all others are libraries.
-const OURS: [&str; 34] = [
+const OURS: [&str; 36] = [
     "atls",
     "attest",
     "aws",
     "base",
+    "booted_base",
     "booted_proto",
+    "booted_sys",
     "bootstrapper",
     "cli",
     "cloud",
@@ -99,22 +100,6 @@ pub fn init(level: LevelFilter, format: Format) {
     if log::set_logger(logger).is_ok() {
         log::set_max_level(level);
     }
-}
-
-/// Returns the level for `-v` of Constellation's programs: -1 and below is debug, 0 info, 1
-/// warnings, 2 and above errors.
-pub fn level_of_verbosity(v: i32) -> LevelFilter {
-    match v {
-        ..=-1 => LevelFilter::Debug,
-        0 => LevelFilter::Info,
-        1 => LevelFilter::Warn,
-        2.. => LevelFilter::Error,
-    }
-}
-
-/// Returns the text for the caller of a service in its log.
-pub fn peer(address: Option<SocketAddr>) -> String {
-    address.map_or_else(|| "an unknown caller".into(), |address| address.to_string())
 }
 
 struct Stderr {
@@ -286,12 +271,5 @@ mod tests {
             assert!(enabled(&format!("{name}::part"), Level::Debug), "{name}");
         }
         assert!(!enabled("ureq::run", Level::Debug) && enabled("ureq::run", Level::Warn));
-    }
-
-    #[test]
-    fn verbosity_matches_the_old_programs() {
-        let levels = [-2, -1, 0, 1, 2, 3].map(level_of_verbosity);
-        use LevelFilter::*;
-        assert_eq!(levels, [Debug, Debug, Info, Warn, Error, Error]);
     }
 }

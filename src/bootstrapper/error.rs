@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use super::header_lock;
 use super::node_lock;
+use crate::state_disk;
 use base::child_process;
-use disk::state_disk;
 use kubernetes::parameters::Invalid;
 use kubernetes::{client, components, kubelet_certificate};
 

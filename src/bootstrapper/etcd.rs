@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base::stop::Stop;
 use base::timeline::Timeline;
-use sys::process;
+use booted_sys::process;
 
 /// The manifest of etcd's static pod; only control planes have it.
 const MANIFEST: &str = "/etc/kubernetes/manifests/etcd.yaml";

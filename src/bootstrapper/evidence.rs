@@ -55,7 +55,7 @@ pub struct Evidence {
 /// Serves the socket that systemd passed to this program. Returns when nobody has called for a
 /// minute.
 pub fn serve(evidence: Evidence) -> Result<(), Error> {
-    let listener = sys::activation::listener().map_err(|error| match error.kind() {
+    let listener = booted_sys::activation::listener().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NoSocket,
         _ => Error::Socket(error),
     })?;

@@ -42,6 +42,7 @@ pub mod race;
 pub mod secret_guard;
 pub mod service_trust;
 pub mod setup;
+pub mod state_disk;
 pub mod ticket;
 pub mod turn;
 pub mod upgrade;
@@ -57,7 +58,7 @@ use base::backoff::Backoff;
 use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;
-use disk::state_disk::{self, Handover};
+use disk::state_disk::{Handover, device};
 use header_lock::HeaderLock;
 use init_server::InitServer;
 use join_client::JoinClient;
@@ -146,13 +147,13 @@ impl Bootstrapper {
             // a policy lists this name
             .inspect_err(|_| quotes::announce_key(&self.timeline, self.issuer.as_ref(), &self.tpm))
             .map_err(Error::Unpinned)?;
-        let device = state_disk::device::find(
+        let device = device::find(
             self.disk.as_deref(),
             self.cloud.state_disk(),
             &self.stop,
             &self.timeline,
         )
-        .map_err(Error::Disk)?;
+        .map_err(|error| Error::Disk(error.into()))?;
         let listener =
             TcpListener::bind(self.listen).map_err(|error| Error::Listen(self.listen, error))?;
         let race = Race::new(NodeLock::new(self.tpm.clone()));
@@ -200,10 +201,7 @@ impl Bootstrapper {
             .timeline
             .waiting_for(what, || state_disk::is_complete(&self.root));
         let writer = attest::foreign_writer(&self.tpm);
-        if !is_complete
-            .map_err(state_disk::Error::NodeState)
-            .map_err(Error::Disk)?
-        {
+        if !is_complete.map_err(Error::Disk)? {
             // a reset would not help: the next boot measures the same programs
             if let Some(writer) = writer {
                 return Err(Error::ForeignWriter(writer));
@@ -212,13 +210,13 @@ impl Bootstrapper {
                 "failed",
                 "an earlier set-up was interrupted: this node starts over",
             );
-            let disk = state_disk::device::find(
+            let disk = device::find(
                 self.disk.as_deref(),
                 self.cloud.state_disk(),
                 &self.stop,
                 &self.timeline,
             )
-            .map_err(Error::Disk)?;
+            .map_err(|error| Error::Disk(error.into()))?;
             return reset(&disk, &self.timeline);
         }
         if let Some(writer) = writer {
@@ -238,7 +236,7 @@ impl Bootstrapper {
     /// Replaces the SSH host certificate with the one from the rejoin ticket. A failure is only
     /// logged: a node also works without emergency SSH.
     fn renew_host_certificate(&self) {
-        let certificate = match state_disk::handover::take_host_certificate(&self.key_file) {
+        let certificate = match state_disk::take_host_certificate(&self.key_file) {
             Ok(Some(certificate)) => certificate,
             Ok(None) => return,
             Err(error) => return log::warn!("the SSH host certificate is not renewed: {error}"),

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::header_lock::HeaderLock;
+use super::state_disk;
 use base::stop::Stop;
 use base::timeline::Timeline;
 use disk::luks::Peers;
-use disk::state_disk;
+use disk::state_disk::device;
 use machines::{Cloud, Metadata, Role};
 use node::ending::Ending;
 
@@ -82,7 +83,7 @@ impl Keeper {
     fn run(self) {
         let disk = self.disk.as_deref();
         let usual = self.cloud.state_disk();
-        let found = state_disk::device::find(disk, usual, &self.stop, &self.timeline);
+        let found = device::find(disk, usual, &self.stop, &self.timeline);
         let disk = match found {
             Ok(disk) => disk,
             Err(error) => {

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use base::text::hex;
-use base::x509::Certificate;
+use booted_base::x509::Certificate;
 use cloud::http::GOOGLE;
 use hardware::json::Digits;
 use hcl::{HardwareReport, HclReport};

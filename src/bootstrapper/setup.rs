@@ -16,19 +16,20 @@ use super::node_lock::Locking;
 use super::peers;
 use super::race::Entrant;
 use super::service_trust::ServiceTrust;
+use super::state_disk::{NewDisk, mark_begun, mark_complete};
 use attest::Issuer;
 use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
+use booted_base::file;
 use disk::luks::Peers;
-use disk::state_disk::{self, Handover, NewDisk, NodeState, mark_begun, mark_complete};
+use disk::state_disk::{Handover, NodeState};
 use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::parameters::NodeName;
 use machines::{Cloud, Instance, Metadata};
-use sys::file;
 
 /// The directory of the components' programs; in PATH it comes before the image's own directories.
 pub const PROGRAMS: &str = "/run/state/bin";
@@ -100,9 +101,7 @@ impl Node {
         if let Some(Err(error)) = peers.map(|peers| disk.name_peers(peers)) {
             log::warn!("the state disk does not say where the join services are: {error}");
         }
-        mark_begun(&self.root)
-            .map_err(state_disk::Error::NodeState)
-            .map_err(failed)?;
+        mark_begun(&self.root).map_err(failed)?;
         disk.commit(&self.root, state, &key, measurement_secret)
             .map_err(failed)?;
         self.timeline
@@ -113,8 +112,7 @@ impl Node {
     /// Marks the set-up as complete: from now on the node unlocks and starts by itself after a
     /// reboot.
     pub fn complete(&self) -> Result<(), Error> {
-        mark_complete(&self.root)
-            .map_err(|error| Error::Disk("finishing", state_disk::Error::NodeState(error)))?;
+        mark_complete(&self.root).map_err(|error| Error::Disk("finishing", error))?;
         self.timeline
             .event("complete", "this node comes back by itself after a reboot");
         Ok(())

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::slice;
 
 use base::program::Failure;
-use sys::process;
+use booted_sys::process;
 use toml::{Table, Value};
 
 use super::commands::PROGRAM;

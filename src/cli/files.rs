@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use booted_base::file::sync_directory;
 use zeroize::Zeroizing;
 
 const PRIVATE: u32 = 0o600;
@@ -175,13 +176,6 @@ pub fn append_private(path: &Path) -> Result<File, Error> {
     let private = file.set_permissions(Permissions::from_mode(PRIVATE));
     private.map_err(|error| Error::Io("protect", path.into(), error))?;
     Ok(file)
-}
-
-/// Makes the directory entry of a file durable (fsync(2): an fsync of the file does not include
-/// it).
-fn sync_directory(of: &Path) -> io::Result<()> {
-    let parent = of.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]

@@ -102,7 +102,7 @@ fn columns() -> usize {
     let said = std::env::var("COLUMNS").ok();
     let terminal = io::stdout()
         .is_terminal()
-        .then(|| sys::terminal::columns(io::stdout().as_fd()));
+        .then(|| booted_sys::terminal::columns(io::stdout().as_fd()));
     (terminal.flatten())
         .or_else(|| said?.parse().ok())
         .unwrap_or(COLUMNS)

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use base::time;
+use booted_base::time;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;

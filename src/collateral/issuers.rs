@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use base::der::{Reader, SEQUENCE};
 use base::text;
-use base::x509::Certificate;
+use booted_base::x509::Certificate;
 use http::Roots;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;

@@ -4,7 +4,8 @@ use std::fmt::{self, Write};
 use std::sync::Arc;
 
 use base::der::{OCTET_STRING, Reader};
-use base::{text, x509};
+use base::text;
+use booted_base::x509;
 use hardware::snp::certificate::Certificate as ChipCertificate;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
@@ -256,7 +257,7 @@ fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Erro
         let head: Head = serde_json::from_str(text).map_err(|error| {
             Error::malformed(text::of_error(error)).about(format!("the {name}"))
         })?;
-        let end = base::time::parse(&head.next_update)
+        let end = booted_base::time::parse(&head.next_update)
             .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
             .ok_or_else(|| Error::malformed(format!("the {name} has no end")))?;
         Ok((head, end.as_secs()))

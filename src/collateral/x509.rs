@@ -1,8 +1,9 @@
 //! Reads names and ends of validity from certificates and revocation lists (RFC 5280), for the cache. The validator verifies them.
 
 use base::der::{
-    BIT_STRING, INTEGER, Malformed, OBJECT_IDENTIFIER, Reader, SEQUENCE, SET, context, seconds,
+    BIT_STRING, INTEGER, Malformed, OBJECT_IDENTIFIER, Reader, SEQUENCE, SET, context,
 };
+use booted_base::time::of_der;
 
 use crate::error::Error;
 
@@ -43,7 +44,7 @@ impl Certificate {
         let issuer = common_name(tbs.expect(SEQUENCE)?)?;
         let mut validity = Reader::new(tbs.expect(SEQUENCE)?);
         validity.read()?;
-        let until = seconds(validity.read()?)?;
+        let until = of_der(validity.read()?)?;
         let subject = common_name(tbs.expect(SEQUENCE)?)?;
         Ok(Certificate {
             subject,
@@ -67,7 +68,7 @@ impl RevocationList {
         tbs.expect(SEQUENCE)?;
         let issuer = common_name(tbs.expect(SEQUENCE)?)?;
         tbs.read()?;
-        let until = seconds(tbs.read()?)?;
+        let until = of_der(tbs.read()?)?;
         Ok(RevocationList { issuer, until })
     }
 }

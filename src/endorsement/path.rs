@@ -11,7 +11,7 @@ use base::der::{
     BIT_STRING, BOOLEAN, INTEGER, Malformed, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE,
     context,
 };
-use base::x509::{Certificate, KEY_CERT_SIGN};
+use booted_base::x509::{Certificate, KEY_CERT_SIGN};
 use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor};
 
 use verifier::refusal::{Kind, Refusal};

@@ -1,9 +1,8 @@
 //! Lists of revoked certificates (CRL, RFC 5280 §5): the checks that the library for lookups does
 //! not do.
 
-use std::time::UNIX_EPOCH;
-
-use base::der::{BIT_STRING, GENERALIZED_TIME, INTEGER, Reader, SEQUENCE, UTC_TIME};
+use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE};
+use booted_base::time;
 use webpki::{BorrowedCertRevocationList, CertRevocationList};
 
 use crate::refusal::{Kind, Refusal};
@@ -67,10 +66,7 @@ impl<'a> List<'a> {
         tbs.expect(INTEGER).ok()?;
         tbs.expect(SEQUENCE).ok()?; // the algorithm of the signature
         let issuer = tbs.expect(SEQUENCE).ok()?;
-        let mut time = || {
-            let (tag, time) = tbs.read().ok()?;
-            seconds(tag, time)
-        };
+        let mut time = || time::of_der(tbs.read().ok()?).ok();
         Some(List {
             issuer,
             issued: time()?,
@@ -79,54 +75,5 @@ impl<'a> List<'a> {
             algorithm,
             signature,
         })
-    }
-}
-
-/// Reads UTCTime or GeneralizedTime (RFC 5280 §4.1.2.5).
-fn seconds(tag: u8, time: &[u8]) -> Option<u64> {
-    let time = std::str::from_utf8(time).ok()?;
-    let time = match tag {
-        // UTCTime: 00-49 means 20xx. 50-99 (19xx) is older than any such list.
-        UTC_TIME if time.get(..2)? < "50" => format!("20{time}"),
-        GENERALIZED_TIME => time.into(),
-        _ => return None,
-    };
-    let part = |from: usize| time.get(from..from + 2);
-    let text = format!(
-        "{}-{}-{}T{}:{}:{}{}",
-        time.get(..4)?,
-        part(4)?,
-        part(6)?,
-        part(8)?,
-        part(10)?,
-        part(12)?,
-        time.get(14..)?
-    );
-    let since = base::time::parse(&text)?.duration_since(UNIX_EPOCH).ok()?;
-    Some(since.as_secs())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_of_both_forms_are_read() {
-        assert_eq!(seconds(UTC_TIME, b"250619101603Z"), Some(1_750_328_163));
-        assert_eq!(
-            seconds(GENERALIZED_TIME, b"20250619101603Z"),
-            Some(1_750_328_163)
-        );
-        for (tag, text) in [
-            (UTC_TIME, &b"990619101603Z"[..]),
-            (UTC_TIME, b"20250619101603Z"),
-            (UTC_TIME, b"250619101603"),
-            (GENERALIZED_TIME, b"250619101603Z"),
-            (GENERALIZED_TIME, b"2025061910160"),
-            (GENERALIZED_TIME, "2025é619101603Z".as_bytes()),
-            (INTEGER, b"250619101603Z"),
-        ] {
-            assert_eq!(seconds(tag, text), None, "{text:?}");
-        }
     }
 }

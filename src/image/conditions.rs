@@ -1,7 +1,7 @@
 //! What determines the registers in addition to the image: the conditions of a boot, and the texts
 //! that systemd's units measure.
 
-use base::boot::{self, OS_SEPARATOR, UNTIL_BOOTED};
+use booted_base::phases::{self, OS_SEPARATOR, UNTIL_BOOTED};
 
 pub use base::boot::Stage;
 
@@ -102,7 +102,7 @@ impl Units {
             log.word(11, word);
         }
         if self == Units::All && systemd >= PCR_OS_SEPARATOR {
-            for pcr in (0..24).filter(|pcr| boot::words_of(*pcr).contains(&OS_SEPARATOR)) {
+            for pcr in (0..24).filter(|pcr| phases::words_of(*pcr).contains(&OS_SEPARATOR)) {
                 log.word(pcr, OS_SEPARATOR);
             }
         }

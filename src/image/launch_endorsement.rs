@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
+use booted_base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
 use prost::Message;
 use ring::digest::{SHA256, SHA384, digest};
 use roots::chain;

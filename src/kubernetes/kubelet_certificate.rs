@@ -29,8 +29,8 @@ use zeroize::{Zeroize, Zeroizing};
 use super::parameters::NodeName;
 use base::der::time;
 use base::der::{self, Reader};
-use base::time as instant;
-use sys::file;
+use booted_base::file;
+use booted_base::time as instant;
 
 /// The accepted clock difference between nodes.
 const BACKDATED: Duration = Duration::from_secs(2 * 60 * 60);

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::NAMESPACE;
 use super::client::{self, CONFIG_MAPS, Client};
-use base::time;
+use booted_base::time;
 use kms::Uuid;
 
 /// The name prefix of a node's record.

@@ -2,7 +2,7 @@
 //! not do, and the meaning of its errors. Its own error texts are names of Rust values.
 
 use base::text;
-use base::x509::may_certify;
+use booted_base::x509::may_certify;
 use webpki::{Error, VerifiedPath};
 
 /// Refuses a path with a certificate that is not a CA's according to its key usage, which the

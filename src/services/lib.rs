@@ -13,9 +13,38 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 
 use base::program::{self, Failure};
+use log::LevelFilter;
 
 /// Parses the option `name`: `ADDRESS:PORT`, or `*:PORT`.
 pub fn listen(name: &str, value: OsString) -> Result<SocketAddr, Failure> {
     let text = program::text(value)?;
     web::parse_listen(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
+}
+
+/// Returns the level for `-v` of Constellation's programs: -1 and below is debug, 0 info, 1
+/// warnings, 2 and above errors.
+pub fn level_of_verbosity(v: i32) -> LevelFilter {
+    match v {
+        ..=-1 => LevelFilter::Debug,
+        0 => LevelFilter::Info,
+        1 => LevelFilter::Warn,
+        2.. => LevelFilter::Error,
+    }
+}
+
+/// Returns the text for the caller of a service in its log.
+fn peer(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "an unknown caller".into(), |address| address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verbosity_matches_constellation() {
+        let levels = [-2, -1, 0, 1, 2, 3].map(level_of_verbosity);
+        use LevelFilter::*;
+        assert_eq!(levels, [Debug, Debug, Info, Warn, Error, Error]);
+    }
 }

@@ -24,7 +24,7 @@ use super::key::{self, PublicKey};
 use super::{Authority, Error as Refused};
 use base::child_process::{self, Cause};
 use base::stop::Stop;
-use sys::file;
+use booted_base::file;
 use sys::interfaces;
 
 /// The directory below the mount point of the state disk.

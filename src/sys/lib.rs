@@ -1,9 +1,9 @@
-//! All raw system calls and all `unsafe` blocks of the project, except those of the TPM bindings;
-//! one file per subject. Each function is safe to call and returns [`std::io::Error`] from `errno`.
-//! It names the manual page or kernel header from which its constants come.
+//! The raw system calls and `unsafe` blocks of all programs; one file per subject. The crate
+//! `booted_sys` has those that `unlock` does not need. Each function is safe to call and returns
+//! [`std::io::Error`] from `errno`. It names the manual page or kernel header from which its
+//! constants come.
 #![allow(unsafe_code)]
 
-pub mod activation;
 pub mod block;
 pub mod cipher;
 pub mod clock;
@@ -19,7 +19,6 @@ pub mod power;
 pub mod process;
 pub mod sev_guest;
 pub mod signal;
-pub mod terminal;
 pub mod wiping;
 
 use std::ffi::CString;
@@ -28,7 +27,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Converts the return value of a C function: -1 means that `errno` has the error.
-fn check<T: Into<i64> + Copy>(returned: T) -> io::Result<T> {
+pub fn check<T: Into<i64> + Copy>(returned: T) -> io::Result<T> {
     if returned.into() == -1 {
         Err(io::Error::last_os_error())
     } else {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub use attest::gcp_sev_es::*;
 use base::der::{self, context};
-use base::x509::Certificate;
+use booted_base::x509::Certificate;
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 

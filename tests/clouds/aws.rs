@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use base::time;
+use booted_base::time;
 use common::aws::{HASH, Imds, Moto, credentials, lone_instance, place};
 use machines::{Instance, Metadata, Role};
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use base::time;
+use booted_base::time;
 use machines::{Instance, Metadata, Role};
 use serde_json::{Value, json};
 use support::ROOT;

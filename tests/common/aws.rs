@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
-use base::time;
+use booted_base::time;
 use machines::{Cloud, Metadata};
 use serde_json::{Value, json};
 use support::ROOT;

@@ -142,7 +142,7 @@ impl Setting {
             load_balancer: None,
             control_planes: hosts.collect(),
         };
-        assert!(disk::state_disk::set_peers(&disk, &peers).unwrap());
+        assert!(bootstrapper::state_disk::set_peers(&disk, &peers).unwrap());
         disk
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use base::time;
+use booted_base::time;
 use hardware::tdx::dcap::Hex;
 use hardware::tdx::{Collateral, Verifier};
 use rcgen::{

@@ -5,8 +5,8 @@ use super::{
     CLOUD, DRACUT, DRACUT_13, INITRAMFS_TOOLS, INITRAMFS_TOOLS_13, INITRAMFS_TOOLS_UBUNTU, Maker,
     NETWORK_MANAGER, setting,
 };
+use bootstrapper::state_disk::set_peers;
 use disk::luks::Peers;
-use disk::state_disk::set_peers;
 use machine::flow::{self, PATIENCE, Setting};
 use machine::initramfs::Overlay;
 use machine::vm::{CARD, HOST, HOST_IPV6, Network, Vm};

@@ -5,7 +5,7 @@
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use base::time;
+use booted_base::time;
 use kubernetes::client::{
     CERTIFICATE_SIGNING_REQUESTS, CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Client, SECRETS,
 };

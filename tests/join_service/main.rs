@@ -25,9 +25,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
-use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use booted_base::time;
 use forger::Forger;
 use kube_apiserver::{Cluster, PATIENCE};
 use kubernetes::client::{

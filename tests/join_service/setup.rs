@@ -15,9 +15,9 @@ use crate::swtpm::Swtpm;
 use ::services::join_service::keys::Auth;
 use ::services::join_service::{Config, JoinService};
 use base::stop::Stop;
-use base::time;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use booted_base::time;
 use common::manifests::settings;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::client::{

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use sys::terminal::Hidden;
+use booted_sys::terminal::Hidden;
 use zeroize::Zeroizing;
 
 use super::code::parse;

@@ -65,17 +65,6 @@ fn unmarked(device: &mut File, path: &Path, header: Header) -> Result<Disk, Erro
     }
 }
 
-/// Returns the verified header of a disk that must be a state disk.
-pub fn ours(device: &mut File, path: &Path) -> Result<Header, Error> {
-    match probe(device).map_err(|error| Error::Luks(path.into(), error))? {
-        Probe::Luks(header) => check(&header, path).map(|()| header),
-        Probe::Blank | Probe::Unfinished => {
-            Err(Error::Foreign(path.into(), "no LUKS2 header".into()))
-        }
-        Probe::Unknown(what) => Err(Error::Foreign(path.into(), what)),
-    }
-}
-
 fn check(header: &Header, path: &Path) -> Result<(), Error> {
     header
         .check_ours(Integrity::Required)

@@ -1,6 +1,6 @@
 //! The state disk and what a node stores on it: [`device`] finds the disk, [`classify`] determines
 //! its kind, [`filesystem`] makes and mounts ext4, [`node_state`] is the node's record about
-//! itself, [`handover`] passes a new disk from the initramfs to the booted system and commits it.
+//! itself, [`handover`] leaves a new disk to the booted system.
 //! The documentation of the crate `unlock` shows the states of a disk.
 
 mod classify;
@@ -15,8 +15,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use classify::{Disk, classify};
-pub use handover::{Handover, NewDisk, mark_for_reset, peers, set_peers};
-pub use node_state::{NodeState, has_kubelet, is_complete, mark_begun, mark_complete};
+pub use handover::Handover;
+pub use node_state::NodeState;
 
 use crate::{device_mapper, luks};
 
@@ -51,15 +51,6 @@ pub enum Error {
     Filesystem(filesystem::Error),
     /// The node state is missing or not usable.
     NodeState(node_state::Error),
-    /// The header is not the one that the initramfs wrote. Both are described by UUID and hash.
-    Exchanged {
-        /// The disk.
-        device: PathBuf,
-        /// The header that the initramfs wrote.
-        expected: String,
-        /// The header on the disk.
-        got: String,
-    },
     /// An action failed: its name, the path, and the error of the system call.
     Io(&'static str, PathBuf, io::Error),
     /// A signal stopped the program during the named step.
@@ -96,16 +87,6 @@ impl std::fmt::Display for Error {
             Error::DeviceMapper(error) => error.fmt(f),
             Error::Filesystem(error) => error.fmt(f),
             Error::NodeState(error) => error.fmt(f),
-            Error::Exchanged {
-                device,
-                expected,
-                got,
-            } => write!(
-                f,
-                "{}: this is not the LUKS2 header that the initramfs wrote: expected {expected}, got {got}. The host or \
-                 another party replaced it: reboot the machine",
-                device.display()
-            ),
             Error::Io(action, path, error) => write!(f, "{action} {}: {error}", path.display()),
             Error::Stopped(what) => {
                 write!(

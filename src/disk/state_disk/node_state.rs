@@ -1,32 +1,21 @@
-//! The record that a node keeps about itself on its state disk: its role, the salt of its cluster
-//! ID, and whether its set-up was completed.
-//!
-//! `constellation/node_state.json` has the format of Constellation, whose initramfs also reads it.
-//! The completion mark exists only in Firstlight: in Constellation, a node whose power failed
-//! during the set-up came back as a broken member.
+//! The record that a node keeps about itself on its state disk: its role, and the salt of its
+//! cluster ID. `constellation/node_state.json` has the format of Constellation, whose initramfs also
+//! reads it. The booted system writes it (`src/bootstrapper/state_disk.rs`).
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use base::crypto::MEASUREMENT_SALT_LEN;
 use machines::Role;
-use sys::file;
 
 /// The path of the file below the mount point.
 pub const FILE: &str = "constellation/node_state.json";
-/// Exists if the node's cluster set-up was completed.
-const COMPLETE_MARK: &str = "firstlight/complete";
-/// Exists if the node's cluster set-up has begun.
-const BEGUN_MARK: &str = "firstlight/begun";
-/// Written by kubeadm. On a disk that Constellation set up it is the only sign of a completed
-/// set-up.
-const KUBELET_CONFIG: &str = "kubernetes/kubelet.conf";
 /// Maximum number of bytes that are read; a real file has 32 bytes of salt and a role.
 const MAX_FILE: u64 = 4096;
 
@@ -40,7 +29,7 @@ pub struct NodeState {
     pub measurement_salt: [u8; MEASUREMENT_SALT_LEN],
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Json {
     #[serde(rename = "Role")]
     role: String,
@@ -115,93 +104,14 @@ impl NodeState {
             measurement_salt,
         })
     }
-
-    /// Writes the file below `root` atomically and durably.
-    pub fn write(&self, root: &Path) -> Result<(), Error> {
-        let state = Json {
-            role: self.role.to_string(),
-            measurement_salt: STANDARD.encode(self.measurement_salt),
-        };
-        let mut json = Vec::new();
-        let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
-        state
-            .serialize(&mut serde_json::Serializer::with_formatter(&mut json, tabs))
-            .map_err(|error| Error::Malformed(root.join(FILE), error.to_string()))?;
-        write_durably(root, FILE, &json)
-    }
-}
-
-/// Durably records that the set-up has begun: from now on [`is_complete`] is true only after
-/// [`mark_complete`].
-pub fn mark_begun(root: &Path) -> Result<(), Error> {
-    write_durably(root, BEGUN_MARK, b"")
-}
-
-/// Durably records that the set-up is complete.
-pub fn mark_complete(root: &Path) -> Result<(), Error> {
-    write_durably(root, COMPLETE_MARK, b"")
-}
-
-/// Returns whether the set-up of the node whose disk is mounted at `root` was completed. If this is
-/// false, the disk is formatted; a disk that cannot be read is therefore an error.
-pub fn is_complete(root: &Path) -> Result<bool, Error> {
-    let exists = |name: &str| {
-        let path = root.join(name);
-        path.try_exists().map_err(|error| Error::Io(path, error))
-    };
-    Ok(exists(COMPLETE_MARK)? || !exists(BEGUN_MARK)? && exists(KUBELET_CONFIG)?)
-}
-
-/// Returns whether kubeadm has configured a kubelet on the disk mounted at `root`.
-pub fn has_kubelet(root: &Path) -> bool {
-    root.join(KUBELET_CONFIG).exists()
-}
-
-/// Writes a file atomically and durably, and creates its directories below `root`.
-fn write_durably(root: &Path, name: &str, content: &[u8]) -> Result<(), Error> {
-    let path = root.join(name);
-    let write = || {
-        fs::create_dir_all(path.parent().unwrap_or(root))?;
-        file::replace(&path, content, 0o644)?;
-        File::open(root)?.sync_all()
-    };
-    write().map_err(|error| Error::Io(path.clone(), error))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use support::mutation::mutations;
-
-    fn state() -> NodeState {
-        NodeState {
-            role: Role::ControlPlane,
-            measurement_salt: [b'S'; 32],
-        }
-    }
-
-    #[test]
-    fn the_file_has_the_format_that_the_old_initramfs_reads() {
-        let disk = tempfile::tempdir().unwrap();
-        state().write(disk.path()).unwrap();
-        assert_eq!(
-            fs::read_to_string(disk.path().join(FILE)).unwrap(),
-            "{\n\t\"Role\": \"ControlPlane\",\n\t\"MeasurementSalt\": \"U1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1NTU1M=\"\n}"
-        );
-        assert_eq!(NodeState::read(disk.path()).unwrap(), state());
-    }
-
-    #[test]
-    fn a_second_write_replaces_the_first() {
-        let disk = tempfile::tempdir().unwrap();
-        state().write(disk.path()).unwrap();
-        let other = NodeState {
-            measurement_salt: [7; 32],
-            ..state()
-        };
-        other.write(disk.path()).unwrap();
-        assert_eq!(NodeState::read(disk.path()).unwrap(), other);
-    }
 
     #[test]
     fn an_absent_or_empty_file_is_missing() {
@@ -262,37 +172,5 @@ mod tests {
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let good = texts.filter(|text| NodeState::parse(text).is_ok()).count();
         assert!((10..20_000).contains(&good), "{good}");
-    }
-
-    #[test]
-    fn a_disk_is_complete_by_our_mark_or_by_what_kubeadm_leaves() {
-        let disk = tempfile::tempdir().unwrap();
-        assert!(!is_complete(disk.path()).unwrap());
-        mark_complete(disk.path()).unwrap();
-        assert!(is_complete(disk.path()).unwrap());
-        let old = tempfile::tempdir().unwrap();
-        fs::create_dir_all(old.path().join("kubernetes")).unwrap();
-        fs::write(old.path().join(KUBELET_CONFIG), "").unwrap();
-        assert!(is_complete(old.path()).unwrap() && has_kubelet(old.path()));
-    }
-
-    #[test]
-    fn a_disk_whose_set_up_has_begun_is_complete_by_our_mark_alone() {
-        let disk = tempfile::tempdir().unwrap();
-        mark_begun(disk.path()).unwrap();
-        fs::create_dir_all(disk.path().join("kubernetes")).unwrap();
-        fs::write(disk.path().join(KUBELET_CONFIG), "").unwrap();
-        assert!(!is_complete(disk.path()).unwrap());
-        mark_complete(disk.path()).unwrap();
-        assert!(is_complete(disk.path()).unwrap());
-    }
-
-    #[test]
-    fn a_disk_that_cannot_be_read_is_an_error_and_not_incomplete() {
-        let disk = tempfile::tempdir().unwrap();
-        // a read below a file fails like a read of a broken sector: with another error than "not
-        // found"
-        fs::write(disk.path().join("firstlight"), "").unwrap();
-        assert!(matches!(is_complete(disk.path()), Err(Error::Io(..))));
     }
 }

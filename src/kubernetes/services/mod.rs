@@ -45,7 +45,7 @@ use super::client::{
     self, CONFIG_MAPS, Client, DAEMON_SETS, FIELD_MANAGER, NODES, Object, PODS, Selector,
 };
 use super::readiness;
-use base::time;
+use booted_base::time;
 use kms::ClusterKms;
 use master_secret::Keeping;
 use owned::owned;

@@ -108,7 +108,7 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
         return Err(Failure::Usage("--verification: it needs --evidence".into()));
     }
     let variant = Variant::named(&given.variant).map_err(Failure::failed)?;
-    let level = logger::level_of_verbosity(given.verbosity);
+    let level = services::level_of_verbosity(given.verbosity);
     let signals = program::prepare_service(level, given.log_format)?;
     let service = JoinService::start(given.config(variant)?).map_err(Failure::failed)?;
     program::wait_until_stopped(&signals, join_service::GRACE)?;

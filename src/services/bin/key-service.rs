@@ -99,7 +99,7 @@ fn main() -> ExitCode {
 fn run(args: lexopt::Parser) -> Result<(), Failure> {
     let given = Given::parse(args)?;
     let (level, format) = (
-        logger::level_of_verbosity(given.verbosity),
+        services::level_of_verbosity(given.verbosity),
         given.log_format,
     );
     let (config, secret) = given.config()?;

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 
 use super::refusal::Refusal;
+use crate::peer;
 use base::crypto::random;
-use base::logger::peer;
 use base::text::hex;
-use base::time;
+use booted_base::time;
 use kubernetes::client::{self, Client, EVENTS};
 use metrics::{Counter, Histogram, Labelled, Registry};
 use rpc::grpc::{Call, Status};

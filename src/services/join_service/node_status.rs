@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use base::time;
+use booted_base::time;
 
 /// The state of a Node object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -39,12 +39,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::serving::{Addresses, Api, Refused, Serving};
-use crate::{observed, policy_file};
+use crate::{observed, peer, policy_file};
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID,
     SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
-use base::logger::peer;
 use base::stop::Stop;
 use booted_proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::check;
+use sys::check;
 
 /// The number of the first descriptor that is passed (SD_LISTEN_FDS_START).
 const FIRST: i32 = 3;

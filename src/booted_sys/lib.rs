@@ -1,0 +1,7 @@
+//! The raw system calls and `unsafe` blocks that only programs of the booted system and of the
+//! operator need, so that `unlock` does not link them. The rules are those of the crate `sys`.
+#![allow(unsafe_code)]
+
+pub mod activation;
+pub mod process;
+pub mod terminal;
