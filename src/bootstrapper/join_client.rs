@@ -23,6 +23,7 @@ use super::job::Job;
 use super::join::Join;
 use super::node_lock::Locking;
 use super::race::Entrant;
+use super::service_trust::Proof;
 use super::setup::{self, Node, Outcome};
 use super::state_disk::NewDisk;
 use super::ticket::{Expected, Ticket};
@@ -33,7 +34,7 @@ use base::timeline::Timeline;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
 use machines::{Instance, Role};
-use node::service_trust::{Proof, ServiceVerifier, Settings};
+use node::service_trust::Settings;
 use node::ticket_client::{self, Failure, JoinService, MetadataAnswer, Source, TicketRequester};
 use proto::join::ISSUE_JOIN_TICKET;
 use proto::join::IssueJoinTicketRequest;
@@ -190,11 +191,6 @@ impl TicketRequester for Seeker {
         &self.node.trust.settings
     }
 
-    fn verifier(&self) -> Result<Option<Arc<dyn ServiceVerifier>>, String> {
-        let judge = self.node.trust.judge();
-        Ok(Some(judge.map_err(|error| error.to_string())?))
-    }
-
     /// Makes a new request when this machine's metadata changes: an operator may correct the
     /// metadata while the node asks.
     fn update_metadata(&self, answer: MetadataAnswer) {
@@ -228,7 +224,9 @@ impl TicketRequester for Seeker {
             self.state().me.clone().ok_or_else(|| {
                 "not asked: this machine does not know its own identity".to_owned()
             })?;
-        let connection = service.connect(self)?;
+        // the error may be temporary: the TPM did not answer
+        let judge = self.node.trust.judge().map_err(|error| error.to_string())?;
+        let connection = service.connect(self, vec![judge.clone()])?;
         let Some(turn) = self.turns.take(TURN, &self.over) else {
             return Ok(());
         };
@@ -242,10 +240,12 @@ impl TicketRequester for Seeker {
         let ticket = Ticket::check(answer, &expected).map_err(|refused| {
             Failure::lasting(format!("sent a ticket that is refused, {refused}"))
         })?;
-        connection.check_cluster(&ticket.cluster())?;
+        judge
+            .check_cluster(&ticket.cluster())
+            .map_err(Failure::lasting)?;
         let mut state = self.state();
         if state.won.is_none() && !self.over.is_stopped() {
-            report_ticket(&self.node.timeline, service, connection.proved());
+            report_ticket(&self.node.timeline, service, judge.proof());
             state.won = Some(Join::new(
                 ticket,
                 identity.node.clone(),

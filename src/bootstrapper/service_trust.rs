@@ -26,7 +26,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use node::service_trust::{ClusterId, Proof, ServiceVerifier, Settings};
+use attest::ClusterRegister;
+use base::crypto::CLUSTER_ID_LEN;
+use base::text::hex;
+use node::service_trust::{ClusterId, Settings};
 use verifier::carried::Carried;
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
@@ -219,13 +222,17 @@ pub struct Judge {
     proof: OnceLock<Proof>,
 }
 
-impl ServiceVerifier for Judge {
-    fn proof(&self) -> Option<Proof> {
-        self.proof.get().cloned()
-    }
-}
-
 impl Judge {
+    /// Returns what the service proved; `None` if it sent no evidence.
+    pub fn proof(&self) -> Option<&Proof> {
+        self.proof.get()
+    }
+
+    /// Checks that the ticket's cluster is the sender's, or the one that `cluster-id` names.
+    pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), String> {
+        check_cluster(self.pinned, self.proof(), cluster_id)
+    }
+
     fn check(&self, evidence: &Evidence<'_>) -> Result<Identified, Refusal> {
         let session = evidence.session.as_ref();
         if let Some(brought) = session.and_then(|session| session.collateral) {
@@ -259,6 +266,52 @@ impl Judge {
             by_any_key: self.images.properties().believes_any_tpm,
         });
         Ok(identified)
+    }
+}
+
+/// The result of verifying a join service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proof {
+    /// The cluster ID's register on the service's machine; it is not zero.
+    pub cluster: ClusterRegister,
+    /// Whether any key could have signed the evidence: a program without a TPM can claim the same.
+    pub by_any_key: bool,
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.by_any_key {
+            false => "proves",
+            true => "claims, as a program without a TPM could,",
+        };
+        let (name, cluster) = (self.cluster.name(), &self.cluster);
+        write!(
+            f,
+            "{verb} an accepted image, and the cluster with {name} {cluster}"
+        )
+    }
+}
+
+/// See [`Judge::check_cluster`].
+fn check_cluster(
+    pinned: Option<ClusterId>,
+    proof: Option<&Proof>,
+    cluster_id: &[u8; CLUSTER_ID_LEN],
+) -> Result<(), String> {
+    let pinned = || pinned.map(|id| Registers::Pcrs.after(&id.0));
+    let proved = proof.map(|proof| proof.cluster.clone());
+    match proved.or_else(pinned) {
+        Some(expected) if !expected.is_of(cluster_id) => Err(format!(
+            "sent a ticket of the cluster {}, but {}: expected {} {expected}, got {}",
+            hex(cluster_id),
+            match proof {
+                Some(_) => "its machine belongs to another one",
+                None => "the setting cluster-id names another one",
+            },
+            expected.name(),
+            expected.kind().after(cluster_id)
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -353,5 +406,26 @@ mod tests {
         assert!(matches!(read("{"), Err(Error::File(..))));
         let missing = read_policy(&folder.path().join("none"));
         assert!(matches!(missing, Err(Error::Read(..))));
+    }
+
+    #[test]
+    fn a_ticket_is_one_of_the_cluster_of_its_service_or_of_the_settings() {
+        let proof = |id: &[u8; 32]| Proof {
+            cluster: Registers::Pcrs.after(id),
+            by_any_key: false,
+        };
+        let (ours, other) = ([1; 32], [2; 32]);
+        assert!(check_cluster(None, None, &ours).is_ok());
+        assert!(check_cluster(None, Some(&proof(&ours)), &ours).is_ok());
+        let refused = check_cluster(None, Some(&proof(&other)), &ours).unwrap_err();
+        assert!(refused.contains("belongs to another"), "{refused}");
+        // the setting also applies to a service that sends no evidence
+        let pinned = Some(ClusterId(ours));
+        assert!(check_cluster(pinned, None, &ours).is_ok());
+        let refused = check_cluster(pinned, None, &other).unwrap_err();
+        assert!(
+            refused.contains("the setting cluster-id names another"),
+            "{refused}"
+        );
     }
 }

@@ -4,7 +4,7 @@
 //! One thread lists the join services every 15 s; one thread per service requests the ticket. Each
 //! thread has its own jittered back-off from 1 s. A dead service therefore delays no other service,
 //! and a metadata service that hangs does not delay a ticket that has already arrived. A requester
-//! with a [`ServiceVerifier`] judges the evidence of a service in the strong form of attested TLS;
+//! with validators judges the evidence of a service in the strong form of attested TLS;
 //! Constellation's services have none. The [`TicketRequester`] checks each answer.
 //!
 //! ```text
@@ -26,16 +26,15 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 
-use attest::{ClusterRegister, Issuer, Validator};
+use attest::{Issuer, Validator};
 use base::backoff::Backoff;
-use base::crypto::CLUSTER_ID_LEN;
 use base::stop::{Held, Stop};
 use machines::{Instance, Metadata, Role};
 use proto::join::{MAX_TICKET, NODE_PORT, RETRY_AFTER};
 use rpc::grpc::{CallOptions, Channel, Code, Metadata as Trailers, Status};
 
 use crate::ending::Ending;
-use crate::service_trust::{Proof, ServiceVerifier, Settings};
+use crate::service_trust::Settings;
 
 /// Time limit for the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -75,11 +74,6 @@ pub trait TicketRequester: Send + Sync + 'static {
     fn issuer(&self) -> &Arc<dyn Issuer>;
     /// Returns this machine's requirements for a join service.
     fn demands(&self) -> &Settings;
-    /// Returns the verifier of one connection; `None` if this machine only proves itself. The error
-    /// may be temporary: the TPM did not answer.
-    fn verifier(&self) -> Result<Option<Arc<dyn ServiceVerifier>>, String> {
-        Ok(None)
-    }
     /// Receives the answer of the metadata service: once before the first request, and again after
     /// each listing.
     fn update_metadata(&self, _answer: MetadataAnswer) {}
@@ -225,11 +219,13 @@ impl fmt::Display for JoinService {
 }
 
 impl JoinService {
-    /// Connects and attests this machine. [`TicketRequester::finished`] ends the attempt, and later
-    /// the connection, at once.
+    /// Connects and attests this machine. The validators judge the evidence of a service in the
+    /// strong form of attested TLS; without validators this machine only proves itself.
+    /// [`TicketRequester::finished`] ends the attempt, and later the connection, at once.
     pub fn connect<'a>(
         &self,
         requester: &'a impl TicketRequester,
+        validators: Vec<Arc<dyn Validator>>,
     ) -> Result<Connection<'a>, Failure> {
         let finished = requester.finished();
         let socket = sys::net::connect(self.0, Instant::now() + CONNECT_TIMEOUT, &|| {
@@ -238,10 +234,8 @@ impl JoinService {
         .map_err(|error| format!("cannot connect: {error}"))?;
         let held = finished.hold(&socket).map_err(|error| error.to_string())?;
         let (demands, issuer) = (requester.demands(), requester.issuer().clone());
-        let verifier = requester.verifier()?;
-        let validators = verifier.iter().map(|it| it.clone() as Arc<dyn Validator>);
         let mut client = atls::Client::new(Some(issuer), vec![])
-            .verify_strong(validators.collect())
+            .verify_strong(validators)
             .to_join_service();
         if demands.require_strong {
             client = client.require_strong();
@@ -259,8 +253,6 @@ impl JoinService {
             .with_message_bytes(MAX_TICKET);
         Ok(Connection {
             channel,
-            demands,
-            proof: verifier.and_then(|verifier| verifier.proof()),
             _held: held,
         })
     }
@@ -269,29 +261,10 @@ impl JoinService {
 /// A connection to a join service.
 pub struct Connection<'a> {
     channel: Channel,
-    demands: &'a Settings,
-    /// What the service proved, if this machine judged it and it sent evidence.
-    proof: Option<Proof>,
     _held: Held<'a>,
 }
 
 impl Connection<'_> {
-    /// Returns the PCR 15 that the cluster of a ticket must have; `None` if nobody knows.
-    pub fn cluster_of_ticket(&self) -> Option<ClusterRegister> {
-        self.demands.cluster_of_ticket(self.proved())
-    }
-
-    /// Checks that the ticket's cluster is this service's, or the one that `cluster-id` names.
-    pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Failure> {
-        let checked = self.demands.check_cluster(self.proved(), cluster_id);
-        checked.map_err(Failure::lasting)
-    }
-
-    /// Returns what the service proved, if this machine judged it and it sent evidence.
-    pub fn proved(&self) -> Option<&Proof> {
-        self.proof.as_ref()
-    }
-
     /// Calls `method` of the join service.
     pub fn call<Q: Message, R: Message + Default>(
         &self,
@@ -679,7 +652,9 @@ mod tests {
         }
 
         fn request(&self, service: &JoinService) -> Result<(), Failure> {
-            service.connect(self)?.call("/test.Test/Ticket", &())
+            service
+                .connect(self, vec![])?
+                .call("/test.Test/Ticket", &())
         }
 
         fn asked(&self, _source: &str) {}

@@ -305,7 +305,7 @@ impl Unlock {
         let recovery = RecoveryServer::start(
             self.recovery,
             self.issuer.clone(),
-            self.demands.cluster_of_ticket(None),
+            self.demands.cluster_register(),
             waiting.clone(),
             self.timeline,
         );

@@ -53,10 +53,10 @@ impl TicketRequester for Rejoin {
         let request = IssueRejoinTicketRequest {
             disk_uuid: self.waiting.uuid(),
         };
-        let connection = service.connect(self)?;
+        let connection = service.connect(self, vec![])?;
         let ticket = connection.call(ISSUE_REJOIN_TICKET, &request)?;
         let mut candidate = candidate(ticket, &service.to_string())?;
-        candidate.cluster = connection.cluster_of_ticket();
+        candidate.cluster = self.demands.cluster_register();
         self.timeline
             .event("ticket", format_args!("from {service}"));
         match self.waiting.offer(candidate) {

@@ -5,9 +5,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use bootstrapper::platform;
-use bootstrapper::service_trust::{self, ServiceTrust};
+use bootstrapper::service_trust::{self, Proof, ServiceTrust};
 use common::evidence::{self, Bringing};
-use node::service_trust::{ClusterId, Proof, ServiceVerifier, Settings};
+use node::service_trust::{ClusterId, Settings};
 use proto::attested::Collateral;
 use serde_json::{Value, json};
 use tpm::{Location, Tpm};
@@ -75,7 +75,7 @@ fn join(trust: &ServiceTrust, service: Arc<dyn Issuer>) -> Result<Proof, String>
         .verify_strong(vec![judge.clone()])
         .require_strong();
     evidence::meet(&client, service)?;
-    Ok(judge.proof().unwrap())
+    Ok(judge.proof().unwrap().clone())
 }
 
 /// Boots the image, and joins the cluster if the machine is that of a service.
