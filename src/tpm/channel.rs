@@ -5,11 +5,21 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::Duration;
 
+use super::location::Location;
 use super::response_code::ResponseCode;
-use super::{Location, open_when_free};
 
+/// The pauses before a command is repeated because the TPM is busy.
+pub const PAUSES: [Duration; 6] = [
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+    Duration::from_millis(800),
+    Duration::from_millis(1500),
+];
 /// Maximum length of a response in bytes: the limit of the kernel's driver (TPM_BUFSIZE).
 const MAX_RESPONSE: usize = 4096;
 /// The length of the header of a command or response: tag, size, code (part 1 §18.2).
@@ -213,9 +223,22 @@ fn text_of(error: &io::Error) -> String {
     }
 }
 
+/// Opens a device, and tries again for some seconds while another program has it open.
+pub fn open_when_free(open: impl Fn() -> io::Result<File>) -> io::Result<File> {
+    for pause in PAUSES {
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(pause),
+            result => return result,
+        }
+    }
+    open()
+}
+
 #[cfg(test)]
 mod tests {
     use support::mutation::mutations;
+
+    use std::cell::Cell;
 
     use super::*;
 
@@ -236,5 +259,28 @@ mod tests {
                 assert_eq!(parameters.len(), altered.len() - HEADER);
             }
         }
+    }
+
+    #[test]
+    fn a_device_that_another_program_has_open_is_tried_again_for_some_seconds() {
+        let tried = |busy: usize, then: fn() -> io::Result<File>| {
+            let tries = Cell::new(0);
+            let result = open_when_free(|| {
+                tries.set(tries.get() + 1);
+                match tries.get() <= busy {
+                    true => Err(io::ErrorKind::ResourceBusy.into()),
+                    false => then(),
+                }
+            });
+            (result.map(drop).map_err(|error| error.kind()), tries.get())
+        };
+        assert_eq!(tried(2, || File::open("/dev/null")), (Ok(()), 3));
+        let missing = || Err(io::ErrorKind::NotFound.into());
+        assert_eq!(tried(0, missing), (Err(io::ErrorKind::NotFound), 1));
+        let all = PAUSES.len() + 1;
+        assert_eq!(
+            tried(usize::MAX, missing),
+            (Err(io::ErrorKind::ResourceBusy), all)
+        );
     }
 }

@@ -4,8 +4,8 @@
 
 use base::crypto::{Secret, random};
 
-use super::Bank;
 use super::answers::{self, NvPublic};
+use super::bank::Bank;
 use super::channel::{Channel, CommandError, Result, Tag};
 
 /// TPM_RH_OWNER, TPM_RH_ENDORSEMENT, TPM_RH_NULL, TPM_RS_PW (part 2 §7.4).

@@ -5,8 +5,9 @@ use std::io;
 
 use base::text::hex;
 
+use super::bank::Bank;
 use super::channel::CommandError;
-use super::{Bank, Location};
+use super::location::Location;
 
 /// Why a TPM operation failed.
 #[derive(Debug, Clone)]

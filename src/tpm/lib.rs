@@ -6,37 +6,35 @@
 //! `commands` encodes the commands, `answers` reads the responses. No C code is used, because the
 //! host may emulate the TPM, and the disk's key is in the same process.
 
-mod answers;
+pub mod answers;
 mod attestation_key;
+mod bank;
 mod channel;
 mod commands;
 mod endorsement_key;
 mod error;
+mod location;
 mod nsm;
 mod nv;
 mod response_code;
 mod turn;
 mod watch;
 
-pub use answers::read_all as read_answers;
 pub use attestation_key::KeySource;
+pub use bank::Bank;
 pub use channel::parse_response;
 pub use endorsement_key::{Credential, Endorsement, EndorsementKind};
 pub use error::Error;
+pub use location::Location;
 pub use nsm::MESSAGE_SIZE;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
-use std::io;
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::thread;
-use std::time::Duration;
 
 use base::crypto::CLUSTER_ID_LEN;
-use channel::{Channel, CommandError};
+use channel::{Channel, CommandError, PAUSES, open_when_free};
 use ring::digest;
 use turn::{For, Turn};
 
@@ -46,26 +44,6 @@ pub const CLUSTER_ID_PCR: u32 = 15;
 const PCRS_A_READ: usize = 8;
 /// Maximum number of quotes that are made because a PCR changed between the read and the quote.
 const QUOTE_TRIES: u32 = 3;
-/// The pauses before a command is repeated because the TPM is busy.
-const PAUSES: [Duration; 6] = [
-    Duration::from_millis(50),
-    Duration::from_millis(100),
-    Duration::from_millis(200),
-    Duration::from_millis(400),
-    Duration::from_millis(800),
-    Duration::from_millis(1500),
-];
-
-/// The location of the TPM.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Location {
-    /// A device node.
-    Device(PathBuf),
-    /// A software TPM on a TCP port, with its control channel on the next port.
-    Swtpm(IpAddr, u16),
-    /// The folder with the registers of a TDX machine, which has no TPM.
-    Tdx(PathBuf),
-}
 
 impl Location {
     /// Returns the kernel's resource manager `/dev/tpmrm0`, or else `/dev/tpm0` without one.
@@ -75,84 +53,6 @@ impl Location {
         present
             .map(|device| Location::Device(device.into()))
             .ok_or(Error::None(DEVICES))
-    }
-}
-
-/// Parses the notation of tpm2-tools: `device:PATH`, `swtpm:host=ADDRESS,port=PORT`; and
-/// `tdx:FOLDER`.
-impl FromStr for Location {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Location, String> {
-        if let Some(path) = text.strip_prefix("device:").filter(|path| !path.is_empty()) {
-            return Ok(Location::Device(path.into()));
-        }
-        if let Some(folder) = text.strip_prefix("tdx:").filter(|path| !path.is_empty()) {
-            return Ok(Location::Tdx(folder.into()));
-        }
-        let network = text.strip_prefix("swtpm:").and_then(|parameters| {
-            let value = |name| {
-                parameters
-                    .split(',')
-                    .find_map(|p: &str| p.strip_prefix(name)?.strip_prefix('='))
-            };
-            Some(Location::Swtpm(
-                value("host")?.parse().ok()?,
-                value("port")?.parse().ok()?,
-            ))
-        });
-        network.ok_or_else(|| {
-            "expected device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER".into()
-        })
-    }
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Location::Device(path) => write!(f, "device:{}", path.display()),
-            Location::Swtpm(host, port) => write!(f, "swtpm:host={host},port={port}"),
-            Location::Tdx(folder) => write!(f, "tdx:{}", folder.display()),
-        }
-    }
-}
-
-/// A bank of PCRs, by its hash (TPM_ALG_ID, TCG Algorithm Registry).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Bank {
-    /// TPM_ALG_SHA1
-    Sha1 = 0x0004,
-    /// TPM_ALG_SHA256
-    Sha256 = 0x000b,
-    /// TPM_ALG_SHA384
-    Sha384 = 0x000c,
-    /// TPM_ALG_SHA512
-    Sha512 = 0x000d,
-}
-
-impl Bank {
-    /// Returns the bank with this TPM_ALG_ID.
-    pub fn with_id(id: u32) -> Option<Bank> {
-        [Bank::Sha1, Bank::Sha256, Bank::Sha384, Bank::Sha512]
-            .into_iter()
-            .find(|bank| *bank as u32 == id)
-    }
-
-    fn hash(self) -> &'static digest::Algorithm {
-        match self {
-            Bank::Sha1 => &digest::SHA1_FOR_LEGACY_USE_ONLY,
-            Bank::Sha256 => &digest::SHA256,
-            Bank::Sha384 => &digest::SHA384,
-            Bank::Sha512 => &digest::SHA512,
-        }
-    }
-
-    /// Returns the value of a zero PCR of this bank after TPM2_PCR_Event of `data`.
-    fn extended_from_zero(self, data: &[u8]) -> Vec<u8> {
-        let mut value = digest::Context::new(self.hash());
-        value.update(&vec![0; self.hash().output_len()]);
-        value.update(digest::digest(self.hash(), data).as_ref());
-        value.finish().as_ref().to_vec()
     }
 }
 
@@ -356,65 +256,4 @@ fn open_channel(location: &Location) -> Result<Channel, Error> {
 fn open_device(location: &Location, path: &Path) -> Result<fs::File, Error> {
     open_when_free(|| fs::File::options().read(true).write(true).open(path))
         .map_err(|error| Error::Open(location.clone(), error::of_device(&error)))
-}
-
-fn open_when_free(open: impl Fn() -> io::Result<fs::File>) -> io::Result<fs::File> {
-    for pause in PAUSES {
-        match open() {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(pause),
-            result => return result,
-        }
-    }
-    open()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-
-    #[test]
-    fn locations_are_read_as_tpm2_tools_writes_them() {
-        for text in ["device:/dev/tpmrm0", "swtpm:host=127.0.0.1,port=2321"] {
-            assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
-        }
-        assert_eq!(
-            "swtpm:port=1,host=::1".parse(),
-            Ok(Location::Swtpm("::1".parse().unwrap(), 1))
-        );
-        for text in [
-            "",
-            "device:",
-            "swtpm:",
-            "swtpm:host=a,port=1",
-            "swtpm:host=127.0.0.1,port=99999",
-            "mssim:",
-        ] {
-            assert!(text.parse::<Location>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_device_that_another_program_has_open_is_tried_again_for_some_seconds() {
-        let tried = |busy: usize, then: fn() -> io::Result<fs::File>| {
-            let tries = Cell::new(0);
-            let result = open_when_free(|| {
-                tries.set(tries.get() + 1);
-                match tries.get() <= busy {
-                    true => Err(io::ErrorKind::ResourceBusy.into()),
-                    false => then(),
-                }
-            });
-            (result.map(drop).map_err(|error| error.kind()), tries.get())
-        };
-        assert_eq!(tried(2, || fs::File::open("/dev/null")), (Ok(()), 3));
-        let missing = || Err(io::ErrorKind::NotFound.into());
-        assert_eq!(tried(0, missing), (Err(io::ErrorKind::NotFound), 1));
-        let all = PAUSES.len() + 1;
-        assert_eq!(
-            tried(usize::MAX, missing),
-            (Err(io::ErrorKind::ResourceBusy), all)
-        );
-    }
 }

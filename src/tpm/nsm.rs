@@ -25,10 +25,10 @@ use std::time::{Duration, Instant};
 use base::crypto::{Secret, random};
 use ring::{digest, hmac};
 
-use super::channel::{Channel, CommandError, Result};
+use super::channel::{Channel, CommandError, PAUSES, Result};
 use super::commands::Authorization;
 use super::response_code;
-use super::{Bank, Error, Location, PAUSES, Tpm, error, open_device, watch};
+use super::{Bank, Error, Location, Tpm, error, open_device, watch};
 
 /// TPM_SE_HMAC, and the attribute continueSession: the session outlives its command. The code that
 /// started the session ends it, also after an error.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Location;
+use super::location::Location;
 
 /// The time after which a warning is printed: a hardware TPM needs seconds to create a key.
 const SLOW: Duration = Duration::from_secs(15);
