@@ -2,6 +2,7 @@
 //! of `cloud` and that of the crate `http`.
 
 use std::time::Duration;
+use std::{fmt, io};
 
 /// Time limit of a connection. A lost SYN is sent again after 1 and after 3 seconds (RFC 6298
 /// §2.1).
@@ -36,14 +37,48 @@ pub struct Response {
     /// The pause that the server demands (`Retry-After`).
     pub pause: Option<Duration>,
     /// The body, or why it is incomplete.
-    pub body: Result<Vec<u8>, String>,
+    pub body: Result<Vec<u8>, NoAnswer>,
+}
+
+/// Why a request has no answer, or not a whole one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// The URL or a field of the request is invalid.
+    Request(String),
+    /// The connection cannot be made, or it broke.
+    Connection(String),
+    /// Nothing arrived in time.
+    Late,
+    /// The answer is not what HTTP demands.
+    Malformed(&'static str),
+    /// A part of the answer has more bytes than this.
+    TooLong(&'static str, u64),
+}
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoAnswer::Request(why) | NoAnswer::Connection(why) => f.write_str(why),
+            NoAnswer::Late => f.write_str("no answer in time"),
+            NoAnswer::Malformed(why) => f.write_str(why),
+            NoAnswer::TooLong(part, most) => write!(f, "{part} has more than {most} bytes"),
+        }
+    }
+}
+
+impl From<io::Error> for NoAnswer {
+    fn from(error: io::Error) -> NoAnswer {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => NoAnswer::Late,
+            _ => NoAnswer::Connection(error.to_string()),
+        }
+    }
 }
 
 /// How requests reach a service.
 pub trait Transport: Send + Sync {
-    /// Returns the answer to a request; the error says why there is none. Does not retry and
-    /// follows no redirect.
-    fn send(&self, request: &Request<'_>) -> Result<Response, String>;
+    /// Returns the answer to a request. Does not retry and follows no redirect.
+    fn send(&self, request: &Request<'_>) -> Result<Response, NoAnswer>;
 }
 
 /// Returns the seconds of a `Retry-After`; `None` if it is no number. One that is too large is as

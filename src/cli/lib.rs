@@ -368,7 +368,7 @@ fn inline(file: &Path) -> Result<String, Failure> {
             return Ok(format!("base64:{}", STANDARD.encode(&*list)));
         }
         Ok(_) => format!("it has more than {MAX_LIST} bytes: use `firstlight metadata serve`"),
-        Err(error) => error,
+        Err(error) => error.to_string(),
     };
     Err(Failure::failed(format!("{}: {why}", file.display())))
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use base::request::Fields;
-use base::request::{Request, Transport};
+use base::request::{NoAnswer, Request, Transport};
 use machines::Error;
 
 use super::plain::{Plain, Url, find};
@@ -204,9 +204,9 @@ impl Http {
     ) -> Result<Answer, Error> {
         let url = self.url(path);
         let request = format!("{method} {url}");
-        let unreachable = |error| Error::Unreachable {
+        let unreachable = |error: NoAnswer| Error::Unreachable {
             request: request.clone(),
-            error,
+            error: error.to_string(),
         };
         let sent = self.transport.send(&Request {
             method,

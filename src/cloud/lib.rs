@@ -10,7 +10,7 @@ pub mod plain;
 pub mod qemu;
 pub mod r#static;
 
-pub use r#static::Machines;
+pub use r#static::{Machines, Problem};
 
 use machines::{Cloud, Made};
 

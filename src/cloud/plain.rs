@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use base::request::{CONNECT_TIMEOUT, Request, Response, Transport, USER_AGENT, seconds};
+use base::request::{CONNECT_TIMEOUT, NoAnswer, Request, Response, Transport, USER_AGENT, seconds};
 
 /// Maximum size in bytes of the data before an answer's body, and of the data after its last chunk.
 const MAX_HEAD: usize = 32 << 10;
@@ -16,23 +16,16 @@ const MAX_INTERIM: usize = 8;
 pub struct Plain(pub Duration);
 
 impl Transport for Plain {
-    fn send(&self, request: &Request<'_>) -> Result<Response, String> {
+    fn send(&self, request: &Request<'_>) -> Result<Response, NoAnswer> {
         let end = Instant::now() + self.0;
-        let url = Url::parse(request.url)?;
+        let url = Url::parse(request.url).map_err(|why| NoAnswer::Request(why.into()))?;
         let head = head(request, &url)?;
-        let mut stream = connect(&url, end).map_err(|error| error.to_string())?;
-        stream.set_write_timeout(Some(self.0)).map_err(to_string)?;
+        let mut stream =
+            connect(&url, end).map_err(|error| NoAnswer::Connection(error.to_string()))?;
+        stream.set_write_timeout(Some(self.0))?;
         let sent = [head.as_bytes(), request.body.unwrap_or_default()].concat();
-        stream.write_all(&sent).map_err(to_string)?;
+        stream.write_all(&sent)?;
         receive(&mut BufReader::new(Timed { stream, end }), request.limit)
-    }
-}
-
-fn to_string(error: io::Error) -> String {
-    match error.kind() {
-        // read(2) after SO_RCVTIMEO
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => "no answer in time".into(),
-        _ => error.to_string(),
     }
 }
 
@@ -50,16 +43,16 @@ pub struct Url<'a> {
 
 impl<'a> Url<'a> {
     /// Parses a URL. The error is a clause that says what is wrong.
-    pub fn parse(url: &'a str) -> Result<Url<'a>, String> {
+    pub fn parse(url: &'a str) -> Result<Url<'a>, &'static str> {
         let rest = url.strip_prefix("http://");
         let rest = rest.ok_or("it does not begin with http://")?;
         if !rest.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("it has an invalid character".into());
+            return Err("it has an invalid character");
         }
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, target) = rest.split_at(end);
         if authority.contains('@') {
-            return Err("it contains a user name".into());
+            return Err("it contains a user name");
         }
         let after_host = match authority.strip_prefix('[') {
             Some(literal) => literal.find(']').map_or(0, |at| at + 2),
@@ -68,14 +61,14 @@ impl<'a> Url<'a> {
         let (host, port) = authority.split_at(after_host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
         if host.is_empty() {
-            return Err("it has no host".into());
+            return Err("it has no host");
         }
         let port = match port.strip_prefix(':') {
             None if port.is_empty() => 80,
             port => port.and_then(|port| number(port, 10)).unwrap_or(0),
         };
         if !(1..=u16::MAX.into()).contains(&port) {
-            return Err("its port is invalid".into());
+            return Err("its port is invalid");
         }
         Ok(Url {
             host,
@@ -86,16 +79,16 @@ impl<'a> Url<'a> {
     }
 
     /// Checks the base URL of a service. The error is a clause that says what is wrong.
-    pub fn check_base(url: &str) -> Result<(), String> {
+    pub fn check_base(url: &str) -> Result<(), &'static str> {
         match Url::parse(url)?.target.contains(['?', '#']) {
-            true => Err("it has more than a path after its host".into()),
+            true => Err("it has more than a path after its host"),
             false => Ok(()),
         }
     }
 }
 
 /// Returns the request up to its body.
-fn head(request: &Request<'_>, url: &Url<'_>) -> Result<String, String> {
+fn head(request: &Request<'_>, url: &Url<'_>) -> Result<String, NoAnswer> {
     let Request { method, fields, .. } = request;
     let mut head = format!(
         "{method} /{} HTTP/1.1\r\nHost: {}\r\nUser-Agent: {USER_AGENT}\r\nAccept: */*\r\nConnection: close\r\n",
@@ -104,9 +97,9 @@ fn head(request: &Request<'_>, url: &Url<'_>) -> Result<String, String> {
     for (name, value) in *fields {
         // a line break would start another field
         if !value.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
-            return Err(format!(
+            return Err(NoAnswer::Request(format!(
                 "the value of the field {name} has an invalid character"
-            ));
+            )));
         }
         head.push_str(&format!("{name}: {value}\r\n"));
     }
@@ -163,7 +156,7 @@ impl Read for Timed {
 }
 
 /// Reads an answer, whose body may have `limit` bytes. The error says why there is no answer.
-pub fn receive(reader: &mut impl BufRead, limit: u64) -> Result<Response, String> {
+pub fn receive(reader: &mut impl BufRead, limit: u64) -> Result<Response, NoAnswer> {
     for _ in 0..=MAX_INTERIM {
         let mut left = MAX_HEAD;
         let status = parse_status(&line(reader, &mut left)?)?;
@@ -180,42 +173,46 @@ pub fn receive(reader: &mut impl BufRead, limit: u64) -> Result<Response, String
             });
         }
     }
-    Err("it sends only interim answers (status 1xx)".into())
+    Err(NoAnswer::Malformed(
+        "it sends only interim answers (status 1xx)",
+    ))
 }
 
 /// Reads a line of at most `left` bytes, without its end.
-fn line(reader: &mut impl BufRead, left: &mut usize) -> Result<String, String> {
+fn line(reader: &mut impl BufRead, left: &mut usize) -> Result<String, NoAnswer> {
     let mut bytes = vec![];
     let read = reader
         .by_ref()
         .take(*left as u64)
         .read_until(b'\n', &mut bytes);
-    *left -= read.map_err(to_string)?;
+    *left -= read?;
     match bytes.strip_suffix(b"\n") {
         Some(line) => {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             Ok(String::from_utf8_lossy(line).into_owned())
         }
-        None if *left == 0 => Err(format!("the answer's head has more than {MAX_HEAD} bytes")),
-        None => Err("the connection ended within the answer".into()),
+        None if *left == 0 => Err(NoAnswer::TooLong("the answer's head", MAX_HEAD as u64)),
+        None => Err(NoAnswer::Malformed(
+            "the connection ended within the answer",
+        )),
     }
 }
 
 /// Parses a status line, e.g. `HTTP/1.1 200 OK`.
-fn parse_status(line: &str) -> Result<u16, String> {
+fn parse_status(line: &str) -> Result<u16, NoAnswer> {
     let mut words = line.splitn(3, ' ');
     let is_http = words.next().is_some_and(|word| word.starts_with("HTTP/1."));
     let status = words.next().filter(|word| is_http && word.len() == 3);
     let status = status.and_then(|word| word.parse().ok());
     let status = status.filter(|status| (100..1000).contains(status));
-    status.ok_or_else(|| "the answer is not HTTP/1.1".into())
+    status.ok_or(NoAnswer::Malformed("the answer is not HTTP/1.1"))
 }
 
 /// Reads header fields up to the empty line after them.
 fn read_fields(
     reader: &mut impl BufRead,
     left: &mut usize,
-) -> Result<Vec<(String, String)>, String> {
+) -> Result<Vec<(String, String)>, NoAnswer> {
     let mut fields = vec![];
     loop {
         let line = line(reader, left)?;
@@ -227,7 +224,9 @@ fn read_fields(
         let field = line.split_once(':').filter(|(name, _)| {
             !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic())
         });
-        let (name, value) = field.ok_or("the answer has an invalid header field")?;
+        let (name, value) = field.ok_or(NoAnswer::Malformed(
+            "the answer has an invalid header field",
+        ))?;
         fields.push((name.to_owned(), value.trim().to_owned()));
     }
 }
@@ -244,11 +243,13 @@ fn read_body(
     reader: &mut impl BufRead,
     fields: &[(String, String)],
     limit: u64,
-) -> Result<Vec<u8>, String> {
+) -> Result<Vec<u8>, NoAnswer> {
     let mut body = vec![];
     if let Some(coding) = find(fields, "Transfer-Encoding") {
         if !coding.eq_ignore_ascii_case("chunked") {
-            return Err("the answer has an unknown transfer encoding".into());
+            return Err(NoAnswer::Malformed(
+                "the answer has an unknown transfer encoding",
+            ));
         }
         read_chunks(reader, &mut body, limit)?;
         return Ok(body);
@@ -257,13 +258,14 @@ fn read_body(
     let mut lengths = fields.iter().filter(is_length).map(|(_, length)| length);
     match lengths.next() {
         Some(length) if lengths.all(|other| other == length) => {
-            let length = number(length, 10).ok_or("the answer has an invalid length")?;
+            let length = number(length, 10)
+                .ok_or(NoAnswer::Malformed("the answer has an invalid length"))?;
             append(reader, &mut body, length, limit)?;
         }
-        Some(_) => return Err("the answer has two lengths".into()),
+        Some(_) => return Err(NoAnswer::Malformed("the answer has two lengths")),
         None => {
             let read = reader.by_ref().take(limit + 1).read_to_end(&mut body);
-            if read.map_err(to_string)? as u64 > limit {
+            if read? as u64 > limit {
                 return Err(too_long(limit));
             }
         }
@@ -272,19 +274,21 @@ fn read_body(
 }
 
 /// Reads chunks and the fields after the last one.
-fn read_chunks(reader: &mut impl BufRead, body: &mut Vec<u8>, limit: u64) -> Result<(), String> {
+fn read_chunks(reader: &mut impl BufRead, body: &mut Vec<u8>, limit: u64) -> Result<(), NoAnswer> {
     // chunk size lines count, too, so that their extensions cannot be endless
     let mut left = MAX_HEAD;
     loop {
         let line_of_size = line(reader, &mut left)?;
         let size = line_of_size.split(';').next().unwrap_or_default().trim();
-        let size = number(size, 16).ok_or("the answer has an invalid size of a chunk")?;
+        let size = number(size, 16).ok_or(NoAnswer::Malformed(
+            "the answer has an invalid size of a chunk",
+        ))?;
         if size == 0 {
             return read_fields(reader, &mut left).map(drop);
         }
         append(reader, body, size, limit)?;
         if !line(reader, &mut left)?.is_empty() {
-            return Err("the answer has a chunk without an end".into());
+            return Err(NoAnswer::Malformed("the answer has a chunk without an end"));
         }
     }
 }
@@ -295,23 +299,21 @@ fn append(
     body: &mut Vec<u8>,
     length: u64,
     limit: u64,
-) -> Result<(), String> {
+) -> Result<(), NoAnswer> {
     if length > limit.saturating_sub(body.len() as u64) {
         return Err(too_long(limit));
     }
-    let read = reader
-        .by_ref()
-        .take(length)
-        .read_to_end(body)
-        .map_err(to_string)?;
+    let read = reader.by_ref().take(length).read_to_end(body)?;
     match read as u64 == length {
         true => Ok(()),
-        false => Err("the connection ended within the answer".into()),
+        false => Err(NoAnswer::Malformed(
+            "the connection ended within the answer",
+        )),
     }
 }
 
-fn too_long(limit: u64) -> String {
-    format!("the answer has more than {limit} bytes")
+fn too_long(limit: u64) -> NoAnswer {
+    NoAnswer::TooLong("the answer", limit)
 }
 
 /// Parses digits without a sign.
@@ -326,11 +328,11 @@ mod tests {
 
     use super::*;
 
-    fn received(answer: &[u8], limit: u64) -> Result<Response, String> {
+    fn received(answer: &[u8], limit: u64) -> Result<Response, NoAnswer> {
         receive(&mut &answer[..], limit)
     }
 
-    fn body(answer: &str) -> Result<Vec<u8>, String> {
+    fn body(answer: &str) -> Result<Vec<u8>, NoAnswer> {
         received(answer.as_bytes(), 10)?.body
     }
 
@@ -405,13 +407,13 @@ mod tests {
             ("ICY 200 OK\r\n\r\n", "HTTP/1.1"),
             ("HTTP/1.1 20 OK\r\n\r\n", "HTTP/1.1"),
         ] {
-            let error = body(answer).unwrap_err();
+            let error = body(answer).unwrap_err().to_string();
             assert!(error.contains(why), "{answer}: {error}");
         }
         let endless = format!("HTTP/1.1 200 OK\r\nA: {}", "b".repeat(MAX_HEAD));
-        assert!(body(&endless).unwrap_err().contains("head"));
+        assert!(body(&endless).unwrap_err().to_string().contains("head"));
         let interim = "HTTP/1.1 100 Continue\r\n\r\n".repeat(20);
-        assert!(body(&interim).unwrap_err().contains("interim"));
+        assert!(body(&interim).unwrap_err().to_string().contains("interim"));
     }
 
     #[test]
@@ -466,7 +468,12 @@ mod tests {
             fields: &fields,
             ..request(b"")
         };
-        assert!(head(&bad, &url).unwrap_err().contains("field A"));
+        assert!(
+            head(&bad, &url)
+                .unwrap_err()
+                .to_string()
+                .contains("field A")
+        );
         for url in mutations(b"http://[2001:db8::1]:8080/a?b", 5000) {
             if let Ok(url) = Url::parse(&String::from_utf8_lossy(&url)) {
                 assert!(!url.host.is_empty() && url.port > 0);

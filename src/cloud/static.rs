@@ -65,7 +65,7 @@ enum Place {
 }
 
 impl Place {
-    fn parse(text: Option<&str>) -> Result<Place, String> {
+    fn parse(text: Option<&str>) -> Result<Place, &'static str> {
         let Some(text) = text else {
             return Ok(Place::Usual);
         };
@@ -74,26 +74,29 @@ impl Place {
             Some(("base64", encoded)) if !encoded.is_empty() => Ok(Place::Inline(encoded.into())),
             None if text == "fw_cfg" => Ok(Place::FwCfg),
             None if text == "smbios" => Ok(Place::Smbios),
-            _ => Err("expected file:/PATH, base64:TEXT, fw_cfg or smbios".into()),
+            _ => Err("expected file:/PATH, base64:TEXT, fw_cfg or smbios"),
         }
     }
 
     /// Reads the list; `None` if the location does not exist.
-    fn read(&self) -> Result<Option<Vec<u8>>, String> {
+    fn read(&self) -> Result<Option<Vec<u8>>, Problem> {
         match self {
             Place::File(path) => read(path),
             Place::FwCfg => read(FW_CFG),
             Place::Inline(encoded) => STANDARD
                 .decode(encoded)
                 .map(Some)
-                .map_err(|error| format!("it is not base64: {error}")),
+                .map_err(|error| Problem::Unreadable(format!("it is not base64: {error}"))),
             Place::Smbios => match read(SMBIOS)? {
                 Some(table) => Ok(oem_string(&table, OEM_PREFIX)),
                 None => Ok(None),
             },
             Place::Usual => {
                 for place in [Place::File(FILE.into()), Place::FwCfg, Place::Smbios] {
-                    if let Some(list) = place.read().map_err(|why| format!("{place}: {why}"))? {
+                    if let Some(list) = place
+                        .read()
+                        .map_err(|why| Problem::Unreadable(format!("{place}: {why}")))?
+                    {
                         return Ok(Some(list));
                     }
                 }
@@ -116,14 +119,17 @@ impl fmt::Display for Place {
     }
 }
 
-fn read(path: &str) -> Result<Option<Vec<u8>>, String> {
+fn read(path: &str) -> Result<Option<Vec<u8>>, Problem> {
     let mut bytes = vec![];
+    let unreadable = |why| Err(Problem::Unreadable(why));
     let read = File::open(path).and_then(|file| file.take(MAX_LIST + 1).read_to_end(&mut bytes));
     match read {
-        Ok(_) if bytes.len() as u64 > MAX_LIST => Err(format!("it has more than {MAX_LIST} bytes")),
+        Ok(_) if bytes.len() as u64 > MAX_LIST => {
+            unreadable(format!("it has more than {MAX_LIST} bytes"))
+        }
         Ok(_) => Ok(Some(bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error.to_string()),
+        Err(error) => unreadable(error.to_string()),
     }
 }
 
@@ -170,29 +176,54 @@ struct Machine {
     provider_id: String,
 }
 
+/// Why a list of machines gives no answer, as a clause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Problem {
+    /// Its place cannot be read, or has none.
+    Unreadable(String),
+    /// It breaks a rule.
+    Malformed(String),
+    /// It does not show which of its machines this one is.
+    Unidentified(String),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use Problem::*;
+        let (Unreadable(why) | Malformed(why) | Unidentified(why)) = self;
+        f.write_str(why)
+    }
+}
+
 impl Machines {
     /// Parses a list. An error says what is wrong with which machine.
-    pub fn parse(json: &[u8]) -> Result<Machines, String> {
-        let list: Machines = serde_json::from_slice(json)
-            .map_err(|error| format!("it is not a list of machines: {:.160}", error.to_string()))?;
+    pub fn parse(json: &[u8]) -> Result<Machines, Problem> {
+        let wrong = |why: String| Err(Problem::Malformed(why));
+        let list: Machines = match serde_json::from_slice(json) {
+            Ok(list) => list,
+            Err(error) => {
+                let error = error.to_string();
+                return wrong(format!("it is not a list of machines: {error:.160}"));
+            }
+        };
         let mut names = BTreeSet::new();
         let mut addresses = BTreeSet::new();
         for machine in &list.machines {
             let Machine { name, address, .. } = machine;
             if !is_host(name) || name.len() > 63 || name.parse::<IpAddr>().is_ok() {
-                return Err(format!(
+                return wrong(format!(
                     "{} is not a name of a machine: expected up to 63 letters, digits, hyphens, dots",
                     quoted(name, 80)
                 ));
             }
             if !is_host(address) {
-                return Err(format!(
+                return wrong(format!(
                     "{name}: {} is neither an IP address nor a DNS name",
                     quoted(address, 80)
                 ));
             }
             if Role::parse(&machine.role) == Role::Unknown {
-                return Err(format!(
+                return wrong(format!(
                     "{name}: the role {} is not known: expected control-plane or worker",
                     quoted(&machine.role, 80)
                 ));
@@ -202,16 +233,16 @@ impl Machines {
                 |address: IpAddr| address.to_canonical().to_string(),
             );
             if !names.insert(name.to_ascii_lowercase()) || !addresses.insert(address) {
-                return Err(format!("{name}: its name or its address occurs twice"));
+                return wrong(format!("{name}: its name or its address occurs twice"));
             }
         }
         if list.control_planes().next().is_none() {
-            return Err("it has no control plane".into());
+            return wrong("it has no control plane".into());
         }
         if let Some(own) = &list.own
             && !names.contains(&own.to_ascii_lowercase())
         {
-            return Err(format!(
+            return wrong(format!(
                 "self is {}, which is not one of its machines",
                 quoted(own, 80)
             ));
@@ -219,7 +250,7 @@ impl Machines {
         if let Some(endpoint) = &list.endpoint
             && !is_host(endpoint)
         {
-            return Err(format!(
+            return wrong(format!(
                 "endpoint: {} is neither an IP address nor a DNS name",
                 quoted(endpoint, 80)
             ));
@@ -230,7 +261,7 @@ impl Machines {
             .as_ref()
             .is_some_and(|hash| !is_bcrypt(hash))
         {
-            return Err("initSecretHash is not a bcrypt hash of 60 characters: `firstlight hash-secret` makes one".into());
+            return wrong("initSecretHash is not a bcrypt hash of 60 characters: `firstlight hash-secret` makes one".into());
         }
         Ok(list)
     }
@@ -241,33 +272,33 @@ impl Machines {
     }
 
     /// Returns the machine that `self` names, or else [`Machines::at`].
-    fn own(&self, addresses: &[IpAddr]) -> Result<Instance, String> {
+    fn own(&self, addresses: &[IpAddr]) -> Result<Instance, Problem> {
         match &self.own {
             Some(name) => {
                 let mut all = self.machines.iter();
                 let found = all.find(|one| one.name.eq_ignore_ascii_case(name));
                 Ok(found.expect("parse has checked it").instance())
             }
-            None => self
-                .at(addresses)
-                .map_err(|why| format!("{why}. Or name this machine in \"self\"")),
+            None => self.at(addresses).map_err(|why| {
+                Problem::Unidentified(format!("{why}. Or name this machine in \"self\""))
+            }),
         }
     }
 
     /// Returns the only machine that has one of these addresses. For a list that many machines
     /// share, so `self` is ignored.
-    pub fn at(&self, own: &[IpAddr]) -> Result<Instance, String> {
+    pub fn at(&self, own: &[IpAddr]) -> Result<Instance, Problem> {
         let all = self.machines.iter().map(Machine::instance);
         let mut here = all.filter(|one| one.vpc_ip.is_some_and(|address| own.contains(&address)));
         match (here.next(), here.next()) {
             (Some(one), None) => Ok(one),
-            (Some(one), Some(other)) => Err(format!(
+            (Some(one), Some(other)) => Err(Problem::Unidentified(format!(
                 "the addresses {own:?} are those of {} and of {}: correct the list",
                 one.name, other.name
-            )),
-            (None, _) => Err(format!(
+            ))),
+            (None, _) => Err(Problem::Unidentified(format!(
                 "no machine of the list has one of the addresses {own:?}: correct the list"
-            )),
+            ))),
         }
     }
 
@@ -330,23 +361,23 @@ struct Client {
 pub fn client(place: Option<&str>) -> Made {
     let place = Place::parse(place).map_err(|problem| Error::Url {
         url: place.unwrap_or_default().into(),
-        problem,
+        problem: problem.into(),
     })?;
     Ok(Arc::new(Client { place }))
 }
 
 impl Client {
-    fn failed(&self, problem: String) -> Error {
+    fn failed(&self, problem: impl fmt::Display) -> Error {
         Error::List {
             place: self.place.to_string(),
-            problem,
+            problem: problem.to_string(),
         }
     }
 
     fn list(&self) -> Result<Machines, Error> {
         let list = self.place.read().and_then(|found| match found {
             Some(list) => Machines::parse(&list),
-            None => Err("there is no list of machines".into()),
+            None => Err(Problem::Unreadable("there is no list of machines".into())),
         });
         list.map_err(|problem| self.failed(problem))
     }
@@ -374,9 +405,7 @@ impl Metadata for Client {
         let list = self.list()?;
         let hash = list.init_secret_hash().map(str::to_owned);
         hash.ok_or_else(|| {
-            self.failed(
-                "it has no initSecretHash, so no operator can initialize this machine".into(),
-            )
+            self.failed("it has no initSecretHash, so no operator can initialize this machine")
         })
     }
 }
@@ -432,18 +461,20 @@ mod tests {
         assert_eq!(own, Ok(expected));
         let nowhere = list.own(&[address("192.0.2.1")]).unwrap_err();
         assert!(
-            nowhere.contains("192.0.2.1") && nowhere.contains("\"self\""),
+            nowhere.to_string().contains("192.0.2.1") && nowhere.to_string().contains("\"self\""),
             "{nowhere}"
         );
         // a list from a server is for many machines: none of them is "self"
         let nowhere = list.at(&[address("192.0.2.1")]).unwrap_err();
         assert!(
-            nowhere.contains("correct the list") && !nowhere.contains("self"),
+            nowhere.to_string().contains("correct the list")
+                && !nowhere.to_string().contains("self"),
             "{nowhere}"
         );
         let both = list.at(&[address("10.0.0.11"), address("fd00::2")]);
         assert!(
             both.unwrap_err()
+                .to_string()
                 .contains("those of control-plane-0 and of worker-0")
         );
         assert_eq!(list.endpoint(), "cluster.example");
@@ -548,11 +579,11 @@ mod tests {
             ),
             (list().replacen('{', r#"{"self":"x","#, 1), "self is \"x\""),
         ] {
-            let error = Machines::parse(json.as_bytes()).unwrap_err();
+            let error = Machines::parse(json.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(why), "{json}: {error}");
         }
         let secret = list().replace(HASH, "my secret");
-        let error = Machines::parse(secret.as_bytes()).unwrap_err();
+        let error = Machines::parse(secret.as_bytes()).unwrap_err().to_string();
         assert!(
             error.contains("bcrypt") && !error.contains("my secret"),
             "{error}"

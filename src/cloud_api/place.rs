@@ -61,7 +61,7 @@ impl Place {
                 // the usual metadata service
                 None if index == 0 && part.is_empty() && text.len() > 1 => {}
                 None if index == 0 => {
-                    Url::check_base(part).map_err(fault)?;
+                    Url::check_base(part).map_err(|why| fault(why.into()))?;
                     place.service = part.to_owned();
                 }
                 None => return Err(fault(format!("{part:?} is no API's name and URL"))),

@@ -26,7 +26,7 @@ pub use roots::{CA_BUNDLES, CertificateError, Identity, Roots};
 use std::io::Read;
 use std::time::{Duration, SystemTime};
 
-use base::request::{CONNECT_TIMEOUT, Request, Response, Transport, USER_AGENT};
+use base::request::{CONNECT_TIMEOUT, NoAnswer, Request, Response, Transport, USER_AGENT};
 use ureq::http::HeaderValue;
 use ureq::tls::TlsConfig;
 use ureq::{Agent, Body};
@@ -185,15 +185,14 @@ impl Client {
 }
 
 impl Transport for Client {
-    fn send(&self, request: &Request<'_>) -> Result<Response, String> {
-        let answer = self.open(request, self.time).map_err(|e| e.to_string())?;
+    fn send(&self, request: &Request<'_>) -> Result<Response, NoAnswer> {
+        let failed = |error: Error| NoAnswer::Connection(error.to_string());
+        let answer = self.open(request, self.time).map_err(failed)?;
         Ok(Response {
             status: answer.status(),
             fields: answer.fields(),
             pause: answer.pause(),
-            body: (answer.read())
-                .map(|body| body.to_vec())
-                .map_err(|error| error.to_string()),
+            body: answer.read().map(|body| body.to_vec()).map_err(failed),
         })
     }
 }
