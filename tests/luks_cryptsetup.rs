@@ -131,7 +131,7 @@ impl Fixture {
     /// Returns why [`Header::check_ours`] refuses the disk.
     fn refused(&mut self) -> String {
         match self.header().check_ours(Integrity::Optional) {
-            Err(Error::NotOurs(why)) => why,
+            Err(Error::NotOurs(why)) => why.to_string(),
             other => panic!("{other:?}"),
         }
     }

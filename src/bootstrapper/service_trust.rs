@@ -30,6 +30,7 @@ use attest::ClusterRegister;
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::hex;
 use node::service_trust::{ClusterId, Settings};
+use node::ticket_client::Failure;
 use verifier::carried::Carried;
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
@@ -229,7 +230,7 @@ impl Judge {
     }
 
     /// Checks that the ticket's cluster is the sender's, or the one that `cluster-id` names.
-    pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), String> {
+    pub fn check_cluster(&self, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Result<(), Failure> {
         check_cluster(self.pinned, self.proof(), cluster_id)
     }
 
@@ -297,11 +298,11 @@ fn check_cluster(
     pinned: Option<ClusterId>,
     proof: Option<&Proof>,
     cluster_id: &[u8; CLUSTER_ID_LEN],
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let pinned = || pinned.map(|id| Registers::Pcrs.after(&id.0));
     let proved = proof.map(|proof| proof.cluster.clone());
     match proved.or_else(pinned) {
-        Some(expected) if !expected.is_of(cluster_id) => Err(format!(
+        Some(expected) if !expected.is_of(cluster_id) => Err(Failure::lasting(format!(
             "sent a ticket of the cluster {}, but {}: expected {} {expected}, got {}",
             hex(cluster_id),
             match proof {
@@ -310,7 +311,7 @@ fn check_cluster(
             },
             expected.name(),
             expected.kind().after(cluster_id)
-        )),
+        ))),
         _ => Ok(()),
     }
 }
@@ -418,14 +419,15 @@ mod tests {
         assert!(check_cluster(None, None, &ours).is_ok());
         assert!(check_cluster(None, Some(&proof(&ours)), &ours).is_ok());
         let refused = check_cluster(None, Some(&proof(&other)), &ours).unwrap_err();
-        assert!(refused.contains("belongs to another"), "{refused}");
+        assert!(refused.is_lasting && refused.text.contains("belongs to another"));
         // the setting also applies to a service that sends no evidence
         let pinned = Some(ClusterId(ours));
         assert!(check_cluster(pinned, None, &ours).is_ok());
         let refused = check_cluster(pinned, None, &other).unwrap_err();
         assert!(
-            refused.contains("the setting cluster-id names another"),
-            "{refused}"
+            refused
+                .text
+                .contains("the setting cluster-id names another")
         );
     }
 }

@@ -22,11 +22,11 @@ pub struct Settings {
 }
 
 impl std::str::FromStr for ClusterId {
-    type Err = String;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<ClusterId, String> {
+    fn from_str(text: &str) -> Result<ClusterId, Self::Err> {
         let id = unhex(text).map(ClusterId);
-        id.ok_or_else(|| format!("expected {} hexadecimal digits", 2 * CLUSTER_ID_LEN))
+        id.ok_or("expected 64 hexadecimal digits")
     }
 }
 

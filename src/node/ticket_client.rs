@@ -111,8 +111,8 @@ pub enum Source {
 pub struct Hosts {
     /// The name of the source, for people.
     pub name: &'static str,
-    /// Returns the hosts. The error is a clause for people.
-    pub list: Arc<dyn Fn() -> Result<Vec<String>, String> + Send + Sync>,
+    /// Returns the hosts.
+    pub list: Arc<dyn Fn() -> Result<Vec<String>, Failure> + Send + Sync>,
 }
 
 /// Why a request gave no ticket.
@@ -134,6 +134,12 @@ impl From<String> for Failure {
             is_lasting: false,
             retry_after: None,
         }
+    }
+}
+
+impl From<machines::Error> for Failure {
+    fn from(error: machines::Error) -> Failure {
+        Failure::from(error.to_string())
     }
 }
 
@@ -442,17 +448,13 @@ fn resolve_all(source: &Hosts, requester: &impl TicketRequester) -> Listing {
 fn describe(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listing {
     let mut load_balancer = None;
     let addresses = ask(requester, "load balancer", || {
-        let host = metadata.load_balancer_endpoint().map_err(to_string)?;
+        let host = metadata.load_balancer_endpoint()?;
         let addresses = resolve(&host);
         load_balancer = Some(host);
         addresses
     });
-    let peers = ask(requester, "control planes", || {
-        metadata.peers().map_err(to_string)
-    });
-    let own = ask(requester, "this machine", || {
-        metadata.own_instance().map_err(to_string)
-    });
+    let peers = ask(requester, "control planes", || Ok(metadata.peers()?));
+    let own = ask(requester, "this machine", || Ok(metadata.own_instance()?));
     let is_complete = addresses.is_some() && peers.is_some() && own.is_some();
     let planes = peers.into_iter().flatten();
     let planes = planes.filter(|peer| peer.role == Role::ControlPlane);
@@ -473,7 +475,7 @@ fn describe(metadata: &dyn Metadata, requester: &impl TicketRequester) -> Listin
 
 /// Returns the addresses of a host name. The error says which DNS servers were asked, and for how
 /// long.
-fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
+fn resolve(host: &str) -> Result<Vec<IpAddr>, Failure> {
     let start = Instant::now();
     sys::net::resolve(host).map_err(|error| {
         let file = std::fs::read_to_string(RESOLV_CONF).unwrap_or_default();
@@ -483,7 +485,7 @@ fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
             false => format!("asked DNS server {}", servers.join(", ")),
         };
         let seconds = start.elapsed().as_secs();
-        format!("cannot resolve the name {host}: {asked}, waited {seconds} s: {error}")
+        format!("cannot resolve the name {host}: {asked}, waited {seconds} s: {error}").into()
     })
 }
 
@@ -499,7 +501,7 @@ fn dns_servers(file: &str) -> Vec<&str> {
 fn ask<T>(
     requester: &impl TicketRequester,
     source: &str,
-    question: impl FnOnce() -> Result<T, String>,
+    question: impl FnOnce() -> Result<T, Failure>,
 ) -> Option<T> {
     requester.asked(source);
     match question() {
@@ -507,15 +509,11 @@ fn ask<T>(
             requester.answered(source);
             Some(answer)
         }
-        Err(error) => {
-            requester.note(source, &Failure::from(error));
+        Err(failure) => {
+            requester.note(source, &failure);
             None
         }
     }
-}
-
-fn to_string(error: impl fmt::Display) -> String {
-    error.to_string()
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use cloud::{Own, peers::Tag};
-use disk::luks::{Header, Peers};
+use disk::luks::{Fault, Header, Peers};
 use machines::{Cloud, Error};
-use node::ticket_client::{Hosts, Source};
+use node::ticket_client::{Failure, Hosts, Source};
 
 /// Advice for a node whose sources lead to no join service.
 pub const MOVED: &str = "if all control planes have moved, name one of them by the setting peers or in the machine's tag \
@@ -38,7 +38,7 @@ impl Sources {
             Own::Service(client) => after.push(Source::Metadata(client(place)?)),
             Own::Tag(ask) => {
                 let tag = Tag::new(ask, place)?;
-                let list = move || tag.hosts().map_err(|error| error.to_string());
+                let list = move || Ok(tag.hosts()?);
                 after.push(source("machine's tag", list));
             }
         }
@@ -53,20 +53,20 @@ impl Sources {
 }
 
 /// Returns the sources that a header contains.
-fn in_header(peers: Result<Option<Peers>, String>) -> Vec<Source> {
+fn in_header(peers: Result<Option<Peers>, Fault>) -> Vec<Source> {
     const NAME: &str = "disk header";
     let known = peers.map(Option::unwrap_or_default);
     match known {
         Ok(peers) if peers.is_empty() => {
             let why = "it names no control plane: the disk is of Constellation, or of a version of Firstlight before this one";
-            vec![source(NAME, move || Err(why.into()))]
+            vec![source(NAME, move || Err(why.to_owned().into()))]
         }
         Ok(peers) => {
             let planes = peers.control_planes.iter().map(IpAddr::to_string);
             let hosts: Vec<_> = planes.chain(peers.load_balancer).collect();
             fixed(NAME, &hosts)
         }
-        Err(why) => vec![source(NAME, move || Err(why.clone()))],
+        Err(why) => vec![source(NAME, move || Err(why.to_string().into()))],
     }
 }
 
@@ -87,7 +87,7 @@ fn fixed(name: &'static str, hosts: &[String]) -> Vec<Source> {
 
 fn source(
     name: &'static str,
-    list: impl Fn() -> Result<Vec<String>, String> + Send + Sync + 'static,
+    list: impl Fn() -> Result<Vec<String>, Failure> + Send + Sync + 'static,
 ) -> Source {
     Source::Hosts(Hosts {
         name,
@@ -99,7 +99,7 @@ fn source(
 mod tests {
     use super::*;
 
-    fn listed(sources: &[Source]) -> Vec<(&str, Result<Vec<String>, String>)> {
+    fn listed(sources: &[Source]) -> Vec<(&str, Result<Vec<String>, Failure>)> {
         let hosts = sources.iter().map(|source| match source {
             Source::Hosts(hosts) => (hosts.name, (hosts.list)()),
             Source::Metadata(_) => ("metadata", Ok(vec![])),
@@ -133,13 +133,13 @@ mod tests {
         for (peers, why) in [
             (Ok(None), "it names no control plane"),
             (Ok(Some(Peers::default())), "it names no control plane"),
-            (Err("token 1: x".into()), "token 1: x"),
+            (Err("token 1: x".to_owned().into()), "token 1: x"),
         ] {
             let found = in_header(peers);
             let [(_, Err(error))] = &listed(&found)[..] else {
                 panic!("{:?}", listed(&found));
             };
-            assert!(error.contains(why), "{error}");
+            assert!(error.text.contains(why), "{error:?}");
         }
     }
 

@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::rejoin::migration_salt;
+use super::rejoin::{migration_salt, wrong_salt};
 use super::waiting::{Candidate, Refused, Waiting};
 use attest::{ClusterRegister, Issuer};
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID};
@@ -143,7 +143,7 @@ fn candidate(
         // the next rejoin renews the host certificate
         host_certificate: Vec::new(),
         migration_salt: migration_salt(&message.measurement_salt)
-            .map_err(|why| Status::new(Code::InvalidArgument, why))?,
+            .map_err(|got| Status::new(Code::InvalidArgument, wrong_salt(got)))?,
         from,
         // anybody may call this server
         cluster: cluster.cloned(),

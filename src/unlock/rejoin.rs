@@ -85,36 +85,36 @@ impl TicketRequester for Rejoin {
 /// Returns the keys of a ticket, or an error that says which length is wrong. The length of the
 /// measurement secret is checked because the disk cannot show that the secret is right, and a
 /// cluster ID can be derived even from an empty one.
-fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candidate, String> {
+fn candidate(mut ticket: IssueRejoinTicketResponse, name: &str) -> Result<Candidate, Failure> {
     let candidate = Candidate {
         disk_key: Secret::new(std::mem::take(&mut ticket.state_disk_key)),
         measurement_secret: Secret::new(std::mem::take(&mut ticket.measurement_secret)),
         host_certificate: std::mem::take(&mut ticket.host_certificate),
         migration_salt: migration_salt(&ticket.measurement_salt)
-            .map_err(|why| format!("sent {why}"))?,
+            .map_err(|got| format!("sent {}", wrong_salt(got)))?,
         from: name.into(),
         cluster: None,
     };
     match (candidate.disk_key.len(), candidate.measurement_secret.len()) {
         (KEY_LEN, KEY_LEN) => Ok(candidate),
-        (key, secret) => Err(format!(
+        (key, secret) => Err(Failure::from(format!(
             "sent a disk key of {key} bytes and a measurement secret of {secret} bytes, expected {KEY_LEN} each"
-        )),
+        ))),
     }
 }
 
 /// Parses the measurement salt of a ticket; `None` unless the cluster is migrating. The error is a
-/// noun phrase.
-pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; MEASUREMENT_SALT_LEN]>, String> {
-    match bytes.len() {
-        0 => Ok(None),
-        length => match bytes.try_into() {
-            Ok(salt) => Ok(Some(salt)),
-            Err(_) => Err(format!(
-                "a measurement salt of {length} bytes, expected {MEASUREMENT_SALT_LEN}"
-            )),
-        },
+/// wrong length.
+pub(super) fn migration_salt(bytes: &[u8]) -> Result<Option<[u8; MEASUREMENT_SALT_LEN]>, usize> {
+    match bytes {
+        [] => Ok(None),
+        _ => bytes.try_into().map(Some).map_err(|_| bytes.len()),
     }
+}
+
+/// Says that a salt has a wrong length, as a noun phrase.
+pub(super) fn wrong_salt(length: usize) -> String {
+    format!("a measurement salt of {length} bytes, expected {MEASUREMENT_SALT_LEN}")
 }
 
 #[cfg(test)]
@@ -134,6 +134,7 @@ mod tests {
                 ticket(key, secret)
                     .err()
                     .unwrap()
+                    .text
                     .contains("expected 32 each")
             );
         }
@@ -143,10 +144,6 @@ mod tests {
     fn a_salt_has_full_length_or_is_absent() {
         assert_eq!(migration_salt(&[]), Ok(None));
         assert_eq!(migration_salt(&[3; 32]), Ok(Some([3; 32])));
-        assert!(
-            migration_salt(&[3; 31])
-                .unwrap_err()
-                .contains("31 bytes, expected 32")
-        );
+        assert_eq!(migration_salt(&[3; 31]), Err(31));
     }
 }

@@ -106,7 +106,7 @@ fn read_superblock(mapping: &Mapping) -> Result<Superblock, Error> {
     let disk_len = read(&mut buffer)
         .map_err(|error| disk(mapping, "read the dm-integrity superblock", error))?;
     let available = disk_len.saturating_sub(mapping.data_offset) / SECTOR;
-    Superblock::parse(buffer.bytes(), mapping.sector_size, available).map_err(|reason| {
+    Superblock::parse(buffer.bytes(), mapping.sector_size, available).map_err(|Unfit(reason)| {
         Error::Superblock {
             device: mapping.device.into(),
             reason,
@@ -133,40 +133,47 @@ pub(super) struct Superblock {
     pub has_plain_journal: bool,
 }
 
+/// Why a superblock does not fit the disk and its LUKS2 header, as a clause.
+#[derive(Debug)]
+pub(super) struct Unfit(pub String);
+
 impl Superblock {
     /// Parses the superblock. `available` is the number of sectors from the superblock to the end
-    /// of the disk. The error is a clause.
-    pub fn parse(bytes: &[u8], sector_size: u32, available: u64) -> Result<Superblock, String> {
-        let field = bytes.get(..64).ok_or("it is truncated")?;
+    /// of the disk.
+    pub fn parse(bytes: &[u8], sector_size: u32, available: u64) -> Result<Superblock, Unfit> {
+        let unfit = |why: String| Err(Unfit(why));
+        let Some(field) = bytes.get(..64) else {
+            return unfit("it is truncated".into());
+        };
         if &field[..8] != MAGIC {
-            return Err(match field.iter().all(|byte| *byte == 0) {
+            return unfit(match field.iter().all(|byte| *byte == 0) {
                 true => "it contains only zeros".into(),
                 false => format!("it starts with {:02x?} instead of \"integrt\"", &field[..8]),
             });
         }
         let version = field[8];
         if !(1..=VERSION_MAX).contains(&version) {
-            return Err(format!(
+            return unfit(format!(
                 "its version is {version}, supported are 1 to {VERSION_MAX}"
             ));
         }
         let tag_len = u16::from_le_bytes([field[10], field[11]]);
         if usize::from(tag_len) != HMAC_SHA256_LEN {
-            return Err(format!(
+            return unfit(format!(
                 "its tags have {tag_len} bytes instead of {HMAC_SHA256_LEN}"
             ));
         }
         let log2_sectors_per_block = field[28];
         if 1_u64.checked_shl(log2_sectors_per_block.into()) != Some(u64::from(sector_size) / SECTOR)
         {
-            return Err(format!(
+            return unfit(format!(
                 "its blocks have 2^{log2_sectors_per_block} sectors of 512 bytes instead of {} (from the LUKS2 header)",
                 u64::from(sector_size) / SECTOR
             ));
         }
         let provided_data_sectors = u64::from_le_bytes(field[16..24].try_into().expect("8 bytes"));
         if provided_data_sectors == 0 || provided_data_sectors > available {
-            return Err(format!(
+            return unfit(format!(
                 "it provides {provided_data_sectors} sectors, but the disk has {available}"
             ));
         }
@@ -239,7 +246,7 @@ mod tests {
             (superblock()[..63].to_vec(), 4096, "truncated"),
         ];
         for (bytes, sector_size, reason) in cases {
-            let refused = Superblock::parse(&bytes, sector_size, AVAILABLE).unwrap_err();
+            let Unfit(refused) = Superblock::parse(&bytes, sector_size, AVAILABLE).unwrap_err();
             assert!(
                 refused.contains(reason),
                 "{refused:?} does not contain {reason:?}"

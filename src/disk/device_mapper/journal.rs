@@ -14,7 +14,7 @@
 
 use std::io::{self, Read, Seek, SeekFrom};
 
-use super::integrity::{SUPERBLOCK_LEN, Superblock};
+use super::integrity::{SUPERBLOCK_LEN, Superblock, Unfit};
 use super::mapping::SECTOR;
 
 /// A journal section consists of 8 sectors of entries and the blocks of these entries
@@ -59,7 +59,7 @@ pub fn may_hold_data(
                 "its dm-integrity superblock has options that Constellation does not use".into(),
             ));
         }
-        Err(reason) => {
+        Err(Unfit(reason)) => {
             return Ok(Some(format!(
                 "its dm-integrity superblock is not one that a format writes: {reason}"
             )));

@@ -16,7 +16,7 @@ use ring::hmac;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::Error;
+use super::error::{Error, Fault};
 use super::token;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, disk_mac_key};
 
@@ -84,23 +84,27 @@ fn message(uuid: &str, salt: &[u8; MEASUREMENT_SALT_LEN]) -> Vec<u8> {
 }
 
 /// Reads the token from the metadata. The error says what is wrong.
-pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, String> {
+pub(super) fn read(tokens: &Value) -> Result<Option<ClusterToken>, Fault> {
     let Some((id, token)) = token::find(tokens, TYPE)? else {
         return Ok(None);
     };
     let json = Json::deserialize(token).map_err(|error| format!("token {id}: {error}"))?;
     Ok(Some(ClusterToken {
-        measurement_salt: bytes(&json.measurement_salt)
-            .map_err(|why| format!("token {id}: measurementSalt {why}"))?,
-        mac: bytes(&json.mac).map_err(|why| format!("token {id}: mac {why}"))?,
+        measurement_salt: bytes(
+            &format!("token {id}: measurementSalt"),
+            &json.measurement_salt,
+        )?,
+        mac: bytes(&format!("token {id}: mac"), &json.mac)?,
     }))
 }
 
-fn bytes<const N: usize>(text: &str) -> Result<[u8; N], String> {
+fn bytes<const N: usize>(it: &str, text: &str) -> Result<[u8; N], Fault> {
     let bytes = BASE64_STANDARD
         .decode(text)
-        .map_err(|error| format!("is not base64: {error}"))?;
-    <[u8; N]>::try_from(bytes).map_err(|bytes| format!("has {} bytes, expected {N}", bytes.len()))
+        .map_err(|error| format!("{it} is not base64: {error}"))?;
+    let length = bytes.len();
+    let bytes = bytes.try_into();
+    Ok(bytes.map_err(|_| format!("{it} has {length} bytes, expected {N}"))?)
 }
 
 /// Writes the token: replaces an older one, or uses the first free number.
@@ -181,7 +185,7 @@ mod tests {
         let with = |field: &str, value: Value| {
             let mut bad = good.clone();
             bad[field] = value;
-            read(&json!({"1": bad})).unwrap_err()
+            read(&json!({"1": bad})).unwrap_err().to_string()
         };
         assert!(with("mac", "AAAA".into()).contains("token 1: mac has 3 bytes, expected 32"));
         assert!(with("measurementSalt", "?".into()).contains("measurementSalt is not base64"));
@@ -189,6 +193,7 @@ mod tests {
         assert!(
             read(&json!({"1": good, "2": good}))
                 .unwrap_err()
+                .to_string()
                 .contains("more than one")
         );
     }

@@ -15,9 +15,8 @@ pub enum Error {
         /// The error of the system call.
         source: io::Error,
     },
-    /// A LUKS2 header that violates a rule for state disks. The text names the object, its value
-    /// and the expected value.
-    NotOurs(String),
+    /// A LUKS2 header that violates a rule for state disks.
+    NotOurs(Fault),
     /// No keyslot opened with this passphrase.
     WrongPassphrase {
         /// How many keyslots were tried.
@@ -51,6 +50,32 @@ pub enum Error {
     /// An earlier write of this header failed: the content of the disk is unknown until it is
     /// probed again.
     ProbeAgain,
+}
+
+/// Which kind of rule a header violates. The text names the object, its value and the expected
+/// value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// It is not valid LUKS2, or a token is not what its type demands.
+    Malformed(String),
+    /// It is valid, but no state disk has this value.
+    Foreign(String),
+    /// A key would cost more time or memory than a node gives to a header.
+    Costly(String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Fault::Malformed(why) | Fault::Foreign(why) | Fault::Costly(why)) = self;
+        f.write_str(why)
+    }
+}
+
+impl From<String> for Fault {
+    /// Parsers find what is malformed.
+    fn from(why: String) -> Fault {
+        Fault::Malformed(why)
+    }
 }
 
 impl fmt::Display for Error {
@@ -113,4 +138,16 @@ impl std::error::Error for Error {
 /// Converts an I/O error; `doing` names the operation.
 pub(super) fn io_error(doing: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Io { doing, source }
+}
+
+/// Returns the fault `otherwise`, of this kind, unless `holds`.
+pub(super) fn ensure(
+    holds: bool,
+    kind: fn(String) -> Fault,
+    otherwise: impl FnOnce() -> String,
+) -> Result<(), Fault> {
+    match holds {
+        true => Ok(()),
+        false => Err(kind(otherwise())),
+    }
 }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use ring::digest;
 use serde_json::Value;
 
+use super::error::Fault;
 use super::json;
 use super::layout::BINARY_LEN;
 use base::crypto;
@@ -133,32 +134,33 @@ impl Binary {
     /// the checksum.
     ///
     /// The error says what is wrong with this copy.
-    pub fn parse(bytes: &[u8; BINARY_LEN], copy: Copy, at: u64) -> Result<Self, String> {
+    pub fn parse(bytes: &[u8; BINARY_LEN], copy: Copy, at: u64) -> Result<Self, Fault> {
+        let wrong = |why: String| Err(Fault::Malformed(why));
         if !has_magic(bytes, copy) {
-            return Err("no LUKS magic".into());
+            return wrong("no LUKS magic".into());
         }
         let version = u16::from_be_bytes(field(bytes, VERSION));
         if version != 2 {
-            return Err(format!("LUKS version {version}, expected 2"));
+            return wrong(format!("LUKS version {version}, expected 2"));
         }
         let hdr_size = u64::from_be_bytes(field(bytes, SIZE));
         if !HDR_SIZES.contains(&hdr_size) || !hdr_size.is_power_of_two() {
-            return Err(format!(
+            return wrong(format!(
                 "header size {hdr_size}, expected a power of two from 16 KiB to 4 MiB"
             ));
         }
         let hdr_offset = u64::from_be_bytes(field(bytes, HDR_OFFSET));
         if hdr_offset != at {
-            return Err(format!("header offset {hdr_offset}, expected {at}"));
+            return wrong(format!("header offset {hdr_offset}, expected {at}"));
         }
         if copy == Copy::Secondary && hdr_size != at {
-            return Err(format!(
+            return wrong(format!(
                 "header size {hdr_size}, but the secondary header is at byte {at}"
             ));
         }
         let algorithm: [u8; 32] = field(bytes, CHECKSUM_ALG);
         if text(&algorithm) != "sha256" {
-            return Err(format!(
+            return wrong(format!(
                 "checksum algorithm {:?}, expected \"sha256\"",
                 text(&algorithm)
             ));

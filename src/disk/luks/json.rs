@@ -10,6 +10,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 
+use super::error::Fault::{self, Malformed};
+use super::error::ensure;
 use super::layout::{AREA_ALIGN, BINARY_LEN};
 
 /// Maximum nesting depth: the default of json-c, with which libcryptsetup parses.
@@ -24,21 +26,21 @@ const SECTOR: u64 = 512;
 /// to the end.
 ///
 /// The error says what is wrong with this copy.
-pub(super) fn parse(area: &[u8]) -> Result<Value, String> {
+pub(super) fn parse(area: &[u8]) -> Result<Value, Fault> {
     let end = area
         .iter()
         .position(|b| *b == 0)
-        .ok_or("the JSON area has no end")?;
-    ensure(area[end..].iter().all(|b| *b == 0), || {
+        .ok_or_else(|| "the JSON area has no end".to_owned())?;
+    ensure(area[end..].iter().all(|b| *b == 0), Malformed, || {
         "the JSON area has bytes after its end".into()
     })?;
-    ensure(area[0] == b'{', || {
+    ensure(area[0] == b'{', Malformed, || {
         "the JSON area does not begin with '{'".into()
     })?;
     let metadata: Value =
         serde_json::from_slice(&area[..end]).map_err(|e| format!("the JSON area: {e}"))?;
     let depth = depth(&metadata);
-    ensure(depth <= MAX_DEPTH, || {
+    ensure(depth <= MAX_DEPTH, Malformed, || {
         format!("the JSON area: {depth} levels deep, expected at most {MAX_DEPTH}")
     })?;
     check(&metadata, area.len() as u64).map_err(|why| format!("the JSON area: {why}"))?;
@@ -57,7 +59,7 @@ fn depth(value: &Value) -> usize {
 }
 
 /// Checks all rules. The error names the object that violates a rule.
-fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
+fn check(metadata: &Value, json_size: u64) -> Result<(), Fault> {
     let [keyslots, tokens, segments, digests] =
         ["keyslots", "tokens", "segments", "digests"].map(|name| section(metadata, name));
     let (keyslots, segments, digests) = (keyslots?, segments?, digests?);
@@ -72,7 +74,9 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
         references(&it, digest, "keyslots", keyslots)?;
         references(&it, digest, "segments", segments)?;
     }
-    ensure(segments.contains_key("0"), || "no segment 0".into())?;
+    ensure(segments.contains_key("0"), Malformed, || {
+        "no segment 0".into()
+    })?;
     let digests_of = |list: &str, id: &str| {
         let has = |digest: &&Value| {
             digest[list]
@@ -86,6 +90,7 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
         check_segment(&it, segment)?;
         ensure(
             segment["type"] != "crypt" || digests_of("segments", id) > 0,
+            Malformed,
             || format!("{it}: no digest refers to it"),
         )?;
     }
@@ -93,7 +98,7 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
         let it = format!("keyslot {id}");
         check_keyslot(&it, keyslot)?;
         let digests = digests_of("keyslots", id);
-        ensure(digests == 1, || {
+        ensure(digests == 1, Malformed, || {
             format!("{it}: {digests} digests refer to it, expected 1")
         })?;
     }
@@ -101,7 +106,7 @@ fn check(metadata: &Value, json_size: u64) -> Result<(), String> {
     check_areas(metadata, keyslots)
 }
 
-fn check_segment(it: &str, segment: &Value) -> Result<(), String> {
+fn check_segment(it: &str, segment: &Value) -> Result<(), Fault> {
     let kind = text(it, segment, "type")?;
     let offset = decimal(it, segment, "offset")?;
     let size = match text(it, segment, "size")? {
@@ -111,6 +116,7 @@ fn check_segment(it: &str, segment: &Value) -> Result<(), String> {
     let whole = |size: u64, sector: u64| size > 0 && size.is_multiple_of(sector);
     ensure(
         offset.is_multiple_of(SECTOR) && size.is_none_or(|size| whole(size, SECTOR)),
+        Malformed,
         || {
             format!(
                 "{it}: its offset {offset} and its size {size:?} are not multiples of {SECTOR} bytes"
@@ -128,6 +134,7 @@ fn check_segment(it: &str, segment: &Value) -> Result<(), String> {
     let sector = u64::from(number(it, segment, "sector_size")?);
     ensure(
         whole(sector, SECTOR) && size.is_none_or(|size| whole(size, sector)),
+        Malformed,
         || {
             format!(
                 "{it}: sector_size is {sector}, expected a multiple of {SECTOR} that divides its size"
@@ -142,7 +149,7 @@ fn check_segment(it: &str, segment: &Value) -> Result<(), String> {
     Ok(())
 }
 
-fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
+fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), Fault> {
     let kind = text(it, keyslot, "type")?;
     number(it, keyslot, "key_size")?;
     let area = format!("{it}: area");
@@ -152,7 +159,7 @@ fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
         return Ok(());
     }
     for name in ["kdf", "af"] {
-        ensure(keyslot[name].is_object(), || {
+        ensure(keyslot[name].is_object(), Malformed, || {
             format!("{it}: no object {name:?}")
         })?;
     }
@@ -168,12 +175,14 @@ fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
     for name in integers {
         integer(&kdf, &keyslot["kdf"], name)?;
     }
-    ensure(text(&af, &keyslot["af"], "type")? == "luks1", || {
-        format!("{af}: its type is not \"luks1\"")
-    })?;
+    ensure(
+        text(&af, &keyslot["af"], "type")? == "luks1",
+        Malformed,
+        || format!("{af}: its type is not \"luks1\""),
+    )?;
     text(&af, &keyslot["af"], "hash")?;
     integer(&af, &keyslot["af"], "stripes")?;
-    ensure(keyslot["area"]["type"] == "raw", || {
+    ensure(keyslot["area"]["type"] == "raw", Malformed, || {
         format!("{area}: its type is not \"raw\"")
     })?;
     text(&area, &keyslot["area"], "encryption")?;
@@ -181,16 +190,19 @@ fn check_keyslot(it: &str, keyslot: &Value) -> Result<(), String> {
 }
 
 /// Checks the sizes of the two areas, and that the data starts behind them.
-fn check_config(metadata: &Value, json_size: u64) -> Result<(), String> {
+fn check_config(metadata: &Value, json_size: u64) -> Result<(), Fault> {
     let config = &metadata["config"];
-    ensure(config.is_object(), || "no object \"config\"".into())?;
+    ensure(config.is_object(), Malformed, || {
+        "no object \"config\"".into()
+    })?;
     let size = decimal("config", config, "json_size")?;
-    ensure(size == json_size, || {
+    ensure(size == json_size, Malformed, || {
         format!("config: json_size is {size}, expected {json_size}")
     })?;
     let size = decimal("config", config, "keyslots_size")?;
     ensure(
         size <= MAX_KEYSLOTS_SIZE && size.is_multiple_of(AREA_ALIGN),
+        Malformed,
         || {
             format!(
                 "config: keyslots_size is {size}, expected a multiple of {AREA_ALIGN} up to {MAX_KEYSLOTS_SIZE}"
@@ -199,7 +211,7 @@ fn check_config(metadata: &Value, json_size: u64) -> Result<(), String> {
     )?;
     let data = decimal("segment 0", &metadata["segments"]["0"], "offset")?;
     let (_, areas_end) = keyslots_area(metadata);
-    ensure(data == 0 || areas_end <= data, || {
+    ensure(data == 0 || areas_end <= data, Malformed, || {
         format!(
             "segment 0: it starts at byte {data}, within the keyslots area, which ends at {areas_end}"
         )
@@ -215,7 +227,7 @@ fn check_config(metadata: &Value, json_size: u64) -> Result<(), String> {
 }
 
 /// Checks that every keyslot area lies within the keyslots area, and that no two overlap.
-fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), String> {
+fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), Fault> {
     let (start, end) = keyslots_area(metadata);
     let mut areas: Vec<(u64, u64, &str)> = Vec::new();
     for (id, keyslot) in keyslots {
@@ -234,7 +246,7 @@ fn check_areas(metadata: &Value, keyslots: &Map<String, Value>) -> Result<(), St
     }
     areas.sort();
     for pair in areas.windows(2) {
-        ensure(pair[0].1 <= pair[1].0, || {
+        ensure(pair[0].1 <= pair[1].0, Malformed, || {
             format!(
                 "the areas of keyslots {} and {} overlap",
                 pair[0].2, pair[1].2
@@ -253,15 +265,15 @@ pub(super) fn keyslots_area(metadata: &Value) -> (u64, u64) {
 }
 
 /// Returns the objects of a section by their ids.
-fn section<'a>(metadata: &'a Value, name: &str) -> Result<&'a Map<String, Value>, String> {
+fn section<'a>(metadata: &'a Value, name: &str) -> Result<&'a Map<String, Value>, Fault> {
     let section = metadata[name]
         .as_object()
         .ok_or_else(|| format!("no object {name:?}"))?;
     for (id, object) in section {
-        ensure(is_digits(id), || {
+        ensure(is_digits(id), Malformed, || {
             format!("{name}: id {id:?} is not a number")
         })?;
-        ensure(object.is_object(), || {
+        ensure(object.is_object(), Malformed, || {
             format!("{name}: {id} is not an object")
         })?;
     }
@@ -274,11 +286,11 @@ fn references(
     object: &Value,
     name: &str,
     section: &Map<String, Value>,
-) -> Result<(), String> {
+) -> Result<(), Fault> {
     let unknown = texts(it, object, name)?
         .into_iter()
         .find(|id| !section.contains_key(*id));
-    ensure(unknown.is_none(), || {
+    ensure(unknown.is_none(), Malformed, || {
         format!(
             "{it}: {name} contains {:?}, which does not exist",
             unknown.unwrap_or_default()
@@ -286,53 +298,44 @@ fn references(
     })
 }
 
-fn texts<'a>(it: &str, object: &'a Value, name: &str) -> Result<Vec<&'a str>, String> {
+fn texts<'a>(it: &str, object: &'a Value, name: &str) -> Result<Vec<&'a str>, Fault> {
     let texts = object[name]
         .as_array()
         .and_then(|items| items.iter().map(Value::as_str).collect());
-    texts.ok_or_else(|| format!("{it}: {name} is not a list of strings"))
+    texts.ok_or_else(|| Malformed(format!("{it}: {name} is not a list of strings")))
 }
 
-fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, String> {
+fn text<'a>(it: &str, object: &'a Value, name: &str) -> Result<&'a str, Fault> {
     let text = object[name].as_str().filter(|text| !text.is_empty());
-    text.ok_or_else(|| format!("{it}: {name} is not a non-empty string"))
+    text.ok_or_else(|| Malformed(format!("{it}: {name} is not a non-empty string")))
 }
 
 /// Returns a 64-bit number, which LUKS2 writes as a decimal string.
-fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, String> {
+fn decimal(it: &str, object: &Value, name: &str) -> Result<u64, Fault> {
     let text = text(it, object, name)?;
     let number = text.parse().ok().filter(|_| is_digits(text));
-    number.ok_or_else(|| {
+    Ok(number.ok_or_else(|| {
         format!("{it}: {name} is {text:?}, which is not a decimal number of 64 bits")
-    })
+    })?)
 }
 
-fn number(it: &str, object: &Value, name: &str) -> Result<u32, String> {
+fn number(it: &str, object: &Value, name: &str) -> Result<u32, Fault> {
     let number = object[name]
         .as_u64()
         .and_then(|number| number.try_into().ok());
-    number.ok_or_else(|| {
-        format!(
-            "{it}: {name} is {}, expected a number of 32 bits",
-            object[name]
-        )
-    })
+    let got = &object[name];
+    Ok(number.ok_or_else(|| format!("{it}: {name} is {got}, expected a number of 32 bits"))?)
 }
 
-fn integer(it: &str, object: &Value, name: &str) -> Result<(), String> {
+fn integer(it: &str, object: &Value, name: &str) -> Result<(), Fault> {
     let value = &object[name];
-    ensure(value.is_i64() || value.is_u64(), || {
+    ensure(value.is_i64() || value.is_u64(), Malformed, || {
         format!("{it}: {name} is {value}, expected an integer")
     })
 }
 
 pub(super) fn is_digits(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-/// Returns the error text of `otherwise` unless `holds`.
-pub(super) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(otherwise()) }
 }
 
 /// Returns `value` as text, with the members of objects in the order in which libcryptsetup and

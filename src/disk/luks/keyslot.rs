@@ -111,8 +111,9 @@ pub(super) fn matches(digest: &Digest, volume_key: &Secret) -> bool {
 fn derive(kdf: &Kdf, passphrase: &Secret) -> Result<AreaKey, Error> {
     #[cfg(test)]
     work::add(kdf.work());
-    let out_of_bounds =
-        |e: argon2::Error| Error::NotOurs(format!("invalid parameters of the key derivation: {e}"));
+    let out_of_bounds = |e: argon2::Error| {
+        Error::NotOurs(format!("invalid parameters of the key derivation: {e}").into())
+    };
     let params =
         Params::new(kdf.memory, kdf.time, kdf.cpus, Some(AREA_KEY_LEN)).map_err(out_of_bounds)?;
     let mut memory: Zeroizing<Vec<Block>> = Zeroizing::new(Vec::new());

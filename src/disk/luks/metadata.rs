@@ -20,13 +20,14 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json};
 
 use super::cluster_token::{self, ClusterToken};
-use super::error::Error;
+use super::error::{Error, Fault, ensure};
 use super::header::{self, Header};
-use super::json::{ensure, is_digits, keyslots_area};
+use super::json::{is_digits, keyslots_area};
 use super::layout::{
     AREA_ALIGN, BINARY_LEN, DATA_OFFSET, HDR_SIZE, STRIPES, VOLUME_KEY_LEN, VOLUME_KEY_LEN_PLAIN,
 };
 use super::peers::{self, Peers};
+use Fault::{Costly, Foreign, Malformed};
 
 /// Cipher of the data and of the keyslot areas.
 const CIPHER: &str = "aes-xts-plain64";
@@ -148,7 +149,7 @@ impl Header {
 
     /// Returns the addresses of the cluster's join services; `None` if the header has none. The
     /// error says what is wrong with the token.
-    pub fn peers(&self) -> Result<Option<Peers>, String> {
+    pub fn peers(&self) -> Result<Option<Peers>, Fault> {
         peers::read(&self.metadata["tokens"])
     }
 
@@ -357,33 +358,36 @@ impl<'de> Deserialize<'de> for Base64 {
 }
 
 /// Checks that the object has no members except `known`.
-fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), String> {
-    let unknown = object
-        .as_object()
-        .into_iter()
-        .flat_map(Map::keys)
-        .find(|name| !known.contains(&name.as_str()));
-    unknown.map_or(Ok(()), |name| {
-        Err(format!("{what}: unknown field `{name}`"))
-    })
+fn only(what: &str, object: &Value, known: &[&str]) -> Result<(), Fault> {
+    let mut names = object.as_object().into_iter().flat_map(Map::keys);
+    match names.find(|name| !known.contains(&name.as_str())) {
+        None => Ok(()),
+        Some(name) => Err(Foreign(format!("{what}: unknown field `{name}`"))),
+    }
 }
 
 /// Returns an error that names the field unless `got` equals `expected`.
-fn equal<T: PartialEq + std::fmt::Debug>(
+fn equal<T: PartialEq + fmt::Debug>(
     what: &str,
     field: &str,
     got: T,
     expected: T,
-) -> Result<(), String> {
-    ensure(got == expected, || {
+) -> Result<(), Fault> {
+    ensure(got == expected, Foreign, || {
         format!("{what}: {field} is {got:?}, expected {expected:?}")
     })
 }
 
+/// Checks fields as [`equal`] does: each with its value and the expected one.
+fn all_equal(what: &str, fields: &[(&str, &str, &str)]) -> Result<(), Fault> {
+    let mut fields = fields.iter();
+    fields.try_for_each(|(field, got, expected)| equal(what, field, got, expected))
+}
+
 /// Checks the binary header, and that the metadata ask for nothing that we do not know.
-fn check_header(header: &Header) -> Result<(), String> {
+fn check_header(header: &Header) -> Result<(), Fault> {
     let uuid = header.uuid();
-    ensure(header::is_uuid(&uuid), || {
+    ensure(header::is_uuid(&uuid), Malformed, || {
         format!("its UUID {uuid:?} is not a UUID")
     })?;
     equal(
@@ -392,7 +396,7 @@ fn check_header(header: &Header) -> Result<(), String> {
         header.binary.hdr_size,
         HDR_SIZE,
     )?;
-    ensure(header.binary.seqid <= MAX_SEQID, || {
+    ensure(header.binary.seqid <= MAX_SEQID, Foreign, || {
         format!("its sequence id {} is too large", header.binary.seqid)
     })?;
     only(
@@ -405,7 +409,7 @@ fn check_header(header: &Header) -> Result<(), String> {
     let known = ["json_size", "keyslots_size", "flags", "requirements"];
     only("config", config, &known)?;
     let required = config["requirements"]["mandatory"].as_array();
-    ensure(required.is_none_or(Vec::is_empty), || {
+    ensure(required.is_none_or(Vec::is_empty), Foreign, || {
         let required = &config["requirements"]["mandatory"];
         format!(
             "config: the requirements are {required}, expected none: finish or undo what cryptsetup began (cryptsetup reencrypt)"
@@ -413,18 +417,19 @@ fn check_header(header: &Header) -> Result<(), String> {
     })
 }
 
-fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, String> {
+fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result<Metadata, Fault> {
     check_header(header)?;
     let (areas_start, areas_end) = keyslots_area(&header.metadata);
     let segment = check_segment(&header.metadata["segments"], integrity)?;
     let data_offset = segment.offset.0;
-    ensure(areas_end <= data_offset, || {
+    ensure(areas_end <= data_offset, Malformed, || {
         format!(
             "segment 0: it starts at byte {data_offset}, within the keyslots area, which ends at {areas_end}"
         )
     })?;
     ensure(
         data_offset.is_multiple_of(u64::from(SECTOR_SIZE)) && data_offset < header.device_size,
+        Malformed,
         || {
             format!(
                 "segment 0: it starts at byte {data_offset}, but the device has {} bytes",
@@ -441,10 +446,10 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     let all = &header.metadata["keyslots"];
     let keyslots = check_keyslots(all, &digest, key_size)?;
     let areas = areas(all)?;
-    ensure(areas.len() >= least_keyslots, || {
+    ensure(areas.len() >= least_keyslots, Foreign, || {
         "it has no keyslot, so no key can open it".into()
     })?;
-    ensure(areas.is_empty() || !keyslots.is_empty(), || {
+    ensure(areas.is_empty() || !keyslots.is_empty(), Foreign, || {
         format!(
             "no keyslot has the parameters of a node ({KDF}, {CIPHER}, {HASH}, for the data), so no key can open it"
         )
@@ -462,7 +467,7 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
         areas_end,
     };
     let work = metadata.work();
-    ensure(work <= MAX_WORK, || {
+    ensure(work <= MAX_WORK, Costly, || {
         format!(
             "one try of a key would cost {work} KiB of argon2id passes and PBKDF2 iterations over {} keyslots, expected at \
              most {MAX_WORK}; `cryptsetup luksConvertKey` with a lower --pbkdf-memory reduces the cost of a keyslot",
@@ -472,61 +477,50 @@ fn check(header: &Header, integrity: Integrity, least_keyslots: usize) -> Result
     Ok(metadata)
 }
 
-fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, String> {
+fn check_segment(segments: &Value, integrity: Integrity) -> Result<Segment, Fault> {
     let mut segments: BTreeMap<u32, Segment> = objects("segment", segments)?;
     let ids: Vec<u32> = segments.keys().copied().collect();
     equal("segments", "the list of ids", ids, vec![0])?;
-    let segment = segments.remove(&0).ok_or("no segment 0")?;
-    equal("segment 0", "type", segment.kind.as_str(), "crypt")?;
-    equal("segment 0", "size", segment.size.as_str(), "dynamic")?;
+    let segment = segments
+        .remove(&0)
+        .ok_or_else(|| "no segment 0".to_owned())?;
+    let fields = [
+        ("type", &*segment.kind, "crypt"),
+        ("size", &*segment.size, "dynamic"),
+        ("iv_tweak", &*segment.iv_tweak, "0"),
+        ("encryption", &*segment.encryption, CIPHER),
+    ];
+    all_equal("segment 0", &fields)?;
     equal("segment 0", "flags", &segment.flags, &vec![])?;
-    equal("segment 0", "iv_tweak", segment.iv_tweak.as_str(), "0")?;
-    equal(
-        "segment 0",
-        "encryption",
-        segment.encryption.as_str(),
-        CIPHER,
-    )?;
     equal("segment 0", "sector_size", segment.sector_size, SECTOR_SIZE)?;
-    match &segment.integrity {
-        None => ensure(integrity == Integrity::Optional, || {
+    let Some(of_data) = &segment.integrity else {
+        ensure(integrity == Integrity::Optional, Foreign, || {
             format!(
                 "segment 0: integrity is missing, expected {INTEGRITY:?}: its data is not authenticated"
             )
-        })?,
-        Some(integrity) => {
-            equal(
-                "segment 0: integrity",
-                "type",
-                integrity.kind.as_str(),
-                INTEGRITY,
-            )?;
-            equal(
-                "segment 0: integrity",
-                "journal_encryption",
-                integrity.journal_encryption.as_str(),
-                "none",
-            )?;
-            equal(
-                "segment 0: integrity",
-                "journal_integrity",
-                integrity.journal_integrity.as_str(),
-                "none",
-            )?;
-            let least = VOLUME_KEY_LEN - VOLUME_KEY_LEN_PLAIN;
-            equal(
-                "segment 0: integrity",
-                "key_size (luksFormat --integrity-key-size)",
-                integrity.key_size.unwrap_or(least),
-                least,
-            )?;
-        }
-    }
+        })?;
+        return Ok(segment);
+    };
+    let it = "segment 0: integrity";
+    let fields = [
+        ("type", &*of_data.kind, INTEGRITY),
+        ("journal_encryption", &*of_data.journal_encryption, "none"),
+        ("journal_integrity", &*of_data.journal_integrity, "none"),
+    ];
+    all_equal(it, &fields)?;
+    let least = VOLUME_KEY_LEN - VOLUME_KEY_LEN_PLAIN;
+    let size = of_data.key_size.unwrap_or(least);
+    equal(
+        it,
+        "key_size (luksFormat --integrity-key-size)",
+        size,
+        least,
+    )?;
     Ok(segment)
 }
 
 /// Returns the start and end of the area of each keyslot, in order.
-fn areas(keyslots: &Value) -> Result<Vec<(u64, u64)>, String> {
+fn areas(keyslots: &Value) -> Result<Vec<(u64, u64)>, Fault> {
     #[derive(Deserialize)]
     struct Place {
         offset: Decimal,
@@ -540,7 +534,7 @@ fn areas(keyslots: &Value) -> Result<Vec<(u64, u64)>, String> {
             let place: Place = typed(&format!("keyslot {id}: area"), &keyslot["area"])?;
             Ok((place.offset.0, place.offset.0.saturating_add(place.size.0)))
         });
-    let mut areas = places.collect::<Result<Vec<_>, String>>()?;
+    let mut areas = places.collect::<Result<Vec<_>, Fault>>()?;
     areas.sort();
     Ok(areas)
 }
@@ -562,16 +556,17 @@ fn check_keyslots(
     keyslots: &Value,
     digest: &Digest,
     key_size: usize,
-) -> Result<BTreeMap<u32, Keyslot>, String> {
+) -> Result<BTreeMap<u32, Keyslot>, Fault> {
     let mut own = keyslots.clone();
     if let Some(all) = own.as_object_mut() {
-        ensure(all.len() <= MAX_OBJECTS, || {
+        ensure(all.len() <= MAX_OBJECTS, Costly, || {
             format!("{} keyslots, expected at most {MAX_OBJECTS}", all.len())
         })?;
         all.retain(|id, keyslot| id == KEYSLOT || is_of_node(id, keyslot, digest));
     }
     let slot = &own[KEYSLOT];
-    ensure(slot.is_null() || is_of_node(KEYSLOT, slot, digest), || {
+    let is_ours = slot.is_null() || is_of_node(KEYSLOT, slot, digest);
+    ensure(is_ours, Foreign, || {
         format!(
             "keyslot {KEYSLOT}: kdf type is {}, af hash is {}, area encryption is {}, area key_size is {}, expected {KDF:?}, {HASH:?}, \
              {CIPHER:?}, {AREA_KEY_LEN}, and the key of the data: {CONVERT} --key-slot {KEYSLOT} changes the parameters back",
@@ -585,12 +580,12 @@ fn check_keyslots(
     for (id, keyslot) in &keyslots {
         let it = format!("keyslot {id}");
         equal(&it, "type", keyslot.kind.as_str(), "luks2")?;
-        equal(&it, "key_size", keyslot.key_size, key_size)?;
         equal(&it, "af type", keyslot.af.kind.as_str(), "luks1")?;
-        equal(&it, "af stripes", keyslot.af.stripes, STRIPES)?;
         equal(&it, "area type", keyslot.area.kind.as_str(), "raw")?;
+        equal(&it, "key_size", keyslot.key_size, key_size)?;
+        equal(&it, "af stripes", keyslot.af.stripes, STRIPES)?;
         let (size, least) = (keyslot.area.size.0, (keyslot.key_size * STRIPES) as u64);
-        ensure(size >= least, || {
+        ensure(size >= least, Malformed, || {
             format!("{it}: its area has {size} bytes, expected at least {least}")
         })?;
         let Kdf {
@@ -601,17 +596,18 @@ fn check_keyslots(
             ..
         } = &keyslot.kdf;
         equal(&it, "length of the kdf salt", salt.0.len(), SALT_LEN)?;
-        ensure((1..=MAX_KDF_CPUS).contains(cpus), || {
+        ensure((1..=MAX_KDF_CPUS).contains(cpus), Costly, || {
             format!("{it}: kdf cpus is {cpus}, expected 1 to {MAX_KDF_CPUS}")
         })?;
         // the minimum of argon2 (RFC 9106 §3.1)
-        ensure((8 * cpus..=MAX_KDF_MEMORY_KIB).contains(memory), || {
+        let is_enough = (8 * cpus..=MAX_KDF_MEMORY_KIB).contains(memory);
+        ensure(is_enough, Costly, || {
             format!(
                 "{it}: kdf memory is {memory} KiB, expected {} to {MAX_KDF_MEMORY_KIB}",
                 8 * cpus
             )
         })?;
-        ensure(*time >= 1, || {
+        ensure(*time >= 1, Malformed, || {
             format!("{it}: kdf time is {time}, expected at least 1")
         })?;
     }
@@ -619,7 +615,7 @@ fn check_keyslots(
 }
 
 /// Checks the digest of the volume key. Other digests belong to unbound keyslots.
-fn check_digest(digests: &Value) -> Result<(u32, Digest), String> {
+fn check_digest(digests: &Value) -> Result<(u32, Digest), Fault> {
     let mut digests: BTreeMap<u32, Digest> = objects("digest", digests)?;
     digests.retain(|_, digest| !digest.segments.is_empty());
     let count = digests.len();
@@ -633,14 +629,14 @@ fn check_digest(digests: &Value) -> Result<(u32, Digest), String> {
     equal(&it, "segments", &digest.segments, &vec!["0".to_string()])?;
     equal(&it, "length of the salt", digest.salt.0.len(), SALT_LEN)?;
     equal(&it, "length of the digest", digest.digest.0.len(), SALT_LEN)?;
-    ensure(digest.iterations >= 1, || {
+    ensure(digest.iterations >= 1, Malformed, || {
         format!("{it}: iterations is 0, expected at least 1")
     })?;
     Ok((id, digest))
 }
 
 /// Checks the tokens. Other tokens are free-form, but token 0 must be that of a state disk.
-fn check_tokens(tokens: &Value) -> Result<(), String> {
+fn check_tokens(tokens: &Value) -> Result<(), Fault> {
     let tokens: BTreeMap<u32, Value> = objects("token", tokens)?;
     if let Some(token) = tokens.get(&TOKEN) {
         equal(
@@ -650,7 +646,7 @@ fn check_tokens(tokens: &Value) -> Result<(), String> {
             TOKEN_TYPE,
         )?;
         let initialized = &token["diskIsInitialized"];
-        ensure(initialized.is_boolean(), || {
+        ensure(initialized.is_boolean(), Foreign, || {
             format!("token 0: diskIsInitialized is {initialized}, expected a boolean")
         })?;
     }
@@ -661,11 +657,11 @@ fn check_tokens(tokens: &Value) -> Result<(), String> {
 fn objects<T: de::DeserializeOwned>(
     what: &str,
     section: &Value,
-) -> Result<BTreeMap<u32, T>, String> {
+) -> Result<BTreeMap<u32, T>, Fault> {
     let section = section
         .as_object()
         .ok_or(format!("{what}s is not an object"))?;
-    ensure(section.len() <= MAX_OBJECTS, || {
+    ensure(section.len() <= MAX_OBJECTS, Costly, || {
         format!("{} {what}s, expected at most {MAX_OBJECTS}", section.len())
     })?;
     let mut objects = BTreeMap::new();
@@ -679,8 +675,8 @@ fn objects<T: de::DeserializeOwned>(
     Ok(objects)
 }
 
-fn typed<T: de::DeserializeOwned>(what: &str, value: &Value) -> Result<T, String> {
-    T::deserialize(value).map_err(|e| format!("{what}: {e}"))
+fn typed<T: de::DeserializeOwned>(what: &str, value: &Value) -> Result<T, Fault> {
+    T::deserialize(value).map_err(|e| Foreign(format!("{what}: {e}")))
 }
 
 impl Metadata {

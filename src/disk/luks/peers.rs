@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::Error;
+use super::error::{Error, Fault};
 use super::token;
 use machines::is_host;
 
@@ -63,7 +63,7 @@ impl Peers {
 }
 
 /// Reads the token from the metadata. The error says what is wrong.
-pub(super) fn read(tokens: &Value) -> Result<Option<Peers>, String> {
+pub(super) fn read(tokens: &Value) -> Result<Option<Peers>, Fault> {
     let Some((id, token)) = token::find(tokens, TYPE)? else {
         return Ok(None);
     };
@@ -71,18 +71,14 @@ pub(super) fn read(tokens: &Value) -> Result<Option<Peers>, String> {
         .map_err(|error| format!("token {id}: {:.200}", error.to_string()))?;
     let number = json.control_planes.len();
     if number > MAX_CONTROL_PLANES {
-        return Err(format!(
+        Err(format!(
             "token {id}: {number} control planes, expected at most {MAX_CONTROL_PLANES}"
-        ));
+        ))?;
     }
-    if json
-        .load_balancer
-        .as_deref()
-        .is_some_and(|name| !is_host(name))
-    {
-        return Err(format!(
+    if !json.load_balancer.as_deref().is_none_or(is_host) {
+        Err(format!(
             "token {id}: loadBalancer is neither an IP address nor a DNS name"
-        ));
+        ))?;
     }
     Ok(Some(Peers {
         load_balancer: json.load_balancer,
@@ -178,13 +174,15 @@ mod tests {
         ] {
             let mut bad = good.clone();
             bad[field] = value;
-            let error = read(&json!({"1": bad})).unwrap_err();
+            let error = read(&json!({"1": bad})).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
             let mut metadata = json!({"tokens": {"1": bad}});
             assert!(set(&mut metadata, &peers(&["10.0.0.1"])).unwrap());
             assert!(read(&metadata["tokens"]).unwrap().is_some());
         }
-        let twice = read(&json!({"1": good, "2": good})).unwrap_err();
+        let twice = read(&json!({"1": good, "2": good}))
+            .unwrap_err()
+            .to_string();
         assert!(twice.contains("more than one"), "{twice}");
         let mut metadata = json!({"tokens": {"1": good, "2": good}});
         assert!(set(&mut metadata, &peers(&["10.0.0.1"])).unwrap());

@@ -8,7 +8,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::device::read_at;
-use super::error::{Error, io_error};
+use super::error::{Error, Fault, io_error};
 use super::header::{Binary, Copy, Header, checksum_holds, has_magic, secondary_offsets};
 use super::json;
 use super::layout::{BINARY_LEN, DATA_OFFSET, FIRST_AREA, MARKER, MARKER_OFFSET, UNFINISHED_AREAS};
@@ -93,9 +93,9 @@ enum Found {
     /// No LUKS magic.
     Absent,
     /// The magic is present; the text says what is wrong with the rest.
-    Damaged(String),
+    Damaged(Fault),
     /// The checksum is correct, but the metadata is invalid; the text gives the reason.
-    Invalid(Binary, String),
+    Invalid(Binary, Fault),
     Whole(Binary, Value),
 }
 
@@ -121,7 +121,7 @@ impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Found::Absent => f.write_str("no LUKS magic"),
-            Found::Damaged(why) | Found::Invalid(_, why) => f.write_str(why),
+            Found::Damaged(why) | Found::Invalid(_, why) => why.fmt(f),
             Found::Whole(..) => f.write_str("whole"),
         }
     }
@@ -141,16 +141,18 @@ fn read_copy(dev: &mut (impl Read + Seek), size: u64, copy: Copy, at: u64) -> io
         Err(why) => return Ok(Found::Damaged(why)),
     };
     if size < at + binary.hdr_size {
-        return Ok(Found::Damaged(format!(
+        return Ok(Found::Damaged(Fault::Malformed(format!(
             "its {} bytes extend beyond the end of the device",
             binary.hdr_size
-        )));
+        ))));
     }
     // at most 4 MiB: Binary::parse limits the size
     let mut whole = vec![0; binary.hdr_size as usize];
     read_at(dev, at, &mut whole)?;
     if !checksum_holds(&whole) || whole[..BINARY_LEN] != bytes {
-        return Ok(Found::Damaged("its checksum is wrong".into()));
+        return Ok(Found::Damaged(Fault::Malformed(
+            "its checksum is wrong".into(),
+        )));
     }
     Ok(match json::parse(&whole[BINARY_LEN..]) {
         Ok(metadata) => Found::Whole(binary, metadata),

@@ -120,14 +120,14 @@ fn refusal(change: impl FnOnce(&mut Value)) -> String {
     change(&mut metadata);
     let metadata = match json::parse(&json_area(&json::to_text(&metadata))) {
         Ok(metadata) => metadata,
-        Err(why) => return why,
+        Err(why) => return why.to_string(),
     };
     let header = Header {
         metadata,
         ..formatted().1.clone()
     };
     match header.check_ours(Integrity::Required) {
-        Err(Error::NotOurs(why)) => why,
+        Err(Error::NotOurs(why)) => why.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -600,8 +600,11 @@ fn the_bound_of_a_try_is_the_promised_one() {
         header.check_ours(Integrity::Required)
     };
     with_iterations(16).unwrap();
-    let why = with_iterations(17).unwrap_err().to_string();
-    assert!(why.contains("one try of a key would cost"), "{why}");
+    let refused = with_iterations(17);
+    assert!(
+        matches!(refused, Err(Error::NotOurs(Fault::Costly(_)))),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -889,7 +892,7 @@ fn random_bytes_and_short_devices_never_panic() {
 #[test]
 fn a_json_area_must_end_and_have_nothing_after_its_end() {
     let valid = json::to_text(&formatted().1.metadata);
-    let says = |area: &[u8]| json::parse(area).unwrap_err();
+    let says = |area: &[u8]| json::parse(area).unwrap_err().to_string();
     assert!(json::parse(&json_area(&valid)).is_ok());
     assert!(json::parse(&json_area(&std::format!("{valid} \n"))).is_ok());
     assert!(says(valid.as_bytes()).contains("no end"));
@@ -930,7 +933,7 @@ fn json_of_more_than_32_levels_is_refused() {
     nested(32).unwrap();
     for levels in [33, 34, 100, 127] {
         assert_eq!(
-            nested(levels).unwrap_err(),
+            nested(levels).unwrap_err().to_string(),
             std::format!("the JSON area: {levels} levels deep, expected at most 32")
         );
     }

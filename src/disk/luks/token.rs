@@ -3,13 +3,13 @@
 
 use serde_json::Value;
 
-use super::error::Error;
+use super::error::{Error, Fault};
 
 /// LUKS2_TOKENS_MAX of libcryptsetup.
 pub const MAX_TOKENS: u32 = 32;
 
 /// Finds the token of this type, and its number. The error says what is wrong.
-pub fn find<'a>(tokens: &'a Value, kind: &str) -> Result<Option<(&'a str, &'a Value)>, String> {
+pub fn find<'a>(tokens: &'a Value, kind: &str) -> Result<Option<(&'a str, &'a Value)>, Fault> {
     let mut ours = tokens
         .as_object()
         .into_iter()
@@ -17,7 +17,7 @@ pub fn find<'a>(tokens: &'a Value, kind: &str) -> Result<Option<(&'a str, &'a Va
         .filter(|(_, token)| token["type"] == kind);
     let found = ours.next().map(|(id, token)| (id.as_str(), token));
     match ours.next() {
-        Some(_) => Err(format!("more than one token of type {kind:?}")),
+        Some(_) => Err(format!("more than one token of type {kind:?}").into()),
         None => Ok(found),
     }
 }

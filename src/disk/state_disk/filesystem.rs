@@ -96,7 +96,7 @@ pub fn create(mapped: &Path, mke2fs: &Path, stop: &Stop) -> Result<(), Error> {
         data_extents(&image).map_err(failed("read the file system that mke2fs made"))?;
     let superblock =
         read_superblock(&image).map_err(failed("read the file system that mke2fs made"))?;
-    extents.extend(journal(&superblock).map_err(|reason| Error::Unexpected { reason })?);
+    extents.extend(journal(&superblock)?);
     extents.push(0..PROBED_START);
     extents.push(size - PROBED_END..size);
     copy(&image, &device, union(extents, size)).map_err(failed("write the file system"))
@@ -166,14 +166,15 @@ fn read_superblock(image: &File) -> io::Result<[u8; 1024]> {
 /// journal's inode (s_jnl_blocks at 0x10c; the kernel's Documentation/filesystems/ext4, "Super
 /// Block" and "Extent Tree"). The root of the tree holds up to 4 extents, and the journal of a new
 /// file system is contiguous where possible.
-fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, String> {
+fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, Error> {
+    let unexpected = |reason| Err(Error::Unexpected { reason });
     let u16_at = |at: usize| u16::from_le_bytes([superblock[at], superblock[at + 1]]);
     let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
     const S_MAGIC: usize = 0x38;
     const S_JNL_BLOCKS: usize = 0x10c;
     const ENTRY_LEN: usize = 12;
     if u16_at(S_MAGIC) != 0xef53 {
-        return Err("it is not an ext4 file system".into());
+        return unexpected("it is not an ext4 file system".into());
     }
     let (magic, entries, depth) = (
         u16_at(S_JNL_BLOCKS),
@@ -181,7 +182,7 @@ fn journal(superblock: &[u8; 1024]) -> Result<Vec<Range<u64>>, String> {
         u16_at(S_JNL_BLOCKS + 6),
     );
     if magic != 0xf30a || !(1..=4).contains(&entries) || depth != 0 {
-        return Err(format!(
+        return unexpected(format!(
             "the superblock does not contain the extents of the journal (magic {magic:#x}, {entries} entries, depth {depth})"
         ));
     }

@@ -60,6 +60,16 @@ impl std::fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// What is wrong with the content of the file, as a clause.
+#[derive(Debug)]
+pub struct Malformed(pub String);
+
+impl From<String> for Malformed {
+    fn from(why: String) -> Malformed {
+        Malformed(why)
+    }
+}
+
 impl NodeState {
     /// Reads the state of the disk mounted at `root`.
     pub fn read(root: &Path) -> Result<NodeState, Error> {
@@ -80,7 +90,7 @@ impl NodeState {
             });
         match read {
             Ok(0) => Err(Error::Missing(path)),
-            Ok(_) => Self::parse(&text).map_err(|why| Error::Malformed(path, why)),
+            Ok(_) => Self::parse(&text).map_err(|why| Error::Malformed(path, why.0)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(path)),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 Err(Error::Malformed(path, "it is not UTF-8".into()))
@@ -89,8 +99,8 @@ impl NodeState {
         }
     }
 
-    /// Parses the content of the node state file. The error says what is wrong.
-    pub fn parse(text: &str) -> Result<NodeState, String> {
+    /// Parses the content of the node state file.
+    pub fn parse(text: &str) -> Result<NodeState, Malformed> {
         let json: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let salt = STANDARD
             .decode(&json.measurement_salt)
@@ -160,7 +170,10 @@ mod tests {
                 "has 4 bytes, expected 32",
             ),
         ] {
-            assert!(NodeState::parse(text).unwrap_err().contains(why), "{text}");
+            assert!(
+                NodeState::parse(text).unwrap_err().0.contains(why),
+                "{text}"
+            );
         }
     }
 
