@@ -29,6 +29,7 @@ use zeroize::{Zeroize, Zeroizing};
 use super::parameters::NodeName;
 use base::der::time;
 use base::der::{self, Reader};
+use base::x509;
 use booted_base::file;
 use booted_base::time as instant;
 
@@ -175,15 +176,17 @@ impl Authority {
         let refuse = |why: String| Error::Authority(why);
         let certificate = CertificateDer::from_pem_slice(certificate)
             .map_err(|_| refuse("its certificate is not PEM".into()))?;
+        // webpki checks the certificate, but does not return its end and its extensions
         let anchor = webpki::anchor_from_trusted_cert(&certificate)
+            .map_err(|_| refuse("its certificate is none of X.509".into()))?;
+        let read = x509::Certificate::parse(&certificate)
             .map_err(|_| refuse("its certificate is none of X.509".into()))?;
         let mut der =
             PrivateKeyDer::from_pem_slice(key).map_err(|_| refuse(format!("its key: {NO_KEY}")))?;
         let key = any_supported_type(&der);
         der.zeroize();
         let key = key.map_err(|error| refuse(format!("its key cannot be used: {error}")))?;
-        let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
-        if key.public_key().is_none_or(|own| *own != *public_key) {
+        if key.public_key().is_none_or(|own| *own != *read.key()) {
             return Err(refuse("its key does not belong to its certificate".into()));
         }
         let usable = ALGORITHMS
@@ -192,15 +195,16 @@ impl Authority {
         let (scheme, algorithm) =
             *usable.ok_or_else(|| refuse("its key is neither RSA nor P-256 nor P-384".into()))?;
         let name = der::element(der::SEQUENCE, &[anchor.subject.as_ref()]);
-        let end = not_after(&certificate)
-            .ok_or_else(|| refuse("its certificate has no valid end of its validity".into()))?;
+        let (_, end) = read
+            .validity()
+            .map_err(|_| refuse("its certificate has no valid end of its validity".into()))?;
         Ok(Authority {
             key,
             scheme,
             algorithm,
             name,
-            key_identifier: key_identifier(&certificate),
-            end,
+            key_identifier: key_identifier(&read),
+            end: UNIX_EPOCH + Duration::from_secs(end),
         })
     }
 
@@ -254,70 +258,11 @@ impl Authority {
     }
 }
 
-/// Returns the end of a certificate's validity (RFC 5280 §4.1.2.5).
-fn not_after(certificate: &[u8]) -> Option<SystemTime> {
-    let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).ok()?);
-    let mut body = Reader::new(certificate.expect(der::SEQUENCE).ok()?);
-    if body.peek() == Some(der::context(0)) {
-        body.read().ok()?;
-    }
-    // Serial number, signature, issuer.
-    body.expect(der::INTEGER).ok()?;
-    body.expect(der::SEQUENCE).ok()?;
-    body.expect(der::SEQUENCE).ok()?;
-    let mut validity = Reader::new(body.expect(der::SEQUENCE).ok()?);
-    validity.read().ok()?;
-    let (tag, text) = validity.read().ok()?;
-    let text = std::str::from_utf8(text).ok()?;
-    let (year, rest) = match tag {
-        // UTCTime has two digits of the year; 50 to 99 mean 1950 to 1999.
-        der::UTC_TIME => {
-            let (year, rest) = text.split_at_checked(2)?;
-            (
-                if year < "50" {
-                    format!("20{year}")
-                } else {
-                    format!("19{year}")
-                },
-                rest,
-            )
-        }
-        der::GENERALIZED_TIME => {
-            let (year, rest) = text.split_at_checked(4)?;
-            (year.to_owned(), rest)
-        }
-        _ => return None,
-    };
-    let part = |from: usize, to: usize| rest.get(from..to);
-    let (month, day) = (part(0, 2)?, part(2, 4)?);
-    let (hour, minute, second) = (part(4, 6)?, part(6, 8)?, part(8, 10)?);
-    instant::parse(&format!(
-        "{year}-{month}-{day}T{hour}:{minute}:{second}{}",
-        rest.get(10..)?
-    ))
-}
-
 /// Returns the subject key identifier of a certificate.
-fn key_identifier(certificate: &[u8]) -> Option<Vec<u8>> {
-    let mut certificate = Reader::new(Reader::new(certificate).expect(der::SEQUENCE).ok()?);
-    let mut body = Reader::new(certificate.expect(der::SEQUENCE).ok()?);
-    while let Ok((tag, content)) = body.read() {
-        if tag != der::context(3) {
-            continue;
-        }
-        let mut extensions = Reader::new(Reader::new(content).expect(der::SEQUENCE).ok()?);
-        while let Ok(extension) = extensions.expect(der::SEQUENCE) {
-            let mut extension = Reader::new(extension);
-            if extension.expect_whole(der::OBJECT_IDENTIFIER).ok()? == SUBJECT_KEY_IDENTIFIER {
-                let value = extension.expect(der::OCTET_STRING).ok()?;
-                return Reader::new(value)
-                    .expect(der::OCTET_STRING)
-                    .ok()
-                    .map(<[u8]>::to_vec);
-            }
-        }
-    }
-    None
+fn key_identifier(certificate: &x509::Certificate<'_>) -> Option<Vec<u8>> {
+    let value = certificate.extension(&SUBJECT_KEY_IDENTIFIER[2..])?;
+    let identifier = Reader::new(value).expect(der::OCTET_STRING);
+    identifier.ok().map(<[u8]>::to_vec)
 }
 
 /// Encodes `O=system:nodes, CN=system:node:<name>`, the subject of Kubernetes' kubelet
@@ -661,7 +606,7 @@ mod tests {
     fn it_ends_with_its_ca_and_a_ca_that_has_ended_signs_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let (ca, key) = authority_of_days("prime256v1", "30");
-        let end = not_after(&CertificateDer::from_pem_slice(&ca).unwrap()).unwrap();
+        let end = Authority::new(&ca, &key).unwrap().end;
         let node = NodeName::from_machine("n").unwrap();
         let day = Duration::from_secs(86_400);
         let left = end.duration_since(SystemTime::now()).unwrap();
@@ -687,51 +632,15 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_time_are_read() {
-        let certificate = |tag: u8, end: &str| {
-            let validity = [
-                der::element(der::UTC_TIME, &[b"200101000000Z"]),
-                der::element(tag, &[end.as_bytes()]),
-            ];
-            let validity = der::element(der::SEQUENCE, &[&validity[0], &validity[1]]);
-            let empty = der::element(der::SEQUENCE, &[]);
-            let body = der::element(
-                der::SEQUENCE,
-                &[&[der::INTEGER, 1, 1], &empty, &empty, &validity],
-            );
-            not_after(&der::element(der::SEQUENCE, &[&body])).map(instant::seconds)
-        };
-        assert_eq!(
-            certificate(der::UTC_TIME, "491231235959Z").as_deref(),
-            Some("2049-12-31T23:59:59Z")
-        );
-        assert_eq!(
-            certificate(der::UTC_TIME, "700101000000Z").as_deref(),
-            Some("1970-01-01T00:00:00Z")
-        );
-        assert_eq!(
-            certificate(der::GENERALIZED_TIME, "99991231235959Z").as_deref(),
-            Some("9999-12-31T23:59:59Z")
-        );
-        for (tag, end) in [
-            (der::UTC_TIME, "500101000000Z"),
-            (der::UTC_TIME, "4912312359Z"),
-            (der::UTC_TIME, "491231235959"),
-            (der::GENERALIZED_TIME, "20491231235959+01"),
-            (der::INTEGER, "491231235959Z"),
-        ] {
-            assert_eq!(certificate(tag, end), None, "{end}");
-        }
-    }
-
-    #[test]
     fn mutated_cas_are_refused_or_sign_without_a_panic() {
         let ca = authority("prime256v1");
         let certificate = CertificateDer::from_pem_slice(&ca.0).unwrap();
-        assert!(key_identifier(&certificate).is_some_and(|identifier| identifier.len() == 20));
+        let identifier = key_identifier(&x509::Certificate::parse(&certificate).unwrap());
+        assert!(identifier.is_some_and(|identifier| identifier.len() == 20));
         for mutant in mutations(&certificate, 20_000) {
-            key_identifier(&mutant);
-            not_after(&mutant);
+            if let Ok(read) = x509::Certificate::parse(&mutant) {
+                let _ = (key_identifier(&read), read.validity());
+            }
         }
         for mutant in mutations(&ca.0, 2000) {
             let _ = Authority::new(&mutant, &ca.1);
