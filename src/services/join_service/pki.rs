@@ -11,8 +11,8 @@ use rustls::pki_types::pem::PemObject;
 use zeroize::Zeroizing;
 
 use super::refusal::Refusal;
-use base::der;
 use base::text::hex;
+use booted_base::x509;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;
 use proto::join::ControlPlaneCertOrKey;
@@ -67,10 +67,9 @@ impl Pki {
             first = first.or(Some(certificate));
         }
         let first = first.ok_or_else(|| broken("it contains no certificate".into()))?;
-        let anchor = webpki::anchor_from_trusted_cert(&first)
+        let first = x509::Certificate::parse(&first)
             .map_err(|_| broken("it is no certificate of X.509".into()))?;
-        let public_key = der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
-        let hash = hex(digest(&SHA256, &public_key).as_ref());
+        let hash = hex(digest(&SHA256, first.key()).as_ref());
         let authority =
             Authority::new(&certificates, &key).map_err(|error| broken(error.to_string()))?;
         Ok(Ca {
