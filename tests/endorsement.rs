@@ -19,6 +19,7 @@ use support::openssl::openssl;
 use support::swtpm::{self, Swtpm};
 use tempfile::TempDir;
 use tpm::{Credential, Endorsement, EndorsementKind, Error, KeySource, Location, Tpm};
+use verifier::policy::Fault;
 use verifier::sources::offline;
 use verifier::{
     Evidence, Identity, Issuer, KeyName, Measurement, Policy, Variant, qemu_vtpm, variant,
@@ -441,8 +442,11 @@ fn what_is_not_certified_is_refused_by_its_own_text() {
     let Err(error) = endorsement::validator(qemu(), unknown, &offline()) else {
         panic!("the root was ignored")
     };
+    assert_eq!(error.fault, Fault::Root);
     assert!(
-        error.contains("endorsementRoots: the root \"acme\" is not known"),
+        error
+            .to_string()
+            .contains("endorsementRoots: the root \"acme\" is not known"),
         "{error}"
     );
 }
@@ -540,7 +544,7 @@ fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
             assert_eq!(found, root);
             assert!(key.make_credential(&[0; 34], &[1; 32]).is_ok());
             let error = verify(&read("sign"), &roots, time).unwrap_err();
-            assert!(error.contains("(key usage)"), "{error}");
+            assert!(error.text.contains("(key usage)"), "{error}");
         }
     }
 }

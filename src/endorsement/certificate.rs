@@ -513,7 +513,7 @@ mod tests {
                 Some(why) => {
                     let error = verified.unwrap_err();
                     assert!(
-                        error.contains(why) && !error.contains('{'),
+                        error.text.contains(why) && !error.text.contains('{'),
                         "{key} {options}: {error}"
                     );
                 }

@@ -105,7 +105,7 @@ mod tests {
             (&pem[..200], "cannot be read"),
         ] {
             let error = Root::parse(entry).unwrap_err();
-            assert!(error.contains(why), "{entry}: {error}");
+            assert!(error.to_string().contains(why), "{entry}: {error}");
         }
     }
 }

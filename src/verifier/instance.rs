@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(demands, Demands::default());
         let demands: Demands = serde_json::from_str(r#"{"sha384":[{"4":"0A"}]}"#).unwrap();
         let error = demands.check().unwrap_err();
-        assert!(error.contains("PCR 4: expected 96 hex digits"), "{error}");
+        assert!(error.to_string().contains("PCR 4: expected 96 hex digits"), "{error}");
         let error = serde_json::from_str::<Demands>(r#"{"sha384":{"four":""}}"#).unwrap_err();
         assert!(error.to_string().contains("number of a PCR"), "{error}");
         let error = serde_json::from_str::<Demands>(r#"{"sha384":"4"}"#).unwrap_err();
@@ -293,7 +293,7 @@ mod tests {
             let demands = format!(r#"{{"accounts":["{other}"]}}"#);
             let demands: Demands = serde_json::from_str(&demands).unwrap();
             let error = demands.check().unwrap_err();
-            assert!(error.contains("expected 12 digits"), "{error}");
+            assert!(error.to_string().contains("expected 12 digits"), "{error}");
         }
         // a requirement that a later version added is an error, not ignored
         assert!(serde_json::from_str::<Demands>(r#"{"project":["p"]}"#).is_err());
