@@ -40,7 +40,7 @@ pub enum Kind {
     Nonce,
     /// The evidence came in the old form of attested TLS, which the policy refuses.
     Form,
-    /// The parts of the evidence are not of one machine, or bind another key.
+    /// The parts of the evidence and its collateral do not belong together, or bind another key.
     Binding,
     /// A register, or another measured value, is not the one in the policy.
     Measurement,
@@ -83,6 +83,7 @@ impl Kind {
         use webpki::Error::*;
         match error {
             UnknownIssuer => Kind::Chain,
+            UnknownRevocationStatus => Kind::Collateral,
             CertRevoked => Kind::Revoked,
             CertExpired { .. } | CertNotValidYet { .. } | CrlExpired { .. } => Kind::Expired,
             InvalidSignatureForPublicKey | InvalidCrlSignatureForPublicKey => Kind::Signature,

@@ -9,7 +9,7 @@ use hardware::tdx::quote::Quote;
 use super::document::Document;
 use super::hcl::RuntimeData;
 use super::judged::{KEYS, TDX};
-use super::refusal::{Kind, Refusal};
+use super::refusal::Refusal;
 use super::sources::Sources;
 use super::td;
 use super::vtpm::{self, Endorser, Evidence};
@@ -63,8 +63,7 @@ impl Endorser for Paravisor {
 
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let info: InstanceInfo = evidence.info()?;
-        let quote = Quote::parse(&info.attestation_report.0)
-            .map_err(|error| Kind::Malformed.because(error.to_string()))?;
+        let quote = Quote::parse(&info.attestation_report.0)?;
         let data = RuntimeData::verify(
             &info.runtime_data.0,
             &quote.body.report_data,

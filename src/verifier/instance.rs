@@ -239,7 +239,10 @@ mod tests {
         assert_eq!(demands, Demands::default());
         let demands: Demands = serde_json::from_str(r#"{"sha384":[{"4":"0A"}]}"#).unwrap();
         let error = demands.check().unwrap_err();
-        assert!(error.to_string().contains("PCR 4: expected 96 hex digits"), "{error}");
+        assert!(
+            error.to_string().contains("PCR 4: expected 96 hex digits"),
+            "{error}"
+        );
         let error = serde_json::from_str::<Demands>(r#"{"sha384":{"four":""}}"#).unwrap_err();
         assert!(error.to_string().contains("number of a PCR"), "{error}");
         let error = serde_json::from_str::<Demands>(r#"{"sha384":"4"}"#).unwrap_err();

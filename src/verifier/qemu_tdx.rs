@@ -91,8 +91,7 @@ impl Validator {
             let error = printable(&error.to_string(), SHOWN_ERROR);
             Kind::Malformed.because(format!("the document cannot be read: {error}"))
         })?;
-        let quote = Quote::parse(&document.raw_quote.0)
-            .map_err(|error| Kind::Malformed.because(error.to_string()))?;
+        let quote = Quote::parse(&document.raw_quote.0)?;
         if quote.body.report_data != report_data(&document.user_data.0, nonce) {
             return Err(Kind::Nonce
                 .because("the quote was made for another connection: its nonce does not match"));

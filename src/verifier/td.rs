@@ -65,11 +65,8 @@ impl Hardware {
             (Err(_), Some(sent)) => sent,
             (Err(why), None) => return Err(why.clone()),
         };
-        let verified = self
-            .verifier
-            .verify(quote, collateral, now)
-            .map_err(refused)?;
-        let mut claims = policy.tdx().judge(&verified).map_err(refused)?;
+        let verified = self.verifier.verify(quote, collateral, now)?;
+        let mut claims = policy.tdx().judge(&verified)?;
         policy.old_tdx().show(verified.quote(), &mut claims);
         Ok(claims)
     }
@@ -78,8 +75,8 @@ impl Hardware {
     /// checks that need no collateral come first.
     fn fetch(&self, quote: &Quote<'_>, now: u64) -> Result<Arc<Collateral>, Refusal> {
         if self.sources.fetches() {
-            let signer = self.verifier.signed_platform(quote, now).map_err(refused)?;
-            self.policy.tdx().check(quote, &signer).map_err(refused)?;
+            let signer = self.verifier.signed_platform(quote, now)?;
+            self.policy.tdx().check(quote, &signer)?;
         }
         let fetched = self.sources.tdx_collateral(quote);
         fetched.map_err(|why| Kind::Collateral.because(why))
@@ -95,10 +92,6 @@ pub(super) fn collateral_of(quote: &[u8], sources: &dyn Sources) -> Option<Broug
         intel: serde_json::to_vec(&*collateral).ok()?,
         ..Brought::default()
     })
-}
-
-fn refused(why: String) -> Refusal {
-    Kind::Unproven.because(why)
 }
 
 /// Returns the time in seconds since 1970.

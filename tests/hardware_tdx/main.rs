@@ -8,6 +8,7 @@ mod hostile;
 mod json;
 mod machine;
 
+use hardware::Refusal;
 use hardware::tdx::quote::Quote;
 use hardware::tdx::tcb::Status;
 use hardware::tdx::{Collateral, Demands, Verified, Verifier};
@@ -16,7 +17,7 @@ use hardware::tdx::{Collateral, Demands, Verified, Verifier};
 const JULY_2025: u64 = 1_751_328_000;
 
 /// Verifies a quote under Intel's root.
-fn verify<'q>(quote: &'q [u8], collateral: &Collateral, now: u64) -> Result<Verified<'q>, String> {
-    let quote = Quote::parse(quote).map_err(|error| error.to_string())?;
+fn verify<'q>(quote: &'q [u8], collateral: &Collateral, now: u64) -> Result<Verified<'q>, Refusal> {
+    let quote = Quote::parse(quote)?;
     Verifier::of_intel().unwrap().verify(quote, collateral, now)
 }

@@ -181,7 +181,7 @@ fn read_list<'a>(
 ) -> Result<CertRevocationList<'a>, Refusal> {
     let (head, list) = List::read(der, LIST, now.as_secs())?;
     if head.issuer != &root.subject[..] {
-        return Err(Kind::Chain.because(format!("the {LIST} is not of the root")));
+        return Err(Kind::Binding.because(format!("the {LIST} is not of the root")));
     }
     if head.until < now.as_secs() {
         let end = UNIX_EPOCH + Duration::from_secs(head.until);

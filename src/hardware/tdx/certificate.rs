@@ -7,6 +7,7 @@ use base::der::{
 use base::text;
 
 use super::tcb::Platform;
+use crate::refusal::{Kind, Refusal};
 
 /// commonName, 2.5.4.3, and organizationName, 2.5.4.10.
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
@@ -46,16 +47,16 @@ impl Role {
     };
 
     /// Checks that a certificate has this role. `name` is the list's name in messages.
-    pub fn check(&self, name: &str, certificate: &Certificate<'_>) -> Result<(), String> {
+    pub fn check(&self, name: &str, certificate: &Certificate<'_>) -> Result<(), Refusal> {
         let subject = certificate.attribute(COMMON_NAME).unwrap_or_default();
         if !self.subjects.iter().any(|it| it.as_bytes() == subject)
             || certificate.attribute(ORGANIZATION) != Some(b"Intel Corporation")
         {
-            return Err(format!(
+            return Err(Kind::Certificate.because(format!(
                 "the {name} certificate is of {}, expected {} of Intel Corporation",
                 text::quoted(String::from_utf8_lossy(subject), 60),
                 self.subjects.join(" or ")
-            ));
+            )));
         }
         let usage = certificate.extension(KEY_USAGE).and_then(|value| {
             let bits = Reader::new(value).expect(BIT_STRING).ok()?;
@@ -64,9 +65,9 @@ impl Role {
         });
         match usage {
             Some(usage) if usage & self.usage != 0 => Ok(()),
-            _ => Err(format!(
+            _ => Err(Kind::Certificate.because(format!(
                 "the key usage of the {name} certificate does not allow what it is used for"
-            )),
+            ))),
         }
     }
 }

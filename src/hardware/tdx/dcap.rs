@@ -28,6 +28,7 @@ use super::certificate::{Certificate, Role};
 use super::quote::{Body, Enclave, Quote};
 use super::tcb::{Identity, Judged, Platform, Status, TcbInfo, merged};
 use crate::list::List;
+use crate::refusal::{Kind, Refusal};
 
 /// All signatures are ECDSA P-256 with SHA-256.
 const SIGNATURES: &[&dyn SignatureVerificationAlgorithm] = &[webpki::ring::ECDSA_P256_SHA256];
@@ -38,8 +39,6 @@ const P256: &[u8] = &[
 ];
 /// The offset of REPORTDATA in the report of an enclave, which ends with it.
 const REPORT_DATA: usize = 320;
-/// The error for a PCK certificate without Intel's extension.
-const UNNAMED: &str = "the PCK certificate does not name its platform";
 /// Maximum size of the parts of collateral in bytes: genuine TCB information has about 20 KiB.
 const MAX_PART: usize = 256 << 10;
 
@@ -121,19 +120,19 @@ pub struct Verifier {
 
 impl Verifier {
     /// Verifies under Intel's root.
-    pub fn of_intel() -> Result<Verifier, String> {
+    pub fn of_intel() -> Result<Verifier, Refusal> {
         let root = &roots::INTEL_SGX.root;
         Verifier::under(root.subject, root.der)
     }
 
     /// Makes a verifier with the root in this certificate (DER); claims show this name.
-    pub fn under(name: &'static str, root: &[u8]) -> Result<Verifier, String> {
-        let certificate = Certificate::parse(root).ok_or("the root cannot be read")?;
+    pub fn under(name: &'static str, root: &[u8]) -> Result<Verifier, Refusal> {
+        let unreadable = |why| Kind::Malformed.because(format!("the root cannot be read{why}"));
+        let certificate = Certificate::parse(root).ok_or_else(|| unreadable(String::new()))?;
         let (serial, subject) = (certificate.serial.into(), certificate.subject.into());
         let root = CertificateDer::from(root);
         let root = webpki::anchor_from_trusted_cert(&root);
-        let root =
-            root.map_err(|error| format!("the root cannot be read: {}", chain::in_words(&error)))?;
+        let root = root.map_err(|error| unreadable(format!(": {}", chain::in_words(&error))))?;
         Ok(Verifier {
             name,
             root: root.to_owned(),
@@ -146,7 +145,7 @@ impl Verifier {
     /// needs no collateral, so it does not detect revoked or outdated platforms. A program that
     /// fetches collateral for a stranger's quote calls this first: anybody can write a quote that
     /// names a platform, but only platforms can sign one.
-    pub fn signed_platform(&self, quote: &Quote<'_>, now: u64) -> Result<Platform, String> {
+    pub fn signed_platform(&self, quote: &Quote<'_>, now: u64) -> Result<Platform, Refusal> {
         let (key, platform) = self.chain(None, now).pck(quote.pck_chain)?;
         check_signatures(quote, &key)?;
         Ok(platform)
@@ -168,7 +167,7 @@ impl Verifier {
         quote: Quote<'q>,
         collateral: &Collateral,
         now: u64,
-    ) -> Result<Verified<'q>, String> {
+    ) -> Result<Verified<'q>, Refusal> {
         let lists = Lists::parse(collateral, now)?;
         let chain = self.chain(Some(&lists), now);
         let (info, identity) = ("TCB information", "QE identity");
@@ -198,8 +197,8 @@ impl Verifier {
         let (key, platform) = chain.pck(quote.pck_chain)?;
         check_signatures(&quote, &key)?;
 
-        let enclave =
-            Enclave::parse(quote.qe_report).ok_or("the report of the quoting enclave is short")?;
+        let enclave = Enclave::parse(quote.qe_report)
+            .ok_or_else(|| Kind::Malformed.because("the report of the quoting enclave is short"))?;
         let enclave_level = identity.level_of(&enclave)?;
         let levels = levels(&info, &platform, &quote.body)?;
         let judged = || levels.iter().chain([&enclave_level]);
@@ -208,13 +207,15 @@ impl Verifier {
         let mut statuses = levels
             .iter()
             .map(|level| level.status.with_part(enclave_level.status));
-        let launched = statuses.next().ok_or("the quote has no level")?;
+        let launched = statuses.next();
+        let launched = launched.ok_or_else(|| Kind::Malformed.because("the quote has no level"))?;
         let status = merged(launched, statuses.next());
         if status == Status::Revoked {
-            return Err(format!(
+            let text = format!(
                 "the TCB status of the platform is {status}{}: no policy accepts it",
                 in_brackets(&advisories)
-            ));
+            );
+            return Err(Kind::Revoked.because(text).of("tcbStatuses"));
         }
         Ok(Verified {
             quote,
@@ -232,20 +233,25 @@ impl Verifier {
 
 /// Checks that the platform's key signed the report of the quoting enclave, that this report names
 /// the attestation key, and that the attestation key signed the quote.
-fn check_signatures(quote: &Quote<'_>, key: &[u8]) -> Result<(), String> {
-    verify(key, quote.qe_report, quote.qe_signature)
-        .ok_or("the report of the quoting enclave is not signed by the platform's key")?;
+fn check_signatures(quote: &Quote<'_>, key: &[u8]) -> Result<(), Refusal> {
+    if !verify(key, quote.qe_report, quote.qe_signature) {
+        let text = "the report of the quoting enclave is not signed by the platform's key";
+        return Err(Kind::Signature.because(text));
+    }
     let named = digest(
         &SHA256,
         &[&quote.attestation_key[..], quote.authentication].concat(),
     );
     let (first, last) = quote.qe_report[REPORT_DATA..].split_at(32);
     if first != named.as_ref() || last != [0; 32] {
-        return Err("the attestation key is not the one that the quoting enclave names".into());
+        let text = "the attestation key is not the one that the quoting enclave names";
+        return Err(Kind::Binding.because(text));
     }
     let attestation_key = [&[4][..], quote.attestation_key].concat();
-    verify(&attestation_key, quote.signed, quote.signature)
-        .ok_or_else(|| "the quote is not signed by its attestation key".into())
+    match verify(&attestation_key, quote.signed, quote.signature) {
+        true => Ok(()),
+        false => Err(Kind::Signature.because("the quote is not signed by its attestation key")),
+    }
 }
 
 /// Removes repeated texts.
@@ -269,15 +275,21 @@ pub(super) fn in_brackets(advisories: &[String]) -> String {
 
 /// Returns the platform in a quote: a program that fetches collateral needs its FMSPC. Nothing in
 /// the quote is verified.
-pub fn named_platform(quote: &Quote<'_>) -> Result<Platform, String> {
+pub fn named_platform(quote: &Quote<'_>) -> Result<Platform, Refusal> {
     let chain = certificates("PCK", quote.pck_chain)?;
-    let platform = Certificate::parse(&chain[0]).and_then(|pck| pck.platform());
-    platform.ok_or_else(|| UNNAMED.into())
+    platform(&chain[0])
+}
+
+/// Returns the platform in a PCK certificate.
+fn platform(pck: &[u8]) -> Result<Platform, Refusal> {
+    let platform = Certificate::parse(pck).and_then(|pck| pck.platform());
+    let unnamed = "the PCK certificate does not name its platform";
+    platform.ok_or_else(|| Kind::Malformed.because(unnamed))
 }
 
 /// Returns the level at the start of the machine, and the present level if the module was updated
 /// since.
-fn levels(info: &TcbInfo, platform: &Platform, body: &Body) -> Result<Vec<Judged>, String> {
+fn levels(info: &TcbInfo, platform: &Platform, body: &Body) -> Result<Vec<Judged>, Refusal> {
     info.check_platform(platform)?;
     info.check_module(body)?;
     let svns = [
@@ -301,7 +313,7 @@ struct Lists<'a> {
 impl<'a> Lists<'a> {
     /// Reads the lists, and checks that their validity has begun. The library checks their expiry
     /// and signatures.
-    fn parse(collateral: &'a Collateral, now: u64) -> Result<Lists<'a>, String> {
+    fn parse(collateral: &'a Collateral, now: u64) -> Result<Lists<'a>, Refusal> {
         let (root, first) = List::read(&collateral.root_ca_crl.0, "root CRL", now)?;
         let (pck, second) = List::read(&collateral.pck_crl.0, "PCK CRL", now)?;
         let both = [first, second];
@@ -325,13 +337,11 @@ impl Chain<'_> {
         role: &Role,
         certificate: &CertificateDer<'_>,
         between: &[CertificateDer<'_>],
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<Vec<u8>, Refusal> {
         let parsed = Certificate::parse(certificate);
         let certificate = EndEntityCert::try_from(certificate).map_err(|error| {
-            format!(
-                "the {name} certificate cannot be read: {}",
-                chain::in_words(&error)
-            )
+            let why = chain::in_words(&error);
+            Kind::Malformed.because(format!("the {name} certificate cannot be read: {why}"))
         })?;
         let crls: Vec<_> = self.lists.iter().flat_map(|lists| &lists.both).collect();
         let revocation = self.lists.map(|_| {
@@ -339,7 +349,8 @@ impl Chain<'_> {
                 .map(|options| options.with_expiration_policy(ExpirationPolicy::Enforce))
                 .map(RevocationOptionsBuilder::build)
         });
-        let revocation = revocation.transpose().map_err(|_| "there is no CRL")?;
+        let revocation = revocation.transpose();
+        let revocation = revocation.map_err(|_| Kind::Collateral.because("there is no CRL"))?;
         let path = certificate
             .verify_for_usage(
                 SIGNATURES,
@@ -351,15 +362,20 @@ impl Chain<'_> {
                 revocation,
                 None,
             )
-            .map_err(|error| format!("the {name} certificate: {}", in_words(&error)))?;
+            .map_err(|error| {
+                let text = format!("the {name} certificate: {}", in_words(&error));
+                Kind::of_chain(&error).because(text)
+            })?;
+        let unfit = |text| Kind::Certificate.because(text);
         // Intel's own signer is directly under the root, a PCK under a CA: one cannot serve as the
         // other
         if path.intermediate_certificates().count() != between.len() {
-            return Err(format!(
-                "the {name} certificate has another place in the chain"
-            ));
+            let text = format!("the {name} certificate has another place in the chain");
+            return Err(unfit(text));
         }
-        let parsed = parsed.ok_or_else(|| format!("the {name} certificate cannot be read"))?;
+        let parsed = parsed.ok_or_else(|| {
+            Kind::Malformed.because(format!("the {name} certificate cannot be read"))
+        })?;
         role.check(name, &parsed)?;
         if let Some(lists) = self.lists {
             self.check_root(lists)?;
@@ -367,94 +383,102 @@ impl Chain<'_> {
         let info = certificate.subject_public_key_info();
         match info.as_ref().strip_prefix(P256) {
             Some(point) if point.len() == 65 => Ok(point.into()),
-            _ => Err(format!("the key of the {name} certificate is not of P-256")),
+            _ => Err(unfit(format!(
+                "the key of the {name} certificate is not of P-256"
+            ))),
         }
     }
 
     /// Checks that the root has not revoked itself. The library has verified the list under the
     /// root, because each chain ends there.
-    fn check_root(&self, lists: &Lists<'_>) -> Result<(), String> {
+    fn check_root(&self, lists: &Lists<'_>) -> Result<(), Refusal> {
         let root = self.verifier;
         if lists.root.issuer != root.subject {
-            return Err("the root CRL is not of the root".into());
+            return Err(Kind::Binding.because("the root CRL is not of the root"));
         }
         match lists.both[0].find_serial(&root.serial) {
             Ok(None) => Ok(()),
-            Ok(Some(_)) => Err("the root is revoked: it is on its own list (root CRL)".into()),
-            Err(_) => Err("the root CRL cannot be read".into()),
+            Ok(Some(_)) => {
+                let text = "the root is revoked: it is on its own list (root CRL)";
+                Err(Kind::Revoked.because(text))
+            }
+            Err(_) => Err(Kind::Malformed.because("the root CRL cannot be read")),
         }
     }
 
     /// Returns the key that signs Intel's JSON texts.
-    fn signer(&self, name: &str, issuer: &str) -> Result<Vec<u8>, String> {
+    fn signer(&self, name: &str, issuer: &str) -> Result<Vec<u8>, Refusal> {
         let chain = certificates(name, issuer.as_bytes())?;
         let name = format!("{name} signer's");
         self.key(&name, &Role::TCB_SIGNING, &chain[0], &[])
     }
 
     /// Returns the key of a PCK certificate, and the platform in it.
-    fn pck(&self, pem: &[u8]) -> Result<(Vec<u8>, Platform), String> {
+    fn pck(&self, pem: &[u8]) -> Result<(Vec<u8>, Platform), Refusal> {
         let chain = certificates("PCK", pem)?;
         let [pck, authority, ..] = &chain[..] else {
-            return Err("the quote has no certificate of the PCK's authority".into());
+            let text = "the quote has no certificate of the PCK's authority";
+            return Err(Kind::Malformed.because(text));
         };
         let key = self.key("PCK", &Role::PCK, pck, std::slice::from_ref(authority))?;
-        let authority =
-            Certificate::parse(authority).ok_or("the PCK's authority cannot be read")?;
+        let authority = Certificate::parse(authority)
+            .ok_or_else(|| Kind::Malformed.because("the PCK's authority cannot be read"))?;
         Role::PCK_AUTHORITY.check("PCK authority's", &authority)?;
         // the age of this list is judged, so it must be the list that was used for the PCK
         if self
             .lists
             .is_some_and(|lists| lists.pck.issuer != authority.subject)
         {
-            return Err("the PCK CRL is not of the PCK's authority".into());
+            let text = "the PCK CRL is not of the PCK's authority";
+            return Err(Kind::Binding.because(text));
         }
-        let platform = Certificate::parse(pck).and_then(|pck| pck.platform());
-        Ok((key, platform.ok_or(UNNAMED)?))
+        Ok((key, platform(pck)?))
     }
 }
 
 /// Reads certificates in PEM: at least one, at most four.
-fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Refusal> {
+    let wrong = |why| Kind::Malformed.because(format!("the chain of the {name} {why}"));
     if pem.len() > MAX_PART {
-        return Err(format!(
-            "the chain of the {name} has {} bytes, expected at most {MAX_PART}",
-            pem.len()
-        ));
+        let len = pem.len();
+        return Err(wrong(format!(
+            "has {len} bytes, expected at most {MAX_PART}"
+        )));
     }
     // a quoting service may append a NUL to the text
     let pem = pem.strip_suffix(&[0]).unwrap_or(pem);
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).take(5).collect();
-    let certificates = certificates.map_err(|_| format!("the chain of the {name} is not PEM"))?;
+    let certificates = certificates.map_err(|_| wrong("is not PEM".into()))?;
     match certificates.len() {
         1..=4 => Ok(certificates),
-        count => Err(format!(
-            "the chain of the {name} has {count} certificates, expected 1 to 4"
-        )),
+        count => Err(wrong(format!("has {count} certificates, expected 1 to 4"))),
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(name: &str, text: &'a str) -> Result<T, String> {
-    serde_json::from_str(text)
-        .map_err(|error| format!("the {name} cannot be read: {}", text::of_error(error)))
+fn read<'a, T: Deserialize<'a>>(name: &str, text: &'a str) -> Result<T, Refusal> {
+    serde_json::from_str(text).map_err(|error| {
+        let why = text::of_error(error);
+        Kind::Malformed.because(format!("the {name} cannot be read: {why}"))
+    })
 }
 
 /// Verifies that this key signed a text.
-fn check_text(name: &str, text: &str, signature: &Hex, key: &[u8]) -> Result<(), String> {
+fn check_text(name: &str, text: &str, signature: &Hex, key: &[u8]) -> Result<(), Refusal> {
     if text.len() > MAX_PART {
-        return Err(format!(
-            "the {name} has {} bytes, expected at most {MAX_PART}",
-            text.len()
-        ));
+        let len = text.len();
+        let text = format!("the {name} has {len} bytes, expected at most {MAX_PART}");
+        return Err(Kind::Malformed.because(text));
     }
-    verify(key, text.as_bytes(), &signature.0)
-        .ok_or_else(|| format!("the {name} is not signed by its signer"))
+    match verify(key, text.as_bytes(), &signature.0) {
+        true => Ok(()),
+        false => Err(Kind::Signature.because(format!("the {name} is not signed by its signer"))),
+    }
 }
 
-/// Verifies an ECDSA signature r ‖ s.
-fn verify(key: &[u8], text: &[u8], signature: &[u8]) -> Option<()> {
+/// Returns whether this is an ECDSA signature r ‖ s of the key.
+fn verify(key: &[u8], text: &[u8], signature: &[u8]) -> bool {
     let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, key);
-    key.verify(text, signature).ok()
+    key.verify(text, signature).is_ok()
 }
 
 /// Returns a clause that says why Intel's certificate is refused.

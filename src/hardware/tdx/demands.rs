@@ -12,6 +12,7 @@ use super::tcb::{Platform, Status, few};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
 use crate::json::{Digits, Number};
+use crate::refusal::{Kind, Refusal};
 
 /// The demands. The default is the strictest policy that genuine machines meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,10 +96,18 @@ const XFAM_NAMED: u64 = 1 << 8 | 1 << 14 | 1 << 15;
 /// The names of the features by bit.
 const XFAM_NAMES: &str = "x87,SSE,AVX,,,AVX-512,AVX-512,AVX-512,processor trace,PKU,,CET,CET,,user interrupts,branch records,,AMX,AMX";
 
+/// The requirements that list values: the name in the policy, and the name for a person.
+const MR_TD: (&str, &str) = ("mrTd", "the measurement of the firmware (MRTD)");
+const MR_SEAM: (&str, &str) = ("mrSeam", "the measurement of the TDX module (MRSEAM)");
+const CONFIG: (&str, &str) = ("mrConfigId", "MRCONFIGID");
+const OWNER: (&str, &str) = ("mrOwner", "MROWNER");
+const OWNER_CONFIG: (&str, &str) = ("mrOwnerConfig", "MROWNERCONFIG");
+const PLATFORM: (&str, &str) = ("platforms", "the platform (PPID, platform instance)");
+
 impl Demands {
     /// Judges a machine. Returns its claims; an error names each requirement that is not met.
-    pub fn judge(&self, verified: &Verified<'_>) -> Result<PlatformClaims, String> {
-        let mut wrong: Vec<String> = [
+    pub fn judge(&self, verified: &Verified<'_>) -> Result<PlatformClaims, Refusal> {
+        let mut wrong: Vec<_> = [
             self.status(verified),
             self.evaluation(verified),
             self.age(verified),
@@ -107,38 +116,26 @@ impl Demands {
         .flatten()
         .collect();
         wrong.extend(self.unmet(&verified.quote().body, verified.platform()));
-        all_met(&wrong)?;
+        Refusal::unless_none(wrong)?;
         Ok(self.claims(verified))
     }
 
     /// Checks the requirements that need no collateral, for a quote that this platform has signed.
-    pub fn check(&self, quote: &Quote<'_>, platform: &Platform) -> Result<(), String> {
-        all_met(&self.unmet(&quote.body, platform))
+    pub fn check(&self, quote: &Quote<'_>, platform: &Platform) -> Result<(), Refusal> {
+        Refusal::unless_none(self.unmet(&quote.body, platform))
     }
 
     /// Returns what is wrong with a machine, independent of Intel's statements about its platform.
-    fn unmet(&self, body: &Body, platform: &Platform) -> Vec<String> {
+    fn unmet(&self, body: &Body, platform: &Platform) -> Vec<Refusal> {
         let wrong = [
             self.attributes(body),
             self.features(body),
+            one_of(MR_TD, &self.mr_td, &[&body.mr_td]),
+            one_of(MR_SEAM, &self.mr_seam, &[&body.mr_seam]),
+            one_of(CONFIG, self.mr_config_id.as_slice(), &[&body.mr_config_id]),
+            one_of(OWNER, self.mr_owner.as_slice(), &[&body.mr_owner]),
             one_of(
-                "the measurement of the firmware (MRTD)",
-                &self.mr_td,
-                &[&body.mr_td],
-            ),
-            one_of(
-                "the measurement of the TDX module (MRSEAM)",
-                &self.mr_seam,
-                &[&body.mr_seam],
-            ),
-            one_of(
-                "MRCONFIGID",
-                self.mr_config_id.as_slice(),
-                &[&body.mr_config_id],
-            ),
-            one_of("MROWNER", self.mr_owner.as_slice(), &[&body.mr_owner]),
-            one_of(
-                "MROWNERCONFIG",
+                OWNER_CONFIG,
                 self.mr_owner_config.as_slice(),
                 &[&body.mr_owner_config],
             ),
@@ -153,37 +150,45 @@ impl Demands {
         !self.mr_td.is_empty() || !self.platforms.is_empty()
     }
 
-    fn status(&self, verified: &Verified<'_>) -> Option<String> {
+    fn status(&self, verified: &Verified<'_>) -> Option<Refusal> {
         let status = verified.status();
         (!self.tcb_statuses.contains(&status)).then(|| {
             let names: Vec<_> = self.tcb_statuses.iter().map(Status::to_string).collect();
             let (names, lacks) = (names.join(" or "), few(verified.lacks()));
-            format!(
+            let text = format!(
                 "the TCB status of the platform is {status}{}, expected {names}{}{lacks}",
                 in_brackets(verified.advisories()),
                 if lacks.is_empty() { "" } else { ": " },
-            )
+            );
+            let refusal = Kind::Outdated.because(text).of("tcbStatuses");
+            refusal.values(names, status)
         })
     }
 
-    fn evaluation(&self, verified: &Verified<'_>) -> Option<String> {
+    fn evaluation(&self, verified: &Verified<'_>) -> Option<Refusal> {
         let (got, minimum) = (verified.evaluation(), self.minimum_evaluation);
         (got < minimum).then(|| {
-            format!("the collateral is of Intel's evaluation {got}, expected at least {minimum}")
+            let text = format!(
+                "the collateral is of Intel's evaluation {got}, expected at least {minimum}"
+            );
+            let refusal = Kind::Expired.because(text).of("minimumEvaluation");
+            refusal.values(minimum, got)
         })
     }
 
-    fn age(&self, verified: &Verified<'_>) -> Option<String> {
+    fn age(&self, verified: &Verified<'_>) -> Option<Refusal> {
         let (age, days) = (verified.collateral_age(), self.maximum_collateral_days);
         (age > DAY * days).then(|| {
-            format!(
-                "the collateral is {} days old, expected at most {days}: fetch it again",
-                age.as_secs().div_ceil(DAY.as_secs())
-            )
+            let got = age.as_secs().div_ceil(DAY.as_secs());
+            let text = format!(
+                "the collateral is {got} days old, expected at most {days}: fetch it again"
+            );
+            let refusal = Kind::Expired.because(text).of("maximumCollateralDays");
+            refusal.values(days, got)
         })
     }
 
-    fn attributes(&self, body: &Body) -> Option<String> {
+    fn attributes(&self, body: &Body) -> Option<Refusal> {
         let got = body.td_attributes;
         let accepted = self.td_attributes.iter().map(|it| Attributes(it.0));
         let debug = match got.is_debug() {
@@ -193,11 +198,13 @@ impl Demands {
         (!accepted.clone().any(|it| it == got)).then(|| {
             let accepted: Vec<_> = accepted.map(|it| it.to_string()).collect();
             let accepted = accepted.join(" or ");
-            format!("TDATTRIBUTES: expected {accepted}, got {got}{debug}")
+            let text = format!("TDATTRIBUTES: expected {accepted}, got {got}{debug}");
+            let refusal = Kind::Protection.because(text).of("tdAttributes");
+            refusal.values(accepted, got)
         })
     }
 
-    fn features(&self, body: &Body) -> Option<String> {
+    fn features(&self, body: &Body) -> Option<Refusal> {
         let got = body.xfam;
         let (wrong, start) = match self.xfam {
             Some(Number(wanted)) => (got ^ wanted, format!(": expected {wanted:#x}, got")),
@@ -218,11 +225,14 @@ impl Demands {
             format!("{name} (bit {bit}) {state}")
         });
         let named = named.collect::<Vec<_>>().join(", ");
-        (wrong != 0).then(|| format!("XFAM{start} {got:#x}: {named}{advice}"))
+        (wrong != 0).then(|| {
+            let text = format!("XFAM{start} {got:#x}: {named}{advice}");
+            Kind::Protection.because(text).of("xfam")
+        })
     }
 
     /// Refuses a TD that has or had a service TD, unless the policy lists this service TD.
-    fn service_td(&self, body: &Body) -> Option<String> {
+    fn service_td(&self, body: &Body) -> Option<Refusal> {
         let hash = body.td15.as_ref().map(|td15| td15.mr_service_td);
         let bound = body.service_tds.iter().flatten();
         let mut all = hash
@@ -234,21 +244,22 @@ impl Demands {
             false => !self.mr_service_td.contains(&Digits(*hash)),
         });
         other.map(|(hash, attributes)| {
-            format!(
+            let text = format!(
                 "another TD serves the machine (MRSERVICETD {}, attributes {attributes:#x}); the policy's mrServiceTd can accept it",
                 hex(&hash)
-            )
+            );
+            Kind::Protection.because(text).of("mrServiceTd")
         })
     }
 
-    fn platform(&self, platform: &Platform) -> Option<String> {
+    fn platform(&self, platform: &Platform) -> Option<Refusal> {
         let mut ids = vec![&platform.ppid[..]];
         ids.extend(platform.instance.as_ref().map(|id| &id[..]));
-        one_of(
-            "the platform (PPID, platform instance)",
-            &self.platforms,
-            &ids,
-        )
+        let other = one_of(PLATFORM, &self.platforms, &ids)?;
+        Some(Refusal {
+            kind: Kind::Machine,
+            ..other
+        })
     }
 
     fn claims(&self, verified: &Verified<'_>) -> PlatformClaims {
@@ -296,25 +307,21 @@ impl Demands {
     }
 }
 
-/// Returns an error that lists what is wrong; succeeds if nothing is.
-fn all_met(wrong: &[String]) -> Result<(), String> {
-    match wrong.is_empty() {
-        true => Ok(()),
-        false => Err(wrong.join("\n")),
-    }
-}
-
-/// Says that none of the values is accepted; `None` if there is no requirement.
-fn one_of<const N: usize>(name: &str, accepted: &[Digits<N>], got: &[&[u8]]) -> Option<String> {
+/// Says that none of the values is accepted; `None` if there is no requirement. `names` are the
+/// requirement's name in the policy, and the name of the value for a person.
+fn one_of<const N: usize>(
+    names: (&str, &str),
+    accepted: &[Digits<N>],
+    got: &[&[u8]],
+) -> Option<Refusal> {
     let found = accepted.is_empty() || accepted.iter().any(|it| got.contains(&&it.0[..]));
     (!found).then(|| {
         let accepted: Vec<_> = accepted.iter().map(|it| hex(&it.0)).collect();
         let got: Vec<_> = got.iter().map(|it| hex(it)).collect();
-        format!(
-            "{name}: expected {}, got {}",
-            accepted.join(" or "),
-            got.join(", ")
-        )
+        let ((field, name), accepted, got) = (names, accepted.join(" or "), got.join(", "));
+        let text = format!("{name}: expected {accepted}, got {got}");
+        let refusal = Kind::Measurement.because(text).of(field);
+        refusal.values(accepted, got)
     })
 }
 

@@ -14,6 +14,8 @@ use std::fmt;
 use base::bytes::Reader;
 pub use tee::tdx::{MAX_QUOTE, REGISTER_LEN, Register};
 
+use crate::refusal::{Kind, Refusal};
+
 /// The `tee_type` of TDX in the header.
 const TEE_TDX: u32 = 0x81;
 /// The `attestation_key_type` ECDSA P-256.
@@ -108,33 +110,24 @@ pub struct ServiceTd {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Attributes(pub u64);
 
-/// Why the bytes are not a quote that can be verified: a part of a sentence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Malformed(pub String);
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+fn malformed<T>(why: impl Into<String>) -> Result<T, Refusal> {
+    Err(Kind::Malformed.because(why))
 }
 
-impl std::error::Error for Malformed {}
-
-fn malformed<T>(why: impl Into<String>) -> Result<T, Malformed> {
-    Err(Malformed(why.into()))
+fn short() -> Refusal {
+    Kind::Malformed.because("the quote ends too early")
 }
 
 impl<'a> Quote<'a> {
     /// Parses a quote. Zeros may follow it, as some quoting services pad their buffers; other bytes
     /// may not.
-    pub fn parse(bytes: &'a [u8]) -> Result<Quote<'a>, Malformed> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Quote<'a>, Refusal> {
         if bytes.len() > MAX_QUOTE {
             let len = bytes.len();
             return malformed(format!(
                 "the quote has {len} bytes, expected at most {MAX_QUOTE}"
             ));
         }
-        let short = || Malformed("the quote ends too early".into());
         let mut all = Reader(bytes);
         let version = parse_header(all.take(48).ok_or_else(short)?)?;
         let (kind, len) = match version {
@@ -197,8 +190,7 @@ impl<'a> Quote<'a> {
 }
 
 /// Returns the version.
-fn parse_header(header: &[u8]) -> Result<u16, Malformed> {
-    let short = || Malformed("the quote ends too early".into());
+fn parse_header(header: &[u8]) -> Result<u16, Refusal> {
     let mut header = Reader(header);
     let version = header.u16_le().ok_or_else(short)?;
     let key_type = header.u16_le().ok_or_else(short)?;
@@ -275,8 +267,7 @@ fn parse_service_tds(body: &mut Reader<'_>) -> Option<[ServiceTd; 2]> {
 }
 
 /// Returns the certification data of this type.
-fn certification<'a>(reader: &mut Reader<'a>, expected: u16) -> Result<&'a [u8], Malformed> {
-    let short = || Malformed("the quote ends too early".into());
+fn certification<'a>(reader: &mut Reader<'a>, expected: u16) -> Result<&'a [u8], Refusal> {
     let kind = reader.u16_le().ok_or_else(short)?;
     if kind != expected {
         return malformed(format!(

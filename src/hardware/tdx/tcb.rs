@@ -3,7 +3,6 @@
 //! quote verification library).
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::UNIX_EPOCH;
 
 use base::text;
@@ -11,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::quote::Body;
 use super::quote::Enclave;
+use crate::refusal::{Kind, Refusal};
 use crate::{hex, unhex};
 
 /// The attribute of an enclave that its owner can look into (Intel SDM volume 3D,
@@ -42,18 +42,6 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [Status; 9] = [
-        Status::UpToDate,
-        Status::SWHardeningNeeded,
-        Status::ConfigurationNeeded,
-        Status::ConfigurationAndSWHardeningNeeded,
-        Status::OutOfDate,
-        Status::OutOfDateConfigurationNeeded,
-        Status::TDRelaunchAdvised,
-        Status::TDRelaunchAdvisedConfigurationNeeded,
-        Status::Revoked,
-    ];
-
     /// Returns the status of a platform of which one part, the TDX module or the quoting enclave,
     /// has this status. In Intel's library only two statuses of a part count; here each counts, so
     /// that a policy judges all of them by the same list.
@@ -125,22 +113,6 @@ pub(super) fn merged(launched: Status, now: Option<Status>) -> Status {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
-    }
-}
-
-impl FromStr for Status {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Status, String> {
-        let mut all = Status::ALL.into_iter();
-        let found = all.find(|status| status.to_string() == name);
-        found.ok_or_else(|| {
-            let names = Status::ALL.map(|status| status.to_string()).join(", ");
-            format!(
-                "{} is not a TCB status: expected one of {names}",
-                text::quoted(name, 60)
-            )
-        })
     }
 }
 
@@ -283,36 +255,36 @@ fn too_old(name: &str, got: u16, wanted: u16) -> Option<String> {
 
 impl TcbInfo {
     /// Checks that it is valid, and returns when Intel issued it.
-    pub fn check_dates(&self, now: u64) -> Result<u64, String> {
+    pub fn check_dates(&self, now: u64) -> Result<u64, Refusal> {
         check_dates("TCB information", &self.issue_date, &self.next_update, now)
     }
 
     /// Checks that the information is for this platform.
-    pub fn check_platform(&self, platform: &Platform) -> Result<(), String> {
+    pub fn check_platform(&self, platform: &Platform) -> Result<(), Refusal> {
         if self.id != "TDX" || self.version != 3 || self.tcb_type != 0 {
-            return Err(format!(
+            return Err(Kind::Malformed.because(format!(
                 "the TCB information is {} {} of the type {}, expected \"TDX\" 3 of the type 0",
                 text::quoted(&self.id, 20),
                 self.version,
                 self.tcb_type
-            ));
+            )));
         }
         let (fmspc, pce_id) = (unhex(&self.fmspc), unhex(&self.pce_id));
         if fmspc.as_deref() != Some(&platform.fmspc[..])
             || pce_id.as_deref() != Some(&platform.pce_id[..])
         {
-            return Err(format!(
-                "the TCB information is of platforms with FMSPC {:.20}, but the quote is of a platform with FMSPC {}",
-                self.fmspc,
-                hex(&platform.fmspc)
-            ));
+            let (info, quote) = (&self.fmspc, hex(&platform.fmspc));
+            let text = format!(
+                "the TCB information is of platforms with FMSPC {info:.20}, but the quote is of a platform with FMSPC {quote}"
+            );
+            return Err(Kind::Binding.because(text).of("FMSPC"));
         }
         Ok(())
     }
 
     /// Returns the identity of the TDX module with the version in these SVNs; `None` if the levels
     /// of the platform judge it.
-    fn module(&self, svn: &[u8; 16]) -> Result<Option<&ModuleIdentity>, String> {
+    fn module(&self, svn: &[u8; 16]) -> Result<Option<&ModuleIdentity>, Refusal> {
         if svn[1] == 0 {
             return Ok(None);
         }
@@ -323,16 +295,17 @@ impl TcbInfo {
             .find(|module| module.id.eq_ignore_ascii_case(&id));
         module
             .map(Some)
-            .ok_or_else(|| format!("Intel names no TDX module {id}"))
+            .ok_or_else(|| Kind::Unproven.because(format!("Intel names no TDX module {id}")))
     }
 
     /// Checks who signed the TDX module, and its attributes.
-    pub fn check_module(&self, body: &Body) -> Result<(), String> {
+    pub fn check_module(&self, body: &Body) -> Result<(), Refusal> {
         let module = self
             .module(&body.tee_tcb_svn)?
             .map_or(&self.tdx_module, |identity| &identity.module);
         if unhex(&module.mrsigner).as_deref() != Some(&body.mr_signer_seam[..]) {
-            return Err("the TDX module is not signed by Intel (MRSIGNERSEAM)".into());
+            let text = "the TDX module is not signed by Intel (MRSIGNERSEAM)";
+            return Err(Kind::Signature.because(text).of("MRSIGNERSEAM"));
         }
         let (wanted, mask) = (unhex(&module.attributes), unhex(&module.attributes_mask));
         let got = body.seam_attributes.to_le_bytes();
@@ -341,15 +314,17 @@ impl TcbInfo {
             mask.is_none_or(|mask| got.iter().zip(mask).any(|(got, mask)| got & !mask != 0));
         match right && !beyond {
             true => Ok(()),
-            false => Err(format!(
-                "the TDX module has the attributes {:#x}, expected {:.20}",
-                body.seam_attributes, module.attributes
-            )),
+            false => {
+                let (got, expected) = (body.seam_attributes, &module.attributes);
+                let text =
+                    format!("the TDX module has the attributes {got:#x}, expected {expected:.20}");
+                Err(Kind::Protection.because(text).of("SEAMATTRIBUTES"))
+            }
         }
     }
 
     /// Returns the highest level that a platform with these SVNs of TDX reaches.
-    pub fn level_of(&self, platform: &Platform, svn: &[u8; 16]) -> Result<Judged, String> {
+    pub fn level_of(&self, platform: &Platform, svn: &[u8; 16]) -> Result<Judged, Refusal> {
         let mut levels: Vec<_> = self.tcb_levels.iter().collect();
         levels.sort_by_key(|level| std::cmp::Reverse(level.tcb.order()));
         let lacks = |level: &Level| level.tcb.lacks(platform, svn);
@@ -363,7 +338,9 @@ impl TcbInfo {
         let level = levels.iter().find(|level| lacks(level).is_empty());
         let level = level.ok_or_else(|| {
             let lacks = few(&nearest(None));
-            format!("the platform is older than every TCB level that Intel lists: {lacks}")
+            Kind::Outdated.because(format!(
+                "the platform is older than every TCB level that Intel lists: {lacks}"
+            ))
         })?;
         let mut judged = Judged {
             status: level.status,
@@ -410,18 +387,18 @@ impl Tcb {
 
 impl Identity {
     /// Checks that it is valid, and returns when Intel issued it.
-    pub fn check_dates(&self, now: u64) -> Result<u64, String> {
+    pub fn check_dates(&self, now: u64) -> Result<u64, Refusal> {
         check_dates("QE identity", &self.issue_date, &self.next_update, now)
     }
 
     /// Checks that an enclave is Intel's quoting enclave, and returns the level of its version.
-    pub fn level_of(&self, enclave: &Enclave<'_>) -> Result<Judged, String> {
+    pub fn level_of(&self, enclave: &Enclave<'_>) -> Result<Judged, Refusal> {
         if self.id != "TD_QE" || ![2, 3].contains(&self.version) {
-            return Err(format!(
+            return Err(Kind::Malformed.because(format!(
                 "the QE identity is {} {}, expected \"TD_QE\" 2 or 3",
                 text::quoted(&self.id, 20),
                 self.version
-            ));
+            )));
         }
         let is = |got: &[u8], wanted: &str, mask: &str| {
             matches_masked(got, unhex(wanted).as_deref(), unhex(mask).as_deref())
@@ -435,18 +412,21 @@ impl Identity {
             && is(enclave.attributes, &self.attributes, &self.attributes_mask)
             && enclave.attributes[0] & ENCLAVE_DEBUG == 0;
         if !right {
-            return Err("the quoting enclave is not the one that Intel names (QE identity)".into());
+            let text = "the quoting enclave is not the one that Intel names (QE identity)";
+            return Err(Kind::Signature.because(text));
         }
         judged_by("the quoting enclave", &self.tcb_levels, enclave.svn)
     }
 }
 
 /// Returns the highest level that a version of the module or the enclave reaches.
-fn judged_by(name: &str, levels: &[SvnLevel], svn: u16) -> Result<Judged, String> {
+fn judged_by(name: &str, levels: &[SvnLevel], svn: u16) -> Result<Judged, Refusal> {
     let reached = levels.iter().filter(|level| level.tcb.isvsvn <= svn);
-    let level = reached
-        .max_by_key(|level| level.tcb.isvsvn)
-        .ok_or_else(|| format!("{name} is older than every version that Intel lists: SVN {svn}"))?;
+    let level = reached.max_by_key(|level| level.tcb.isvsvn);
+    let level = level.ok_or_else(|| {
+        let text = format!("{name} is older than every version that Intel lists: SVN {svn}");
+        Kind::Outdated.because(text)
+    })?;
     let good = levels.iter().filter(|it| it.status == Status::UpToDate);
     let good = good.map(|it| it.tcb.isvsvn).min().unwrap_or(0);
     Ok(Judged {
@@ -498,16 +478,16 @@ fn of_level<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Status,
     }
 }
 
-fn check_dates(name: &str, issued: &Date, until: &Date, now: u64) -> Result<u64, String> {
+fn check_dates(name: &str, issued: &Date, until: &Date, now: u64) -> Result<u64, Refusal> {
     if now < issued.0 {
-        return Err(format!(
+        return Err(Kind::Expired.because(format!(
             "the {name} is not valid yet: is the clock of this machine right?"
-        ));
+        )));
     }
     if now > until.0 {
-        return Err(format!(
+        return Err(Kind::Expired.because(format!(
             "the {name} has expired: fetch the collateral again"
-        ));
+        )));
     }
     Ok(issued.0)
 }
@@ -570,7 +550,5 @@ mod tests {
         ] {
             assert_eq!(merged(launched, now), expected, "{launched} {now:?}");
         }
-        assert_eq!("UpToDate".parse(), Ok(UpToDate));
-        assert!("uptodate".parse::<Status>().is_err());
     }
 }
