@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn lengths_that_cannot_be_derived_are_refused() {
         let kms = ClusterKms::new(Secret::new(vec![1]), Secret::new(vec![2])).unwrap();
-        for len in [0, MAX_DERIVED_LEN + 1, u32::MAX as usize] {
+        for len in [0, base::crypto::MAX_DERIVED_LEN + 1, u32::MAX as usize] {
             assert_eq!(kms.dek(&Dek::named("x"), len), Err(Error::Length(len)));
         }
     }
