@@ -73,7 +73,7 @@ struct Kernel;
 
 impl Quoter for Kernel {
     fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
-        guest::quote(report_data)
+        Ok(guest::quote(report_data)?)
     }
 }
 

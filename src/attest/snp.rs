@@ -61,7 +61,7 @@ pub struct Kernel;
 
 impl Reporter for Kernel {
     fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
-        guest::report(report_data)
+        Ok(guest::report(report_data)?)
     }
 }
 

@@ -1,7 +1,9 @@
 //! The certificate table that a host gives to its guests with a report (56421 "GHCB", SNP Extended
 //! Guest Request). The host fills it, so nothing in it is trusted.
 
-use std::ops::Range;
+use base::bytes::Reader;
+
+use crate::Error;
 
 /// Length in bytes of an entry: GUID, offset and length.
 const ENTRY: usize = 24;
@@ -36,34 +38,35 @@ pub struct CertificateTable<'a> {
 
 impl<'a> CertificateTable<'a> {
     /// Reads a table; if the host supplies nothing, the table is empty.
-    pub fn parse(bytes: &'a [u8]) -> Result<CertificateTable<'a>, String> {
+    pub fn parse(bytes: &'a [u8]) -> Result<CertificateTable<'a>, Error> {
+        let wrong = |why: &str| Error::Malformed(format!("the certificate table {why}"));
         let mut entries: Vec<(Kind, &[u8])> = vec![];
         if bytes.is_empty() {
             return Ok(CertificateTable { entries });
         }
         for entry in bytes.chunks_exact(ENTRY) {
-            let (guid, place) = entry.split_at(16);
-            let (guid, place): ([u8; 16], [u8; 8]) = match (guid.try_into(), place.try_into()) {
-                (Ok(guid), Ok(place)) => (guid, place),
-                _ => break,
+            let mut entry = Reader(entry);
+            let fields = (entry.array(), entry.u32_le(), entry.u32_le());
+            let (Some(guid), Some(offset), Some(len)) = fields else {
+                break;
             };
-            if guid == [0; 16] {
+            if *guid == [0; 16] {
                 return Ok(CertificateTable { entries });
             }
             if entries.len() == MAX_ENTRIES {
-                return Err(format!(
-                    "the certificate table has more than {MAX_ENTRIES} entries"
-                ));
+                return Err(wrong(&format!("has more than {MAX_ENTRIES} entries")));
             }
-            let kind = Kind(guid);
+            let kind = Kind(*guid);
             if entries.iter().any(|(other, _)| *other == kind) {
-                return Err("the certificate table has two entries of one kind".into());
+                return Err(wrong("has two entries of one kind"));
             }
-            let content = range(place).and_then(|range| bytes.get(range));
-            let content = content.ok_or("an entry of the certificate table is outside of it")?;
-            entries.push((kind, content));
+            let content = bytes.get(offset as usize..);
+            let content = content.and_then(|rest| rest.get(..len as usize));
+            let outside =
+                || Error::Malformed("an entry of the certificate table is outside of it".into());
+            entries.push((kind, content.ok_or_else(outside)?));
         }
-        Err("the certificate table has no end".into())
+        Err(wrong("has no end"))
     }
 
     /// Returns the content of the entry of a kind.
@@ -71,14 +74,6 @@ impl<'a> CertificateTable<'a> {
         let found = self.entries.iter().find(|(other, _)| *other == kind);
         found.map(|(_, content)| *content)
     }
-}
-
-/// Returns the position of an entry's content: offset and length, little endian.
-fn range(place: [u8; 8]) -> Option<Range<usize>> {
-    let [a, b, c, d, e, f, g, h] = place;
-    let start = usize::try_from(u32::from_le_bytes([a, b, c, d])).ok()?;
-    let len = usize::try_from(u32::from_le_bytes([e, f, g, h])).ok()?;
-    Some(start..start.checked_add(len)?)
 }
 
 #[cfg(test)]
@@ -130,7 +125,7 @@ mod tests {
             (vec![1], "has no end"),
         ] {
             let error = CertificateTable::parse(&bytes).unwrap_err();
-            assert!(error.contains(why), "{bytes:02x?}: {error}");
+            assert!(error.to_string().contains(why), "{bytes:02x?}: {error}");
         }
     }
 

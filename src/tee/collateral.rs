@@ -35,8 +35,7 @@ pub struct Hex(pub Vec<u8>);
 
 impl Serialize for Hex {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        serializer.serialize_str(&digits)
+        serializer.serialize_str(&crate::hex(&self.0))
     }
 }
 

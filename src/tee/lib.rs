@@ -6,9 +6,12 @@
 pub mod certificate_table;
 pub mod claims;
 pub mod collateral;
+mod error;
 pub mod refusal;
 pub mod snp;
 pub mod tdx;
 pub mod tsm;
+
+pub use error::Error;
 
 use base::text::{hex, unhex};

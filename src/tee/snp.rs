@@ -7,7 +7,7 @@ use std::path::Path;
 
 use sys::sev_guest;
 
-use crate::tsm;
+use crate::{Error, tsm};
 
 /// Length of a report in bytes.
 pub const LEN: usize = 0x4a0;
@@ -29,24 +29,27 @@ pub enum Signer {
 
 impl Signer {
     /// Returns the key that the signer info of a report names.
-    pub fn of(info: u32) -> Result<Signer, String> {
+    pub fn of(info: u32) -> Result<Signer, Error> {
         if info & 2 != 0 {
-            return Err("the host masked the key of the chip, so the report is not signed".into());
+            let text = "the host masked the key of the chip, so the report is not signed";
+            return Err(Error::Malformed(text.into()));
         }
-        match info >> 2 & 7 {
-            0 => Ok(Signer::Vcek),
-            1 => Ok(Signer::Vlek),
-            7 => Err("the report is not signed".into()),
-            other => Err(format!("the report is signed by the unknown key {other}")),
-        }
+        let unsigned = match info >> 2 & 7 {
+            0 => return Ok(Signer::Vcek),
+            1 => return Ok(Signer::Vlek),
+            7 => "the report is not signed".into(),
+            other => format!("the report is signed by the unknown key {other}"),
+        };
+        Err(Error::Malformed(unsigned))
     }
 
     /// Returns the key that signed a report of this machine.
-    pub fn of_report(report: &[u8]) -> Result<Signer, String> {
+    pub fn of_report(report: &[u8]) -> Result<Signer, Error> {
         let info = report
             .get(SIGNER_INFO)
             .and_then(|info| info.try_into().ok());
-        let info = info.ok_or("the report has no signer info")?;
+        let missing = || Error::Malformed("the report has no signer info".into());
+        let info = info.ok_or_else(missing)?;
         Signer::of(u32::from_le_bytes(info))
     }
 }
@@ -62,33 +65,30 @@ impl fmt::Display for Signer {
 
 /// Returns a report over these bytes, requested at VMPL 0, and the host's certificate table, which
 /// may be empty.
-pub fn report(report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
+pub fn report(report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), Error> {
     let device = Path::new(DEVICE);
     let (report, table) = match !tsm::exists() && device.exists() {
-        false => {
-            let made = tsm::report("sev_guest", report_data, Some(0))?;
-            (made.evidence, made.auxiliary)
-        }
+        false => tsm::report("sev_guest", report_data, Some(0))?,
         true => sev_guest::open(device)
             .and_then(|device| sev_guest::extended_report(&device, report_data, 0))
-            .map_err(|error| format!("{DEVICE}: {error}"))?,
+            .map_err(|error| Error::Unavailable(format!("{DEVICE}: {error}")))?,
     };
     Ok((checked(report, report_data)?, table))
 }
 
 /// Returns the report if it covers these bytes. The check is needed because the kernel does not
 /// report every failed write.
-fn checked(mut report: Vec<u8>, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
+fn checked(mut report: Vec<u8>, report_data: &[u8; 64]) -> Result<Vec<u8>, Error> {
     report.truncate(LEN);
     if report.len() != LEN {
         let len = report.len();
-        return Err(format!(
-            "the kernel returned no report: it has {len} bytes, expected {LEN}"
-        ));
+        let text = format!("the kernel returned no report: it has {len} bytes, expected {LEN}");
+        return Err(Error::Malformed(text));
     }
+    let other = "the kernel returned a report that was made for another caller";
     match report[REPORT_DATA] == *report_data {
         true => Ok(report),
-        false => Err("the kernel returned a report that was made for another caller".into()),
+        false => Err(Error::Malformed(other.into())),
     }
 }
 
@@ -108,8 +108,8 @@ mod tests {
         let longer = [report.clone(), vec![0; 100]].concat();
         assert_eq!(checked(longer, &own).unwrap(), report);
         let error = checked(report.clone(), &[0; 64]).unwrap_err();
-        assert!(error.contains("another caller"), "{error}");
+        assert!(error.to_string().contains("another caller"), "{error}");
         let error = checked(report[1..].to_vec(), &own).unwrap_err();
-        assert!(error.contains("no report"), "{error}");
+        assert!(error.to_string().contains("no report"), "{error}");
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::tsm::{self, Report};
+use crate::{Error, tsm};
 
 /// Maximum size of a quote in bytes: genuine ones have about 5 KiB, and their certificate chain
 /// differs by some hundred bytes.
@@ -22,24 +22,22 @@ pub type Register = [u8; REGISTER_LEN];
 pub const MEASUREMENTS: &str = "/sys/class/misc/tdx_guest/measurements";
 
 /// Returns a quote over these bytes, which the quote contains.
-pub fn quote(report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
-    checked(tsm::report("tdx_guest", report_data, None)?, report_data)
+pub fn quote(report_data: &[u8; 64]) -> Result<Vec<u8>, Error> {
+    let (quote, _) = tsm::report("tdx_guest", report_data, None)?;
+    checked(quote, report_data)
 }
 
-/// Returns the quote in a report, after checking that it covers these bytes: the kernel does not
+/// Returns the quote if it covers these bytes. The check is needed because the kernel does not
 /// report every failed write.
-fn checked(report: Report, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
-    if report.evidence.len() > MAX_QUOTE {
-        let len = report.evidence.len();
-        return Err(format!(
-            "the kernel returned a quote of {len} bytes, expected at most {MAX_QUOTE}"
-        ));
-    }
-    match bound(&report.evidence) {
-        None => Err("the kernel returned no quote of version 4 or 5".into()),
-        Some(bound) if bound == report_data => Ok(report.evidence),
-        Some(_) => Err("the kernel returned a quote that was made for another caller".into()),
-    }
+fn checked(quote: Vec<u8>, report_data: &[u8; 64]) -> Result<Vec<u8>, Error> {
+    let len = quote.len();
+    let wrong = match bound(&quote) {
+        _ if len > MAX_QUOTE => format!("a quote of {len} bytes, expected at most {MAX_QUOTE}"),
+        None => "no quote of version 4 or 5".into(),
+        Some(bound) if bound == report_data => return Ok(quote),
+        Some(_) => "a quote that was made for another caller".into(),
+    };
+    Err(Error::Malformed(format!("the kernel returned {wrong}")))
 }
 
 /// Returns REPORTDATA of a quote. Its body follows 48 bytes in version 4, and 54 in version 5.
@@ -100,15 +98,14 @@ mod tests {
                 own[0] = first;
                 own
             };
-            let report = |evidence: &[u8]| Report {
-                evidence: evidence.to_vec(),
-                auxiliary: vec![],
-            };
-            assert_eq!(checked(report(&evidence), &own(7)).unwrap(), evidence);
-            let error = checked(report(&evidence), &own(8)).unwrap_err();
-            assert!(error.contains("another caller"), "{error}");
-            let error = checked(report(&evidence[..600]), &own(7)).unwrap_err();
-            assert!(error.contains("no quote"), "{error}");
+            assert_eq!(checked(evidence.clone(), &own(7)).unwrap(), evidence);
+            let error = checked(evidence.clone(), &own(8)).unwrap_err();
+            assert!(error.to_string().contains("another caller"), "{error}");
+            let error = checked(evidence[..600].to_vec(), &own(7)).unwrap_err();
+            assert!(error.to_string().contains("no quote"), "{error}");
+            evidence.resize(MAX_QUOTE + 1, 0);
+            let error = checked(evidence, &own(7)).unwrap_err();
+            assert!(error.to_string().contains("expected at most"), "{error}");
         }
     }
 }

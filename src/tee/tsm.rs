@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-use crate::hex;
+use crate::{Error, hex};
 
 /// The folder of requests.
 pub const REPORTS: &str = "/sys/kernel/config/tsm/report";
@@ -25,27 +25,20 @@ const ATTEMPTS: u32 = 5;
 /// than a second.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What the kernel returned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
-    /// The signed evidence: a report of SEV-SNP, or a quote of TDX.
-    pub evidence: Vec<u8>,
-    /// Additional data from the host: the certificate table of SEV-SNP; empty if there is none.
-    pub auxiliary: Vec<u8>,
-}
-
 /// Returns whether this machine's kernel makes such evidence.
 pub fn exists() -> bool {
     Path::new(REPORTS).is_dir()
 }
 
 /// Requests evidence over these bytes from the kernel. `provider` is the expected one: `tdx_guest`
-/// or `sev_guest`; `privilege_level` is the VMPL of SEV-SNP.
+/// or `sev_guest`; `privilege_level` is the VMPL of SEV-SNP. Returns the signed evidence, a report
+/// of SEV-SNP or a quote of TDX, and additional data from the host: the certificate table of
+/// SEV-SNP; empty if there is none.
 pub fn report(
     provider: &str,
     report_data: &[u8; REPORT_DATA_LEN],
     privilege_level: Option<u8>,
-) -> Result<Report, String> {
+) -> Result<(Vec<u8>, Vec<u8>), Error> {
     request(&Kernel, provider, report_data, privilege_level)
 }
 
@@ -86,7 +79,7 @@ fn request(
     provider: &str,
     report_data: &[u8; REPORT_DATA_LEN],
     privilege_level: Option<u8>,
-) -> Result<Report, String> {
+) -> Result<(Vec<u8>, Vec<u8>), Error> {
     let mut last = String::new();
     for attempt in 0..ATTEMPTS {
         if attempt > 0 {
@@ -96,18 +89,12 @@ fn request(
             .and_then(|request| request.run(provider, report_data, privilege_level));
         match report {
             Ok(report) => return Ok(report),
-            Err(Failed::Passing(why)) => last = why,
-            Err(Failed::Lasting(why)) => return Err(why),
+            Err(Error::Busy(why)) => last = why,
+            Err(lasting) => return Err(lasting),
         }
     }
-    Err(format!("{last}, also in the last of {ATTEMPTS} attempts"))
-}
-
-/// Why a request failed.
-enum Failed {
-    /// Another attempt may succeed.
-    Passing(String),
-    Lasting(String),
+    let text = format!("{last}, also in the last of {ATTEMPTS} attempts");
+    Err(Error::Busy(text))
 }
 
 /// A folder that the kernel fills, removed on drop.
@@ -119,24 +106,22 @@ struct Request<'a> {
 impl Request<'_> {
     /// Makes a folder. Its name is random: a killed process leaves its own, and another container
     /// has the same process IDs.
-    fn new(folder: &dyn Folder) -> Result<Request<'_>, Failed> {
+    fn new(folder: &dyn Folder) -> Result<Request<'_>, Error> {
         let mut name = [0; 8];
         let random = SystemRandom::new().fill(&mut name);
-        random.map_err(|_| Failed::Lasting("the kernel has no random numbers".into()))?;
+        random.map_err(|_| Error::Unavailable("the kernel has no random numbers".into()))?;
         let path = Path::new(REPORTS).join(format!("firstlight-{}", hex(&name)));
         match folder.make(&path) {
             Ok(()) => Ok(Request { folder, path }),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                Err(Failed::Passing(format!(
-                    "another request of evidence has the folder {}",
-                    path.display()
-                )))
-            }
-            Err(error) if is_passing(&error) => Err(Failed::Passing(format!(
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(Error::Busy(format!(
+                "another request of evidence has the folder {}",
+                path.display()
+            ))),
+            Err(error) if is_passing(&error) => Err(Error::Busy(format!(
                 "the kernel takes no request of evidence now: {}: {error}",
                 path.display()
             ))),
-            Err(error) => Err(Failed::Lasting(format!(
+            Err(error) => Err(Error::Unavailable(format!(
                 "cannot request evidence of the kernel in {}: {error}; a confidential machine with Linux 6.7 or newer has this folder, and configfs is mounted",
                 path.display()
             ))),
@@ -148,11 +133,11 @@ impl Request<'_> {
         provider: &str,
         report_data: &[u8],
         privilege_level: Option<u8>,
-    ) -> Result<Report, Failed> {
+    ) -> Result<(Vec<u8>, Vec<u8>), Error> {
         let found = self.read("provider")?;
         let found = String::from_utf8_lossy(&found);
         if found.trim() != provider {
-            return Err(Failed::Lasting(format!(
+            return Err(Error::Unavailable(format!(
                 "this machine has the provider {:?} of evidence, expected {provider:?}",
                 found.trim()
             )));
@@ -168,28 +153,25 @@ impl Request<'_> {
         let auxiliary = self.auxiliary()?;
         let now = self.generation()?;
         if now < start + writes {
-            return Err(Failed::Lasting(format!(
+            return Err(Error::Unavailable(format!(
                 "the kernel did not take the request of evidence: {} of {writes} writes counted",
                 now.saturating_sub(start)
             )));
         }
         if now > start + writes {
-            return Err(Failed::Passing(
+            return Err(Error::Busy(
                 "another program changed the request of evidence meanwhile".into(),
             ));
         }
         if evidence.is_empty() {
-            return Err(Failed::Lasting("the kernel returned no evidence".into()));
+            return Err(Error::Malformed("the kernel returned no evidence".into()));
         }
-        Ok(Report {
-            evidence,
-            auxiliary,
-        })
+        Ok((evidence, auxiliary))
     }
 
     /// Returns the additional data from the host. A provider without such data, such as TDX, has no
     /// such file.
-    fn auxiliary(&self) -> Result<Vec<u8>, Failed> {
+    fn auxiliary(&self) -> Result<Vec<u8>, Error> {
         match self.folder.read(&self.path.join("auxblob")) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(vec![]),
             Err(error) => Err(self.failed("auxblob", &error)),
@@ -197,33 +179,33 @@ impl Request<'_> {
         }
     }
 
-    fn generation(&self) -> Result<u64, Failed> {
+    fn generation(&self) -> Result<u64, Error> {
         let text = self.read("generation")?;
         let number = String::from_utf8_lossy(&text).trim().parse();
         number.map_err(|_| {
-            Failed::Lasting("the kernel's generation of evidence is not a number".into())
+            Error::Malformed("the kernel's generation of evidence is not a number".into())
         })
     }
 
-    fn read(&self, name: &str) -> Result<Vec<u8>, Failed> {
+    fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
         let bytes = self.folder.read(&self.path.join(name));
         bytes.map_err(|error| self.failed(name, &error))
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Failed> {
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         let written = self.folder.write(&self.path.join(name), bytes);
         written.map_err(|error| self.failed(name, &error))
     }
 
-    fn failed(&self, name: &str, error: &io::Error) -> Failed {
+    fn failed(&self, name: &str, error: &io::Error) -> Error {
         let file = self.path.join(name);
         let text = format!("evidence of the kernel: {}: {error}", file.display());
         match name {
-            _ if is_passing(error) => Failed::Passing(text),
-            "outblob" => Failed::Lasting(format!(
+            _ if is_passing(error) => Error::Busy(text),
+            "outblob" => Error::Unavailable(format!(
                 "{text}; the host's service that signs evidence does not answer, or the kernel refuses the request"
             )),
-            _ => Failed::Lasting(text),
+            _ => Error::Unavailable(text),
         }
     }
 }
@@ -302,7 +284,7 @@ mod tests {
             }
         }
 
-        fn run(&self) -> Result<Report, String> {
+        fn run(&self) -> Result<(Vec<u8>, Vec<u8>), Error> {
             let report = request(self, "sev_guest", &[7; 64], Some(2));
             assert!(self.requests.borrow().is_empty(), "a folder is left");
             report
@@ -366,12 +348,12 @@ mod tests {
     #[test]
     fn a_report_is_over_the_bytes_and_leaves_no_folder() {
         let folder = Simulated::new("sev_guest");
-        let report = folder.run().unwrap();
-        assert_eq!(report.evidence, [&b"2"[..], &[7; 64]].concat());
-        assert_eq!(report.auxiliary, b"table");
+        let (report, table) = folder.run().unwrap();
+        assert_eq!(report, [&b"2"[..], &[7; 64]].concat());
+        assert_eq!(table, b"table");
         let tdx = Simulated::new("tdx_guest");
-        let report = request(&tdx, "tdx_guest", &[7; 64], None).unwrap();
-        assert_eq!((report.evidence.len(), report.auxiliary.len()), (64, 0));
+        let (quote, nothing) = request(&tdx, "tdx_guest", &[7; 64], None).unwrap();
+        assert_eq!((quote.len(), nothing.len()), (64, 0));
     }
 
     #[test]
@@ -388,7 +370,7 @@ mod tests {
             ("generation", 4),
         ] {
             let folder = Simulated::new("sev_guest").failing(operation, 2, error);
-            assert_eq!(folder.run().unwrap().evidence.len(), 65, "{operation}");
+            assert_eq!(folder.run().unwrap().0.len(), 65, "{operation}");
             let mut made = folder.made.take();
             made.sort();
             made.dedup();
@@ -396,25 +378,21 @@ mod tests {
         }
         let folder = Simulated::new("sev_guest");
         folder.intruders.replace(2);
-        assert_eq!(folder.run().unwrap().evidence[1..], [7; 64]);
+        assert_eq!(folder.run().unwrap().0[1..], [7; 64]);
     }
 
     #[test]
     fn attempts_end() {
         let folder = Simulated::new("sev_guest").failing("outblob", 9, EBUSY);
         let error = folder.run().unwrap_err();
-        assert!(
-            error.contains("outblob: ") && error.ends_with("the last of 5 attempts"),
-            "{error}"
-        );
+        let busy = |why: &str| why.contains("outblob: ") && why.ends_with("the last of 5 attempts");
+        assert!(matches!(&error, Error::Busy(why) if busy(why)), "{error}");
         assert_eq!(folder.made.take().len(), 5);
         let folder = Simulated::new("sev_guest");
         folder.intruders.replace(99);
         let error = folder.run().unwrap_err();
-        assert!(
-            error.contains("another program changed the request"),
-            "{error}"
-        );
+        let busy = |why: &str| why.contains("another program changed the request");
+        assert!(matches!(&error, Error::Busy(why) if busy(why)), "{error}");
     }
 
     #[test]
@@ -435,13 +413,18 @@ mod tests {
             ("inblob", 22, "inblob: "),
         ] {
             let folder = Simulated::new("sev_guest").failing(operation, 1, error);
-            let text = folder.run().unwrap_err();
-            assert!(text.contains(why), "{text}");
+            let error = folder.run().unwrap_err();
+            assert!(
+                matches!(&error, Error::Unavailable(text) if text.contains(why)),
+                "{error}"
+            );
             assert_eq!(folder.made.take().len(), 1);
         }
         let error = Simulated::new("tdx_guest").run().unwrap_err();
         assert!(
-            error.contains(r#"provider "tdx_guest" of evidence, expected "sev_guest""#),
+            error
+                .to_string()
+                .contains(r#"provider "tdx_guest" of evidence, expected "sev_guest""#),
             "{error}"
         );
         let lossy = Simulated {
@@ -450,7 +433,9 @@ mod tests {
         };
         let error = lossy.run().unwrap_err();
         assert!(
-            error.contains("did not take the request of evidence: 1 of 2 writes counted"),
+            error
+                .to_string()
+                .contains("did not take the request of evidence: 1 of 2 writes counted"),
             "{error}"
         );
     }
