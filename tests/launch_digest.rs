@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use image::Error;
 use image::firmware::Firmware;
 use image::snp::{Cpu, Hypervisor, Kernel, Launch, LaunchDigest};
 use support::boot_image;
@@ -153,7 +154,11 @@ fn a_kernel_that_the_firmware_does_not_measure_is_refused() {
         }),
     };
     let error = launch.digest().unwrap_err();
-    assert!(error.contains("does not prove what it boots"), "{error}");
+    let expected = |why: &str| why.contains("does not prove what it boots");
+    assert!(
+        matches!(&error, Error::Unsupported(why) if expected(why)),
+        "{error}"
+    );
 }
 
 #[test]
@@ -176,7 +181,7 @@ fn damaged_firmware_gives_an_error_or_another_digest() {
     };
     let right = digest(&valid).unwrap();
     for bytes in mutations(&valid, 2_000).filter(|bytes| *bytes != valid) {
-        assert_ne!(digest(&bytes), Ok(right));
+        assert_ne!(digest(&bytes).ok(), Some(right));
     }
     for len in 0..valid.len() {
         assert!(digest(&valid[..len]).is_err());

@@ -294,7 +294,7 @@ fn a_profile_of_an_image_is_chosen_and_named_in_the_policy() {
 fn refusal(disk: &Path, chosen: Option<&str>) -> String {
     match Image::disk(std::fs::File::open(disk).unwrap(), chosen, None) {
         Ok(image) => panic!("{}", image.description()),
-        Err(error) => error,
+        Err(error) => error.to_string(),
     }
 }
 

@@ -103,8 +103,9 @@ impl Machines {
     /// Returns the launch digest of a machine for each number of processors.
     pub fn digests(&self, kernel: Option<&HandedOver>) -> Result<Vec<LaunchDigest>, Failure> {
         let path = self.firmware.display();
-        let wrong = |error: String| Failure::failed(format!("{path}: {error}"));
-        let bytes = fs::read(&self.firmware).map_err(|error| wrong(error.to_string()))?;
+        let wrong = |error| Failure::failed(format!("{path}: {error}"));
+        let bytes = fs::read(&self.firmware);
+        let bytes = bytes.map_err(|error| Failure::failed(format!("{path}: {error}")))?;
         let firmware = Firmware::parse(&bytes).map_err(wrong)?;
         let digest = |processors: &u32| {
             let launch = Launch {

@@ -3,6 +3,7 @@
 use std::io::{Read, Seek};
 
 use super::digest::Digest;
+use super::error::Error;
 use super::fat::Fat;
 use super::gpt::Gpt;
 use super::pe::Pe;
@@ -50,13 +51,12 @@ impl Disk {
         mut disk: impl Read + Seek,
         chosen: Option<&str>,
         profile: Option<&str>,
-    ) -> Result<Disk, String> {
+    ) -> Result<Disk, Error> {
         let table = Gpt::read(&mut disk)?;
         let (start, _) = table.esp()?;
-        let mut esp =
-            Fat::open(disk, start).map_err(|error| format!("EFI system partition: {error}"))?;
-        find(&mut esp, chosen, profile, table.event())
-            .map_err(|error| format!("EFI system partition: {error}"))
+        let found = Fat::open(disk, start)
+            .and_then(|mut esp| find(&mut esp, chosen, profile, table.event()));
+        found.map_err(|error| error.within("EFI system partition"))
     }
 }
 
@@ -65,7 +65,7 @@ fn find<D: Read + Seek>(
     chosen: Option<&str>,
     profile: Option<&str>,
     partition_table: Digest,
-) -> Result<Disk, String> {
+) -> Result<Disk, Error> {
     let mut default = None;
     for path in DEFAULT {
         if let Some(bytes) = esp.read(path)? {
@@ -75,7 +75,7 @@ fn find<D: Read + Seek>(
     }
     let manager = match &default {
         Some((path, bytes)) => {
-            let pe = Pe::parse(bytes).map_err(|error| format!("{path}: {error}"))?;
+            let pe = Pe::parse(bytes).map_err(|error| error.within(path))?;
             match systemd_program(&pe) {
                 Some((name, version)) if name == "systemd-boot" => {
                     let measures = |since| major(&version).is_some_and(|major| major >= since);
@@ -83,9 +83,7 @@ fn find<D: Read + Seek>(
                         true => esp.read("loader/loader.conf")?,
                         false => None,
                     };
-                    let image = pe
-                        .authenticode()
-                        .map_err(|error| format!("{path}: {error}"))?;
+                    let image = pe.authenticode().map_err(|error| error.within(path))?;
                     Some(BootManager {
                         image,
                         configuration: configuration.map(|text| Digest::of(&[&text])),
@@ -95,10 +93,10 @@ fn find<D: Read + Seek>(
                 Some((name, _)) if name == "systemd-stub" => None,
                 _ if chosen.is_some() => None,
                 _ => {
-                    return Err(format!(
+                    return Err(Error::Unsupported(format!(
                         "{path} is neither a unified kernel image nor systemd-boot. Behind shim and GRUB, PCR 8 and 9 depend on \
                          each command that GRUB runs on the machine: measure a booted machine, and pin PCR 4, 7 and 14"
-                    ));
+                    )));
                 }
             }
         }
@@ -109,21 +107,21 @@ fn find<D: Read + Seek>(
         (None, None, Some((path, _))) => (*path).to_owned(),
         (None, Some(_), _) => only_image(esp)?,
         (None, None, None) => {
-            return Err(format!(
+            return Err(Error::NotFound(format!(
                 "there is no {}; name the image that the firmware's boot option starts (--uki)",
                 DEFAULT[0]
-            ));
+            )));
         }
     };
     let bytes = match default.filter(|(default, _)| default.eq_ignore_ascii_case(&path)) {
         Some((_, bytes)) => bytes,
         None => esp
             .read(&path)?
-            .ok_or_else(|| format!("there is no {path}"))?,
+            .ok_or_else(|| Error::NotFound(format!("there is no {path}")))?,
     };
     let surroundings = surroundings(esp, &path)?;
-    let uki = Uki::parse(&bytes, Some(&surroundings), profile)
-        .map_err(|error| format!("{path}: {error}"))?;
+    let uki =
+        Uki::parse(&bytes, Some(&surroundings), profile).map_err(|error| error.within(&path))?;
     Ok(Disk {
         partition_table,
         boot_manager: manager,
@@ -133,28 +131,31 @@ fn find<D: Read + Seek>(
 }
 
 /// Returns the path of the image that systemd-boot finds; there must be only one.
-fn only_image<D: Read + Seek>(esp: &mut Fat<D>) -> Result<String, String> {
+fn only_image<D: Read + Seek>(esp: &mut Fat<D>) -> Result<String, Error> {
     let names = names(esp, IMAGES, &[".efi"])?;
     let entries = names_of(esp, ENTRIES, &[".conf"])?;
     match (&names[..], entries.first()) {
         ([only], None) => Ok(only.clone()),
-        ([], None) => Err(format!("systemd-boot finds no image in {IMAGES}")),
-        ([], Some(entry)) => Err(format!(
+        ([], None) => {
+            let text = format!("systemd-boot finds no image in {IMAGES}");
+            Err(Error::NotFound(text))
+        }
+        ([], Some(entry)) => Err(Error::Unsupported(format!(
             "systemd-boot starts {ENTRIES}/{entry}: expected a unified kernel image in {IMAGES}"
-        )),
-        (several, _) => Err(format!(
+        ))),
+        (several, _) => Err(Error::Ambiguous(format!(
             "systemd-boot chooses between {}{}: name the one that boots (--uki)",
             several.join(", "),
             entries
                 .iter()
                 .map(|entry| format!(", {ENTRIES}/{entry}"))
                 .collect::<String>()
-        )),
+        ))),
     }
 }
 
 /// Returns the other files on the partition that change the registers of the image at this path.
-fn surroundings<D: Read + Seek>(esp: &mut Fat<D>, path: &str) -> Result<Surroundings, String> {
+fn surroundings<D: Read + Seek>(esp: &mut Fat<D>, path: &str) -> Result<Surroundings, Error> {
     let mut sidecars = Vec::new();
     let folders = [
         (format!("{path}.extra.d"), &[".efi", ".cred", ".raw"][..]),
@@ -178,7 +179,7 @@ fn names<D: Read + Seek>(
     esp: &mut Fat<D>,
     folder: &str,
     endings: &[&str],
-) -> Result<Vec<String>, String> {
+) -> Result<Vec<String>, Error> {
     let names = names_of(esp, folder, endings)?;
     Ok(names
         .into_iter()
@@ -190,7 +191,7 @@ fn names_of<D: Read + Seek>(
     esp: &mut Fat<D>,
     folder: &str,
     endings: &[&str],
-) -> Result<Vec<String>, String> {
+) -> Result<Vec<String>, Error> {
     let mut names: Vec<String> = esp
         .list(folder)?
         .unwrap_or_default()

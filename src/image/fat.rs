@@ -7,6 +7,7 @@
 use std::io::{Read, Seek, SeekFrom};
 
 use super::bytes::{u16_at, u32_at};
+use super::error::Error;
 use super::gpt::read_at;
 
 /// Size in bytes of a directory entry.
@@ -80,11 +81,11 @@ pub struct Entry {
 
 impl<D: Read + Seek> Fat<D> {
     /// Reads the boot sector of the file system that starts at this offset in bytes.
-    pub fn open(mut disk: D, start: u64) -> Result<Fat<D>, String> {
+    pub fn open(mut disk: D, start: u64) -> Result<Fat<D>, Error> {
         let mut sector = [0; 512];
         read_at(&mut disk, start, &mut sector)
-            .map_err(|error| format!("cannot read the boot sector: {error}"))?;
-        let wrong = |what: &str| Err(format!("no FAT file system: {what}"));
+            .map_err(|error| Error::Read("cannot read the boot sector".into(), error))?;
+        let wrong = |what: &str| Err(Error::Malformed(format!("no FAT file system: {what}")));
         if sector[510..] != [0x55, 0xaa] {
             return wrong("the boot sector lacks its signature");
         }
@@ -110,16 +111,16 @@ impl<D: Read + Seek> Fat<D> {
         // zero in this field means FAT32; firmware then refuses a number of clusters that is too
         // small for FAT32
         if half(22) == 0 && clusters < FAT16_CLUSTERS {
-            return Err(format!(
+            return Err(Error::Unsupported(format!(
                 "it is FAT32 with {clusters} clusters, but FAT32 has at least {FAT16_CLUSTERS}: firmware does not read it. Make the \
                  partition larger (systemd-repart: SizeMinBytes=), or its clusters smaller (mkfs.vfat -s 1)"
-            ));
+            )));
         }
         if half(22) != 0 && clusters >= FAT16_CLUSTERS {
-            return Err(format!(
+            return Err(Error::Unsupported(format!(
                 "it is FAT12 or FAT16 with {clusters} clusters, but FAT16 has fewer than {FAT16_CLUSTERS}: firmware does not read it. \
                  Make FAT32 of it (mkfs.vfat -F 32)"
-            ));
+            )));
         }
         let bits = match clusters {
             count if count < FAT12_CLUSTERS => Bits::Fat12,
@@ -129,7 +130,8 @@ impl<D: Read + Seek> Fat<D> {
         let at = |sector: u64| start.saturating_add(sector * sector_size);
         let cluster_size = per_cluster * sector_size;
         let end = disk.seek(SeekFrom::End(0));
-        let end = end.map_err(|error| format!("cannot find the end of the disk: {error}"))?;
+        let end =
+            end.map_err(|error| Error::Read("cannot find the end of the disk".into(), error))?;
         Ok(Fat {
             disk,
             bits,
@@ -148,7 +150,7 @@ impl<D: Read + Seek> Fat<D> {
 
     /// Returns the entries of a directory; the path has slashes between the names; `None` if there
     /// is no such directory. Case is ignored.
-    pub fn list(&mut self, path: &str) -> Result<Option<Vec<Entry>>, String> {
+    pub fn list(&mut self, path: &str) -> Result<Option<Vec<Entry>>, Error> {
         let mut entries = self.directory(self.root)?;
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let found = entries.into_iter().find(|entry| entry.is_called(name));
@@ -163,24 +165,24 @@ impl<D: Read + Seek> Fat<D> {
     }
 
     /// Returns the file or directory with this path; `None` if there is none.
-    pub fn find(&mut self, path: &str) -> Result<Option<Entry>, String> {
+    pub fn find(&mut self, path: &str) -> Result<Option<Entry>, Error> {
         let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
         let entries = self.list(directory)?.unwrap_or_default();
         Ok(entries.into_iter().find(|entry| entry.is_called(name)))
     }
 
     /// Returns the bytes of a file; `None` if there is none with this path.
-    pub fn read(&mut self, path: &str) -> Result<Option<Vec<u8>>, String> {
+    pub fn read(&mut self, path: &str) -> Result<Option<Vec<u8>>, Error> {
         match self.find(path)?.filter(|entry| !entry.is_directory) {
             Some(file) if file.size == 0 => Ok(Some(Vec::new())),
             Some(file) => {
                 let bytes = self.bytes(Chain::Clusters(file.first_cluster), file.size)?;
                 if (bytes.len() as u64) < file.size {
-                    return Err(format!(
+                    return Err(Error::Malformed(format!(
                         "{path} has {} bytes, but its clusters have {}",
                         file.size,
                         bytes.len()
-                    ));
+                    )));
                 }
                 Ok(Some(bytes))
             }
@@ -188,7 +190,7 @@ impl<D: Read + Seek> Fat<D> {
         }
     }
 
-    fn directory(&mut self, chain: Chain) -> Result<Vec<Entry>, String> {
+    fn directory(&mut self, chain: Chain) -> Result<Vec<Entry>, Error> {
         let bytes = self.bytes(chain, MAX_DIRECTORY)?;
         let mut entries = Vec::new();
         // the parts of a long name precede the entry, the last part first
@@ -216,7 +218,7 @@ impl<D: Read + Seek> Fat<D> {
     }
 
     /// Returns the bytes of a chain, at most `limit`.
-    fn bytes(&mut self, chain: Chain, limit: u64) -> Result<Vec<u8>, String> {
+    fn bytes(&mut self, chain: Chain, limit: u64) -> Result<Vec<u8>, Error> {
         let mut cluster = match chain {
             Chain::Fixed(offset, size) => return self.part(offset, size.min(limit)),
             Chain::Clusters(first) => first,
@@ -225,17 +227,17 @@ impl<D: Read + Seek> Fat<D> {
         // if the chain is longer than the disk, it contains a cycle
         for _ in 0..self.clusters_on_disk.min(self.clusters) {
             if !(2..self.clusters + 2).contains(&cluster) {
-                return Err(format!(
+                return Err(Error::Malformed(format!(
                     "a file has the cluster {cluster}, which does not exist"
-                ));
+                )));
             }
             let offset = self.data.saturating_add((cluster - 2) * self.cluster_size);
             let wanted = self.cluster_size.min(limit - bytes.len() as u64);
             let mut part = self.part(offset, wanted)?;
             if (part.len() as u64) < wanted {
-                return Err(format!(
+                return Err(Error::Malformed(format!(
                     "the cluster {cluster} lies behind the end of the disk"
-                ));
+                )));
             }
             bytes.append(&mut part);
             match self.next(cluster)? {
@@ -243,11 +245,12 @@ impl<D: Read + Seek> Fat<D> {
                 _ => return Ok(bytes),
             }
         }
-        Err("the clusters of a file form a cycle".into())
+        let text = "the clusters of a file form a cycle";
+        Err(Error::Malformed(text.into()))
     }
 
     /// Returns the cluster after this one; `None` after the last.
-    fn next(&mut self, cluster: u64) -> Result<Option<u64>, String> {
+    fn next(&mut self, cluster: u64) -> Result<Option<u64>, Error> {
         let (value, end) = match self.bits {
             Bits::Fat12 => {
                 let low = u64::from(self.table_byte(cluster + cluster / 2)?);
@@ -269,13 +272,13 @@ impl<D: Read + Seek> Fat<D> {
         Ok((value < end).then_some(value))
     }
 
-    fn table_number(&mut self, offset: u64, size: u64) -> Result<u64, String> {
+    fn table_number(&mut self, offset: u64, size: u64) -> Result<u64, Error> {
         (0..size).try_fold(0, |number, at| {
             Ok(number | u64::from(self.table_byte(offset + at)?) << (8 * at))
         })
     }
 
-    fn table_byte(&mut self, offset: u64) -> Result<u8, String> {
+    fn table_byte(&mut self, offset: u64) -> Result<u8, Error> {
         let within = offset % BLOCK;
         if self.block.1.is_empty() || self.block.0 != offset - within {
             let start = self.table.saturating_add(offset - within);
@@ -283,16 +286,16 @@ impl<D: Read + Seek> Fat<D> {
         }
         let byte = self.block.1.get(within as usize);
         byte.copied()
-            .ok_or_else(|| "the file allocation table is cut off".to_owned())
+            .ok_or_else(|| Error::Malformed("the file allocation table is cut off".into()))
     }
 
     /// Returns the bytes of the disk from this offset; fewer at its end.
-    fn part(&mut self, offset: u64, size: u64) -> Result<Vec<u8>, String> {
+    fn part(&mut self, offset: u64, size: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         self.disk
             .seek(SeekFrom::Start(offset))
             .and_then(|_| (&mut self.disk).take(size).read_to_end(&mut bytes))
-            .map_err(|error| format!("cannot read the disk: {error}"))?;
+            .map_err(|error| Error::Read("cannot read the disk".into(), error))?;
         Ok(bytes)
     }
 }

@@ -3,6 +3,7 @@
 //! OvmfPkg/ResetVector/Ia16/ResetVectorVtf0.asm).
 
 use super::bytes::{u16_at, u32_at, u64_at};
+use super::error::Error;
 
 /// Maximum size of a file in bytes. OVMF has 4 MiB at most.
 const MAX_FILE: usize = 64 << 20;
@@ -83,11 +84,15 @@ pub enum SectionKind {
 
 impl<'a> Firmware<'a> {
     /// Reads the file of a firmware.
-    pub fn parse(bytes: &'a [u8]) -> Result<Firmware<'a>, String> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Firmware<'a>, Error> {
         if bytes.len() > MAX_FILE {
-            return Err(format!("the firmware has more than {MAX_FILE} bytes"));
+            let text = format!("the firmware has more than {MAX_FILE} bytes");
+            return Err(Error::Foreign(text));
         }
-        let no_table = || "the firmware has no table of GUIDs at its end, as OVMF has".to_owned();
+        let no_table = || {
+            let text = "the firmware has no table of GUIDs at its end, as OVMF has";
+            Error::Foreign(text.into())
+        };
         let end = bytes.len().checked_sub(BEHIND_TABLE).ok_or_else(no_table)?;
         let (footer, size) = last_entry(&bytes[..end]).ok_or_else(no_table)?;
         if footer != FOOTER {
@@ -97,7 +102,8 @@ impl<'a> Firmware<'a> {
         let mut table = &bytes[start..end - ENTRY_HEADER];
         let mut entries = vec![];
         while !table.is_empty() {
-            let damaged = || "the table of GUIDs of the firmware is damaged".to_owned();
+            let damaged =
+                || Error::Malformed("the table of GUIDs of the firmware is damaged".into());
             let (guid, size) = last_entry(table).ok_or_else(damaged)?;
             let start = table.len().checked_sub(size).ok_or_else(damaged)?;
             entries.push((guid, &table[start..table.len() - ENTRY_HEADER]));
@@ -118,9 +124,10 @@ impl<'a> Firmware<'a> {
     }
 
     /// Returns the sections for SEV in the order of the file.
-    pub fn sev_sections(&self) -> Result<Vec<Section>, String> {
+    pub fn sev_sections(&self) -> Result<Vec<Section>, Error> {
         let Some(entry) = self.entry(&SEV_METADATA) else {
-            return Err("the firmware is not built for SEV-SNP: it has no metadata for it".into());
+            let text = "the firmware is not built for SEV-SNP: it has no metadata for it";
+            return Err(Error::Unsupported(text.into()));
         };
         let read = || {
             let from_end = u32_at(entry, 0)?.try_into().ok()?;
@@ -136,16 +143,17 @@ impl<'a> Firmware<'a> {
             let len: u64 = sections.iter().map(|section| u64::from(section.len)).sum();
             (len <= MAX_SECTIONS).then_some(sections)
         };
-        read().ok_or_else(|| "the firmware's metadata for SEV is damaged or too new".into())
+        let damaged = "the firmware's metadata for SEV is damaged or too new";
+        read().ok_or_else(|| Error::Malformed(damaged.into()))
     }
 
     /// Returns the sections for TDX that are in the machine's memory when it starts, in the order
     /// of the file.
-    pub fn tdx_sections(&self) -> Result<Vec<TdxSection<'a>>, String> {
+    pub fn tdx_sections(&self) -> Result<Vec<TdxSection<'a>>, Error> {
         let Some(entry) = self.entry(&TDX_METADATA) else {
-            return Err("the firmware is not built for TDX: it has no metadata for it".into());
+            let text = "the firmware is not built for TDX: it has no metadata for it";
+            return Err(Error::Unsupported(text.into()));
         };
-        let damaged = || "the firmware's metadata for TDX is damaged or too new".to_owned();
         let descriptions = || {
             let from_end = u32_at(entry, 0)?.try_into().ok()?;
             let metadata = &self.bytes[self.bytes.len().checked_sub(from_end)?..];
@@ -159,7 +167,7 @@ impl<'a> Firmware<'a> {
         let mut sections = vec![];
         let mut all = 0_u64;
         for description in descriptions()
-            .ok_or_else(damaged)?
+            .ok_or_else(damaged_tdx)?
             .chunks_exact(TDX_SECTION)
         {
             if let Some(section) = self.tdx_section(description)? {
@@ -169,12 +177,12 @@ impl<'a> Firmware<'a> {
         }
         match all <= MAX_SECTIONS {
             true => Ok(sections),
-            false => Err(damaged()),
+            false => Err(damaged_tdx()),
         }
     }
 
     /// Returns a section; `None` if the machine accepts its memory itself.
-    fn tdx_section(&self, description: &[u8]) -> Result<Option<TdxSection<'a>>, String> {
+    fn tdx_section(&self, description: &[u8]) -> Result<Option<TdxSection<'a>>, Error> {
         let read = || {
             let number = |at| usize::try_from(u32_at(description, at)?).ok();
             let (start, len) = (number(0)?, number(4)?);
@@ -187,25 +195,25 @@ impl<'a> Firmware<'a> {
             let is_fitting = len as u64 <= section.len;
             is_fitting.then_some((section, u32_at(description, 24)?, u32_at(description, 28)?))
         };
-        let damaged = "the firmware's metadata for TDX is damaged or too new";
-        let (section, kind, attributes) = read().ok_or(damaged)?;
+        let (section, kind, attributes) = read().ok_or_else(damaged_tdx)?;
         let is_whole = |number: u64| number.is_multiple_of(4096);
         if !is_whole(section.address)
             || !is_whole(section.len)
             || section.address.checked_add(section.len).is_none()
         {
-            return Err("a section of the firmware for TDX does not consist of whole pages".into());
+            let text = "a section of the firmware for TDX does not consist of whole pages";
+            return Err(Error::Malformed(text.into()));
         }
         match (kind, attributes) {
             // code, variables, the list of memory, stack and heap
             (0..=3, 0 | 1) => Ok(Some(section)),
             // memory that the firmware accepts when it starts
             (0..=4, 2) => Ok(None),
-            (5 | 6, _) => Err(
-                "the host puts a kernel into the firmware's memory, so MRTD is not that of the firmware alone"
-                    .into(),
-            ),
-            _ => Err(damaged.into()),
+            (5 | 6, _) => {
+                let text = "the host puts a kernel into the firmware's memory, so MRTD is not that of the firmware alone";
+                Err(Error::Unsupported(text.into()))
+            }
+            _ => Err(damaged_tdx()),
         }
     }
 
@@ -218,6 +226,10 @@ impl<'a> Firmware<'a> {
     pub fn sev_es_reset(&self) -> Option<u32> {
         u32_at(self.entry(&SEV_ES_RESET_BLOCK)?, 0)
     }
+}
+
+fn damaged_tdx() -> Error {
+    Error::Malformed("the firmware's metadata for TDX is damaged or too new".into())
 }
 
 /// Returns the GUID and the total size of the entry that ends at the end of these bytes.

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use super::bytes::{u32_at, u64_at};
 use super::digest::{Digest, Hasher};
+use super::error::Error;
 
 /// Sector sizes of disks. An image has no field for it: the header is in the second sector.
 const SECTOR_SIZES: [u64; 2] = [512, 4096];
@@ -29,35 +30,39 @@ pub struct Gpt {
 
 impl Gpt {
     /// Reads the primary table of a disk image.
-    pub fn read(disk: &mut (impl Read + Seek)) -> Result<Gpt, String> {
+    pub fn read(disk: &mut (impl Read + Seek)) -> Result<Gpt, Error> {
         for sector_size in SECTOR_SIZES {
             let mut header = [0; HEADER];
             if read_at(disk, sector_size, &mut header).is_ok() && header.starts_with(b"EFI PART") {
                 return Gpt::with_header(disk, sector_size, header);
             }
         }
-        Err("not a raw disk image: there is no GUID partition table; `qemu-img convert -O raw` makes one of other formats".into())
+        let text = "not a raw disk image: there is no GUID partition table; `qemu-img convert -O raw` makes one of other formats";
+        Err(Error::Foreign(text.into()))
     }
 
     fn with_header(
         disk: &mut (impl Read + Seek),
         sector_size: u64,
         header: [u8; HEADER],
-    ) -> Result<Gpt, String> {
+    ) -> Result<Gpt, Error> {
         let field = |at| u32_at(&header, at).unwrap_or_default();
         let (start, count, size) = (u64_at(&header, 72), field(80), field(84));
         if size as usize != ENTRY || count > MAX_ENTRIES {
-            return Err(format!(
+            return Err(Error::Malformed(format!(
                 "partition table: {count} entries of {size} bytes; expected at most {MAX_ENTRIES} of {ENTRY}"
-            ));
+            )));
         }
         let start = start.unwrap_or_default().checked_mul(sector_size);
-        let start = start.ok_or("partition table: its entries lie outside the disk")?;
+        let outside = "partition table: its entries lie outside the disk";
+        let start = start.ok_or_else(|| Error::Malformed(outside.into()))?;
         let mut entries = Vec::new();
         for index in 0..u64::from(count) {
             let mut entry = [0; ENTRY];
-            read_at(disk, start.saturating_add(index * ENTRY as u64), &mut entry)
-                .map_err(|error| format!("partition table: cannot read entry {index}: {error}"))?;
+            let at = start.saturating_add(index * ENTRY as u64);
+            read_at(disk, at, &mut entry).map_err(|error| {
+                Error::Read(format!("partition table: cannot read entry {index}"), error)
+            })?;
             if entry[..16] != [0; 16] {
                 entries.push(entry);
             }
@@ -70,13 +75,15 @@ impl Gpt {
     }
 
     /// Returns the offset and the size in bytes of the EFI system partition.
-    pub fn esp(&self) -> Result<(u64, u64), String> {
+    pub fn esp(&self) -> Result<(u64, u64), Error> {
         let mut found = self.entries.iter().filter(|entry| entry[..16] == ESP);
         let (first, another) = (found.next(), found.next());
         if another.is_some() {
-            return Err("the disk has two EFI system partitions".into());
+            let text = "the disk has two EFI system partitions";
+            return Err(Error::Ambiguous(text.into()));
         }
-        let entry = first.ok_or("the disk has no EFI system partition")?;
+        let none = "the disk has no EFI system partition";
+        let entry = first.ok_or_else(|| Error::NotFound(none.into()))?;
         let field = |at| u64_at(entry, at).unwrap_or_default();
         let (start, last) = (field(32), field(40));
         let size = last
@@ -87,9 +94,9 @@ impl Gpt {
             .zip(bytes(start))
             .map(|(size, start)| (start, size))
             .ok_or_else(|| {
-                format!(
+                Error::Malformed(format!(
                     "the EFI system partition goes from sector {start} to {last}, outside any disk"
-                )
+                ))
             })
     }
 

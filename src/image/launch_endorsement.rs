@@ -5,6 +5,7 @@
 //! if Google's root certifies its signer.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use booted_base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
@@ -14,8 +15,9 @@ use roots::chain;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, SignatureVerificationAlgorithm, UnixTime};
 use webpki::ring::RSA_PSS_2048_8192_SHA256_LEGACY_KEY;
-use webpki::{EndEntityCert, Error, KeyUsage};
+use webpki::{EndEntityCert, KeyUsage};
 
+use super::error::Error;
 use super::snp::LaunchDigest;
 
 /// Maximum size of a file in bytes. Genuine ones have 5 KiB.
@@ -156,15 +158,13 @@ pub struct Tdx {
 
 impl LaunchEndorsement {
     /// Reads the file of an endorsement.
-    pub fn parse(file: &[u8]) -> Result<LaunchEndorsement, String> {
-        let wrong = |what| format!("it is not a launch endorsement of Google: {what}");
+    pub fn parse(file: &[u8]) -> Result<LaunchEndorsement, Error> {
         if file.len() > MAX_FILE {
-            return Err(wrong(format!("it has more than {MAX_FILE} bytes")));
+            return Err(foreign(format!("it has more than {MAX_FILE} bytes")));
         }
-        let outer = File::decode(file).map_err(|error| wrong(error.to_string()))?;
-        let message =
-            GoldenMessage::decode(&outer.golden[..]).map_err(|error| wrong(error.to_string()))?;
-        let golden = golden(&message).map_err(wrong)?;
+        let outer = File::decode(file).map_err(foreign)?;
+        let message = GoldenMessage::decode(&outer.golden[..]).map_err(foreign)?;
+        let golden = golden(&message)?;
         Ok(LaunchEndorsement {
             signed: outer.golden,
             signature: outer.signature,
@@ -175,16 +175,18 @@ impl LaunchEndorsement {
 
     /// Returns the content if this root certifies the signer at this time, and the signer signed
     /// it.
-    pub fn verify(&self, root: &Root, now: SystemTime) -> Result<&Golden, String> {
+    pub fn verify(&self, root: &Root, now: SystemTime) -> Result<&Golden, Error> {
         root.verify(now)?;
-        let wrong = |why: String| format!("the certificate of the endorsement's signer {why}");
+        let wrong = |why: String| {
+            Error::Untrusted(format!("the certificate of the endorsement's signer {why}"))
+        };
         let fields =
             Certificate::parse(&self.certificate).map_err(|_| wrong("cannot be read".into()))?;
         let leaf = CertificateDer::from(&self.certificate[..]);
         let leaf = EndEntityCert::try_from(&leaf)
             .map_err(|error| wrong(format!("is refused: {}", chain::in_words(&error))))?;
         let anchor = webpki::anchor_from_trusted_cert(&root.0)
-            .map_err(|error| format!("the root cannot be read: {}", chain::in_words(&error)))?;
+            .map_err(|error| untrusted(&format!("cannot be read: {}", chain::in_words(&error))))?;
         leaf.verify_for_usage(
             &[SIGNATURE],
             &[anchor],
@@ -201,7 +203,8 @@ impl LaunchEndorsement {
         }
         leaf.verify_signature(SIGNATURE, &self.signed, &self.signature)
             .map_err(|_| {
-                "the signature of the endorsement is wrong: it is altered, or damaged: fetch it again"
+                let text = "the signature of the endorsement is wrong: it is altered, or damaged: fetch it again";
+                Error::Untrusted(text.into())
             })?;
         Ok(&self.golden)
     }
@@ -213,19 +216,19 @@ pub struct Root(CertificateDer<'static>);
 
 impl Root {
     /// Reads a file with one certificate, DER or PEM.
-    pub fn parse(file: &[u8]) -> Result<Root, String> {
-        const EXPECTED: &str = "expected one certificate, DER or PEM";
+    pub fn parse(file: &[u8]) -> Result<Root, Error> {
+        let other = || Error::Foreign("expected one certificate, DER or PEM".into());
         let der = match file.trim_ascii_start().starts_with(PEM) {
             true => {
                 let mut all = CertificateDer::pem_slice_iter(file);
                 match (all.next(), all.next()) {
                     (Some(Ok(one)), None) => one,
-                    _ => return Err(EXPECTED.into()),
+                    _ => return Err(other()),
                 }
             }
             false => CertificateDer::from(file.to_vec()),
         };
-        Certificate::parse(&der).map_err(|_| EXPECTED)?;
+        Certificate::parse(&der).map_err(|_| other())?;
         Ok(Root(der))
     }
 
@@ -237,37 +240,40 @@ impl Root {
     }
 
     /// Fails unless it is a CA, and valid at this time: the library does not check roots.
-    fn verify(&self, now: SystemTime) -> Result<(), String> {
+    fn verify(&self, now: SystemTime) -> Result<(), Error> {
         let validity = Certificate::parse(&self.0).and_then(|fields| fields.validity());
-        let (from, until) = validity.map_err(|_| "the root cannot be read")?;
+        let (from, until) = validity.map_err(|_| untrusted("cannot be read"))?;
         let now = since_epoch(now).as_secs();
         if now < from {
-            return Err("the root is not valid yet: is the clock of this machine right?".into());
+            return Err(untrusted(
+                "is not valid yet: is the clock of this machine right?",
+            ));
         }
         if now > until {
-            return Err(
-                "the root has expired: take the one that Google publishes now, and an endorsement that leads to it"
-                    .into(),
-            );
+            return Err(untrusted(
+                "has expired: take the one that Google publishes now, and an endorsement that leads to it",
+            ));
         }
         match may_certify(&self.0) {
             true => Ok(()),
-            false => Err("the root is not the certificate of an authority (key usage)".into()),
+            false => Err(untrusted(
+                "is not the certificate of an authority (key usage)",
+            )),
         }
     }
 }
 
 impl Golden {
     /// Fails unless this is the endorsed firmware.
-    pub fn check_firmware(&self, file: &[u8]) -> Result<(), String> {
+    pub fn check_firmware(&self, file: &[u8]) -> Result<(), Error> {
         let found = digest(&SHA384, file);
         match found.as_ref() == self.firmware {
             true => Ok(()),
-            false => Err(format!(
+            false => Err(Error::Untrusted(format!(
                 "it is not the endorsed firmware: its SHA-384 is {}, expected {}",
                 hex(found.as_ref()),
                 hex(&self.firmware)
-            )),
+            ))),
         }
     }
 
@@ -314,9 +320,9 @@ impl Golden {
 impl Snp {
     /// Returns the launch digests of machines with these numbers of processors; if none is given,
     /// all endorsed ones.
-    pub fn digests(&self, processors: &[u32]) -> Result<Vec<LaunchDigest>, String> {
+    pub fn digests(&self, processors: &[u32]) -> Result<Vec<LaunchDigest>, Error> {
         if self.measurements.is_empty() {
-            return Err("Google endorses no launch digest of SEV-SNP".into());
+            return Err(not_endorsed("launch digest of SEV-SNP"));
         }
         if processors.is_empty() {
             return Ok(self.measurements.values().copied().collect());
@@ -324,10 +330,10 @@ impl Snp {
         let one = |count: &u32| {
             self.measurements.get(count).copied().ok_or_else(|| {
                 let known: Vec<_> = self.measurements.keys().map(u32::to_string).collect();
-                format!(
-                    "Google endorses no machine with {count} processors, but with {}",
-                    known.join(",")
-                )
+                let known = known.join(",");
+                not_endorsed(&format!(
+                    "machine with {count} processors, but with {known}"
+                ))
             })
         };
         processors.iter().map(one).collect()
@@ -336,7 +342,7 @@ impl Snp {
 
 impl Tdx {
     /// Returns each MRTD of machines with this memory in MiB; if none is given, all endorsed ones.
-    pub fn mrtds(&self, memory: Option<u64>) -> Result<Vec<[u8; 48]>, String> {
+    pub fn mrtds(&self, memory: Option<u64>) -> Result<Vec<[u8; 48]>, Error> {
         let fits = |gib: u32| gib == 0 || memory.is_none_or(|mib| mib == u64::from(gib) << 10);
         let fitting = self.measurements.iter().filter(|(gib, _)| fits(*gib));
         let mut found = vec![];
@@ -347,14 +353,14 @@ impl Tdx {
         }
         match (found.is_empty(), memory) {
             (false, _) => Ok(found),
-            (true, Some(mib)) => Err(format!("Google endorses no machine with {mib} MiB")),
-            (true, None) => Err("Google endorses no MRTD of TDX".into()),
+            (true, Some(mib)) => Err(not_endorsed(&format!("machine with {mib} MiB"))),
+            (true, None) => Err(not_endorsed("MRTD of TDX")),
         }
     }
 }
 
-/// Returns the content of a message. The error is a clause.
-fn golden(message: &GoldenMessage) -> Result<Golden, String> {
+/// Returns the content of a message.
+fn golden(message: &GoldenMessage) -> Result<Golden, Error> {
     let seconds = message.timestamp.as_ref().map(|time| time.seconds);
     let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
     let seconds = seconds.filter(|seconds| *seconds <= LAST_SECOND);
@@ -362,9 +368,9 @@ fn golden(message: &GoldenMessage) -> Result<Golden, String> {
         let measurements = snp.measurements.iter();
         let measurements =
             measurements.map(|(count, value)| Ok((*count, measurement(value, "MEASUREMENT")?)));
-        Ok::<_, String>(Snp {
+        Ok::<_, Error>(Snp {
             svn: snp.svn,
-            measurements: measurements.collect::<Result<_, String>>()?,
+            measurements: measurements.collect::<Result<_, Error>>()?,
             policy: snp.policy,
             has_svsm: !snp.svsm_measurement.is_empty(),
         })
@@ -373,15 +379,16 @@ fn golden(message: &GoldenMessage) -> Result<Golden, String> {
         let measurements = tdx.measurements.iter();
         let measurements =
             measurements.map(|one| Ok((one.ram_gib, measurement(&one.mrtd, "MRTD")?)));
-        Ok::<_, String>(Tdx {
+        Ok::<_, Error>(Tdx {
             svn: tdx.svn,
-            measurements: measurements.collect::<Result<_, String>>()?,
+            measurements: measurements.collect::<Result<_, Error>>()?,
         })
     });
     let signer = Certificate::parse(&message.cert).ok();
     let signer = signer.and_then(|certificate| certificate.common_name());
     Ok(Golden {
-        signed_at: UNIX_EPOCH + Duration::from_secs(seconds.ok_or("it says no time")?),
+        signed_at: UNIX_EPOCH
+            + Duration::from_secs(seconds.ok_or_else(|| foreign("it says no time"))?),
         signer: signer.unwrap_or_default().to_owned(),
         changelist: message.cl_spec,
         commit: message.commit.clone(),
@@ -391,11 +398,23 @@ fn golden(message: &GoldenMessage) -> Result<Golden, String> {
     })
 }
 
-fn measurement(bytes: &[u8], what: &str) -> Result<[u8; 48], String> {
+fn measurement(bytes: &[u8], what: &str) -> Result<[u8; 48], Error> {
     let len = bytes.len();
     bytes
         .try_into()
-        .map_err(|_| format!("{what} has {len} bytes, expected 48"))
+        .map_err(|_| foreign(format!("{what} has {len} bytes, expected 48")))
+}
+
+fn foreign(why: impl fmt::Display) -> Error {
+    Error::Foreign(format!("it is not a launch endorsement of Google: {why}"))
+}
+
+fn untrusted(why: &str) -> Error {
+    Error::Untrusted(format!("the root {why}"))
+}
+
+fn not_endorsed(what: &str) -> Error {
+    Error::NotFound(format!("Google endorses no {what}"))
 }
 
 fn since_epoch(time: SystemTime) -> Duration {
@@ -403,19 +422,14 @@ fn since_epoch(time: SystemTime) -> Duration {
 }
 
 /// Returns the error as a clause about the signer's certificate.
-fn in_words(error: &Error) -> String {
+fn in_words(error: &webpki::Error) -> String {
+    use webpki::Error::*;
     match error {
-        Error::CertExpired { .. } => {
-            "has expired: fetch an endorsement that Google signed later".into()
-        }
-        Error::CertNotValidYet { .. } => {
-            "is not valid yet: is the clock of this machine right?".into()
-        }
-        Error::UnknownIssuer | Error::InvalidSignatureForPublicKey => {
-            "is not signed by the given root".into()
-        }
-        Error::CaUsedAsEndEntity => "is that of an authority".into(),
-        Error::RequiredEkuNotFoundContext(_) => {
+        CertExpired { .. } => "has expired: fetch an endorsement that Google signed later".into(),
+        CertNotValidYet { .. } => "is not valid yet: is the clock of this machine right?".into(),
+        UnknownIssuer | InvalidSignatureForPublicKey => "is not signed by the given root".into(),
+        CaUsedAsEndEntity => "is that of an authority".into(),
+        RequiredEkuNotFoundContext(_) => {
             "is for another use than signatures of code (extended key usage)".into()
         }
         error => format!("is refused: {}", chain::in_words(error)),
@@ -475,7 +489,7 @@ mod tests {
         assert_eq!(snp.digests(&[]).unwrap(), [[2; 48], [4; 48]]);
         assert_eq!(snp.digests(&[4]).unwrap(), [[4; 48]]);
         assert_eq!(
-            snp.digests(&[4, 3]).unwrap_err(),
+            snp.digests(&[4, 3]).unwrap_err().to_string(),
             "Google endorses no machine with 3 processors, but with 2,4"
         );
     }
@@ -494,7 +508,10 @@ mod tests {
         message.tdx.as_mut().unwrap().measurements.truncate(2);
         let tdx = parsed(&message).tdx.unwrap();
         let error = tdx.mrtds(Some(32 << 10)).unwrap_err();
-        assert_eq!(error, "Google endorses no machine with 32768 MiB");
+        assert_eq!(
+            error.to_string(),
+            "Google endorses no machine with 32768 MiB"
+        );
     }
 
     #[test]
@@ -504,9 +521,12 @@ mod tests {
         message.sev_snp.as_mut().unwrap().measurements.clear();
         let golden = parsed(&message);
         let error = golden.tdx.unwrap().mrtds(None).unwrap_err();
-        assert_eq!(error, "Google endorses no MRTD of TDX");
+        assert_eq!(error.to_string(), "Google endorses no MRTD of TDX");
         let error = golden.snp.unwrap().digests(&[]).unwrap_err();
-        assert_eq!(error, "Google endorses no launch digest of SEV-SNP");
+        assert_eq!(
+            error.to_string(),
+            "Google endorses no launch digest of SEV-SNP"
+        );
     }
 
     #[test]
@@ -533,7 +553,10 @@ mod tests {
     fn another_firmware_is_refused_with_both_digests() {
         let golden = parsed(&unsigned());
         let error = golden.check_firmware(b"a firmware").unwrap_err();
-        let found = hex(digest(&SHA384, b"a firmware").as_ref());
+        let (error, found) = (
+            error.to_string(),
+            hex(digest(&SHA384, b"a firmware").as_ref()),
+        );
         assert!(
             error.contains(&found) && error.contains(&"d0".repeat(48)),
             "{error}"
@@ -545,7 +568,9 @@ mod tests {
         let refusal = |change: fn(&mut GoldenMessage)| {
             let mut message = unsigned();
             change(&mut message);
-            LaunchEndorsement::parse(&file(&message)).unwrap_err()
+            LaunchEndorsement::parse(&file(&message))
+                .unwrap_err()
+                .to_string()
         };
         for (error, expected) in [
             (refusal(|it| it.timestamp = None), "it says no time"),
@@ -577,7 +602,7 @@ mod tests {
         }
         let long = vec![0; MAX_FILE + 1];
         let error = LaunchEndorsement::parse(&long).unwrap_err();
-        assert!(error.contains("more than"), "{error}");
+        assert!(error.to_string().contains("more than"), "{error}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod conditions;
 mod cpio;
 mod digest;
 mod disk;
+mod error;
 mod event_log;
 mod fat;
 pub mod firmware;
@@ -36,6 +37,7 @@ pub use conditions::{Conditions, Given, Stage, Units};
 pub use digest::Bank;
 use digest::Digest;
 use disk::Disk;
+pub use error::Error;
 pub use event_log::{Event, Log, Missing};
 use linux::Linux;
 pub use linux::Loader;
@@ -90,20 +92,20 @@ impl Image {
         disk: impl Read + Seek,
         chosen: Option<&str>,
         profile: Option<&str>,
-    ) -> Result<Image, String> {
+    ) -> Result<Image, Error> {
         Disk::read(disk, chosen, profile).map(|disk| Image(Kind::Disk(Box::new(disk))))
     }
 
     /// Reads a unified kernel image that the firmware starts from an EFI system partition.
     /// `profile` is as for a disk.
-    pub fn uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, String> {
+    pub fn uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, Error> {
         let surroundings = uki::Surroundings::default();
         Uki::parse(bytes, Some(&surroundings), profile).map(|uki| Image(Kind::File(uki)))
     }
 
     /// Reads a unified kernel image that QEMU passes to the firmware (`-kernel`). `profile` is as
     /// for a disk.
-    pub fn direct_uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, String> {
+    pub fn direct_uki(bytes: &[u8], profile: Option<&str>) -> Result<Image, Error> {
         Uki::parse(bytes, None, profile).map(|uki| Image(Kind::DirectUki(uki)))
     }
 
@@ -113,7 +115,7 @@ impl Image {
         initrd: Option<&[u8]>,
         command_line: &str,
         loader: Loader,
-    ) -> Result<Image, String> {
+    ) -> Result<Image, Error> {
         Linux::new(kernel, initrd, command_line, loader)
             .map(|linux| Image(Kind::DirectLinux(linux)))
     }

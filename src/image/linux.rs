@@ -2,6 +2,7 @@
 
 use super::bytes::u32_at;
 use super::digest::Digest;
+use super::error::Error;
 use super::event_log::{Log, Missing, utf16};
 use super::host::Contents;
 use super::pe::Pe;
@@ -105,12 +106,13 @@ impl Linux {
         initrd: Option<&[u8]>,
         command_line: &str,
         loader: Loader,
-    ) -> Result<Linux, String> {
+    ) -> Result<Linux, Error> {
         if !kernel
             .get(MAGIC..)
             .is_some_and(|rest| rest.starts_with(b"HdrS"))
         {
-            return Err("not a Linux kernel for x86: it has no setup header".into());
+            let text = "not a Linux kernel for x86: it has no setup header";
+            return Err(Error::Foreign(text.into()));
         }
         let image = match loader {
             Loader::AsIs => Ok(Pe::parse(kernel)?.authenticode()?),
@@ -168,9 +170,10 @@ impl Linux {
 }
 
 /// Returns the kernel as QEMU passes it to the firmware.
-fn loaded(kernel: &[u8], initrd_size: usize, memory: u64) -> Result<Vec<u8>, String> {
+fn loaded(kernel: &[u8], initrd_size: usize, memory: u64) -> Result<Vec<u8>, Error> {
     if kernel.len() < SETUP_HEADER_END {
-        return Err("not a Linux kernel for x86: it is cut off".into());
+        let text = "not a Linux kernel for x86: it is cut off";
+        return Err(Error::Malformed(text.into()));
     }
     let mut kernel = kernel.to_vec();
     let low_memory = if memory < LARGE_MEMORY {
@@ -183,7 +186,8 @@ fn loaded(kernel: &[u8], initrd_size: usize, memory: u64) -> Result<Vec<u8>, Str
         .saturating_sub(ACPI_DATA_SIZE + 1)
         .min(initrd_max);
     let fits = end.checked_sub(initrd_size as u64);
-    let address = fits.ok_or("the initrd does not fit into the machine's memory")? & !4095;
+    let too_large = "the initrd does not fit into the machine's memory";
+    let address = fits.ok_or_else(|| Error::Unsupported(too_large.into()))? & !4095;
     let mut put = |at: usize, bytes: &[u8]| kernel[at..at + bytes.len()].copy_from_slice(bytes);
     // without an initrd QEMU does not change its fields
     if initrd_size > 0 {

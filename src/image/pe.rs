@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::bytes::{u16_at, u32_at};
 use super::digest::{Digest, Hasher};
+use super::error::Error;
 
 /// Size in bytes of the COFF header, of an entry of the section table.
 const COFF_HEADER: usize = 20;
@@ -45,15 +46,17 @@ pub struct Section<'a> {
 
 impl<'a> Pe<'a> {
     /// Parses the headers. The error says what is wrong with the file.
-    pub fn parse(bytes: &'a [u8]) -> Result<Pe<'a>, String> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Pe<'a>, Error> {
         if !bytes.starts_with(b"MZ") {
-            return Err("not an EFI program: it does not begin with MZ".into());
+            let text = "not an EFI program: it does not begin with MZ";
+            return Err(Error::Foreign(text.into()));
         }
-        let cut = || "the PE headers are cut off".to_owned();
+        let cut = || Error::Malformed("the PE headers are cut off".into());
         let start = u32_at(bytes, 0x3c).ok_or_else(cut)? as usize;
         let header = bytes.get(start..).ok_or_else(cut)?;
         if !header.starts_with(b"PE\0\0") {
-            return Err("not an EFI program: there is no PE header".into());
+            let text = "not an EFI program: there is no PE header";
+            return Err(Error::Foreign(text.into()));
         }
         let coff = start + 4;
         let optional = coff + COFF_HEADER;
@@ -61,7 +64,10 @@ impl<'a> Pe<'a> {
         let directories = match u16_at(bytes, optional).ok_or_else(cut)? {
             0x10b => 96,
             0x20b => 112,
-            other => return Err(format!("unknown kind of PE header {other:#x}")),
+            other => {
+                let text = format!("unknown kind of PE header {other:#x}");
+                return Err(Error::Unsupported(text));
+            }
         };
         let certificates = match field(directories - 4).ok_or_else(cut)? {
             0..=CERTIFICATES => None,
@@ -98,13 +104,12 @@ impl<'a> Pe<'a> {
 
     /// Returns the Authenticode digest: it covers the file except the checksum and the signatures,
     /// so that it is the same before and after signing.
-    pub fn authenticode(&self) -> Result<Digest, String> {
+    pub fn authenticode(&self) -> Result<Digest, Error> {
         let part = |range: Range<usize>| {
             let wrong = || {
-                format!(
-                    "the PE headers name the bytes {range:?} of a file of {}",
-                    self.bytes.len()
-                )
+                let len = self.bytes.len();
+                let text = format!("the PE headers name the bytes {range:?} of a file of {len}");
+                Error::Malformed(text)
             };
             self.bytes.get(range.clone()).ok_or_else(wrong)
         };
@@ -125,10 +130,10 @@ impl<'a> Pe<'a> {
             hashed = hashed.saturating_add(size);
             // also limits the work: sections that overlap would be hashed repeatedly
             if hashed > self.bytes.len() {
-                return Err(format!(
+                return Err(Error::Malformed(format!(
                     "the sections overlap, or are longer than the file of {} bytes",
                     self.bytes.len()
-                ));
+                )));
             }
             hasher.update(part(offset..offset.saturating_add(size))?);
         }
@@ -141,11 +146,11 @@ impl<'a> Pe<'a> {
 }
 
 impl<'a> Section<'a> {
-    fn parse(bytes: &'a [u8], at: usize) -> Result<Section<'a>, String> {
+    fn parse(bytes: &'a [u8], at: usize) -> Result<Section<'a>, Error> {
         let header = bytes
             .get(at..)
             .and_then(|rest| rest.get(..SECTION_HEADER))
-            .ok_or("the section table is cut off")?;
+            .ok_or_else(|| Error::Malformed("the section table is cut off".into()))?;
         let name = header[..8].split(|byte| *byte == 0).next();
         let field = |at| u32_at(header, at).unwrap_or_default() as usize;
         let (size, raw) = (field(8), (field(20), field(16)));
@@ -153,11 +158,11 @@ impl<'a> Section<'a> {
             .get(raw.0..)
             .and_then(|rest| rest.get(..size.min(raw.1)))
             .ok_or_else(|| {
-                format!(
+                Error::Malformed(format!(
                     "section {} lies outside the file of {} bytes",
                     String::from_utf8_lossy(name.unwrap_or_default()).escape_debug(),
                     bytes.len()
-                )
+                ))
             })?;
         Ok(Section {
             name: name.unwrap_or_default(),
@@ -174,15 +179,15 @@ impl<'a> Section<'a> {
 
     /// Returns the section as the loader puts it into memory: VirtualSize bytes, with zeros after
     /// those of the file.
-    pub fn in_memory(&self) -> Result<Vec<u8>, String> {
+    pub fn in_memory(&self) -> Result<Vec<u8>, Error> {
         let zeros = self.size - self.data.len();
         if zeros > MAX_ZEROS {
-            return Err(format!(
+            return Err(Error::Malformed(format!(
                 "section {} has {} bytes in memory, but only {} in the file",
                 String::from_utf8_lossy(self.name).escape_debug(),
                 self.size,
                 self.data.len()
-            ));
+            )));
         }
         Ok([self.data, &vec![0; zeros]].concat())
     }

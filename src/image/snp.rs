@@ -4,6 +4,7 @@
 
 use ring::digest::{SHA256, SHA384, digest};
 
+use super::error::Error;
 use super::firmware::{Firmware, Guid, Section, SectionKind};
 
 const PAGE: usize = 4096;
@@ -122,11 +123,12 @@ pub struct Launch<'a> {
 
 impl Launch<'_> {
     /// Returns the launch digest.
-    pub fn digest(&self) -> Result<LaunchDigest, String> {
+    pub fn digest(&self) -> Result<LaunchDigest, Error> {
         let mut digest = Digest([0; 48]);
         let firmware = self.firmware.bytes();
         if !firmware.len().is_multiple_of(PAGE) {
-            return Err("the firmware does not consist of whole pages of 4096 bytes".into());
+            let text = "the firmware does not consist of whole pages of 4096 bytes";
+            return Err(Error::Malformed(text.into()));
         }
         let start = END_OF_FIRMWARE - firmware.len() as u64;
         for (index, page) in firmware.chunks_exact(PAGE).enumerate() {
@@ -137,11 +139,9 @@ impl Launch<'_> {
             .iter()
             .any(|section| section.kind == SectionKind::KernelHashes);
         if self.kernel.is_some() && !has_hashes {
-            return Err(
-                "the firmware has no place for the hashes of a kernel, so a machine with --kernel does not prove what it boots; \
-                 OVMF built from AmdSevX64.dsc has it"
-                    .into(),
-            );
+            let text = "the firmware has no place for the hashes of a kernel, so a machine with --kernel does not prove what it boots; \
+                 OVMF built from AmdSevX64.dsc has it";
+            return Err(Error::Unsupported(text.into()));
         }
         // EC2 adds the CPUID page after all others
         let is_late = |section: &&Section| {
@@ -154,9 +154,10 @@ impl Launch<'_> {
         let first = self.processor(RESET_VECTOR);
         digest.extend(PageType::Vmsa, VMSA_ADDRESS, &first);
         if self.processors > 1 {
-            let address = self.firmware.sev_es_reset().ok_or(
-                "the firmware does not say where the processors other than the first one start",
-            )?;
+            let unsaid =
+                "the firmware does not say where the processors other than the first one start";
+            let address = self.firmware.sev_es_reset();
+            let address = address.ok_or_else(|| Error::Unsupported(unsaid.into()))?;
             let other = self.processor(address);
             for _ in 1..self.processors {
                 digest.extend(PageType::Vmsa, VMSA_ADDRESS, &other);
@@ -165,7 +166,7 @@ impl Launch<'_> {
         Ok(digest.0)
     }
 
-    fn extend_by(&self, section: &Section, digest: &mut Digest) -> Result<(), String> {
+    fn extend_by(&self, section: &Section, digest: &mut Digest) -> Result<(), Error> {
         let address = u64::from(section.address);
         let page_type = match section.kind {
             SectionKind::Memory if self.hypervisor == Hypervisor::Gce => PageType::Unmeasured,
@@ -193,11 +194,10 @@ impl Launch<'_> {
     }
 
     /// Returns the page with the hashes of the files that the hypervisor boots.
-    fn hashes(&self, kernel: &Kernel<'_>) -> Result<Vec<u8>, String> {
-        let address = self
-            .firmware
-            .sev_hash_table()
-            .ok_or("the firmware does not say where the hashes of a kernel are")?;
+    fn hashes(&self, kernel: &Kernel<'_>) -> Result<Vec<u8>, Error> {
+        let unsaid = "the firmware does not say where the hashes of a kernel are";
+        let address = self.firmware.sev_hash_table();
+        let address = address.ok_or_else(|| Error::Unsupported(unsaid.into()))?;
         let command_line = [kernel.command_line.as_bytes(), b"\0"].concat();
         let mut table = vec![];
         for (guid, content) in [
@@ -210,9 +210,10 @@ impl Launch<'_> {
         }
         let table = entry(HASH_TABLE, &table);
         let mut page = vec![0; PAGE];
+        let too_long = "the table of hashes of the firmware does not fit its page";
         page.get_mut(address as usize % PAGE..)
             .and_then(|rest| rest.get_mut(..table.len()))
-            .ok_or("the table of hashes of the firmware does not fit its page")?
+            .ok_or_else(|| Error::Malformed(too_long.into()))?
             .copy_from_slice(&table);
         Ok(page)
     }

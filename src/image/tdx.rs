@@ -7,6 +7,7 @@
 
 use ring::digest::{Context, SHA384};
 
+use super::error::Error;
 use super::firmware::Firmware;
 
 const PAGE: usize = 4096;
@@ -14,7 +15,7 @@ const PAGE: usize = 4096;
 const CHUNK: usize = 256;
 
 /// Returns the MRTD of machines with this firmware.
-pub fn mrtd(firmware: &Firmware<'_>) -> Result<[u8; 48], String> {
+pub fn mrtd(firmware: &Firmware<'_>) -> Result<[u8; 48], Error> {
     let mut context = Context::new(&SHA384);
     for section in firmware.tdx_sections()? {
         for start in (0..section.len).step_by(PAGE) {
@@ -54,7 +55,7 @@ mod tests {
     use support::boot_image::{TdxSection, tdx_firmware};
     use support::mutation::mutations;
 
-    fn of(sections: &[TdxSection]) -> Result<[u8; 48], String> {
+    fn of(sections: &[TdxSection]) -> Result<[u8; 48], Error> {
         mrtd(&Firmware::parse(&tdx_firmware(sections)).unwrap())
     }
 
@@ -99,7 +100,7 @@ mod tests {
             ((0, 0, 0x1000, page, 77, 0), "damaged or too new"),
         ] {
             let error = of(&[section]).unwrap_err();
-            assert!(error.contains(why), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
         }
         let whole = tdx_firmware(&[(0, 4096, 0xff000, page, 0, 1), (0, 0, 0x800000, page, 3, 0)]);
         for changed in mutations(&whole, 2000) {

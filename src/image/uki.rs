@@ -6,6 +6,7 @@ use std::fmt;
 
 use super::cpio;
 use super::digest::Digest;
+use super::error::Error;
 use super::event_log::{Log, Missing, utf16};
 use super::host::Contents;
 use super::linux::{self, Release};
@@ -128,25 +129,29 @@ fn release(version: &str) -> Option<(u32, u32)> {
 }
 
 /// Returns the version of the image's systemd-stub, and its first number.
-fn stub(pe: &Pe) -> Result<(String, u32), String> {
+fn stub(pe: &Pe) -> Result<(String, u32), Error> {
+    let foreign = "not a unified kernel image: it has no systemd-stub; give a kernel by --kernel";
     let (_, version) = systemd_program(pe)
         .filter(|(name, _)| name == "systemd-stub")
-        .ok_or("not a unified kernel image: it has no systemd-stub; give a kernel by --kernel")?;
+        .ok_or_else(|| Error::Foreign(foreign.into()))?;
     let major = major(&version)
         .filter(|major| *major >= OLDEST)
-        .ok_or_else(|| format!("systemd-stub {version}: expected {OLDEST} or newer"))?;
+        .ok_or_else(|| {
+            let text = format!("systemd-stub {version}: expected {OLDEST} or newer");
+            Error::Unsupported(text)
+        })?;
     Ok((version, major))
 }
 
 /// Returns the digest of the kernel if the firmware starts it, and so measures it.
-fn started_kernel(linux: &[u8], major: u32) -> Result<Option<Digest>, String> {
+fn started_kernel(linux: &[u8], major: u32) -> Result<Option<Digest>, Error> {
     if major >= STARTS_KERNEL {
         return Ok(None);
     }
     let kernel = Pe::parse(linux).and_then(|kernel| kernel.authenticode());
     kernel
         .map(Some)
-        .map_err(|error| format!("section .linux: {error}"))
+        .map_err(|error| error.within("section .linux"))
 }
 
 /// Returns whether the command line turns systemd's units off that measure: they measure only where they see a variable of the stub, or
@@ -217,7 +222,7 @@ impl Uki {
         bytes: &[u8],
         surroundings: Option<&Surroundings>,
         chosen: Option<&str>,
-    ) -> Result<Uki, String> {
+    ) -> Result<Uki, Error> {
         let pe = Pe::parse(bytes)?;
         let (version, major) = stub(&pe)?;
         let mut warnings = Vec::new();
@@ -238,7 +243,7 @@ impl Uki {
         }
         let linux = sections
             .read(".linux")?
-            .ok_or("the image has no kernel: no section .linux")?;
+            .ok_or_else(|| Error::NotFound("the image has no kernel: no section .linux".into()))?;
         let (kernel, release) = (started_kernel(&linux, major)?, Release::of(&linux));
         let text = sections.read(".cmdline")?;
         let words = text.as_deref().map(String::from_utf8_lossy);
@@ -365,7 +370,7 @@ pub struct Profile {
 
 impl Profile {
     /// Returns the profiles of an image.
-    fn all(pe: &Pe, major: u32) -> Result<Vec<Profile>, String> {
+    fn all(pe: &Pe, major: u32) -> Result<Vec<Profile>, Error> {
         let sections = pe.sections().iter().filter(|it| is_profile(it, major));
         let profiles = sections.enumerate().map(|(number, section)| {
             let text = section.in_memory()?;
@@ -383,9 +388,10 @@ impl Profile {
     }
 
     /// Returns the index of the profile with this ID or number.
-    fn find(profiles: &[Profile], chosen: &str) -> Result<usize, String> {
+    fn find(profiles: &[Profile], chosen: &str) -> Result<usize, Error> {
         if profiles.is_empty() {
-            return Err("the image has no profiles: omit --profile".into());
+            let text = "the image has no profiles: omit --profile";
+            return Err(Error::NotFound(text.into()));
         }
         let by_id = profiles.iter().position(|it| it.id == chosen);
         let by_number = || {
@@ -395,10 +401,8 @@ impl Profile {
         };
         by_id.or_else(by_number).ok_or_else(|| {
             let chosen = base::text::printable(chosen, MAX_PROFILE);
-            format!(
-                "the image has no profile {chosen}: it has {}",
-                Profile::list(profiles)
-            )
+            let known = Profile::list(profiles);
+            Error::NotFound(format!("the image has no profile {chosen}: it has {known}"))
         })
     }
 
@@ -433,7 +437,7 @@ struct Sections<'a>(Vec<(&'static str, Section<'a>)>);
 
 impl<'a> Sections<'a> {
     /// Returns the sections of a profile: its own, and those before all profiles.
-    fn of(pe: &Pe<'a>, major: u32, profile: usize) -> Result<Sections<'a>, String> {
+    fn of(pe: &Pe<'a>, major: u32, profile: usize) -> Result<Sections<'a>, Error> {
         let all = pe.sections();
         let starts = (0..all.len()).filter(|index| is_profile(&all[*index], major));
         let starts: Vec<_> = starts.chain([all.len()]).collect();
@@ -447,7 +451,8 @@ impl<'a> Sections<'a> {
                 let mut found = part.iter().filter(named);
                 if let Some(section) = found.next() {
                     if found.next().is_some() && !FOR_HARDWARE.contains(&name) {
-                        return Err(format!("the image has two sections {name}"));
+                        let text = format!("the image has two sections {name}");
+                        return Err(Error::Malformed(text));
                     }
                     sections.push((name, *section));
                     break;
@@ -457,13 +462,13 @@ impl<'a> Sections<'a> {
         Ok(Sections(sections))
     }
 
-    fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let section = self.0.iter().find(|(this, _)| *this == name);
         section.map(|(_, section)| section.in_memory()).transpose()
     }
 
     /// Returns the sections that this version of the stub measures, and the names of those of which the hardware chooses one.
-    fn measured(&self, major: u32) -> Result<(Digests, Vec<&'static str>), String> {
+    fn measured(&self, major: u32) -> Result<(Digests, Vec<&'static str>), Error> {
         let (mut measured, mut for_hardware) = (Vec::new(), Vec::new());
         for (name, since) in MEASURED {
             match self.read(name)? {
@@ -477,7 +482,7 @@ impl<'a> Sections<'a> {
     }
 
     /// Returns the digest of what the kernel gets as its initrd.
-    fn initrd(&self, major: u32) -> Result<Option<Digest>, String> {
+    fn initrd(&self, major: u32) -> Result<Option<Digest>, Error> {
         let mut parts = Vec::new();
         for name in [".ucode", ".initrd"] {
             let is_known = name != ".ucode" || major >= 256;
