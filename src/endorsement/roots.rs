@@ -1,7 +1,7 @@
 //! The roots that certify endorsement keys: vendors' roots, which are built in, and roots in a
 //! policy.
 
-use base::text::quoted;
+use base::text::{hex, quoted};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, TrustAnchor};
 
@@ -76,10 +76,7 @@ fn wrong(error: &str) -> PolicyError {
 /// Returns SHA-256 of a certificate in hexadecimal.
 fn fingerprint(certificate: &[u8]) -> String {
     let hash = ring::digest::digest(&ring::digest::SHA256, certificate);
-    hash.as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    hex(hash.as_ref())
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::kubelet_certificate::{
 };
 use super::parameters::NodeName;
 use base::der::{self, Malformed, Reader};
+use base::text::hex;
 
 /// The maximum size of a certificate as PEM in bytes. A certificate with an RSA key of 4096 bits
 /// has 2 KiB.
@@ -137,13 +138,7 @@ pub fn authority_hashes(certificates: &[u8]) -> Result<Vec<String>, InvalidCerti
         };
         let (_, public_key) = parts(&certificate)?;
         let hash = digest(&SHA256, &public_key);
-        hashes.push(format!(
-            "sha256:{}",
-            hash.as_ref()
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect::<String>()
-        ));
+        hashes.push(format!("sha256:{}", hex(hash.as_ref())));
     }
     match hashes.len() {
         0 => invalid("it contains no certificate"),

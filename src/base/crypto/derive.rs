@@ -98,10 +98,7 @@ pub fn cluster_id(measurement_secret: &Secret, measurement_salt: &[u8]) -> [u8; 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|b| format!("{b:02x}")).collect()
-    }
+    use crate::text::hex;
 
     fn range(from: u8, len: u8) -> Vec<u8> {
         (from..from + len).collect()

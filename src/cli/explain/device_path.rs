@@ -1,6 +1,7 @@
 //! The text of an EFI device path (UEFI 2.11, chapter 10): where the firmware found an image.
 
-use super::text::{ascii, guid, hex, utf16};
+use super::text::{ascii, guid, utf16};
+use base::text::hex;
 
 use base::bytes::Reader;
 

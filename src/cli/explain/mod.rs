@@ -179,7 +179,7 @@ mod tests {
     use compare::Verdict;
     use evidence::Registers;
     use support::mutation::{corpus, mutations};
-    use text::hex;
+    use base::text::hex;
     use tpm::CLUSTER_ID_PCR;
     use verifier::{Measurement, Policy};
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::compare::{Finding, Verdict};
 use super::evidence::Entry;
-use super::text::hex;
+use base::text::hex;
 
 /// How a text is shown on a terminal (ECMA-48, SGR).
 #[derive(Clone, Copy)]

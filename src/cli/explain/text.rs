@@ -1,7 +1,7 @@
 //! Reads texts from untrusted bytes.
 
 use base::bytes::Reader;
-use base::text::is_visible;
+use base::text::{hex, is_visible};
 
 /// Maximum number of characters of a text. A kernel's command line has at most 2048 (Linux,
 /// COMMAND_LINE_SIZE of x86).
@@ -43,11 +43,6 @@ pub fn utf16(data: &[u8]) -> Option<String> {
     let is_text = |c: char| c == '\n' || !c.is_control();
     let plain_characters = text.chars().filter(char::is_ascii).count();
     (text.chars().all(is_text) && plain_characters * 2 >= end).then(|| plain(&text))
-}
-
-/// Returns bytes as hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns an EFI_GUID as text.

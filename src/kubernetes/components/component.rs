@@ -11,10 +11,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::digest::{Digest, digest_of, hex};
+use super::digest::{Digest, digest_of};
 use super::error::Error;
 use super::place;
 use crate::parameters::Version;
+use base::text::hex;
 use proto::components::Component as Wire;
 
 /// The default directories for components, as in Constellation's lists. Their subdirectories are permitted too.

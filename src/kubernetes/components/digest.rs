@@ -11,8 +11,3 @@ pub fn digest_of(bytes: &[u8]) -> Digest {
     digest.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
     digest
 }
-
-/// Returns the digest in hexadecimal.
-pub fn hex(digest: &Digest) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}

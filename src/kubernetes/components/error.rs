@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, io};
 
-use super::digest::{Digest, hex};
+use super::digest::Digest;
+use base::text::hex;
 
 /// Why a component is not installed. None of its files is in place then.
 #[derive(Debug)]

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use ring::digest::{Context, SHA256};
 
 use super::archive::Unpacked;
-use super::digest::{Digest, hex};
+use super::digest::Digest;
 use super::error::Error;
+use base::text::hex;
 
 /// The mode of a component that is a single file, as in Constellation.
 const MODE: u32 = 0o544;

@@ -14,8 +14,8 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::digest::hex;
 use super::*;
+use base::text::hex;
 use http::shown;
 use proto::components::Component as Wire;
 use support::mutation::mutations;

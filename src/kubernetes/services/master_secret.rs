@@ -15,6 +15,7 @@ use super::super::NAMESPACE;
 use super::super::client::{
     self, Client, DAEMON_SETS, NETWORK_POLICIES, Object, SECRETS, Selector,
 };
+use base::text::hex;
 use kms::ClusterKms;
 
 /// The Secret of the plain master secret; the name is Constellation's.
@@ -60,9 +61,7 @@ impl Keeping {
             Keeping::AsBefore | Keeping::Plain => PLAIN.into(),
             Keeping::Wrapped { file, .. } => {
                 let hash = digest(&SHA256, file.as_bytes());
-                let hex = |byte: &u8| format!("{byte:02x}");
-                let name: String = hash.as_ref()[..HASH_LEN].iter().map(hex).collect();
-                format!("{WRAPPED}{name}")
+                format!("{WRAPPED}{}", hex(&hash.as_ref()[..HASH_LEN]))
             }
             Keeping::Existing { secret, .. } => secret.clone(),
         }
