@@ -435,7 +435,7 @@ impl Pipe<'_, '_> {
         match u8::try_from(message.alert()) {
             Ok(0) => Ok((message, bytes)),
             Ok(alert) => Err(Error::PeerRefused(AlertDescription::from(alert))),
-            Err(_) => Err(Error::Misbehaved("its alert is no alert of TLS".into())),
+            Err(_) => Err(Error::Misbehaved("its alert is not one of TLS".into())),
         }
     }
 
@@ -444,7 +444,7 @@ impl Pipe<'_, '_> {
         let (proof, _) = self.receive::<Proof>(MAX_EMPTY_PROOF)?;
         match proof.document.is_empty() {
             true => Ok(proof.challenge),
-            false => Err(Error::Misbehaved("it proves what nobody demanded".into())),
+            false => Err(Error::Misbehaved("it sends a proof that was not requested".into())),
         }
     }
 

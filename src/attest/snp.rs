@@ -81,7 +81,7 @@ impl InstanceInfo {
         };
         let leaf = table.get(kind).map(pem);
         if leaf.is_none() && signer == Signer::Vlek {
-            return Err("the host did not give the certificate of the VLEK that signed the report, and nobody else has it".into());
+            return Err("the host did not give the certificate of the VLEK that signed the report, and no server publishes it".into());
         }
         Ok(InstanceInfo {
             report_signer: leaf.map(Base64),

@@ -100,7 +100,7 @@ pub fn explain(log: &[u8], pcr: u32, value: &[u8]) -> Option<String> {
     advice.dedup();
     let beside = match replay(&records).is_some_and(|replayed| replayed == value) {
         true => "but belongs to no cluster",
-        false => "and not a cluster's alone",
+        false => "and contains more than the ID of a cluster",
     };
     Some(format!(
         "PCR {pcr} is not zero, {beside}: {}. The register says to which cluster a node belongs, so nothing else may measure into \
@@ -267,7 +267,7 @@ mod tests {
             let log = record(15, kind, &text.replace('\x07', "\\u0007"));
             let log = String::from_utf8(log).unwrap().replace("\\\\u", "\\u");
             let text = explain(log.as_bytes(), 15, &[1; 32]).unwrap();
-            for part in [writer, advice, "and not a cluster's alone"] {
+            for part in [writer, advice, "and contains more than the ID of a cluster"] {
                 assert!(text.contains(part), "{part}: {text}");
             }
         }

@@ -88,7 +88,7 @@ impl fmt::Display for VariableError {
                 )
             }
             VariableError::Character(name) => {
-                write!(f, "{name} has a character that no such value has")
+                write!(f, "{name} has an invalid character")
             }
             VariableError::OnlyOne => {
                 write!(f, "only one of {KEY_ID} and {SECRET_KEY} is set: set both")
@@ -228,7 +228,7 @@ pub fn parse_credentials(request: &str, body: &[u8]) -> Result<Credentials, Erro
         _ => Err(Error::Nonsense {
             request: request.to_owned(),
             expected: "credentials of the instance's role",
-            got: format!("{} bytes that are none", body.len()),
+            got: format!("{} bytes of something else", body.len()),
         }),
     }
 }

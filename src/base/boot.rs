@@ -13,8 +13,8 @@ pub fn unverified_root(command_line: &str) -> Option<&'static str> {
     let is_verified = has(&["roothash=", "usrhash=", "systemd.verity_root_data="])
         || has(&["dm-mod.create="]) && command_line.contains(" verity ");
     (has(&["root="]) && !is_verified).then_some(
-        "the kernel command line has root= without roothash=, so nothing measures the root file system: whoever controls the host \
-         can change its programs, and read the open state disk. Verify it by dm-verity (docs/images/host.md)",
+        "the kernel command line has root= without roothash=, so nothing measures the root file system: the host can change \
+         its programs, and read the open state disk. Verify it by dm-verity (docs/images/host.md)",
     )
 }
 
@@ -26,8 +26,8 @@ const CONFINED: &str = "aml-confined";
 /// tables without limits; `None` if it confines them.
 pub fn trusted_acpi(version: &str) -> Option<&'static str> {
     (!version.contains(CONFINED)).then_some(
-        "the kernel lets code in the host's ACPI tables write its memory, and no PCR has these tables: whoever controls the host can \
-         change what runs. Take a kernel that confines them (docs/images/kernel.md)",
+        "the kernel lets code in the host's ACPI tables write its memory, and no PCR has these tables: the host can change what \
+         runs. Take a kernel that confines them (docs/images/kernel.md)",
     )
 }
 

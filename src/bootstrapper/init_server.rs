@@ -189,7 +189,7 @@ fn watch(call: &Call, answer: &mut Sender<InitResponse>, shared: &Shared) -> Res
         if call.is_cancelled() {
             return Err(Status::new(
                 Code::Cancelled,
-                "the set-up goes on; repeat the same request to watch it",
+                "the set-up continues; repeat the same request to watch it",
             ));
         }
     }

@@ -525,7 +525,7 @@ fn measure_options(given: &Given) -> Result<measure::Options, Failure> {
     let variant = variant_of(given)?;
     if is_image && firmware.is_none() && variant.registers == Registers::Rtmrs {
         return Err(Failure::Usage(format!(
-            "--attestation-variant {}: without its firmware an image proves nothing there: --tdx-firmware is missing",
+            "--attestation-variant {}: without the firmware the registers cannot be computed: --tdx-firmware is missing",
             variant.name
         )));
     }

@@ -330,7 +330,7 @@ pub fn values(
         "--secure-boot and --units choose among several values; --explain prints the events";
     if !several.is_empty() && options.are_registers_named {
         return Err(Failure::failed(format!(
-            "not every register has one value ({choose}):\n{}",
+            "some registers have several possible values ({choose}):\n{}",
             several.trim_end()
         )));
     }

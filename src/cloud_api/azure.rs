@@ -496,7 +496,7 @@ pub fn parse_token(request: &str, body: &[u8]) -> Result<Token, Error> {
             expected: "a token",
             got: match message(body) {
                 Some(message) => format!("{message:?}"),
-                None => format!("{} bytes that are none", body.len()),
+                None => format!("{} bytes of something else", body.len()),
             },
         })
 }

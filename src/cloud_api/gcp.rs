@@ -313,7 +313,7 @@ pub fn parse_token(url: &str, body: &[u8]) -> Result<Token, Error> {
     given
         .and_then(|given| Token::new(given.access_token, given.expires_in))
         .ok_or_else(|| {
-            let got = format!("{} bytes that are none", body.len());
+            let got = format!("{} bytes of something else", body.len());
             nonsense(&format!("GET {url}"), "a token", got)
         })
 }

@@ -188,7 +188,7 @@ impl Cache {
                     drop(state);
                     self.in_background(item, name, false);
                 }
-                let why = format!("{item} is not at hand: it is being fetched");
+                let why = format!("{item} is not in the cache: it is being fetched");
                 return Err(Error::new(Kind::Pending, why));
             }
             let is_running = std::mem::replace(&mut slot.is_running, true);

@@ -222,7 +222,7 @@ impl Server {
         {
             let (pause, seconds) = (limit.pause.as_secs(), (until - now).as_secs() + 1);
             let why = format!(
-                "{}: so many were asked for that only one request in {pause} s is sent: try again in {seconds} s",
+                "{}: too many were requested, so now one request is sent every {pause} s: try again in {seconds} s",
                 self.name
             );
             return Err(Failure::Full(Error::new(Kind::Limited, why), until));

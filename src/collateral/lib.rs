@@ -453,7 +453,7 @@ impl Origin for Servers {
         let offline = || {
             Error::new(
                 Kind::Offline,
-                "it is not kept, and nothing is fetched (offline)",
+                "it is not in the cache, and nothing is fetched (offline)",
             )
         };
         let fetches = match item {

@@ -391,7 +391,7 @@ mod tests {
                 only_signing.endorse(leaf(), &[&only_signing]),
                 "not that of an authority",
             ),
-            (limited.endorse(leaf(), &[&limited]), "limits names"),
+            (limited.endorse(leaf(), &[&limited]), "name constraints"),
             (strict.endorse(leaf(), &[&strict]), "critical extension"),
             (other.endorse(leaf(), &[]), "a signature is wrong"),
             (two.endorse(leaf(), &[&two]), "none of the roots"),

@@ -234,7 +234,7 @@ impl Image {
             Kind::File(_) => log.unknown(
                 PARTITION_TABLE,
                 "it has the partition table of the disk",
-                "give the disk; a TPM has it in PCR 5 alone, which changes when the disk grows: leave it out",
+                "give the disk; a TPM has it only in PCR 5, which changes when the disk grows: leave it out",
             ),
             Kind::DirectUki(_) | Kind::DirectLinux(_) => {}
         }

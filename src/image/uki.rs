@@ -171,7 +171,7 @@ fn turns_measuring_off(words: &str, major: u32) -> bool {
 fn command_line(text: Option<&[u8]>, version: &str, major: u32) -> Result<Digest, Missing> {
     let text = text.ok_or_else(|| {
         Missing::new(
-            "the image has no command line: whoever starts it chooses one",
+            "the image has no command line, so the program that starts it chooses one",
             "put the command line into the image (section .cmdline)",
         )
     })?;

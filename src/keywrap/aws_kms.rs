@@ -339,7 +339,7 @@ fn refusal(
         )),
         _ if aws::is_of_credentials(code) || code == "MissingAuthenticationToken" => {
             Error::Credentials(format!(
-                "{text}; the credentials of {origin} are wrong or have ended"
+                "{text}; the credentials of {origin} are wrong or have expired"
             ))
         }
         _ if status == 429 || status >= 500 => Error::Busy(text),

@@ -131,7 +131,7 @@ impl fmt::Display for AccountError {
                 said(kind)
             ),
             AccountError::NoKey => f.write_str("has no private key of RSA in PEM (PKCS #8)"),
-            AccountError::Unsigned => f.write_str("its key signs nothing"),
+            AccountError::Unsigned => f.write_str("its private key cannot sign"),
         }
     }
 }

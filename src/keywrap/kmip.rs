@@ -428,7 +428,7 @@ fn payload<'a>(
     let reason = number(tag::RESULT_REASON).unwrap_or_default();
     let what = match reason {
         reason::ITEM_NOT_FOUND | reason::OBJECT_NOT_FOUND => {
-            format!("there is no key {key}, or this client may not know of it")
+            format!("there is no key {key}, or this client has no permission to see it")
         }
         reason::AUTHENTICATION_NOT_SUCCESSFUL
         | reason::PERMISSION_DENIED
@@ -583,7 +583,7 @@ mod tests {
             (
                 Encrypt,
                 0x01,
-                "a: there is no key 7, or this client may not know of it (own words)",
+                "a: there is no key 7, or this client has no permission to see it (own words)",
             ),
             (Encrypt, 0x0c, "does not permit Encrypt with the key 7"),
             (

@@ -73,7 +73,7 @@ impl fmt::Display for KubeconfigError {
             }
             Certificate(field) => write!(
                 f,
-                "{field}: it contains something that is no certificate of X.509"
+                "{field}: it contains something other than X.509 certificates"
             ),
             Key => write!(f, "client-key-data: {NO_KEY}"),
             Mismatch(error) => {

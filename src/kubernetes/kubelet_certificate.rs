@@ -178,9 +178,9 @@ impl Authority {
             .map_err(|_| refuse("its certificate is not PEM".into()))?;
         // webpki checks the certificate, but does not return its end and its extensions
         let anchor = webpki::anchor_from_trusted_cert(&certificate)
-            .map_err(|_| refuse("its certificate is none of X.509".into()))?;
+            .map_err(|_| refuse("its certificate is not an X.509 certificate".into()))?;
         let read = x509::Certificate::parse(&certificate)
-            .map_err(|_| refuse("its certificate is none of X.509".into()))?;
+            .map_err(|_| refuse("its certificate is not an X.509 certificate".into()))?;
         let mut der =
             PrivateKeyDer::from_pem_slice(key).map_err(|_| refuse(format!("its key: {NO_KEY}")))?;
         let key = any_supported_type(&der);

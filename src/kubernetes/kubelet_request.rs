@@ -157,7 +157,7 @@ fn parts(certificate: &CertificateDer<'_>) -> Result<(Vec<u8>, Vec<u8>), Invalid
                 der::element(der::SEQUENCE, &[anchor.subject_public_key_info.as_ref()]);
             Ok((anchor.subject.as_ref().to_vec(), public_key))
         }
-        Err(_) => invalid("it is no certificate of X.509"),
+        Err(_) => invalid("it is not an X.509 certificate"),
     }
 }
 

@@ -188,6 +188,6 @@ pub fn root_of<'a>(
             root.name,
             in_words(&error)
         )),
-        None => Kind::Chain.because("leads to none of the roots that count"),
+        None => Kind::Chain.because("leads to none of the accepted roots"),
     })
 }

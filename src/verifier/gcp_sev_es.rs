@@ -336,7 +336,7 @@ fn before_separator<'a>(events: &[Event<'a>]) -> Result<Vec<&'a [u8]>, Refusal> 
         }
     }
     Err(Kind::Unproven
-        .because("PCR 0 has no separator, so nobody knows where the firmware's part of it ends"))
+        .because("PCR 0 has no separator, so the end of the firmware's part is unknown"))
 }
 
 fn utf_16(text: &str) -> Vec<u8> {

@@ -76,7 +76,7 @@ impl Variant {
         match demanded.into_iter().find(|member| !self.judges(member)) {
             None => (self.validator)(policy, sources),
             Some(member) => Err(Fault::Variant.because(format!(
-                "{member}: machines with the attestation variant {} prove nothing of it, so nothing would be demanded: remove it",
+                "{member}: the attestation variant {} cannot check this requirement, so it would have no effect: remove it",
                 self.name
             ))),
         }

@@ -25,7 +25,7 @@ use proto::attested::Collateral;
 /// Maximum number of certificates that a machine sends in addition to its chip's: ASK and ARK.
 const MAX_CHAIN: usize = 2;
 /// Why a report without a certificate of its chip is not judged.
-const NO_LEAF: &str = "nobody has the certificate of the chip";
+const NO_LEAF: &str = "the certificate of the chip is not available";
 
 /// Returns the certificates that the machine sent, without the one of the chip's key.
 fn sent_chain(info: &InstanceInfo) -> Result<Vec<Vec<u8>>, Refusal> {
@@ -314,7 +314,7 @@ impl Hardware {
 }
 
 fn no_root(product: Product) -> Refusal {
-    Kind::Chain.because(format!("no root of a {product} counts for this policy"))
+    Kind::Chain.because(format!("this policy accepts no root of a {product}"))
 }
 
 fn authorities(policy: &Policy) -> Result<Vec<Authority>, PolicyError> {

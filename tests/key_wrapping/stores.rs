@@ -115,7 +115,7 @@ fn check(store: &Store<'_>) {
     (store.replace)("cluster/firstlight.json");
     refused(
         unwrap(dir, store.operator, &uri),
-        "another than the one that was written",
+        "somebody has replaced it",
     );
 }
 

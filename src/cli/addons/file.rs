@@ -330,7 +330,7 @@ fn read_folder(folder: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
                 files.push((path, content));
             } else {
                 return Err(io::Error::other(format!(
-                    "{} is no file and no folder",
+                    "{} is neither a file nor a folder",
                     path.display()
                 )));
             }

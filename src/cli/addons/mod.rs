@@ -84,7 +84,7 @@ impl fmt::Display for Error {
             Error::Unfinished(name, namespace, release) => {
                 write!(
                     f,
-                    "add-on {name}: a run of Helm was cut off (revision {}, {}): ",
+                    "add-on {name}: a run of Helm was interrupted (revision {}, {}): ",
                     release.revision, release.status
                 )?;
                 match release.revision {

@@ -82,7 +82,7 @@ fn of(table: &[(Registers, &'static [u32])], kind: Registers) -> &'static [u32] 
 
 fn never_zero(register: &str) -> String {
     format!(
-        "{register} is zero, but firmware always extends it: nobody extends this bank of the TPM, so its registers say nothing about the machine"
+        "{register} is zero, but every firmware extends it: the firmware does not extend this bank of the TPM, so its registers prove nothing about the machine"
     )
 }
 

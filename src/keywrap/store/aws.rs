@@ -148,7 +148,7 @@ fn refusal(
             Error::Credentials(format!("{text}; the credentials of {origin} are wrong"))
         }
         _ if aws::is_of_credentials(code) => Error::Credentials(format!(
-            "{text}; the credentials of {origin} are wrong or have ended"
+            "{text}; the credentials of {origin} are wrong or have expired"
         )),
         _ if status == 412 => Error::Exists,
         _ if status == 429 || status >= 500 => Error::Busy(text),
@@ -192,7 +192,7 @@ mod tests {
             (
                 400,
                 "ExpiredToken",
-                "credentials of ORIGIN are wrong or have ended",
+                "credentials of ORIGIN are wrong or have expired",
             ),
             (400, "", "text"),
         ] {

@@ -64,7 +64,7 @@ pub fn read(uri: &str, author: Author) -> Result<Vec<u8>, Error> {
         content.len() <= MAX_LEN && is_wrapped(&content),
     ) {
         (got, _) if got != expected => Err(Error::Refused(format!(
-            "the file has the digest {got}, so it is another than the one that was written: who may write to this store?"
+            "the file has the digest {got}, expected {expected}: somebody has replaced it; check who may write to this store"
         ))),
         (_, true) => Ok(content),
         (_, false) => Err(Error::Format(format!(
@@ -97,7 +97,7 @@ pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
         (true, _) => Ok(format!("{uri}&{DIGEST}={}", sha256(content))),
         (false, false) => Err(Error::Exists),
         (false, true) => Err(Error::Answer(
-            "what is read is not what was written: who else writes there?".into(),
+            "the file that was read back is not the one that was written: check who else can write to this store".into(),
         )),
     }
 }

@@ -68,7 +68,7 @@ impl Pki {
         }
         let first = first.ok_or_else(|| broken("it contains no certificate".into()))?;
         let first = x509::Certificate::parse(&first)
-            .map_err(|_| broken("it is no certificate of X.509".into()))?;
+            .map_err(|_| broken("it is not an X.509 certificate".into()))?;
         let hash = hex(digest(&SHA256, first.key()).as_ref());
         let authority =
             Authority::new(&certificates, &key).map_err(|error| broken(error.to_string()))?;
