@@ -519,7 +519,7 @@ fn a_policy_as_an_object_is_the_policy_as_json() {
 
 #[test]
 fn the_schema_has_all_words_of_a_policy_and_no_other_one() {
-    // What follows from this text is refused by the services.
+    // The services would refuse this text.
     let source = include_str!("../src/verifier/words.rs");
     let words = source.split_once("const WORDS: &str = r#\"").unwrap().1;
     let words = words.split_once("\"#;").unwrap().0;
@@ -1079,7 +1079,7 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
     let of_usual = find(&usual, "DaemonSet", "key-service");
     let container = &of_usual["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container.get("env"), None);
-    // Who may connect stays.
+    // The list of permitted clients stays.
     let policy = |objects: &[Value]| find(objects, "NetworkPolicy", "key-service")["spec"].clone();
     let (before, after) = (policy(&usual), policy(&all));
     assert_eq!(before["ingress"], after["ingress"]);

@@ -20,7 +20,7 @@ const POLICY: &str = r#"{"measurements":{"11":{"expected":"000000000000000000000
 
 fn firstlight(dir: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(support::program::built("firstlight"));
-    // a kubeconfig of whoever runs the tests would come before that of the folder
+    // a kubeconfig of the user who runs the tests would override that of the folder
     command
         .args(args)
         .env_remove("KUBECONFIG")

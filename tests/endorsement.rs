@@ -378,7 +378,7 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
         assert!(error.contains("only the strong form"), "{error}");
     }
 
-    // a named key needs no certificate, beside others that do
+    // a named key needs no certificate, although other keys do
     let both = certified.clone().believing([name]).unwrap();
     let both = endorsement::validator(qemu(), both, &offline()).unwrap();
     assert!(both.challenge(&peer(&key, &[])).unwrap().is_none());

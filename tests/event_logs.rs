@@ -428,7 +428,7 @@ fn the_first_event_that_differs_from_another_machine_is_found() {
     assert!(cut.count() > 3);
 }
 
-/// What tpm2_eventlog says of an event.
+/// tpm2_eventlog's description of an event.
 #[derive(Default)]
 struct Said {
     pcr: u32,

@@ -991,8 +991,8 @@ fn unread_answers_leave_handlers_to_others() {
     target.is_well(&other, MOST_MEMORY);
 }
 
-/// Each call is answered with 1 MiB. The windows stay shut, are opened byte by byte, or are open and nobody reads; from one
-/// address and from four.
+/// Each call is answered with 1 MiB. The windows stay closed, are opened byte by byte, or are open while the client does not read;
+/// from one address and from four.
 #[test]
 fn large_answers_that_nobody_takes_stay_within_the_memory() {
     let message = [&[0, 0, 0, 0, 5][..], b"\x0a\x03abc"].concat();

@@ -423,7 +423,7 @@ fn a_node_that_returns_while_the_external_kms_is_away_learns_why_it_waits() {
     let (tpm, node_tpm) = (member(0, b"image"), Swtpm::start());
     let authority = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     fs::write(dir.path().join("ca.pem"), authority.cert.pem()).unwrap();
-    // nobody listens at port 1
+    // no server listens at port 1
     let wrapped = serde_json::json!({
         "version": 1,
         "kms": format!("kms://vault?address=https://127.0.0.1:1&keyName=a&caFile={}/ca.pem", dir.path().display()),

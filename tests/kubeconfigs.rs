@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 use common::kube_apiserver::build;
 
-/// What the two programs do with a form.
+/// The results of both programs for a form.
 #[derive(Clone, Copy)]
 enum Verdict {
     /// Both take it. The server sees this: a certificate, a token, or both.

@@ -35,7 +35,7 @@ fn hex(digest: LaunchDigest) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What sev-snp-measure answers to these lines.
+/// The answer of sev-snp-measure to these lines.
 fn sev_snp_measure(asked: &str) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let questions = folder.path().join("questions");
@@ -226,7 +226,7 @@ fn firstlight_measure_puts_the_launch_digests_into_the_policy() {
          (1, {genoa}, {hashes:?}, {kernel:?}, {initrd:?}, 'console=ttyS0', 33, 'QEMU')\n"
     ));
 
-    // the firmware alone, for two sizes of machines
+    // only the firmware, for two sizes of machines
     let qemu = ["--snp-firmware", DEBIAN, "--vcpu-type", "EPYC-Milan-v2"];
     let (code, said, errors) = measure(&[&qemu[..], &["--vcpus", "2,4"]].concat());
     assert_eq!(code, 0, "{errors}");

@@ -105,7 +105,7 @@ impl Endorsed {
         (digests, mrtds)
     }
 
-    /// What Google's program has signed: the message inside of the file.
+    /// The message inside the file, which Google's program has signed.
     fn golden(&self) -> Vec<u8> {
         let file = fs::read(self.file("both")).unwrap();
         assert_eq!(file[0], 0x0a);
@@ -123,7 +123,7 @@ fn measure(args: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), said, errors)
 }
 
-/// The policy that `firstlight measure` prints, and what it says beside it.
+/// The policy that `firstlight measure` prints, and its messages on standard error.
 fn measured(args: &[&str]) -> (String, String) {
     let (code, said, errors) = measure(args);
     assert_eq!(code, 0, "{errors}");
@@ -186,7 +186,7 @@ fn launch_digests_are_those_that_google_signed() {
         .clone();
     assert_eq!(registers.keys().collect::<Vec<_>>(), [&15]);
 
-    // the digests stand beside those of the policy, and what is there stays there once
+    // the digests are added to those of the policy; an existing digest is not repeated
     let path = google.path("policy of a TPM.json");
     let other = "ab".repeat(48);
     let with_other = policy.replace(&computed[&2], &other);
@@ -268,7 +268,7 @@ fn mrtds_are_those_that_google_signed() {
     assert_eq!(values, mrtds(&[0, 32]));
     assert!(images(&policy)[0].0 == "google", "{policy}");
 
-    // the file for TDX alone needs no word of the operator, and has one MRTD for machines of all sizes
+    // the file for only TDX needs no option of the operator, and has one MRTD for machines of all sizes
     let alone = google.file("tdx");
     let alone = ["--gce-endorsement", &alone, "--gce-root", &root];
     let (policy, _) = measured(&alone);
@@ -303,7 +303,7 @@ fn mrtds_are_those_that_google_signed() {
     );
     let note = format!("also accepts one with the MRTD {}\n", "aa".repeat(48));
     assert!(said.contains(&note), "{said}");
-    // a machine that reports what Google endorses adds nothing, and nothing is said of it
+    // a machine whose values Google endorses adds nothing, and no message mentions it
     let endorsed = read.replace(&"aa".repeat(48), any_memory);
     fs::write(&path, &endorsed).unwrap();
     let (policy, said) = measured(&[&endorsement[..], &more].concat());
@@ -646,7 +646,7 @@ fn an_altered_endorsement_says_what_was_signed_or_nothing() {
             accepted += 1;
         }
     }
-    // such as a field that nobody knows, behind the signed one
+    // such as an unknown field after the signed one
     assert!(accepted < 300, "{accepted}");
     for len in 0..valid.len() {
         assert!(read(&valid[..len]).is_err(), "{len}");

@@ -261,7 +261,7 @@ fn main() {
             for (tpm_fails, is_stopped) in
                 [(false, false), (true, false), (false, true), (true, true)]
             {
-                // otherwise the race would never end, as with a fresh node that nobody wants
+                // otherwise the race would never end, as for a fresh node that gets neither an init nor a ticket
                 if requests.is_empty() && ticket_at == 0 && !is_stopped {
                     continue;
                 }

@@ -192,11 +192,11 @@ fn each_bad_share_is_named_with_its_fault() {
             &[ONE, "other/share-2-of-3.txt"],
             "other/share-2-of-3.txt is a share of another master secret",
         ),
-        // without a terminal nobody can be asked
+        // without a terminal the command cannot ask for a share
         (&[ONE, "-"], "cannot ask for a share on the terminal"),
     ] {
         let args: Vec<&str> = shares.iter().flat_map(|path| ["--share", path]).collect();
-        // a session of its own has no terminal, whoever runs the test
+        // a new session has no terminal, whatever terminal the test runs in
         let output = Command::new("setsid")
             .arg("--wait")
             .arg(support::program::built("firstlight"))

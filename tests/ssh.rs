@@ -374,7 +374,7 @@ fn the_operator_logs_in_to_a_node_and_recognizes_it() {
         PublicKey::from_line(&fs::read_to_string(operator.path().join("id.pub")).unwrap()).unwrap();
     for certificate in [
         stranger.user_certificate(&key, SystemTime::now()),
-        // the keys of a join service admit nobody
+        // the keys of a join service permit no login
         hosts().user_certificate(&key, SystemTime::now()),
         authority().user_certificate(&key, SystemTime::now() - Duration::from_secs(25 * 3600)),
     ] {

@@ -2,13 +2,13 @@
 # Builds Kubernetes, and what a kubeadm cluster needs beside it, from the Go module proxy: static, stripped, with the
 # version stamped in as in the released programs.
 #
-#   tools/kubernetes.sh [PROGRAM..]     all of them where none is named; prints the folder, PROGRAM is FOLDER/bin/PROGRAM
+#   tools/kubernetes.sh [PROGRAM..]     all of them if none is named; prints the folder, PROGRAM is FOLDER/bin/PROGRAM
 #
 # PROGRAM is one of kubeadm, kubelet, kubectl, kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy,
 # coredns, etcd, pause. KUBERNETES_VERSION takes another release; etcd and CoreDNS follow what its kubeadm asks for.
 # KUBERNETES_SOURCE takes the sources of another release of the same minor version, so that two versions, as an upgrade
 # needs them, are compiled once and linked twice.
-# Go checks every module against the checksum database. Does nothing but print for what is there already.
+# Go checks every module against the checksum database. If a program is built already, it only prints the folder.
 . "$(dirname "$0")/lib.sh"
 
 # The newest minor release whose kubelet starts on cgroup v1 as well as v2, and with Debian 12's containerd 1.6.
@@ -50,7 +50,7 @@ adopt() {
   [ -n "$dir" ] || die "$module $version is not to be had from the Go module proxy"
   sed "s|^module .*|module firstlight.test/$name|; s|=> \./staging/src/\(.*\)|=> \1 v0.$minor.$patch|" "$dir/go.mod" >go.mod
   cp "$dir/go.sum" go.sum; chmod +w go.mod go.sum
-  # what a go.mod in the tree of another repository replaces by a sibling folder is published in the same version
+  # modules that a go.mod replaces by a folder beside it are published in the same version
   sed -i '/=> \.\.\?\//d; /^replace (\s*)$/d' go.mod
   go mod edit -require="$module@$version"
   cp "$dir/LICENSE" LICENSE 2>/dev/null || true
@@ -67,7 +67,7 @@ wanted() {
 build() {
   local name=$1 package=$2 start=$SECONDS
   say "building $name"
-  # aside and then renamed: what is in bin is whole
+  # build under another name, then rename: a file in bin is complete
   nice -n 10 go build -mod=mod -p "$JOBS" -trimpath -buildvcs=false -ldflags "-s -w ${3:-}" -o "$prefix/$name.new" "$package" >&2 ||
     die "$name cannot be built"
   mv "$prefix/$name.new" "$prefix/bin/$name"

@@ -1,7 +1,7 @@
 package main
 
-// The strong form of attested TLS, written from docs/protocol.md alone: another implementation than ours, so that the page is known to
-// be sufficient.
+// The strong form of attested TLS, written only from docs/protocol.md: a second implementation, which shows that the page is
+// sufficient.
 
 import (
 	"bytes"

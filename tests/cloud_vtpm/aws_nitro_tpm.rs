@@ -286,8 +286,8 @@ const OF_OPERATOR: &str = "AKIDOPERATOR";
 pub const OF_ROLE: &str = "ASIAROLE";
 const TOKEN_OF_ROLE: &str = "session";
 
-/// Starts EC2, which says to whom has this access key that the instance of the tests has this owner. Returns its URL and the number of
-/// its requests.
+/// Starts a server in EC2's place. It tells a caller with this access key that the tests' instance has this owner. Returns its URL
+/// and the number of its requests.
 pub fn api(owner: &'static str, key: &'static str) -> (String, Arc<AtomicUsize>) {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = requests.clone();

@@ -1,5 +1,5 @@
-//! `aws-sev-snp` with a NitroTPM: beside the report of the chip, a machine sends an attestation document of AWS's hypervisor. The chip and
-//! the hypervisor are of the tests; the NitroTPM is an emulation ([`crate::nitro_tpm`]).
+//! `aws-sev-snp` with a NitroTPM: in addition to the chip's report, a machine sends an attestation document of AWS's hypervisor.
+//! The chip and the hypervisor are of the tests; the NitroTPM is an emulation ([`crate::nitro_tpm`]).
 
 use std::fs;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::nitro_machine::sent;
 use crate::nitro_tpm::{Fault, NSM_REQUEST, NitroTpm};
 use crate::sev_snp::{ASK, Asked, Chip, aws, aws_with, ours, with};
 
-/// What a policy demands of a machine with this value of PCR 4.
+/// The requirements of a policy on a machine with this value of PCR 4.
 fn policy(authority: &Authority, digit: &str) -> Value {
     with(ours(), &demands(authority, digit))
 }
@@ -273,7 +273,7 @@ fn ec2_says_the_account_of_the_machine_whose_instance_the_hypervisor_signed() {
     let issuer = aws_with(&cloud, Chip::new(|_| ()), signed(&authority, |_| ()));
     let document = issuer.issue(USER_DATA, NONCE).unwrap();
     let own = with_list(policy(&authority, "0"), "accounts", "123456789012");
-    // these programs fetch, and nobody is asked for AMD's list
+    // these programs may fetch, and send no request for AMD's list
     let own = with(own, &json!({"snp": {"revocationList": "optional"}}));
     let (sources, requests) = ec2("123456789012");
     let judge = validator_with(&VARIANT, &own, &sources);
@@ -302,7 +302,7 @@ fn ec2_says_the_account_of_the_machine_whose_instance_the_hypervisor_signed() {
         .to_string();
     let why = "account of the machine is \"210987654321\"";
     assert!(error.contains(why), "{error}");
-    // the chip alone names no instance about which somebody could be asked
+    // the chip names no instance, so no service could be asked about it
     let (sources, requests) = ec2("123456789012");
     let document = aws(&cloud, Chip::new(|_| ())).issue(USER_DATA, NONCE);
     let judge = validator_with(&VARIANT, &own, &sources);

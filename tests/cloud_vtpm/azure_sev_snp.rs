@@ -307,7 +307,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
     }
 }
 
-/// The certificate beside this report is of another chip, so its signature cannot be verified.
+/// The certificate in the same file belongs to another chip, so the signature of this report cannot be verified.
 #[test]
 fn a_genuine_report_of_azure_is_read_and_the_certificate_of_another_chip_refused() {
     let folder = rust_crate("az_cvm_vtpm", "az-cvm-vtpm").join("test");

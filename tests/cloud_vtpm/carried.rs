@@ -29,7 +29,7 @@ use crate::sev_snp::{Chip, aws, ours, with};
 
 /// The cluster of the service.
 const CLUSTER: [u8; 32] = [7; 32];
-/// What a node says without a list that counts.
+/// The warning of a node without a usable list.
 const NOT_KNOWN: &str = "whether AMD has revoked the chip's certificates is not known";
 
 thread_local! {

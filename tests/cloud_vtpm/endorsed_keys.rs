@@ -1,5 +1,5 @@
-//! Whose attestation key a platform endorses. A chip signs what its guest asks for, so whoever has such a machine can have any key in a report: the
-//! report endorses the key only if the policy knows the firmware that put it there.
+//! Tests which attestation keys a platform endorses. A chip signs what its guest asks for, so the owner of such a machine can put
+//! any key into a report: the report endorses the key only if the policy knows the firmware that put it there.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::aws_nitro_tpm::INSTANCE;
 use crate::cloud_tpm::NONCE;
 use crate::sev_snp::{ours, with};
 
-/// What a policy can say of the report in a document.
+/// A policy's requirements on the report in a document.
 struct Said {
     measurement: String,
     id_key: String,
@@ -43,7 +43,7 @@ fn policy(further: Value) -> Policy {
     Policy::from_json(&with(registers, &further).to_string()).unwrap()
 }
 
-/// What the judge of a policy says of a document whose key the policy does not name.
+/// The verifier's result for a document whose key the policy does not name.
 #[derive(Debug, PartialEq)]
 enum Belief {
     /// A platform endorses the key.

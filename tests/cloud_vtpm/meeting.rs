@@ -19,7 +19,7 @@ pub type Sample = (Vec<u8>, Arc<dyn Validator>);
 pub struct Correct {
     pub variant: &'static Variant,
     pub issuer: Arc<dyn Issuer>,
-    /// What a policy has beside the registers.
+    /// The other fields of a policy, without the registers.
     pub policy: Value,
     /// Intel's collateral (JSON), if its evidence is a quote of TDX.
     pub collateral: Option<String>,

@@ -418,7 +418,7 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
         }
     });
     let folder = tempfile::tempdir().unwrap();
-    // AMD's list is here: nobody is asked for it
+    // AMD's list is given here, so it is not requested
     let list = Hierarchy::get().list("ark", &[], "20240101000000Z", "20490101000000Z");
     std::fs::write(folder.path().join("vcek-milan.crl"), list).unwrap();
     let verify = |pcr: &str, more: &[&str]| {
@@ -439,7 +439,7 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
     };
     let (code, said) = verify("11", &[]);
     assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
-    // what it proves all the same is shown, but nobody has vouched for its key
+    // the proven values are shown, but nothing vouches for the key
     for shown in [
         "PCR 9   differs",
         "\nbelieved:  any key\n",

@@ -193,7 +193,7 @@ fn a_command_that_never_ends_costs_a_machine_seconds_and_its_document() {
     let error = documents_of(&Documents::default(), &mut tpm).unwrap_err();
     assert!(error.contains("did not answer within 20 s"), "{error}");
     tpm.quotes(KeySource::Own, &[1; 32], &[]).unwrap();
-    // nobody could end the session
+    // no program could end the session
     assert_eq!(setting.nitro.left(), (0, 1));
 }
 

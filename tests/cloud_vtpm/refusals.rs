@@ -1,4 +1,4 @@
-//! How long the refusals of certificates and documents are.
+//! Tests how long the refusals of certificates and documents are.
 
 use common::long_certificate::with_long_algorithm;
 use rcgen::KeyPair;
@@ -14,7 +14,7 @@ use verifier::refusal::Kind;
 use crate::authority::{Authority, PublicKey, other_usage};
 use crate::gcp_sev_es::good;
 
-/// Each refusal goes to a log, and whoever reaches a service can cause one. The certificates have almost the maximum length of 4 KiB.
+/// Each refusal goes to a log, and any peer that can reach a service can cause one. The certificates have almost the maximum length of 4 KiB.
 #[test]
 fn a_refusal_is_short_whatever_a_certificate_has() {
     let authority = Authority::new();

@@ -93,7 +93,7 @@ impl Services {
 fn put(folder: &TempDir, policy: &Value) {
     let mut policy = policy.clone();
     policy["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
-    // nobody is asked for AMD's list
+    // no request for AMD's list is sent
     if policy.get("amdRootKey").is_some() {
         policy["snp"]["revocationList"] = "optional".into();
     }

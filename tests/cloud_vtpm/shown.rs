@@ -1,4 +1,4 @@
-//! What `firstlight verify` shows of the platform of each variant. Policies name the roots of the tests.
+//! Tests the output of `firstlight verify` about the platform of each variant. Policies name the roots of the tests.
 
 use std::fs;
 use std::net::TcpListener;
@@ -15,13 +15,13 @@ use crate::meeting::Correct;
 use crate::sev_snp::with;
 use crate::{aws_nitro_tpm, azure_sev_snp, azure_tdx, azure_trustedlaunch, gcp_sev_es, sev_snp};
 
-/// What the program printed: exit code, standard output, standard error.
+/// The result of the program: exit code, standard output, standard error.
 type Said = (i32, String, String);
 
 fn verify(folder: &Path, variant: &Variant, policy: &Value, more: &[&str]) -> Said {
     let mut policy = policy.clone();
     policy["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
-    // nobody is asked for AMD's list
+    // no request for AMD's list is sent
     if policy.get("amdRootKey").is_some() {
         policy["snp"]["revocationList"] = "optional".into();
     }
@@ -88,7 +88,7 @@ fn part(name: &str, got: u64) -> Value {
     json!({"name": name, "got": got, "minimum": got})
 }
 
-/// What the correct report of the tests proves.
+/// The claims that the correct report of the tests proves.
 fn of_chip() -> Value {
     let tcb = "fmc 0, bootloader 4, tee 1, snp 24, microcode 219";
     let properties = [

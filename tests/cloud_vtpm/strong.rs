@@ -1,5 +1,5 @@
-//! What a fresh node with `require=strong` demands of a join service by its own platform. The services run the node's image, or claim so:
-//! their SHA-256 registers are those of the node.
+//! The requirements of a fresh node with `require=strong` on a join service, which it derives from its own platform. The services
+//! run the node's image, or claim so: their SHA-256 registers are those of the node.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const LOADER: &[u8] = b"the boot loader";
 const MRTD: u8 = 0xa0;
 const STORED_MRTD: std::ops::Range<usize> = 32 + 528..32 + 576;
 
-/// What a fresh node with this TPM demands, whose `service-policy` has these members.
+/// The requirements of a fresh node with this TPM, whose `service-policy` has these fields.
 fn trust(
     variant: &'static Variant,
     tpm: &Location,
@@ -157,7 +157,7 @@ fn a_node_at_aws_demands_the_sha_384_registers_that_it_has_itself() {
     let why = "sent no attestation document of its NitroTPM";
     expect_refused(join(&strict, Arc::new(of_program)), why);
 
-    // the registers that the policy names count beside the node's own
+    // the registers in the policy are required in addition to the node's own
     let zero = json!({"cloud": {"roots": [authority.root_pem()], "sha384": {"4": "0".repeat(96)}}});
     let wide = trust(&aws_nitro_tpm::VARIANT, &tpm, &zero).unwrap();
     join(&wide, member.issuer()).unwrap();
@@ -199,7 +199,7 @@ fn a_node_at_azure_demands_the_signer_of_its_own_paravisor() {
     let member = boot_of(|_| (), true);
     let proof = join(&strict, member.issuer()).unwrap();
     assert!(!proof.by_any_key);
-    // whoever has such a processor signs firmware of his own, which claims any key
+    // an owner of such a processor can sign their own firmware, which can claim any key
     let other = boot_of(|report| report[0xe0..0x110].fill(0x99), true);
     expect_refused(join(&strict, other.issuer()), "ID_KEY_DIGEST");
     // an operator names other firmware
@@ -208,7 +208,7 @@ fn a_node_at_azure_demands_the_signer_of_its_own_paravisor() {
     join(&named, other.issuer()).unwrap();
     expect_refused(join(&named, member.issuer()), "ID_KEY_DIGEST");
 
-    // nobody has signed the firmware of this machine
+    // the firmware of this machine is not signed
     let unsigned = boot_of(|report| report[0xe0..0x110].fill(0), false);
     let error = trust(&azure_sev_snp::VARIANT, &unsigned.cloud.location(), &root);
     let error = error.err().unwrap().to_string();

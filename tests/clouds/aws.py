@@ -95,7 +95,7 @@ credentials = {}
 for role in ("control-plane", "worker", "verifier"):
     policy = json.loads(pathlib.Path(sys.argv[1], f"aws-{role}.json").read_text())
     for statement in policy["Statement"]:
-        # moto takes the first part of an action from the name of the service in the signature, which differs for tags alone
+        # moto takes the first part of an action from the service's name in the signature, which differs only for tags
         statement["Action"] += [action.replace("tag:", "tagging:") for action in statement["Action"] if action.startswith("tag:")]
     trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
     arn = iam.create_role(RoleName=role, AssumeRolePolicyDocument=json.dumps(trust))["Role"]["Arn"]

@@ -252,7 +252,7 @@ fn expired_tokens_and_credentials_are_renewed() {
     assert_eq!(metadata.peers().unwrap().len(), 1);
     assert_eq!(imds.tokens.load(Ordering::SeqCst), 2);
     assert_eq!(imds.credentials.load(Ordering::SeqCst), 3);
-    // those that end in four minutes are renewed before that
+    // credentials that expire in four minutes are renewed before that
     imds.set(path, &credentials("ASIASECOND", 240).to_string());
     let (near_end, fresh) = with_ec2(|_| page(1, 1, None));
     fresh.set(path, &credentials("ASIASECOND", 240).to_string());
@@ -315,7 +315,7 @@ fn a_metadata_service_without_tags_or_role_says_what_to_do() {
     imds.set("meta-data/tags/instance/constellation-role", &long);
     let problem = error(metadata.own_instance());
     assert!(problem.len() < 500, "{problem}");
-    // nobody answers: in a pod the hop limit is too low
+    // no answer comes: in a pod the hop limit is too low
     let nobody = client("aws", "http://127.0.0.1:1");
     let problem = error(nobody.own_instance());
     assert!(problem.contains("hop limit"), "{problem}");

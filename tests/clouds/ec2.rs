@@ -104,7 +104,7 @@ fn an_operator_asks_with_the_variables_of_aws() {
             "AWS_SESSION_TOKEN" => &credentials["Token"],
             "AWS_ENDPOINT_URL_EC2" => &cluster["url"],
             "AWS_DEFAULT_REGION" => return Some("eu-central-1".into()),
-            // nobody is there: no request may need it
+            // no server is there: no request may need it
             "AWS_EC2_METADATA_SERVICE_ENDPOINT" => return Some("http://127.0.0.1:1".into()),
             _ => return None,
         };
@@ -195,7 +195,7 @@ fn a_machine_that_is_not_of_the_account_or_does_not_run_is_refused_by_name() {
         let error = error.to_string();
         assert!(error.contains(why) && error.contains(id), "{error}");
     }
-    // whoever is refused does not keep others from an answer
+    // a refused machine does not keep others from an answer
     let own = moto.cluster["machines"][0]["instanceId"].as_str().unwrap();
     of_moto.ec2_instance(own).unwrap();
 

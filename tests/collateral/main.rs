@@ -77,7 +77,7 @@ fn milan_bytes() -> Vec<u8> {
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
-/// A report of another Milan, whose certificate nobody has.
+/// A report of another Milan, whose certificate no server has.
 fn other_milan(number: u8) -> Report {
     let mut bytes = milan_bytes();
     bytes[0x1a0] ^= number;
@@ -696,7 +696,7 @@ fn a_server_that_refuses_delays_neither_known_chips_nor_other_servers() {
             .unwrap_err();
         assert_eq!(error.kind, Kind::Busy, "{error}");
         let before = amd.targets().len();
-        // no further request is sent to it, not even for another chip, and nobody waits
+        // no further request is sent to it, not even for another chip, and no caller waits
         for _ in 0..5 {
             let error = sources
                 .snp_certificates(&other_milan(1), Product::Milan)
@@ -1216,7 +1216,7 @@ fn altered_contents_are_refused_or_are_what_was_asked_for() {
     }
 }
 
-/// What `firstlight collateral` prints is what a machine sends and what a validator takes.
+/// A machine can send the output of `firstlight collateral`, and a verifier accepts it.
 #[test]
 fn the_operators_command_fetches_for_those_who_have_no_network() {
     let (amd_server, intel) = (Server::start(kds), Server::start(pcs));

@@ -1,4 +1,4 @@
-//! An HTTPS server that answers as a test says, and notes what it was asked. Its certificate is its own.
+//! An HTTPS server that answers as a test says, and notes what it was asked. Its certificate is self-signed.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -95,7 +95,7 @@ fn each_fault_of_a_certificate_is_refused_by_its_name() {
         .unwrap();
 }
 
-/// It goes to a log, and whoever reaches a service can cause it.
+/// It goes to a log, and any peer that can reach a service can cause it.
 #[test]
 fn a_refusal_is_short_whatever_a_certificate_is_for() {
     let why = refusal(["vcek-usages", "ask", "ark"]);

@@ -1,4 +1,4 @@
-//! What a policy demands of SEV-SNP machines, as its JSON (`snp`) says it.
+//! The requirements of a policy on SEV-SNP machines, in its JSON (`snp`).
 
 use hardware::refusal::Refusal;
 use hardware::snp::demands::Demands;
@@ -142,7 +142,7 @@ fn each_demand_that_is_not_met_is_named() {
     }
 }
 
-/// What one of the four TCBs, or another field of the report, does not meet, while the others do.
+/// Requirements that only one of the four TCBs, or another field of the report, does not meet.
 #[test]
 fn each_field_of_a_report_must_meet_the_demand() {
     let floors = || floor("bootloader", 3);

@@ -19,7 +19,7 @@ use crate::{amd, evidence, milan_report};
 /// Report, VCEK, ASK, ARK.
 type Case = [Vec<u8>; 4];
 
-/// What we refuse and the peer does not look at: dates, names, extensions, versions of the TCB, and what no operator wants.
+/// Faults that we refuse and the peer does not check: dates, names, extensions, versions of the TCB, and properties that no operator wants.
 const STRICTER: [&str; 18] = [
     // the unused bytes of its numbers are not zero
     "the signature has no form",

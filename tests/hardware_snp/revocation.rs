@@ -94,7 +94,7 @@ fn an_altered_list_is_refused() {
     assert!(verify(&[]).is_err());
 }
 
-/// The library would leave such a list out, and accept a revoked authority: nobody need sign what nobody looks at.
+/// The library would ignore such a list, and accept a revoked authority; it would not even check the list's signature.
 #[test]
 fn a_list_that_says_that_it_is_for_other_certificates_counts_only_if_the_root_signed_it() {
     let list = by_the_root(&["09"]);

@@ -54,7 +54,7 @@ pub struct Parts {
     pub qe_status: &'static str,
     /// When the TCB information and the QE identity were issued, until when they are valid, and the number of their evaluation (JSON).
     pub dates: String,
-    /// What is replaced in the TCB information and the QE identity, by what.
+    /// The replacements in the TCB information and the QE identity.
     pub info: Vec<(&'static str, &'static str)>,
     pub identity: Vec<(&'static str, &'static str)>,
     /// The key that signs the quote, the enclave's report, the texts of the collateral is another one.

@@ -179,7 +179,7 @@ fn each_changed_byte_of_a_genuine_quote_is_refused() {
         let good = verify(&quote, &collateral, now).unwrap();
         // the padding of a sample is not a part of the quote
         let end = quote.iter().rposition(|byte| *byte != 0).unwrap();
-        // nobody reads the copy of the root, which is the third certificate: the built-in one counts
+        // the third certificate, a copy of the root, is not read: the built-in root is used
         let begin = b"-----BEGIN CERTIFICATE-----";
         let mut begins = (0..end).filter(|at| quote[*at..].starts_with(begin));
         let root = begins.nth(2).unwrap();
@@ -390,8 +390,8 @@ fn a_policy_that_means_nothing_is_refused() {
     assert_eq!(serde_json::to_string(&demands).unwrap(), all);
 }
 
-/// Why we may refuse what the peer accepts: it ignores a type, what follows a quote and its parts, certificates behind those that it needs, some
-/// attributes of the TD, the PCE ID, and when a list was issued.
+/// The reasons for which we may refuse a quote that the peer accepts: it ignores a type, bytes after a quote and its parts,
+/// certificates that it does not need, some attributes of the TD, the PCE ID, and the date when a list was issued.
 const STRICTER: [&str; 10] = [
     "certification data of the type",
     "follow the quote",

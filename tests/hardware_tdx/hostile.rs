@@ -1,4 +1,4 @@
-//! What is refused, and by which name: each time one thing is wrong with a quote that a hierarchy of our own signs.
+//! Quotes that a hierarchy of the tests signs, each with one fault: each is refused, and the error names the fault.
 
 use common::long_certificate::with_long_algorithm;
 use hardware::Refusal;
@@ -152,7 +152,7 @@ fn pem(der: &[u8]) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{base64}\n-----END CERTIFICATE-----\n")
 }
 
-/// Each refusal goes to a log, and whoever reaches a service can cause one.
+/// Each refusal goes to a log, and any peer that can reach a service can cause one.
 #[test]
 fn a_refusal_is_short_whatever_a_machine_sends() {
     const TEXT: usize = 30 << 10;

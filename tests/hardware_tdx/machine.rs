@@ -234,7 +234,7 @@ impl Sources for Asked {
     }
 }
 
-/// Anybody can write a quote with a certificate of his own that names a platform.
+/// Anybody can write a quote with their own certificate that names a platform.
 #[test]
 fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy() {
     let judged = |change: fn(&mut Parts), further: &str, root: Option<&Signed>| {

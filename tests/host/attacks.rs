@@ -1,4 +1,4 @@
-//! The attacks: what a host gives a machine, and the mark by which it shows that it worked.
+//! The attacks: for each, the input that a host gives a machine, and the mark that shows that the attack worked.
 
 use super::Image;
 use machine::host::{Variable, Vendor, utf16};
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 use support::boot_image::run;
 
-/// Where a mark shows.
+/// The place where a mark appears.
 pub enum Seen {
     /// On the serial console: the word `host-runs-NAME`, written by the attack itself.
     Console,
@@ -22,7 +22,7 @@ pub enum Seen {
     SecondConsole(&'static str),
 }
 
-/// What a host tries.
+/// An attack of a host.
 pub struct Attack {
     /// Its name.
     pub name: &'static str,
@@ -34,7 +34,7 @@ pub struct Attack {
     pub works: fn(Image) -> bool,
 }
 
-/// What all attacks of a boot give.
+/// The inputs of all attacks of a boot together.
 pub struct Given<'a> {
     pub machine: &'a mut Machine,
     variables: Vec<Variable>,

@@ -11,7 +11,7 @@ use std::process::Command;
 use support::boot_image::{disk, run};
 
 const DISK: u64 = 64 << 20;
-/// How the words begin without which the image of mkosi does not boot.
+/// The beginnings of the words on the command line without which the image of mkosi does not boot.
 const BARE: [&str; 5] = [
     "roothash=",
     "console=",
@@ -43,8 +43,8 @@ pub fn node(name: &str, image: Image) -> Result<Setting> {
     Setting::around(machine, DISK, &policy)
 }
 
-/// The same machine with the same systems, in which is nothing of ours. The image of mkosi stays as it is, but its command line has only
-/// the words without which it does not boot.
+/// The same machine with the same systems, but without anything of Firstlight. The image of mkosi stays as it is, but its command
+/// line has only the words without which it does not boot.
 pub fn without_us(name: &str, image: Image) -> Result<Machine> {
     let mut machine = new_machine(name)?;
     match image {
@@ -75,7 +75,7 @@ fn command_line(machine: &Machine, image: &Path) -> Result<String> {
     Ok(line.trim_end_matches(['\0', '\n']).to_owned())
 }
 
-/// Makes a copy of the unified kernel image beside a disk image, which has no more words on its command line than it needs.
+/// Makes a copy of the unified kernel image of a disk image. The copy has only the necessary words on its command line.
 fn with_bare_command_line(machine: &Machine, image: &Path) -> Result<PathBuf> {
     let line = command_line(machine, image)?;
     let needed = line

@@ -199,7 +199,7 @@ fn ready(setting: &mut Setting) -> Result<Vm> {
     Ok(vm)
 }
 
-/// What is typed before somebody reads the console is lost.
+/// Text that is typed before a program reads the console is lost.
 fn first_answer(vm: &mut Vm) -> Result<()> {
     let deadline = Instant::now() + BOOT;
     while let Err(error) = vm.command("true", Duration::from_secs(20)) {

@@ -26,7 +26,7 @@ const ECDSA_WITH_SHA256: &[u8] = b"\x30\x0a\x06\x08\x2a\x86\x48\xce\x3d\x04\x03\
 const ECDSA_WITH_SHA384: &[u8] = b"\x30\x0a\x06\x08\x2a\x86\x48\xce\x3d\x04\x03\x03";
 /// Another variant's object identifier.
 const OTHER_OID: &[u8] = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x01, 0x01];
-/// keyUsage, which has no meaning here; extKeyUsage with clientAuth alone (RFC 5280 §4.2.1).
+/// keyUsage, which has no meaning here; extKeyUsage with only clientAuth (RFC 5280 §4.2.1).
 const UNKNOWN: &[u8] = b"\x30\x0b\x06\x03\x2a\x03\x04\x01\x01\xff\x04\x01\x00";
 const CLIENT_AUTH: &[u8] =
     b"\x30\x13\x06\x03\x55\x1d\x25\x04\x0c\x30\x0a\x06\x08\x2b\x06\x01\x05\x05\x07\x03\x02";

@@ -1,4 +1,4 @@
-//! What a server of the strong form sends in place of its offer and its proof, to a client that has proved nothing of it yet.
+//! Messages that a server of the strong form sends in place of its offer and its proof, to a client that has not yet verified the server.
 
 use std::io::Write;
 use std::net::Shutdown;

@@ -13,10 +13,10 @@ const COMMAND_LINE: &str =
     "console=ttyS0 panic=-1 nokaslr loglevel=4 no_timer_check lockdown=confidentiality";
 /// The line of our kernel that refuses.
 const REFUSED: &str = "refused: a table of the host wants";
-/// What says in an error of ACPI that a table of its own is read-only to AML.
+/// The part of an ACPI error that says that AML may only read its own table.
 const READ_ONLY: &str = "AE_ACCESS";
 
-/// What the machine says of itself; see [`INIT_SCRIPT`].
+/// The machine's report about itself; see [`INIT_SCRIPT`].
 struct Said(Vec<String>);
 
 /// Each line has a word that says what it is about.
@@ -191,7 +191,7 @@ fn boot(machine: &mut Machine) -> Result<Said> {
 }
 
 impl Said {
-    /// What follows the word, in each line that begins with it.
+    /// Returns the rest of each line that begins with the word.
     fn all(&self, word: &str) -> Vec<&str> {
         let after = |line: &'_ String| line.starts_with(word).then_some(word.len() + 1);
         self.0
@@ -211,7 +211,7 @@ impl Said {
     }
 }
 
-/// What the table reaches for.
+/// The memory that the table accesses.
 struct Addresses {
     /// The machine's name, in `struct new_utsname` the second of six fields of 65 bytes.
     name: u64,

@@ -1,6 +1,6 @@
-//! The sandbox of firstlight-evidence.service, as a real systemd makes it, on a member of a cluster. The unit as it is proves the machine
-//! to a join service and to whoever asks that. With a drop-in that only replaces the program, the rest of the unit shows what it lets a
-//! program do: what a confidential machine needs and what a cloud needs, and no more.
+//! The sandbox of firstlight-evidence.service, as a real systemd makes it, on a member of a cluster. The unchanged unit proves the
+//! machine to a join service, and to the service's callers. With a drop-in that only replaces the program, the rest of the unit
+//! shows what it lets a program do: what a confidential machine needs and what a cloud needs, and no more.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use support::boot_image::run;
 use super::{CLOUD, DISK, Maker, SYSTEMD_252, SYSTEMD_257_LINUX_6_12, machine};
 
 const SERVICE: &str = "firstlight-evidence.service";
-/// The ports of the join service in the machine: for nodes, and for whoever asks for a document by HTTP.
+/// The ports of the join service in the machine: for nodes, and for callers that request a document by HTTP.
 const JOIN: u16 = 30090;
 const DOCUMENTS: u16 = 30080;
-/// What Google's metadata service says of a machine.
+/// The answers of Google's metadata service about a machine.
 const METADATA: [(&str, &str); 3] = [
     ("instance/zone", "projects/7/zones/europe-west3-b"),
     ("instance/name", "node-1"),
@@ -137,7 +137,7 @@ fn proves_the_machine(setting: &Setting, vm: &mut Vm) -> Result<()> {
     Ok(())
 }
 
-/// What a program may do in the sandbox.
+/// Actions that a program may take in the sandbox.
 const MAY: [&str; 6] = [
     "mkdir /sys/kernel/config/nullb/probe && rmdir /sys/kernel/config/nullb/probe",
     "busybox wget -q -O - http://169.254.169.254/computeMetadata/v1/instance/zone",
@@ -146,7 +146,7 @@ const MAY: [&str; 6] = [
     ": <>/dev/tpm0",
     ": <>/dev/sev-guest",
 ];
-/// What it may not do, and why not.
+/// Actions that it may not take, and the expected errors.
 const MAY_NOT: [(&str, &str); 8] = [
     (": >/sys/block/vda/queue/read_ahead_kb", READ_ONLY),
     (
@@ -270,7 +270,7 @@ fn document(vm: &mut Vm) -> Result<Value> {
     let end = Instant::now() + Duration::from_secs(60);
     let answer = loop {
         match agent.get(&url).call() {
-            // nobody listens there yet
+            // no server listens there yet
             Err(error) if !matches!(error, ureq::Error::StatusCode(_)) && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(500));
             }

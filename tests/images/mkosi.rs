@@ -1,5 +1,5 @@
 //! The image that `make mkosi` builds: its machine becomes a node and comes back by rejoin, with the registers that `firstlight
-//! measure` computed from the image alone; nobody gets a shell; a changed byte, several images and a full disk are named.
+//! measure` computed from only the image; nobody gets a shell; a changed byte, several images and a full disk are named.
 
 use super::DISK;
 use machine::flow::{self, INIT, PATIENCE, Setting};
@@ -18,7 +18,7 @@ const ESP_OFFSET: &str = "@@1M";
 const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 /// Time limit of a phase of kubeadm, which has to be installed first.
 const KUBEADM: Duration = Duration::from_secs(900);
-/// What a person who sits at the console could type, and what only a shell answers.
+/// Text that a person at the console could type, and the answer that only a shell would give.
 const TYPED: &str = "echo shell-$((6*7))";
 const ANSWER: &str = "shell-42";
 
@@ -97,7 +97,7 @@ fn the_image_of_mkosi_names_what_a_new_machine_lacks() -> Result<()> {
     nobody_logs_in(&vm)
 }
 
-/// The image with containers' images beside it, since there is no registry.
+/// The image, and a disk with container images, because there is no registry.
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn kubeadm_of_the_image_makes_a_control_plane_up_to_its_kubelet() -> Result<()> {
@@ -188,7 +188,7 @@ fn measure_names_several_images_and_one_that_a_full_partition_cut_off() -> Resul
     let alone = policy(&copy)?;
     let uki = image.with_extension("efi");
 
-    // beside the one that the firmware starts, others change nothing
+    // other images than the one that the firmware starts change nothing
     let esp = format!("{}{ESP_OFFSET}", copy.display());
     let mtool = |name: &str| {
         let mut command = Command::new(name);

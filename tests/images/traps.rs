@@ -1,5 +1,5 @@
-//! What keeps a machine from its disk: each is named on the console within seconds, and no operating system starts while the disk
-//! is closed.
+//! Faults that keep a machine from opening its disk. The console names each within seconds, and no operating system starts while
+//! the disk is closed.
 
 use super::{
     CLOUD, DRACUT, DRACUT_13, INITRAMFS_TOOLS, INITRAMFS_TOOLS_13, INITRAMFS_TOOLS_UBUNTU, Maker,
@@ -472,7 +472,7 @@ impl Relay {
                 if ended.load(Ordering::Relaxed) {
                     return;
                 }
-                // where nobody listens, the guest sees the connection closed at once
+                // if no server listens there, the guest sees the connection closed at once
                 if let Ok(host) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)) {
                     both_ways(&guest, &host);
                 }

@@ -148,7 +148,7 @@ pub fn test_method(method: &str) -> String {
 
 // ---- our server ----
 
-/// What a handler saw of a call that its client cancelled.
+/// A handler's view of a call that its client cancelled.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Seen {
     /// `StreamingInputCall` began.

@@ -342,7 +342,7 @@ fn foreign_names_are_denied_and_requests_without_a_record_are_left() {
     setup.eventually_decided("moved", "Approved", "attested");
 }
 
-/// What AWS's controller writes into a Node, and a kubelet then requests. moto is the cloud.
+/// The names and addresses that AWS's controller writes into a Node, and that a kubelet then requests. moto is the cloud.
 #[test]
 #[ignore = "needs a kube-apiserver: make kubernetes-api"]
 fn names_and_addresses_of_a_clouds_controller_are_confirmed_by_the_cloud() {

@@ -44,7 +44,7 @@ keys = [kms.create_key(KeyUsage=USAGE)["KeyMetadata"]["Arn"] for _ in range(2)]
 kms.create_alias(AliasName="alias/firstlight", TargetKeyId=keys[0])
 signing = kms.create_key(KeyUsage="SIGN_VERIFY", KeySpec="RSA_2048")["KeyMetadata"]["Arn"]
 disabled = kms.create_key(KeyUsage=USAGE)["KeyMetadata"]["Arn"]
-# moto knows it by its ID alone here
+# here moto knows it only by its ID
 kms.disable_key(KeyId=disabled.rsplit("/")[-1])
 
 

@@ -102,9 +102,9 @@ fn key(service: &Program) -> Vec<u8> {
     answer.data_key.clone()
 }
 
-/// A service that a program beside this file serves over TLS. It ends with its standard input, and thus with this process.
+/// A service that a program in this folder serves over TLS. It ends with its standard input, and thus with this process.
 struct Peer {
-    /// What it prints first.
+    /// The first line of its output.
     found: Value,
     /// Has `ca.pem`.
     folder: TempDir,

@@ -24,7 +24,7 @@ struct Store<'a> {
     other: (String, Env<'a>),
     /// Replaces a file, as somebody does who may write anything.
     replace: &'a dyn Fn(&str),
-    /// What the errors name: the permission to write, a file and a bucket that are missing.
+    /// Parts of the errors that name the permission to write, a missing file and a missing bucket.
     errors: [&'a str; 3],
 }
 

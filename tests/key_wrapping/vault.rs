@@ -117,7 +117,7 @@ impl Vault {
         self.call("PUT", "sys/seal", json!({}));
     }
 
-    /// Returns a token with this policy alone (HCL).
+    /// Returns a token with only this policy (HCL).
     fn token(&self, name: &str, policy: &str) -> String {
         let path = format!("sys/policies/acl/{name}");
         self.call("PUT", &path, json!({"policy": policy}));
@@ -366,7 +366,7 @@ fn a_token_goes_only_to_a_server_that_the_operator_named() {
     let uri = vault.uri("firstlight");
     wrap(dir.path(), &vault.root, &uri, &["--create-key"]).unwrap();
 
-    // whoever wrote this file gets the connection of each command, and would get the token
+    // the author of this file gets a connection from each command, and would get the token
     let thief = TcpListener::bind("127.0.0.1:0").unwrap();
     thief.set_nonblocking(true).unwrap();
     let file = fs::read_to_string(dir.path().join("wrapped.json")).unwrap();

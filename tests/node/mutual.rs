@@ -200,7 +200,7 @@ fn an_operator_verifies_a_join_service_that_refuses_him() {
     assert!(!nothing.1.contains("proven"), "{nothing:?}");
 }
 
-/// Whoever has the evidence socket of a machine relays its proofs: the operator's commands refuse them, so he gets no secret.
+/// An attacker with the evidence socket of a machine relays its proofs: the operator's commands refuse them, so the attacker gets no secret.
 #[test]
 fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
     let setting = Setting::new();
@@ -251,7 +251,7 @@ fn whoever_has_the_evidence_socket_cannot_pose_as_a_server_that_gets_secrets() {
     expect(&asked, 3, &["attestation refused", "PCR 15"]);
     let asked = ask(&["status", &init]);
     assert!(asked.1.contains(refused), "{asked:?}");
-    // the same proof is good for whoever looks for a join service
+    // a client of a join service accepts the same proof
     let proven = ask(&["verify", &init, "--cluster-id", &hex(&own_cluster())]);
     expect(&proven, 0, &["proven", "role:      join service"]);
 }
@@ -411,7 +411,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     refused(node().require_strong());
     service.expect("the node has the setting require=strong");
 
-    // nobody gets a ticket by this policy, and nobody is told that his own proof is wrong
+    // under this policy no node gets a ticket, and no node is told that its own proof is wrong
     let text = text.strip_suffix('}').unwrap();
     let next = setting.file("next.json", format!(r#"{text},"require":"strong"}}"#));
     std::fs::rename(next, &policy).unwrap();

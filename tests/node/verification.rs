@@ -173,7 +173,7 @@ fn our_operator_verifies_a_verification_service_of_the_old_system() {
     expect(&verify(USER_DATA), 0, &["proven", "form:      plain", &id]);
     let other = verify(b"VerifyServices");
     expect(&other, 3, &["not one of a verification service"]);
-    // nobody answers
+    // no server answers
     let nobody = format!("{}:30081", setting.host(9));
     let nobody = verify_by(&setting, &policy, &nobody, &["--plain", "--fresh"]);
     expect(&nobody, 4, &["unreachable"]);

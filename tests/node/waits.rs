@@ -6,8 +6,8 @@ use std::process::Command;
 use crate::program::Program;
 use crate::setting::Setting;
 
-/// A TPM that accepts connections and never answers: nobody reads what the kernel receives. swtpm has the port for commands, and
-/// the next one for control.
+/// A TPM that accepts connections and never answers: no program reads the received bytes. swtpm has the port for commands, and the
+/// next one for control.
 struct SilentTpm([TcpListener; 2]);
 
 impl SilentTpm {

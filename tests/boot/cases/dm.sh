@@ -124,7 +124,7 @@ dm_guest open state $UUID $D1 $T/pass integrity create >$T/refused 2>&1 && fail 
 }
 verdict failure-leaves-nothing "$(dmsetup ls)" [ "$(dmsetup ls | grep -c state)" = 0 ]
 
-# ---- what a killed process left, the integrity device alone, is refused and can be closed
+# ---- a killed process left only the integrity device: it is refused, and can be closed
 must ours $D1 create
 must dmsetup remove state
 ours $D1 existing >$T/refused 2>&1 && fail leftover-refused "mapped" || {
@@ -181,7 +181,7 @@ for d in /dev/mapper/small $D1 $D8 $D64; do
   must dm_guest mount /dev/mapper/state $T/mnt rw; o=$(grep -o '\[.*\]' $T/out)
   took=$(awk "BEGIN{print $(cut -d' ' -f1 /proc/uptime)-$start}")
   echo "TIME $g GiB: map $m file system $f mount $o all $took s"
-  # whoever writes the whole disk needs minutes
+  # a program that writes the whole disk needs minutes
   case $g in
   1) took1=$took ;;
   64) verdict fs-64-takes-no-longer "$took s, $took1 s on 1 GiB" awk "BEGIN{exit !($took < 2 * $took1 + 5)}" ;;

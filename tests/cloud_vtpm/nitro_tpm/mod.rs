@@ -67,7 +67,7 @@ const SIZE_OF_SWTPM: usize = 2048;
 const CHUNK: usize = 1024;
 /// The first handle of the emulation's sessions; swtpm counts from 0x02000000.
 const FIRST_SESSION: u32 = 0x02ff_0000;
-/// What a TPM has room for: sessions that are loaded.
+/// The number of loaded sessions for which a TPM has room.
 const MAX_SESSIONS: usize = 3;
 
 /// What is wrong with the emulated TPM.
@@ -129,7 +129,7 @@ pub struct Engine {
     sessions: BTreeMap<u32, Session>,
     started: u32,
     salt_key: Option<SaltKey>,
-    /// What clients see in the place of what swtpm says: the endorsement key and its Name.
+    /// The endorsement key and its Name that clients see in place of swtpm's.
     replaced: Vec<(Vec<u8>, Vec<u8>)>,
     /// The codes of all commands.
     pub seen: Vec<u32>,
@@ -651,7 +651,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What swtpm says, with the emulation's indices among the handles.
+    /// swtpm's answer, with the emulation's indices among the handles.
     fn capability(&self, parameters: &[u8]) -> Vec<u8> {
         let answer = self.of_swtpm(&message(NO_SESSIONS, GET_CAPABILITY, parameters));
         let mut answer = answer[10..].to_vec();
@@ -672,7 +672,7 @@ impl Engine {
         answer
     }
 
-    /// What the hypervisor answers to a request.
+    /// The hypervisor's answer to a request.
     fn nsm(&self, request: &[u8]) -> Vec<u8> {
         let answer = |name, value: Vec<u8>| [head(MAP, 1), text(name), value].concat();
         let document = |value| answer("Attestation", answer("document", value));

@@ -25,10 +25,10 @@ pub const MASTER_SECRET: &str = "firstlight-mastersecret.json";
 /// Ports of the node: its InitServer, its recovery server.
 pub const INIT: u16 = 9000;
 pub const RECOVERY: u16 = 9999;
-/// Where a node expects the metadata service and the control planes' join services.
+/// The addresses at which a node expects the metadata service and the control planes' join services.
 const METADATA: u16 = 8080;
 const JOIN: u16 = 30090;
-/// What the host of the demo adds to the kernel's command line.
+/// The words that the host of the demo adds to the kernel's command line.
 const TAMPERING: &str = " init=/bin/sh";
 /// Exit codes of the operator's command.
 const ATTESTATION_REFUSED: i32 = 3;
@@ -173,7 +173,7 @@ impl Setting {
         )
     }
 
-    /// Names the machine's attestation key in the policies of operator and join service, beside those that are there.
+    /// Names the machine's attestation key in the policies of operator and join service, in addition to the existing ones.
     pub fn accept(&self, key: &str) -> Result<()> {
         for file in ["policy.json", "config/attestationConfig"] {
             let policy = fs::read(self.path(file)).context("read a policy")?;
@@ -281,7 +281,7 @@ fn forwarded(vm: &Vm, port: u16) -> Result<u16> {
         .ok_or_else(|| Failure(format!("port {port} is not forwarded")))
 }
 
-/// What the machine's console says of its TPM: the name by which an operator accepts it.
+/// The name of the TPM's key on the machine's console, by which an operator accepts the machine.
 pub fn attestation_key(vm: &Vm) -> Result<String> {
     let lines = vm.console.lines();
     let named = lines

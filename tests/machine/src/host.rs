@@ -1,5 +1,5 @@
-//! What a host can give a machine beside its disks: variables of the firmware, strings in the firmware's tables, files of QEMU's
-//! fw_cfg, further devices. The attacks of `make test-host` are made of them.
+//! Inputs that a host can give a machine in addition to its disks: variables of the firmware, strings in the firmware's tables,
+//! files of QEMU's fw_cfg, further devices. The attacks of `make test-host` are made of them.
 
 use super::vm::Machine;
 use super::{Context, Failure, Result, script};

@@ -6,7 +6,7 @@
 //! - `flow`: the machine of the demo, the services and the operator around it, and the demo itself
 //! - `initramfs`: the small initramfs of `initramfs/`, and what a test appends to it
 //! - `maker`: initrds of dracut and initramfs-tools
-//! - `host`: what a host can give a machine beside its disks
+//! - `host`: inputs that a host can give a machine in addition to its disks
 //! - `story`: the demo's own output, and the duration of each part
 //! - `timeline`: the `firstlight[stage] 1.23s event` lines of a boot as a table
 //! - `case`: a shell script that runs inside the machine and prints PASS or FAIL
@@ -128,8 +128,8 @@ pub fn script(path: &str, arguments: &[&Path]) -> Result<String> {
         .to_owned())
 }
 
-/// A port on 127.0.0.1 that nobody listens on at this moment. Another process may take it before its user does: the user
-/// of it must be ready to ask again.
+/// A port on 127.0.0.1 on which no program listens at this moment. Another process may take it before its user does: the user of it
+/// must be ready to ask again.
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
     Ok(listener.local_addr().context("find a free port")?.port())

@@ -3,7 +3,7 @@
 use super::{Result, dist, root, script};
 use std::path::{Path, PathBuf};
 
-/// What makes the initrd: the arguments of tools/initrd.sh.
+/// The arguments of tools/initrd.sh, which makes the initrd.
 #[derive(Clone, Copy)]
 pub struct Maker {
     /// dracut, initramfs-tools, or dracut of one more kind.

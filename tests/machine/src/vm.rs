@@ -56,7 +56,7 @@ pub enum Network {
     Ipv4,
     /// Only IPv6, with router advertisements; the host's `::1` is [`HOST_IPV6`].
     Ipv6,
-    /// A link to nobody.
+    /// A network link without a peer.
     Nobody,
 }
 
@@ -456,7 +456,7 @@ impl Machine {
             network.push_str(&format!(",hostfwd=tcp:127.0.0.1:{port}-:{guest}"));
         }
         for (seen, port) in &self.host_ports {
-            // one nc for each connection; where nobody listens, the guest sees the connection closed at once
+            // one nc for each connection; if no server listens, the guest sees the connection closed at once
             let relay = format!("sh -c 'exec busybox nc 127.0.0.1 {port} 2>/dev/null'");
             network.push_str(&format!(",guestfwd=tcp:{HOST}:{seen}-cmd:{relay}"));
         }
