@@ -72,7 +72,7 @@ impl Hidden {
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        // there is nobody to tell that the terminal is gone
+        // the terminal is gone, so the error cannot be shown
         let _ = self.set(&self.before);
     }
 }

@@ -80,7 +80,7 @@ pub struct Bootstrapper {
     pub disk: Option<PathBuf>,
     /// Where the state disk is mounted.
     pub root: PathBuf,
-    /// Where the initramfs left the passphrase of a new disk.
+    /// The file in which the initramfs left the passphrase of a new disk.
     pub key_file: PathBuf,
     /// Where the InitServer listens.
     pub listen: SocketAddr,

@@ -140,7 +140,7 @@ impl Node {
         Ok(Node::judged_by(endpoint, validator))
     }
 
-    /// Creates a fresh node in its initramfs that will get the master secret.
+    /// Describes a node in its initramfs, which will get the master secret.
     pub fn to_trust(
         endpoint: &Endpoint,
         variant: &Variant,

@@ -1,6 +1,5 @@
-//! `firstlight measure`: prints the attestation policy that a machine meets, from the present
-//! values of its TPM; or the policy that machines meet after booting an image, from the image
-//! alone.
+//! `firstlight measure`: prints the attestation policy that a machine meets, from the present values of its TPM; or the policy that
+//! machines meet after booting an image, from only the image.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -236,7 +235,7 @@ impl<'a> Wanted<'a> {
         registers.filter(|it| !has_tdx || *it != MRTD).collect()
     }
 
-    /// Returns the policy of an image alone.
+    /// Returns a policy of only the image.
     fn of_image(
         &self,
         source: &measure_image::Options,
@@ -384,7 +383,7 @@ fn say_policy(policy: Policy, options: &Options) -> Result<(), Failure> {
     say(text(&policy))
 }
 
-/// Returns the policy, or the present policy with its image added.
+/// Returns the new policy; with `--add-to`, the old policy with the image added.
 fn with_image(
     present: Option<Policy>,
     name: Option<&str>,

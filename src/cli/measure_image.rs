@@ -1,5 +1,4 @@
-//! `firstlight measure IMAGE`: the registers of machines that will boot an image, computed from the
-//! image alone.
+//! `firstlight measure IMAGE`: the registers of machines that will boot an image, computed from only the image.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -348,7 +348,7 @@ pub fn parse_member(
 enum Invalid {
     /// Its name cannot be a part of a provider ID.
     Name(String),
-    /// Its address is none.
+    /// Its address is not an IP address.
     Address(String),
 }
 

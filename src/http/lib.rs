@@ -40,7 +40,7 @@ const TIME_OF_API: Duration = Duration::from_secs(30);
 /// The capacity of a buffer for content that may be secret.
 const SECRET: usize = 32 << 10;
 
-/// What a client accepts.
+/// The rules of a client: what it accepts.
 pub struct Policy {
     /// The authorities of the server's certificate.
     pub roots: Roots,

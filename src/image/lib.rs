@@ -1,6 +1,5 @@
-//! Computes the register values of a TPM or a TDX machine after booting an image, from the image
-//! alone: the measurements of the firmware (OVMF), systemd-boot, systemd-stub, the kernel and
-//! systemd's units. `docs/measure.md` lists it.
+//! Computes the register values of a TPM or a TDX machine after booting an image, from only the image: the measurements of the
+//! firmware (OVMF), systemd-boot, systemd-stub, the kernel and systemd's units. `docs/measure.md` lists it.
 //!
 //! [`Image`] is what boots. It gives a [`Log`] for each of the [`Conditions`] of a boot, and for
 //! each register the [`Case`]s: the value under certain conditions, or why the value cannot be

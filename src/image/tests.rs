@@ -303,7 +303,7 @@ fn a_tdx_machine_measures_a_kernel_of_qemu_into_two_registers() {
     assert_eq!(value(&as_is, RTMR_1), Ok(rtmr_1.clone()));
     let rtmr_2 = replayed(Bank::Sha384, &[&utf16("quiet initrd=initrd"), b"initrd"]);
     assert_eq!(value(&as_is, RTMR_2), Ok(rtmr_2.clone()));
-    // what QEMU changes in the header is in RTMR 1 alone
+    // QEMU's changes of the header affect only RTMR 1
     let patched = image(Loader::Patched(1 << 30));
     assert!(value(&patched, RTMR_1).is_ok_and(|value| value != rtmr_1));
     assert_eq!(value(&patched, RTMR_2), Ok(rtmr_2));
@@ -401,8 +401,7 @@ fn a_disk_gives_the_values_of_its_image() {
     assert!(on_disk.value(PCRS, 5, &given).is_ok());
 }
 
-/// The value of a register with a separator alone, as genuine event logs of Google's machines and
-/// of OVMF have it.
+/// The value of a register with only a separator, as genuine event logs of Google's machines and of OVMF have it.
 #[test]
 fn the_registers_of_the_firmwares_drivers_have_a_separator_alone() {
     let image = Image::uki(&unified("257", &[]), None).unwrap();

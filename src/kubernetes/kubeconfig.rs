@@ -44,7 +44,7 @@ pub enum KubeconfigError {
     Count(&'static str),
     /// The value of a field contains something that is no certificate.
     Certificate(&'static str),
-    /// The client's key is none.
+    /// The client's key is not a private key.
     Key,
     /// The client's key is not that of its certificate.
     Mismatch(rustls::Error),

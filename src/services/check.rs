@@ -82,7 +82,7 @@ mod tests {
         let address = server.local_addr();
         let found = health(&address.to_string(), Duration::ZERO).unwrap();
         assert_eq!(found, [address]);
-        // Nobody listens there.
+        // No server listens there.
         let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
         let gone = gone.unwrap().to_string();
         let error = health(&gone, Duration::ZERO).unwrap_err().to_string();

@@ -111,7 +111,7 @@ impl ActiveKeyExchange for Started {
         Some((self.x25519.group(), self.x25519.pub_key()))
     }
 
-    /// Continues with X25519 alone, for a server that does not know the hybrid.
+    /// Continues with only X25519, for a server that does not know the hybrid.
     fn complete_hybrid_component(self: Box<Self>, share: &[u8]) -> Result<SharedSecret, Error> {
         self.x25519.complete(share)
     }

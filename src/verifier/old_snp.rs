@@ -159,8 +159,8 @@ impl Demands {
         Err(Fault::Requirement.because("maaURL: expected https://HOST[:PORT], such as https://sharedweu.weu.attest.azure.net, or nothing"))
     }
 
-    /// Checks the key that signed the ID block of a machine, whose digest this is. Returns the URL
-    /// of the service that must be asked about it; `None` if nobody must.
+    /// Checks the digest of the key that signed a machine's ID block. Returns the URL of the service that must be asked about it;
+    /// `None` if none must be asked.
     pub fn check_firmware_signer(&self, digest: &[u8; 48]) -> Result<Option<&str>, Refusal> {
         let Some(signer) = &self.firmware_signer_config else {
             return Ok(None);

@@ -1,5 +1,4 @@
-//! What the variants with a TPM share: the validator of their document. `attest` describes the
-//! document and makes it.
+//! The validator that all variants with a TPM share. `attest` describes the document and makes it.
 //!
 //! The file of each variant has the difference: the evidence that endorses the attestation key.
 //! [`Endorser`] judges it.

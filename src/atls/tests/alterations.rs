@@ -1,6 +1,5 @@
-//! Whole exchanges of the strong form in which the messages are altered on the way, by somebody
-//! with the keys of the TLS connection (TLS alone stops everybody else). Both ends are genuine, and
-//! no end that demands a proof accepts one.
+//! Whole exchanges of the strong form in which an attacker with the keys of the TLS connection alters the messages (TLS itself
+//! stops other attackers). Both ends are genuine, and no end that demands a proof accepts one.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -76,7 +75,7 @@ struct AlteringEncrypter {
     encrypter: Box<dyn MessageEncrypter>,
     sender: Role,
     alteration: Alteration,
-    /// What was sent of the message that is not complete.
+    /// The bytes that were sent of an incomplete message.
     pending: Vec<u8>,
     messages: usize,
 }
@@ -369,8 +368,7 @@ fn refused(
     let [client, server] = exchange(proving, Arc::new(Mutex::new(alteration)), time);
     let is_altered = *is_altered.lock().unwrap();
     for (role, accepted) in [(Role::Client, client), (Role::Server, server)] {
-        // who sends the last message does not learn what becomes of it, nor what becomes of a
-        // message that is complete
+        // the sender of the last message does not learn whether the peer accepted it, nor does the sender of a complete message
         let is_done = role == sender && (is_last || what == "twice");
         let validates = !proving.validators(role).is_empty();
         assert!(
@@ -452,7 +450,7 @@ fn no_message_can_be_dropped_repeated_or_taken_from_elsewhere() {
     assert!(cases > 60, "{cases}");
 }
 
-/// What is changed, and how.
+/// The change, and the place.
 type Change<M> = (&'static str, fn(&mut M));
 
 /// Returns the message, behind its length, after a change of its fields.

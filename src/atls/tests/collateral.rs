@@ -1,4 +1,4 @@
-//! What a server brings beside its document, and to whom.
+//! The collateral that a server sends with its document, and the clients that get it.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use super::*;
 use attest::{Challenge, Evidence, Identified, Identity, MAX_COLLATERAL, Properties};
 use proto::attested::Collateral;
 
-/// Accepts what [`Dummy`] accepts, and keeps what came beside it.
+/// Accepts the same as [`Dummy`], and keeps the collateral that came with it.
 pub struct Taking {
     takes: bool,
     got: Mutex<Vec<Option<Collateral>>>,

@@ -59,7 +59,7 @@ impl ActiveKeyExchange for UnknownShare {
 const SERVER_NAME: u16 = 0;
 const ALPN: u16 = 16;
 
-/// What a client says in one of its hellos instead of what rustls would say.
+/// The content of a client's hello that replaces rustls' own.
 #[derive(Clone, Default)]
 struct Said {
     /// The protocols that it offers; none: no extension.

@@ -33,7 +33,7 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
         judge: demand.validator()?,
         seen: OnceLock::new(),
     });
-    // only the exchange of the strong form calls the observer: a certificate alone proves nothing
+    // only the exchange of the strong form calls the observer: a certificate by itself proves nothing
     let strong = atls::Client::new(None, vec![])
         .verify_strong(vec![observer.clone()])
         .to_any_server()
@@ -71,7 +71,7 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
 enum Attempted {
     /// The handshake failed.
     Made(atls::Error),
-    /// Nobody answers.
+    /// No server answers.
     Not(String),
 }
 

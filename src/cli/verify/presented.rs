@@ -21,7 +21,7 @@ use verifier::{
 /// The version of the file.
 const VERSION: u32 = 1;
 
-/// How evidence came.
+/// The form in which evidence came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Channel {
@@ -210,7 +210,7 @@ pub fn parse(bytes: &[u8]) -> Result<(Presented, &'static Variant), String> {
 struct File {
     version: u32,
     variant: String,
-    /// Whom the command asked.
+    /// The server or file that the evidence comes from.
     source: String,
     /// Seconds since 1970.
     time: u64,

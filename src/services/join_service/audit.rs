@@ -56,7 +56,7 @@ pub struct Subject<'a> {
     pub machine: Option<&'a str>,
     /// The form of attested TLS: `old` or `strong`; empty without attested TLS.
     pub form: &'static str,
-    /// What the caller proved of its platform.
+    /// The caller's proven claims about its platform.
     pub platform: Option<&'a PlatformClaims>,
     /// When the request arrived.
     pub since: Instant,
@@ -165,8 +165,8 @@ impl Audit {
         ))
     }
 
-    /// Records the decision about a ticket, and returns it for the caller. The text beside a ticket
-    /// is a remark for the operator, or empty.
+    /// Records the decision about a ticket, and returns it for the caller. The text with a ticket is a remark for the operator, or
+    /// empty.
     pub fn decided<T>(
         &self,
         subject: &Subject,
