@@ -406,7 +406,7 @@ fn the_authorities_of_other_servers_do_not_count_for_microsofts() {
 #[test]
 fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may_be_asked() {
     let machine = Machine::start(|_| (), |_| ());
-    // the document of an attested handshake is another one, of the same report
+    // a handshake makes another document, but with the same report
     let maa = Maa::vouching_for(&machine.issuer().issue(USER_DATA, NONCE).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

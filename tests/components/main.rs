@@ -272,7 +272,7 @@ fn what_is_not_published_is_named() {
     );
     published.write(&format!("v2/kube-scheduler/manifests/{VERSION}"), "{}");
     failure(&[VERSION], 1, "not an image index: it has no manifests");
-    // a server that is away
+    // an unreachable server
     let away = [
         "components",
         VERSION,

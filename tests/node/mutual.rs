@@ -80,7 +80,7 @@ impl Host {
         socket_in(self.dir.path())
     }
 
-    /// Returns what the join service in a pod has.
+    /// Returns the issuer that a join service in a pod uses: it asks the host over the socket.
     pub fn evidence(&self) -> Arc<dyn Issuer> {
         Arc::new(RemoteIssuer::new(&qemu_vtpm::VARIANT, self.socket()))
     }

@@ -33,7 +33,7 @@ impl Issuer for Liar {
         Ok(parts.document())
     }
 
-    /// It says that it is a join service, as the evidence of a real one does.
+    /// Claims the role of a join service, like the evidence of a real one.
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         let user_data = user_data(Role::JoinService, request.session, &[]);
         self.issue(&user_data, request.nonce)
