@@ -443,7 +443,7 @@ fn what_no_schema_can_check_is_refused_with_the_reason() {
     ] {
         refused(&template, json!({"attestationPolicy": policy}), problem);
     }
-    // No further option opens what an option of the chart guards: all that the chart sets are known.
+    // `extraArgs` cannot replace an option that the chart sets: the chart knows all of them.
     let usual = objects(&values(json!({})));
     for (service, name) in [
         ("joinService", "join-service"),

@@ -279,9 +279,8 @@ impl Target {
         (self.status("VmHWM") << 10).saturating_sub(self.idle)
     }
 
-    /// Asserts that a client beside the attackers is refused nothing, and gets at least half the
-    /// rate of a client whose server is not attacked. Both make calls in turns, so that other load
-    /// on the machine affects both.
+    /// Asserts that the server refuses no call of a client while it is attacked, and that the client gets at least half the rate of
+    /// a client whose server is not attacked. Both make calls in turns, so that other load on the machine affects both.
     #[track_caller]
     fn is_fair(&self, beside: &Channel, calm: &Channel) {
         let deadline = Instant::now() + Duration::from_secs(60);

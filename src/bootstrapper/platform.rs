@@ -117,7 +117,7 @@ fn believes_any_tpm(variant: &Variant, policy: &Policy) -> Result<bool, Error> {
     Ok(validator.properties().believes_any_tpm)
 }
 
-/// Returns the policy, extended by what this machine's platform says about this machine.
+/// Returns the policy with further requirements: the values that this machine's platform signs for this machine.
 fn and_own(variant: &'static Variant, tpm: &Location, images: Policy) -> Result<Policy, Error> {
     let wrong = |why| Error::PinsNothing(variant.name, why);
     let cloud = images.cloud();

@@ -147,7 +147,7 @@ fn a_machine_of_aws_is_proved_by_the_report_over_its_key() {
         .judge(&Evidence::new(&document, b"another"))
         .unwrap_err();
     assert!(error.to_string().contains("another connection"), "{error}");
-    // the members of Constellation, base64 of PEM
+    // Constellation's fields, base64 of PEM
     let read: Value = serde_json::from_slice(&document).unwrap();
     let info = STANDARD.decode(read["InstanceInfo"].as_str().unwrap());
     let info: Value = serde_json::from_slice(&info.unwrap()).unwrap();

@@ -357,7 +357,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     second.interrupt_upgrade("test -e /run/state/bin/kubelet.before-upgrade", &list);
     upgrade(&operator, &second, &list, &to);
 
-    // a kubelet that does not stay up: the one of before works on
+    // a kubelet that does not stay up: the old one runs again
     let script = format!("#!/bin/sh\n[ $1 = --version ] && echo Kubernetes {to}\n");
     let mut broken = list.clone();
     broken[0]["hash"] = json!("");

@@ -35,7 +35,7 @@ pub enum Status {
     /// The TDX module was updated while the machine ran: it started on a platform that lacked an
     /// update.
     TDRelaunchAdvised,
-    /// As before, and the host should be configured in another way.
+    /// Like the variant above, and the host should also change its configuration.
     TDRelaunchAdvisedConfigurationNeeded,
     /// The keys of the platform are not trusted. No policy accepts it.
     Revoked,
