@@ -177,11 +177,11 @@ const APPLY: Command = Command {
     name: "apply",
     summary: "install or upgrade the services of the control planes in a cluster",
     about: &[
-        "Installs the join service and the key service, with the master secret and the attestation policy. The objects are \
-         those of the Helm chart in charts/firstlight. Run it again to change the image or the policy: what no option names stays \
-         as it is in the cluster, as Helm or an earlier run has set it, and the command says what that is. It first saves the \
-         present manifests into a folder named after the date. If the new ones are refused, or the services are not ready in \
-         time, it restores the previous state.",
+        "Installs the join service and the key service, with the master secret and the attestation policy. The objects are those of \
+         the Helm chart in charts/firstlight. Run it again to change the image or the policy: settings that no option names keep \
+         their values in the cluster, as Helm or an earlier run has set them, and the command lists them. It first saves the present \
+         manifests into a folder named after the date. If the new ones are refused, or the services are not ready in time, it \
+         restores the previous state.",
     ],
     operand: None,
     options: &[
@@ -283,10 +283,9 @@ const STATUS: Command = Command {
          the policy, 4 if no server answers, 5 for a node that waits for the key of its disk, 6 for a fresh node that belongs \
          to no cluster, 7 for a member of another cluster or if the ID is unknown, and 8 if only a join service answers, \
          which proves nothing about its node.",
-        "Without HOST it asks all nodes that the API server of the cluster lists, each at its internal address, and prints a \
-         table: what Kubernetes knows of the node, and the state that the node proves. What is not a member is explained below \
-         the table. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in \
-         this order.",
+        "Without HOST it asks all nodes that the API server of the cluster lists, each at its internal address, and prints a table: \
+         what Kubernetes knows of the node, and the state that the node proves. Below the table it explains each node that is not a \
+         member. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in this order.",
     ],
     operand: Some(Operand {
         value: Value::Text("HOST[:PORT]"),
@@ -326,9 +325,9 @@ const VERIFY: Command = Command {
     about: &[
         "Connects over attested TLS, in the strong form if the peer knows it, and checks the policy and the cluster's ID \
          (PCR 15). It prints what was proven: the form, the role, the stage of the boot, the image, the cluster, the attestation \
-         key, and why the policy believes the key; what the hardware or the cloud signed about the platform; then each register. \
-         A join service (port 30090) proves itself in the strong form only.",
-        "With --save the evidence is kept, also that of a machine that is refused: `firstlight verify --evidence` judges it again, \
+         key, and why the policy accepts the key; what the hardware or the cloud signed about the platform; then each register. \
+         A join service (port 30090) proves itself only in the strong form.",
+        "With --save the evidence is kept, also that of a machine that is refused: `firstlight verify --evidence` verifies it again, \
          by the same policy or another one, and `firstlight explain` shows the events behind its registers. A file does not prove \
          when it was written, so keep it as you keep a log.",
         "The exit code is 0 if the machine proves all of it, 3 if it does not meet the policy, and 4 if it cannot be reached. With \
@@ -348,7 +347,7 @@ const VERIFY: Command = Command {
         Opt::value(
             "evidence",
             Value::File,
-            "judge evidence that --save wrote, instead of a server's",
+            "verify evidence that --save wrote, instead of a server's",
         ),
         Opt::flag(
             "plain",
@@ -382,10 +381,10 @@ const EXPLAIN: Command = Command {
     name: "explain",
     summary: "explain the registers of a machine by its event log",
     about: &[
-        "For each register it shows the value, and the events that made it: what firmware, boot loader, kernel and systemd \
-         measured, in words. FILE is an event log (/sys/kernel/security/tpm0/binary_bios_measurements, the CCEL of a TDX guest, \
-         systemd's /run/log/systemd/tpm2-measure.log), or evidence: an attestation document (JSON). Values in a file are not \
-         proved by anything. NODE is asked over attested TLS, and proves its values.",
+        "For each register it shows the value, and the events that made it: what firmware, boot loader, kernel and systemd measured, \
+         in words. FILE is an event log (/sys/kernel/security/tpm0/binary_bios_measurements, the CCEL of a TDX guest, systemd's \
+         /run/log/systemd/tpm2-measure.log), or evidence: an attestation document (JSON). Nothing proves the values in a file. A NODE \
+         proves its values over attested TLS.",
         "With --against or --against-image it also shows the first event that differs, and with --policy which register has \
          another value than the policy demands.",
         "The exit code is 0 if all registers are explained and as expected, and 1 if not.",
@@ -578,12 +577,12 @@ const MEASURE: Command = Command {
     name: "measure",
     summary: "write the attestation policy that an image or a machine meets",
     about: &[
-        "With IMAGE or --kernel, computes the SHA-256 registers that a TPM will have after a machine boots the image, from the \
-              image alone. IMAGE is a raw disk with an EFI system partition, or a unified kernel image (UKI). It prints a policy \
-              (JSON) with the registers that have one value; for each of the others, it says which values it can have and when, \
-              or why its value cannot be known, and what to do instead. --stage, --secure-boot and --units say how the machines \
-              boot. The policy accepts any TPM until it names attestation keys. What the image leaves open to the machine's host is listed \
-              on standard error, each with the line that closes it.",
+        "With IMAGE or --kernel, computes the SHA-256 registers that a TPM will have after a machine boots the image, from only the \
+         image. IMAGE is a raw disk with an EFI system partition, or a unified kernel image (UKI). It prints a policy (JSON) with the \
+         registers that have one value; for each of the others, it says which values it can have and when, or why its value cannot be \
+         known, and what to do instead. --stage, --secure-boot and --units say how the machines boot. The policy accepts any TPM \
+         until it names attestation keys. On standard error it lists the channels that the image leaves open to the machine's host, \
+         each with the line that closes it.",
         "Without an image, run it on a node whose software you trust. It prints a policy that demands the present values of \
               the TPM's registers. It names the machine's attestation key, and accepts no other machine until it names more keys.",
         "The policy always demands that PCR 15 is zero, as in a node that belongs to no cluster yet.",
@@ -612,7 +611,7 @@ const MEASURE: Command = Command {
         Opt::value(
             "kernel",
             Value::File,
-            "instead of IMAGE: a kernel or unified kernel image that QEMU hands to OVMF (-kernel)",
+            "instead of IMAGE: a kernel or unified kernel image that QEMU gives to OVMF (-kernel)",
         ),
         Opt::value(
             "initrd",
@@ -632,7 +631,7 @@ const MEASURE: Command = Command {
         ),
         Opt::flag(
             "kernel-as-is",
-            "QEMU hands the kernel over as it is in its file: QEMU 10 or newer with an OVMF of edk2-stable202505 or newer",
+            "QEMU does not change the kernel: QEMU 10 or newer with an OVMF of edk2-stable202505 or newer",
         ),
         Opt::value(
             "stage",
@@ -652,8 +651,8 @@ const MEASURE: Command = Command {
         ),
         Opt::flag(
             "explain",
-            "print all values of each register with the events that give them, and what the image leaves open to the machine's \
-             host, and no policy",
+            "print all values of each register with the events that give them, and the channels that the image leaves open to the \
+             machine's host, but no policy",
         ),
         OUTPUT,
         Opt::flag(
@@ -675,23 +674,23 @@ const MEASURE: Command = Command {
             "tdx-firmware",
             Value::File,
             "the firmware (OVMF) of TDX machines without a TPM: the policy has its measurement (MRTD), and RTMR 1 and 2 of the image; \
-             without an image, MRTD alone",
+             without an image, only MRTD",
         ),
         Opt::value(
             "snp-firmware",
             Value::File,
-            "the firmware (OVMF) of SEV-SNP machines: the policy also demands its launch digest; without an image, that alone",
+            "the firmware (OVMF) of SEV-SNP machines: the policy also requires its launch digest; without an image, only that",
         ),
         Opt::value(
             "gce-endorsement",
             Value::File,
-            "Google's launch endorsement (binarypb) of the firmware of its machines: the policy also demands what it \
-             measures, MEASUREMENT of SEV-SNP or MRTD of TDX; without an image, that alone",
+            "Google's launch endorsement (binarypb) of the firmware of its machines: the policy also requires its measurements, \
+             MEASUREMENT of SEV-SNP or MRTD of TDX; without an image, only these",
         ),
         Opt::value(
             "gce-root",
             Value::File,
-            "the root that certifies who signs endorsements: GCE-cc-tcb-root_1.crt, which Google publishes",
+            "the root that certifies the signer of endorsements: GCE-cc-tcb-root_1.crt, which Google publishes",
         ),
         Opt::value(
             "gce-firmware",
@@ -701,8 +700,8 @@ const MEASURE: Command = Command {
         Opt::value(
             "vcpus",
             Value::Text("NUMBERS"),
-            "the number of processors of SEV-SNP machines; several, as 2,4,8, give a launch digest each; of an endorsement \
-             all count by default",
+            "the number of processors of SEV-SNP machines; several, as 2,4,8, give a launch digest each; from an endorsement all are \
+             taken by default",
         ),
         Opt::value(
             "vcpu-type",
@@ -762,14 +761,14 @@ const POLICY_FILE: Command = Command {
     summary: "check, show, compare or change the file with an attestation policy",
     about: &[
         "`check FILE` names each error, such as an unknown word, and what the policy does not pin: any TPM, any firmware, another \
-         register than those that are named. The exit code is 0 without an error, and 1 with one. An error is also a register that \
-         is zero though firmware always extends it, and a policy that does not say what boots.",
+         register than those that are named. The exit code is 0 without an error, and 1 with one. It is also an error if a register \
+         is zero that every firmware extends, or if the policy accepts any boot loader and kernel.",
         "`show FILE` prints what the policy requires: variant, images with their registers, attestation keys, roots, and each \
          further requirement in words. `diff FILE FILE` prints what two policies require differently: `-` the first one, `+` the \
          second one. The exit code is 0 if they require the same, and 1 if not.",
-        "`add-key FILE KEY..` and `remove-key FILE KEY..` change which attestation keys the policy believes. KEY is the name of a key \
+        "`add-key FILE KEY..` and `remove-key FILE KEY..` change which attestation keys the policy accepts. KEY is the name of a key \
          as the console of its machine shows it; `-` reads the names from standard input. The file keeps its mode, and is replaced \
-         as a whole. The last key is removed with --trust-any-tpm only, unless the platform endorses keys.",
+         as a whole. The last key is removed only with --trust-any-tpm, unless the platform endorses keys.",
     ],
     operand: Some(Operand {
         value: Value::Action(
@@ -819,11 +818,11 @@ const COLLATERAL: Command = Command {
     name: "collateral",
     summary: "fetch the collateral of a quote, or the certificates of a report",
     about: &[
-        "Prints what proves who signed the quote of a TDX machine or the report of an SEV-SNP machine, for machines and validators \
-         that reach neither Intel nor AMD. For a quote, it is Intel's collateral (JSON), which a machine sends if it has it as \
-         /etc/firstlight/tdx-collateral.json; it is valid for up to 30 days. For a report, it is the certificate of the chip, that of \
-         AMD's authority, and AMD's list of revoked authorities (PEM).",
-        "Nothing is verified here: who judges a machine verifies its quote or report, and all of this.",
+        "Prints the certificates that prove who signed the quote of a TDX machine or the report of an SEV-SNP machine, for machines \
+         and verifiers that can reach neither Intel nor AMD. For a quote, it is Intel's collateral (JSON), which a machine sends if \
+         it has it as /etc/firstlight/tdx-collateral.json; it is valid for up to 30 days. For a report, it is the certificate of the \
+         chip, that of AMD's authority, and AMD's list of revoked authorities (PEM).",
+        "This command verifies nothing: the verifier of a machine verifies its quote or report, and this output.",
     ],
     operand: Some(Operand {
         value: Value::File,
@@ -960,9 +959,10 @@ const METADATA_SERVICE: Command = Command {
     name: "metadata",
     summary: "serve a list of machines as their metadata service",
     about: &[
-        "For machines without a cloud, as in a rack or on a host with QEMU: each asks this server who it is, and the server knows \
-         it by its address. The nodes' settings are `cloud-provider=qemu` and `metadata=http://ADDRESS:PORT`. docs/metadata.md describes the \
-         list and the requests. Without a server, the same list can be a part of the image (`cloud-provider=static`).",
+        "For machines without a cloud, as in a rack or on a host with QEMU: each machine asks this server for its name and role, and \
+         the server recognizes it by its address. The nodes' settings are `cloud-provider=qemu` and `metadata=http://ADDRESS:PORT`. \
+         docs/metadata.md describes the list and the requests. Without a server, the same list can be a part of the image \
+         (`cloud-provider=static`).",
         "The list is read again for each request. If it is not valid, the last valid one stays in use.",
     ],
     operand: Some(Operand {
@@ -1010,9 +1010,8 @@ const SHARE: Command = Command {
         "Writes a small text file for each person. As many of them as --threshold restore the master secret together, and fewer \
               learn nothing about it (Shamir's scheme, as HashiCorp Vault has it). A share can be copied by hand: its code has digits \
               and letters that are hard to confuse, and a check.",
-        "The commands that read the master secret take shares in its place: --share FILE for each, and --share - to type them. Then \
-              no single file is everything any more. Shares of different runs do not fit together, and those of earlier runs \
-              stay valid.",
+        "The commands that read the master secret take shares in its place: --share FILE for each, and --share - to type them. Then a \
+         single file is no longer enough. Shares of different runs do not fit together, and those of earlier runs stay valid.",
     ],
     operand: None,
     options: &[
@@ -1049,12 +1048,13 @@ const WRAP: Command = Command {
     summary: "put the master secret into the care of an external key management service",
     about: &[
         "The service encrypts a random key, which encrypts the master secret. Every command takes the file that this one writes as \
-              --master-secret: the service then decrypts the key at each use, if it allows it to whoever runs the command. The file \
-              alone is worth nothing.",
-        "The URI names the service and its key, without credentials; quote it in a shell. kms://vault?address=https://HOST:PORT&keyName=NAME is a key of \
-              the engine transit of Vault or OpenBao, kms://aws-kms?keyName=ARN a key of AWS KMS, \
-              kms://azure-kms?address=https://VAULT.vault.azure.net&keyName=NAME one of Azure Key Vault, kms://gcp-kms?keyName=projects/.. \
-              one of Google Cloud KMS, and kms://kmip?address=HOST:PORT&keyId=IDENTIFIER one of a KMIP server. docs/kms.md has the parameters, and the permissions that the services need.",
+         --master-secret: the service then decrypts the key at each use, if the user who runs the command has the permission. The \
+         file is useless without the service's key.",
+        "The URI names the service and its key, without credentials; quote it in a shell. \
+         kms://vault?address=https://HOST:PORT&keyName=NAME is a key of the engine transit of Vault or OpenBao, \
+         kms://aws-kms?keyName=ARN a key of AWS KMS, kms://azure-kms?address=https://VAULT.vault.azure.net&keyName=NAME one of Azure \
+         Key Vault, kms://gcp-kms?keyName=projects/.. one of Google Cloud KMS, and kms://kmip?address=HOST:PORT&keyId=IDENTIFIER one \
+         of a KMIP server. docs/kms.md has the parameters, and the permissions that the services need.",
         "A file that is wrapped already can be wrapped for another service.",
     ],
     operand: None,
@@ -1110,7 +1110,7 @@ const ROOTS: Command = Command {
     name: "roots",
     summary: "list the certificates of vendors that the programs trust",
     about: &[
-        "A root counts for what it certifies only. The field `endorsementRoots` of a policy takes the names of those that \
+        "A root is trusted only for what it certifies. The field `endorsementRoots` of a policy takes the names of those that \
               certify endorsement keys of TPMs.",
     ],
     operand: None,

@@ -198,7 +198,7 @@ impl Opt {
 /// The help option of the program and of each command.
 pub const HELP: Opt = Opt::flag(
     "help",
-    "print this text; after a command, print the command's",
+    "print this text; after a command, print the command's own",
 )
 .short('h');
 /// The version option of the program.
@@ -629,7 +629,7 @@ mod tests {
             "tool copy: copy a thing\n\nIt copies.\n\nUsage: tool copy THING --to FILE [OPTION]..\n\n  THING          the thing\n  \
              --to FILE      where to\n  --mode MODE    how [fast]\n  -f, --force    even so\n  --config FILE  a file with defaults \
              of these options; by default firstlight.toml in the present folder, if\n                 it exists\n  -h, --help     \
-             print this text; after a command, print the command's\n\nExample:\n  tool copy x --to y\n"
+             print this text; after a command, print the command's own\n\nExample:\n  tool copy x --to y\n"
         );
     }
 
