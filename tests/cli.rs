@@ -768,3 +768,41 @@ fn apply_makes_the_policy_of_the_cluster_require_the_strong_form() {
         "{unknown:?}"
     );
 }
+
+/// Without a list of components `init` asks the servers of Kubernetes. Here they are behind a proxy that does not answer.
+#[test]
+fn an_init_without_a_list_of_components_makes_it_or_says_what_to_give() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = r#"{"measurements":{"4":{"expected":"1111111111111111111111111111111111111111111111111111111111111111"},"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+    std::fs::write(dir.path().join("policy.json"), policy).unwrap();
+    let secret = dir.path().join("secret.txt");
+    std::fs::write(&secret, "a secret of the operator").unwrap();
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let output = Command::new(support::program::built("firstlight"))
+        .args([
+            "init",
+            "--endpoint",
+            "127.0.0.1:1",
+            "--policy",
+            "policy.json",
+            "--init-secret",
+            "secret.txt",
+        ])
+        .args(["--kubernetes-version", "v1.33.1", "--timeout", "5s"])
+        .env("HTTPS_PROXY", "http://127.0.0.1:1")
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(
+        said.contains("Kubernetes v1.33 gets no more security updates since 2026-06-28"),
+        "{said}"
+    );
+    assert!(
+        said.contains("https://dl.k8s.io/v1.33.1/bin/linux/amd64/kubelet.sha256"),
+        "{said}"
+    );
+    assert!(said.contains("give a list with --components"), "{said}");
+    assert!(!dir.path().join("firstlight-mastersecret.json").exists());
+}

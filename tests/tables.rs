@@ -43,6 +43,18 @@ fn each_help_text_lists_the_clouds_and_the_variants() {
 }
 
 #[test]
+fn the_page_of_limits_lists_the_versions_of_kubernetes() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/support.md")).unwrap();
+    let rows =
+        kubernetes::parameters::MINORS.map(|(minor, end)| format!("| v1.{minor} | {end} |\n"));
+    assert!(
+        page.contains(&rows.concat()),
+        "expected in docs/support.md:\n{}",
+        rows.concat()
+    );
+}
+
+#[test]
 fn each_variant_has_a_page_of_its_own() {
     let read = |path: &str| fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_default();
     let overview = read("docs/attestation.md");

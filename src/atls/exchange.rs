@@ -444,7 +444,9 @@ impl Pipe<'_, '_> {
         let (proof, _) = self.receive::<Proof>(MAX_EMPTY_PROOF)?;
         match proof.document.is_empty() {
             true => Ok(proof.challenge),
-            false => Err(Error::Misbehaved("it sends a proof that was not requested".into())),
+            false => Err(Error::Misbehaved(
+                "it sends a proof that was not requested".into(),
+            )),
         }
     }
 

@@ -73,7 +73,7 @@ pub const PROGRAM: Program = Program {
         "from a node's first boot to its recovery",
         &[
             "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
-             --kubernetes-version v1.32.9",
+             --kubernetes-version v1.36.4",
             "firstlight recover --endpoint 10.42.1.100 --policy policy.json --status",
             "firstlight recover --endpoint 10.42.1.100 --policy policy.json",
             "firstlight ssh --key ~/.ssh/id_ed25519.pub",
@@ -137,8 +137,8 @@ const INIT: Command = Command {
         Opt::value(
             "components",
             Value::File,
-            "the list of programs that the node installs first, as `firstlight components` makes it; the default exists for \
-             v1.31.13 and v1.32.9",
+            "the list of programs that the node installs first, as `firstlight components` makes it; without it, init makes it in \
+             the same way",
         ),
         Opt::value("service-cidr", Value::Text("NETWORK"), "the services' addresses; by default 10.96.0.0/12"),
         Opt::value("pod-cidr", Value::Text("NETWORK"), "the pods' addresses; by default the network plugin chooses them"),
@@ -160,7 +160,7 @@ const INIT: Command = Command {
     ],
     examples: &[
         "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
-         --kubernetes-version v1.32.9",
+         --kubernetes-version v1.36.4",
         "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret secret.txt --kms 'kms://aws-kms?keyName=ARN'",
         "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
     ],

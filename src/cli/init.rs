@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::addons::Addons;
 use super::connect::{Endpoint, Node, Reached, Trust, read_policy};
@@ -27,7 +27,7 @@ use booted_proto::init::init_response::Kind;
 use booted_proto::init::{InitRequest, InitResponse, ProgressResponse};
 use kms::{ClusterKms, NO_STORE};
 use kubernetes::kubeconfig;
-use kubernetes::parameters::{self, Networks};
+use kubernetes::parameters::{self, Networks, Version};
 use kubernetes::services::{self, Phase};
 use proto::components::Component;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
@@ -82,8 +82,8 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Kubernetes {
     /// The version of Kubernetes, as `v1.34.4`.
-    pub version: String,
-    /// The file with the list of components; if `None`, the known list for the version is used.
+    pub version: Version,
+    /// The file with the list of components; if `None`, the list is made from what the servers of Kubernetes publish.
     pub components: Option<PathBuf>,
     /// The services' network; empty for kubeadm's default.
     pub service_cidr: String,
@@ -149,7 +149,7 @@ fn check(options: &Options) -> Result<Brought, Failure> {
         kubeconfig_file::check(&default_path()).map_err(Failure::failed)?;
     }
     let components = match &options.kubernetes {
-        Some(kubernetes) => kubernetes.check()?,
+        Some(kubernetes) => kubernetes.check(options.timeout)?,
         None => vec![],
     };
     Ok(Brought {
@@ -222,7 +222,7 @@ fn rehearse(
         "cluster": cluster.map(|id| hex(&id)),
         "masterSecret": options.master_secret,
         "isNewMasterSecret": kms.is_none(),
-        "kubernetes": options.kubernetes.as_ref().map(|it| &it.version),
+        "kubernetes": options.kubernetes.as_ref().map(|it| it.version.to_string()),
         "services": services,
     }))?;
     output.say("Nothing was sent or written")
@@ -370,7 +370,7 @@ fn keep_result(
 
 impl Kubernetes {
     /// Checks for input that the node would refuse, and returns the components that it installs.
-    fn check(&self) -> Result<Vec<Component>, Failure> {
+    fn check(&self, limit: Duration) -> Result<Vec<Component>, Failure> {
         Networks::parse(&self.service_cidr, &self.pod_cidr, None).map_err(Failure::failed)?;
         for name in &self.apiserver_sans {
             parameters::alternative_name(name)
@@ -378,9 +378,14 @@ impl Kubernetes {
         }
         if let Some(list) = &self.addons {
             let addons = Addons::read(list, &[]).map_err(Failure::failed)?;
-            addons.check(&self.version).map_err(Failure::failed)?;
+            addons
+                .check(&self.version.to_string())
+                .map_err(Failure::failed)?;
         }
-        components::of(&self.version, self.components.as_deref()).map_err(Failure::failed)
+        if let Some(warning) = self.version.warning(SystemTime::now()) {
+            log::warn!("{warning}");
+        }
+        components::of(&self.version, self.components.as_deref(), limit)
     }
 }
 
@@ -491,7 +496,7 @@ fn request(
     request.cluster_name = options.cluster_name.clone();
     if let Some(kubernetes) = &options.kubernetes {
         request.kubernetes_components = components;
-        request.kubernetes_version = kubernetes.version.clone();
+        request.kubernetes_version = kubernetes.version.to_string();
         request.service_cidr = kubernetes.service_cidr.clone();
         request.pod_cidr = kubernetes.pod_cidr.clone();
         request.apiserver_cert_sans = kubernetes.apiserver_sans.clone();
@@ -917,7 +922,7 @@ mod tests {
         let wrong = |change: &dyn Fn(&mut Kubernetes)| {
             let mut operator = operator("127.0.0.1:1", 1);
             let mut kubernetes = Kubernetes {
-                version: "v1.32.9".into(),
+                version: "v1.36.4".parse().unwrap(),
                 components: None,
                 service_cidr: String::new(),
                 pod_cidr: String::new(),
@@ -939,8 +944,14 @@ mod tests {
         };
         let text = wrong(&|it| it.components = Some("/nonexistent/components.json".into()));
         assert!(text.contains("/nonexistent/components.json"), "{text}");
-        let text = wrong(&|it| it.version = "v1.33.1".into());
-        assert!(text.contains("`firstlight components v1.33.1"), "{text}");
+        let list = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(list.path(), "[]").unwrap();
+        let wrong = |change: &dyn Fn(&mut Kubernetes)| {
+            wrong(&|it| {
+                it.components = Some(list.path().into());
+                change(it);
+            })
+        };
         let text = wrong(&|it| it.service_cidr = "10.96.0.0/33".into());
         assert!(text.contains("10.96.0.0/33"), "{text}");
         let text = wrong(&|it| it.apiserver_sans = vec!["a b".into()]);

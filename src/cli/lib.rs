@@ -234,7 +234,7 @@ fn kubernetes_of(given: &Given) -> Result<Option<init::Kubernetes>, Failure> {
     // the node refuses other versions, and so does `firstlight components`
     let version = given.parsed("kubernetes-version", Version::from_str)?;
     Ok(Some(init::Kubernetes {
-        version: version.to_string(),
+        version,
         components: given.value("components").map(Into::into),
         service_cidr: given.text("service-cidr")?,
         pod_cidr: given.text("pod-cidr")?,

@@ -7,7 +7,7 @@
 
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use base::program::Failure;
 use kubernetes::NAMESPACE;
@@ -49,8 +49,10 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let to = options.version;
     check(&options.components, None)?;
-    let list =
-        components::of(&to.to_string(), Some(&options.components)).map_err(Failure::failed)?;
+    let list = components::read(&options.components).map_err(Failure::failed)?;
+    if let Some(warning) = to.warning(SystemTime::now()) {
+        log::warn!("{warning}");
+    }
     if let Some(other) = kubernetes::components::version_in(&list)
         && other != to.to_string()
     {

@@ -251,7 +251,9 @@ impl State {
         let limit = limit.or_insert_with(|| Limit::new(AT_ONCE_OF_CHIP, PAUSE_OF_CHIP, now));
         limit.take(now).map_err(|until| {
             let seconds = (until - now).as_secs() + 1;
-            let why = format!("too many requests about machines on this chip were sent: try again in {seconds} s");
+            let why = format!(
+                "too many requests about machines on this chip were sent: try again in {seconds} s"
+            );
             Error::new(Kind::Limited, why)
         })
     }

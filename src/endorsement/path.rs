@@ -113,7 +113,9 @@ impl Search<'_> {
             ) {
                 (None, Ok(())) => return Ok(()),
                 (None, Err(error)) => why = error,
-                (Some(_), _) => why = refused("the root has name constraints, which are not supported"),
+                (Some(_), _) => {
+                    why = refused("the root has name constraints, which are not supported")
+                }
             }
         }
         let issuers = self.issuers;
@@ -236,7 +238,9 @@ impl<'a> Link<'a> {
             Err(Malformed) => Err(refused("the dates of a certificate cannot be read")),
         }?;
         if self.extension(NAME_CONSTRAINTS).is_some() {
-            return Err(refused("an authority has name constraints, which are not supported"));
+            return Err(refused(
+                "an authority has name constraints, which are not supported",
+            ));
         }
         let is_unknown = |one: &&Extension<'_>| one.is_critical && !UNDERSTOOD.contains(&one.oid);
         if let Some(unknown) = self.extensions.iter().find(is_unknown) {

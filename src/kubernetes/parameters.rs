@@ -5,10 +5,22 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
+use std::time::SystemTime;
 
-/// The supported minor versions of Kubernetes 1: from the first with kubeadm's v1beta4 to the
-/// newest release.
-pub const MINORS: std::ops::RangeInclusive<u32> = 31..=36;
+use booted_base::time;
+
+/// The supported minor versions of Kubernetes 1, from the first with kubeadm's v1beta4 to the newest: the number, and the day after
+/// which its project makes no more patch releases (kubernetes.io/releases, "End Of Life Date").
+pub const MINORS: [(u32, &str); 6] = [
+    (31, "2025-11-11"),
+    (32, "2026-02-28"),
+    (33, "2026-06-28"),
+    (34, "2026-10-27"),
+    (35, "2027-02-28"),
+    (36, "2027-06-28"),
+];
+/// The newest of them.
+const NEWEST: u32 = MINORS[MINORS.len() - 1].0;
 /// The default name of a cluster, as in Constellation.
 pub const DEFAULT_CLUSTER_NAME: &str = "constellation";
 /// Kubeadm's default network of services (DefaultServicesSubnet).
@@ -64,21 +76,38 @@ impl FromStr for Version {
             })
         };
         match version() {
-            Some(version) if MINORS.contains(&version.minor) => Ok(version),
+            Some(version) if version.end_of_life().is_some() => Ok(version),
             Some(_) => invalid(format!(
                 "Kubernetes {text} is not supported; expected v1.{} to v1.{}",
-                MINORS.start(),
-                MINORS.end()
+                MINORS[0].0, NEWEST
             )),
             None => invalid(format!(
                 "{text:?} is not a version of Kubernetes; expected a version like v1.{}.0",
-                MINORS.end()
+                NEWEST
             )),
         }
     }
 }
 
 impl Version {
+    /// Returns the last day on which its project repairs this minor version, as `2026-10-27`; `None` for an unsupported one.
+    fn end_of_life(&self) -> Option<&'static str> {
+        let minor = MINORS.iter().find(|(minor, _)| *minor == self.minor);
+        minor.map(|(_, end)| *end)
+    }
+
+    /// Returns a warning if the minor version gets no more repairs at this time.
+    pub fn warning(&self, now: SystemTime) -> Option<String> {
+        let end = self.end_of_life()?;
+        let is_over = time::parse(&format!("{end}T23:59:59Z")).is_some_and(|end| end < now);
+        is_over.then(|| {
+            format!(
+                "Kubernetes v1.{} gets no more security updates since {end}: choose v1.{NEWEST}",
+                self.minor
+            )
+        })
+    }
+
     /// Refuses an upgrade that kubeadm does not make: to an older version, or past a minor one.
     pub fn check_upgrade(&self, to: &Version) -> Result<(), Invalid> {
         match *to {
@@ -385,6 +414,28 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn a_version_that_gets_no_more_updates_is_warned_of() {
+        let warning = |text: &str, now: &str| {
+            let version: Version = text.parse().unwrap();
+            version.warning(time::parse(now).unwrap())
+        };
+        assert_eq!(warning("v1.34.9", "2026-10-27T12:00:00Z"), None);
+        let late = warning("v1.34.9", "2026-10-28T00:00:00Z").unwrap();
+        assert!(
+            late.contains("v1.34 gets no more security updates since 2026-10-27"),
+            "{late}"
+        );
+        assert!(MINORS.is_sorted_by_key(|(_, end)| end));
+    }
+
+    /// Fails from the day on which the newest supported version gets no more updates: then add newer ones.
+    #[test]
+    fn the_newest_version_gets_updates() {
+        let newest: Version = format!("v1.{NEWEST}.0").parse().unwrap();
+        assert_eq!(newest.warning(SystemTime::now()), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod check;
 mod list;
 mod published;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::output::say;
@@ -12,7 +12,8 @@ use base::program::Failure;
 pub use check::check;
 use kubernetes::parameters::Version;
 use list::Entry;
-pub use list::{DOWNLOADS, of};
+pub use list::{DOWNLOADS, read};
+use proto::components::Component;
 pub use published::{REGISTRY, Servers};
 
 /// The options of the command line.
@@ -41,6 +42,24 @@ pub enum Action {
         /// The folder with the downloaded files of the list.
         files: Option<PathBuf>,
     },
+}
+
+/// Returns the list for a new node: from the operator's file, or without a file from the servers that publish Kubernetes.
+pub fn of(
+    version: &Version,
+    file: Option<&Path>,
+    limit: Duration,
+) -> Result<Vec<Component>, Failure> {
+    let Some(file) = file else {
+        return published::list(version, &Servers::default(), limit).map_err(|failure| match failure {
+            Failure::Failed(code, text) => Failure::Failed(
+                code,
+                format!("{text}; give a list with --components, as `firstlight components` makes it where that server is reached"),
+            ),
+            other => other,
+        });
+    };
+    read(file).map_err(Failure::failed)
 }
 
 /// Runs the command.

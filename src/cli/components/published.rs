@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ring::digest::{SHA256, digest};
 
-use super::list::{of_every_version, patch, program};
+use super::list::{DOWNLOADS, of_every_version, patch, program};
 use crate::UNREACHABLE;
 use crate::progress::Progress;
 use crate::state::hex;
@@ -45,6 +45,18 @@ pub struct Servers {
     pub etcd: Option<String>,
     /// The CAs of the servers' certificates (PEM); without a file, this machine's CAs.
     pub authorities: Option<PathBuf>,
+}
+
+impl Default for Servers {
+    /// Returns the servers of Kubernetes.
+    fn default() -> Servers {
+        Servers {
+            downloads: DOWNLOADS.into(),
+            registry: REGISTRY.into(),
+            etcd: None,
+            authorities: None,
+        }
+    }
 }
 
 /// Returns the list for a version.

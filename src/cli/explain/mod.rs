@@ -174,12 +174,12 @@ pub fn explained(bytes: &[u8]) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::text::hex;
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
     use compare::Verdict;
     use evidence::Registers;
     use support::mutation::{corpus, mutations};
-    use base::text::hex;
     use tpm::CLUSTER_ID_PCR;
     use verifier::{Measurement, Policy};
 
