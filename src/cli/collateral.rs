@@ -11,6 +11,7 @@ use super::sources::sources;
 use super::verify::presented;
 use super::{files, say_all};
 use base::program::Failure;
+use hardware::Unavailable;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
@@ -88,9 +89,14 @@ impl Noting {
 }
 
 impl Sources for Noting {
-    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
         let fetched = self.sources.tdx_collateral(quote);
-        self.note(fetched.clone().and_then(|it| json(&it)));
+        self.note(
+            fetched
+                .clone()
+                .map_err(String::from)
+                .and_then(|it| json(&it)),
+        );
         fetched
     }
 
@@ -98,15 +104,19 @@ impl Sources for Noting {
         self.sources.fetches()
     }
 
-    fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+    fn snp_certificates(
+        &self,
+        report: &Report,
+        product: Product,
+    ) -> Result<Arc<Fetched>, Unavailable> {
         let fetched = self.sources.snp_certificates(report, product);
-        self.note(fetched.clone().map(|it| pem(&it)));
+        self.note(fetched.clone().map(|it| pem(&it)).map_err(String::from));
         fetched
     }
 
-    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
+    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, Unavailable> {
         let fetched = self.sources.snp_authority(product, signer);
-        self.note(fetched.clone().map(|it| pem(&it)));
+        self.note(fetched.clone().map(|it| pem(&it)).map_err(String::from));
         fetched
     }
 }

@@ -15,7 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Kind};
+use hardware::{Cause, Unavailable};
+
 use crate::https::{Failure, retried};
 use crate::item::{Content, Item, chip_of};
 use crate::store::Store;
@@ -96,7 +97,7 @@ struct State {
 struct Slot {
     entry: Option<Arc<Entry>>,
     /// The last fetch failed: why, and until when no other starts.
-    failure: Option<(Error, Instant)>,
+    failure: Option<(Unavailable, Instant)>,
     is_running: bool,
     last_use: u64,
 }
@@ -127,7 +128,7 @@ impl Entry {
 
 impl Slot {
     /// Returns the error of the last fetch, if its pause is not over.
-    fn pause(&self) -> Option<&Error> {
+    fn pause(&self) -> Option<&Unavailable> {
         let failure = self.failure.as_ref();
         failure
             .filter(|(_, until)| *until > Instant::now())
@@ -154,7 +155,7 @@ impl Cache {
         item: &Item,
         patience: Patience,
         deadline: Instant,
-    ) -> Result<Arc<Entry>, Error> {
+    ) -> Result<Arc<Entry>, Unavailable> {
         let name = item.name();
         let mut state = self.state();
         loop {
@@ -189,23 +190,23 @@ impl Cache {
                     self.in_background(item, name, false);
                 }
                 let why = format!("{item} is not in the cache: it is being fetched");
-                return Err(Error::new(Kind::Pending, why));
+                return Err(Cause::Pending.because(why));
             }
             let is_running = std::mem::replace(&mut slot.is_running, true);
             let left = deadline.saturating_duration_since(Instant::now());
             if is_running && left.is_zero() {
                 let why = format!("{item} is still being fetched");
-                return Err(Error::new(Kind::Pending, why));
+                return Err(Cause::Pending.because(why));
             }
             if state.waiting >= MAX_WAITING {
                 state.slot(&name).is_running = is_running;
                 let waiting = state.waiting;
                 let why = format!("{item}: {waiting} validations wait for servers already");
-                return Err(Error::new(Kind::Limited, why));
+                return Err(Cause::Limited.because(why));
             }
             let chips = usize::from(is_running && item.is_named_by_strangers());
             if chips > 0 && state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
-                return Err(Error::new(Kind::Limited, format!("{item}: {TOO_MANY}")));
+                return Err(Cause::Limited.because(format!("{item}: {TOO_MANY}")));
             }
             state.waiting += 1;
             match is_running {
@@ -284,7 +285,7 @@ impl Cache {
             Err(failure) => {
                 let now = Instant::now();
                 let until = match &failure {
-                    Failure::Final(error) if error.kind == Kind::Unknown => now + UNKNOWN_PAUSE,
+                    Failure::Final(error) if error.cause == Cause::Unknown => now + UNKNOWN_PAUSE,
                     Failure::Final(_) => now + BAD_PAUSE,
                     Failure::Later(_, until) | Failure::Full(_, until) => {
                         (*until).max(now + SHORTEST_PAUSE)
@@ -331,7 +332,7 @@ impl Cache {
     fn wait_for_chip(&self) -> Result<WaitingForChip<'_>, Failure> {
         let mut state = self.state();
         if state.waiting_for_chips >= MAX_WAITING_FOR_CHIPS {
-            let error = Error::new(Kind::Limited, TOO_MANY);
+            let error = Cause::Limited.because(TOO_MANY);
             return Err(Failure::Full(error, Instant::now()));
         }
         state.waiting_for_chips += 1;
@@ -356,7 +357,7 @@ impl Cache {
         }
     }
 
-    fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<Entry, Error> {
+    fn entry(&self, item: &Item, bytes: &[u8], fetched: u64) -> Result<Entry, Unavailable> {
         let (content, until) = item.read(bytes)?;
         let is_renewed = item.is_renewed();
         let entry = Entry {
@@ -371,7 +372,7 @@ impl Cache {
             false => {
                 let end = std::time::UNIX_EPOCH + Duration::from_secs(until);
                 let end = format!("it ended at {}", base::time::seconds(end));
-                Err(Error::new(Kind::Expired, end))
+                Err(Cause::Expired.because(end))
             }
         }
     }

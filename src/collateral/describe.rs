@@ -5,9 +5,8 @@ use aws::xml::{child, children, document, text_at};
 use aws::{Client, Failed, is_name};
 use base::text::quoted;
 use cloud::http::excerpt;
+use hardware::{Cause, Unavailable};
 use machines::Error as ApiError;
-
-use crate::error::{Error, Kind};
 
 /// Maximum size in bytes of an answer: an instance with fifteen network interfaces of fifty addresses each has less.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -26,13 +25,14 @@ pub struct Described {
 }
 
 /// Asks EC2, which answers for instances of the caller's account alone, and for those that are shared with it. The kind of the error is
-/// [`Kind::Setting`] if the reason is who asks: credentials, permissions, settings.
-pub fn describe(client: &Client, id: &str) -> Result<Described, Error> {
+/// [`Cause::Setting`] if the reason is who asks: credentials, permissions, settings.
+pub fn describe(client: &Client, id: &str) -> Result<Described, Unavailable> {
     // without credentials the region does not matter
-    let unsigned = |why: Unsigned| Error::new(Kind::Setting, why.to_string());
+    let unsigned = |why: Unsigned| Cause::Setting.because(why.to_string());
     client.signer().map(drop).map_err(unsigned)?;
     let region = client.region().map_err(|error| {
-        Error::new(Kind::Setting, format!("{error:#}"))
+        Cause::Setting
+            .because(format!("{error:#}"))
             .about("the region is not known, set AWS_REGION")
     })?;
     let answer = client.describe_instances(&[("InstanceId.1", id)], MAX_ANSWER);
@@ -42,32 +42,32 @@ pub fn describe(client: &Client, id: &str) -> Result<Described, Error> {
 }
 
 /// Returns why an instance is not described ("Error codes for the Amazon EC2 API").
-fn undescribed(failed: Failed, id: &str, region: &str) -> Error {
+fn undescribed(failed: Failed, id: &str, region: &str) -> Unavailable {
     match failed.code.as_str() {
         "InvalidInstanceID.NotFound" => {
             let why = format!(
                 "EC2 in {region} knows no instance {id} of the account that asks: the machine is another customer's, or in another region"
             );
-            Error::new(Kind::Unknown, why)
+            Cause::Unknown.because(why)
         }
-        "InvalidInstanceID.Malformed" => Error::malformed(format!(
+        "InvalidInstanceID.Malformed" => Unavailable::malformed(format!(
             "EC2 says that {} is not the ID of an instance",
             quoted(id, 80)
         )),
         _ => {
             let kind = match &failed.error {
-                ApiError::Unreachable { .. } => Kind::Unreachable,
-                _ if failed.is_later => Kind::Busy,
-                _ => Kind::Setting,
+                ApiError::Unreachable { .. } => Cause::Unreachable,
+                _ if failed.is_later => Cause::Busy,
+                _ => Cause::Setting,
             };
-            Error::new(kind, format!("{:#}", failed.error))
+            kind.because(format!("{:#}", failed.error))
         }
     }
 }
 
 /// Parses the answer to the question for one instance.
-pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, Error> {
-    let nonsense = |got| Error::malformed(format!("expected the instance {id}, got {got}"));
+pub fn parse_described(id: &str, body: &[u8]) -> Result<Described, Unavailable> {
+    let nonsense = |got| Unavailable::malformed(format!("expected the instance {id}, got {got}"));
     let document = document(body).map_err(|error| nonsense(error.to_string()))?;
     let root = document.root_element();
     let reservations = child(root, "reservationSet")
@@ -169,7 +169,7 @@ mod tests {
             ),
         ] {
             let error = read(&xml).unwrap_err();
-            assert_eq!(error.kind, Kind::Malformed);
+            assert_eq!(error.cause, Cause::Malformed);
             let error = error.to_string();
             assert!(
                 error.contains(why) && error.len() < 1000,

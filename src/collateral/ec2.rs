@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use aws::Client;
 use aws::credentials::{self, Variables};
 use base::backoff::Backoff;
+use hardware::{Cause, Unavailable};
 use machines::Cloud;
 use verifier::instance::Instance;
 
 use crate::describe::describe;
-use crate::error::{Error, Kind};
 
 /// Maximum number of instances in memory: more than a cluster has nodes. A further one replaces one that EC2 does not know; if
 /// there is none, the one that was unused for the longest time.
@@ -74,7 +74,7 @@ impl Default for Caller {
 /// EC2's answers, and the client.
 pub struct Ec2 {
     /// The error names the address or the variable that is wrong. A caller gets it only when a request would be sent.
-    client: Result<Client, Error>,
+    client: Result<Client, Unavailable>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -92,14 +92,14 @@ struct State {
 #[derive(Clone)]
 struct Pause {
     until: Instant,
-    why: Error,
+    why: Unavailable,
 }
 
 #[derive(Default)]
 struct Slot {
     known: Option<Arc<Instance>>,
     /// Until when no request for this instance is sent, and why EC2 refused it.
-    refusal: Option<(Instant, Error)>,
+    refusal: Option<(Instant, Unavailable)>,
     is_running: bool,
     last_use: u64,
 }
@@ -109,7 +109,7 @@ impl Ec2 {
     pub fn new(caller: &Caller) -> Arc<Ec2> {
         let client = Client::of_caller(caller.place.as_deref(), caller.variables);
         Arc::new(Ec2 {
-            client: client.map_err(|error| Error::new(Kind::Setting, error.to_string())),
+            client: client.map_err(|error| Cause::Setting.because(error.to_string())),
             state: Mutex::new(State {
                 slots: HashMap::new(),
                 pause: None,
@@ -123,7 +123,11 @@ impl Ec2 {
     }
 
     /// Returns EC2's description of a running instance.
-    pub fn instance(self: &Arc<Self>, id: &str, deadline: Instant) -> Result<Arc<Instance>, Error> {
+    pub fn instance(
+        self: &Arc<Self>,
+        id: &str,
+        deadline: Instant,
+    ) -> Result<Arc<Instance>, Unavailable> {
         let mut state = self.state();
         loop {
             let now = Instant::now();
@@ -155,12 +159,12 @@ impl Ec2 {
             let left = until.saturating_duration_since(now);
             if left.is_zero() {
                 let why = format!("EC2 has not yet said whose instance {id} is");
-                return Err(Error::new(Kind::Pending, why));
+                return Err(Cause::Pending.because(why));
             }
             if state.waiting >= MAX_WAITING {
                 let waiting = state.waiting;
                 let why = format!("{waiting} validations wait for EC2 already");
-                return Err(Error::new(Kind::Limited, why));
+                return Err(Cause::Limited.because(why));
             }
             state.waiting += 1;
             let waited = self.changed.wait_timeout(state, left);
@@ -170,7 +174,7 @@ impl Ec2 {
     }
 
     /// Starts the thread that asks about an instance.
-    fn ask(self: &Arc<Self>, state: &mut State, id: &str) -> Result<(), Error> {
+    fn ask(self: &Arc<Self>, state: &mut State, id: &str) -> Result<(), Unavailable> {
         let (ec2, own) = (self.clone(), id.to_owned());
         let work = move || {
             // a panic must not leave the instance marked as running for ever
@@ -187,14 +191,14 @@ impl Ec2 {
         let spawned = thread::Builder::new().name("ec2".into()).spawn(work);
         spawned.map_err(|error| {
             let why = format!("cannot start a thread that asks EC2: {error}");
-            Error::new(Kind::Limited, why)
+            Cause::Limited.because(why)
         })?;
         state.slot(id).is_running = true;
         state.running += 1;
         Ok(())
     }
 
-    fn request(&self, id: &str) -> Result<Instance, Error> {
+    fn request(&self, id: &str) -> Result<Instance, Unavailable> {
         let described = describe(self.client.as_ref().map_err(Clone::clone)?, id)?;
         match described.state.as_str() {
             "pending" | "running" => Ok(Instance {
@@ -206,7 +210,7 @@ impl Ec2 {
             }),
             other => {
                 let why = format!("EC2 says that the instance {id} is {other}, and not running");
-                Err(Error::new(Kind::Mismatch, why))
+                Err(Cause::Mismatch.because(why))
             }
         }
     }
@@ -226,7 +230,7 @@ impl State {
     }
 
     /// Keeps the result of a request. If a pause begins, returns the reason.
-    fn take(&mut self, id: &str, asked: Result<Instance, Error>) -> Option<Error> {
+    fn take(&mut self, id: &str, asked: Result<Instance, Unavailable>) -> Option<Unavailable> {
         let now = Instant::now();
         // requests that already ran when the pause began neither end it nor make it longer
         let is_paused = self.pause.as_ref().is_some_and(|pause| pause.until > now);
@@ -236,7 +240,7 @@ impl State {
                 (slot.known, slot.refusal) = (Some(Arc::new(instance)), None);
                 None
             }
-            Err(why) if why.may_pass() || why.kind == Kind::Setting => Some(why),
+            Err(why) if why.may_pass() || why.cause == Cause::Setting => Some(why),
             // the reason is this instance
             Err(why) => {
                 self.slot(id).refusal = Some((now + REFUSED_PAUSE, why));
@@ -310,7 +314,7 @@ mod tests {
     fn instances_beyond_the_limit_go_and_those_that_ec2_refused_go_first() {
         let ec2 = nobody();
         let mut state = ec2.state();
-        let refusal = || Err(Error::new(Kind::Unknown, "unknown"));
+        let refusal = || Err(Cause::Unknown.because("unknown"));
         for number in 0..MAX_INSTANCES - 1 {
             state.take(&format!("i-{number}"), Ok(Instance::default()));
         }
@@ -333,7 +337,7 @@ mod tests {
     fn what_ran_when_a_pause_began_neither_ends_it_nor_makes_it_longer() {
         let ec2 = nobody();
         let mut state = ec2.state();
-        let away = || Err(Error::new(Kind::Busy, "throttled"));
+        let away = || Err(Cause::Busy.because("throttled"));
         let until = |state: &State| state.pause.as_ref().map(|pause| pause.until);
         assert_eq!(state.take("i-1", away()), away().err());
         let first = until(&state).unwrap();

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use base::backoff::Backoff;
 use base::text;
+use hardware::{Cause, Unavailable};
 use http::{Client, Policy, Roots};
-
-use crate::error::{Error, Kind};
 
 /// Maximum number of concurrent requests to a server. The requests of a new, large cluster must not look like an attack.
 const MAX_AT_ONCE: usize = 8;
@@ -36,7 +35,7 @@ pub struct Server {
 
 struct State {
     /// Until when no request is sent, and why.
-    pause: Option<(Instant, Error)>,
+    pause: Option<(Instant, Unavailable)>,
     backoff: Backoff,
     running: usize,
     limit: Option<Limit>,
@@ -116,23 +115,23 @@ impl Answer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     /// The same request gets the same answer.
-    Final(Error),
+    Final(Unavailable),
     /// The next attempt may succeed after this time.
-    Later(Error, Instant),
+    Later(Unavailable, Instant),
     /// This program sends no more such requests for now. It is no use to wait for it: others wait already.
-    Full(Error, Instant),
+    Full(Unavailable, Instant),
 }
 
 impl Failure {
     /// Returns why there is no answer.
-    pub fn error(&self) -> &Error {
+    pub fn error(&self) -> &Unavailable {
         let (Failure::Final(error) | Failure::Later(error, _) | Failure::Full(error, _)) = self;
         error
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
+impl From<Unavailable> for Failure {
+    fn from(error: Unavailable) -> Failure {
         Failure::Final(error)
     }
 }
@@ -151,11 +150,11 @@ pub fn retried<T>(deadline: Instant, send: impl Fn() -> Result<T, Failure>) -> R
 
 impl Server {
     /// Makes a client of the server at `url`, `https://HOST[:PORT][/PATH]`, whose certificate one of the roots certifies.
-    pub fn new(url: &str, roots: &Roots) -> Result<Server, Error> {
+    pub fn new(url: &str, roots: &Roots) -> Result<Server, Unavailable> {
         http::check(url).map_err(|why| {
             let url = text::quoted(http::shown(url), SHOWN);
             let why = format!("the URL {url}: {why}: expected https://HOST[:PORT][/PATH]");
-            Error::new(Kind::Setting, why)
+            Cause::Setting.because(why)
         })?;
         Ok(Server {
             client: Client::new(Policy::new(roots.clone()), LONGEST_PAUSE),
@@ -215,7 +214,7 @@ impl Server {
         }
         if state.running >= MAX_AT_ONCE {
             let why = format!("{}: {MAX_AT_ONCE} requests are running", self.name);
-            return Err(Failure::Later(Error::new(Kind::Limited, why), now + BUSY));
+            return Err(Failure::Later(Cause::Limited.because(why), now + BUSY));
         }
         if let Some(limit) = &mut state.limit
             && let Err(until) = limit.take(now)
@@ -225,7 +224,7 @@ impl Server {
                 "{}: too many were requested, so now one request is sent every {pause} s: try again in {seconds} s",
                 self.name
             );
-            return Err(Failure::Full(Error::new(Kind::Limited, why), until));
+            return Err(Failure::Full(Cause::Limited.because(why), until));
         }
         state.running += 1;
         Ok(Place(self))
@@ -236,7 +235,7 @@ impl Server {
         &self,
         request: &Request<'_>,
         deadline: Instant,
-    ) -> Result<Answer, (Error, Option<Duration>)> {
+    ) -> Result<Answer, (Unavailable, Option<Duration>)> {
         let (name, post) = (&self.name, request.content);
         let types = request.types.join(", ");
         let mut fields = vec![("Accept", &*types)];
@@ -250,42 +249,42 @@ impl Server {
         };
         let left = deadline.saturating_duration_since(Instant::now());
         let answer = self.client.open(&sent, left);
-        let failed = |kind, text: String| (Error::new(kind, text), None);
+        let failed = |cause: Cause, text: String| (cause.because(text), None);
         let answer =
-            answer.map_err(|error| failed(Kind::Unreachable, format!("{name}: {error}")))?;
-        let bad = |kind, why: String| failed(kind, format!("{name}{}: {why}", request.path));
+            answer.map_err(|error| failed(Cause::Unreachable, format!("{name}: {error}")))?;
+        let bad = |cause, why: String| failed(cause, format!("{name}{}: {why}", request.path));
         match answer.status() {
             200 => {}
             404 => {
                 let why = format!("{name} does not know {} (status 404)", request.path);
-                return Err(failed(Kind::Unknown, why));
+                return Err(failed(Cause::Unknown, why));
             }
             status @ (408 | 425 | 429 | 500 | 502 | 503 | 504) => {
                 let why = format!("{name} answered with status {status}");
-                return Err((Error::new(Kind::Busy, why), answer.pause()));
+                return Err((Cause::Busy.because(why), answer.pause()));
             }
             status @ 300..400 => {
                 let why = format!("it redirects (status {status}), which is not followed");
-                return Err(bad(Kind::Refused(status), why));
+                return Err(bad(Cause::Refused(status), why));
             }
             // the refusal of a POST is about its content, and the answer says why
             status if post.is_some() => {
                 let said = answer.beginning(SHOWN as u64);
                 let said = text::quoted(String::from_utf8_lossy(&said), SHOWN);
                 return Err(bad(
-                    Kind::Refused(status),
+                    Cause::Refused(status),
                     format!("status {status}: {said}"),
                 ));
             }
-            status => return Err(bad(Kind::Refused(status), format!("status {status}"))),
+            status => return Err(bad(Cause::Refused(status), format!("status {status}"))),
         }
         (answer.check_type(request.types))
-            .map_err(|error| bad(Kind::Malformed, error.to_string()))?;
+            .map_err(|error| bad(Cause::Malformed, error.to_string()))?;
         let fields = answer.fields();
         let body = answer.read().map_err(|error| match error.kind {
-            http::Kind::TooLong => bad(Kind::TooLarge, error.to_string()),
+            http::Kind::TooLong => bad(Cause::TooLarge, error.to_string()),
             _ => failed(
-                Kind::Unreachable,
+                Cause::Unreachable,
                 format!("{name}: the answer is cut off: {error}"),
             ),
         })?;

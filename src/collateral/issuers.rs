@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use base::der::{Reader, SEQUENCE};
 use base::text;
 use booted_base::x509::Certificate;
+use hardware::{Cause, Unavailable};
 use http::Roots;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use verifier::ak_certificate::places_of_issuer;
 
-use crate::error::{Error, Kind};
 use crate::https::{Failure, Request, Server};
 use crate::item::{Item, MAX_CERTIFICATE, subject_key};
 
@@ -57,7 +57,7 @@ pub struct Issuers(Server);
 
 impl Issuers {
     /// Makes a client of the service at this URL.
-    pub fn new(url: &str, roots: &Roots) -> Result<Issuers, Error> {
+    pub fn new(url: &str, roots: &Roots) -> Result<Issuers, Unavailable> {
         Ok(Issuers(Server::new(url, roots)?.with_limit(AT_ONCE, PAUSE)))
     }
 
@@ -87,7 +87,7 @@ pub fn known(certificate: &[u8]) -> Option<&'static [u8]> {
 }
 
 /// Returns the item to fetch for the issuer of a certificate; `None` if the certificate names no URL or no key.
-pub fn of(certificate: &[u8]) -> Result<Option<Item>, Error> {
+pub fn of(certificate: &[u8]) -> Result<Option<Item>, Unavailable> {
     let key = authority_key(certificate).filter(|key| key.len() <= MAX_KEY);
     let places = places_of_issuer(certificate);
     let (Some(key), Some(first)) = (key, places.first()) else {
@@ -100,7 +100,7 @@ pub fn of(certificate: &[u8]) -> Result<Option<Item>, Error> {
              and add it behind its root to the policy (cloud.roots, PEM)",
             text::quoted(first, 120)
         );
-        Error::new(Kind::Unknown, why)
+        Cause::Unknown.because(why)
     })?;
     Ok(Some(Item::Issuer {
         path,

@@ -10,12 +10,12 @@ use hardware::snp::certificate::Certificate as ChipCertificate;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
 use hardware::tdx::Collateral;
+use hardware::{Cause, Unavailable};
 use ring::digest::{SHA256, digest};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde::Deserialize;
 
-use crate::error::{Error, Kind};
 use crate::x509::{Certificate, RevocationList};
 
 /// subjectKeyIdentifier, 2.5.29.14 (RFC 5280 §4.2.1): the content of the OID.
@@ -122,11 +122,11 @@ impl Item {
 
     /// Parses the bytes from a server or a cache, and checks that they are this item. Returns the content and the last second of
     /// its validity. The signatures are not checked here: the validator verifies them each time.
-    pub fn read(&self, bytes: &[u8]) -> Result<(Content, u64), Error> {
+    pub fn read(&self, bytes: &[u8]) -> Result<(Content, u64), Unavailable> {
         match self {
             Item::Vcek { product, chip, tcb } => {
                 let until = Certificate::parse(limited(bytes, MAX_CERTIFICATE)?)?.until;
-                let found = ChipCertificate::parse(bytes).map_err(Error::malformed)?;
+                let found = ChipCertificate::parse(bytes)?;
                 if found.signer != Signer::Vcek || found.product != *product {
                     return Err(other(format!(
                         "it is the {} of a {}, expected the VCEK of a {product}",
@@ -163,7 +163,7 @@ impl Item {
             Item::Tdx { fmspc, .. } => {
                 let bytes = limited(bytes, MAX_COLLATERAL)?;
                 let collateral: Collateral = serde_json::from_slice(bytes)
-                    .map_err(|error| Error::malformed(text::of_error(error)))?;
+                    .map_err(|error| Unavailable::malformed(text::of_error(error)))?;
                 let until = read_collateral(&collateral, fmspc)?;
                 Ok((Content::Tdx(Arc::new(collateral)), until))
             }
@@ -222,10 +222,10 @@ impl Authority {
     }
 
     /// Returns the authority of a PCK certificate chain in PEM.
-    pub fn of_chain(pem: &[u8]) -> Result<Authority, Error> {
+    pub fn of_chain(pem: &[u8]) -> Result<Authority, Unavailable> {
         let first = CertificateDer::pem_slice_iter(pem).next();
         let Some(Ok(pck)) = first else {
-            return Err(Error::malformed("the quote has no PCK certificate"));
+            return Err(Unavailable::malformed("the quote has no PCK certificate"));
         };
         let issuer = Certificate::parse(&pck)
             .map_err(|why| why.about("the PCK certificate"))?
@@ -252,14 +252,14 @@ struct Head {
 }
 
 /// Checks that collateral is complete and for this kind of platform. Returns the time at which the first of its parts expires.
-fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Error> {
-    let head = |name: &str, text: &str| -> Result<(Head, u64), Error> {
+fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Unavailable> {
+    let head = |name: &str, text: &str| -> Result<(Head, u64), Unavailable> {
         let head: Head = serde_json::from_str(text).map_err(|error| {
-            Error::malformed(text::of_error(error)).about(format!("the {name}"))
+            Unavailable::malformed(text::of_error(error)).about(format!("the {name}"))
         })?;
         let end = booted_base::time::parse(&head.next_update)
             .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
-            .ok_or_else(|| Error::malformed(format!("the {name} has no end")))?;
+            .ok_or_else(|| Unavailable::malformed(format!("the {name} has no end")))?;
         Ok((head, end.as_secs()))
     };
     let (info, info_until) = head("TCB information", &collateral.tcb_info)?;
@@ -287,7 +287,7 @@ fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Erro
     }
     let list = |name: &str, der: &[u8]| {
         let list = RevocationList::parse(der).map_err(|why| why.about(format!("the {name}")))?;
-        Ok::<_, Error>(list.until)
+        Ok::<_, Unavailable>(list.until)
     };
     let root_until = list("root CRL", &collateral.root_ca_crl.0)?;
     let pck_until = list("PCK CRL", &collateral.pck_crl.0)?;
@@ -298,15 +298,15 @@ fn read_collateral(collateral: &Collateral, fmspc: &[u8; 6]) -> Result<u64, Erro
 }
 
 /// Checks that a text is a chain of two to four certificates in PEM: a signer and its root at least.
-pub fn check_chain(pem: &[u8]) -> Result<(), Error> {
+pub fn check_chain(pem: &[u8]) -> Result<(), Unavailable> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(limited(pem, MAX_CHAIN)?)
         .take(5)
         .collect();
-    let certificates = certificates.map_err(|_| Error::malformed("it is not PEM"))?;
+    let certificates = certificates.map_err(|_| Unavailable::malformed("it is not PEM"))?;
     if !(2..=4).contains(&certificates.len()) {
         let count = certificates.len();
         let count = format!("it has {count} certificates, expected 2 to 4");
-        return Err(Error::malformed(count));
+        return Err(Unavailable::malformed(count));
     }
     certificates
         .iter()
@@ -314,18 +314,18 @@ pub fn check_chain(pem: &[u8]) -> Result<(), Error> {
 }
 
 /// Returns the error about an item that is not the requested one.
-fn other(what: impl Into<String>) -> Error {
-    Error::new(Kind::Mismatch, what)
+fn other(what: impl Into<String>) -> Unavailable {
+    Cause::Mismatch.because(what)
 }
 
 /// Checks the number of bytes.
-pub fn limited(bytes: &[u8], limit: usize) -> Result<&[u8], Error> {
+pub fn limited(bytes: &[u8], limit: usize) -> Result<&[u8], Unavailable> {
     match bytes.len() <= limit {
         true => Ok(bytes),
-        false => Err(Error::new(
-            Kind::TooLarge,
-            format!("it has {} bytes, expected at most {limit}", bytes.len()),
-        )),
+        false => Err(Cause::TooLarge.because(format!(
+            "it has {} bytes, expected at most {limit}",
+            bytes.len()
+        ))),
     }
 }
 

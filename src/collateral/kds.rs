@@ -10,11 +10,11 @@
 
 use std::time::{Duration, Instant};
 
+use hardware::Unavailable;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
 use http::Roots;
 
-use crate::error::Error;
 use crate::https::{Failure, Request, Server};
 use crate::item::{MAX_CERTIFICATE, MAX_LIST, hex};
 
@@ -45,7 +45,7 @@ pub struct Kds {
 
 impl Kds {
     /// Makes a client of the service at this URL.
-    pub fn new(url: &str, roots: &Roots) -> Result<Kds, Error> {
+    pub fn new(url: &str, roots: &Roots) -> Result<Kds, Unavailable> {
         Ok(Kds {
             chips: Server::new(url, roots)?.with_limit(CHIPS_AT_ONCE, PAUSE_OF_CHIPS),
             lists: Server::new(url, roots)?,

@@ -19,7 +19,6 @@ mod cache;
 mod config_map;
 mod describe;
 mod ec2;
-mod error;
 mod flags;
 mod https;
 mod issuers;
@@ -57,8 +56,8 @@ use pcs::Pcs;
 use store::{CollateralFile, Directory, Nowhere, Store};
 
 pub use ec2::Caller;
-pub use error::{Error, Kind};
 pub use flags::{Flags, HELP};
+pub use hardware::{Cause, Unavailable};
 pub use kds::AMD;
 pub use pcs::{INTEL, Update};
 
@@ -192,7 +191,7 @@ pub struct Statistics {
 
 impl Fetching {
     /// Makes the sources. An error names the wrong setting.
-    pub fn new(settings: Settings) -> Result<Arc<Fetching>, Error> {
+    pub fn new(settings: Settings) -> Result<Arc<Fetching>, Unavailable> {
         let servers = Servers::new(&settings)?;
         let store: Box<dyn Store> = match settings.kept {
             Kept::Nowhere => Box::new(Nowhere),
@@ -250,10 +249,15 @@ impl Fetching {
         }
     }
 
-    fn der(&self, item: &Item, patience: Patience, deadline: Instant) -> Result<Vec<u8>, Error> {
+    fn der(
+        &self,
+        item: &Item,
+        patience: Patience,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, Unavailable> {
         match &self.entry(item, patience, deadline)?.content {
             Content::Der(der) => Ok(der.clone()),
-            Content::Tdx(_) => Err(Error::malformed(format!("{item} is not DER"))),
+            Content::Tdx(_) => Err(Unavailable::malformed(format!("{item} is not DER"))),
         }
     }
 
@@ -262,34 +266,63 @@ impl Fetching {
         item: &Item,
         patience: Patience,
         deadline: Instant,
-    ) -> Result<Arc<Entry>, Error> {
+    ) -> Result<Arc<Entry>, Unavailable> {
         let patience = match self.waits {
             true => patience,
             false => Patience::None,
         };
         self.cache.get(item, patience, deadline)
     }
+
+    /// Returns AMD's authority of a product, which the program has, and its revocation list or why it cannot be had.
+    fn authority(
+        &self,
+        product: Product,
+        signer: Signer,
+        deadline: Instant,
+    ) -> Result<Fetched, Unavailable> {
+        let intermediate = chain::authority(product, signer).ok_or_else(|| {
+            let why = format!("the authority of {signer}s of a {product} is not known");
+            Cause::Unknown.because(why)
+        })?;
+        // a policy may accept machines without the list: then a server that is away must not delay each validation
+        let list = Item::Revoked(product, signer);
+        Ok(Fetched {
+            leaf: None,
+            intermediate: intermediate.into(),
+            revoked: self.der(&list, Patience::UntilFirstFailure, deadline),
+        })
+    }
 }
 
-impl Fetching {
-    /// Returns what [`Sources::tdx_collateral`] returns.
-    pub fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, Error> {
+impl Sources for Fetching {
+    fn fetches(&self) -> bool {
+        true
+    }
+
+    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
         let item = of_platform(quote)?;
         let deadline = Instant::now() + self.time;
         match &self.entry(&item, Patience::Full, deadline)?.content {
             Content::Tdx(collateral) => Ok(collateral.clone()),
-            Content::Der(_) => Err(Error::malformed(format!("{item} is not JSON"))),
+            Content::Der(_) => Err(Unavailable::malformed(format!("{item} is not JSON"))),
         }
     }
 
-    /// Returns what [`Sources::snp_certificates`] returns.
-    pub fn snp_certificates(
+    fn tdx_collateral_at_hand(&self, quote: &Quote<'_>) -> Option<Arc<Collateral>> {
+        match &self.cache.at_hand(&of_platform(quote).ok()?)?.content {
+            Content::Tdx(collateral) => Some(collateral.clone()),
+            Content::Der(_) => None,
+        }
+    }
+
+    fn snp_certificates(
         &self,
         report: &Report,
         product: Product,
-    ) -> Result<Arc<Fetched>, Error> {
+    ) -> Result<Arc<Fetched>, Unavailable> {
         let deadline = Instant::now() + self.time;
-        let signer = report.signer().map_err(Error::malformed)?;
+        let signer = report.signer()?;
         let leaf = match signer {
             Signer::Vlek => None,
             Signer::Vcek => Some(self.der(&vcek(report, product)?, Patience::Full, deadline)),
@@ -305,14 +338,12 @@ impl Fetching {
         }))
     }
 
-    /// Returns what [`Sources::snp_authority`] returns.
-    pub fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, Error> {
+    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, Unavailable> {
         let deadline = Instant::now() + self.time;
         Ok(Arc::new(self.authority(product, signer, deadline)?))
     }
 
-    /// Returns what [`Sources::issuer`] returns.
-    pub fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+    fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, Unavailable> {
         if let Some(known) = issuers::known(certificate) {
             return Ok(Some(known.into()));
         }
@@ -323,101 +354,41 @@ impl Fetching {
         self.der(&item, Patience::Full, deadline).map(Some)
     }
 
-    /// Returns what [`Sources::microsofts_word`] returns.
-    pub fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, Error> {
-        let offline = || Error::new(Kind::Offline, "nothing is asked (offline)");
-        let maa = self.maa.as_ref().ok_or_else(offline)?;
-        maa.word(question, Instant::now() + self.time)
-    }
-
-    /// Returns what [`Sources::ec2_instance`] returns.
-    pub fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, Error> {
-        let ec2 = self.ec2.as_ref().ok_or_else(|| {
-            let why = "the policy demands accounts or zones of AWS, which only EC2 knows, and nothing is asked (offline)";
-            Error::new(Kind::Offline, why)
-        })?;
-        ec2.instance(id, Instant::now() + self.time)
-    }
-
-    /// Returns AMD's authority of a product, which the program has, and its revocation list or why it cannot be had.
-    fn authority(
-        &self,
-        product: Product,
-        signer: Signer,
-        deadline: Instant,
-    ) -> Result<Fetched, Error> {
-        let intermediate = chain::authority(product, signer).ok_or_else(|| {
-            let why = format!("the authority of {signer}s of a {product} is not known");
-            Error::new(Kind::Unknown, why)
-        })?;
-        // a policy may accept machines without the list: then a server that is away must not delay each validation
-        let list = Item::Revoked(product, signer);
-        Ok(Fetched {
-            leaf: None,
-            intermediate: intermediate.into(),
-            revoked: (self.der(&list, Patience::UntilFirstFailure, deadline)).map_err(String::from),
-        })
-    }
-}
-
-/// The methods of the same names, for validators: these take the text of an error.
-impl Sources for Fetching {
-    fn fetches(&self) -> bool {
-        true
-    }
-
-    fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
-        Ok(self.tdx_collateral(quote)?)
-    }
-
-    fn tdx_collateral_at_hand(&self, quote: &Quote<'_>) -> Option<Arc<Collateral>> {
-        match &self.cache.at_hand(&of_platform(quote).ok()?)?.content {
-            Content::Tdx(collateral) => Some(collateral.clone()),
-            Content::Der(_) => None,
-        }
-    }
-
-    fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
-        Ok(self.snp_certificates(report, product)?)
-    }
-
-    fn snp_authority(&self, product: Product, signer: Signer) -> Result<Arc<Fetched>, String> {
-        Ok(self.snp_authority(product, signer)?)
-    }
-
-    fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
-        Ok(self.issuer(certificate)?)
-    }
-
     fn keep_issuer(&self, certificate: &[u8]) {
         if let Ok(Some(item)) = issuers::of(certificate) {
             self.cache.keep(&item);
         }
     }
 
-    fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {
-        Ok(self.microsofts_word(question)?)
+    fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, Unavailable> {
+        let offline = || Cause::Offline.because("nothing is asked (offline)");
+        let maa = self.maa.as_ref().ok_or_else(offline)?;
+        maa.word(question, Instant::now() + self.time)
     }
 
-    fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, String> {
-        Ok(self.ec2_instance(id)?)
+    fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, Unavailable> {
+        let ec2 = self.ec2.as_ref().ok_or_else(|| {
+            let why = "the policy demands accounts or zones of AWS, which only EC2 knows, and nothing is asked (offline)";
+            Cause::Offline.because(why)
+        })?;
+        ec2.instance(id, Instant::now() + self.time)
     }
 }
 
 /// Returns the collateral that a quote needs.
-fn of_platform(quote: &Quote<'_>) -> Result<Item, Error> {
+fn of_platform(quote: &Quote<'_>) -> Result<Item, Unavailable> {
     Ok(Item::Tdx {
-        fmspc: named_platform(quote).map_err(Error::malformed)?.fmspc,
+        fmspc: named_platform(quote)?.fmspc,
         authority: Authority::of_chain(quote.pck_chain)?,
     })
 }
 
 /// Returns the certificate for a report.
-fn vcek(report: &Report, product: Product) -> Result<Item, Error> {
+fn vcek(report: &Report, product: Product) -> Result<Item, Unavailable> {
     Ok(Item::Vcek {
         product,
-        chip: report.chip(product).map_err(Error::malformed)?.into(),
-        tcb: report.tcbs(product).map_err(Error::malformed)?.reported,
+        chip: report.chip(product)?.into(),
+        tcb: report.tcbs(product)?.reported,
     })
 }
 
@@ -431,9 +402,9 @@ struct Servers {
 }
 
 impl Servers {
-    fn new(settings: &Settings) -> Result<Servers, Error> {
+    fn new(settings: &Settings) -> Result<Servers, Unavailable> {
         let roots = Roots::load(settings.ca.as_deref());
-        let roots = roots.map_err(|why| Error::new(Kind::Setting, why.to_string()))?;
+        let roots = roots.map_err(|why| Cause::Setting.because(why.to_string()))?;
         let kds = settings.kds.as_deref();
         let pcs = settings.pcs.as_deref();
         let issuers = settings.issuers.as_deref();
@@ -450,25 +421,21 @@ impl Servers {
 
 impl Origin for Servers {
     fn fetch(&self, item: &Item, deadline: Instant) -> Result<Vec<u8>, Failure> {
-        let offline = || {
-            Error::new(
-                Kind::Offline,
-                "it is not in the cache, and nothing is fetched (offline)",
-            )
-        };
+        let offline =
+            || Cause::Offline.because("it is not in the cache, and nothing is fetched (offline)");
         let fetches = match item {
             Item::Issuer { .. } => self.issuers.is_some(),
             _ => self.kds.is_some() || self.pcs.is_some(),
         };
         if !self.has_roots && fetches {
             let why = "this machine has no certificates of web servers' authorities (ca-certificates); --collateral-ca can name a file";
-            return Err(Error::new(Kind::Setting, why).into());
+            return Err(Cause::Setting.because(why).into());
         }
         match item {
             Item::Tdx { fmspc, authority } => {
                 let pcs = self.pcs.as_ref().ok_or_else(offline)?;
                 let collateral = pcs.collateral(fmspc, *authority, deadline)?;
-                Ok(serde_json::to_vec(&collateral).map_err(Error::malformed)?)
+                Ok(serde_json::to_vec(&collateral).map_err(Unavailable::malformed)?)
             }
             Item::Vcek { product, chip, tcb } => {
                 let kds = self.kds.as_ref().ok_or_else(offline)?;

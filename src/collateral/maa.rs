@@ -24,13 +24,13 @@ use base::text;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hardware::snp::report::Report;
+use hardware::{Cause, Unavailable};
 use http::Roots;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use serde_json::json;
 use verifier::maa::{Question, Word};
 
-use crate::error::{Error, Kind};
 use crate::https::{Failure, Limit, Request, Server, retried};
 
 /// Path and query of the request.
@@ -82,7 +82,7 @@ type Asked = String;
 
 /// A service's verdict on a report, and how long it is valid.
 struct Said {
-    word: Result<Arc<Word>, Error>,
+    word: Result<Arc<Word>, Unavailable>,
     until: Instant,
 }
 
@@ -98,7 +98,11 @@ impl Maa {
     }
 
     /// Returns the service's verdict on a report.
-    pub fn word(&self, question: &Question<'_>, deadline: Instant) -> Result<Arc<Word>, Error> {
+    pub fn word(
+        &self,
+        question: &Question<'_>,
+        deadline: Instant,
+    ) -> Result<Arc<Word>, Unavailable> {
         let Question {
             url,
             report,
@@ -110,7 +114,7 @@ impl Maa {
         if let Some(said) = self.state().known(&asked) {
             return said;
         }
-        let report = Report::parse(report).map_err(Error::malformed)?;
+        let report = Report::parse(report)?;
         let service = self.service(url)?;
         if let Some(said) = self.wait(&asked, &report.chip_id, deadline)? {
             return said;
@@ -130,8 +134,8 @@ impl Maa {
                 Err(why) => (Err(why), Instant::now() + REFUSED_PAUSE),
             },
             Err(Failure::Final(why)) => {
-                let why = match why.kind {
-                    Kind::Unknown => why.and(": is maaURL right?"),
+                let why = match why.cause {
+                    Cause::Unknown => why.and(": is maaURL right?"),
                     _ => why,
                 };
                 (Err(why), Instant::now() + REFUSED_PAUSE)
@@ -156,7 +160,7 @@ impl Maa {
         asked: &Asked,
         chip: &[u8; 64],
         deadline: Instant,
-    ) -> Result<Option<Result<Arc<Word>, Error>>, Error> {
+    ) -> Result<Option<Result<Arc<Word>, Unavailable>>, Unavailable> {
         let mut state = self.state();
         loop {
             if let Some(said) = state.known(asked) {
@@ -171,11 +175,11 @@ impl Maa {
             // one reference is the map's, and one this caller's
             if Arc::strong_count(&run) - 2 == MAX_WAITING {
                 let why = format!("{MAX_WAITING} others wait for its answer: try again");
-                return Err(Error::new(Kind::Limited, why));
+                return Err(Cause::Limited.because(why));
             }
             if now >= deadline {
                 let why = "it has not answered yet: try again";
-                return Err(Error::new(Kind::Pending, why));
+                return Err(Cause::Pending.because(why));
             }
             let waited = self.changed.wait_timeout(state, deadline - now);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -184,12 +188,17 @@ impl Maa {
 
     /// Returns the verdict in an answer, and how long it is valid. A negative verdict is valid only for a short time: the service
     /// may learn of new firmware.
-    fn read(&self, url: &str, report: &Report, answer: &[u8]) -> Result<(Word, Duration), Error> {
+    fn read(
+        &self,
+        url: &str,
+        report: &Report,
+        answer: &[u8],
+    ) -> Result<(Word, Duration), Unavailable> {
         let word = parse(answer)?;
         let left = word.expires.saturating_sub((self.clock)());
         if left == 0 {
             let why = "the token has ended: is the clock of this machine right?";
-            return Err(Error::new(Kind::Expired, why));
+            return Err(Cause::Expired.because(why));
         }
         let counts = match word.check(url, report) {
             Ok(()) => LONGEST,
@@ -199,17 +208,16 @@ impl Maa {
         Ok((word, Duration::from_secs(left - 1).min(counts)))
     }
 
-    fn service(&self, url: &str) -> Result<Arc<Server>, Error> {
+    fn service(&self, url: &str) -> Result<Arc<Server>, Unavailable> {
         let mut state = self.state();
         if let Some(known) = state.services.get(url) {
             return Ok(known.clone());
         }
         let roots = self.roots.as_ref();
-        let roots =
-            roots.map_err(|why| Error::new(Kind::Setting, format!("SSL_CERT_FILE: {why}")))?;
+        let roots = roots.map_err(|why| Cause::Setting.because(format!("SSL_CERT_FILE: {why}")))?;
         if roots.is_empty() {
             let why = "this machine has no certificates of web servers' authorities (ca-certificates); SSL_CERT_FILE can name a file";
-            return Err(Error::new(Kind::Setting, why));
+            return Err(Cause::Setting.because(why));
         }
         let server = Server::new(url, roots).map_err(|why| why.about("maaURL"))?;
         let server = Arc::new(server.with_limit(AT_ONCE, PAUSE));
@@ -237,13 +245,13 @@ impl Drop for Running<'_> {
 
 impl State {
     /// Returns the cached verdict on a report, if it is still valid.
-    fn known(&self, asked: &Asked) -> Option<Result<Arc<Word>, Error>> {
+    fn known(&self, asked: &Asked) -> Option<Result<Arc<Word>, Unavailable>> {
         let said = self.words.get(asked)?;
         (said.until > Instant::now()).then(|| said.word.clone())
     }
 
     /// Counts a request about a chip. Fails if too many were sent about the chip's machines.
-    fn count(&mut self, chip: &[u8; 64], now: Instant) -> Result<(), Error> {
+    fn count(&mut self, chip: &[u8; 64], now: Instant) -> Result<(), Unavailable> {
         if self.chips.len() >= MAX_WORDS {
             self.chips.retain(|_, limit| !limit.is_full(now));
         }
@@ -254,7 +262,7 @@ impl State {
             let why = format!(
                 "too many requests about machines on this chip were sent: try again in {seconds} s"
             );
-            Error::new(Kind::Limited, why)
+            Cause::Limited.because(why)
         })
     }
 
@@ -290,25 +298,25 @@ fn content(question: &Question<'_>) -> String {
 }
 
 /// Returns the verdict in an answer: the claims of a token (RFC 7519), in the compact form of RFC 7515.
-pub fn parse(answer: &[u8]) -> Result<Word, Error> {
+pub fn parse(answer: &[u8]) -> Result<Word, Unavailable> {
     #[derive(Deserialize)]
     struct Answer {
         token: String,
     }
-    let faulty = |what, error| Error::malformed(text::of_error(error)).about(what);
+    let faulty = |what, error| Unavailable::malformed(text::of_error(error)).about(what);
     let answer: Answer =
         serde_json::from_slice(answer).map_err(|error| faulty("the answer has no token", error))?;
     let parts: Vec<&str> = answer.token.split('.').collect();
     let [_, claims, _] = parts[..] else {
-        return Err(Error::malformed(
+        return Err(Unavailable::malformed(
             "the token has not the three parts of a JWT",
         ));
     };
     let claims = URL_SAFE_NO_PAD
         .decode(claims)
-        .map_err(|_| Error::malformed("the claims of the token are not in base64url"))?;
+        .map_err(|_| Unavailable::malformed("the claims of the token are not in base64url"))?;
     let claims = String::from_utf8(claims)
-        .map_err(|_| Error::malformed("the claims of the token are not UTF-8"))?;
+        .map_err(|_| Unavailable::malformed("the claims of the token are not UTF-8"))?;
     serde_json::from_str(&claims).map_err(|error| faulty("the claims of the token", error))
 }
 
@@ -372,7 +380,7 @@ mod tests {
             (b"{\"error\":{}}".to_vec(), "no token"),
         ] {
             let error = parse(&bad).unwrap_err();
-            assert_eq!(error.kind, Kind::Malformed);
+            assert_eq!(error.cause, Cause::Malformed);
             assert!(error.to_string().contains(why), "{error}, expected {why}");
         }
         for altered in mutations(&answer(&claims()), 5_000) {
@@ -391,7 +399,7 @@ mod tests {
             state.keep(
                 number.to_string(),
                 Said {
-                    word: Err(Error::new(Kind::Unknown, "no")),
+                    word: Err(Cause::Unknown.because("no")),
                     until,
                 },
             );
@@ -407,7 +415,7 @@ mod tests {
             state.count(&[1; 64], now).unwrap();
         }
         let error = state.count(&[1; 64], now).unwrap_err();
-        assert_eq!(error.kind, Kind::Limited);
+        assert_eq!(error.cause, Cause::Limited);
         let text = error.to_string();
         assert!(text.ends_with("is sent in 16 s: try again"), "{text}");
         state.count(&[2; 64], now).unwrap();
@@ -447,6 +455,6 @@ mod tests {
         let other = claims.replace("azure-compliant-cvm", "none");
         assert_eq!(counts(|| 1_800_000_000, &other), Ok(REFUSED_PAUSE));
         let error = counts(|| 1_900_000_000, &claims).unwrap_err();
-        assert_eq!(error.kind, Kind::Expired, "{error}");
+        assert_eq!(error.cause, Cause::Expired, "{error}");
     }
 }

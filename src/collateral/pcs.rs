@@ -11,12 +11,12 @@ use std::time::Instant;
 
 use hardware::tdx::Collateral;
 use hardware::tdx::dcap::Hex;
+use hardware::{Cause, Unavailable};
 use http::Roots;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::error::{Error, Kind};
 use crate::https::{Answer, Failure, Request, Server};
 use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, hex, limited};
 
@@ -52,15 +52,15 @@ pub enum Update {
 }
 
 impl std::str::FromStr for Update {
-    type Err = Error;
+    type Err = Unavailable;
 
-    fn from_str(name: &str) -> Result<Update, Error> {
+    fn from_str(name: &str) -> Result<Update, Unavailable> {
         match name {
             "early" => Ok(Update::Early),
             "standard" => Ok(Update::Standard),
             _ => {
                 let why = format!("{name:?}: expected early or standard");
-                Err(Error::new(Kind::Setting, why))
+                Err(Cause::Setting.because(why))
             }
         }
     }
@@ -76,7 +76,7 @@ pub struct Pcs {
 
 impl Pcs {
     /// Makes a client of the service at this URL.
-    pub fn new(url: &str, update: Update, roots: &Roots) -> Result<Pcs, Error> {
+    pub fn new(url: &str, update: Update, roots: &Roots) -> Result<Pcs, Unavailable> {
         let url = url.trim_end_matches('/');
         let root = (url == INTEL).then(|| Server::new(INTEL_ROOT, roots));
         Ok(Pcs {
@@ -136,7 +136,7 @@ fn assembled(
     identity: &Answer,
     pck_crl: &Answer,
     root_crl: &Answer,
-) -> Result<Collateral, Error> {
+) -> Result<Collateral, Unavailable> {
     let (tcb_info, tcb_info_signature) = signed("tcbInfo", &info.body)?;
     let (qe_identity, qe_identity_signature) = signed("enclaveIdentity", &identity.body)?;
     // the first name is that of version 4, the second that of version 3, which some caching services kept
@@ -155,31 +155,31 @@ fn assembled(
 }
 
 /// Returns the chain in a header field of one of these names.
-fn chain(answer: &Answer, names: &[&str]) -> Result<String, Error> {
+fn chain(answer: &Answer, names: &[&str]) -> Result<String, Unavailable> {
     let value = answer.field(names);
     let absent = || format!("the answer has no field {} with text", names[0]);
-    let value = value.ok_or_else(|| Error::malformed(absent()))?;
+    let value = value.ok_or_else(|| Unavailable::malformed(absent()))?;
     issuer_chain(value).map_err(|why| why.about(format!("the field {}", names[0])))
 }
 
 /// Returns the PEM of an issuer chain from the value of its field, in which it is percent-encoded (RFC 3986 §2.1).
-pub fn issuer_chain(value: &str) -> Result<String, Error> {
+pub fn issuer_chain(value: &str) -> Result<String, Unavailable> {
     limited(value.as_bytes(), 3 * MAX_CHAIN)?;
     let decoded = percent_decode_str(value).decode_utf8();
-    let pem = decoded.map_err(|_| Error::malformed("it is not text"))?;
+    let pem = decoded.map_err(|_| Unavailable::malformed("it is not text"))?;
     check_chain(pem.as_bytes())?;
     Ok(pem.into_owned())
 }
 
 /// Returns the exact bytes of the value that is signed, and the signature: `{"tcbInfo":{..},"signature":".."}`. If the value were
 /// parsed and written again, it would have other bytes than Intel signed.
-pub fn signed(name: &str, body: &[u8]) -> Result<(String, Hex), Error> {
+pub fn signed(name: &str, body: &[u8]) -> Result<(String, Hex), Unavailable> {
     #[derive(Deserialize)]
     struct Rest {
         signature: Hex,
     }
     let form = format!("the answer is not {{\"{name}\":{{..}},\"signature\":\"..\"}}");
-    let fault = || Error::malformed(&form);
+    let fault = || Unavailable::malformed(&form);
     let text = std::str::from_utf8(body).map_err(|_| fault())?;
     let value = (|| {
         let rest = text.trim_start().strip_prefix('{')?.trim_start();

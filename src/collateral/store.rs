@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::error::{Error, Kind};
+use hardware::{Cause, Unavailable};
+
 use crate::item::{Item, MAX_COLLATERAL, chip_of};
 
 /// Maximum number of files in a directory. A further file replaces the oldest certificate of a chip: strangers can name any chips.
@@ -48,12 +49,12 @@ pub struct Directory(PathBuf);
 
 impl Directory {
     /// Uses a directory, which is made for this user alone if it does not exist.
-    pub fn new(path: &Path) -> Result<Directory, Error> {
+    pub fn new(path: &Path) -> Result<Directory, Unavailable> {
         match DirBuilder::new().recursive(true).mode(0o700).create(path) {
             Ok(()) => Ok(Directory(path.into())),
             Err(error) => {
                 let why = format!("cannot make {}: {error}", path.display());
-                Err(Error::new(Kind::Setting, why))
+                Err(Cause::Setting.because(why))
             }
         }
     }

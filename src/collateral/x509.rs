@@ -4,8 +4,7 @@ use base::der::{
     BIT_STRING, INTEGER, Malformed, OBJECT_IDENTIFIER, Reader, SEQUENCE, SET, context,
 };
 use booted_base::time::of_der;
-
-use crate::error::Error;
+use hardware::Unavailable;
 
 /// commonName, 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
@@ -32,8 +31,9 @@ pub struct RevocationList {
 
 impl Certificate {
     /// Reads the DER of exactly one certificate.
-    pub fn parse(der: &[u8]) -> Result<Certificate, Error> {
-        Certificate::read(der).map_err(|Malformed| Error::malformed("it is not a certificate"))
+    pub fn parse(der: &[u8]) -> Result<Certificate, Unavailable> {
+        Certificate::read(der)
+            .map_err(|Malformed| Unavailable::malformed("it is not a certificate"))
     }
 
     fn read(der: &[u8]) -> Result<Certificate, Malformed> {
@@ -56,9 +56,9 @@ impl Certificate {
 
 impl RevocationList {
     /// Reads the DER of exactly one list.
-    pub fn parse(der: &[u8]) -> Result<RevocationList, Error> {
+    pub fn parse(der: &[u8]) -> Result<RevocationList, Unavailable> {
         RevocationList::read(der)
-            .map_err(|Malformed| Error::malformed("it is not a list of revoked certificates"))
+            .map_err(|Malformed| Unavailable::malformed("it is not a list of revoked certificates"))
     }
 
     fn read(der: &[u8]) -> Result<RevocationList, Malformed> {

@@ -5,11 +5,13 @@
 
 pub mod json;
 mod list;
+mod unavailable;
 
 pub mod snp;
 pub mod tdx;
 
 pub use tee::claims::{self, PlatformClaims};
 pub use tee::refusal::{self, Refusal};
+pub use unavailable::{Cause, Unavailable};
 
 use base::text::{hex, unhex};

@@ -142,8 +142,7 @@ impl AwsHypervisor {
         let is_id = |property: &Property| property.name == ID;
         let id = platform.properties.iter().find(|one| is_id(one));
         let id = id.ok_or_else(|| Kind::Unproven.because("the claims name no instance of EC2"))?;
-        let instance = self.sources.ec2_instance(&id.value);
-        let instance = instance.map_err(|why| Kind::Collateral.because(why))?;
+        let instance = self.sources.ec2_instance(&id.value)?;
         self.demands.judge(&instance)?;
         platform.properties.retain(|one| !is_id(one));
         platform.properties.extend(instance.properties());

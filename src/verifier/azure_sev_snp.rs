@@ -102,7 +102,7 @@ impl Endorser for AzureChip {
             runtime_data: info.azure.as_ref().map_or(&[], |it| &it.runtime_data.0),
         };
         let word = self.sources.microsofts_word(&question);
-        let word = word.map_err(|why| Kind::Collateral.because(why));
+        let word = word.map_err(Refusal::from);
         word.and_then(|word| word.check(url, &report)).map_err(|refusal| {
             refusal.reworded(|why| format!(
                 "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name, and Microsoft's attestation service has not vouched for it: {why}",

@@ -9,6 +9,7 @@ use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
+use hardware::{Cause, Unavailable};
 use proto::attested;
 
 use super::printable;
@@ -31,15 +32,15 @@ impl Carried {
     }
 
     /// Returns AMD's certificates that the peer sent, with the certificate of this chip.
-    fn of_amd(&self, leaf: Option<Vec<u8>>) -> Result<Arc<Fetched>, String> {
+    fn of_amd(&self, leaf: Option<Vec<u8>>) -> Result<Arc<Fetched>, Unavailable> {
         let brought = self.0.get().filter(|it| !it.amd_authority.is_empty());
-        let brought = brought.ok_or(NO_LIST)?;
+        let brought = brought.ok_or_else(|| Cause::Offline.because(NO_LIST))?;
         let list = &brought.amd_revoked;
         Ok(Arc::new(Fetched {
             leaf,
             intermediate: brought.amd_authority.clone(),
             revoked: match list.is_empty() {
-                true => Err(NO_LIST.into()),
+                true => Err(Cause::Offline.because(NO_LIST)),
                 false => Ok(list.clone()),
             },
         }))
@@ -47,30 +48,38 @@ impl Carried {
 }
 
 impl Sources for Carried {
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
         let brought = self.0.get().filter(|it| !it.intel.is_empty());
-        let brought = brought.ok_or(
+        let brought = brought.ok_or_else(|| Cause::Offline.because(
             "the peer sent no collateral of its TDX platform, and this program fetches none: its join service may still fetch it, or \
              cannot (its log says why)",
-        )?;
+        ))?;
         let read = serde_json::from_slice(&brought.intel);
         read.map(Arc::new).map_err(|error| {
             let error = printable(&error.to_string(), SHOWN_ERROR);
-            format!("the collateral that the peer sent cannot be read: {error}")
+            Unavailable::malformed(error).about("the collateral that the peer sent cannot be read")
         })
     }
 
-    fn snp_certificates(&self, _report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+    fn snp_certificates(
+        &self,
+        _report: &Report,
+        product: Product,
+    ) -> Result<Arc<Fetched>, Unavailable> {
         let chip = self.0.get().map(|brought| &brought.amd_chip);
         match chip.filter(|chip| !chip.is_empty()) {
             Some(chip) => self.of_amd(Some(chip.clone())),
-            None => Err(format!(
+            None => Err(Cause::Offline.because(format!(
                 "the peer, a {product}, sent no certificate of its chip, and this program fetches none"
-            )),
+            ))),
         }
     }
 
-    fn snp_authority(&self, _product: Product, _signer: Signer) -> Result<Arc<Fetched>, String> {
+    fn snp_authority(
+        &self,
+        _product: Product,
+        _signer: Signer,
+    ) -> Result<Arc<Fetched>, Unavailable> {
         self.of_amd(None)
     }
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 pub use attest::snp::*;
 use hardware::refusal::{Kind, Refusal};
-use hardware::snp;
 use hardware::snp::certificate::Certificate;
 use hardware::snp::chain::{Chain, Fetched, check_list};
 use hardware::snp::demands::{Demands, RevocationList};
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
+use hardware::{Unavailable, snp};
 use roots::chain::in_words;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -60,12 +60,11 @@ impl Needed {
     }
 
     /// Returns the collateral that the sources have.
-    fn fetch(&self, report: &Report, sources: &dyn Sources) -> Result<Arc<Fetched>, Refusal> {
-        let fetched = match self.sent {
+    fn fetch(&self, report: &Report, sources: &dyn Sources) -> Result<Arc<Fetched>, Unavailable> {
+        match self.sent {
             Some(_) => sources.snp_authority(self.product, self.signer),
             None => sources.snp_certificates(report, self.product),
-        };
-        fetched.map_err(|why| Kind::Collateral.because(why))
+        }
     }
 }
 
@@ -113,7 +112,7 @@ pub struct Collected {
     /// The CA certificates that are not built in.
     between: Vec<Vec<u8>>,
     /// AMD's revocation list, or why it is missing.
-    revoked: Result<Vec<u8>, String>,
+    revoked: Result<Vec<u8>, Unavailable>,
 }
 
 impl Collected {
@@ -207,17 +206,14 @@ impl Hardware {
                 let missing = || Kind::Collateral.because(NO_LEAF);
                 fetched.leaf.clone().ok_or_else(missing)?
             }
-            (None, Err(why)) => return Err(why.clone()),
+            (None, Err(why)) => return Err(why.clone().into()),
         };
         between.extend(fetched.iter().map(|fetched| fetched.intermediate.clone()));
         Ok(Collected {
             product: needed.product,
             leaf,
             between,
-            revoked: match fetched {
-                Ok(fetched) => fetched.revoked.clone(),
-                Err(why) => Err(why.text),
-            },
+            revoked: fetched.and_then(|fetched| fetched.revoked.clone()),
         })
     }
 
@@ -231,7 +227,7 @@ impl Hardware {
         let (mut refusal, now) = (None, UnixTime::now());
         for authority in self.authorities_of(collected.product) {
             // a list that the root did not sign proves nothing, whoever sent it
-            let list = collected.revoked.as_deref().map_err(String::clone);
+            let list = collected.revoked.as_deref().map_err(Unavailable::clone);
             let list = list.and_then(|list| {
                 check_list(list, &authority.root, now)?;
                 Ok(list)
@@ -297,7 +293,7 @@ impl Hardware {
 
     /// Accepts a chip without a valid list of revoked certificates, unless the policy requires the
     /// list.
-    fn accept_without_list(&self, why: &str) -> Result<(), Refusal> {
+    fn accept_without_list(&self, why: &Unavailable) -> Result<(), Refusal> {
         let is_demanded = match self.demands.revocation_list {
             RevocationList::Required => true,
             RevocationList::Unsaid => self.fetches,

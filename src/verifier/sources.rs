@@ -7,6 +7,7 @@ use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
+use hardware::{Cause, Unavailable};
 
 use super::instance::Instance;
 use super::maa::{Question, Word};
@@ -23,12 +24,11 @@ pub trait Sources: Send + Sync {
     /// Returns Intel's collateral of the platform in a quote. If the sources fetch, the validator
     /// has first verified that this platform signed the quote: otherwise anybody could cause
     /// requests.
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
-        Err(
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
+        Err(Cause::Offline.because(
             "this program fetches no collateral of TDX platforms, and the machine sent none: put Intel's collateral into its file \
-             /etc/firstlight/tdx-collateral.json"
-                .into(),
-        )
+             /etc/firstlight/tdx-collateral.json",
+        ))
     }
 
     /// Returns what [`Sources::tdx_collateral`] returns without a request, for a quote that is not
@@ -41,25 +41,33 @@ pub trait Sources: Send + Sync {
     /// chip's. The report is not verified, so it can name any chip; but a validator has checked its
     /// content against the requirements. A report of version 2 does not contain the product, so the
     /// caller passes it.
-    fn snp_certificates(&self, _report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
-        Err(format!(
+    fn snp_certificates(
+        &self,
+        _report: &Report,
+        product: Product,
+    ) -> Result<Arc<Fetched>, Unavailable> {
+        Err(Cause::Offline.because(format!(
             "this program fetches no certificates of AMD's chips, and the machine, a {product}, sent none"
-        ))
+        )))
     }
 
     /// Returns AMD's CA certificate for a product and its revocation list, for a machine that sent
     /// its chip's certificate. It does not depend on the report, so no report can prevent a
     /// validator from getting the list.
-    fn snp_authority(&self, product: Product, _signer: Signer) -> Result<Arc<Fetched>, String> {
-        Err(format!(
+    fn snp_authority(
+        &self,
+        product: Product,
+        _signer: Signer,
+    ) -> Result<Arc<Fetched>, Unavailable> {
+        Err(Cause::Offline.because(format!(
             "this program fetches no revocation list of AMD for {product}"
-        ))
+        )))
     }
 
     /// Returns the certificate of the CA that issued this certificate, for a machine that did not
     /// send it. Neither certificate is verified here. `None` if this certificate has no URL of its
     /// issuer, or if this program does not fetch.
-    fn issuer(&self, _certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    fn issuer(&self, _certificate: &[u8]) -> Result<Option<Vec<u8>>, Unavailable> {
         Ok(None)
     }
 
@@ -70,21 +78,20 @@ pub trait Sources: Send + Sync {
 
     /// Returns the token of Microsoft's attestation service about an Azure machine. The caller has
     /// verified the report and everything else, and compares the token with the report.
-    fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, String> {
-        Err(format!(
+    fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, Unavailable> {
+        Err(Cause::Offline.because(format!(
             "this program does not ask {}: only the services and firstlight do",
             question.url
-        ))
+        )))
     }
 
     /// Returns EC2's description of an instance: its account and its zone. The caller has verified
     /// that the instance has this ID, and everything else: an invented ID must not cause a request.
-    fn ec2_instance(&self, _id: &str) -> Result<Arc<Instance>, String> {
-        Err(
+    fn ec2_instance(&self, _id: &str) -> Result<Arc<Instance>, Unavailable> {
+        Err(Cause::Offline.because(
             "this program does not ask EC2, so it cannot judge a machine of AWS by a policy with accounts or zones: only the services and \
-             firstlight can"
-                .into(),
-        )
+             firstlight can",
+        ))
     }
 }
 

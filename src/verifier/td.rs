@@ -7,7 +7,7 @@ pub use attest::td::*;
 use hardware::tdx::{Collateral, Quote, Verifier};
 
 use super::policy_error::{Fault, PolicyError};
-use super::refusal::{Kind, Refusal};
+use super::refusal::Refusal;
 use super::sources::Sources;
 use super::{PlatformClaims, Policy};
 use proto::attested::Collateral as Brought;
@@ -78,8 +78,7 @@ impl Hardware {
             let signer = self.verifier.signed_platform(quote, now)?;
             self.policy.tdx().check(quote, &signer)?;
         }
-        let fetched = self.sources.tdx_collateral(quote);
-        fetched.map_err(|why| Kind::Collateral.because(why))
+        Ok(self.sources.tdx_collateral(quote)?)
     }
 }
 

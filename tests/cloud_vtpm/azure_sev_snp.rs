@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::Report;
 use hardware::snp::tcb::Product;
+use hardware::{Cause, Unavailable};
 use serde_json::{Value, json};
 use support::foreign::rust_crate;
 use verifier::azure_sev_snp::{AzureSnpMachine, VARIANT};
@@ -150,13 +151,17 @@ fn a_machine_is_proved_by_the_report_of_its_chip() {
 struct OfAmd;
 
 impl Sources for OfAmd {
-    fn snp_certificates(&self, report: &Report, product: Product) -> Result<Arc<Fetched>, String> {
+    fn snp_certificates(
+        &self,
+        report: &Report,
+        product: Product,
+    ) -> Result<Arc<Fetched>, Unavailable> {
         assert_eq!((report.chip_id, product), (CHIP, Product::Milan));
         let der = |name| Hierarchy::get().certificate(name).to_vec();
         Ok(Arc::new(Fetched {
             leaf: Some(der("vcek")),
             intermediate: der("ask"),
-            revoked: Err("nobody answers".into()),
+            revoked: Err(Cause::Unreachable.because("nobody answers")),
         }))
     }
 }

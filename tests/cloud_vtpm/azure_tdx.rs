@@ -8,6 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hardware::tdx::Collateral;
 use hardware::tdx::quote::Quote;
+use hardware::{Cause, Unavailable};
 use serde_json::{Value, json};
 use support::mutation::mutations;
 use verifier::azure_tdx::{AzureTdxMachine, VARIANT, validator};
@@ -37,7 +38,7 @@ impl Sources for Collected {
         Some(self.0.clone())
     }
 
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
         Ok(self.0.clone())
     }
 }
@@ -245,9 +246,9 @@ impl Sources for Asked {
         true
     }
 
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
         self.0.store(true, Ordering::SeqCst);
-        Err("nothing is here".into())
+        Err(Cause::Unreachable.because("nothing is here"))
     }
 }
 

@@ -10,6 +10,7 @@ use base::der::{self, context, element};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use booted_base::x509::Certificate;
+use hardware::{Cause, Unavailable};
 use rcgen::{CertificateParams, CustomExtension, KeyUsagePurpose};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -545,14 +546,14 @@ fn a_genuine_certificate_of_2026_leads_to_googles_root() {
 
 /// Sources that have one authority.
 struct Published {
-    authority: Result<Option<Vec<u8>>, String>,
+    authority: Result<Option<Vec<u8>>, Unavailable>,
     /// How often it was requested, and kept.
     requested: AtomicUsize,
     kept: AtomicUsize,
 }
 
 impl Published {
-    fn new(authority: Result<Option<Vec<u8>>, String>) -> Arc<Published> {
+    fn new(authority: Result<Option<Vec<u8>>, Unavailable>) -> Arc<Published> {
         Arc::new(Published {
             authority,
             requested: AtomicUsize::new(0),
@@ -568,7 +569,7 @@ impl Published {
 }
 
 impl Sources for Published {
-    fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    fn issuer(&self, certificate: &[u8]) -> Result<Option<Vec<u8>>, Unavailable> {
         assert!(Certificate::parse(certificate).is_ok());
         self.requested.fetch_add(1, Ordering::Relaxed);
         self.authority.clone()
@@ -612,7 +613,7 @@ fn a_machine_of_an_authority_that_is_not_built_in_is_proved() {
             "the certificate of the attestation key",
         ),
         (
-            Err("its issuer cannot be had".to_owned()),
+            Err(Cause::Unreachable.because("its issuer cannot be had")),
             "; its issuer cannot be had",
         ),
     ] {

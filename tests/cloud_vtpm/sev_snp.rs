@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
+use hardware::{Cause, Unavailable};
 use serde_json::{Value, json};
 use verifier::aws_hypervisor::Documents;
 use verifier::aws_sev_snp::AwsSnpMachine;
@@ -235,14 +236,14 @@ fn a_report_with_one_fault_is_refused_by_name() {
 }
 
 /// A program that fetches, with this list of AMD's or the reason why it has none.
-struct OfAmd(Result<Vec<u8>, String>);
+struct OfAmd(Result<Vec<u8>, Unavailable>);
 
 impl Sources for OfAmd {
     fn fetches(&self) -> bool {
         true
     }
 
-    fn snp_authority(&self, _: Product, _: Signer) -> Result<Arc<Fetched>, String> {
+    fn snp_authority(&self, _: Product, _: Signer) -> Result<Arc<Fetched>, Unavailable> {
         Ok(Arc::new(Fetched {
             leaf: None,
             intermediate: Hierarchy::get().certificate("ask").to_vec(),
@@ -256,7 +257,7 @@ fn a_program_that_fetches_demands_the_list_of_revoked_certificates() {
     let cloud = CloudTpm::start();
     let document = aws(&cloud, Chip::new(|_| ())).issue(USER_DATA, NONCE);
     let document = document.unwrap();
-    let judge = |further: Value, list: Result<Vec<u8>, String>| {
+    let judge = |further: Value, list: Result<Vec<u8>, Unavailable>| {
         let mut policy = with(ours(), &further);
         policy["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
         let sources: Arc<dyn Sources> = Arc::new(OfAmd(list));
@@ -273,14 +274,18 @@ fn a_program_that_fetches_demands_the_list_of_revoked_certificates() {
     };
     let optional = || json!({"snp": {"revocationList": "optional"}});
     judge(json!({}), Ok(list(&[]))).unwrap();
-    let why = judge(json!({}), Err("nobody answers".into())).unwrap_err();
+    let why = judge(json!({}), Err(Cause::Unreachable.because("nobody answers"))).unwrap_err();
     assert!(
         why.contains("revoked certificates is missing") && why.contains("nobody answers"),
         "{why}"
     );
     let required = json!({"snp": {"revocationList": "required"}});
-    assert!(judge(required, Err(String::new())).is_err());
-    judge(optional(), Err("nobody answers".into())).unwrap();
+    assert!(judge(required, Err(Cause::Unreachable.because(""))).is_err());
+    judge(
+        optional(),
+        Err(Cause::Unreachable.because("nobody answers")),
+    )
+    .unwrap();
     // the list that is there counts, whatever the policy says
     for policy in [json!({}), optional()] {
         let why = judge(policy, Ok(list(&["09"]))).unwrap_err();
@@ -293,9 +298,9 @@ fn a_program_that_fetches_demands_the_list_of_revoked_certificates() {
 pub struct Asked(pub AtomicUsize);
 
 impl Sources for Asked {
-    fn snp_certificates(&self, _: &Report, _: Product) -> Result<Arc<Fetched>, String> {
+    fn snp_certificates(&self, _: &Report, _: Product) -> Result<Arc<Fetched>, Unavailable> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        Err("nothing is here".into())
+        Err(Cause::Unreachable.because("nothing is here"))
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use collateral::{Caller, Error, Fetching, Kind, Settings};
+use collateral::{Caller, Cause, Fetching, Settings, Unavailable};
 use verifier::instance::Instance;
-use verifier::sources::offline;
+use verifier::sources::{Sources, offline};
 
 use super::aws::{refusal, xml};
 use super::server::{self, Answer, Request};
@@ -64,7 +64,7 @@ fn owned(request: &Request) -> Answer {
     described(&id, "123456789012", "running")
 }
 
-fn refused(sources: &Fetching, id: &str) -> Error {
+fn refused(sources: &Fetching, id: &str) -> Unavailable {
     sources.ec2_instance(id).unwrap_err()
 }
 
@@ -159,7 +159,7 @@ fn an_operator_asks_with_the_variables_of_aws() {
         ),
     ] {
         let error = refused(&sources(None, variables, LONG), id.unwrap());
-        assert_eq!(error.kind, Kind::Setting);
+        assert_eq!(error.cause, Cause::Setting);
         let error = error.to_string();
         assert!(error.contains(why), "{error}, expected {why}");
         assert!(!error.contains("wrong"), "{error}");
@@ -172,26 +172,30 @@ fn a_machine_that_is_not_of_the_account_or_does_not_run_is_refused_by_name() {
     let id = |name: &str| moto.cluster[name].as_str().unwrap();
     let (place, _) = moto.place(0);
     let of_moto = sources(Some(&place), |_| None, LONG);
-    for (id, kind, why) in [
+    for (id, cause, why) in [
         (
             id("foreign"),
-            Kind::Unknown,
+            Cause::Unknown,
             "the machine is another customer's",
         ),
         (
             ID,
-            Kind::Unknown,
+            Cause::Unknown,
             "EC2 in eu-central-1 knows no instance i-0123456789abcdef0",
         ),
-        (id("stopped"), Kind::Mismatch, "is stopped, and not running"),
+        (
+            id("stopped"),
+            Cause::Mismatch,
+            "is stopped, and not running",
+        ),
         (
             id("deleted"),
-            Kind::Mismatch,
+            Cause::Mismatch,
             "is terminated, and not running",
         ),
     ] {
         let error = refused(&of_moto, id);
-        assert_eq!(error.kind, kind);
+        assert_eq!(error.cause, cause);
         let error = error.to_string();
         assert!(error.contains(why) && error.contains(id), "{error}");
     }
@@ -216,7 +220,7 @@ fn a_machine_that_is_not_of_the_account_or_does_not_run_is_refused_by_name() {
     ] {
         let sources = with_ec2(LONG, move |_| answer.clone());
         let error = refused(&sources, ID);
-        assert_eq!(error.kind, Kind::Malformed);
+        assert_eq!(error.cause, Cause::Malformed);
         let error = error.to_string();
         assert!(error.contains(why), "{error}, expected {why}");
     }
@@ -302,7 +306,7 @@ fn a_refusal_counts_for_some_seconds() {
         refusal(400, "InvalidInstanceID.NotFound")
     });
     for _ in 0..5 {
-        assert_eq!(refused(&sources, ID).kind, Kind::Unknown);
+        assert_eq!(refused(&sources, ID).cause, Cause::Unknown);
     }
     assert_eq!(requests.load(Ordering::SeqCst), 1);
 }
@@ -335,7 +339,7 @@ fn ec2_that_throttles_is_asked_again_after_pauses() {
     });
     for id in [ID, OTHER_ID, ID] {
         let error = refused(&sources, id);
-        assert_eq!(error.kind, Kind::Busy);
+        assert_eq!(error.cause, Cause::Busy);
         let error = error.to_string();
         assert!(
             error.contains("RequestLimitExceeded") && error.contains("EC2 is asked again in"),
@@ -369,7 +373,7 @@ fn a_silent_ec2_delays_nobody_longer_than_the_deadline_and_its_late_answer_count
     sources.ec2_instance(OTHER_ID).unwrap();
     assert!(!waiting.is_finished());
     let (error, elapsed) = waiting.join().unwrap();
-    assert_eq!(error.kind, Kind::Pending, "{error}");
+    assert_eq!(error.cause, Cause::Pending, "{error}");
     assert!(
         (Duration::from_millis(500)..LONG).contains(&elapsed),
         "{elapsed:?}"
@@ -386,7 +390,7 @@ fn who_does_not_ask_says_so() {
     let (_, url) = lone_instance();
     let away = sources(Some(&place_of(&url)), |_| None, Duration::from_millis(300));
     let error = refused(&away, ID);
-    assert_eq!(error.kind, Kind::Setting);
+    assert_eq!(error.cause, Cause::Setting);
     let about = "EC2 cannot be asked about";
     assert!(error.to_string().contains(about), "{error}");
     let closed = Settings {
@@ -396,7 +400,7 @@ fn who_does_not_ask_says_so() {
         ..Settings::default()
     };
     let error = refused(&Fetching::new(closed).unwrap(), ID);
-    assert_eq!(error.kind, Kind::Offline, "{error}");
+    assert_eq!(error.cause, Cause::Offline, "{error}");
     let error = offline().ec2_instance(ID).unwrap_err();
-    assert!(error.contains("this program does not ask EC2"), "{error}");
+    assert_eq!(error.cause, Cause::Offline, "{error}");
 }

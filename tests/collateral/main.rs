@@ -16,7 +16,7 @@ use base::der::{OBJECT_IDENTIFIER, SEQUENCE, element};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use collateral::parsers::{self, Item};
-use collateral::{Error, Fetching, Kept, Kind, Settings, Update};
+use collateral::{Cause, Fetching, Kept, Settings, Unavailable, Update};
 use hardware::snp;
 use hardware::snp::chain::{Chain, Fetched};
 use hardware::snp::demands::Demands;
@@ -257,7 +257,7 @@ fn verify_milan(fetched: &Fetched) {
     let _ = snp::verify(&report, &chain, &Demands::default(), now);
 }
 
-fn tdx_collateral(sources: &Fetching) -> Result<Arc<Collateral>, Error> {
+fn tdx_collateral(sources: &Fetching) -> Result<Arc<Collateral>, Unavailable> {
     let (quote, _) = tdx();
     sources.tdx_collateral(&Quote::parse(&quote).unwrap())
 }
@@ -333,13 +333,13 @@ fn the_authority_of_a_machine_of_google_is_fetched_once_and_kept() {
     // another key at the same URL is another item: an unauthenticated peer can name any key and URL
     let [_, stranger] = published_at(&place);
     let error = sources.issuer(&stranger).unwrap_err();
-    assert_eq!(error.kind, Kind::Mismatch, "{error}");
+    assert_eq!(error.cause, Cause::Mismatch, "{error}");
     assert_eq!(sources.issuer(&leaf), Ok(Some(authority.clone())));
     // a cached authority needs no network
     let without = fetching(offline(Kept::Directory(folder.path().into())));
     assert_eq!(without.issuer(&leaf), Ok(Some(authority.clone())));
     let error = without.issuer(&stranger).unwrap_err();
-    assert_eq!(error.kind, Kind::Offline, "{error}");
+    assert_eq!(error.cause, Cause::Offline, "{error}");
     // the service publishes PEM, too
     let pem = format!(
         "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n",
@@ -361,7 +361,7 @@ fn an_authority_is_fetched_from_googles_buckets_only() {
         "ldap://directory/ca",
     ] {
         let error = sources.issuer(&published_at(place)[1]).unwrap_err();
-        assert_eq!(error.kind, Kind::Unknown, "{error}");
+        assert_eq!(error.cause, Cause::Unknown, "{error}");
     }
     assert!(server.targets().is_empty());
     // a built-in authority is not fetched: that of the certificate of a machine of 2026
@@ -379,7 +379,7 @@ fn an_authority_is_fetched_from_googles_buckets_only() {
     for number in 0..40 {
         let place = format!("http://{OTHER_BUCKET}.storage.googleapis.com/{number}/ca.crt");
         let error = sources.issuer(&published_at(&place)[1]).unwrap_err();
-        refused += usize::from(error.kind == Kind::Limited);
+        refused += usize::from(error.cause == Cause::Limited);
     }
     assert!(refused > 0 && server.targets().len() + refused == 40);
 }
@@ -640,7 +640,7 @@ fn collateral_that_is_not_what_was_asked_for_is_refused_by_name() {
         ..settings(&server)
     };
     let error = tdx_collateral(&fetching(late)).unwrap_err();
-    assert_eq!(error.kind, Kind::Expired);
+    assert_eq!(error.cause, Cause::Expired);
     let end = "it ended at 2025-07-19T";
     assert!(error.to_string().contains(end), "{error}");
 }
@@ -694,14 +694,14 @@ fn a_server_that_refuses_delays_neither_known_chips_nor_other_servers() {
         let error = sources
             .snp_certificates(&turin(), Product::Turin)
             .unwrap_err();
-        assert_eq!(error.kind, Kind::Busy, "{error}");
+        assert_eq!(error.cause, Cause::Busy, "{error}");
         let before = amd.targets().len();
         // no further request is sent to it, not even for another chip, and no caller waits
         for _ in 0..5 {
             let error = sources
                 .snp_certificates(&other_milan(1), Product::Milan)
                 .unwrap_err();
-            assert_eq!(error.kind, Kind::Busy, "{error}");
+            assert_eq!(error.cause, Cause::Busy, "{error}");
         }
         assert_eq!(amd.targets().len(), before);
         verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
@@ -757,11 +757,11 @@ fn a_slow_answer_delays_the_validations_of_its_chip_only() {
     let error = hurried
         .snp_certificates(&other_milan(1), Product::Milan)
         .unwrap_err();
-    assert_eq!(error.kind, Kind::Unreachable, "{error}");
+    assert_eq!(error.cause, Cause::Unreachable, "{error}");
     *gate.0.lock().unwrap() = true;
     gate.1.notify_all();
     let error = waiting.join().unwrap().unwrap_err();
-    assert_eq!(error.kind, Kind::Unknown, "{error}");
+    assert_eq!(error.cause, Cause::Unknown, "{error}");
 }
 
 #[test]
@@ -785,7 +785,7 @@ fn a_hundred_validations_of_one_chip_make_one_request() {
                 accepted += 1;
             }
             // a few wait, and the others try again
-            Err(why) => assert_eq!(why.kind, Kind::Limited, "{why}"),
+            Err(why) => assert_eq!(why.cause, Cause::Limited, "{why}"),
         }
     }
     assert!(accepted > 0);
@@ -819,7 +819,7 @@ fn unknown_chips_hold_up_a_few_validations_and_no_known_chip() {
             thread::spawn(move || ask().unwrap_err())
         })
         .collect();
-    let refused = |all: &[thread::JoinHandle<Error>]| {
+    let refused = |all: &[thread::JoinHandle<Unavailable>]| {
         let done = all.iter().filter(|thread| thread.is_finished());
         done.count()
     };
@@ -831,13 +831,13 @@ fn unknown_chips_hold_up_a_few_validations_and_no_known_chip() {
     assert_eq!((done.len(), still.len()), (8, 16));
     for thread in done {
         let why = thread.join().unwrap();
-        assert_eq!(why.kind, Kind::Limited, "{why}");
+        assert_eq!(why.cause, Cause::Limited, "{why}");
     }
     *gate.0.lock().unwrap() = true;
     gate.1.notify_all();
     for thread in still {
         let why = thread.join().unwrap();
-        assert_eq!(why.kind, Kind::Unknown, "{why}");
+        assert_eq!(why.cause, Cause::Unknown, "{why}");
     }
 }
 
@@ -871,7 +871,7 @@ fn an_unknown_authority_holds_up_a_few_validations_and_no_known_chip() {
     *gate.0.lock().unwrap() = true;
     gate.1.notify_all();
     let refused = waiting.into_iter().map(|one| one.join().unwrap());
-    let (full, unknown): (Vec<_>, Vec<_>) = refused.partition(|why| why.kind == Kind::Limited);
+    let (full, unknown): (Vec<_>, Vec<_>) = refused.partition(|why| why.cause == Cause::Limited);
     assert_eq!((full.len(), unknown.len()), (8, 16));
 }
 
@@ -891,7 +891,7 @@ fn requests_for_chips_are_limited_and_nothing_else_is() {
         let asked = sources.snp_certificates(&other_milan(number), Product::Milan);
         asked.unwrap_err()
     };
-    let refused = (1..=250).find(|number| ask(*number).kind == Kind::Limited);
+    let refused = (1..=250).find(|number| ask(*number).cause == Cause::Limited);
     // without a limit, all of them are asked for
     assert!(refused.is_some());
     assert!(amd_server.count("?blSPL") < 250);
@@ -912,7 +912,7 @@ fn a_pause_for_chips_is_none_for_lists() {
     let error = sources
         .snp_certificates(&milan(), Product::Milan)
         .unwrap_err();
-    assert_eq!(error.kind, Kind::Busy, "{error}");
+    assert_eq!(error.cause, Cause::Busy, "{error}");
     let list = sources.snp_authority(Product::Milan, Signer::Vcek).unwrap();
     assert!(list.revoked.is_ok());
 }
@@ -959,7 +959,7 @@ fn a_list_that_cannot_be_had_delays_one_validation_at_most() {
     for _ in 0..3 {
         let fetched = sources.snp_certificates(&milan(), Product::Milan).unwrap();
         let why = fetched.revoked.as_ref().unwrap_err();
-        assert!(why.contains("500"), "{why}");
+        assert_eq!(why.cause, Cause::Busy, "{why}");
         verify_milan(&fetched);
     }
     assert!(server.count("/crl") <= 3);
@@ -1052,7 +1052,7 @@ fn what_was_fetched_outlives_the_program_and_the_servers() {
     let error = sources
         .snp_certificates(&turin(), Product::Turin)
         .unwrap_err();
-    assert_eq!(error.kind, Kind::Offline, "{error}");
+    assert_eq!(error.cause, Cause::Offline, "{error}");
     // the file is the one that machines send, so it can be supplied by itself
     let sources = fetching(offline(Kept::File(cache.join(tdx_file))));
     assert_eq!(tdx_collateral(&sources).unwrap(), collateral);

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use hardware::Unavailable;
 use serde_json::Value;
 use support::foreign::go_module;
 use tpm::Location;
@@ -228,7 +229,7 @@ impl Sources for Asked {
         true
     }
 
-    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, String> {
+    fn tdx_collateral(&self, _quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
         self.times.fetch_add(1, Ordering::SeqCst);
         Ok(self.collateral.clone())
     }

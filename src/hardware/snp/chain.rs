@@ -15,6 +15,7 @@ use webpki::{CertRevocationList, EndEntityCert, KeyUsage};
 use super::certificate::Certificate;
 use super::report::Signer;
 use super::tcb::Product;
+use crate::Unavailable;
 use crate::list::List;
 use crate::refusal::{Kind, Refusal};
 
@@ -58,7 +59,7 @@ pub struct Fetched {
     /// ASK or ASVK.
     pub intermediate: Vec<u8>,
     /// AMD's revocation list, or why it is missing.
-    pub revoked: Result<Vec<u8>, String>,
+    pub revoked: Result<Vec<u8>, Unavailable>,
 }
 
 /// Returns AMD's CA certificate between the root of a product and this key; it is built in.

@@ -1,18 +1,20 @@
-//! Why an item cannot be had.
+//! Why collateral cannot be had: a cause for programs and a sentence for people.
 
 use std::fmt;
 
-/// Why an item cannot be had.
+use crate::refusal::{Kind, Refusal};
+
+/// Why an item of collateral, or a cloud's word on a machine, cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Error {
+pub struct Unavailable {
     /// What failed.
-    pub kind: Kind,
+    pub cause: Cause,
     text: String,
 }
 
 /// What failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Cause {
     /// A setting is wrong or missing: a URL, a file, a directory, credentials, a permission.
     Setting,
     /// The settings say that nobody is asked.
@@ -39,45 +41,65 @@ pub enum Kind {
     Expired,
 }
 
-impl Error {
-    pub(crate) fn new(kind: Kind, text: impl Into<String>) -> Error {
-        Error {
-            kind,
+impl Cause {
+    /// Makes an error of this cause with a sentence for a person.
+    pub fn because(self, text: impl Into<String>) -> Unavailable {
+        Unavailable {
+            cause: self,
             text: text.into(),
         }
     }
+}
 
+impl Unavailable {
     /// Returns an error about a text or bytes that have not the form of the item. The reason is a clause.
-    pub(crate) fn malformed(why: impl fmt::Display) -> Error {
-        Error::new(Kind::Malformed, why.to_string())
+    pub fn malformed(why: impl fmt::Display) -> Unavailable {
+        Cause::Malformed.because(why.to_string())
     }
 
     /// Says in front what the error is about.
-    pub(crate) fn about(self, what: impl fmt::Display) -> Error {
-        Error::new(self.kind, format!("{what}: {}", self.text))
+    pub fn about(self, what: impl fmt::Display) -> Unavailable {
+        self.cause.because(format!("{what}: {}", self.text))
     }
 
     /// Says at the end when the next request is sent, or what to do.
-    pub(crate) fn and(self, more: impl fmt::Display) -> Error {
-        Error::new(self.kind, format!("{}{more}", self.text))
+    pub fn and(self, more: impl fmt::Display) -> Unavailable {
+        self.cause.because(format!("{}{more}", self.text))
     }
 
     /// Returns whether the same request may succeed later.
     pub fn may_pass(&self) -> bool {
-        matches!(self.kind, Kind::Unreachable | Kind::Busy)
+        matches!(self.cause, Cause::Unreachable | Cause::Busy)
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Unavailable {}
 
-impl From<Error> for String {
-    fn from(error: Error) -> String {
+/// Evidence that names no item, or an item that is none.
+impl From<Refusal> for Unavailable {
+    fn from(refusal: Refusal) -> Unavailable {
+        let cause = match refusal.kind {
+            Kind::Expired => Cause::Expired,
+            _ => Cause::Malformed,
+        };
+        cause.because(refusal)
+    }
+}
+
+impl From<Unavailable> for Refusal {
+    fn from(error: Unavailable) -> Refusal {
+        Kind::Collateral.because(error)
+    }
+}
+
+impl From<Unavailable> for String {
+    fn from(error: Unavailable) -> String {
         error.text
     }
 }
