@@ -618,7 +618,7 @@ fn serve(who: &str, files: &[&str]) {
         _ => None,
     };
     let secure = move |socket: TcpStream| match &tls {
-        None => Transport::plain(socket),
+        None => booted_base::plain::transport(socket),
         Some(tls) => shake_hands(
             ServerConnection::new(tls.clone())
                 .map_err(io::Error::other)?
@@ -707,7 +707,7 @@ impl Connect {
     fn transport(&self) -> Transport {
         let socket = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         match &self.tls {
-            None => Transport::plain(socket).unwrap(),
+            None => booted_base::plain::transport(socket).unwrap(),
             Some(config) => {
                 let name = ServerName::try_from("localhost").unwrap();
                 shake_hands(

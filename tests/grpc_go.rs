@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use rpc::grpc::{CallOptions, Channel, Code, Keepalive, Status};
 use support::foreign::go_program;
-use transport::Transport;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct Blob {
@@ -43,7 +42,7 @@ impl Peer {
 
     fn connect(&self) -> Channel {
         Channel::new(
-            Transport::plain(TcpStream::connect(&self.address).unwrap()).unwrap(),
+            booted_base::plain::transport(TcpStream::connect(&self.address).unwrap()).unwrap(),
             &self.address,
         )
         .unwrap()
@@ -138,7 +137,7 @@ fn the_first_call_already_respects_the_servers_limits() {
 #[test]
 fn the_error_has_the_text_of_the_servers_goaway() {
     let peer = Peer::start(&[]);
-    let socket = Transport::plain(TcpStream::connect(&peer.address).unwrap()).unwrap();
+    let socket = booted_base::plain::transport(TcpStream::connect(&peer.address).unwrap()).unwrap();
     // The server's enforcement policy allows one PING in five minutes.
     let hasty = Keepalive {
         every: Duration::from_millis(50),

@@ -26,7 +26,7 @@ use rpc::grpc::{
     Call, CallOptions, Channel, Code, Limits, Metadata, Receiver, Router, Sender, Server, Status,
 };
 use support::foreign::python;
-use transport::{Accept, Transport};
+use transport::Accept;
 
 const MIB: usize = 1 << 20;
 const TEXT: &str = "schlüssel 🔑 100 %\n";
@@ -139,14 +139,14 @@ fn start(accept: Arc<dyn Accept>) -> OurServer {
 
 fn start_plain() -> OurServer {
     start(Arc::new(|socket: TcpStream, _: Instant| {
-        Transport::plain(socket)
+        booted_base::plain::transport(socket)
     }))
 }
 
 fn connect_plain(port: u16) -> Channel {
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
     Channel::new(
-        Transport::plain(socket).unwrap(),
+        booted_base::plain::transport(socket).unwrap(),
         &format!("127.0.0.1:{port}"),
     )
     .unwrap()

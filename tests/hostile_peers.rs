@@ -131,7 +131,7 @@ fn child_server() {
             call.wait_cancelled(Duration::from_secs(60));
             Ok(Blob::default())
         });
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
     let accept: Arc<dyn Accept> = match is_tls {
         true => Arc::new(atls::Server::new(None, vec![])),
         false => Arc::new(plain),
@@ -237,7 +237,7 @@ impl Target {
             true => atls::Client::new(None, vec![])
                 .connect(socket, deadline)
                 .unwrap(),
-            false => Transport::plain(socket).unwrap(),
+            false => booted_base::plain::transport(socket).unwrap(),
         }
     }
 
@@ -1444,7 +1444,7 @@ fn ipv6_peers() {
         return;
     }
     let router = Router::new().unary("/t.T/Echo", |_: &Call, request: Blob| Ok(request));
-    let accept = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
+    let accept = Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket));
     let limits = Limits {
         connections_per_peer: 2,
         ..Limits::default()
@@ -1464,7 +1464,11 @@ fn ipv6_peers() {
             .bind(&SocketAddr::new(from.parse().unwrap(), 0).into())
             .unwrap();
         socket.connect(&to.into()).unwrap();
-        Channel::new(Transport::plain(socket.into()).unwrap(), "localhost").unwrap()
+        Channel::new(
+            booted_base::plain::transport(socket.into()).unwrap(),
+            "localhost",
+        )
+        .unwrap()
     };
     let request = Blob {
         data: vec![7; 100],

@@ -258,7 +258,7 @@ fn a_machine_of_no_or_another_cluster_gets_no_key_even_without_own_checks() {
             .and_then(|transport| ask(transport).map_err(|status| status.to_string()));
         assert!(answer.is_err(), "{:?} got a key", tpm.map(Swtpm::location));
     }
-    let plain = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
+    let plain = booted_base::plain::transport(TcpStream::connect(address).unwrap()).unwrap();
     assert!(ask(plain).is_err());
     assert!(
         !program.output().contains("result=given"),
@@ -493,7 +493,8 @@ fn health_and_metrics_are_had_without_a_proof_and_keys_are_not() {
     let service = KeyService::start(config).unwrap();
     service.provide(secret.read().unwrap()).unwrap();
     let plain =
-        Transport::plain(TcpStream::connect(service.health_addr().unwrap()).unwrap()).unwrap();
+        booted_base::plain::transport(TcpStream::connect(service.health_addr().unwrap()).unwrap())
+            .unwrap();
     let options = CallOptions {
         timeout: Some(Duration::from_secs(10)),
         ..CallOptions::default()

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use ::services::join_service::keys::{Auth, Error, KeyClient};
 use base::crypto::Secret;
 use base::stop::Stop;
+use booted_base::uuid::Uuid;
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
-use kms::{ClusterKms, Uuid};
+use kms::ClusterKms;
 use kube_apiserver::Cluster;
 use kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
 use kubernetes::machine_record::{self, Record};
@@ -25,7 +26,6 @@ use program::Program;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
 use tempfile::TempDir;
-use transport::Transport;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// The key of [`UUID`] with a master secret and a salt of 32 zeros each.
@@ -162,7 +162,7 @@ fn ask(address: SocketAddr, id: &str, authorization: Option<&str>) -> Result<Vec
         metadata,
     };
     let channel = Channel::new(
-        Transport::plain(TcpStream::connect(address).unwrap()).unwrap(),
+        booted_base::plain::transport(TcpStream::connect(address).unwrap()).unwrap(),
         "x",
     )
     .unwrap();

@@ -33,7 +33,6 @@ use services::join_service::{self};
 use socket2::{Domain, Socket, Type};
 use swtpm::Swtpm;
 use tempfile::TempDir;
-use transport::Transport;
 
 const UUID: &str = "00000000-0000-0000-0000-000000000000";
 /// The key of [`UUID`] with a master secret and a salt of 32 zeros each.
@@ -606,7 +605,7 @@ fn a_key_of_the_wrong_length_is_a_permanent_failure_without_details() {
             data_key: crypto::random::<16>().to_vec(),
         })
     });
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
     let join = join_service(&keys.local_addr().to_string());
@@ -837,7 +836,7 @@ fn each_stage_of_a_boot_gets_its_own_ticket_only() {
             data_key: vec![1; 32],
         })
     });
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
     let join = Program::start(&mut join_program(
@@ -912,7 +911,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
             data_key: vec![1; 32],
         })
     });
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let keys = Server::start("keys", listener, Arc::new(plain), router, Limits::default()).unwrap();
     let join = Program::start(&mut join_program(

@@ -8,10 +8,9 @@
 //! [`vtpm`] is common to the variants with a TPM; [`prepared`] caches what a machine sends;
 //! [`session`] binds a document to one connection, and [`wire`] has its messages; [`key`] is an
 //! attestation key, and `key_name` its Name; [`td`] reads the registers of a machine without a TPM;
-//! [`document`] is the JSON document; [`hcl`] is the report of Azure's paravisor; [`self_signed`] verifies the certificate
-//! around a document; [`event_log`] parses an event log, and [`excerpt`] shortens it;
-//! [`systemd_log`] reads what systemd has measured; [`cbor`] reads the documents of AWS's
-//! hypervisor.
+//! [`document`] is the JSON document; [`hcl`] is the report of Azure's paravisor; [`event_log`]
+//! parses an event log, and [`excerpt`] shortens it; [`systemd_log`] reads what systemd has
+//! measured; [`cbor`] reads the documents of AWS's hypervisor.
 
 pub mod aws_hypervisor;
 pub mod aws_nitro_tpm;
@@ -36,7 +35,6 @@ pub mod prepared;
 pub mod qemu_tdx;
 pub mod qemu_vtpm;
 pub mod registers;
-pub mod self_signed;
 pub mod session;
 pub mod snp;
 pub mod systemd_log;

@@ -1,7 +1,5 @@
 //! The registers of a machine, and the one of them that names its cluster.
 
-use std::collections::BTreeMap;
-
 use base::crypto::CLUSTER_ID_LEN;
 use ring::digest::{Algorithm, SHA256, SHA384, digest};
 
@@ -77,22 +75,6 @@ impl Registers {
     }
 }
 
-/// Fails if the firmware did not extend this bank of PCRs: then later programs alone determined the
-/// values. Firmware extends PCR 4 with the programs that it starts, PCR 7 with the state of Secure
-/// Boot, and both with a separator (TCG PC Client Platform Firmware Profile, EV_SEPARATOR). So
-/// neither is zero, and they differ, even after systemd-pcrosseparator has extended both with the
-/// same text.
-pub fn check_bank(pcrs: &BTreeMap<u32, Vec<u8>>) -> Result<(), String> {
-    let is_set = |value: &&Vec<u8>| value.iter().any(|byte| *byte != 0);
-    match [4, 7].map(|pcr| pcrs.get(&pcr).filter(is_set)) {
-        [Some(started), Some(secure_boot)] if started != secure_boot => Ok(()),
-        _ => Err("the firmware of the machine does not extend the SHA-256 bank of its TPM (PCR 4 and 7 are zero, equal or missing), so the \
-                  values of this bank prove nothing about what booted: activate SHA-256 in the settings of the firmware, or run \
-                  `tpm2_pcrallocate sha1:none+sha256:all`, and reboot"
-            .into()),
-    }
-}
-
 impl ClusterRegister {
     /// Takes the value of the register; `None` if no kind has this length.
     pub fn new(value: &[u8]) -> Option<ClusterRegister> {
@@ -136,24 +118,6 @@ impl std::fmt::Display for ClusterRegister {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_bank_that_the_firmware_does_not_extend_is_refused() {
-        let bank =
-            |four: u8, seven: u8| BTreeMap::from([(4, vec![four; 32]), (7, vec![seven; 32])]);
-        assert_eq!(check_bank(&bank(1, 2)), Ok(()));
-        // zero; extended by a program with the same text; only one of them
-        for (four, seven) in [(0, 0), (3, 3), (1, 0), (0, 1)] {
-            let why = check_bank(&bank(four, seven)).unwrap_err();
-            assert!(why.contains("tpm2_pcrallocate"), "{why}");
-        }
-        // a machine cannot leave out a PCR that would reveal this
-        for pcr in [4, 7] {
-            let mut values = bank(1, 2);
-            values.remove(&pcr);
-            assert!(check_bank(&values).is_err(), "{pcr}");
-        }
-    }
 
     #[test]
     fn the_register_of_the_cluster_id_matches_the_vectors_of_the_old_system() {

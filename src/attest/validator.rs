@@ -41,8 +41,8 @@ pub struct Properties {
     /// The OID of the variant.
     pub oid: Oid,
     /// Returns the public key (DER SubjectPublicKeyInfo) of a self-signed certificate; always
-    /// [`self_signed::verify`](super::self_signed::verify). A program without validators does not
-    /// link that function.
+    /// `self_signed::verify` of the crate `verifier`. A program without validators does not link
+    /// that function.
     pub self_signed: fn(&CertificateDer<'_>) -> Result<Vec<u8>, Refusal>,
     /// Whether [`Validator::challenge`] may return a challenge.
     pub challenges: bool,

@@ -3,5 +3,7 @@
 
 pub mod file;
 pub mod phases;
+pub mod plain;
 pub mod time;
+pub mod uuid;
 pub mod x509;

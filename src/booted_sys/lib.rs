@@ -4,4 +4,5 @@
 
 pub mod activation;
 pub mod process;
+pub mod signal;
 pub mod terminal;

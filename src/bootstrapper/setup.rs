@@ -235,8 +235,11 @@ pub fn run<T: Clone>(
 }
 
 /// Makes the error of a program whose output may have a bootstrap token.
-fn command_failed(error: child_process::Error) -> Error {
-    Error::Command(error.with_lines(without_tokens))
+fn command_failed(mut error: child_process::Error) -> Error {
+    for line in &mut error.last_lines {
+        *line = without_tokens(line);
+    }
+    Error::Command(error)
 }
 
 /// Returns the command of a program. The program, and programs that it starts, are looked up among

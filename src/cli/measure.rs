@@ -13,7 +13,7 @@ use image::firmware::Firmware;
 use image::{Bank, Image, Platform, tdx};
 use tpm::Location;
 use verifier::Measured;
-use verifier::registers::check_bank;
+use verifier::vtpm::check_bank;
 use verifier::{KeyName, Measurement, Policy, Registers, Stage, Variant};
 
 use super::output::Output;

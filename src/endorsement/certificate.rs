@@ -77,7 +77,7 @@ fn find_root<'a>(
             // Keep trying. Remember other errors: if the root issued the certificate, they are the
             // useful ones.
             Err(webpki::Error::UnknownIssuer) => continue,
-            Err(error) => Kind::of_chain(&error).because(in_words(&error)),
+            Err(error) => roots::chain::kind(&error).because(in_words(&error)),
         };
         why = why.or(Some((root, refused)));
     }

@@ -8,12 +8,10 @@
 
 mod error;
 mod uri;
-mod uuid;
 
 use zeroize::Zeroizing;
 
 pub use error::{Error, NO_STORE};
-pub use uuid::Uuid;
 
 use base::crypto::{Dek, Secret, derive_key};
 

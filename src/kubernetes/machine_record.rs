@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::NAMESPACE;
 use super::client::{self, CONFIG_MAPS, Client};
 use booted_base::time;
-use kms::Uuid;
+use booted_base::uuid::Uuid;
 
 /// The name prefix of a node's record.
 pub const NODE_RECORD_PREFIX: &str = "join-node-";

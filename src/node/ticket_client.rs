@@ -521,11 +521,9 @@ mod tests {
     use std::net::TcpListener;
 
     use attest::refusal::Kind;
-    use attest::{
-        Challenge, Evidence, Identified, Identity, IssueError, Oid, Properties, Refusal,
-        self_signed,
-    };
+    use attest::{Challenge, Evidence, Identified, Identity, IssueError, Oid, Properties, Refusal};
     use rpc::grpc::{Limits, Router, Server};
+    use verifier::self_signed;
 
     use super::*;
 

@@ -3,6 +3,7 @@
 
 use base::text;
 use booted_base::x509::may_certify;
+use tee::refusal::Kind;
 use webpki::{Error, VerifiedPath};
 
 /// Refuses a path with a certificate that is not a CA's according to its key usage, which the
@@ -12,6 +13,20 @@ pub fn authorities_certify(path: &VerifiedPath<'_>) -> Result<(), Error> {
     match between.all(|one| may_certify(&one.der())) {
         true => Ok(()),
         false => Err(Error::EndEntityUsedAsCa),
+    }
+}
+
+/// Returns the kind of the refusal when the library that verifies chains refuses certificates.
+pub fn kind(error: &Error) -> Kind {
+    use webpki::Error::*;
+    match error {
+        UnknownIssuer => Kind::Chain,
+        UnknownRevocationStatus => Kind::Collateral,
+        CertRevoked => Kind::Revoked,
+        CertExpired { .. } | CertNotValidYet { .. } | CrlExpired { .. } => Kind::Expired,
+        InvalidSignatureForPublicKey | InvalidCrlSignatureForPublicKey => Kind::Signature,
+        BadDer | BadDerTime => Kind::Malformed,
+        _ => Kind::Certificate,
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc::grpc::{CallOptions, Channel, Code, Limits, Router, Server, Status, ask_health};
-use transport::Transport;
 
 /// Maximum size of a request in bytes; it has only the name of a service.
 const MAX_REQUEST: usize = 256;
@@ -22,7 +21,7 @@ pub fn serve_health(
     address: SocketAddr,
     ready: impl Fn() -> bool + Send + Sync + 'static,
 ) -> io::Result<Server> {
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
     let limits = Limits {
         message_bytes: MAX_REQUEST,
         connections: CONNECTIONS,
@@ -43,7 +42,7 @@ pub fn serve_health(
 pub fn check_health(address: SocketAddr, timeout: Duration) -> Result<(), Status> {
     let failed = |error: io::Error| Status::new(Code::Unavailable, error.to_string());
     let socket = TcpStream::connect_timeout(&address, timeout).map_err(failed)?;
-    let transport = Transport::plain(socket).map_err(failed)?;
+    let transport = booted_base::plain::transport(socket).map_err(failed)?;
     let channel = Channel::new(transport, &address.to_string())?;
     let options = CallOptions {
         timeout: Some(timeout),

@@ -1,6 +1,5 @@
 //! Stop signals: a thread waits for SIGTERM and SIGINT instead of handling them.
 
-use std::time::{Duration, Instant};
 use std::{fmt, io, mem, ptr};
 
 /// SIGTERM and SIGINT, blocked for the thread that creates this value and for all threads that it
@@ -45,30 +44,9 @@ impl StopSignals {
         }
     }
 
-    /// Sleeps until one of the signals arrives, or for this time (sigtimedwait(2)); `None` if none
-    /// arrived.
-    pub fn wait_for(&self, time: Duration) -> io::Result<Option<StopSignal>> {
-        let end = Instant::now() + time;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let timeout = libc::timespec {
-                tv_sec: left.as_secs() as _,
-                tv_nsec: left.subsec_nanos() as _,
-            };
-            // SAFETY: the set is initialized, the information is not requested, and `timeout`
-            // outlives the call.
-            match unsafe { libc::sigtimedwait(&self.0, ptr::null_mut(), &timeout) } {
-                libc::SIGINT => return Ok(Some(StopSignal::Int)),
-                libc::SIGTERM => return Ok(Some(StopSignal::Term)),
-                _ => {}
-            }
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EAGAIN) => return Ok(None),
-                Some(libc::EINTR) => {}
-                _ => return Err(error),
-            }
-        }
+    /// Returns the two signals as a set of the kernel.
+    pub fn set(&self) -> &libc::sigset_t {
+        &self.0
     }
 
     /// Sleeps until one of the signals arrives (sigwait(3)).
@@ -96,12 +74,6 @@ mod tests {
             // SAFETY: the thread signals itself.
             unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGTERM) };
             assert_eq!(signals.wait().unwrap(), StopSignal::Term);
-            let moment = Duration::from_millis(10);
-            assert_eq!(signals.wait_for(moment).unwrap(), None);
-            // SAFETY: the thread signals itself.
-            unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGINT) };
-            let signal = signals.wait_for(Duration::from_secs(60)).unwrap();
-            assert_eq!(signal, Some(StopSignal::Int));
         })
         .join()
         .unwrap();

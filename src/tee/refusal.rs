@@ -78,20 +78,6 @@ impl Kind {
         }
     }
 
-    /// Returns why a chain of certificates is refused.
-    pub fn of_chain(error: &webpki::Error) -> Kind {
-        use webpki::Error::*;
-        match error {
-            UnknownIssuer => Kind::Chain,
-            UnknownRevocationStatus => Kind::Collateral,
-            CertRevoked => Kind::Revoked,
-            CertExpired { .. } | CertNotValidYet { .. } | CrlExpired { .. } => Kind::Expired,
-            InvalidSignatureForPublicKey | InvalidCrlSignatureForPublicKey => Kind::Signature,
-            BadDer | BadDerTime => Kind::Malformed,
-            _ => Kind::Certificate,
-        }
-    }
-
     /// Makes a refusal of this kind with a sentence for a person.
     pub fn because(self, text: impl Into<String>) -> Refusal {
         Refusal {

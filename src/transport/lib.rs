@@ -35,42 +35,6 @@ pub struct Transport {
     pub claims: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-impl Transport {
-    /// Creates a transport of plain TCP.
-    pub fn plain(socket: TcpStream) -> io::Result<Transport> {
-        socket.set_nodelay(true)?;
-        let socket = Arc::new(socket);
-        let half = || Box::new(Plain(socket.clone()));
-        Ok(Transport {
-            reader: half(),
-            writer: half(),
-            socket: socket.clone(),
-            scheme: "http",
-            identity: None,
-            claims: None,
-        })
-    }
-}
-
-/// One direction of plain TCP. Both share a file descriptor.
-struct Plain(Arc<TcpStream>);
-
-impl Read for Plain {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        (&*self.0).read(buffer)
-    }
-}
-
-impl Write for Plain {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        (&*self.0).write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Makes a [`Transport`] from an accepted socket, on the connection's own thread.
 pub trait Accept: Send + Sync {
     /// Completes before `deadline`, or fails; the error's text goes to the server's log. Notes in

@@ -159,7 +159,7 @@ pub fn root_of<'a>(
     }
     let leaf = CertificateDer::from(certificate);
     let leaf = EndEntityCert::try_from(&leaf).map_err(|error| {
-        Kind::of_chain(&error).because(format!("is refused: {}", in_words(&error)))
+        roots::chain::kind(&error).because(format!("is refused: {}", in_words(&error)))
     })?;
     let mut why = None;
     for root in roots {
@@ -183,7 +183,7 @@ pub fn root_of<'a>(
         }
     }
     Err(match why {
-        Some((root, error)) => Kind::of_chain(&error).because(format!(
+        Some((root, error)) => roots::chain::kind(&error).because(format!(
             "is refused under the root {:?}: {}",
             root.name,
             in_words(&error)

@@ -38,6 +38,7 @@ mod policy_error;
 pub mod qemu_tdx;
 pub mod qemu_vtpm;
 pub mod quote;
+pub mod self_signed;
 pub mod snp;
 pub mod sources;
 pub mod stage;

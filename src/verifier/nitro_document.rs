@@ -137,14 +137,14 @@ fn envelope(bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>), Malformed> {
         return malformed("its algorithm is not ES384");
     }
     let mut unprotected = reader.map()?;
-    if cbor::has_next(reader, &mut unprotected)? {
+    if has_next(reader, &mut unprotected)? {
         return malformed("it has unprotected header fields");
     }
     let (payload, signature) = (cbor::bytes(reader)?, cbor::bytes(reader)?);
     if signature.len() != SIGNATURE {
         return malformed(format!("its signature does not have {SIGNATURE} bytes"));
     }
-    let is_more = parts.is_none() && cbor::has_next(reader, &mut None)?;
+    let is_more = parts.is_none() && has_next(reader, &mut None)?;
     match !is_more && reader.position() == bytes.len() {
         true => Ok((payload, signature)),
         false => malformed("bytes follow it"),
@@ -157,7 +157,7 @@ impl Fields {
         let mut left = reader.map()?;
         let mut fields = Fields::default();
         // no field may occur twice, so their number is limited
-        while cbor::has_next(reader, &mut left)? {
+        while has_next(reader, &mut left)? {
             let name = &*cbor::text(reader)?;
             let is_new = match name {
                 "module_id" => fields.module.replace(cbor::text(reader)?).is_none(),
@@ -214,7 +214,7 @@ impl Fields {
 fn pcrs(reader: &mut Decoder<'_>) -> Result<BTreeMap<u32, Vec<u8>>, Malformed> {
     let mut left = reader.map()?;
     let mut pcrs = BTreeMap::new();
-    while cbor::has_next(reader, &mut left)? {
+    while has_next(reader, &mut left)? {
         let (index, value) = (reader.u32()?, cbor::bytes(reader)?);
         if index >= MAX_PCRS || value.len() != VALUE {
             return malformed(format!(
@@ -231,7 +231,7 @@ fn pcrs(reader: &mut Decoder<'_>) -> Result<BTreeMap<u32, Vec<u8>>, Malformed> {
 fn chain(reader: &mut Decoder<'_>) -> Result<Vec<Vec<u8>>, Malformed> {
     let mut left = reader.array()?;
     let mut chain = vec![];
-    while cbor::has_next(reader, &mut left)? {
+    while has_next(reader, &mut left)? {
         if chain.len() == MAX_CHAIN {
             return malformed(format!("it has more than {MAX_CHAIN} certificates"));
         }
@@ -272,4 +272,18 @@ fn point(key: &[u8]) -> Option<&[u8]> {
     // the first byte is the number of unused bits
     let point = key.expect(der::BIT_STRING).ok()?.strip_prefix(&[0])?;
     (algorithm == P384).then_some(point)
+}
+
+/// Returns whether a map or an array has a further entry. `left` is the count in its head. Without
+/// a count (`None`) a break code ends it; this function then consumes that code.
+fn has_next(
+    reader: &mut Decoder<'_>,
+    left: &mut Option<u64>,
+) -> Result<bool, minicbor::decode::Error> {
+    let Some(left) = left else {
+        return Ok(reader.datatype()? != Type::Break || reader.skip().map(|()| false)?);
+    };
+    let has_next = *left > 0;
+    *left = left.saturating_sub(1);
+    Ok(has_next)
 }

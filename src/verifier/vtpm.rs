@@ -15,7 +15,6 @@ use super::document::{Document, MAX_DOCUMENT};
 use super::judged::Measured;
 use super::quote::{Attest, Key, Signed};
 use super::refusal::Kind;
-use super::registers::check_bank;
 use super::{
     Challenge, ClusterRegister, Identified, Identity, KeyName, Measurement, Oid, PlatformClaims,
     Policy, Properties, Refusal, Stage, event_log, hex, printable, self_signed,
@@ -136,7 +135,7 @@ impl Validator {
         let values = quoted_values(&document, nonce, Bank::Sha256)?;
         // evidence that is only shown to a person is never refused, whatever the policy says
         if !self.policy.without_words {
-            check_bank(&values).map_err(|why| Kind::Measurement.because(why))?;
+            check_bank(&values)?;
         }
         let log = &document.attestation.event_log.0;
         self.policy.check(&values, |index, measurement, got| {
@@ -356,6 +355,22 @@ pub fn measure(location: &tpm::Location, stage: Stage) -> Result<Measured, tpm::
     })
 }
 
+/// Fails if the firmware did not extend this bank of PCRs: then later programs alone determined the
+/// values. Firmware extends PCR 4 with the programs that it starts, PCR 7 with the state of Secure
+/// Boot, and both with a separator (TCG PC Client Platform Firmware Profile, EV_SEPARATOR). So
+/// neither is zero, and they differ, even after systemd-pcrosseparator has extended both with the
+/// same text.
+pub fn check_bank(pcrs: &BTreeMap<u32, Vec<u8>>) -> Result<(), Refusal> {
+    let is_set = |value: &&Vec<u8>| value.iter().any(|byte| *byte != 0);
+    match [4, 7].map(|pcr| pcrs.get(&pcr).filter(is_set)) {
+        [Some(started), Some(secure_boot)] if started != secure_boot => Ok(()),
+        _ => Err(Kind::Measurement.because("the firmware of the machine does not extend the SHA-256 bank of its TPM (PCR 4 and 7 are zero, equal or missing), so the \
+                  values of this bank prove nothing about what booted: activate SHA-256 in the settings of the firmware, or run \
+                  `tpm2_pcrallocate sha1:none+sha256:all`, and reboot"
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -402,6 +417,24 @@ mod tests {
                 )),
                 expected
             );
+        }
+    }
+
+    #[test]
+    fn a_bank_that_the_firmware_does_not_extend_is_refused() {
+        let bank =
+            |four: u8, seven: u8| BTreeMap::from([(4, vec![four; 32]), (7, vec![seven; 32])]);
+        assert_eq!(check_bank(&bank(1, 2)), Ok(()));
+        // zero; extended by a program with the same text; only one of them
+        for (four, seven) in [(0, 0), (3, 3), (1, 0), (0, 1)] {
+            let why = check_bank(&bank(four, seven)).unwrap_err().text;
+            assert!(why.contains("tpm2_pcrallocate"), "{why}");
+        }
+        // a machine cannot leave out a PCR that would reveal this
+        for pcr in [4, 7] {
+            let mut values = bank(1, 2);
+            values.remove(&pcr);
+            assert!(check_bank(&values).is_err(), "{pcr}");
         }
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc::grpc::{CallOptions, Channel};
-use transport::Transport;
 use verifier::refusal::Kind;
 use verifier::{
     Challenge, Evidence, Identified, Identity, IssueError, Issuer, Oid, Properties, Refusal,
@@ -71,7 +70,7 @@ pub fn attested_channel(address: SocketAddr) -> Channel {
 }
 
 pub fn plain_channel(address: SocketAddr) -> Channel {
-    let transport = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
+    let transport = booted_base::plain::transport(TcpStream::connect(address).unwrap()).unwrap();
     Channel::new(transport, &address.to_string()).unwrap()
 }
 

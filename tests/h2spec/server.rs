@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc::grpc::{Limits, Router, Server};
-use transport::{Accept, Transport};
+use transport::Accept;
 
 fn main() -> io::Result<()> {
     let identity = tls::Identity::new();
     let plain = serve(Arc::new(|socket: TcpStream, _: Instant| {
-        Transport::plain(socket)
+        booted_base::plain::transport(socket)
     }))?;
     let encrypted = serve(identity.accept())?;
     println!(

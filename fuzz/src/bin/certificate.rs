@@ -49,7 +49,7 @@ mod atls {
         fn properties(&self) -> Properties {
             Properties {
                 oid: OID,
-                self_signed: attest::self_signed::verify,
+                self_signed: verifier::self_signed::verify,
                 challenges: false,
                 takes_collateral: false,
                 requires_strong: false,

@@ -74,7 +74,7 @@ mod atls {
         fn properties(&self) -> Properties {
             Properties {
                 oid: OID,
-                self_signed: attest::self_signed::verify,
+                self_signed: verifier::self_signed::verify,
                 challenges: true,
                 takes_collateral: true,
                 requires_strong: false,

@@ -39,7 +39,7 @@ impl Validator for Dummy {
     fn properties(&self) -> Properties {
         Properties {
             oid: self.0,
-            self_signed: attest::self_signed::verify,
+            self_signed: verifier::self_signed::verify,
             challenges: false,
             takes_collateral: false,
             requires_strong: false,

@@ -15,7 +15,6 @@ use booted_proto::verify::{
     GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE,
 };
 use rpc::grpc::{self, CallOptions};
-use transport::Transport;
 use verifier::refusal::Kind;
 use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
 
@@ -112,7 +111,7 @@ fn get_attestation(
     let socket = node.dial(deadline).map_err(|error| match error {
         Attempt::Refused(why) | Attempt::Passing(why) => why,
     })?;
-    let transport = Transport::plain(socket).map_err(|error| error.to_string())?;
+    let transport = booted_base::plain::transport(socket).map_err(|error| error.to_string())?;
     let channel = grpc::Channel::new(transport, &endpoint.to_string());
     let channel = channel.map_err(|status| status.to_string())?;
     let request = GetAttestationRequest {

@@ -126,7 +126,7 @@ impl Chain<'_> {
         )
         .map_err(|error| {
             let why = in_words(&error);
-            Kind::of_chain(&error).because(format!("it does not lead to the root: {why}"))
+            roots::chain::kind(&error).because(format!("it does not lead to the root: {why}"))
         })?;
         let Some(list) = self.revoked else {
             return Ok(());

@@ -364,7 +364,7 @@ impl Chain<'_> {
             )
             .map_err(|error| {
                 let text = format!("the {name} certificate: {}", in_words(&error));
-                Kind::of_chain(&error).because(text)
+                roots::chain::kind(&error).because(text)
             })?;
         let unfit = |text| Kind::Certificate.because(text);
         // Intel's own signer is directly under the root, a PCK under a CA: one cannot serve as the

@@ -70,15 +70,14 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
-    use transport::Transport;
-
     use super::super::{CallOptions, Channel, Limits, Server};
     use super::*;
 
     #[test]
     fn every_server_reports_the_health_of_its_services() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let accept = Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
+        let accept =
+            Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket));
         let is_ready = Arc::new(AtomicBool::new(true));
         let ready = is_ready.clone();
         let router = Router::new()
@@ -88,7 +87,8 @@ mod tests {
             .ready_when(move || ready.load(Ordering::Relaxed));
         let server = Server::start("test", listener, accept, router, Limits::default()).unwrap();
         let socket = TcpStream::connect(server.local_addr()).unwrap();
-        let channel = Channel::new(Transport::plain(socket).unwrap(), "localhost").unwrap();
+        let channel =
+            Channel::new(booted_base::plain::transport(socket).unwrap(), "localhost").unwrap();
         let ask = |method: &str, service: &str| -> Result<HealthCheckResponse, Code> {
             let request = HealthCheckRequest {
                 service: service.into(),

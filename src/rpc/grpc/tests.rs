@@ -146,7 +146,7 @@ fn start(limits: Limits) -> TestServer {
     let (begun, cancelled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let accept: Arc<dyn Accept> =
-        Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket));
+        Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket));
     let server =
         Server::start("test", listener, accept, router(&begun, &cancelled), limits).unwrap();
     TestServer {
@@ -158,7 +158,7 @@ fn start(limits: Limits) -> TestServer {
 
 fn connect(server: &Server) -> Channel {
     let socket = TcpStream::connect(server.local_addr()).unwrap();
-    Channel::new(Transport::plain(socket).unwrap(), "localhost").unwrap()
+    Channel::new(booted_base::plain::transport(socket).unwrap(), "localhost").unwrap()
 }
 
 fn within(timeout: Duration) -> CallOptions {
@@ -584,7 +584,7 @@ fn stop_never_cuts_off_an_answer() {
     }
     let slow = |socket: TcpStream, _: Instant| {
         let writer = Box::new(Slow(socket.try_clone()?));
-        Transport::plain(socket).map(|transport| Transport {
+        booted_base::plain::transport(socket).map(|transport| Transport {
             writer,
             ..transport
         })
@@ -681,7 +681,7 @@ fn close_connections_lets_running_calls_end_and_accepts_new_connections() {
         if is_slow.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_secs(3));
         }
-        Transport::plain(socket)
+        booted_base::plain::transport(socket)
     };
     let (begun, cancelled) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
     let server = Server::start(
@@ -1091,7 +1091,8 @@ fn a_server_is_lost_only_if_it_answers_no_ping() {
         timeout: Duration::from_secs(3),
     };
     let open = |address| {
-        let transport = Transport::plain(TcpStream::connect(address).unwrap()).unwrap();
+        let transport =
+            booted_base::plain::transport(TcpStream::connect(address).unwrap()).unwrap();
         Channel::with_keepalive(transport, "localhost", quick).unwrap()
     };
     // This server accepts connections and sends nothing.
@@ -1302,7 +1303,7 @@ fn a_client_waits_for_the_servers_settings_and_respects_them() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let channel = {
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        Channel::new(Transport::plain(socket).unwrap(), "localhost").unwrap()
+        Channel::new(booted_base::plain::transport(socket).unwrap(), "localhost").unwrap()
     };
     let mut socket = listener.accept().unwrap().0;
     let call = thread::spawn(move || echo(&channel, &blob(&[7; 100], 1)));

@@ -469,7 +469,7 @@ impl Inner {
             collateral,
         } = &self.auth
         else {
-            return Ok(Transport::plain(socket)?);
+            return Ok(booted_base::plain::transport(socket)?);
         };
         let register = verifier::cluster_register(tpm)?;
         if register.is_fresh() {

@@ -9,7 +9,7 @@ use super::cluster::Cluster;
 use super::node_status::NodeStatus;
 use super::refusal::Refusal;
 use super::tokens;
-use kms::Uuid;
+use booted_base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
 use kubernetes::{
     NAMESPACE,

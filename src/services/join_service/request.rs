@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::refusal::Refusal;
 use base::text::quoted;
-use kms::Uuid;
+use booted_base::uuid::Uuid;
 use kubernetes::certificate_request::CertificateRequest;
 use proto::join::IssueJoinTicketRequest;
 use ssh::PublicKey;

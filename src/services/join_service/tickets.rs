@@ -34,7 +34,7 @@ use super::refusal::Refusal;
 use super::request::{self, JoinRequest};
 use super::secrets::{Secrets, SshAuthorities};
 use base::crypto::Secret;
-use kms::Uuid;
+use booted_base::uuid::Uuid;
 use kubernetes::services::migration::Migration;
 use proto::join::{
     ControlPlaneCertOrKey, IssueJoinTicketRequest, IssueJoinTicketResponse,

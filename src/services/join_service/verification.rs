@@ -25,7 +25,6 @@ use booted_proto::verify::{
 };
 use rpc::grpc::{Call, Code, Limits, Router, Server, Status};
 use serde_json::json;
-use transport::Transport;
 use verifier::Variant;
 use web::Answer;
 
@@ -63,7 +62,7 @@ pub fn serve(address: SocketAddr, verification: Arc<Verification>) -> io::Result
         GET_ATTESTATION,
         move |call: &Call, request: GetAttestationRequest| verification.attest(call, &request),
     );
-    let plain = |socket: TcpStream, _: Instant| Transport::plain(socket);
+    let plain = |socket: TcpStream, _: Instant| booted_base::plain::transport(socket);
     let limits = Limits {
         message_bytes: MAX_REQUEST,
         connections: CONNECTIONS,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use kms::Uuid;
+use booted_base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, Error, Selector};
 use kubernetes::machine_record::Record;

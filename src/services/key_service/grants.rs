@@ -19,7 +19,7 @@ use std::str::FromStr;
 use base::crypto::{
     MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID, SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID,
 };
-use kms::Uuid;
+use booted_base::uuid::Uuid;
 use kubernetes::services::JOIN_SERVICE_ACCOUNT;
 
 /// A program of the key service's own machine.

@@ -45,19 +45,20 @@ use base::crypto::{
     SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
 use base::stop::Stop;
+use booted_base::uuid::Uuid;
 use booted_proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
 use disks::Disks;
 use grants::{ANYONE, Class, Grants, LOCAL, MEMBER};
-use kms::{ClusterKms, Uuid};
+use kms::ClusterKms;
 use kubernetes::client::{self, Client};
 use kubernetes::services::{JOIN_SERVICE_ACCOUNT, JOIN_SERVICE_GRANT};
 use members::Members;
 use metrics::{Counter, Histogram, Labelled, Registry};
 use rpc::grpc::{Call, Code, Limits, Router, Status};
 use tokens::Reviewer;
-use transport::{Accept, Transport};
+use transport::Accept;
 use verifier::sources::Sources;
 use verifier::{Claims, ClusterRegister, IssueError, Variant};
 use zeroize::Zeroizing;
@@ -310,7 +311,7 @@ impl Authentication {
         registry: &Registry,
     ) -> Result<Authentication, Error> {
         let plain = |authority| Authentication {
-            accept: Arc::new(|socket: TcpStream, _: Instant| Transport::plain(socket)),
+            accept: Arc::new(|socket: TcpStream, _: Instant| booted_base::plain::transport(socket)),
             authority,
             membership: None,
         };

@@ -3,14 +3,16 @@
 
 use std::time::Duration;
 
-use rustls_pki_types::{CertificateDer, UnixTime};
-use tee::refusal::{Kind, Refusal};
+use roots::chain;
+use rustls::pki_types::{CertificateDer, UnixTime};
+
+use super::Refusal;
 
 /// Verifies a self-signed certificate and returns its DER SubjectPublicKeyInfo. Its key must be on
 /// P-256, as in the certificates of Firstlight and Constellation.
 pub fn verify(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, Refusal> {
     let refused = |what: &str, error: &webpki::Error| {
-        Kind::of_chain(error).because(format!("its certificate {what}: {}", in_words(error)))
+        chain::kind(error).because(format!("its certificate {what}: {}", in_words(error)))
     };
     let unreadable = |error| refused("cannot be read", &error);
     let root = webpki::anchor_from_trusted_cert(certificate).map_err(unreadable)?;
