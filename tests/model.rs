@@ -19,8 +19,22 @@ extern crate self as tpm;
 
 /// The `base::sync` of the included modules.
 mod sync {
+    use std::time::Duration;
+
     pub use loom::sync::{Condvar, Mutex, MutexGuard};
-    pub use std::sync::{Arc, PoisonError};
+    pub use std::sync::Arc;
+
+    pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap()
+    }
+
+    pub fn wait_timeout<'a, T>(
+        changed: &Condvar,
+        guard: MutexGuard<'a, T>,
+        time: Duration,
+    ) -> MutexGuard<'a, T> {
+        changed.wait_timeout(guard, time).unwrap().0
+    }
 }
 
 /// The crate `tpm` of the included modules: a TPM that counts its calls, and may fail during one.

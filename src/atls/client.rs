@@ -1,9 +1,10 @@
 //! The client role of attested TLS.
 
+use base::sync::lock;
 use std::fmt;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -208,14 +209,11 @@ struct Session {
 
 impl Session {
     fn fail(&self, error: Error) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *lock(&self.failure) = Some(error);
     }
 
     fn take_failure(&self) -> Option<Error> {
-        self.failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.failure).take()
     }
 
     /// Returns the content of the server's document after a handshake of the old form.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use log::warn;
@@ -27,6 +27,7 @@ use super::provider::{OTHER_VERSION, SIGNATURES, VERSIONS};
 use super::{ALPN_H2, ALPN_HTTP11, Error, certificate, nonce, provider};
 use attest::{Form, Identified, Identity, IssueError, Issuer, Oid, Request, Role, Validator};
 use base::network::{Network, canonical};
+use base::sync::lock;
 use base::turns::{self, Turns};
 use proto::attested::Collateral;
 use transport::half_open::PeersTurn;
@@ -314,14 +315,11 @@ pub(super) struct Session {
 
 impl Session {
     fn fail(&self, error: Error) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *lock(&self.failure) = Some(error);
     }
 
     fn take_failure(&self) -> Option<Error> {
-        self.failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.failure).take()
     }
 
     /// Waits until this connection may make a document.

@@ -18,10 +18,11 @@
 //! Received plaintext is copied directly from rustls to the buffer of the caller. (rustls does not
 //! wipe its own copies.)
 
+use base::sync::lock;
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use rustls::Connection;
@@ -105,11 +106,11 @@ struct Outgoing {
 
 impl Shared {
     fn engine(&self) -> MutexGuard<'_, Connection> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.engine)
     }
 
     fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
-        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.outgoing)
     }
 
     /// Encrypts and sends the front of `data`; returns the number of bytes.

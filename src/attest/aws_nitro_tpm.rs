@@ -5,7 +5,8 @@
 //! instance info = the instance identity document of EC2, as in Constellation; beside it, AttestationDocument
 //! ```
 
-use std::sync::{Arc, Mutex, PoisonError};
+use base::sync::lock;
+use std::sync::{Arc, Mutex};
 
 use cloud::http::{AWS, Http, MAX_BODY};
 use serde_json::{Map, Value};
@@ -86,7 +87,7 @@ impl Machine for AwsMachine {
     }
 
     fn prepare(&self, _location: &tpm::Location) -> Result<(), IssueError> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         if known.is_none() {
             *known = Some(self.identity()?);
         }
@@ -98,11 +99,7 @@ impl Machine for AwsMachine {
         tpm: &mut Tpm,
         extra_data: &[u8; 32],
     ) -> Result<Option<Vec<u8>>, IssueError> {
-        let known = self
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let known = lock(&self.known).clone();
         let mut info = known.unwrap_or_default();
         let spki = aws_hypervisor::spki(tpm)?;
         let documents = self.documents.as_ref();

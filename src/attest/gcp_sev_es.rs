@@ -7,9 +7,10 @@
 //! PCR 0         = the firmware measures its version, and with what the host encrypts the memory
 //! ```
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base::der;
+use base::sync::lock;
 use base::text::quoted;
 use cloud::http::{Fields, GOOGLE, Http, MAX_BODY};
 use serde::{Deserialize, Serialize};
@@ -77,7 +78,7 @@ impl GoogleMachine {
 
     /// Returns the names of the machine if they are cached.
     pub fn names(&self) -> Option<Names> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.known);
         known.clone()
     }
 
@@ -108,7 +109,7 @@ impl Machine for GoogleMachine {
     }
 
     fn prepare(&self, _location: &tpm::Location) -> Result<(), IssueError> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         if known.is_none() {
             // projects/NUMBER/zones/ZONE
             let zone = self.metadata("instance/zone")?;

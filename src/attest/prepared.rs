@@ -1,7 +1,8 @@
 //! Machines whose cloud keeps the attestation key at a persistent handle of the TPM, and whose
 //! instance info stays the same until they reboot.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use base::sync::lock;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -73,13 +74,13 @@ impl<S: Source + 'static> Prepared<S> {
 
 impl<S: Source> Shared<S> {
     fn known(&self) -> MutexGuard<'_, Option<Known<S::Info>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 
     /// Requests the first instance info, or waits for the caller that already does.
     fn ask_first(&self, location: &tpm::Location) -> Result<(), IssueError> {
         let arrived = Instant::now();
-        let mut failure = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = lock(&self.asking);
         if self.known().is_some() {
             return Ok(());
         }

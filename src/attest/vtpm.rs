@@ -11,8 +11,9 @@
 //! The file of each variant has the differences: the source of its attestation key, and the
 //! instance info that [`Machine`] adds to a document.
 
+use base::sync::lock;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::document::{Attestation, Base64, Document, Pcrs, Quote};
@@ -175,7 +176,7 @@ impl super::Issuer for Issuer {
             }
         };
         let identity = Identity { key, endorsements };
-        *self.identity.lock().unwrap_or_else(PoisonError::into_inner) = Some(Known {
+        *lock(&self.identity) = Some(Known {
             identity: identity.clone(),
             ask_again,
         });
@@ -183,7 +184,7 @@ impl super::Issuer for Issuer {
     }
 
     fn known_identity(&self) -> Option<Identity> {
-        let known = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.identity);
         let known = known.as_ref()?;
         let is_due = known.ask_again.is_some_and(|at| at <= Instant::now());
         (!is_due).then(|| known.identity.clone())

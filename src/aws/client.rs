@@ -1,6 +1,7 @@
 //! The instance's metadata service in its second version (IMDSv2), and signed requests to the APIs of the region.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use base::sync::lock;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use cloud::http::{AWS, Answer, Http, MAX_BODY, check_url, excerpt};
@@ -166,7 +167,7 @@ impl Client {
         };
         match get(&self.token()?) {
             Err(Error::Status { status: 401, .. }) => {
-                *locked(&self.token) = None;
+                *lock(&self.token) = None;
                 get(&self.token()?)
             }
             other => other,
@@ -175,7 +176,7 @@ impl Client {
 
     /// Returns a token of the metadata service.
     fn token(&self) -> Result<Zeroizing<String>, Error> {
-        let mut token = locked(&self.token);
+        let mut token = lock(&self.token);
         let lifetime = Duration::from_secs(TOKEN_LIFETIME) - EARLY;
         if let Some((token, since)) = token.as_ref()
             && since.elapsed() < lifetime
@@ -244,7 +245,7 @@ impl Client {
     /// Returns credentials of the instance's role that stay valid for some minutes.
     pub fn credentials(&self) -> Result<Arc<Credentials>, Error> {
         const PATH: &str = "meta-data/iam/security-credentials/";
-        let mut known = locked(&self.credentials);
+        let mut known = lock(&self.credentials);
         if let Some(known) = known.as_ref().filter(|known| known.last(self.now())) {
             return Ok(known.clone());
         }
@@ -273,7 +274,7 @@ impl Client {
 
     /// Returns the time by the clock of the APIs.
     fn now(&self) -> SystemTime {
-        let skew = *locked(&self.skew);
+        let skew = *lock(&self.skew);
         let by = Duration::from_secs(skew.unsigned_abs());
         let now = SystemTime::now();
         let shifted = match skew < 0 {
@@ -338,7 +339,7 @@ impl Client {
                     log::warn!(
                         "metadata: this machine's clock differs from that of AWS by {skew} s"
                     );
-                    *locked(&self.skew) += skew;
+                    *lock(&self.skew) += skew;
                     is_clock_set = true;
                 }
                 _ if is_refused
@@ -346,7 +347,7 @@ impl Client {
                     && !is_renewed
                     && matches!(signer, Signer::Role(_)) =>
                 {
-                    *locked(&self.credentials) = None;
+                    *lock(&self.credentials) = None;
                     is_renewed = true;
                 }
                 _ if code.is_empty() => return Err(answer.error().into()),
@@ -414,10 +415,6 @@ pub fn query<'a>(service: &'static str, permission: &'static str, body: &'a str)
         body,
         limit: MAX_BODY,
     }
-}
-
-fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the domain of a region's APIs ("AWS Regions and Endpoints").

@@ -1,8 +1,9 @@
 //! A pool with a limited number of threads. Threads start when there is work, stay for a while, and
 //! are joined at the end.
 
+use crate::sync::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Runs `job` in an idle or a new thread. Returns `true` if the job must wait, because there

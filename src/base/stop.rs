@@ -3,7 +3,7 @@
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock, wait_timeout};
 
 /// A stop signal that cannot be taken back. Clones share it.
 #[derive(Clone, Default)]
@@ -84,12 +84,7 @@ impl Stop {
             if left.is_zero() {
                 return false;
             }
-            state = self
-                .0
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_timeout(&self.0.changed, state, left);
         }
         true
     }
@@ -133,8 +128,7 @@ impl Stop {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code panics while it holds this lock.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 }
 

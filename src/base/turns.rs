@@ -9,10 +9,11 @@
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::network::Network;
+use crate::sync::{lock, wait_timeout};
 
 /// Delay after a network's first wrong attempt; it doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
@@ -114,11 +115,7 @@ impl Turns {
                 Duration::ZERO => TICK,
                 delay => delay.min(TICK),
             };
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_timeout(&self.changed, state, left);
         }
     }
 
@@ -129,7 +126,7 @@ impl Turns {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -12,11 +12,12 @@
 //!                                 └──────────────────────────► watch ◄┘
 //! ```
 
+use base::sync::lock;
 use std::fmt::Display;
 use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -164,7 +165,7 @@ fn admit(call: &Call, request: &InitRequest, shared: &Arc<Shared>) -> Result<(),
         }
     });
     match worker {
-        Ok(worker) => *self::lock(&shared.worker) = Some(worker),
+        Ok(worker) => *lock(&shared.worker) = Some(worker),
         Err(error) => job.end(Err(Error::Thread(error))),
     }
     Ok(())
@@ -249,8 +250,4 @@ fn progress(event: &Event) -> InitResponse {
     InitResponse {
         kind: Some(Kind::Progress(progress)),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

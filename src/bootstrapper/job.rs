@@ -7,10 +7,11 @@
 //!                        ▲ watch, from any event on: any number of watchers
 //! ```
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::error::Error;
+use base::sync::{lock, wait_timeout};
 use base::timeline::Timeline;
 
 /// Maximum number of lines that are kept. After that, only the starts of phases are kept for
@@ -129,16 +130,12 @@ impl<T: Clone> Job<T> {
             if !events.is_empty() || state.ending.is_some() || left.is_zero() {
                 return (events, state.ending.clone());
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_timeout(&self.changed, state, left);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

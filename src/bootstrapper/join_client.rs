@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use super::ticket::{Expected, Ticket};
 use super::turn::Turns;
 use attest::Issuer;
 use base::stop::Stop;
+use base::sync::lock;
 use base::timeline::Timeline;
 use kubernetes::kubeadm;
 use kubernetes::kubelet_request::KubeletRequest;
@@ -319,7 +320,7 @@ impl Seeker {
     }
 
     fn state(&self) -> MutexGuard<'_, Findings> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -11,7 +11,7 @@
 use std::fmt;
 
 use base::crypto::CLUSTER_ID_LEN;
-use base::sync::{Mutex, PoisonError};
+use base::sync::{Mutex, lock};
 
 /// The node lock; a process has only one.
 pub struct NodeLock {
@@ -70,7 +70,7 @@ impl NodeLock {
 
     /// Returns the ID of the cluster for which the lock was taken; `None` before that.
     pub fn cluster(&self) -> Option<[u8; CLUSTER_ID_LEN]> {
-        match *self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+        match *lock(&self.state) {
             State::Locked(id) => Some(id),
             State::Unlocked | State::Broken => None,
         }
@@ -79,7 +79,7 @@ impl NodeLock {
     /// Takes the lock for a cluster: measures its ID into PCR 15 (of a TDX machine: RTMR 3) and
     /// reads the register back.
     pub fn lock(&self, cluster_id: [u8; CLUSTER_ID_LEN]) -> Locking {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         match *state {
             State::Locked(id) => Locking::Already(id),
             State::Broken => Locking::Failed(Error::Broken),

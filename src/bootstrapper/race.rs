@@ -13,7 +13,7 @@
 use super::node_lock::{Locking, NodeLock};
 use base::crypto::CLUSTER_ID_LEN;
 use base::stop::Stop;
-use base::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use base::sync::{Arc, Mutex, MutexGuard, lock};
 
 /// The race; a process has only one.
 pub struct Race {
@@ -72,7 +72,7 @@ impl Race {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

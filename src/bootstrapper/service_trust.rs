@@ -24,10 +24,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use attest::ClusterRegister;
 use base::crypto::CLUSTER_ID_LEN;
+use base::sync::lock;
 use base::text::hex;
 use node::service_trust::{ClusterId, Settings};
 use node::ticket_client::Failure;
@@ -176,7 +177,7 @@ impl ServiceTrust {
 
     /// Returns the accepted images: this machine's own, and those of the settings.
     pub fn images(&self) -> Result<Policy, Error> {
-        let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut images = lock(&self.images);
         if let Some(images) = &*images {
             return Ok(images.clone());
         }

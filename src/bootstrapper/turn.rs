@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use base::stop::Stop;
-use base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use base::sync::{Condvar, Mutex, MutexGuard, lock, wait_timeout};
 
 /// Interval of the checks for a stop.
 const TICK: Duration = Duration::from_millis(50);
@@ -53,16 +53,12 @@ impl Turns {
                     number,
                 });
             }
-            state = self
-                .changed
-                .wait_timeout(state, left.min(TICK))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_timeout(&self.changed, state, left.min(TICK));
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

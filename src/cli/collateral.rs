@@ -2,7 +2,7 @@
 //! SEV-SNP report, for machines and validators that have no access to the network.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,6 +12,7 @@ use super::verify::presented;
 use super::{files, say_all};
 use base::program::Failure;
 use hardware::Unavailable;
+use base::sync::lock;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
@@ -72,7 +73,7 @@ fn of_evidence(bytes: &[u8]) -> Result<String, String> {
     };
     // the result has the form in which peers send collateral
     let _ = collateral(presented.document(), &noting);
-    let noted = noting.noted.lock().unwrap_or_else(PoisonError::into_inner);
+    let noted = lock(&noting.noted);
     noted.clone()
 }
 
@@ -84,7 +85,7 @@ struct Noting {
 
 impl Noting {
     fn note(&self, text: Result<String, String>) {
-        *self.noted.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        *lock(&self.noted) = text;
     }
 }
 

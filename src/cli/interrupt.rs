@@ -3,10 +3,11 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::process;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 
 use base::program::Failure;
+use base::sync::lock;
 use sys::signal::{StopSignal, StopSignals};
 
 /// The sentences about what an interruption at this moment leaves behind; empty if nothing was
@@ -32,11 +33,11 @@ pub fn watch(command: &'static str) -> Result<(), Failure> {
 
 /// Sets the sentences for an interruption from now on.
 pub fn means(text: &'static str) {
-    *MEANING.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    *lock(&MEANING) = text;
 }
 
 fn end(command: &str, signal: StopSignal) -> ! {
-    let meaning = MEANING.lock().unwrap_or_else(PoisonError::into_inner);
+    let meaning = lock(&MEANING);
     let mut out = io::stderr().lock();
     let clear = if out.is_terminal() { "\r\x1b[K" } else { "" };
     let meaning = if meaning.is_empty() {

@@ -3,9 +3,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use base::program::Failure;
+use base::sync::lock;
 use cloud::Machines;
 use machines::Instance;
 use serde_json::{Value, json};
@@ -49,7 +50,7 @@ fn serve(options: &Options) -> Result<Server, Failure> {
     let valid = Mutex::new(read(&path).map_err(Failure::failed)?);
     let pages = move |page: &str, peer: IpAddr| {
         let list = {
-            let mut list = valid.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut list = lock(&valid);
             match read(&path) {
                 Ok(changed) => *list = changed,
                 Err(error) => log::error!("the last valid list stays in use: {error}"),

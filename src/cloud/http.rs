@@ -4,12 +4,13 @@
 //! services, and services that sign for confidential machines). The crate `cloud_api` asks the
 //! cloud's API over HTTPS.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use base::request::Fields;
 use base::request::{NoAnswer, Request, Transport};
+use base::sync::lock;
 use machines::Error;
 
 use super::plain::{Plain, Url, find};
@@ -188,7 +189,7 @@ impl Http {
                 answer.status
             );
             let until = Instant::now() + pause.min(LONGEST_PAUSE);
-            *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = Some((until, why));
+            *lock(&self.pause) = Some((until, why));
             self.check_pause(&answer.request)?;
         }
         Ok(answer)
@@ -230,7 +231,7 @@ impl Http {
     }
 
     fn check_pause(&self, request: &str) -> Result<(), Error> {
-        let pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let pause = lock(&self.pause);
         match &*pause {
             Some((until, why)) if *until > Instant::now() => Err(Error::Unreachable {
                 request: request.to_owned(),

@@ -1,6 +1,7 @@
 //! Requests to APIs with a token that expires: Google Cloud, Azure, OpenStack.
 
-use std::sync::{Mutex, PoisonError};
+use base::sync::lock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -62,7 +63,7 @@ impl Bearer {
     /// Gets a new token.
     pub fn renew(&self, new: &dyn Fn() -> Result<Token, Error>) -> Result<(), Error> {
         let token = new()?;
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        *lock(&self.token) = Some(token);
         Ok(())
     }
 
@@ -78,7 +79,7 @@ impl Bearer {
         let answer = self.send(api, path, fields, limit, new)?;
         let answer = match answer.status {
             401 => {
-                *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *lock(&self.token) = None;
                 self.send(api, path, fields, limit, new)?
             }
             _ => answer,
@@ -113,7 +114,7 @@ impl Bearer {
     }
 
     fn token(&self, new: &dyn Fn() -> Result<Token, Error>) -> Result<Token, Error> {
-        let mut known = self.token.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.token);
         match known.as_ref().filter(|known| known.until > Instant::now()) {
             Some(known) => Ok(known.clone()),
             None => Ok(known.insert(new()?).clone()),

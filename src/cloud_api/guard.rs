@@ -1,9 +1,10 @@
 //! Checks on the answers of a metadata service. The host can forge these answers. Answers that contradict each other, or that would
 //! send a node to itself, are refused: no honest cloud gives them.
 
+use base::sync::lock;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use machines::{Alias, Error, Instance, Metadata, Range, Role, is_host};
 
@@ -34,7 +35,7 @@ impl Metadata for Guarded {
             );
             return Err(Error::Refused(why));
         }
-        let mut known = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.own);
         if let Some(known) = known.as_ref() {
             check_same(known, &own)?;
         }
@@ -43,11 +44,7 @@ impl Metadata for Guarded {
     }
 
     fn peers(&self) -> Result<Vec<Instance>, Error> {
-        let known = self
-            .own
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let known = lock(&self.own).clone();
         let own = known.map_or_else(|| self.own_instance(), Ok)?;
         let ranges = self.client.ranges()?;
         let mut peers = self.client.peers()?;

@@ -9,9 +9,10 @@
 //! | peers | Nova: the servers with the tag `constellation-uid-UID`, by their fixed address in the cluster's subnet, which Neutron knows by the same tag |
 //! | load balancer, if the user data has none | Octavia: the only one with this tag |
 
+use base::sync::lock;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use booted_base::time;
@@ -178,7 +179,7 @@ impl Client {
         }
         let region = data.openstack_region_name.as_deref();
         let (seconds, catalog) = parse_token(&answer.request, region, &answer.body)?;
-        *self.catalog.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(catalog));
+        *lock(&self.catalog) = Some(Arc::new(catalog));
         let token = token.and_then(|token| Token::new(Zeroizing::new(token), seconds));
         token.ok_or_else(|| Error::Nonsense {
             request: answer.request,
@@ -196,7 +197,7 @@ impl Client {
         fields: Fields<'_>,
     ) -> Result<(String, Vec<u8>), Error> {
         let known = || {
-            let catalog = self.catalog.lock().unwrap_or_else(PoisonError::into_inner);
+            let catalog = lock(&self.catalog);
             catalog.clone()
         };
         let catalog = match known() {
@@ -208,7 +209,7 @@ impl Client {
         };
         let Some(url) = endpoint(&catalog) else {
             // the next attempt gets a new one
-            *self.catalog.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            *lock(&self.catalog) = None;
             return Err(Error::Denied {
                 request: "POST auth/tokens".into(),
                 why: format!(

@@ -9,9 +9,10 @@
 //!                       ─► fetch it: store, then server, again after the pauses that the server demands
 //! ```
 
+use base::sync::{lock, wait_timeout};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -212,8 +213,7 @@ impl Cache {
             match is_running {
                 true => {
                     state.waiting_for_chips += chips;
-                    let waited = self.changed.wait_timeout(state, left);
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    state = wait_timeout(&self.changed, state, left);
                     state.waiting_for_chips -= chips;
                 }
                 false => {
@@ -378,7 +378,7 @@ impl Cache {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

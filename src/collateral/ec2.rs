@@ -12,7 +12,7 @@
 //! These answers are kept only in memory: others could write to a store, and must not decide to whom a machine belongs.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use aws::Client;
 use aws::credentials::{self, Variables};
 use base::backoff::Backoff;
 use hardware::{Cause, Unavailable};
+use base::sync::{lock, wait_timeout};
 use machines::Cloud;
 use verifier::instance::Instance;
 
@@ -167,8 +168,7 @@ impl Ec2 {
                 return Err(Cause::Limited.because(why));
             }
             state.waiting += 1;
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_timeout(&self.changed, state, left);
             state.waiting -= 1;
         }
     }
@@ -216,7 +216,7 @@ impl Ec2 {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

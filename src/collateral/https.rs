@@ -1,11 +1,12 @@
 //! Requests to one server over HTTPS (RFC 9110): no redirect, no proxy, an answer of limited size and known type, a deadline, and
 //! pauses when the server demands them or cannot be reached.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use base::backoff::Backoff;
+use base::sync::lock;
 use base::text;
 use hardware::{Cause, Unavailable};
 use http::{Client, Policy, Roots};
@@ -295,7 +296,7 @@ impl Server {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

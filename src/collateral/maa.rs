@@ -17,9 +17,10 @@
 //! ```
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use base::sync::{lock, wait_timeout};
 use base::text;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -181,8 +182,7 @@ impl Maa {
                 let why = "it has not answered yet: try again";
                 return Err(Cause::Pending.because(why));
             }
-            let waited = self.changed.wait_timeout(state, deadline - now);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = wait_timeout(&self.changed, state, deadline - now);
         }
     }
 
@@ -229,7 +229,7 @@ impl Maa {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -23,10 +23,11 @@
 mod exporter;
 mod process;
 
+use base::sync::lock;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub use exporter::Exporter;
@@ -241,10 +242,7 @@ impl<M: Metric, const N: usize> Labelled<M, N> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<[String; N], M>> {
-        self.0
-            .metrics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.metrics)
     }
 
     fn write(&self, out: &mut String, name: &str) {
@@ -347,7 +345,7 @@ impl Registry {
 
     fn register(&self, name: &'static str, help: &'static str, kind: &'static str, source: Source) {
         debug_assert!(is_name(name, "_:"), "{name}");
-        let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut families = lock(&self.0);
         let family = families.entry(name).or_insert_with(|| Family {
             kind,
             help,
@@ -360,7 +358,7 @@ impl Registry {
     /// Returns all metrics in the text format.
     pub fn render(&self) -> String {
         let mut out = String::with_capacity(8 << 10);
-        for (name, family) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for (name, family) in lock(&self.0).iter() {
             out.push_str(&format!("# HELP {name} {}\n", escaped(family.help, false)));
             out.push_str(&format!("# TYPE {name} {}\n", family.kind));
             family

@@ -1,7 +1,8 @@
 //! Schedules access to the TPM of the machine: uses by this node come before quotes for unknown
 //! callers, who can request as many quotes as there are connections.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use base::sync::{lock, wait};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 static TPM: Queue = Queue {
     state: Mutex::new(State {
@@ -47,10 +48,7 @@ impl Queue {
         state.own += own;
         let may_go = |state: &State| !state.is_taken && (whom == For::Own || state.own == 0);
         while !may_go(&state) {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.changed, state);
         }
         state.own -= own;
         state.is_taken = true;
@@ -58,7 +56,7 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

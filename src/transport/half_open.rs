@@ -13,10 +13,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::network::Network;
+use base::sync::lock;
 
 /// All half-open connections by connection number; the smallest number is the oldest.
 pub struct HalfOpen {
@@ -261,17 +262,17 @@ pub struct PeersTurn(Mutex<Option<Instant>>);
 impl PeersTurn {
     /// Notes that we wait for the peer from now on.
     pub fn begin(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *lock(&self.0) = Some(Instant::now());
     }
 
     /// Notes that it is our turn.
     pub fn end(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.0) = None;
     }
 
     /// Returns how long we have been waiting for the peer.
     fn waited(&self, now: Instant) -> Duration {
-        let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *lock(&self.0);
         since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 }

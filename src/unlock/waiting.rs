@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::network;
 use attest::ClusterRegister;
 use base::crypto::{MEASUREMENT_SALT_LEN, Secret, cluster_id};
 use base::stop::Stop;
+use base::sync::{lock, wait_timeout};
 use base::timeline::Timeline;
 use disk::luks;
 
@@ -141,7 +142,7 @@ impl Waiting {
     /// try may take seconds; meanwhile the node still reports what it waits for, and it can be
     /// stopped.
     pub fn offer(&self, candidate: Candidate) -> Result<(), Refused> {
-        let _turn = self.trying.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.trying);
         if self.lock().done || self.finished.is_stopped() {
             return Err(Refused::TooLate);
         }
@@ -286,11 +287,7 @@ impl Waiting {
                 self.report_on_console(&state);
             }
             // the stop of the node does not signal this condition variable, so it is polled
-            state = self
-                .changed
-                .wait_timeout(state, Duration::from_millis(200))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_timeout(&self.changed, state, Duration::from_millis(200));
         }
     }
 
@@ -323,7 +320,7 @@ impl Waiting {
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -9,12 +9,13 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{AddrParseError, IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use base::network::{Network, any_address};
 use base::pool::Pool;
+use base::sync::lock;
 use sys::poll::Poller;
 
 /// Maximum time from accept to the end of the request's head.
@@ -127,7 +128,7 @@ impl Drop for Server {
 
 impl Shared {
     fn open(&self) -> MutexGuard<'_, Vec<(u64, Network, TcpStream)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 
     /// Runs the thread that accepts connections.

@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
 use base::program::{FAILED, Failure};
+use base::sync::lock;
+use base::text::hex;
 use kubernetes::client::{self, Client, NODES, Selector};
 use serde_json::{Value, json};
 use verifier::KeyName;
@@ -18,7 +20,6 @@ use super::report::{FRESH, OTHER_CLUSTER, Report, State, UNPROVEN, WAITS_FOR_KEY
 use crate::kubeconfig;
 use crate::output::{Output, say_all};
 use crate::progress::printable;
-use crate::state::hex;
 use crate::{ATTESTATION_REFUSED, UNREACHABLE};
 
 /// The number of nodes that are asked at the same time.
@@ -137,14 +138,10 @@ fn ask_all(inquiry: &Inquiry, nodes: Vec<Listed>) -> Result<Vec<Asked>, Failure>
             });
         }
     });
-    let asked = asked.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let asked = std::mem::take(&mut *lock(&asked));
     let mut asked = asked.into_iter().collect::<Result<Vec<Asked>, _>>()?;
     asked.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
     Ok(asked)
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the result of the whole command: success if each node is a member of the cluster.

@@ -24,7 +24,7 @@ mod watch;
 
 use std::fmt;
 use std::net::ToSocketAddrs;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
+use base::sync::lock;
 use http::{Answer, Kind, Policy};
 
 pub use config::{Config, SERVICE_ACCOUNT};
@@ -650,21 +651,14 @@ impl Client {
         let Some(token) = &self.inner.token else {
             return Ok(None);
         };
-        token
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .token()
-            .map(Some)
+        lock(token).token().map(Some)
     }
 
     fn token_was_replaced(&self, used: Option<&String>) -> bool {
         let (Some(token), Some(used)) = (&self.inner.token, used) else {
             return false;
         };
-        token
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .refused(used)
+        lock(token).refused(used)
     }
 }
 

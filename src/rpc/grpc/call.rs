@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -14,6 +14,7 @@ use super::session::{Request, ServerSide, Session};
 use super::status::{Code, Status};
 use base::crypto::buffer::Bytes;
 use base::network::Network;
+use base::sync::lock;
 
 /// A call as its handler sees it.
 pub struct Call {
@@ -38,9 +39,7 @@ impl Call {
 
     /// Returns the custom metadata for the response's headers and trailers.
     pub(super) fn into_custom(self) -> (Metadata, Metadata) {
-        self.custom
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut *lock(&self.custom))
     }
 
     /// Returns the address of the peer.
@@ -110,12 +109,12 @@ impl Call {
     /// Sets the custom metadata of the response's headers. This has no effect after the first
     /// response.
     pub fn set_headers(&self, headers: Metadata) {
-        self.custom.lock().unwrap_or_else(PoisonError::into_inner).0 = headers;
+        lock(&self.custom).0 = headers;
     }
 
     /// Sets the custom metadata of the response's trailers.
     pub fn set_trailers(&self, trailers: Metadata) {
-        self.custom.lock().unwrap_or_else(PoisonError::into_inner).1 = trailers;
+        lock(&self.custom).1 = trailers;
     }
 
     /// Waits for the next request message; `None` at the end of the client's side.
@@ -145,10 +144,8 @@ impl Call {
     /// Sends an encoded response.
     fn send(&self, response: &[u8]) -> Result<(), Status> {
         let mut core = self.link.lock();
-        core.session.send_response_headers(
-            self.stream,
-            &self.custom.lock().unwrap_or_else(PoisonError::into_inner).0,
-        );
+        core.session
+            .send_response_headers(self.stream, &lock(&self.custom).0);
         let (core, result) = self
             .link
             .send(core, self.stream, response, false, self.deadline);

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::net::Shutdown;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use super::metadata::Metadata;
 use super::session::{ClientSide, RequestHead, Session};
 use super::status::{Code, Status};
 use base::crypto::buffer::Bytes;
+use base::sync::lock;
 use transport::Transport;
 
 /// The default of a client. The servers of grpc-go end a connection that gets a PING more often
@@ -221,11 +222,7 @@ impl ClientConnection {
 impl Drop for ClientConnection {
     fn drop(&mut self) {
         self.close();
-        let keeper = self
-            .keeper
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let keeper = lock(&self.keeper).take();
         if let Some(keeper) = keeper {
             keeper.thread().unpark();
             // The keeper runs nothing that can panic or block now.

@@ -26,7 +26,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ use super::session::{FRAME, OUTPUT_LEAN, Session, Side};
 use super::status::{Code, Status};
 use base::crypto::buffer::{Bytes, wipe};
 use base::network::canonical;
+use base::sync::lock;
 use transport::Transport;
 
 /// How long a connection may have no reader.
@@ -243,7 +244,7 @@ impl<S: Side> Link<S> {
     pub(super) fn lock(&self) -> Guard<'_, S> {
         // A panic under the lock would be a bug of ours. The state of the connection is still
         // better than none.
-        Guard(self.core.lock().unwrap_or_else(PoisonError::into_inner))
+        Guard(lock(&self.core))
     }
 
     /// Returns whether a thread has the reading half.

@@ -17,7 +17,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ use super::status::{Code, Status};
 use crate::share::{PeerShare, Share, SharedLimit};
 use base::network::{Network, canonical};
 use base::pool::Pool;
+use base::sync::{lock, wait_timeout};
 use sys::net::limit_send_buffer;
 use sys::poll::Poller;
 use transport::Accept;
@@ -235,11 +236,7 @@ impl Server {
             if left.is_zero() {
                 break;
             }
-            connections = shared
-                .changed
-                .wait_timeout(connections, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            connections = wait_timeout(&shared.changed, connections, left);
         }
         for connection in connections.values() {
             connection.link.end(&mut connection.link.lock(), stopped());
@@ -260,10 +257,6 @@ impl Drop for Server {
 
 fn stopped() -> Status {
     Status::new(Code::Unavailable, "the server is stopping")
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // ---- from a socket to a connection ----

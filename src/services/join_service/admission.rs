@@ -1,7 +1,8 @@
 //! The changes of the cluster that admit a node: its reservation, its record and its token.
 
+use base::sync::lock;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use zeroize::Zeroizing;
@@ -72,7 +73,7 @@ impl ClusterAccess {
     }
 
     fn busy(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.busy)
     }
 }
 

@@ -12,13 +12,14 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::node_status::NodeStatus;
 use super::{joining_node, lease, tokens};
 use base::backoff::Backoff;
+use base::sync::{lock, wait_timeout};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
 use kubernetes::machine_record::{self, Record};
@@ -180,11 +181,7 @@ impl Cleaner {
                     state.tasks.len()
                 );
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_timeout(&self.changed, state, left);
         }
     }
 
@@ -209,11 +206,7 @@ impl Cleaner {
             } else {
                 state.forget(SystemTime::now());
                 let pause = next.map_or(LONGEST_PAUSE, |at| at - now);
-                state = self
-                    .changed
-                    .wait_timeout(state, pause)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
+                state = wait_timeout(&self.changed, state, pause);
             }
         }
     }
@@ -261,7 +254,7 @@ impl Cleaner {
     }
 
     fn lock(&self) -> MutexGuard<'_, Agenda> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

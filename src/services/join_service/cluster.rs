@@ -7,9 +7,10 @@
 //! (of Constellation, optional)                                                       join-*: which machine has which disk
 //! ```
 
+use base::sync::{lock, wait_timeout};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -270,11 +271,7 @@ impl Cluster {
             if left.is_zero() || self.client.is_stopped() {
                 return false;
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_timeout(&self.changed, state, left);
         }
     }
 
@@ -389,8 +386,7 @@ impl Cluster {
     }
 
     fn lock(&self) -> MutexGuard<'_, Objects> {
-        // A panic cannot leave the state half changed: each change is made as a whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

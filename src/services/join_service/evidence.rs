@@ -7,10 +7,11 @@ use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use base::crypto::random;
+use base::sync::lock;
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use collateral::Fetching;
 use prost::Message;
@@ -98,7 +99,7 @@ impl RemoteIssuer {
     }
 
     fn known(&self) -> MutexGuard<'_, Option<(Identity, Instant)>> {
-        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.identity)
     }
 
     fn try_to_ask(&self, request: &EvidenceRequest) -> Result<EvidenceResponse, IssueError> {
@@ -239,7 +240,7 @@ impl Door {
         if issuer.works.load(Ordering::Relaxed) {
             return true;
         }
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = lock(&self.refused);
         if refused.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
             return false;
         }

@@ -10,9 +10,10 @@
 //! it, because the machine may be newer than the list. If the list cannot be fetched, an old list
 //! is not used: it could still contain a deleted machine.
 
+use base::sync::lock;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::refusal::Refusal;
@@ -140,7 +141,7 @@ fn cached<T>(
     age: Duration,
     fetch: impl FnOnce() -> Result<T, machines::Error>,
 ) -> Result<Arc<T>, Refusal> {
-    let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut last = lock(last);
     // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.
     if let Some((at, answer)) = &*last
         && at.elapsed() < if answer.is_ok() { age } else { MIN_AGE }

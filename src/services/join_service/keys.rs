@@ -9,7 +9,7 @@ use std::fs;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use crate::key_service::members::Members;
 use crate::observed;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::program::{self, Failure};
+use base::sync::lock;
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
@@ -502,10 +503,7 @@ impl Inner {
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
-        // A panic leaves no half-made change: the state is replaced as a whole.
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.connection)
     }
 
     fn error(&self, id: &str, status: &Status) -> Error {

@@ -8,10 +8,11 @@
 //! notified of a change ([`PolicyFile::on_change`]), and each call checks its connection
 //! ([`PolicyFile::holds_for`]).
 
+use base::sync::lock;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ const INTERVAL: Duration = Duration::from_secs(3);
 
 /// A validator that follows a policy file.
 pub struct PolicyFile {
-    current: RwLock<Arc<dyn Validator>>,
+    current: Mutex<Arc<dyn Validator>>,
     /// Whether the file differs from the policy in force, because it cannot be used.
     is_stale: AtomicBool,
     change: Mutex<Change>,
@@ -58,7 +59,7 @@ fn follow_every(
 ) -> Result<(Arc<PolicyFile>, Watch), Error> {
     let mut file = Loaded::open(path, parse).map_err(Error::Policy)?;
     let policy = Arc::new(PolicyFile {
-        current: RwLock::new(file.validator()),
+        current: Mutex::new(file.validator()),
         is_stale: AtomicBool::new(false),
         change: Mutex::default(),
     });
@@ -137,7 +138,7 @@ impl PolicyFile {
 
     fn replace(&self, validator: Arc<dyn Validator>) {
         self.change().last = Some(Instant::now());
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = validator;
+        *lock(&self.current) = validator;
         // Each ticket needs this lock, so it is not held while connections are closed.
         let listener = self.change().listener.clone();
         if let Some(listener) = listener {
@@ -148,15 +149,11 @@ impl PolicyFile {
     }
 
     fn change(&self) -> MutexGuard<'_, Change> {
-        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.change)
     }
 
     fn current(&self) -> Arc<dyn Validator> {
-        // A panic leaves no half-made change: only a pointer is replaced under the lock.
-        self.current
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.current).clone()
     }
 }
 
@@ -179,6 +176,7 @@ mod tests {
 
     use super::*;
     use crate::policy_file::Fault;
+    use verifier::Policy;
 
     /// Accepts documents that are equal to the policy.
     struct Equal(String);
@@ -221,7 +219,7 @@ mod tests {
     fn parse(text: &str) -> Result<Arc<dyn Validator>, Fault> {
         // A file that is being rewritten is empty for a moment.
         if matches!(text, "" | "bad") {
-            Err(Fault::Endorsement("bad policy".into()))
+            Err(Policy::from_json(text).unwrap_err().into())
         } else {
             Ok(Arc::new(Equal(text.into())))
         }
@@ -313,7 +311,7 @@ mod tests {
         };
         assert!(matches!(fault(), Fault::Read(_)));
         fs::write(&path, "bad").unwrap();
-        assert!(matches!(fault(), Fault::Endorsement(_)));
+        assert!(matches!(fault(), Fault::Policy(_)));
         fs::write(&path, vec![b' '; (1 << 20) + 1]).unwrap();
         assert!(matches!(fault(), Fault::TooLarge));
     }

@@ -9,8 +9,9 @@
 //! is issued while the API server does not answer: a volume can wait, because its pod needs the API
 //! server anyway.
 
+use base::sync::{lock, wait_timeout};
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -88,11 +89,7 @@ impl Disks {
             if left.is_zero() {
                 return Err(unavailable());
             }
-            last = self
-                .changed
-                .wait_timeout(last, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            last = wait_timeout(&self.changed, last, left);
         }
         last.is_pending = true;
         drop(last);
@@ -110,8 +107,7 @@ impl Disks {
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
-        // A panic leaves no half-made change: each change is made as a whole.
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.last)
     }
 }
 

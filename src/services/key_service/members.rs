@@ -10,10 +10,11 @@
 //!
 //! The policy is read for each handshake, which is rare: one after each start of a service.
 
+use base::sync::lock;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::policy_file::{self, Error, Fault, Loaded};
+use crate::policy_file::{self, Error, Loaded};
 use verifier::sources::Sources;
 use verifier::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Policy, Properties, Refusal, Stage,
@@ -35,8 +36,7 @@ impl Members {
         let parse = move |text: &str| {
             let policy = Policy::from_json(text)?;
             let policy = policy.at(Stage::Booted).expecting(&register);
-            endorsement::validator(variant, policy, &sources)
-                .map_err(|error| Fault::Endorsement(error.to_string()))
+            Ok(endorsement::validator(variant, policy, &sources)?)
         };
         let file = Loaded::open(&config_dir.join(policy_file::NAME), Box::new(parse))?;
         Ok(Members(Mutex::new(file)))
@@ -44,7 +44,7 @@ impl Members {
 
     fn current(&self) -> Arc<dyn Validator> {
         // The lock is held only while a small file is read.
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.0);
         file.reload().unwrap_or_else(|| file.validator())
     }
 }

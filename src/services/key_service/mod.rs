@@ -35,7 +35,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::serving::{Addresses, Api, Refused, Serving};
@@ -46,6 +46,7 @@ use base::crypto::{
 };
 use base::stop::Stop;
 use booted_base::uuid::Uuid;
+use base::sync::lock;
 use booted_proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
@@ -171,7 +172,7 @@ impl Awaited {
     /// Returns the master secret, or the reason for callers.
     fn get(&self) -> Result<&ClusterKms, Status> {
         self.secret.get().ok_or_else(|| {
-            let reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+            let reason = lock(&self.reason);
             Status::new(Code::FailedPrecondition, reason.as_str())
         })
     }
@@ -252,7 +253,7 @@ impl KeyService {
 
     /// Tells callers why the master secret is not available yet.
     pub fn waits(&self, reason: &str) {
-        let mut told = (self.awaited.reason.lock()).unwrap_or_else(PoisonError::into_inner);
+        let mut told = lock(&self.awaited.reason);
         reason.clone_into(&mut told);
     }
 

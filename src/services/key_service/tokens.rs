@@ -12,9 +12,10 @@
 //! Concurrent calls with the same new token wait for one review. The reviews of each address are
 //! limited, because each costs the API server a signature check.
 
+use base::sync::{lock, wait_timeout};
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -142,11 +143,7 @@ impl Reviewer {
                     if left.is_zero() {
                         return Err(unavailable());
                     }
-                    state = self
-                        .changed
-                        .wait_timeout(state, left)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0;
+                    state = wait_timeout(&self.changed, state, left);
                 }
                 Some(Entry::Reviewed(verdict)) if verdict.is_valid_offline() => {
                     break Some(verdict.clone());
@@ -232,8 +229,7 @@ impl Reviewer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Reviews> {
-        // A panic leaves no half-made change: each change is made as a whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

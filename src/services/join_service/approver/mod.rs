@@ -24,7 +24,7 @@ mod serving;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,7 @@ use super::cluster::Cluster;
 use super::instances::Instances;
 use super::refusal::Refusal;
 use base::backoff::Backoff;
+use base::sync::{lock, wait_timeout};
 pub use client::may_approve as may_approve_clients;
 use kubernetes::client::{CERTIFICATE_SIGNING_REQUESTS, Client, Error, Event, Selector};
 use kubernetes::machine_record;
@@ -193,11 +194,7 @@ impl Approver {
                 None => LONGEST_PAUSE,
             };
             if !state.is_stopped && !pause.is_zero() {
-                state = self
-                    .changed
-                    .wait_timeout(state, pause)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
+                state = wait_timeout(&self.changed, state, pause);
             }
         }
     }
@@ -340,7 +337,7 @@ impl Approver {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
