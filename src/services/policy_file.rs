@@ -112,8 +112,6 @@ pub enum Fault {
     TooLarge,
     /// It is not a policy, or not one for the cluster's machines.
     Policy(PolicyError),
-    /// The roots of its endorsements cannot be used.
-    Endorsement(String),
 }
 
 impl fmt::Display for Fault {
@@ -122,7 +120,6 @@ impl fmt::Display for Fault {
             Fault::Read(error) => write!(f, "cannot read it: {error}"),
             Fault::TooLarge => write!(f, "it is larger than {MAX_LEN} bytes"),
             Fault::Policy(error) => error.fmt(f),
-            Fault::Endorsement(error) => f.write_str(error),
         }
     }
 }

@@ -356,7 +356,7 @@ fn validator(
 ) -> Result<Arc<dyn Validator>, Fault> {
     let policy = Policy::from_json(policy)?.expecting_fresh();
     let judge = validator_at_any_stage(variant, policy.clone(), sources)?;
-    endorsement::certifying(judge, &policy).map_err(|error| Fault::Endorsement(error.to_string()))
+    Ok(endorsement::certifying(judge, &policy)?)
 }
 
 /// Why the service cannot start.

@@ -1,20 +1,17 @@
 //! The cluster's CA and the files that further control planes need, from the disk of a control
 //! plane.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use ring::digest::{SHA256, digest};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use zeroize::Zeroizing;
 
 use super::refusal::Refusal;
-use base::text::hex;
-use booted_base::x509;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;
+use kubernetes::kubelet_request::authority_hashes;
 use proto::join::ControlPlaneCertOrKey;
 
 /// The directory of kubeadm's certificates.
@@ -55,27 +52,16 @@ impl Pki {
     pub fn ca(&self) -> Result<Ca, Refusal> {
         let certificates = self.read("ca.crt")?;
         let key = self.read("ca.key")?;
-        let broken = |error: String| {
-            Refusal::internal(
-                "pki",
-                format!("{}: {error}", self.0.join("ca.crt").display()),
-            )
+        let broken = |error: &dyn Display| {
+            let path = self.0.join("ca.crt");
+            Refusal::internal("pki", format!("{}: {error}", path.display()))
         };
-        let mut first = None;
-        for certificate in CertificateDer::pem_slice_iter(&certificates) {
-            let certificate = certificate.map_err(|_| broken("it is not PEM".into()))?;
-            first = first.or(Some(certificate));
-        }
-        let first = first.ok_or_else(|| broken("it contains no certificate".into()))?;
-        let first = x509::Certificate::parse(&first)
-            .map_err(|_| broken("it is not an X.509 certificate".into()))?;
-        let hash = hex(digest(&SHA256, first.key()).as_ref());
-        let authority =
-            Authority::new(&certificates, &key).map_err(|error| broken(error.to_string()))?;
+        // The new node checks the certificates in the ticket in the same way.
+        let hashes = authority_hashes(&certificates).map_err(|error| broken(&error))?;
         Ok(Ca {
+            authority: Authority::new(&certificates, &key).map_err(|error| broken(&error))?,
             certificates: certificates.to_vec(),
-            pin: format!("sha256:{hash}"),
-            authority,
+            pin: hashes.into_iter().next().unwrap_or_default(),
         })
     }
 
