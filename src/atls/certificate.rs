@@ -23,6 +23,7 @@ use super::{Error, nonce};
 use attest::refusal::Kind;
 use attest::{Evidence, Identified, IssueError, Issuer, Refusal, Validator};
 use base::der::{self, Malformed};
+use base::text::hex;
 use base::x509;
 
 /// Maximum size of an attestation document in bytes: rustls and webpki read certificates of up to
@@ -194,12 +195,7 @@ pub fn is_bare(certificate: &CertificateDer<'_>) -> bool {
 pub fn no_document(oids: &[&[u8]], validators: &[Arc<dyn Validator>]) -> Refusal {
     /// Maximum number of OIDs in the error; the peer decides how many there are.
     const SHOWN: usize = 4;
-    let hex = |oid: &[u8]| {
-        oid.iter()
-            .take(32)
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>()
-    };
+    let hex = |oid: &[u8]| hex(&oid[..oid.len().min(32)]);
     let expected: Vec<_> = validators
         .iter()
         .map(|validator| hex(validator.properties().oid))

@@ -1,6 +1,7 @@
 //! The registers of a machine, and the one of them that names its cluster.
 
 use base::crypto::CLUSTER_ID_LEN;
+use base::text::hex;
 use ring::digest::{Algorithm, SHA256, SHA384, digest};
 
 use tpm::CLUSTER_ID_PCR;
@@ -111,7 +112,7 @@ impl AsRef<[u8]> for ClusterRegister {
 impl std::fmt::Display for ClusterRegister {
     /// Writes lower-case hexadecimal digits.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex(&self.0))
     }
 }
 

@@ -128,7 +128,7 @@ impl Machines {
     /// Returns the digests as lines for a person.
     pub fn explain(&self, digests: &[LaunchDigest]) -> String {
         let line = |(count, digest): (&u32, &LaunchDigest)| {
-            let digest = super::state::hex(digest);
+            let digest = base::text::hex(digest);
             format!("MEASUREMENT with --vcpus {count}\n  {digest}\n")
         };
         self.processors.iter().zip(digests).map(line).collect()

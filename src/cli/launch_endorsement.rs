@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::policy::Edit;
-use super::state::hex;
 use super::usage::Given;
 use super::{launch_digest, measure_image};
 use base::program::Failure;
+use base::text::hex;
 use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root, Snp, Tdx};
 use verifier::{Policy, Registers};
 use verifier::{Variant, variant};

@@ -7,9 +7,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::output::Output;
-use super::state::hex;
 use super::usage::Given;
 use base::program::{self, Failure};
+use base::text::hex;
 use image::host::{self, Channel, State};
 use image::{Bank, Case, Image, Loader, Platform, Stage, Units};
 use serde_json::{Value, json};

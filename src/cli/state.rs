@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::files::{self, Error};
 use base::crypto::MEASUREMENT_SALT_LEN;
 use base::crypto::{self, CLUSTER_ID_LEN};
+use base::text::{self, hex};
 use verifier::KeyName;
 
 const VERSION: u32 = 1;
@@ -125,24 +126,9 @@ fn parse(path: &Path, content: &[u8]) -> Result<State, String> {
     })
 }
 
-/// Returns bytes as hexadecimal digits in lower case.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Parses hexadecimal digits in upper or lower case.
 pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let digits: Option<Vec<u8>> = text
-        .chars()
-        .map(|c| c.to_digit(16).map(|digit| digit as u8))
-        .collect();
-    let digits = digits.filter(|digits| digits.len() == 2 * N)?;
-    digits
-        .chunks(2)
-        .map(|pair| pair[0] << 4 | pair[1])
-        .collect::<Vec<u8>>()
-        .try_into()
-        .ok()
+    text::unhex(text)?.try_into().ok()
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The items that are fetched: the name of each in the store, and the check that an answer is the requested item.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::sync::Arc;
 
 use base::der::{OCTET_STRING, Reader};
-use base::text;
+use base::text::{self, hex};
 use booted_base::x509;
 use hardware::snp::certificate::Certificate as ChipCertificate;
 use hardware::snp::report::Signer;
@@ -331,17 +331,6 @@ pub fn limited(bytes: &[u8], limit: usize) -> Result<&[u8], Unavailable> {
 
 fn root(product: Product) -> String {
     format!("ARK-{product}")
-}
-
-/// Returns bytes in lower-case hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-            // writing to a String cannot fail
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
 }
 
 /// Returns the identifier of the key of a certificate.

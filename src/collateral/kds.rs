@@ -11,12 +11,13 @@
 use std::time::{Duration, Instant};
 
 use hardware::Unavailable;
+use base::text::hex;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
 use http::Roots;
 
 use crate::https::{Failure, Request, Server};
-use crate::item::{MAX_CERTIFICATE, MAX_LIST, hex};
+use crate::item::{MAX_CERTIFICATE, MAX_LIST};
 
 /// AMD's own server.
 pub const AMD: &str = "https://kdsintf.amd.com";

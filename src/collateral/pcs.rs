@@ -9,6 +9,7 @@
 
 use std::time::Instant;
 
+use base::text::{hex, unhex};
 use hardware::tdx::Collateral;
 use hardware::tdx::dcap::Hex;
 use hardware::{Cause, Unavailable};
@@ -18,7 +19,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::https::{Answer, Failure, Request, Server};
-use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, hex, limited};
+use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, limited};
 
 /// Intel's own server.
 pub const INTEL: &str = "https://api.trustedservices.intel.com";
@@ -202,13 +203,6 @@ pub fn signed(name: &str, body: &[u8]) -> Result<(String, Hex), Unavailable> {
 
 /// Returns the bytes of a list. A PCCS writes some lists as hexadecimal digits. DER never begins with such a digit.
 pub fn der_or_digits(body: &[u8]) -> Vec<u8> {
-    let digits = body.trim_ascii();
-    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let pairs = digits.chunks(2).map(|pair| match pair {
-        [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
-        _ => None,
-    });
-    pairs
-        .collect::<Option<Vec<u8>>>()
-        .unwrap_or_else(|| body.to_vec())
+    let digits = std::str::from_utf8(body.trim_ascii()).ok();
+    digits.and_then(unhex).unwrap_or_else(|| body.to_vec())
 }

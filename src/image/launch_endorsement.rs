@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base::text::hex;
 use booted_base::x509::{Certificate, DIGITAL_SIGNATURE, may_certify};
 use prost::Message;
 use ring::digest::{SHA256, SHA384, digest};
@@ -434,10 +435,6 @@ fn in_words(error: &webpki::Error) -> String {
         }
         error => format!("is refused: {}", chain::in_words(error)),
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

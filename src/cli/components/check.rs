@@ -7,8 +7,8 @@ use std::path::Path;
 use ring::digest::{Context, SHA256};
 
 use super::list::read;
-use crate::state::hex;
 use base::program::Failure;
+use base::text::hex;
 use kubernetes::components::{Component, Policy};
 use proto::components::Component as Wire;
 

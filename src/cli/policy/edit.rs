@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use base::text::hex;
 use serde_json::{Value, json};
 use verifier::policy::PolicyError;
 use verifier::{Image, KeyName, Measurement, Policy};
 
 use super::text::{registers, value};
-use crate::state::hex;
 
 /// The register of a TDX machine's firmware.
 const MRTD: u32 = 0;

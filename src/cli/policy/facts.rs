@@ -2,12 +2,12 @@
 
 use std::fmt;
 
+use base::text::hex;
 use endorsement::roots::Root;
 use serde_json::{Value, json};
 use verifier::{Measurement, Policy};
 
 use super::text::{MACHINES, in_order, value};
-use crate::state::hex;
 use crate::verify::meaning;
 
 /// The requirements besides registers and keys, each with a description.

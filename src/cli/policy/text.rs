@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use base::text::hex;
 use serde_json::{Map, Value, json};
 use verifier::{Measurement, Policy};
-
-use crate::state::hex;
 
 /// The fields that say for which machines the policy is. They come first, in this order.
 pub const MACHINES: [&str; 8] = [

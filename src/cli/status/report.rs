@@ -11,10 +11,10 @@ use super::answer::{Answer, SERVICES};
 use crate::connect::{Endpoint, Standing};
 use crate::progress::{block, printable};
 use crate::recover;
-use crate::state::hex;
 use crate::{ATTESTATION_REFUSED, UNREACHABLE};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
+use base::text::hex;
 
 /// Exit code: the node waits in its initramfs for the key of its disk.
 pub const WAITS_FOR_KEY: u8 = 5;

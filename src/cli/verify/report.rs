@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base::text::hex;
 use serde_json::{Value, json};
 
 use super::super::explain;
 use super::super::sources::without_words;
-use super::super::state::hex;
 use super::demand::{Demand, Source};
 use super::presented::Presented;
 use tpm::CLUSTER_ID_PCR;

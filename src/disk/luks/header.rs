@@ -10,6 +10,7 @@ use super::error::Fault;
 use super::json;
 use super::layout::BINARY_LEN;
 use base::crypto;
+use base::text::hex;
 
 /// Magic of the primary header; LUKS1 has the same magic and version 1.
 const MAGIC_PRIMARY: &[u8; 6] = b"LUKS\xba\xbe";
@@ -256,7 +257,7 @@ pub(super) fn random_uuid() -> String {
     let mut bytes = crypto::random::<16>();
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    let hex = hex(&bytes);
     [
         &hex[..8],
         &hex[8..12],

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use super::Error;
 use crate::luks;
 use base::crypto::Secret;
+use base::text::hex;
 
 /// The path of the passphrase of this boot, as in Constellation. The file system is in RAM, so a
 /// reboot loses the file.
@@ -82,12 +83,7 @@ fn leave(path: &Path, content: &[u8]) -> Result<(), Error> {
 
 /// Describes a header in one line: the UUID, a space, and SHA-256 in hexadecimal.
 pub fn describe(header: &luks::Header) -> String {
-    let hash: String = header
-        .fingerprint()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    format!("{} {hash}\n", header.uuid())
+    format!("{} {}\n", header.uuid(), hex(&header.fingerprint()))
 }
 
 /// Opens the disk to overwrite it. Fails while the disk is mounted or mapped under any name
