@@ -61,7 +61,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::observed;
-use crate::policy_file::{self, Fault};
+use crate::policy_file::{self, Fault, Loaded};
 use crate::serving::{Addresses, Api, Refused, Serving};
 use admission::ClusterAccess;
 use approver::Approver;
@@ -176,7 +176,8 @@ impl JoinService {
         let file = config.config_dir.join(policy_file::NAME);
         let (variant, sources) = (config.variant, observed::sources(&config.collateral));
         let make = move |text: &str| validator(variant, text, &sources);
-        let (policy, watch) = policy::follow(&file, Box::new(make))?;
+        let loaded = Loaded::open(&file, Box::new(make)).map_err(Error::Policy)?;
+        let (policy, watch) = policy::follow(loaded).map_err(Error::Thread)?;
         let addresses = Addresses::open(config.listen, config.health, config.metrics)?;
         let registry = Registry::new();
         policy.add_metrics(&registry);

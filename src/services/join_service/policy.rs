@@ -9,16 +9,15 @@
 //! ([`PolicyFile::holds_for`]).
 
 use base::sync::lock;
-use std::path::Path;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::Error;
 use crate::observed;
-use crate::policy_file::{Loaded, Parse};
+use crate::policy_file::Loaded;
 use metrics::Registry;
 use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
 
@@ -47,17 +46,12 @@ pub struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Reads the policy and follows its file from then on. Fails if the first policy is not valid.
-pub fn follow(path: &Path, parse: Parse) -> Result<(Arc<PolicyFile>, Watch), Error> {
-    follow_every(INTERVAL, path, parse)
+/// Follows a policy file from now on. Fails if the thread cannot be started.
+pub fn follow(file: Loaded) -> io::Result<(Arc<PolicyFile>, Watch)> {
+    follow_every(INTERVAL, file)
 }
 
-fn follow_every(
-    interval: Duration,
-    path: &Path,
-    parse: Parse,
-) -> Result<(Arc<PolicyFile>, Watch), Error> {
-    let mut file = Loaded::open(path, parse).map_err(Error::Policy)?;
+fn follow_every(interval: Duration, mut file: Loaded) -> io::Result<(Arc<PolicyFile>, Watch)> {
     let policy = Arc::new(PolicyFile {
         current: Mutex::new(file.validator()),
         is_stale: AtomicBool::new(false),
@@ -75,8 +69,7 @@ fn follow_every(
                     following.replace(validator);
                 }
             }
-        })
-        .map_err(Error::Thread)?;
+        })?;
     Ok((
         policy,
         Watch {
@@ -171,6 +164,7 @@ impl Drop for Watch {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::path::Path;
     use std::time::Instant;
     use verifier::refusal::Kind;
 
@@ -226,7 +220,8 @@ mod tests {
     }
 
     fn start(path: &Path) -> (Arc<PolicyFile>, Watch) {
-        follow_every(Duration::from_millis(5), path, Box::new(parse)).unwrap()
+        let file = Loaded::open(path, Box::new(parse)).unwrap();
+        follow_every(Duration::from_millis(5), file).unwrap()
     }
 
     fn comes_into_force(policy: &PolicyFile, text: &str) -> bool {
@@ -305,10 +300,7 @@ mod tests {
     fn a_policy_that_is_bad_to_begin_with_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("attestationConfig");
-        let fault = || match follow(&path, Box::new(parse)) {
-            Err(Error::Policy(error)) => error.fault,
-            _ => panic!("no fault of the policy"),
-        };
+        let fault = || Loaded::open(&path, Box::new(parse)).err().unwrap().fault;
         assert!(matches!(fault(), Fault::Read(_)));
         fs::write(&path, "bad").unwrap();
         assert!(matches!(fault(), Fault::Policy(_)));
