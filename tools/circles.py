@@ -10,11 +10,6 @@ import pathlib
 import re
 import sys
 
-# Folders with circles that are not broken yet. Delete a line when its circles are gone.
-KNOWN = {
-    "src/cli",
-}
-
 TOKEN = re.compile(r'''//[^\n]*|/\*.*?\*/|b?r(?P<hash>\#*)".*?"(?P=hash)|b?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\])'|'?[A-Za-z_]\w*|::|[^\s\w]''', re.S)
 
 
@@ -172,11 +167,8 @@ def main():
         for circle in circles(Module(root, crate, None))
     ]
     for folder, ring, uses in found:
-        known = " (known)" if str(folder) in KNOWN else ""
-        print(f"{folder}: {', '.join(ring)} use each other{known}", *([] if known else uses), sep="\n    ")
-    for folder in sorted(KNOWN - {str(folder) for folder, _, _ in found}):
-        print(f"{folder} has no circles any more: delete its line in {sys.argv[0]}")
-    sys.exit(any(str(folder) not in KNOWN for folder, _, _ in found))
+        print(f"{folder}: {', '.join(ring)} use each other", *uses, sep="\n    ")
+    sys.exit(bool(found))
 
 
 main()

@@ -8,6 +8,7 @@ pub mod crypto;
 pub mod der;
 pub mod logger;
 pub mod network;
+pub mod options;
 pub mod pool;
 pub mod program;
 pub mod request;

@@ -3,15 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::addons::{self, Addons, Stage};
+use super::addons::{self, ADDONS, Addons, Stage};
 use super::connect::and_known;
-use super::keeping::{Wish, check_named};
-use super::master_secret::Source;
-use super::output::Output;
+use super::keeping::{CREATE_KEY, KMS_ACCESS, Wish, check_named, wish_of};
+use super::kubeconfig::{KUBECONFIG, kubeconfigs_of};
+use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
+use super::options::{
+    CLOUD_PROVIDER_OF_APPLY, METADATA, SKIP_WAIT, VARIANT, metadata_of, named_variant, time,
+};
+use super::output::{OUTPUT, Output, say};
 use super::progress::Progress;
-use super::state::State;
-use super::{files, interrupt, kubeconfig, say};
-use base::program::Failure;
+use super::state::{STATE_FILE, State};
+use super::usage::{Command, Given};
+use super::{files, interrupt, kubeconfig};
+use base::options::Opt;
+use base::program::{self, Failure};
 use kubernetes::client::Client;
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Applied, MetadataService, Phase, Report, Settings};
@@ -19,6 +25,179 @@ use serde_json::{Value, json};
 use verifier::sources::offline;
 use verifier::variant::DEFAULT;
 use verifier::{Policy, Variant};
+
+/// The values of `apply --require`.
+const REQUIRE: [&str; 2] = ["strong", "any"];
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "apply",
+    summary: "install or upgrade the services of the control planes in a cluster",
+    about: &[
+        "Installs the join service and the key service, with the master secret and the attestation policy. The objects are those of \
+         the Helm chart in charts/firstlight. Run it again to change the image or the policy: settings that no option names keep \
+         their values in the cluster, as Helm or an earlier run has set them, and the command lists them. It first saves the present \
+         manifests into a folder named after the date. If the new ones are refused, or the services are not ready in time, it \
+         restores the previous state.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed(
+            "policy",
+            "FILE",
+            "the attestation policy that nodes must meet (JSON)",
+        ),
+        VARIANT,
+        Opt::value(
+            "image",
+            "IMAGE",
+            "a container image with /join-service and /key-service",
+        ),
+        Opt::value(
+            "skip-phases",
+            "PHASE,..",
+            "do not change these: policy, services; without services no image is needed",
+        ),
+        ADDONS,
+        Opt::value(
+            "require",
+            "FORM",
+            "strong: refuse nodes of the old form of attested TLS, which all nodes of Constellation use; the policy's own field \
+             `\"require\": \"strong\"` does the same; any: admit them, unless the policy has that field; by default as before",
+        ).one_of(&REQUIRE),
+        KUBECONFIG,
+        MASTER_SECRET,
+        SHARE_FILE,
+        Opt::value(
+            "kms",
+            "URI",
+            "keep the master secret in the cluster only as the key of this external KMS wraps it (docs/kms.md), or plain: \
+             kms://cluster-kms; the form before is deleted when all key services run with the new one; by default the form \
+             stays as it is",
+        ),
+        CREATE_KEY,
+        KMS_ACCESS,
+        Opt::value(
+            "state",
+            "FILE",
+            "the state file, which has the measurement salt",
+        )
+        .or(STATE_FILE),
+        Opt::value(
+            "node-port",
+            "PORT",
+            "the join service's port on every control plane; by default as before, and 30090 in a new cluster",
+        ),
+        CLOUD_PROVIDER_OF_APPLY,
+        METADATA,
+        Opt::value(
+            "migrate-until",
+            "DATE",
+            "the last day, as 2027-01-31, on which the join service opens disks without a record, such as those of \
+             Constellation, or never; by default as before, and never in a new cluster",
+        ),
+        Opt::value(
+            "backups",
+            "FILE",
+            "the folder for the folders with saved manifests",
+        )
+        .or("."),
+        SKIP_WAIT,
+        Opt::value(
+            "timeout",
+            "TIME",
+            "the limit until the services are ready, as 90s, 10m or 1h",
+        )
+        .or("10m"),
+        Opt::flag(
+            "dry-run",
+            "ask the API server and the KMS whether they would accept all of it, and change nothing",
+        ),
+        Opt::flag(
+            "print",
+            "only print the manifests (JSON, with the master secret), without a cluster",
+        ),
+        OUTPUT,
+    ],
+    examples: &[
+        "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0",
+        "firstlight apply --policy policy.json --image example.com/firstlight:0.1.0 --kms 'kms://cluster-kms' --dry-run",
+        "firstlight apply --policy policy.json --image registry.example.com/firstlight:0.1.0 --skip-wait",
+        "firstlight apply --policy policy-upgrade.json --skip-phases services",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+/// Returns the options that the command line gives.
+pub fn options(given: &Given) -> Result<Options, Failure> {
+    let skip_phases = given
+        .value("skip-phases")
+        .map(program::text)
+        .transpose()?
+        .unwrap_or_default();
+    let phase = |name: &str| {
+        Phase::parse(name).ok_or_else(|| {
+            Failure::Usage(format!(
+                "--skip-phases: {name:?} is not a phase: expected policy, services"
+            ))
+        })
+    };
+    let skip_phases: Vec<Phase> = skip_phases
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(phase)
+        .collect::<Result<_, _>>()?;
+    let image = given.value("image").map(program::text).transpose()?;
+    if image.is_none() && !skip_phases.contains(&Phase::Services) {
+        return Err(Failure::Usage("--image is missing".into()));
+    }
+    let wish = wish_of(given)?;
+    if wish.create_key && given.has("dry-run") {
+        return Err(Failure::Usage(
+            "--create-key makes a key, and --dry-run changes nothing: give one of them".into(),
+        ));
+    }
+    if wish.kms.is_some() && skip_phases.contains(&Phase::Services) {
+        return Err(Failure::Usage(
+            "--kms changes the key service: --skip-phases services contradicts it".into(),
+        ));
+    }
+    Ok(Options {
+        kubeconfig: kubeconfigs_of(given),
+        variant: named_variant(given)?,
+        policy: given.path("policy"),
+        require_strong: match given.one_of("require", &REQUIRE)?.as_str() {
+            "" => None,
+            form => Some(form == "strong"),
+        },
+        image: image.unwrap_or_default(),
+        addons: given.value("addons").map(Into::into),
+        skip_phases,
+        master_secret: master_secret_of(given)?,
+        wish,
+        state: given.path("state"),
+        node_port: given
+            .value("node-port")
+            .map(|port| program::parsed("node-port", port))
+            .transpose()?,
+        migration: match given.value("migrate-until") {
+            Some(never) if never == "never" => Some(Migration::default()),
+            date => date
+                .map(|date| program::parsed("migrate-until", date))
+                .transpose()?,
+        },
+        metadata: match given.has("cloud-provider") || given.has("metadata") {
+            true => Some(metadata_of(given)?),
+            false => None,
+        },
+        backups: given.path("backups"),
+        skip_wait: given.has("skip-wait"),
+        print: given.has("print"),
+        is_dry_run: given.has("dry-run"),
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]

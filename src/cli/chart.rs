@@ -2,8 +2,6 @@
 
 use std::fmt::Write;
 
-use super::timeline::Step;
-
 /// Minimum columns of a chart.
 const MIN_COLUMNS: usize = 60;
 /// Minimum columns of a time.
@@ -13,6 +11,28 @@ const SPACES: usize = 9;
 /// Maximum share of a chart for one wait for another machine or person, relative to all other
 /// steps: so the work next to it stays visible.
 const WAIT_SHARE: f64 = 0.25;
+
+/// A part of a boot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// The program that ran, or was about to start.
+    pub stage: &'static str,
+    /// What was done.
+    pub what: String,
+    /// Seconds since the kernel's start.
+    pub from: f64,
+    /// Seconds since the kernel's start.
+    pub to: f64,
+    /// Whether the machine waited for another machine or a person.
+    pub is_wait: bool,
+}
+
+impl Step {
+    /// Returns the step's length in seconds.
+    pub fn took(&self) -> f64 {
+        self.to - self.from
+    }
+}
 
 /// Start and end of each step's bar, as fractions of the chart's width.
 struct Scale(Vec<(f64, f64)>);

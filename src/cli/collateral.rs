@@ -7,12 +7,15 @@ use std::sync::{Arc, Mutex};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::sources::sources;
+use super::files;
+use super::output::say_all;
+use super::sources::{KEPT, OFFLINE, sources};
+use super::usage::{Command, Given, Operand};
 use super::verify::presented;
-use super::{files, say_all};
+use base::options::Opt;
 use base::program::Failure;
-use hardware::Unavailable;
 use base::sync::lock;
+use hardware::Unavailable;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
@@ -21,6 +24,75 @@ use verifier::sources::Sources;
 
 /// Characters in a line of PEM (RFC 7468 §2).
 const LINE: usize = 64;
+
+/// The names of AMD's products.
+const PRODUCTS: [&str; 3] = ["Milan", "Genoa", "Turin"];
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "collateral",
+    summary: "fetch the collateral of a quote, or the certificates of a report",
+    about: &[
+        "Prints the certificates that prove who signed the quote of a TDX machine or the report of an SEV-SNP machine, for machines \
+         and verifiers that can reach neither Intel nor AMD. For a quote, it is Intel's collateral (JSON), which a machine sends if \
+         it has it as /etc/firstlight/tdx-collateral.json; it is valid for up to 30 days. For a report, it is the certificate of the \
+         chip, that of AMD's authority, and AMD's list of revoked authorities (PEM).",
+        "This command verifies nothing: the verifier of a machine verifies its quote or report, and this output.",
+    ],
+    operand: Some(Operand {
+        value: "FILE",
+        words: &[],
+        is_needed: true,
+        help: "a quote, a report, or evidence that `firstlight verify --save` wrote",
+    }),
+    options: &[
+        Opt::value(
+            "product",
+            "PRODUCT",
+            "the line of AMD's processors, for a report of version 2, which does not name it",
+        )
+        .one_of(&PRODUCTS),
+        KEPT,
+        OFFLINE,
+        Opt::value(
+            "kds",
+            "URL",
+            "AMD's key distribution service, or a mirror of it",
+        )
+        .or(collateral::AMD),
+        Opt::value(
+            "pcs",
+            "URL",
+            "Intel's provisioning certification service, or a caching service (PCCS)",
+        )
+        .or(collateral::INTEL),
+        Opt::value(
+            "tcb-update",
+            "EVALUATION",
+            "Intel's newest evaluation, or the one that gives operators months to update",
+        )
+        .one_of(&["early", "standard"])
+        .or("early"),
+        Opt::value(
+            "collateral-ca",
+            "FILE",
+            "the authorities of these servers' own certificates (PEM); without it, those of this machine",
+        ),
+    ],
+    examples: &[
+        "firstlight collateral quote.bin > tdx-collateral.json",
+        "firstlight collateral report.bin --product Milan > chip.pem",
+        "firstlight collateral evidence.json --pcs https://pccs.example.com:8081 --collateral-ca pccs.pem",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    Ok(Options {
+        evidence: given.operand()?.into(),
+        product: Product::named(&given.one_of("product", &PRODUCTS)?),
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -1,16 +1,36 @@
 //! `firstlight completions`: completions of our command lines for shells, made from the same tables
 //! as `--help`.
 
-use super::usage::{Given, HELP, Program, VERSION, Value};
+use super::usage::{Command, FILE, Given, HELP, Operand, Program, VERSION};
 use base::program::Failure;
 
 /// The supported shells.
 pub const SHELLS: &[&str] = &["bash", "zsh", "fish"];
 
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "completions",
+    summary: "print the completions of these commands for a shell",
+    about: &["The running shell can read the output at once, or from a file when it starts."],
+    operand: Some(Operand {
+        value: "SHELL",
+        words: SHELLS,
+        is_needed: true,
+        help: "bash, zsh or fish",
+    }),
+    options: &[],
+    examples: &[
+        "source <(firstlight completions bash)",
+        "firstlight completions zsh > ~/.zfunc/_firstlight",
+        "firstlight completions fish > ~/.config/fish/completions/firstlight.fish",
+    ],
+    run: |given| run(given.program(), given),
+};
+
 /// Runs the command.
 pub fn run(program: &Program, given: &Given) -> Result<(), Failure> {
     let shell = given.operand()?;
-    super::say_all(&match shell.as_str() {
+    super::output::say_all(&match shell.as_str() {
         "bash" => bash(program),
         "zsh" => zsh(program),
         "fish" => fish(program),
@@ -35,13 +55,11 @@ fn bash(program: &Program) -> String {
     let (mut values, mut words) = (String::new(), String::new());
     for command in program.commands {
         for option in command.all_options() {
-            let answer = match option.value {
-                None => continue,
-                Some(Value::File) => "_files; return".to_owned(),
-                Some(Value::Text(_)) => "return".to_owned(),
-                Some(Value::OneOf(_, all) | Value::Action(_, all)) => {
-                    format!("_words '{}'; return", all.join(" "))
-                }
+            let answer = match (option.value, option.words) {
+                ("", _) => continue,
+                (FILE, _) => "_files; return".to_owned(),
+                (_, []) => "return".to_owned(),
+                (_, all) => format!("_words '{}'; return", all.join(" ")),
             };
             let answer = answer.replace('_', &format!("_{name}_"));
             let short = option
@@ -60,14 +78,11 @@ fn bash(program: &Program) -> String {
             .map(|option| format!("--{}", option.name))
             .chain(short.map(|letter| format!("-{letter}")))
             .collect();
-        let operand = command.operand.as_ref().map(|operand| operand.value);
-        if let Some(Value::OneOf(_, more) | Value::Action(_, more)) = operand {
-            all.extend(more.iter().map(|word| (*word).to_owned()));
-        }
-        if let Some(Value::Action(_, actions)) = operand {
-            let actions = actions
-                .iter()
-                .map(|word| format!("{}:{word}", command.name));
+        let operand = command.operand.iter();
+        all.extend(operand.flat_map(|it| it.words).map(|it| (*it).to_owned()));
+        if let Some(operand) = command.operand.as_ref().filter(|it| it.is_action()) {
+            let actions = operand.words.iter();
+            let actions = actions.map(|word| format!("{}:{word}", command.name));
             let actions: Vec<_> = actions.collect();
             values.push_str(&format!(
                 "    {}) _{name}_files; return ;;\n",
@@ -114,12 +129,11 @@ fn zsh(program: &Program) -> String {
             .replace(']', "\\]")
             .replace(':', "\\:")
     };
-    let action = |value: Value| match value {
-        Value::File => format!(":{}:_files", value.name()),
-        Value::Text(text) => format!(":{}: ", plain(text)),
-        Value::OneOf(text, all) | Value::Action(text, all) => {
-            format!(":{}:({})", plain(text), all.join(" "))
-        }
+    let action = |value: &str, words: &[&str]| match (value, words) {
+        ("", _) => String::new(),
+        (FILE, _) => format!(":{FILE}:_files"),
+        (text, []) => format!(":{}: ", plain(text)),
+        (text, all) => format!(":{}:({})", plain(text), all.join(" ")),
     };
     let (mut commands, mut cases) = (String::new(), String::new());
     for command in program.commands {
@@ -130,7 +144,7 @@ fn zsh(program: &Program) -> String {
         ));
         let mut specs = vec![];
         for option in command.all_options() {
-            let value = option.value.map(action).unwrap_or_default();
+            let value = action(option.value, option.words);
             let description = format!("[{}]{value}", plain(option.help));
             specs.extend(
                 option
@@ -140,10 +154,10 @@ fn zsh(program: &Program) -> String {
             specs.push(format!("'--{}{description}'", option.name));
         }
         // if the operand could be any text, zsh would not complete options at this position
-        let operand = command.operand.as_ref().map(|operand| operand.value);
-        let operand = operand.filter(|value| !matches!(value, Value::Text(_)));
-        specs.extend(operand.map(|value| format!("'1{}'", action(value))));
-        if let Some(Value::Action(..)) = command.operand.as_ref().map(|operand| operand.value) {
+        let operand = command.operand.as_ref();
+        let operand = operand.filter(|it| it.value == FILE || !it.words.is_empty());
+        specs.extend(operand.map(|it| format!("'1{}'", action(it.value, it.words))));
+        if operand.is_some_and(Operand::is_action) {
             specs.push("'*:FILE:_files'".to_owned());
         }
         cases.push_str(&format!(
@@ -200,13 +214,11 @@ fn fish(program: &Program) -> String {
             command.name
         );
         for option in command.all_options() {
-            let value = match option.value {
-                None => String::new(),
-                Some(Value::File) => " -r -F".to_owned(),
-                Some(Value::Text(_)) => " -x".to_owned(),
-                Some(Value::OneOf(_, all) | Value::Action(_, all)) => {
-                    format!(" -x -a {}", quoted(&all.join(" ")))
-                }
+            let value = match (option.value, option.words) {
+                ("", _) => String::new(),
+                (FILE, _) => " -r -F".to_owned(),
+                (_, []) => " -x".to_owned(),
+                (_, all) => format!(" -x -a {}", quoted(&all.join(" "))),
             };
             let short = option
                 .short
@@ -218,9 +230,9 @@ fn fish(program: &Program) -> String {
                 quoted(option.help)
             ));
         }
-        let operand = command.operand.as_ref().map(|operand| operand.value);
-        if let Some(Value::OneOf(_, all) | Value::Action(_, all)) = operand {
-            text.push_str(&format!("{only} -a {}\n", quoted(&all.join(" "))));
+        let words = command.operand.as_ref().map_or(&[][..], |it| it.words);
+        if !words.is_empty() {
+            text.push_str(&format!("{only} -a {}\n", quoted(&words.join(" "))));
         }
     }
     text

@@ -24,9 +24,8 @@ use base::program::Failure;
 use booted_sys::process;
 use toml::{Table, Value};
 
-use super::commands::PROGRAM;
 use super::files;
-use super::usage::{self as option, Command, Given, Values};
+use super::usage::{Command, FILE, Given, Program, Values, suggestion};
 
 /// The file's name in the current folder.
 const NAME: &str = "firstlight.toml";
@@ -50,7 +49,7 @@ pub fn defaults(given: &Given) -> Result<Values, Failure> {
         Err(error) => return Err(Failure::failed(error)),
     };
     let folder = path.parent().unwrap_or(Path::new(""));
-    values(given.command(), &text, folder)
+    values(given.program(), given.command(), &text, folder)
         .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
 }
 
@@ -76,21 +75,26 @@ fn read(path: &Path) -> Result<String, files::Error> {
 
 /// Returns the values for a command. The whole file must be valid, so that the first command that
 /// reads it finds any error.
-fn values(command: &Command, text: &str, folder: &Path) -> Result<Values, String> {
+fn values(
+    program: &Program,
+    command: &Command,
+    text: &str,
+    folder: &Path,
+) -> Result<Values, String> {
     let file = text.parse::<Table>();
     // the error message shows the line
     let file = file.map_err(|error| format!("it is not TOML:\n{error}"))?;
     let (mut own, mut general) = (Values::new(), Values::new());
     for (name, value) in &file {
         let Value::Table(section) = value else {
-            general.extend(option_values(PROGRAM.commands, name, value, folder)?);
+            general.extend(option_values(program.commands, name, value, folder)?);
             continue;
         };
-        let of = PROGRAM.commands.iter().find(|of| of.name == name);
+        let of = program.commands.iter().find(|of| of.name == name);
         let of = of.ok_or_else(|| {
-            let names = PROGRAM.commands.iter().map(|command| command.name);
-            let suggestion = option::suggestion("", name, names);
-            format!("[{name}]: there is no such command{suggestion}")
+            let names = program.commands.iter().map(|command| command.name);
+            let similar = suggestion("", name, names);
+            format!("[{name}]: there is no such command{similar}")
         })?;
         for (name, value) in section {
             let values = option_values(slice::from_ref(of), name, value, folder)
@@ -118,8 +122,8 @@ fn option_values(
     let mut options = commands.iter().flat_map(|command| command.options);
     let Some(option) = options.find(|option| option.name == name) else {
         let names = commands.iter().flat_map(|command| command.options);
-        let suggestion = option::suggestion("", name, names.map(|option| option.name));
-        return Err(format!("there is no option {name:?}{suggestion}"));
+        let similar = suggestion("", name, names.map(|option| option.name));
+        return Err(format!("there is no option {name:?}{similar}"));
     };
     if EACH_TIME.contains(&name) {
         return Err(format!("{name}: it counts on the command line only"));
@@ -131,15 +135,15 @@ fn option_values(
     let mut values = Values::new();
     for value in all {
         let text = match (option.value, value) {
-            (None, Value::Boolean(false)) => continue,
-            (None, Value::Boolean(true)) => OsString::new(),
-            (None, _) => return Err(format!("{name}: expected true or false")),
+            ("", Value::Boolean(false)) => continue,
+            ("", Value::Boolean(true)) => OsString::new(),
+            ("", _) => return Err(format!("{name}: expected true or false")),
             // standard input
-            (Some(_), Value::String(text)) if text == "-" => text.into(),
-            (Some(option::Value::File), Value::String(path)) => folder.join(path).into(),
-            (Some(_), Value::String(text)) => text.into(),
-            (Some(_), Value::Integer(number)) => number.to_string().into(),
-            (Some(_), _) => return Err(format!("{name}: expected a text in quotes")),
+            (_, Value::String(text)) if text == "-" => text.into(),
+            (FILE, Value::String(path)) => folder.join(path).into(),
+            (_, Value::String(text)) => text.into(),
+            (_, Value::Integer(number)) => number.to_string().into(),
+            (_, _) => return Err(format!("{name}: expected a text in quotes")),
         };
         values.push((option.name, text));
     }
@@ -149,11 +153,12 @@ fn option_values(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::PROGRAM;
 
     fn of(command: &str, text: &str) -> Result<Vec<(&'static str, String)>, String> {
         let mut commands = PROGRAM.commands.iter();
         let command = commands.find(|known| known.name == command).unwrap();
-        let values = values(command, text, Path::new("folder"))?;
+        let values = values(&PROGRAM, command, text, Path::new("folder"))?;
         let text = |value: OsString| value.into_string().unwrap();
         Ok(values
             .into_iter()

@@ -1,19 +1,21 @@
 //! Connects to a node over attested TLS, and waits for a node that is still booting.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
+use super::error::{ATTESTATION_REFUSED, UNREACHABLE};
+use super::files;
 use super::progress::{Progress, human};
 use super::sources::sources;
-use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
+use super::usage::{Given, Operand};
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
+use base::options::Opt;
 use base::program::Failure;
 use rpc::grpc::Channel;
 use transport::Transport;
@@ -28,6 +30,32 @@ use verifier::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
 /// Time limit of the TLS handshake: a TPM under load takes seconds to sign a quote.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+
+pub const NODE_OPERAND: Operand = Operand {
+    value: "HOST[:PORT]",
+    words: &[],
+    is_needed: false,
+    help: "the node, in place of --endpoint",
+};
+
+pub const ENDPOINT: Opt = Opt::value(
+    "endpoint",
+    "HOST[:PORT]",
+    "the same as the operand, in the form of init and recover",
+);
+
+pub const ATTESTATION_KEY: Opt = Opt::value(
+    "attestation-key",
+    "NAME",
+    "also accept the attestation key with this name, which the node's console shows: 000b and 64 hex digits; may be repeated; with a \
+     policy that names no keys, no others are accepted",
+);
+
+pub const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
+
+/// The help text of `--trust-any-tpm`, which is also printed as a warning at each use.
+pub const ANY_TPM_MEANS: &str = "accept any attestation key: whatever answers at that address gets the master secret, even \
+                                 a program that has no TPM and imitates one";
 
 /// A node's address: `host:port`, where the host is a name or an address (IPv6 in brackets).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +109,45 @@ impl fmt::Display for Endpoint {
         } else {
             write!(f, "{host}:{port}")
         }
+    }
+}
+
+/// Returns the node or server in the operand or `--endpoint`.
+pub fn host_of(given: &Given) -> Result<Option<String>, Failure> {
+    match (given.has_operand(), given.has("endpoint")) {
+        (true, true) => Err(Failure::Usage(
+            "the node is given twice: give it either as the operand or by --endpoint".into(),
+        )),
+        (true, false) => given.operand().map(Some),
+        (false, true) => given.text("endpoint").map(Some),
+        (false, false) => Ok(None),
+    }
+}
+
+pub fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Failure> {
+    let host = host_of(given)?;
+    let host = host.ok_or_else(|| {
+        Failure::Usage("--endpoint is missing: name the node, HOST[:PORT]".into())
+    })?;
+    Endpoint::parse(&host, default_port).map_err(Failure::Usage)
+}
+
+/// Returns the TPMs that may get the master secret.
+pub fn keys_of(given: &Given) -> Result<Vec<KeyName>, Failure> {
+    given.each_parsed("attestation-key", str::parse)
+}
+
+pub fn trust_of(given: &Given) -> Result<Trust, Failure> {
+    let keys = keys_of(given)?;
+    match (given.has("trust-any-tpm"), keys.is_empty()) {
+        (true, false) => Err(Failure::Usage(
+            "--trust-any-tpm: it makes --attestation-key useless; give one of the two".into(),
+        )),
+        (true, true) => {
+            log::warn!("--trust-any-tpm: {}", ANY_TPM_MEANS);
+            Ok(Trust::AnyTpm)
+        }
+        (false, _) => Ok(Trust::Named(keys.into_iter().collect())),
     }
 }
 

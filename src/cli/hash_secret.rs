@@ -6,13 +6,36 @@ use base::crypto::{self, Secret};
 use base::program::Failure;
 
 use super::init;
-use super::output::Output;
+use super::output::{OUTPUT, Output};
+use super::usage::{Command, Operand};
 use serde_json::json;
 
 /// Maximum bytes of a secret: bcrypt ignores the rest (its specification).
 const MAX_SECRET: usize = 72;
 /// The cost of a hash, the same as Constellation's: a check takes about 0.05 s.
 const COST: u32 = 10;
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "hash-secret",
+    summary: "print the hash of an init secret, for the metadata of machines",
+    about: &[
+        "The metadata has the hash, and the operator keeps the secret: `firstlight init` sends it to the node. The hash is bcrypt's \
+         and differs each time.",
+    ],
+    operand: Some(Operand {
+        value: "FILE",
+        words: &[],
+        is_needed: true,
+        help: "the file with the secret, which only you may read; - is standard input",
+    }),
+    options: &[OUTPUT],
+    examples: &[
+        "openssl rand -base64 24 > init-secret.txt && chmod 600 init-secret.txt && firstlight hash-secret init-secret.txt",
+        "pass show cluster/init | firstlight hash-secret -",
+    ],
+    run: |given| run(given.operand()?.as_ref(), Output::of(given)?),
+};
 
 /// Runs the command: `file` has the secret; `-` is standard input.
 pub fn run(file: &Path, output: Output) -> Result<(), Failure> {

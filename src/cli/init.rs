@@ -10,18 +10,29 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::addons::Addons;
-use super::connect::{Endpoint, Node, Reached, Trust, read_policy};
-use super::keeping::Wish;
-use super::kubeconfig::{self as kubeconfig_file, default_path, merge};
-use super::master_secret::{self, Source};
-use super::output::Output;
+use super::addons::{ADDONS, Addons};
+use super::connect::{
+    ATTESTATION_KEY, Endpoint, NODE_OPERAND, Node, Reached, TRUST_ANY_TPM, Trust, endpoint_of,
+    read_policy, trust_of,
+};
+use super::error::UNREACHABLE;
+use super::keeping::{CREATE_KEY, KMS_ACCESS, Wish, wish_of};
+use super::kubeconfig::{self as kubeconfig_file, KUBECONFIG_FILE, default_path, merge};
+use super::master_secret::{self, MASTER_SECRET_FILE, Source};
+use super::options::{
+    CLOUD_PROVIDER, METADATA, POLICY, SKIP_WAIT, TIMEOUT, VARIANT, metadata_of, time, variant_of,
+};
+use super::output::{OUTPUT, Output};
 use super::progress::Progress;
-use super::state::State;
-use super::{UNREACHABLE, apply, components, files, interrupt};
-use base::crypto::MEASUREMENT_SALT_LEN;
-use base::crypto::{CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id};
-use base::program::Failure;
+use super::sources::{KEPT, OFFLINE};
+use super::state::{STATE_FILE, State};
+use super::usage::{Command, Given};
+use super::{apply, components, files, interrupt};
+use base::crypto::{
+    CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id,
+};
+use base::options::Opt;
+use base::program::{self, Failure};
 use base::text::hex;
 use booted_proto::init;
 use booted_proto::init::init_response::Kind;
@@ -33,12 +44,186 @@ use kubernetes::services::{self, Phase};
 use proto::components::Component;
 use rpc::grpc::{CallOptions, Channel, Code, Metadata, Status};
 use serde_json::json;
+use std::str::FromStr;
 use verifier::{KeyName, Variant};
 
 /// The gRPC method.
 const INIT: &str = "/init.API/Init";
 /// Maximum bytes of the node's log; a Constellation node sends its whole journal when it fails.
 const MAX_LOG: usize = 64 << 20;
+
+const IMAGE: Opt = Opt::value(
+    "image",
+    "IMAGE",
+    "a container image with /join-service and /key-service, which are installed in the new cluster; without it, run \
+     `firstlight apply` later",
+);
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "init",
+    summary: "make a booted node the first of a new cluster",
+    about: &[
+        "Connects over attested TLS, checks that the node meets the policy, and sends it the master secret. Waits for a \
+              node that still boots, and shows what the node does. The node's work does not depend on the connection: if the \
+              connection is lost, run the same command with the same files again to watch the work and get its result.",
+        "The policy or the command line must name the node's attestation key. The node's console shows the name; \
+              `firstlight measure` writes it into the policy.",
+        "With --kubernetes-version the node becomes the first control plane of a cluster. Without it the node's disk gets \
+              its permanent key, and no cluster is made.",
+    ],
+    operand: Some(NODE_OPERAND),
+    options: &[
+        Opt::value("endpoint", "HOST[:PORT]", "the node; the default port is 9000"),
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        Opt::needed(
+            "init-secret",
+            "FILE",
+            "the secret whose hash the node gets from the metadata, in a file that only you may read; - is standard input",
+        ),
+        Opt::value(
+            "master-secret",
+            "FILE",
+            "the master secret; a new one is written if the file does not exist, and it is never overwritten; without it \
+             nobody can recover the cluster",
+        )
+        .or(MASTER_SECRET_FILE),
+        Opt::value(
+            "kms",
+            "URI",
+            "write a new master secret only as the key of this external KMS wraps it (docs/kms.md), and keep it so in the cluster; \
+             quote it in a shell",
+        ),
+        CREATE_KEY,
+        KMS_ACCESS,
+        ATTESTATION_KEY,
+        TRUST_ANY_TPM,
+        Opt::value("state", "FILE", "the file for the measurement salt, the cluster ID, and the node's attestation key")
+            .or(STATE_FILE),
+        Opt::value("kubeconfig", "FILE", "the file for the administrator's kubeconfig; must not exist")
+            .or(KUBECONFIG_FILE),
+        Opt::flag(
+            "merge-kubeconfig",
+            "also add the kubeconfig to the file that kubectl reads ($KUBECONFIG, else ~/.kube/config)",
+        ),
+        Opt::value("log", "FILE", "the file for the node's log; it is written if the node fails")
+            .or("firstlight-cluster.log"),
+        Opt::value("cluster-name", "NAME", "the cluster's name; by default the node chooses it"),
+        Opt::value("kubernetes-version", "VERSION", "the cluster's version of Kubernetes, v1.31.0 or later"),
+        Opt::value(
+            "components",
+            "FILE",
+            "the list of programs that the node installs first, as `firstlight components` makes it; without it, init makes it in \
+             the same way",
+        ),
+        Opt::value("service-cidr", "NETWORK", "the services' addresses; by default 10.96.0.0/12"),
+        Opt::value("pod-cidr", "NETWORK", "the pods' addresses; by default the network plugin chooses them"),
+        Opt::value(
+            "apiserver-san",
+            "NAME",
+            "a further name or address of the API server; may be repeated",
+        ),
+        IMAGE,
+        ADDONS,
+        CLOUD_PROVIDER,
+        METADATA,
+        SKIP_WAIT,
+        Opt::flag("skip-addons", "do not install kubeadm's CoreDNS and kube-proxy, if the network plugin has its own"),
+        Opt::flag("verbose", "show each line of the node's progress, not only its phases").short('v'),
+        Opt::flag("dry-run", "check the files and the node, and say what would be done; send and write nothing"),
+        OUTPUT,
+        TIMEOUT.or("30m"),
+    ],
+    examples: &[
+        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret init-secret.txt \
+         --kubernetes-version v1.36.4",
+        "firstlight init --endpoint 10.42.1.100 --policy policy.json --init-secret secret.txt --kms 'kms://aws-kms?keyName=ARN'",
+        "pass show cluster/init | firstlight init --endpoint [fd00::1]:9000 --policy policy.json --init-secret -",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+/// Returns the options that the command line gives.
+pub fn options(given: &Given) -> Result<Options, Failure> {
+    let both = ["init-secret", "master-secret"];
+    if both
+        .iter()
+        .all(|name| files::is_standard_input(&given.path(name)))
+    {
+        return Err(Failure::Usage(
+            "--init-secret - and --master-secret -: only one can be on standard input".into(),
+        ));
+    }
+    Ok(Options {
+        endpoint: endpoint_of(given, booted_proto::init::PORT)?,
+        variant: variant_of(given)?,
+        policy: given.path("policy"),
+        trust: trust_of(given)?,
+        init_secret: given.path("init-secret"),
+        master_secret: given.path("master-secret"),
+        wish: wish_of(given)?,
+        state: given.path("state"),
+        kubeconfig: given.path("kubeconfig"),
+        merge_kubeconfig: given.has("merge-kubeconfig"),
+        log: given.path("log"),
+        cluster_name: given.text("cluster-name")?,
+        kubernetes: kubernetes_of(given)?,
+        verbose: given.has("verbose"),
+        is_dry_run: given.has("dry-run"),
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn kubernetes_of(given: &Given) -> Result<Option<Kubernetes>, Failure> {
+    if !given.has("kubernetes-version") {
+        let alone = [
+            "components",
+            "service-cidr",
+            "pod-cidr",
+            "apiserver-san",
+            "skip-addons",
+            "image",
+            "addons",
+            "cloud-provider",
+            "metadata",
+            "skip-wait",
+        ];
+        return match alone.into_iter().find(|name| given.has(name)) {
+            Some(name) => Err(Failure::Usage(format!(
+                "--{name} is for a cluster: --kubernetes-version is missing"
+            ))),
+            None => Ok(None),
+        };
+    }
+    if let (false, Some(name)) = (
+        given.has("image"),
+        ["cloud-provider", "metadata"]
+            .into_iter()
+            .find(|name| given.has(name)),
+    ) {
+        return Err(Failure::Usage(format!(
+            "--{name} is for the services: --image is missing"
+        )));
+    }
+    // the node refuses other versions, and so does `firstlight components`
+    let version = given.parsed("kubernetes-version", Version::from_str)?;
+    Ok(Some(Kubernetes {
+        version,
+        components: given.value("components").map(Into::into),
+        service_cidr: given.text("service-cidr")?,
+        pod_cidr: given.text("pod-cidr")?,
+        apiserver_sans: given.texts("apiserver-san")?,
+        has_kubeadm_addons: !given.has("skip-addons"),
+        addons: given.value("addons").map(Into::into),
+        image: given.value("image").map(program::text).transpose()?,
+        metadata: metadata_of(given)?,
+        skip_wait: given.has("skip-wait"),
+    }))
+}
 
 /// The options of the command line.
 #[derive(Debug)]

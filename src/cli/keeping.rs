@@ -13,6 +13,9 @@ use serde_json::{Map, Value, json};
 
 use super::files;
 use super::state::State;
+use super::usage::Given;
+use base::options::Opt;
+use base::program;
 
 /// The key URI of a cluster that stores its master secret itself, as in Constellation.
 const CLUSTER: &str = "kms://cluster-kms";
@@ -24,6 +27,30 @@ const FIELDS: [&str; 5] = [
     "credentialsSecret",
     "authoritiesConfigMap",
 ];
+
+pub const CREATE_KEY: Opt = Opt::flag("create-key", "with --kms: make the key if it is missing");
+
+pub const KMS_ACCESS: Opt = Opt::value(
+    "kms-access",
+    "FILE",
+    "with --kms: what the key service needs to reach it, JSON with ports, env, credentialsSecret and authoritiesConfigMap \
+     as in the chart's keyService.kms; by default the port of the URI",
+);
+
+/// Returns how the master secret is to be stored.
+pub fn wish_of(given: &Given) -> Result<Wish, Failure> {
+    let wish = Wish {
+        kms: given.value("kms").map(program::text).transpose()?,
+        create_key: given.has("create-key"),
+        access: given.value("kms-access").map(PathBuf::from),
+    };
+    if wish.kms.is_none() && (wish.create_key || wish.access.is_some()) {
+        return Err(Failure::Usage(
+            "--create-key and --kms-access need --kms".into(),
+        ));
+    }
+    Ok(wish)
+}
 
 /// The form that the operator asks for.
 #[derive(Debug, Clone, Default)]

@@ -5,15 +5,16 @@
 //! The file is written as JSON, which is valid YAML 1.2. Comments of the existing file are lost, as
 //! when kubectl writes it.
 
-use std::env;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{env, io};
 
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::UNREACHABLE;
+use super::error::UNREACHABLE;
 use super::files::{self, Error};
+use super::usage::Given;
+use base::options::Opt;
 use base::program::{FAILED, Failure};
 use base::stop::Stop;
 use kubernetes::client::{self, Client, Config};
@@ -21,6 +22,35 @@ use kubernetes::yaml;
 
 /// The lists in a kubeconfig whose entries have names.
 const LISTS: [&str; 3] = ["clusters", "users", "contexts"];
+
+pub const KUBECONFIG_FILE: &str = "firstlight-admin.conf";
+
+pub const KUBECONFIG: Opt = Opt::value(
+    "kubeconfig",
+    "FILE",
+    "the administrator's kubeconfig; without it $KUBECONFIG if it is set, as for kubectl, or else the default",
+)
+.or(KUBECONFIG_FILE);
+
+/// Returns the administrator's kubeconfigs: from the option, else from `$KUBECONFIG` as kubectl
+/// reads it, else the option's default.
+pub fn kubeconfigs_of(given: &Given) -> Vec<PathBuf> {
+    let option = given.path("kubeconfig");
+    if given.has("kubeconfig") {
+        return vec![option];
+    }
+    let named = of_environment();
+    if named.is_empty() {
+        return vec![option];
+    }
+    if option.exists() {
+        log::warn!(
+            "using the kubeconfig of $KUBECONFIG, not {0} in this folder: to use the latter, give --kubeconfig {0}",
+            option.display()
+        );
+    }
+    named
+}
 
 /// Returns the files that `$KUBECONFIG` names.
 pub fn of_environment() -> Vec<PathBuf> {

@@ -1,14 +1,26 @@
 //! `firstlight man`: the manual page in mdoc(7), made from the same tables as `--help`.
 
-use super::usage::{CONFIG, Command, Opt, Program};
+use super::usage::{CONFIG, Command, Program};
+use base::options::Opt;
 use base::program::Failure;
 
 /// Date of the page's last change; a constant, because the page must not differ between builds.
 const DATE: &str = "November 22, 2026";
 
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "man",
+    summary: "print the manual page",
+    about: &["The output has the format mdoc(7)."],
+    operand: None,
+    options: &[],
+    examples: &["firstlight man > firstlight.1 && man ./firstlight.1"],
+    run: |given| run(given.program()),
+};
+
 /// Runs the command.
 pub fn run(program: &Program) -> Result<(), Failure> {
-    super::say_all(&page(program))
+    super::output::say_all(&page(program))
 }
 
 fn page(program: &Program) -> String {
@@ -25,8 +37,8 @@ fn page(program: &Program) -> String {
                 .operand
                 .iter()
                 .map(|operand| match operand.is_needed {
-                    true => format!(".Ar {}\n", line(operand.value.name())),
-                    false => format!(".Op Ar {}\n", line(operand.value.name())),
+                    true => format!(".Ar {}\n", line(operand.value)),
+                    false => format!(".Op Ar {}\n", line(operand.value)),
                 }),
         );
         for option in command.options.iter().filter(|option| option.is_needed) {
@@ -81,7 +93,7 @@ fn section(program: &str, command: &Command) -> String {
     if let Some(operand) = &command.operand {
         text.push_str(&format!(
             ".Pp\n.Ar {}\nis {}.\n",
-            line(operand.value.name()),
+            line(operand.value),
             line(operand.help)
         ));
     }
@@ -103,10 +115,10 @@ fn list<'a>(options: impl IntoIterator<Item = &'a Opt>) -> String {
 
 /// Returns the macro of an option, such as `.Fl -policy Ar FILE`; mdoc puts a dash before the name.
 fn macro_of(option: &Opt) -> String {
-    let value = option
-        .value
-        .map(|value| format!(" Ar {}", line(value.name())))
-        .unwrap_or_default();
+    let value = match option.value {
+        "" => String::new(),
+        value => format!(" Ar {}", line(value)),
+    };
     let short = option
         .short
         .map(|letter| format!("{letter} , "))

@@ -30,7 +30,10 @@ use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 use super::files::{self, Error};
 use super::keeping::Wish;
 use super::shares;
+use super::usage::Given;
 use base::crypto::{KEY_LEN, Secret};
+use base::options::Opt;
+use base::program::Failure;
 use keywrap::{Author, store};
 use kms::ClusterKms;
 
@@ -38,6 +41,24 @@ use kms::ClusterKms;
 pub const MIN_KEY_LEN: usize = 16;
 /// Minimum bytes of the salt that the key service and Constellation accept.
 pub const MIN_SALT_LEN: usize = 32;
+
+pub const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
+
+pub const WRAPPED_SECRET_FILE: &str = "firstlight-mastersecret.wrapped.json";
+
+pub const MASTER_SECRET: Opt = Opt::value(
+    "master-secret",
+    "FILE",
+    "the cluster's master secret; - is standard input; storage://.. is a wrapped one in a store (docs/kms.md)",
+)
+.or(MASTER_SECRET_FILE);
+
+pub const SHARE_FILE: Opt = Opt::value(
+    "share",
+    "FILE",
+    "in place of --master-secret: the file of a share that `firstlight share` made; may be repeated; with - the missing \
+     shares are asked for on the terminal",
+);
 
 /// The origin of a master secret.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,6 +90,18 @@ impl Source {
             Source::File(path) => read_wrapped(path, kms).map_err(|error| error.to_string()),
             Source::Shares(paths) => shares::read(paths),
         }
+    }
+}
+
+/// Returns the source of the master secret.
+pub fn master_secret_of(given: &Given) -> Result<Source, Failure> {
+    let shares = given.texts("share")?;
+    match (shares.is_empty(), given.has("master-secret")) {
+        (true, _) => Ok(Source::File(given.path("master-secret"))),
+        (false, false) => Ok(Source::Shares(shares.into_iter().map(Into::into).collect())),
+        (false, true) => Err(Failure::Usage(
+            "--share and --master-secret: give one of the two".into(),
+        )),
     }
 }
 

@@ -14,6 +14,8 @@ use sys::signal::StopSignals;
 use web::{Answer, Limits, Server, TIME};
 
 use super::files;
+use super::usage::{Command, Given, Operand};
+use base::options::Opt;
 
 /// Enough for a rack of machines that all boot at once; each sends a few requests.
 const LIMITS: Limits = Limits {
@@ -21,6 +23,46 @@ const LIMITS: Limits = Limits {
     of_peer: 4,
     time: TIME,
 };
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "metadata",
+    summary: "serve a list of machines as their metadata service",
+    about: &[
+        "For machines without a cloud, as in a rack or on a host with QEMU: each machine asks this server for its name and role, and \
+         the server recognizes it by its address. The nodes' settings are `cloud-provider=qemu` and `metadata=http://ADDRESS:PORT`. \
+         docs/metadata.md describes the list and the requests. Without a server, the same list can be a part of the image \
+         (`cloud-provider=static`).",
+        "The list is read again for each request. If it is not valid, the last valid one stays in use.",
+    ],
+    operand: Some(Operand {
+        value: "serve",
+        words: &["serve"],
+        is_needed: true,
+        help: "the only action",
+    }),
+    options: &[
+        Opt::needed("machines", "FILE", "the list of machines (JSON)"),
+        Opt::value(
+            "listen",
+            "ADDRESS:PORT",
+            "the address of the server, in the network of the machines; *:PORT: all of this machine, of IPv6 and IPv4",
+        )
+        .or("*:8080"),
+    ],
+    examples: &["firstlight metadata serve --machines machines.json --listen 10.42.0.1:8080"],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    match given.operand()?.as_str() {
+        "serve" => Ok(Options {
+            machines: given.path("machines"),
+            listen: given.parsed("listen", web::parse_listen)?,
+        }),
+        other => Err(Failure::Usage(format!("{other:?}: expected serve"))),
+    }
+}
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -35,7 +77,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Failure> {
     let signals = StopSignals::block().map_err(Failure::failed)?;
     let server = serve(options)?;
-    super::say(format_args!(
+    super::output::say(format_args!(
         "the metadata of {} is on http://{}",
         options.machines.display(),
         server.local_addr()

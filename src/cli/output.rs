@@ -9,16 +9,14 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::progress::lines;
-use super::usage::{self, Given, Opt};
+use super::usage::Given;
+use base::options::Opt;
 
 /// The option.
-pub const OUTPUT: Opt = Opt::value(
-    "output",
-    usage::Value::OneOf("FORMAT", &NAMES),
-    "text for people, or JSON for programs",
-)
-.or("text")
-.short('o');
+pub const OUTPUT: Opt = Opt::value("output", "FORMAT", "text for people, or JSON for programs")
+    .one_of(&NAMES)
+    .or("text")
+    .short('o');
 const NAMES: [&str; 2] = ["text", "json"];
 
 /// The form of a command's result.

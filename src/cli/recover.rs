@@ -3,14 +3,23 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::connect::{Endpoint, Node, Pause, Reached, Trust, and_known, read_policy};
-use super::master_secret::Source;
-use super::output::Output;
+use super::connect::{
+    ATTESTATION_KEY, Endpoint, NODE_OPERAND, Node, Pause, Reached, TRUST_ANY_TPM, Trust, and_known,
+    endpoint_of, read_policy, trust_of,
+};
+use super::error::UNREACHABLE;
+use super::interrupt;
+use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
+use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
+use super::output::{OUTPUT, Output};
 use super::progress::{Progress, human, printable};
-use super::state::State;
-use super::{UNREACHABLE, interrupt};
+use super::sources::{KEPT, OFFLINE};
+use super::state::{KNOWN_NODES, State};
+use super::usage::{Command, Given};
+use base::options::Opt;
 use base::program::Failure;
 use kms::{ClusterKms, NO_STORE};
+use proto::recoverproto;
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
 use rpc::grpc::{CallOptions, Channel, Code, Status};
 use serde_json::{Value, json};
@@ -26,6 +35,81 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of a recover call. The argon2id of a Constellation keyslot may need a GiB of memory
 /// and much time on a small machine.
 const RECOVER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "recover",
+    summary: "send the master secret to a node that waits for the key of its disk",
+    about: &[
+        "A node waits in its initramfs if its cluster cannot give it the key of its disk, because no other control plane \
+              runs. This command connects to the node over attested TLS, checks that it meets the policy, and sends it the \
+              master secret. It succeeds when the node has opened its disk. If several nodes share an address, each run \
+              recovers one of them.",
+        "The policy, the state file or the command line must name the node's attestation key. The state file has the keys of \
+              nodes that were initialized or recovered with it. Every node shows its key on its console, and a running \
+              cluster has it in its records.",
+        "When a whole cluster was off, recover control planes until more than half of them run. Then the cluster is back, and \
+              opens the disks of its other nodes by itself.",
+    ],
+    operand: Some(NODE_OPERAND),
+    options: &[
+        Opt::value(
+            "endpoint",
+            "HOST[:PORT]",
+            "the node; the default port is 9999",
+        ),
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        MASTER_SECRET,
+        SHARE_FILE,
+        ATTESTATION_KEY,
+        TRUST_ANY_TPM,
+        KNOWN_NODES,
+        Opt::flag(
+            "migrate",
+            "also open a disk whose header does not name its cluster, such as a disk of Constellation; use it only for a \
+             disk that you know to be this node's; needs the measurement salt of the state file",
+        ),
+        Opt::flag(
+            "status",
+            "only show what the node waits for: the disk, since when, what it tried",
+        ),
+        OUTPUT,
+        TIMEOUT.or("10m"),
+    ],
+    examples: &[
+        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --status",
+        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --master-secret /media/safe/mastersecret.json",
+        "firstlight recover --endpoint 10.42.1.100 --policy policy.json --share alice.txt --share bob.txt --share -",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    let secret = ["master-secret", "share"]
+        .into_iter()
+        .find(|name| given.has(name));
+    let action = match (given.has("status"), secret) {
+        (true, None) => Action::Status,
+        (true, Some(name)) => return Err(Failure::Usage(format!("--status needs no --{name}"))),
+        (false, _) => Action::Push {
+            master_secret: master_secret_of(given)?,
+            is_migrating: given.has("migrate"),
+        },
+    };
+    Ok(Options {
+        endpoint: endpoint_of(given, recoverproto::PORT)?,
+        variant: variant_of(given)?,
+        policy: given.path("policy"),
+        trust: trust_of(given)?,
+        state: given.path("state"),
+        action,
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -384,7 +468,7 @@ mod tests {
     fn push_to(node: &Server) -> Result<(), (u8, String)> {
         run_at(node, |dir| {
             let path = dir.path().join("master.json");
-            master_secret::open_or_create(&path, &crate::Wish::default()).unwrap();
+            master_secret::open_or_create(&path, &crate::keeping::Wish::default()).unwrap();
             Action::Push {
                 master_secret: Source::File(path),
                 is_migrating: false,

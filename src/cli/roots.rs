@@ -4,8 +4,23 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::output::{Output, say_all};
+use super::output::{OUTPUT, Output, say_all};
+use super::usage::Command;
 use base::program::Failure;
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "roots",
+    summary: "list the certificates of vendors that the programs trust",
+    about: &[
+        "A root is trusted only for what it certifies. The field `endorsementRoots` of a policy takes the names of those that \
+              certify endorsement keys of TPMs.",
+    ],
+    operand: None,
+    options: &[OUTPUT],
+    examples: &["firstlight roots -o json | jq -r '.[].certificates[].sha256'"],
+    run: |given| run(Output::of(given)?),
+};
 
 /// Runs the command.
 pub fn run(output: Output) -> Result<(), Failure> {

@@ -10,11 +10,71 @@ use qrcodegen::{QrCode, QrCodeEcc};
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use super::master_secret::Source;
-use super::output::Output;
+use super::files;
+use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
+use super::output::{OUTPUT, Output, say_all};
 use super::shares::{self, Share};
-use super::{files, say_all};
+use super::usage::{Command, Given};
+use base::options::Opt;
 use base::program::Failure;
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "share",
+    summary: "divide the master secret among several people",
+    about: &[
+        "Writes a small text file for each person. As many of them as --threshold restore the master secret together, and fewer \
+              learn nothing about it (Shamir's scheme, as HashiCorp Vault has it). A share can be copied by hand: its code has digits \
+              and letters that are hard to confuse, and a check.",
+        "The commands that read the master secret take shares in its place: --share FILE for each, and --share - to type them. Then a \
+         single file is no longer enough. Shares of different runs do not fit together, and those of earlier runs stay valid.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed(
+            "threshold",
+            "NUMBER",
+            "how many shares restore the secret, at least 2",
+        ),
+        Opt::needed(
+            "shares",
+            "NUMBER",
+            "how many shares are made, at most 255",
+        ),
+        MASTER_SECRET,
+        SHARE_FILE,
+        Opt::value(
+            "out",
+            "FILE",
+            "the folder for the files share-1-of-5.txt and so on, none of which may exist; it is made if it is missing",
+        )
+        .or("firstlight-shares"),
+        Opt::flag("qr", "also print each share as a QR code"),
+        OUTPUT,
+    ],
+    examples: &[
+        "firstlight share --threshold 3 --shares 5 --out /media/safe/shares",
+        "firstlight share --threshold 2 --shares 3 --share alice.txt --share bob.txt --share carol.txt --qr",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    let output = Output::of(given)?;
+    if output == Output::Json && given.has("qr") {
+        return Err(Failure::Usage(
+            "--qr draws for people, and -o json prints for programs: give one of them".into(),
+        ));
+    }
+    Ok(Options {
+        output,
+        threshold: given.parsed("threshold", str::parse)?,
+        count: given.parsed("shares", str::parse)?,
+        master_secret: master_secret_of(given)?,
+        out: given.path("out"),
+        qr: given.has("qr"),
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -8,6 +8,18 @@ use collateral::{Fetching, Flags, Kept};
 use verifier::sources::{self, Sources};
 
 use super::usage::Given;
+use base::options::Opt;
+
+pub const KEPT: Opt = Opt::value(
+    "collateral",
+    "FILE",
+    "a folder that keeps fetched certificates of chips and collateral of platforms, or a file of collateral (.json)",
+);
+
+pub const OFFLINE: Opt = Opt::flag(
+    "offline",
+    "fetch no certificates or collateral: the machine must send them, or --collateral has them; ask no cloud about a machine",
+);
 
 /// The options of the command line.
 static GIVEN: OnceLock<Arc<Fetching>> = OnceLock::new();
@@ -16,9 +28,13 @@ static GIVEN: OnceLock<Arc<Fetching>> = OnceLock::new();
 /// are used.
 pub fn set(given: &Given) -> Result<(), Failure> {
     let mut flags = Flags::default();
-    for name in ["kds", "pcs", "tcb-update", "collateral-ca"] {
-        if given.has(name) {
-            flags.set(name, given.value(name).unwrap_or_default())?;
+    for (option, set) in collateral::OPTIONS {
+        if given.has(option.name) && option.name != KEPT.name {
+            set(
+                &mut flags,
+                option.name,
+                given.value(option.name).unwrap_or_default(),
+            )?;
         }
     }
     let mut settings = flags.finish(|| None)?;

@@ -9,13 +9,72 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::files;
-use super::master_secret::Source;
-use super::output::Output;
+use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
+use super::output::{OUTPUT, Output};
+use super::usage::{Command, Given};
 use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
+use base::options::Opt;
 use base::program::Failure;
 use kms::ClusterKms;
 use serde_json::json;
 use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "ssh",
+    summary: "certify your SSH key for the nodes of a cluster",
+    about: &[
+        "The cluster's two SSH certificate authorities, for users and for hosts, are derived from the master secret. This \
+              command certifies your key for root on every node, for a day, and writes a known-hosts line by which ssh \
+              recognizes the nodes' certificates. It needs no connection to a node. The machines' network decides whether \
+              port 22 can be reached.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed(
+            "key",
+            "FILE",
+            "your public key, as ~/.ssh/id_ed25519.pub; any type that can be certified",
+        ),
+        MASTER_SECRET,
+        SHARE_FILE,
+        Opt::value(
+            "certificate",
+            "FILE",
+            "the file for the certificate; must not exist",
+        )
+        .or("firstlight-ssh-cert.pub"),
+        Opt::value(
+            "known-hosts",
+            "FILE",
+            "the file that gets the line for the nodes, unless it has it",
+        )
+        .or("firstlight-known_hosts"),
+        Opt::flag(
+            "old-hosts",
+            "also recognize nodes of Constellation, whose host certificates are from the authority for users",
+        ),
+        Opt::flag("overwrite", "replace an existing certificate"),
+        OUTPUT,
+    ],
+    examples: &[
+        "firstlight ssh --key ~/.ssh/id_ed25519.pub",
+        "firstlight ssh --key ~/.ssh/id_ed25519.pub --certificate ~/.ssh/id_ed25519-cert.pub --overwrite",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    Ok(Options {
+        output: Output::of(given)?,
+        key: given.path("key"),
+        master_secret: master_secret_of(given)?,
+        certificate: given.path("certificate"),
+        known_hosts: given.path("known-hosts"),
+        old_hosts: given.has("old-hosts"),
+        overwrite: given.has("overwrite"),
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -11,12 +11,38 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::files::{self, Error};
-use base::crypto::MEASUREMENT_SALT_LEN;
-use base::crypto::{self, CLUSTER_ID_LEN};
+use base::crypto::{self, CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
+use base::options::Opt;
 use base::text::{self, hex};
 use verifier::KeyName;
 
 const VERSION: u32 = 1;
+
+pub const STATE_FILE: &str = "firstlight-state.json";
+
+pub const KNOWN_NODES: Opt = Opt::value(
+    "state",
+    "FILE",
+    "the state file, which has the attestation keys of known nodes; may be missing",
+)
+.or(STATE_FILE);
+
+pub const CLUSTER_STATE: Opt = Opt::value(
+    "state",
+    "FILE",
+    "the state file, which has the cluster's ID and its nodes' attestation keys; may be missing",
+)
+.or(STATE_FILE);
+
+pub const CLUSTER_ID: Opt = Opt::value(
+    "cluster-id",
+    "HEX",
+    "the cluster's ID; replaces the one in the state file",
+);
+
+pub fn cluster_id(text: &str) -> Result<[u8; CLUSTER_ID_LEN], &'static str> {
+    unhex(text).ok_or("expected 64 hexadecimal digits")
+}
 
 /// The state file, in memory and on disk.
 #[derive(Debug)]

@@ -10,9 +10,12 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+pub use super::chart::Step;
 use super::chart::{svg, text};
 use super::files;
-use super::output::{Output, say_all};
+use super::output::{OUTPUT, Output, say_all};
+use super::usage::{Command, Given, Operand};
+use base::options::Opt;
 use base::program::Failure;
 use serde_json::{Value, json};
 
@@ -34,6 +37,46 @@ const OTHERS: [&str; 4] = [
 ];
 /// Columns of a chart that is written to a file.
 const COLUMNS: usize = 100;
+
+/// The file for the picture of a chart.
+pub const SVG: Opt = Opt::value(
+    "svg",
+    "FILE",
+    "also write the chart as an SVG picture to this file, which is replaced if it exists",
+);
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "timeline",
+    summary: "draw where the time of a boot went",
+    about: &[
+        "Draws the events of a boot as a chart: for each step, when it ended after the kernel's start, how long it took, a bar, \
+              and the event that ended it. The events are those of FILE: a node's /run/firstlight/timeline, a log of its \
+              console, or its journal. If the file has several boots, the last one is drawn.",
+        "`firstlight status --timeline` asks a running node for the same record.",
+    ],
+    operand: Some(Operand {
+        value: "FILE",
+        words: &[],
+        is_needed: true,
+        help: "the file with the events; - is standard input",
+    }),
+    options: &[SVG, OUTPUT],
+    examples: &[
+        "firstlight timeline console.log --svg boot.svg",
+        "ssh root@10.42.1.100 cat /run/firstlight/timeline | firstlight timeline -",
+        "ssh root@10.42.1.100 journalctl -b -o cat | firstlight timeline -",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    Ok(Options {
+        record: given.operand()?.into(),
+        svg: given.has("svg").then(|| given.path("svg")),
+        output: Output::of(given)?,
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]
@@ -166,28 +209,6 @@ fn event(line: &str) -> Option<Event> {
 fn plain(text: &str) -> String {
     let shown = |c: char| if matches!(c, ' '..='~') { c } else { '?' };
     text.chars().take(MAX_TEXT).map(shown).collect()
-}
-
-/// A part of a boot.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Step {
-    /// The program that ran, or was about to start.
-    pub stage: &'static str,
-    /// What was done.
-    pub what: String,
-    /// Seconds since the kernel's start.
-    pub from: f64,
-    /// Seconds since the kernel's start.
-    pub to: f64,
-    /// Whether the machine waited for another machine or a person.
-    pub is_wait: bool,
-}
-
-impl Step {
-    /// Returns the step's length in seconds.
-    pub fn took(&self) -> f64 {
-        self.to - self.from
-    }
 }
 
 /// Returns the time between the events as steps. An event ends a step, except for a phase, which

@@ -10,23 +10,71 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use base::program::Failure;
-use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, NODE_VERSIONS};
-use kubernetes::kubeadm;
 use kubernetes::parameters::Version;
-use kubernetes::yaml;
+use kubernetes::{NAMESPACE, kubeadm, yaml};
 use serde_json::{Value, json};
 
 use super::components::{self, check};
 use super::interrupt;
-use super::kubeconfig::{self, failed};
-use super::output::Output;
+use super::kubeconfig::{self, KUBECONFIG, failed, kubeconfigs_of};
+use super::options::{TIMEOUT, time};
+use super::output::{OUTPUT, Output};
 use super::progress::{Progress, printable};
 use super::status::cluster::{self, Listed};
+use super::usage::{Command, Given, Operand};
+use base::options::Opt;
 
 /// kubeadm does not upgrade a cluster if a kubelet is older by more than this number of minor
 /// versions (its MaximumAllowedMinorVersionKubeletSkew).
 const KUBELET_SKEW: u32 = 3;
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "upgrade",
+    summary: "bring the components of a newer version of Kubernetes into a cluster",
+    about: &[
+        "Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another version. It \
+         changes no node: `bootstrapper upgrade`, as root on each, does, with the same list. Run the command again to see which \
+         nodes are left. docs/day-two/upgrade.md has the steps.",
+        "It refuses what kubeadm does not upgrade: a cluster of a later version, a skipped minor version, and kubelets that are \
+         older by more than three. New nodes join with the present version until kubeadm has upgraded the first control plane.",
+    ],
+    operand: Some(Operand {
+        value: "VERSION",
+        words: &[],
+        is_needed: true,
+        help: "the version of Kubernetes, as v1.34.5",
+    }),
+    options: &[
+        Opt::needed(
+            "components",
+            "FILE",
+            "the list of programs of this version, as `firstlight components` makes it",
+        ),
+        KUBECONFIG,
+        Opt::flag("dry-run", "check all of it, and change nothing"),
+        OUTPUT,
+        TIMEOUT.or("2m"),
+    ],
+    examples: &[
+        "firstlight upgrade v1.34.5 --components components.json --dry-run",
+        "firstlight upgrade v1.34.5 --components components.json",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    let version = given.operand()?.parse();
+    Ok(Options {
+        version: version.map_err(|error| Failure::Usage(format!("{error}")))?,
+        components: given.path("components"),
+        kubeconfig: kubeconfigs_of(given),
+        dry_run: given.has("dry-run"),
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -2,15 +2,12 @@
 //! page and the shells' completions, so these always agree.
 
 use std::ffi::OsString;
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 use std::path::PathBuf;
 
-use lexopt::Arg;
-
+use base::options::{Opt, name, table, wrapped};
 use base::program::{self, Failure};
-
-/// Maximum columns of the help text.
-const WIDTH: usize = 110;
+use lexopt::Arg;
 
 /// A program with several commands.
 pub struct Program {
@@ -50,8 +47,11 @@ pub struct Command {
 
 /// A value without the name of an option before it.
 pub struct Operand {
-    /// The kind of value.
-    pub value: Value,
+    /// The value's name in the help text, as `FILE`. If it ends with `..`, the operand is an action:
+    /// the first of `words`, followed by operands of its own.
+    pub value: &'static str,
+    /// The words of which the value is one; none: any text.
+    pub words: &'static [&'static str],
     /// Whether the operand is required.
     pub is_needed: bool,
     /// The operand's meaning.
@@ -62,136 +62,14 @@ impl Operand {
     /// Returns the operand as a command line shows it: `SHELL`, `[IMAGE]`.
     pub fn synopsis(&self) -> String {
         match self.is_needed {
-            true => self.value.name().to_owned(),
-            false => format!("[{}]", self.value.name()),
-        }
-    }
-}
-
-/// An option.
-pub struct Opt {
-    /// The name without the dashes.
-    pub name: &'static str,
-    /// The one-letter form, if there is one.
-    pub short: Option<char>,
-    /// An alias of the option: its name in other programs, or in earlier versions.
-    pub was: Option<&'static str>,
-    /// The kind of value; `None` for a flag.
-    pub value: Option<Value>,
-    /// Whether the option is required.
-    pub is_needed: bool,
-    /// The default value.
-    pub default: Option<&'static str>,
-    /// The option's meaning; lower case, no full stop.
-    pub help: &'static str,
-}
-
-/// The kind of value of an option or an operand.
-#[derive(Clone, Copy)]
-pub enum Value {
-    /// The name of a file.
-    File,
-    /// Any other text; its name in the help text.
-    Text(&'static str),
-    /// One of these words; its name in the help text.
-    OneOf(&'static str, &'static [&'static str]),
-    /// One of these words, followed by the operands of that word; their form in the help text. Only
-    /// for an operand.
-    Action(&'static str, &'static [&'static str]),
-}
-
-impl Value {
-    /// Returns the value's name in the help text.
-    pub fn name(self) -> &'static str {
-        match self {
-            Value::File => "FILE",
-            Value::Text(name) | Value::OneOf(name, _) | Value::Action(name, _) => name,
-        }
-    }
-}
-
-impl Opt {
-    const fn new(name: &'static str, value: Option<Value>, help: &'static str) -> Opt {
-        Opt {
-            name,
-            short: None,
-            was: None,
-            value,
-            is_needed: false,
-            default: None,
-            help,
+            true => self.value.to_owned(),
+            false => format!("[{}]", self.value),
         }
     }
 
-    /// Creates an option without a value.
-    pub const fn flag(name: &'static str, help: &'static str) -> Opt {
-        Opt::new(name, None, help)
-    }
-
-    /// Creates an optional option with a value.
-    pub const fn value(name: &'static str, value: Value, help: &'static str) -> Opt {
-        Opt::new(name, Some(value), help)
-    }
-
-    /// Creates a required option.
-    pub const fn needed(name: &'static str, value: Value, help: &'static str) -> Opt {
-        Opt {
-            is_needed: true,
-            ..Opt::new(name, Some(value), help)
-        }
-    }
-
-    /// Sets the default.
-    pub const fn or(self, default: &'static str) -> Opt {
-        Opt {
-            default: Some(default),
-            ..self
-        }
-    }
-
-    /// Sets the one-letter form.
-    pub const fn short(self, letter: char) -> Opt {
-        Opt {
-            short: Some(letter),
-            ..self
-        }
-    }
-
-    /// Sets an alias, which the help text does not show.
-    pub const fn was(self, name: &'static str) -> Opt {
-        Opt {
-            was: Some(name),
-            ..self
-        }
-    }
-
-    /// Returns the option as the help text shows it: `-h, --help`, `--policy FILE`.
-    pub fn synopsis(&self) -> String {
-        let short = self
-            .short
-            .map(|letter| format!("-{letter}, "))
-            .unwrap_or_default();
-        let value = self
-            .value
-            .map(|value| format!(" {}", value.name()))
-            .unwrap_or_default();
-        format!("{short}--{}{value}", self.name)
-    }
-
-    fn is(&self, arg: &Arg) -> bool {
-        match arg {
-            Arg::Long(name) => self.name == *name || self.was == Some(*name),
-            Arg::Short(letter) => self.short == Some(*letter),
-            Arg::Value(_) => false,
-        }
-    }
-
-    /// Returns the option's meaning and its default.
-    pub fn description(&self) -> String {
-        match self.default {
-            Some(default) => format!("{} [{default}]", self.help),
-            None => self.help.to_owned(),
-        }
+    /// Returns whether the operand is an action, which has its own operands.
+    pub fn is_action(&self) -> bool {
+        self.value.ends_with("..")
     }
 }
 
@@ -206,9 +84,11 @@ pub const VERSION: Opt = Opt::flag("version", "print the version").short('V');
 /// The option of each command that names the file with defaults.
 pub const CONFIG: Opt = Opt::value(
     "config",
-    Value::File,
+    FILE,
     "a file with defaults of these options; by default firstlight.toml in the present folder, if it exists",
 );
+/// The value of an option that names a file.
+pub const FILE: &str = "FILE";
 /// The options that every command has.
 pub const COMMON: [Opt; 2] = [CONFIG, HELP];
 /// Minimum similarity of a known word that is suggested for an unknown one, by Jaro and Winkler: 1
@@ -236,6 +116,7 @@ pub type Values = Vec<(&'static str, OsString)>;
 
 /// The values of a command line.
 pub struct Given {
+    program: &'static Program,
     command: &'static Command,
     values: Values,
     operand: Option<OsString>,
@@ -254,12 +135,13 @@ impl Command {
     /// `defaults` returns the values of options that are not given.
     pub fn parse(
         &'static self,
-        program: &Program,
+        program: &'static Program,
         before: Values,
         mut args: lexopt::Parser,
         defaults: impl FnOnce(&Given) -> Result<Values, Failure>,
     ) -> Result<Given, Failure> {
         let mut given = Given {
+            program,
             command: self,
             values: before,
             operand: None,
@@ -270,19 +152,19 @@ impl Command {
             return Err(Failure::Usage(format!("there is no option --{name}")));
         }
         while let Some(arg) = args.next()? {
-            if HELP.is(&arg) {
-                return Err(Failure::HelpOn(self.help(program)));
-            }
-            match (self.all_options().find(|option| option.is(&arg)), arg) {
-                (
-                    Some(Opt {
-                        name,
-                        value: Some(_),
-                        ..
-                    }),
-                    _,
-                ) => given.values.push((name, args.value()?)),
-                (Some(Opt { name, .. }), _) => given.values.push((name, OsString::new())),
+            let name = name(&arg);
+            let found = name.as_deref().and_then(|name| self.option(name));
+            match (found, arg) {
+                (Some(Opt { name: "help", .. }), _) => {
+                    return Err(Failure::HelpOn(self.help(program)));
+                }
+                (Some(Opt { name, value, .. }), _) => {
+                    let value = match value.is_empty() {
+                        true => OsString::new(),
+                        false => args.value()?,
+                    };
+                    given.values.push((name, value));
+                }
                 (None, Arg::Value(value)) if self.operand.is_some() && given.operand.is_none() => {
                     given.operand = Some(value);
                 }
@@ -305,12 +187,11 @@ impl Command {
         given.values.extend(defaults);
         let operand = self.operand.as_ref().filter(|operand| operand.is_needed);
         if let Some(operand) = operand.filter(|_| given.operand.is_none()) {
-            return Err(Failure::Usage(match operand.value {
-                Value::OneOf(_, [word]) => format!("the word {word:?} is missing"),
-                Value::OneOf(name, words) | Value::Action(name, words) => {
-                    format!("{name} is missing: expected {}", words.join(", "))
-                }
-                other => format!("{} is missing", other.name()),
+            let name = operand.value;
+            return Err(Failure::Usage(match operand.words {
+                [] => format!("{name} is missing"),
+                [word] => format!("the word {word:?} is missing"),
+                words => format!("{name} is missing: expected {}", words.join(", ")),
             }));
         }
         match self
@@ -323,10 +204,13 @@ impl Command {
         }
     }
 
-    /// Returns whether the operand is an action, which has its own operands.
+    /// Returns the option with this name, which has its dashes.
+    fn option(&self, name: &str) -> Option<&'static Opt> {
+        self.all_options().find(|option| option.is(name))
+    }
+
     fn takes_further(&self) -> bool {
-        let value = self.operand.as_ref().map(|operand| operand.value);
-        matches!(value, Some(Value::Action(..)))
+        self.operand.as_ref().is_some_and(Operand::is_action)
     }
 
     /// Returns the command line's form: `firstlight init --endpoint HOST[:PORT] [OPTION]..`
@@ -360,7 +244,7 @@ impl Command {
         let operand = self
             .operand
             .iter()
-            .map(|it| (it.value.name().to_owned(), it.help.to_owned()));
+            .map(|it| (it.value.to_owned(), it.help.to_owned()));
         let options = self
             .all_options()
             .map(|option| (option.synopsis(), option.description()));
@@ -404,6 +288,11 @@ impl Program {
 }
 
 impl Given {
+    /// Returns the program.
+    pub fn program(&self) -> &'static Program {
+        self.program
+    }
+
     /// Returns the command.
     pub fn command(&self) -> &'static Command {
         self.command
@@ -501,20 +390,6 @@ impl Given {
     }
 }
 
-/// Returns a table with names on the left and their meaning on the right.
-fn table(rows: impl IntoIterator<Item = (String, String)>) -> String {
-    let rows: Vec<_> = rows.into_iter().collect();
-    let left = rows
-        .iter()
-        .map(|(name, _)| name.len())
-        .max()
-        .unwrap_or_default();
-    let indent = left + 4;
-    let row =
-        |(name, what): &(String, String)| format!("  {name:left$}  {}", wrapped(what, indent));
-    rows.iter().map(row).collect()
-}
-
 fn examples(lines: &[&str]) -> String {
     let mut text = if lines.len() == 1 {
         "\nExample:\n".to_owned()
@@ -527,26 +402,6 @@ fn examples(lines: &[&str]) -> String {
     text
 }
 
-/// Wraps a text to [`WIDTH`] columns; lines after the first are indented.
-fn wrapped(text: &str, indent: usize) -> String {
-    let mut out = String::new();
-    let mut column = indent;
-    for word in text.split_whitespace() {
-        if column > indent && column + 1 + word.len() > WIDTH {
-            // writing to a string does not fail
-            let _ = write!(out, "\n{:indent$}", "");
-            column = indent;
-        } else if column > indent {
-            out.push(' ');
-            column += 1;
-        }
-        out.push_str(word);
-        column += word.len();
-    }
-    out.push('\n');
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -556,13 +411,14 @@ mod tests {
         summary: "copy a thing",
         about: &["It copies."],
         operand: Some(Operand {
-            value: Value::Text("THING"),
+            value: "THING",
+            words: &[],
             is_needed: true,
             help: "the thing",
         }),
         options: &[
-            Opt::needed("to", Value::File, "where to"),
-            Opt::value("mode", Value::Text("MODE"), "how").or("fast"),
+            Opt::needed("to", FILE, "where to"),
+            Opt::value("mode", "MODE", "how").or("fast"),
             Opt::flag("force", "even so").short('f'),
         ],
         examples: &["tool copy x --to y"],
@@ -630,21 +486,6 @@ mod tests {
              --to FILE      where to\n  --mode MODE    how [fast]\n  -f, --force    even so\n  --config FILE  a file with defaults \
              of these options; by default firstlight.toml in the present folder, if\n                 it exists\n  -h, --help     \
              print this text; after a command, print the command's own\n\nExample:\n  tool copy x --to y\n"
-        );
-    }
-
-    #[test]
-    fn long_texts_are_wrapped_below_their_beginning() {
-        let text = table([("a".into(), "word ".repeat(50))]);
-        assert!(
-            text.lines().all(|line| line.len() <= WIDTH) && text.lines().count() == 3,
-            "{text}"
-        );
-        assert!(
-            text.lines()
-                .skip(1)
-                .all(|line| line.starts_with("     word")),
-            "{text}"
         );
     }
 }

@@ -3,7 +3,19 @@
 use base::program::{self, Failure};
 use serde_json::json;
 
-use super::output::Output;
+use super::output::{OUTPUT, Output};
+use super::usage::Command;
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "version",
+    summary: "print the version, and the commit that it was built from",
+    about: &["`firstlight --version` and `-V` are the same."],
+    operand: None,
+    options: &[OUTPUT],
+    examples: &["firstlight version -o json"],
+    run: |given| run(Output::of(given)?),
+};
 
 /// Runs the command.
 pub fn run(output: Output) -> Result<(), Failure> {

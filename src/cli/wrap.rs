@@ -7,9 +7,63 @@ use base::program::Failure;
 use keywrap::Wrapped;
 use kms::ClusterKms;
 
-use super::master_secret::{self, Source};
-use super::output::Output;
+use super::master_secret::{
+    self, MASTER_SECRET, MASTER_SECRET_FILE, SHARE_FILE, Source, WRAPPED_SECRET_FILE,
+    master_secret_of,
+};
+use super::output::{OUTPUT, Output};
+use super::usage::{Command, Given};
+use base::options::Opt;
 use serde_json::json;
+
+/// The command `firstlight wrap`.
+pub const WRAP: Command = Command {
+    name: "wrap",
+    summary: "put the master secret into the care of an external key management service",
+    about: &[
+        "The service encrypts a random key, which encrypts the master secret. Every command takes the file that this one writes as \
+              --master-secret: the service then decrypts the key at each use, if the user who runs the command has the permission. The \
+              file is useless without the service's key.",
+              "The URI names the service and its key, without credentials; quote it in a shell. \
+              kms://vault?address=https://HOST:PORT&keyName=NAME is a key of the engine transit of Vault or OpenBao, \
+              kms://aws-kms?keyName=ARN a key of AWS KMS, kms://azure-kms?address=https://VAULT.vault.azure.net&keyName=NAME one of Azure \
+              Key Vault, kms://gcp-kms?keyName=projects/.. one of Google Cloud KMS, and kms://kmip?address=HOST:PORT&keyId=IDENTIFIER one \
+              of a KMIP server. docs/kms.md has the parameters, and the permissions that the services need.",
+        "A file that is wrapped already can be wrapped for another service.",
+    ],
+    operand: None,
+    options: &[
+        Opt::needed("kms", "URI", "the service and its key"),
+        Opt::flag(
+            "create-key",
+            "have the service make the key if it is missing",
+        ),
+        MASTER_SECRET,
+        SHARE_FILE,
+        Opt::value(
+            "out",
+            "FILE",
+            "the file to write, or storage://.. for an object in a store of a cloud (docs/kms.md); must not exist",
+        )
+        .or(WRAPPED_SECRET_FILE),
+        OUTPUT,
+    ],
+    examples: &[
+        "firstlight wrap --kms 'kms://vault?address=https://vault:8200&keyName=firstlight'",
+        "firstlight wrap --kms 'kms://aws-kms?keyName=ARN' --out 'storage://aws?bucket=own&region=eu-central-1'",
+    ],
+    run: |given| wrap(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    Ok(Options {
+        output: Output::of(given)?,
+        kms: given.text("kms")?,
+        create_key: given.has("create-key"),
+        master_secret: master_secret_of(given)?,
+        out: given.path("out"),
+    })
+}
 
 /// The task of `firstlight wrap`.
 pub struct Options {
@@ -44,6 +98,32 @@ pub fn wrap(options: &Options) -> Result<(), Failure> {
         options.kms
     ))
 }
+
+/// The command `firstlight unwrap`.
+pub const UNWRAP: Command = Command {
+    name: "unwrap",
+    summary: "write the plain master secret of a wrapped one",
+    about: &["The service that the file names must decrypt its key. It is not needed afterwards."],
+    operand: None,
+    options: &[
+        Opt::value(
+            "master-secret",
+            "FILE",
+            "the wrapped master secret, or storage://.. of an object in a store (docs/kms.md)",
+        )
+        .or(WRAPPED_SECRET_FILE),
+        Opt::value("out", "FILE", "the file to write; must not exist").or(MASTER_SECRET_FILE),
+        OUTPUT,
+    ],
+    examples: &["firstlight unwrap"],
+    run: |given| {
+        unwrap(
+            given.path("master-secret").as_ref(),
+            given.path("out").as_ref(),
+            Output::of(given)?,
+        )
+    },
+};
 
 /// Runs `firstlight unwrap`: writes the plain master secret of the file `wrapped` to `out`, which
 /// must not exist.

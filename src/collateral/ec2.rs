@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use aws::Client;
 use aws::credentials::{self, Variables};
 use base::backoff::Backoff;
-use hardware::{Cause, Unavailable};
 use base::sync::{lock, wait_timeout};
+use hardware::{Cause, Unavailable};
 use machines::Cloud;
 use verifier::instance::Instance;
 

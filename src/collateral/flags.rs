@@ -1,23 +1,27 @@
 //! The options of the services, and of the operator's command, that say where certificates and collateral come from.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
-use base::program::{self, Failure};
+use base::options::{Opt, Table, put};
+use base::program::{Failure, parsed, text};
 use kubernetes::client::Client;
 
-use crate::{Kept, Settings};
+use crate::{AMD, INTEL, Kept, Settings};
 
-/// The lines of the services' help texts.
-pub const HELP: &str = "  --collateral WHERE             where fetched certificates of chips and collateral of platforms are kept: a directory, a file of
-                                 collateral (.json), or configmap:NAMESPACE/NAME [only in memory]
-  --kds URL                      AMD's key distribution service or a mirror of it; none to fetch nothing
-                                 [https://kdsintf.amd.com]
-  --pcs URL                      Intel's provisioning certification service or a caching service (PCCS); none to fetch nothing
-                                 [https://api.trustedservices.intel.com]
-  --tcb-update EVALUATION        which of Intel's evaluations counts: early or standard [early]
-  --collateral-ca FILE           the authorities of these servers' certificates, PEM [this machine's]
-";
+/// The options. The chart passes each of them, and an empty value means that it is not set.
+pub const OPTIONS: &Table<Flags> = &[
+    (Opt::value("collateral", "WHERE", "where fetched certificates of chips and collateral of platforms are kept: a directory, a file of collateral (.json), or configmap:NAMESPACE/NAME [only in memory]"),
+     |it, _, value| unless_empty(value, |value| it.keep(&value))),
+    (Opt::value("kds", "URL", "AMD's key distribution service or a mirror of it; none to fetch nothing").or(AMD),
+     |it, _, value| unless_empty(value, |value| put(&mut it.settings.kds, url(value)))),
+    (Opt::value("pcs", "URL", "Intel's provisioning certification service or a caching service (PCCS); none to fetch nothing").or(INTEL),
+     |it, _, value| unless_empty(value, |value| put(&mut it.settings.pcs, url(value)))),
+    (Opt::value("tcb-update", "EVALUATION", "which of Intel's evaluations counts").one_of(&["early", "standard"]).or("early"),
+     |it, name, value| unless_empty(value, |value| put(&mut it.settings.update, parsed(name, value)))),
+    (Opt::value("collateral-ca", "FILE", "the authorities of these servers' certificates, PEM [this machine's]"),
+     |it, _, value| unless_empty(value, |value| put(&mut it.settings.ca, Ok(Some(value.into()))))),
+];
 
 /// The prefix of a ConfigMap.
 const CONFIG_MAP: &str = "configmap:";
@@ -30,37 +34,17 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Returns whether an option is one of these.
-    pub fn has(name: &str) -> bool {
-        ["collateral", "kds", "pcs", "tcb-update", "collateral-ca"].contains(&name)
-    }
-
-    /// Sets an option. The chart passes each of them, and an empty value means that it is not set.
-    pub fn set(&mut self, name: &str, value: OsString) -> Result<(), Failure> {
-        if value.is_empty() {
+    fn keep(&mut self, place: &OsStr) -> Result<(), Failure> {
+        let name = place.to_str().and_then(|it| it.strip_prefix(CONFIG_MAP));
+        let Some(name) = name else {
+            self.settings.kept = Kept::at(place.as_ref());
             return Ok(());
-        }
-        let settings = &mut self.settings;
-        match name {
-            "collateral" => match value
-                .to_str()
-                .and_then(|text| text.strip_prefix(CONFIG_MAP))
-            {
-                Some(name) => {
-                    let parts = name.split_once('/').ok_or_else(|| {
-                        let text =
-                            format!("--collateral {CONFIG_MAP}{name}: expected NAMESPACE/NAME");
-                        Failure::Usage(text)
-                    })?;
-                    self.config_map = Some((parts.0.into(), parts.1.into()));
-                }
-                None => settings.kept = Kept::at(value.as_ref()),
-            },
-            "kds" => settings.kds = url(program::text(value)?),
-            "pcs" => settings.pcs = url(program::text(value)?),
-            "tcb-update" => settings.update = program::parsed(name, value)?,
-            _ => settings.ca = Some(PathBuf::from(value)),
-        }
+        };
+        let parts = name.split_once('/').ok_or_else(|| {
+            let text = format!("--collateral {CONFIG_MAP}{name}: expected NAMESPACE/NAME");
+            Failure::Usage(text)
+        })?;
+        self.config_map = Some((parts.0.into(), parts.1.into()));
         Ok(())
     }
 
@@ -83,8 +67,18 @@ impl Flags {
     }
 }
 
-fn url(text: String) -> Option<String> {
-    (text != "none").then_some(text)
+fn unless_empty(
+    value: OsString,
+    set: impl FnOnce(OsString) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    match value.is_empty() {
+        true => Ok(()),
+        false => set(value),
+    }
+}
+
+fn url(value: OsString) -> Result<Option<String>, Failure> {
+    Ok(Some(text(value)?).filter(|url| url != "none"))
 }
 
 impl Kept {

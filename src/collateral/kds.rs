@@ -10,8 +10,8 @@
 
 use std::time::{Duration, Instant};
 
-use hardware::Unavailable;
 use base::text::hex;
+use hardware::Unavailable;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
 use http::Roots;

@@ -56,7 +56,7 @@ use pcs::Pcs;
 use store::{CollateralFile, Directory, Nowhere, Store};
 
 pub use ec2::Caller;
-pub use flags::{Flags, HELP};
+pub use flags::{Flags, OPTIONS};
 pub use hardware::{Cause, Unavailable};
 pub use kds::AMD;
 pub use pcs::{INTEL, Update};

@@ -12,8 +12,26 @@ mod serving;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 
+use base::options::Opt;
 use base::program::{self, Failure};
 use log::LevelFilter;
+
+/// The option about the form of the log.
+pub const LOG_FORMAT: Opt = Opt::value(
+    "log-format",
+    "FORMAT",
+    "text, or json: one object a line with ts, level, logger, msg, uptime",
+)
+.one_of(&["text", "json"])
+.or("text");
+/// The option about the amount of the log; see [`level_of_verbosity`].
+pub const VERBOSITY: Opt = Opt::value(
+    "verbosity",
+    "LEVEL",
+    "-1 debug, 0 info, 1 warnings, 2 errors",
+)
+.short('v')
+.or("0");
 
 /// Parses the option `name`: `ADDRESS:PORT`, or `*:PORT`.
 pub fn listen(name: &str, value: OsString) -> Result<SocketAddr, Failure> {

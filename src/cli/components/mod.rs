@@ -8,13 +8,103 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::output::say;
-use base::program::Failure;
+use crate::options::{TIMEOUT, time};
+use crate::usage::{Command, Given, Operand};
+use base::options::Opt;
+use base::program::{self, Failure};
 pub use check::check;
 use kubernetes::parameters::Version;
 use list::Entry;
 pub use list::{DOWNLOADS, read};
 use proto::components::Component;
 pub use published::{REGISTRY, Servers};
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "components",
+    summary: "list the programs of a version of Kubernetes, with their hashes, for the nodes",
+    about: &[
+        "Prints the list that `firstlight init --components` takes (JSON). The hashes of kubelet, kubeadm and kubectl, and the digests \
+         of the control plane's images, are those that Kubernetes publishes now. Read the list, and keep it: nodes install nothing \
+         with another hash.",
+        "With --check it checks a list without a network, as a node will: each entry has a hash and a permitted place. With --files it \
+         also compares downloaded files with their hashes.",
+    ],
+    operand: Some(Operand {
+        value: "VERSION",
+        words: &[],
+        is_needed: false,
+        help: "the version of Kubernetes, as v1.34.4",
+    }),
+    options: &[
+        Opt::value(
+            "etcd",
+            "TAG",
+            "the tag of etcd's image, as 3.6.4-0, whose digest is pinned then; `kubeadm config images list` names it",
+        ),
+        Opt::value(
+            "downloads",
+            "URL",
+            "the server of Kubernetes' programs, or a mirror of it, from which the nodes download them too",
+        )
+        .or(DOWNLOADS),
+        Opt::value(
+            "registry",
+            "URL",
+            "the registry of Kubernetes' images, which is asked for their digests",
+        )
+        .or(REGISTRY),
+        Opt::value(
+            "ca",
+            "FILE",
+            "the authorities of these servers' certificates (PEM); without it, those of this machine",
+        ),
+        Opt::value("check", "FILE", "check this list, and make none"),
+        Opt::value(
+            "files",
+            "FILE",
+            "with --check: a folder with downloaded files of the list",
+        ),
+        TIMEOUT.or("2m"),
+    ],
+    examples: &[
+        "firstlight components v1.34.4 --etcd 3.6.4-0 > components.json",
+        "firstlight components --check components.json --files ./downloads",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    let optional = |name: &str| given.value(name).map(Into::into);
+    let action = match (given.has_operand(), given.has("check")) {
+        (true, false) => {
+            let version = given.operand()?;
+            Action::Make {
+                version: version
+                    .parse()
+                    .map_err(|error| Failure::Usage(format!("{error}")))?,
+                servers: Servers {
+                    downloads: given.text("downloads")?,
+                    registry: given.text("registry")?,
+                    etcd: given.value("etcd").map(program::text).transpose()?,
+                    authorities: optional("ca"),
+                },
+            }
+        }
+        (false, true) => Action::Check {
+            list: given.path("check"),
+            files: optional("files"),
+        },
+        _ => {
+            let text = "give either a VERSION, whose list is made, or --check FILE";
+            return Err(Failure::Usage(text.into()));
+        }
+    };
+    Ok(Options {
+        action,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ring::digest::{SHA256, digest};
 
 use super::list::{DOWNLOADS, of_every_version, patch, program};
-use crate::UNREACHABLE;
+use crate::error::UNREACHABLE;
 use crate::progress::Progress;
 use base::program::Failure;
 use base::request::Request;

@@ -19,15 +19,135 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::connect::read_policy;
-use super::files;
-use super::measure_image;
 use super::output::{Output, print, say_all};
+use super::{files, measure_image};
+use crate::connect::{ENDPOINT, host_of};
+use crate::options::{VARIANT, pcrs, time, variant_of};
+use crate::output::OUTPUT;
+use crate::sources::{KEPT, OFFLINE};
+use crate::state::cluster_id;
+use crate::usage::{Command, Given, Operand};
 use base::crypto::CLUSTER_ID_LEN;
-use base::program::Failure;
+use base::options::Opt;
+use base::program::{self, Failure};
 use compare::{Expected, Finding};
 use evidence::Evidence;
 use report::Pen;
 use verifier::Variant;
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "explain",
+    summary: "explain the registers of a machine by its event log",
+    about: &[
+        "For each register it shows the value, and the events that made it: what firmware, boot loader, kernel and systemd measured, \
+         in words. FILE is an event log (/sys/kernel/security/tpm0/binary_bios_measurements, the CCEL of a TDX guest, systemd's \
+         /run/log/systemd/tpm2-measure.log), or evidence: an attestation document (JSON). Nothing proves the values in a file. A NODE \
+         proves its values over attested TLS.",
+        "With --against or --against-image it also shows the first event that differs, and with --policy which register has \
+         another value than the policy demands.",
+        "The exit code is 0 if all registers are explained and as expected, and 1 if not.",
+    ],
+    operand: Some(Operand {
+        value: "FILE|NODE",
+        words: &[],
+        is_needed: false,
+        help: "an event log or evidence (- is standard input), or the address of a node: HOST[:PORT]",
+    }),
+    options: &[
+        ENDPOINT,
+        Opt::value(
+            "against",
+            "FILE",
+            "the event log, or the evidence, of a good machine",
+        ),
+        Opt::value(
+            "against-image",
+            "FILE",
+            "the image that the machine should have booted, as for `firstlight measure`: a raw disk or a unified kernel image",
+        ),
+        Opt::value(
+            "uki",
+            "PATH",
+            "the unified kernel image that boots, on the disk of --against-image; needed if there are several",
+        ),
+        Opt::value(
+            "profile",
+            "ID",
+            "the profile of the unified kernel image that boots: its ID, or its number from 0; without it the first",
+        ),
+        Opt::value(
+            "policy",
+            "FILE",
+            "the attestation policy that the machine should meet (JSON)",
+        ),
+        Opt::value(
+            "cluster-id",
+            "HEX",
+            "the ID of the cluster to which the machine should belong",
+        ),
+        Opt::value(
+            "systemd-log",
+            "FILE",
+            "the log of systemd on the same machine, if FILE has only that of the firmware",
+        ),
+        Opt::value("pcrs", "LIST", "only these registers, as 4,9,11"),
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        OUTPUT,
+        Opt::value(
+            "timeout",
+            "TIME",
+            "the limit until the node answers, as 90s, 10m or 1h",
+        )
+        .or("30s"),
+    ],
+    examples: &[
+        "firstlight explain 10.42.1.100 --policy policy.json",
+        "firstlight explain refused.json --against good.json --pcrs 4,9,11",
+        "firstlight explain binary_bios_measurements --against-image image.raw",
+        "ssh root@10.42.1.100 cat /sys/kernel/security/tpm0/binary_bios_measurements | firstlight explain - -o json",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    let path = |name: &str| given.has(name).then(|| given.path(name));
+    let image = path("against-image");
+    if image.is_some() && given.has("against") {
+        return Err(Failure::Usage(
+            "--against and --against-image: give one of the two".into(),
+        ));
+    }
+    for name in ["uki", "profile"] {
+        if image.is_none() && given.has(name) {
+            let text = format!("--{name}: --against-image is missing");
+            return Err(Failure::Usage(text));
+        }
+    }
+    let text = |name| given.value(name).map(program::text).transpose();
+    let (uki, profile) = (text("uki")?, text("profile")?);
+    let source = host_of(given)?;
+    Ok(Options {
+        source: source.ok_or_else(|| Failure::Usage("FILE|NODE is missing".into()))?,
+        against: path("against"),
+        image: image.map(|image| measure_image::of_image(image, uki, profile)),
+        policy: path("policy"),
+        cluster_id: match given.has("cluster-id") {
+            true => Some(given.parsed("cluster-id", cluster_id)?),
+            false => None,
+        },
+        systemd_log: path("systemd-log"),
+        pcrs: match given.has("pcrs") {
+            true => Some(given.parsed("pcrs", pcrs)?),
+            false => None,
+        },
+        variant: variant_of(given)?,
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::super::connect::{Attempt, Endpoint, Node};
 use super::super::sources::sources;
-use super::super::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::evidence::Evidence;
+use crate::error::{ATTESTATION_REFUSED, UNREACHABLE};
 use base::program::Failure;
 use booted_proto::init;
 use proto::recoverproto;

@@ -17,10 +17,10 @@ use verifier::KeyName;
 
 use super::inquiry::Inquiry;
 use super::report::{FRESH, OTHER_CLUSTER, Report, State, UNPROVEN, WAITS_FOR_KEY};
+use crate::error::{ATTESTATION_REFUSED, UNREACHABLE};
 use crate::kubeconfig;
 use crate::output::{Output, say_all};
 use crate::progress::printable;
-use crate::{ATTESTATION_REFUSED, UNREACHABLE};
 
 /// The number of nodes that are asked at the same time.
 const AT_ONCE: usize = 64;

@@ -18,18 +18,103 @@ pub mod report;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::connect::read_policy_with;
-use super::output::{Output, say, say_all};
+use super::connect::{ATTESTATION_KEY, ENDPOINT, host_of, keys_of, read_policy_with};
+use super::kubeconfig::{KUBECONFIG, kubeconfigs_of};
+use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
+use super::output::{OUTPUT, Output, say, say_all};
 use super::progress::printable;
-use super::state::State;
+use super::sources::{KEPT, OFFLINE};
+use super::state::{CLUSTER_ID, CLUSTER_STATE, State, cluster_id};
 use super::timeline;
+use super::timeline::SVG;
+use super::usage::{Command, Given, Operand};
 use answer::Answer;
 use base::crypto::CLUSTER_ID_LEN;
+use base::options::Opt;
 use base::program::Failure;
 use inquiry::Inquiry;
 use report::Report;
 use rpc::grpc::{Code, Status};
 use verifier::{KeyName, Variant};
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "status",
+    summary: "show the state of a node, or of all nodes of the cluster",
+    about: &[
+        "Asks the three ports on which a node can have a server, all at once: the recovery server of a node that waits in its \
+         initramfs (9999), the InitServer of a node that waits for its init, or the server of a member (9000), and the join \
+         service of a control plane (30090). With a port, it asks only that one. For each server it shows whether the server \
+         answers, whether the node meets the policy, to which cluster it belongs (by PCR 15), or what it waits for.",
+        "The exit code is 0 for a member of the cluster whose ID is given or in the state file, 3 if a register does not meet \
+         the policy, 4 if no server answers, 5 for a node that waits for the key of its disk, 6 for a fresh node that belongs \
+         to no cluster, 7 for a member of another cluster or if the ID is unknown, and 8 if only a join service answers, \
+         which proves nothing about its node.",
+        "Without HOST it asks all nodes that the API server of the cluster lists, each at its internal address, and prints a table: \
+         what Kubernetes knows of the node, and the state that the node proves. Below the table it explains each node that is not a \
+         member. The exit code is 0 if all nodes are members, and otherwise that of the worst node: 3, 7, 8, 6, 5, 4, in this order.",
+    ],
+    operand: Some(Operand {
+        value: "HOST[:PORT]",
+        words: &[],
+        is_needed: false,
+        help: "the node, or one of its servers; without it, all nodes of the cluster",
+    }),
+    options: &[
+        ENDPOINT,
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        ATTESTATION_KEY,
+        CLUSTER_STATE,
+        CLUSTER_ID,
+        Opt::flag(
+            "timeline",
+            "also draw where the time of the node's last boot went, as `firstlight timeline` does",
+        ),
+        SVG,
+        KUBECONFIG,
+        OUTPUT,
+        TIMEOUT.or("30s"),
+    ],
+    examples: &[
+        "firstlight status --policy policy.json",
+        "firstlight status 10.42.1.100 --policy policy.json",
+        "firstlight status [fd00::1]:9999 --policy policy.json --timeout 5s",
+        "firstlight status 10.42.1.100 --policy policy.json --timeline --svg boot.svg",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    let nodes = match host_of(given)? {
+        Some(host) => Nodes::One(host),
+        None => Nodes::Cluster(kubeconfigs_of(given)),
+    };
+    for name in ["timeline", "svg"] {
+        if given.has(name) && matches!(nodes, Nodes::Cluster(_)) {
+            return Err(Failure::Usage(format!(
+                "--{name} needs a node: firstlight status HOST --{name}"
+            )));
+        }
+    }
+    Ok(Options {
+        nodes,
+        variant: variant_of(given)?,
+        policy: given.path("policy"),
+        keys: keys_of(given)?,
+        state: given.path("state"),
+        cluster_id: match given.has("cluster-id") {
+            true => Some(given.parsed("cluster-id", cluster_id)?),
+            false => None,
+        },
+        timeline: given.has("timeline"),
+        svg: given.has("svg").then(|| given.path("svg")),
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
 
 /// The options of the command line.
 #[derive(Debug)]

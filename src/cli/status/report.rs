@@ -9,9 +9,9 @@ use verifier::KeyName;
 
 use super::answer::{Answer, SERVICES};
 use crate::connect::{Endpoint, Standing};
+use crate::error::{ATTESTATION_REFUSED, UNREACHABLE};
 use crate::progress::{block, printable};
 use crate::recover;
-use crate::{ATTESTATION_REFUSED, UNREACHABLE};
 use base::crypto::CLUSTER_ID_LEN;
 use base::program::Failure;
 use base::text::hex;

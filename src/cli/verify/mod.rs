@@ -11,17 +11,124 @@ pub mod report;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::connect::read_policy_with;
-use super::output::{Output, say_all};
-use super::state::State;
-use super::{ATTESTATION_REFUSED, UNREACHABLE, files};
+use super::connect::{ATTESTATION_KEY, ENDPOINT, Endpoint, host_of, keys_of, read_policy_with};
+use super::error::{ATTESTATION_REFUSED, UNREACHABLE};
+use super::files;
+use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
+use super::output::{OUTPUT, Output, say_all};
+use super::sources::{KEPT, OFFLINE};
+use super::state::{CLUSTER_ID, CLUSTER_STATE, State, cluster_id};
+use super::usage::{Command, Given, Operand};
 use base::crypto::CLUSTER_ID_LEN;
+use base::options::Opt;
 use base::program::Failure;
 use demand::Demand;
 pub use demand::Source;
 use report::Report;
 pub use report::meaning;
 use verifier::{KeyName, Variant};
+
+/// The command and its options.
+pub const COMMAND: Command = Command {
+    name: "verify",
+    summary: "verify what a node or a join service proves",
+    about: &[
+        "Connects over attested TLS, in the strong form if the peer knows it, and checks the policy and the cluster's ID \
+         (PCR 15). It prints what was proven: the form, the role, the stage of the boot, the image, the cluster, the attestation \
+         key, and why the policy accepts the key; what the hardware or the cloud signed about the platform; then each register. \
+         A join service (port 30090) proves itself only in the strong form.",
+        "With --save the evidence is kept, also that of a machine that is refused: `firstlight verify --evidence` verifies it again, \
+         by the same policy or another one, and `firstlight explain` shows the events behind its registers. A file does not prove \
+         when it was written, so keep it as you keep a log.",
+        "The exit code is 0 if the machine proves all of it, 3 if it does not meet the policy, and 4 if it cannot be reached. With \
+         -o json, standard output has the result in each of these cases.",
+    ],
+    operand: Some(Operand {
+        value: "HOST[:PORT]",
+        words: &[],
+        is_needed: false,
+        help: "the server; the default port is 9000, and with --plain 30081",
+    }),
+    options: &[
+        ENDPOINT,
+        POLICY,
+        VARIANT,
+        KEPT,
+        OFFLINE,
+        Opt::value(
+            "evidence",
+            "FILE",
+            "verify evidence that --save wrote, instead of a server's",
+        ),
+        Opt::flag(
+            "plain",
+            "ask a verification service (`/verify.API/GetAttestation`), as Constellation has, without TLS",
+        ),
+        Opt::value(
+            "save",
+            "FILE",
+            "write the evidence to this file, whether it is accepted or refused",
+        ),
+        ATTESTATION_KEY,
+        CLUSTER_STATE,
+        CLUSTER_ID,
+        Opt::flag(
+            "fresh",
+            "the machine must belong to no cluster, as before its init, or in its initramfs",
+        ),
+        OUTPUT,
+        TIMEOUT.or("30s"),
+    ],
+    examples: &[
+        "firstlight verify 10.42.1.100 --policy policy.json",
+        "firstlight verify 10.42.1.100:30090 --policy policy.json -o json",
+        "firstlight verify 10.42.1.100:9999 --policy policy.json --fresh --save evidence.json",
+        "firstlight verify --evidence evidence.json --policy policy.json --fresh",
+    ],
+    run: |given| run(&options(given)?),
+};
+
+fn options(given: &Given) -> Result<Options, Failure> {
+    if given.has("fresh") && given.has("cluster-id") {
+        return Err(Failure::Usage(
+            "--fresh and --cluster-id: give one of the two".into(),
+        ));
+    }
+    Ok(Options {
+        source: evidence_source(given)?,
+        policy: given.path("policy"),
+        variant: variant_of(given)?,
+        keys: keys_of(given)?,
+        state: given.path("state"),
+        cluster_id: match given.has("cluster-id") {
+            true => Some(given.parsed("cluster-id", cluster_id)?),
+            false => None,
+        },
+        is_fresh: given.has("fresh"),
+        save: given.has("save").then(|| given.path("save")),
+        output: Output::of(given)?,
+        timeout: given.parsed("timeout", time)?,
+    })
+}
+
+fn evidence_source(given: &Given) -> Result<Source, Failure> {
+    let host = host_of(given)?;
+    let endpoint = |port| match &host {
+        None => {
+            let text = "name the server (HOST[:PORT]), or a file with its evidence (--evidence)";
+            Err(Failure::Usage(text.into()))
+        }
+        Some(host) => Endpoint::parse(host, port).map_err(Failure::Usage),
+    };
+    match (given.has("evidence"), given.has("plain")) {
+        (false, false) => Ok(Source::Server(endpoint(booted_proto::init::PORT)?)),
+        (false, true) => Ok(Source::Plain(endpoint(booted_proto::verify::NODE_PORT)?)),
+        (true, false) if host.is_none() => Ok(Source::File(given.path("evidence"))),
+        (true, _) => Err(Failure::Usage(
+            "--evidence: give neither a server nor --plain with it".into(),
+        )),
+    }
+}
 
 /// The options of the command line.
 #[derive(Debug)]

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use base::logger;
 use base::network;
-use base::program::{self, Failure};
+use base::options::{self, HELP, Opt, Table, VERSION, put, take};
+use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
 use collateral::Fetching;
 use kubernetes::client;
 use kubernetes::services::migration::Migration;
-use lexopt::prelude::*;
 use machines::Cloud;
 use services::check;
-use services::join_service::keys::Flags;
+use services::join_service::keys::{self, Flags};
 use services::join_service::{self, Config, JoinService};
 use sys::wiping::Wiping;
 use verifier::{Variant, variant};
@@ -31,8 +31,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the help text.
 fn help() -> String {
-    let (variants, clouds) = (variant::NAMES.join(", "), machines::NAMES.join(", "));
-    let (default, collateral) = (variant::DEFAULT, collateral::HELP);
+    let groups = [
+        options::of(keys::OPTIONS),
+        options::of(OPTIONS),
+        options::of(collateral::OPTIONS),
+        vec![&HELP, &VERSION],
+    ];
+    let options = options::help(&groups.concat());
     format!(
         "\
 join-service: admits nodes to the cluster that prove what software they run
@@ -42,42 +47,7 @@ Callers prove themselves by attested TLS. They must meet the attestation policy,
 Usage: join-service --key-service HOST:PORT [OPTION]..
        join-service --check HOST:PORT..
 
-  --key-service HOST:PORT[,HOST:PORT]..
-                                 the addresses of the key service, of which the first that can be reached is used
-  --key-service-endpoint HOST:PORT
-                                 the same option under its old name; it sets --key-service-auth none as the default
-  --key-service-auth HOW         authentication between the two services [attested]: attested (both by their TPM), token
-                                 (this service by its token), or none
-  --key-service-token FILE       the file of the token, with token [/var/run/secrets/firstlight/key-service/token]
-  --tpm LOCATION                 the TPM, with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER
-                                 [/dev/tpmrm0, else /dev/tpm0]
-  --listen ADDRESS:PORT          the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [*:9090]
-  --health ADDRESS:PORT          the address of a plaintext gRPC health server for the kubelet's probes [none]
-  --check HOST:PORT              serves nothing: asks all servers at the addresses of this name for their health, at most for
-                                 30 s, and ends; repeat it for further names
-  --metrics ADDRESS:PORT         the address of an HTTP server for Prometheus' metrics, path /metrics [none]
-  --config DIR                   directory with attestationConfig (the policy, JSON) and measurementSalt [/var/config]
-  --attestation-variant VARIANT  attestation variant of the nodes: {variants} [{default}]
-  --evidence SOCKET              unix socket at which the host proves this machine to nodes: /run/firstlight/evidence/socket; without it,
-                                 this service proves nothing [none]
-  --verification ADDRESS:PORT    answers there like Constellation's verification service: evidence for whoever asks, without TLS, by
-                                 --evidence, gRPC [none]
-  --verification-http ADDRESS:PORT
-                                 the same over HTTP [none]
-{collateral}  --require strong               refuses nodes of the old form of attested TLS, as those of Constellation [off]
-  --cloud-provider CLOUD         the cloud whose metadata service lists the machines: {clouds}; without it, machines
-                                 of any name are admitted as workers, and control planes cannot join
-  --metadata URL                 the URL of the metadata service [the cloud's default]
-  --kubeconfig FILE              access to the Kubernetes API [the pod's service account; without access, no new node can
-                                 join, and any machine that meets the policy gets the key of any disk]
-  --migrate-until DATE           also open disks without a record, such as those of Constellation, through the end of
-                                 this day in UTC; for example 2027-01-31 [off]
-  --pki DIR                      directory with the cluster's CA and the files for control planes [/etc/kubernetes/pki]
-  --log-format FORMAT            text, or json: one object a line with ts, level, logger, msg, uptime [text]
-  -v LEVEL                       -1 debug, 0 info, 1 warnings, 2 errors [0]
-  -h, --help                     print this help
-      --version                  print the version
-
+{options}
 Exit codes: 0 after SIGTERM or SIGINT, or all are healthy; 1 failed; 2 invalid arguments.
 
 Example:
@@ -166,60 +136,63 @@ impl Default for Given {
     }
 }
 
-impl Given {
-    fn parse(mut args: lexopt::Parser) -> Result<Given, Failure> {
-        let mut given = Given::default();
-        while let Some(arg) = args.next()? {
-            match arg {
-                Long("help") | Short('h') => return Err(Failure::Help),
-                Long("version") => return Err(Failure::Version),
-                Short('v') => given.verbosity = program::parsed("v", args.value()?)?,
-                Long(name) => {
-                    let name = name.to_owned();
-                    given.set(&name, &mut args)?;
-                }
-                other => return Err(other.unexpected().into()),
-            }
-        }
-        Ok(given)
-    }
+/// The options of this program, without those about the key service and about collateral.
+const OPTIONS: &Table<Given> = &[
+    (Opt::value("listen", "ADDRESS:PORT", "the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [*:9090]"),
+     |it, name, value| put(&mut it.listen, services::listen(name, value))),
+    (Opt::value("health", "ADDRESS:PORT", "the address of a plaintext gRPC health server for the kubelet's probes [none]"),
+     |it, name, value| put(&mut it.health, services::listen(name, value).map(Some))),
+    (Opt::value("check", "HOST:PORT", "serves nothing: asks all servers at the addresses of this name for their health, at most for 30 s, and ends; repeat it for further names"),
+     |it, _, value| { it.checked.push(text(value)?); Ok(()) }),
+    (Opt::value("metrics", "ADDRESS:PORT", "the address of an HTTP server for Prometheus' metrics, path /metrics [none]"),
+     |it, name, value| put(&mut it.metrics, services::listen(name, value).map(Some))),
+    (Opt::value("config", "DIR", "directory with attestationConfig (the policy, JSON) and measurementSalt").or(join_service::CONFIG_DIR),
+     |it, _, value| put(&mut it.config_dir, Ok(value.into()))),
+    (Opt::value("attestation-variant", "VARIANT", "attestation variant of the nodes").one_of(&variant::NAMES).or(variant::DEFAULT),
+     |it, _, value| put(&mut it.variant, text(value))),
+    (Opt::value("evidence", "SOCKET", "unix socket at which the host proves this machine to nodes: /run/firstlight/evidence/socket; without it, this service proves nothing [none]"),
+     |it, _, value| put(&mut it.evidence, Ok(Some(value).filter(|it| !it.is_empty()).map(PathBuf::from)))),
+    (Opt::value("verification", "ADDRESS:PORT", "answers there like Constellation's verification service: evidence for whoever asks, without TLS, by --evidence, gRPC [none]"),
+     |it, name, value| put(&mut it.verification, optional(name, value))),
+    (Opt::value("verification-http", "ADDRESS:PORT", "the same over HTTP [none]"),
+     |it, name, value| put(&mut it.verification_http, optional(name, value))),
+    (Opt::value("require", "FORM", "refuses nodes of the old form of attested TLS, as those of Constellation; off by default").one_of(&["strong"]),
+     |it, name, value| put(&mut it.require_strong, strong(name, value))),
+    (Opt::value("cloud-provider", "CLOUD", "the cloud whose metadata service lists the machines; without it, machines of any name are admitted as workers, and control planes cannot join").one_of(&machines::NAMES),
+     |it, _, value| put(&mut it.cloud, text(value))),
+    (Opt::value("metadata", "URL", "the URL of the metadata service [the cloud's default]"),
+     |it, _, value| put(&mut it.metadata_url, text(value))),
+    (Opt::value("kubeconfig", "FILE", "access to the Kubernetes API [the pod's service account; without access, no new node can join, and any machine that meets the policy gets the key of any disk]"),
+     |it, _, value| put(&mut it.kubeconfig, Ok(Some(value.into())))),
+    (Opt::value("migrate-until", "DATE", "also open disks without a record, such as those of Constellation, through the end of this day in UTC; for example 2027-01-31 [off]"),
+     |it, name, value| put(&mut it.migration, parsed(name, value))),
+    (Opt::value("pki", "DIR", "directory with the cluster's CA and the files for control planes").or(join_service::PKI_DIR),
+     |it, _, value| put(&mut it.pki_dir, Ok(value.into()))),
+    (services::LOG_FORMAT, |it, name, value| put(&mut it.log_format, parsed(name, value))),
+    (services::VERBOSITY, |it, name, value| put(&mut it.verbosity, parsed(name, value))),
+];
 
-    /// Sets the option `--name`, whose value is the next argument.
-    fn set(&mut self, name: &str, args: &mut lexopt::Parser) -> Result<(), Failure> {
-        match name {
-            _ if Flags::has(name) => self.keys.set(name, args.value()?)?,
-            _ if collateral::Flags::has(name) => self.collateral.set(name, args.value()?)?,
-            "listen" => self.listen = services::listen(name, args.value()?)?,
-            "health" => self.health = Some(services::listen(name, args.value()?)?),
-            "check" => self.checked.push(program::text(args.value()?)?),
-            "metrics" => self.metrics = Some(services::listen(name, args.value()?)?),
-            "config" => self.config_dir = args.value()?.into(),
-            "attestation-variant" => self.variant = program::text(args.value()?)?,
-            "cloud-provider" => self.cloud = program::text(args.value()?)?,
-            "metadata" => self.metadata_url = program::text(args.value()?)?,
-            "kubeconfig" => self.kubeconfig = Some(args.value()?.into()),
-            "migrate-until" => self.migration = program::parsed(name, args.value()?)?,
-            "evidence" => {
-                self.evidence =
-                    Some(PathBuf::from(args.value()?)).filter(|it| !it.as_os_str().is_empty())
-            }
-            "verification" => self.verification = optional(name, args.value()?)?,
-            "verification-http" => self.verification_http = optional(name, args.value()?)?,
-            "require" => {
-                self.require_strong = match program::text(args.value()?)?.as_str() {
-                    "" => false,
-                    "strong" => true,
-                    other => {
-                        let text = format!("--require {other:?}: expected strong");
-                        return Err(Failure::Usage(text));
-                    }
-                }
-            }
-            "pki" => self.pki_dir = args.value()?.into(),
-            "log-format" => self.log_format = program::parsed(name, args.value()?)?,
-            _ => return Err(Long(name).unexpected().into()),
+/// Parses the value of `--require`. The chart passes an empty one if the option is not set.
+fn strong(name: &str, value: OsString) -> Result<bool, Failure> {
+    match text(value)?.as_str() {
+        "" => Ok(false),
+        "strong" => Ok(true),
+        other => {
+            let text = format!("--{name} {other:?}: expected strong");
+            Err(Failure::Usage(text))
         }
-        Ok(())
+    }
+}
+
+impl Given {
+    fn parse(args: lexopt::Parser) -> Result<Given, Failure> {
+        let mut given = Given::default();
+        options::parse(args, |name, args| {
+            Ok(take(OPTIONS, name, args, &mut given)?.is_some()
+                || take(keys::OPTIONS, name, args, &mut given.keys)?.is_some()
+                || take(collateral::OPTIONS, name, args, &mut given.collateral)?.is_some())
+        })?;
+        Ok(given)
     }
 
     /// Returns the configuration of the service.

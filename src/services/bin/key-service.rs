@@ -8,12 +8,12 @@ use std::time::Duration;
 use base::backoff::Backoff;
 use base::logger;
 use base::network;
-use base::program::{self, Failure};
+use base::options::{self, HELP, Opt, Table, VERSION, put, take};
+use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
 use collateral::Fetching;
 use kms::ClusterKms;
 use kubernetes::client;
-use lexopt::prelude::*;
 use services::key_service::grants::Grants;
 use services::key_service::master_secret::{self, MasterSecret};
 use services::key_service::{self, Clients, Config, KeyService};
@@ -32,8 +32,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Returns the help text.
 fn help() -> String {
-    let (variants, default) = (variant::NAMES.join(", "), variant::DEFAULT);
-    let collateral = collateral::HELP;
+    let groups = [
+        options::of(OPTIONS),
+        options::of(collateral::OPTIONS),
+        vec![&HELP, &VERSION],
+    ];
+    let options = options::help(&groups.concat());
     format!(
         "\
 key-service: derives data keys from the master secret for the services of a control plane
@@ -50,38 +54,7 @@ Each caller authenticates itself and gets only the classes of keys that are gran
 
 Usage: key-service [OPTION]..
 
-  --clients HOW          how callers authenticate themselves [attested]:
-                           attested  TLS in which both ends prove by their TPM that they are machines of this cluster
-                           token     by a service account's token for the audience key-service, which the API server
-                                     verifies
-                           any       not at all, for callers of Constellation
-  --grant GRANTS         the grants, CALLER=CLASS,CLASS;CALLER=..; CALLER is NAMESPACE/NAME with token; with attested, it
-                         is local (a program of this machine) or member (another machine of the cluster, which never
-                         gets ssh, ssh-users or measurement); with any, it is anyone
-                         [what the join service needs; with any, everything]
-  --listen ADDRESS:PORT  the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [127.0.0.1:9000]
-  --port PORT            the port only; without --clients and --listen, this is the option of the old key service and means
-                         --clients any --listen *:PORT --allow-plaintext
-  --allow-plaintext      with token and any: permit other than loopback addresses, because that network is encrypted and
-                         trusted
-  --master-secret FILE   the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it, or the URI of the store that
-                         has it: then the external KMS must unwrap it, and the service waits while one of them is away
-                         [/var/config/mastersecret]
-  --salt FILE            its salt, raw, at least 32 bytes; a wrapped master secret contains it [/var/config/salt]
-  --config DIR           with attested: directory with attestationConfig (the policy, JSON) and measurementSalt
-                         [/var/config]
-  --attestation-variant VARIANT
-                         with attested: the attestation variant: {variants} [{default}]
-  --tpm LOCATION         with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER [/dev/tpmrm0, else /dev/tpm0]
-{collateral}  --kubeconfig FILE      with token, or if volume is granted: access to the Kubernetes API [the pod's service account]
-  --health ADDRESS:PORT  the address of a plaintext gRPC health server; with token and any, the port of the keys
-                         answers health checks too [none]
-  --metrics ADDRESS:PORT the address of an HTTP server for Prometheus' metrics, path /metrics [none]
-  --log-format FORMAT    text, or json: one object a line with ts, level, logger, msg, uptime [text]
-  -v LEVEL               -1 debug, 0 info, 1 warnings, 2 errors [0]
-  -h, --help             print this help
-      --version          print the version
-
+{options}
 Exit codes: 0 after SIGTERM or SIGINT, 1 failed, 2 invalid arguments.
 
 Examples:
@@ -135,8 +108,40 @@ struct Given {
     metrics: Option<SocketAddr>,
 }
 
+/// The options of this program, without those about collateral.
+const OPTIONS: &Table<Given> = &[
+    (Opt::value("clients", "HOW", "how callers authenticate themselves: attested: TLS in which both ends prove by their TPM that they are machines of this cluster; token: by a service account's token for the audience key-service, which the API server verifies; any: not at all, for callers of Constellation").or("attested"),
+     |it, _, value| put(&mut it.how, text(value).map(Some))),
+    (Opt::value("grant", "GRANTS", "the grants, CALLER=CLASS,CLASS;CALLER=..; CALLER is NAMESPACE/NAME with token; with attested, it is local (a program of this machine) or member (another machine of the cluster, which never gets ssh, ssh-users or measurement); with any, it is anyone [what the join service needs; with any, everything]"),
+     |it, name, value| put(&mut it.grants, parsed(name, value).map(Some))),
+    (Opt::value("listen", "ADDRESS:PORT", "the address to listen on; *:PORT: all addresses, of IPv6 and IPv4 [127.0.0.1:9000]"),
+     |it, name, value| put(&mut it.listen, services::listen(name, value).map(Some))),
+    (Opt::value("port", "PORT", "the port only; without --clients and --listen, this is the option of the old key service and means --clients any --listen *:PORT --allow-plaintext"),
+     |it, name, value| put(&mut it.port, parsed(name, value).map(Some))),
+    (Opt::flag("allow-plaintext", "with token and any: permit other than loopback addresses, because that network is encrypted and trusted"),
+     |it, _, _| put(&mut it.allow_plaintext, Ok(true))),
+    (Opt::value("master-secret", "FILE", "the master secret, raw, at least 16 bytes; or as `firstlight wrap` made it, or the URI of the store that has it: then the external KMS must unwrap it, and the service waits while one of them is away").or(master_secret::KEY_FILE),
+     |it, _, value| put(&mut it.master_secret, Ok(value.into()))),
+    (Opt::value("salt", "FILE", "its salt, raw, at least 32 bytes; a wrapped master secret contains it").or(master_secret::SALT_FILE),
+     |it, _, value| put(&mut it.salt, Ok(value.into()))),
+    (Opt::value("config", "DIR", "with attested: directory with attestationConfig (the policy, JSON) and measurementSalt").or(key_service::CONFIG_DIR),
+     |it, _, value| put(&mut it.config_dir, Ok(value.into()))),
+    (Opt::value("attestation-variant", "VARIANT", "with attested: the attestation variant").one_of(&variant::NAMES).or(variant::DEFAULT),
+     |it, _, value| put(&mut it.variant, text(value))),
+    (Opt::value("tpm", "LOCATION", "with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER [/dev/tpmrm0, else /dev/tpm0]"),
+     |it, name, value| put(&mut it.tpm, parsed(name, value).map(Some))),
+    (Opt::value("kubeconfig", "FILE", "with token, or if volume is granted: access to the Kubernetes API [the pod's service account]"),
+     |it, _, value| put(&mut it.kubeconfig, Ok(Some(value.into())))),
+    (Opt::value("health", "ADDRESS:PORT", "the address of a plaintext gRPC health server; with token and any, the port of the keys answers health checks too [none]"),
+     |it, name, value| put(&mut it.health, services::listen(name, value).map(Some))),
+    (Opt::value("metrics", "ADDRESS:PORT", "the address of an HTTP server for Prometheus' metrics, path /metrics [none]"),
+     |it, name, value| put(&mut it.metrics, services::listen(name, value).map(Some))),
+    (services::LOG_FORMAT, |it, name, value| put(&mut it.log_format, parsed(name, value))),
+    (services::VERBOSITY, |it, name, value| put(&mut it.verbosity, parsed(name, value))),
+];
+
 impl Given {
-    fn parse(mut args: lexopt::Parser) -> Result<Given, Failure> {
+    fn parse(args: lexopt::Parser) -> Result<Given, Failure> {
         let mut given = Given {
             verbosity: 0,
             log_format: logger::Format::default(),
@@ -155,36 +160,10 @@ impl Given {
             health: None,
             metrics: None,
         };
-        while let Some(arg) = args.next()? {
-            match arg {
-                Long(name) if collateral::Flags::has(name) => {
-                    let name = name.to_owned();
-                    given.collateral.set(&name, args.value()?)?;
-                }
-                Long("clients") => given.how = Some(program::text(args.value()?)?),
-                Long("grant") => given.grants = Some(program::parsed("grant", args.value()?)?),
-                Long("listen") => given.listen = Some(services::listen("listen", args.value()?)?),
-                Long("port") => given.port = Some(program::parsed("port", args.value()?)?),
-                Long("allow-plaintext") => given.allow_plaintext = true,
-                Long("master-secret") => given.master_secret = args.value()?.into(),
-                Long("salt") => given.salt = args.value()?.into(),
-                Long("config") => given.config_dir = args.value()?.into(),
-                Long("attestation-variant") => given.variant = program::text(args.value()?)?,
-                Long("tpm") => given.tpm = Some(program::parsed("tpm", args.value()?)?),
-                Long("kubeconfig") => given.kubeconfig = Some(args.value()?.into()),
-                Long("health") => given.health = Some(services::listen("health", args.value()?)?),
-                Long("metrics") => {
-                    given.metrics = Some(services::listen("metrics", args.value()?)?)
-                }
-                Long("log-format") => {
-                    given.log_format = program::parsed("log-format", args.value()?)?
-                }
-                Short('v') => given.verbosity = program::parsed("v", args.value()?)?,
-                Long("help") | Short('h') => return Err(Failure::Help),
-                Long("version") => return Err(Failure::Version),
-                other => return Err(other.unexpected().into()),
-            }
-        }
+        options::parse(args, |name, args| {
+            Ok(take(OPTIONS, name, args, &mut given)?.is_some()
+                || take(collateral::OPTIONS, name, args, &mut given.collateral)?.is_some())
+        })?;
         Ok(given)
     }
 

@@ -2,7 +2,7 @@
 //! fails.
 //!
 //! [`Auth`] is how the two services authenticate each other; [`crate::key_service`] explains each
-//! way. A program reads the command line options for it with [`Flags`].
+//! way. [`OPTIONS`] are the command line options for it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,7 +18,8 @@ use zeroize::Zeroizing;
 use crate::key_service::members::Members;
 use crate::observed;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
-use base::program::{self, Failure};
+use base::options::{Opt, Table, put};
+use base::program::{Failure, parsed, text};
 use base::sync::lock;
 use booted_proto::kms::GET_DATA_KEY;
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
@@ -81,25 +82,20 @@ pub enum Auth {
 }
 
 /// The command line options of a program that uses a key service.
-///
-/// ```no_run
-/// # use verifier::Variant;
-/// # use services::join_service::keys::Flags;
-/// # fn f(variant: &'static Variant, mut args: lexopt::Parser) -> Result<(), base::program::Failure> {
-/// # use lexopt::prelude::*;
-/// let mut keys = Flags::default();
-/// while let Some(arg) = args.next()? {
-///     match arg {
-///         Long(name) if Flags::has(name) => {
-///             let name = name.to_owned();
-///             keys.set(&name, args.value()?)?;
-///         }
-///         other => return Err(other.unexpected().into()),
-///     }
-/// }
-/// let (endpoint, auth) = keys.finish(variant, "/var/config".as_ref(), None)?;
-/// # Ok(()) }
-/// ```
+pub const OPTIONS: &Table<Flags> = &[
+    (Opt::value("key-service", "HOST:PORT[,HOST:PORT]..", "the addresses of the key service, of which the first that can be reached is used"),
+     |it, _, value| it.set_endpoint(value, false)),
+    (Opt::value("key-service-endpoint", "HOST:PORT", "the same option under its old name; it sets --key-service-auth none as the default"),
+     |it, _, value| it.set_endpoint(value, true)),
+    (Opt::value("key-service-auth", "HOW", "authentication between the two services: attested (both by their TPM), token (this service by its token), or none").or("attested"),
+     |it, _, value| put(&mut it.auth, text(value).map(Some))),
+    (Opt::value("key-service-token", "FILE", "the file of the token, with token").or(TOKEN_FILE),
+     |it, _, value| put(&mut it.token, Ok(Some(value.into())))),
+    (Opt::value("tpm", "LOCATION", "the TPM, with attested: device:PATH, swtpm:host=ADDRESS,port=PORT or tdx:FOLDER [/dev/tpmrm0, else /dev/tpm0]"),
+     |it, name, value| put(&mut it.tpm, parsed(name, value).map(Some))),
+];
+
+/// The values of [`OPTIONS`].
 #[derive(Debug, Default)]
 pub struct Flags {
     endpoint: Option<String>,
@@ -111,39 +107,11 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Returns whether `--name` is one of these options. Each of them takes a value.
-    pub fn has(name: &str) -> bool {
-        [
-            "key-service",
-            "key-service-endpoint",
-            "key-service-auth",
-            "key-service-token",
-            "tpm",
-        ]
-        .contains(&name)
-    }
-
-    /// Stores the value of `--name`. Fails if the value is not valid.
-    pub fn set(&mut self, name: &str, value: OsString) -> Result<(), Failure> {
-        match name {
-            "key-service" | "key-service-endpoint" => {
-                let given = program::text(value)?;
-                let endpoints = given
-                    .split(',')
-                    .map(endpoint)
-                    .collect::<Result<Vec<_>, _>>()?;
-                self.endpoint = Some(endpoints.join(","));
-                self.is_old = name == "key-service-endpoint";
-            }
-            "key-service-auth" => self.auth = Some(program::text(value)?),
-            "key-service-token" => self.token = Some(value.into()),
-            "tpm" => self.tpm = Some(program::parsed("tpm", value)?),
-            _ => {
-                return Err(Failure::Usage(format!(
-                    "--{name} is not an option of the key service"
-                )));
-            }
-        }
+    fn set_endpoint(&mut self, value: OsString, is_old: bool) -> Result<(), Failure> {
+        let given = text(value)?;
+        let endpoints = given.split(',').map(endpoint);
+        self.endpoint = Some(endpoints.collect::<Result<Vec<_>, _>>()?.join(","));
+        self.is_old = is_old;
         Ok(())
     }
 

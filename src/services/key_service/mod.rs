@@ -45,8 +45,8 @@ use base::crypto::{
     SSH_USER_CA_SEED_ID, Secret, cluster_id,
 };
 use base::stop::Stop;
-use booted_base::uuid::Uuid;
 use base::sync::lock;
+use booted_base::uuid::Uuid;
 use booted_proto::kms::{GET_DATA_KEY, MAX_REQUEST};
 use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use collateral::Fetching;
