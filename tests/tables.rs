@@ -1,45 +1,123 @@
-//! The tables of clouds and of attestation variants are the only places that list them: the programs' help texts and the Helm
-//! chart agree with the tables, and no other source file names an entry.
+//! The tables of clouds, of attestation variants and of options are the only places that list them: the programs' help texts, the
+//! Helm chart and the documents agree with the tables, and no other source file names a cloud or a variant.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use base::options::{self, Opt};
+use node::settings::OF_ONE_PROGRAM;
 use serde_json::{Value, json};
 use support::ROOT;
 use support::program::built;
 use verifier::variant;
 
+/// Returns the help text of a program, with one space between its words.
+fn help(program: &str) -> String {
+    let output = Command::new(built(program)).arg("--help").output();
+    let help = String::from_utf8(output.unwrap().stdout).unwrap();
+    help.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the words of which the value of an option is one, as a help text lists them.
+fn words<'a>(help: &'a str, option: &str) -> Vec<&'a str> {
+    let start = help.find(&format!("--{option} ")).unwrap();
+    let row = help[start + 2..].split(" --").next().unwrap();
+    let words = row.rsplit_once('(').unwrap().1;
+    words.split_once(')').unwrap().0.split(", ").collect()
+}
+
 #[test]
-fn the_chart_accepts_the_clouds_and_variants_of_the_tables() {
+fn the_chart_accepts_the_words_that_the_services_accept() {
     let schema = fs::read_to_string(Path::new(ROOT).join("charts/firstlight/values.schema.json"));
     let schema: Value = serde_json::from_str(&schema.unwrap()).unwrap();
-    let properties = &schema["properties"];
-    assert_eq!(
-        properties["attestationVariant"]["enum"],
-        json!(variant::NAMES)
-    );
-    // an empty name means that the join service has no metadata service
-    let clouds: Vec<_> = [""].iter().chain(&machines::NAMES).collect();
-    assert_eq!(properties["cloudProvider"]["enum"], json!(clouds));
+    let help = help("join-service");
+    let of_service = "/joinService/properties";
+    for (value, option, can_be_empty) in [
+        (
+            "/attestationVariant".to_owned(),
+            "attestation-variant",
+            false,
+        ),
+        // an empty value means that the option is not set
+        ("/cloudProvider".to_owned(), "cloud-provider", true),
+        ("/logFormat".to_owned(), "log-format", false),
+        (format!("{of_service}/tcbUpdate"), "tcb-update", true),
+        (format!("{of_service}/require"), "require", true),
+    ] {
+        let accepted = &schema["properties"].pointer(&value).unwrap()["enum"];
+        let empty = can_be_empty.then_some("").into_iter();
+        let expected: Vec<&str> = empty.chain(words(&help, option)).collect();
+        assert_eq!(*accepted, json!(expected), "{value}");
+    }
+}
+
+#[test]
+fn the_chart_gives_the_services_options_that_they_have() {
+    let mut checked = 0;
+    for program in ["join-service", "key-service"] {
+        let help = help(program);
+        let path = format!("charts/firstlight/templates/{program}.yaml");
+        let template = fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
+        let arguments = template
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("- --"));
+        for option in arguments {
+            checked += 1;
+            assert!(
+                help.contains(&format!("--{option} ")),
+                "{program}: --{option}"
+            );
+        }
+    }
+    assert!(checked > 10, "{checked} options");
 }
 
 #[test]
 fn each_help_text_lists_the_clouds_and_the_variants() {
-    let (clouds, variants) = (machines::NAMES.join(", "), variant::NAMES.join(", "));
-    for (program, arguments, listed) in [
-        ("unlock", &["--help"][..], &[&clouds, &variants][..]),
-        ("bootstrapper", &["--help"], &[&clouds, &variants]),
-        ("join-service", &["--help"], &[&clouds, &variants]),
-        ("key-service", &["--help"], &[&variants]),
-    ] {
-        let output = Command::new(built(program)).args(arguments).output();
-        let help = String::from_utf8(output.unwrap().stdout).unwrap();
-        for names in listed {
-            let is_listed = |line: &str| line.contains(&format!(": {names}"));
-            assert!(help.lines().any(is_listed), "{program}: {names}\n{help}");
+    for program in ["unlock", "bootstrapper", "join-service", "key-service"] {
+        let help = help(program);
+        assert_eq!(
+            words(&help, "attestation-variant"),
+            variant::NAMES,
+            "{program}"
+        );
+        if program != "key-service" {
+            assert_eq!(words(&help, "cloud-provider"), machines::NAMES, "{program}");
         }
     }
+}
+
+/// Returns the settings among options.
+fn settings(options: Vec<&'static Opt>) -> impl Iterator<Item = &'static Opt> {
+    options.into_iter().filter(|opt| opt.is_setting)
+}
+
+#[test]
+fn each_program_of_a_node_knows_the_settings_of_the_other_one() {
+    let unlock = options::of(unlock::options::OPTIONS);
+    let own = [unlock, options::of(bootstrapper::options::OPTIONS)].concat();
+    let form = |opt: &Opt| match opt.value {
+        "" => opt.name.to_owned(),
+        _ => format!("{}=", opt.name),
+    };
+    let own: BTreeSet<String> = settings(own).map(form).collect();
+    assert_eq!(own, OF_ONE_PROGRAM.map(str::to_owned).into());
+}
+
+#[test]
+fn the_page_of_settings_has_each_setting_and_no_other() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/images/settings.md")).unwrap();
+    let rows = page
+        .lines()
+        .skip_while(|line| !line.starts_with("| setting |"));
+    let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
+    let listed: BTreeSet<&str> = rows.map(|row| row.split('`').nth(1).unwrap()).collect();
+    let shared = options::of(node::options::OPTIONS);
+    let unlock = options::of(unlock::options::OPTIONS);
+    let all = [shared, unlock, options::of(bootstrapper::options::OPTIONS)].concat();
+    assert_eq!(listed, settings(all).map(|opt| opt.name).collect());
 }
 
 #[test]

@@ -36,6 +36,7 @@ pub mod join_client;
 pub mod kubelet;
 pub mod member;
 pub mod node_lock;
+pub mod options;
 pub mod peers;
 pub mod platform;
 pub mod race;

@@ -3,23 +3,23 @@
 use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
+use base::options::help;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_proto::init;
 use bootstrapper::evidence::{self, Evidence};
-use bootstrapper::service_trust::{self, ServiceTrust};
+use bootstrapper::options::{OPTIONS, Settings};
+use bootstrapper::service_trust::ServiceTrust;
 use bootstrapper::{Bootstrapper, Ending, member, peers, upgrade};
-use kubernetes::components;
 use lexopt::Parser;
-use node::options::{self, Options, STOPPED};
+use node::options::{self, Options, STOPPED, all};
 use node::quotes;
-use node::settings::Program;
+use node::settings;
 use sys::wiping::Wiping;
-use verifier::{Policy, Variant};
+use verifier::Variant;
 
 /// Wipes freed memory, so that no copy of a secret stays in a buffer of a library.
 #[global_allocator]
@@ -34,14 +34,6 @@ Usage: bootstrapper [OPTIONS]      joins a cluster, or starts the member that it
                                    `firstlight components` makes it; may be run again
 
 Options
-  --components DIR     a folder of the image with components, named by the last part of their URL; a component with the
-                       right hash is taken from here instead of the network
-  --allow-unverified-components
-                       installs components without a hash too
-  --service-policy FILE  measurement policy, JSON: images of join services that are accepted beside this machine's own
-  --settings           also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)
-  --serve-evidence     does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that
-                       systemd passes (firstlight-evidence.socket); ends when nobody has called for a minute
 ";
 const MORE_HELP: &str = "
 Example
@@ -57,69 +49,25 @@ Exit codes: 0 the node is a member, and the program was stopped; 1 failed (the l
 const RESET: u8 = 3;
 
 fn main() -> ExitCode {
-    program::main(
-        "bootstrapper",
-        &[HELP, &options::help(), MORE_HELP].concat(),
-        |mut arguments| {
-            let mut settings = Settings::default();
-            let is_upgrade = arguments.raw_args()?.next_if(|word| word == "upgrade");
-            // an upgrade obeys the image's limits on components
-            settings.read = is_upgrade.is_some();
-            settings.parse(arguments)?;
-            if settings.read {
-                for option in node::settings::read(Program::Bootstrapper) {
-                    let option = option.map_err(Failure::Usage)?;
-                    settings.parse(Parser::from_args([option]))?;
-                }
+    let help = [HELP, &help(&all(OPTIONS)), MORE_HELP].concat();
+    program::main("bootstrapper", &help, |mut arguments| {
+        let mut settings = Settings::default();
+        let is_upgrade = arguments.raw_args()?.next_if(|word| word == "upgrade");
+        // an upgrade obeys the image's limits on components
+        settings.read = is_upgrade.is_some();
+        settings.parse(arguments, settings::ARGUMENTS)?;
+        if settings.read {
+            for (source, option) in settings::read(&all(OPTIONS)) {
+                let option = option.map_err(Failure::Usage)?;
+                settings.parse(Parser::from_args([option]), source)?;
             }
-            match (is_upgrade, settings.serve_evidence) {
-                (Some(_), _) => upgrade(&settings),
-                (None, true) => serve_evidence(&settings.shared),
-                (None, false) => start(settings),
-            }
-        },
-    )
-}
-
-/// The options of this program.
-#[derive(Default)]
-struct Settings {
-    shared: Options,
-    /// The images of join services that are accepted in addition to the node's own.
-    services: Option<Policy>,
-    policy: components::Policy,
-    components: components::Settings,
-    /// Whether the settings of the image are read as well.
-    read: bool,
-    serve_evidence: bool,
-}
-
-impl Settings {
-    fn parse(&mut self, arguments: Parser) -> Result<(), Failure> {
-        let Settings {
-            shared,
-            services,
-            policy,
-            components,
-            read,
-            serve_evidence,
-        } = self;
-        shared.parse(arguments, |name, arguments| {
-            match name {
-                "service-policy" => {
-                    let file = PathBuf::from(arguments.value()?);
-                    let policy = service_trust::read_policy(&file);
-                    *services = Some(policy.map_err(|error| Failure::Usage(error.to_string()))?);
-                }
-                "components" => components.image = Some(arguments.value()?.into()),
-                "allow-unverified-components" => policy.allow_unverified = true,
-                "settings" => *read = true,
-                "serve-evidence" => *serve_evidence = true,
-                _ => return Ok(false),
-            }
-            Ok(true)
-        })
-    }
+        }
+        match (is_upgrade, settings.serve_evidence) {
+            (Some(_), _) => upgrade(&settings),
+            (None, true) => serve_evidence(&settings.shared),
+            (None, false) => start(settings),
+        }
+    })
 }
 
 fn serve_evidence(options: &Options) -> Result<(), Failure> {

@@ -1,5 +1,7 @@
 //! The command-line options that both programs on a node share, and how the programs start.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,47 +10,93 @@ use std::{io, thread};
 use attest::{Issuer, Variant, variant};
 use base::logger;
 use base::network;
-use base::program::{self, Failure};
+use base::options::{self, HELP, Opt, Table, VERSION, put, take};
+use base::program::{self, Failure, parsed, text};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use disk::state_disk::handover;
-use lexopt::{Arg, Parser};
+use lexopt::Parser;
 use log::LevelFilter;
 use machines::Cloud;
 
-use crate::service_trust;
+use crate::{service_trust, settings};
 
-/// Returns the part of the help text that describes [`Options`].
-pub fn help() -> String {
-    let (clouds, variants) = (machines::NAMES.join(", "), variant::NAMES.join(", "));
-    format!(
-        "  --cloud-provider NAME       the cloud of this machine (environment: CONSTEL_CSP; also --csp); supported: {clouds}
-  --attestation-variant NAME  the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT; also --variant);
-                       supported: {variants}
-  --metadata URL       the metadata service; by default at the address that the cloud defines
-  --tpm LOCATION       device:/dev/tpmrm0 (the default if it exists) or swtpm:host=ADDRESS,port=PORT
-  --disk PATH          the state disk; by default the disk with serial number \"state\"
-  --mount PATH         the mount point of the state disk           [/run/state]
-  --key-file PATH      the file with which the initramfs hands the passphrase of a new disk to the booted system
-                                                                   [/run/cryptsetup-keys.d/state.key]
-  --record PATH        the record of this boot's events, for `firstlight status --timeline`  [/run/firstlight/timeline]
-  --listen ADDRESS     the address on which the node serves the operator; by default all, of IPv6 and IPv4
-  --cluster-id HEX     takes tickets of this cluster only; by default of any cluster
-  --require strong     refuses join services of the old form of attested TLS; `bootstrapper` of a fresh node also refuses those that prove
-                       nothing, and needs what pins them: --cluster-id, attestationKeys in --service-policy, or the values of its own
-                       cloud platform
-  --events PATH        also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)
-  --debug              log at debug level
-  --log-format FORMAT  text, or json: one object a line with ts, level, logger, msg, uptime  [text]
-  -h, --help           print this text
-"
-    )
+/// The options of both programs.
+pub const OPTIONS: &Table<Options> = &[
+    (Opt::value("cloud-provider", "NAME", "the cloud of this machine (environment: CONSTEL_CSP; also --csp)").was("csp").one_of(&machines::NAMES).setting(),
+     |it, _, value| put(&mut it.csp, text(value))),
+    (Opt::value("attestation-variant", "NAME", "the attestation variant (environment: CONSTEL_ATTESTATION_VARIANT; also --variant)").was("variant").one_of(&variant::NAMES).setting(),
+     |it, _, value| put(&mut it.variant, text(value))),
+    (Opt::value("metadata", "URL", "the metadata service; by default at the address that the cloud defines").setting(),
+     |it, _, value| put(&mut it.metadata, text(value).map(Some))),
+    (Opt::value("tpm", "LOCATION", "device:/dev/tpmrm0 (the default if it exists) or swtpm:host=ADDRESS,port=PORT").setting(),
+     |it, name, value| put(&mut it.tpm, parsed(name, value).map(Some))),
+    (Opt::value("disk", "PATH", "the state disk; by default the disk with serial number \"state\"").setting(),
+     |it, _, value| put(&mut it.disk, Ok(Some(value.into())))),
+    (Opt::value("mount", "PATH", "the mount point of the state disk").or(MOUNT),
+     |it, _, value| put(&mut it.root, Ok(value.into()))),
+    (Opt::value("key-file", "PATH", "the file with which the initramfs hands the passphrase of a new disk to the booted system").or(handover::KEY_FILE),
+     |it, _, value| put(&mut it.key_file, Ok(value.into()))),
+    (Opt::value("record", "PATH", "the record of this boot's events, for `firstlight status --timeline`").or(RECORD),
+     |it, _, value| put(&mut it.record, Ok(value.into()))),
+    (Opt::value("listen", "ADDRESS", "the address on which the node serves the operator; by default all, of IPv6 and IPv4").setting(),
+     |it, name, value| put(&mut it.listen, parsed(name, value))),
+    (Opt::value("cluster-id", "HEX", "takes tickets of this cluster only; by default of any cluster").setting(),
+     |it, name, value| put(&mut it.services.cluster, parsed(name, value).map(Some))),
+    (Opt::value("require", "strong", "refuses join services of the old form of attested TLS; `bootstrapper` of a fresh node also refuses those that prove nothing, and needs what pins them: --cluster-id, attestationKeys in --service-policy, or the values of its own cloud platform").setting(),
+     |it, name, value| put(&mut it.services.require_strong, strong(name, value))),
+    (Opt::value("events", "PATH", "also writes the events, which contain no secrets, to a file or device (/dev/virtio-ports/events)").setting(),
+     |it, _, value| put(&mut it.events, Ok(Some(value.into())))),
+    (Opt::flag("debug", "log at debug level").setting(), |it, _, _| put(&mut it.debug, Ok(true))),
+    (Opt::value("log-format", "FORMAT", "text, or json: one object a line with ts, level, logger, msg, uptime").or("text").setting(),
+     |it, name, value| put(&mut it.log_format, parsed(name, value))),
+];
+
+const MOUNT: &str = "/run/state";
+const RECORD: &str = "/run/firstlight/timeline";
+
+fn strong(name: &str, value: OsString) -> Result<bool, Failure> {
+    match text(value)?.as_str() {
+        "strong" => Ok(true),
+        other => Err(Failure::Usage(format!(
+            "--{name} {other:?}: expected strong"
+        ))),
+    }
+}
+
+/// Returns the options of a program: its own, and those of both.
+pub fn all<T>(own: &'static Table<T>) -> Vec<&'static Opt> {
+    [
+        options::of(own),
+        options::of(OPTIONS),
+        vec![&HELP, &VERSION],
+    ]
+    .concat()
+}
+
+/// Parses arguments of a program, with the options of its own that are in the table `own`. `source`
+/// gave the arguments; see [`crate::settings`].
+pub fn parse<T>(
+    own: &Table<T>,
+    args: Parser,
+    source: &'static str,
+    into: &mut T,
+    shared: fn(&mut T) -> &mut Options,
+) -> Result<(), Failure> {
+    options::parse(args, |name, args| {
+        let found = match take(own, name, args, into)? {
+            None => take(OPTIONS, name, args, shared(into))?,
+            found => found,
+        };
+        let given = found.map(|name| shared(into).given.insert(name, source));
+        Ok(given.is_some())
+    })
 }
 
 /// Exit code of a program that SIGTERM or SIGINT stopped: 128 + 15, as shells report SIGTERM.
 pub const STOPPED: u8 = 143;
 
-/// The options of both programs.
+/// The values of [`OPTIONS`].
 pub struct Options {
     csp: String,
     /// The name of the attestation variant.
@@ -71,78 +119,38 @@ pub struct Options {
     pub services: service_trust::Settings,
     debug: bool,
     log_format: logger::Format,
+    /// The options that are given, each with the source that was used.
+    given: BTreeMap<&'static str, &'static str>,
 }
 
 impl Options {
     /// Returns the default options; the cloud and the attestation variant come from the
     /// environment.
     pub fn new() -> Options {
-        let environment = |name| std::env::var(name).unwrap_or_default();
+        let mut given = BTreeMap::new();
+        let mut environment = |variable, name| {
+            let value = std::env::var(variable).unwrap_or_default();
+            if !value.is_empty() {
+                given.insert(name, settings::ENVIRONMENT);
+            }
+            value
+        };
         Options {
-            csp: environment("CONSTEL_CSP"),
-            variant: environment("CONSTEL_ATTESTATION_VARIANT"),
+            csp: environment("CONSTEL_CSP", "cloud-provider"),
+            variant: environment("CONSTEL_ATTESTATION_VARIANT", "attestation-variant"),
             metadata: None,
             tpm: None,
             disk: None,
-            root: "/run/state".into(),
+            root: MOUNT.into(),
             key_file: handover::KEY_FILE.into(),
             listen: network::any_address(),
-            record: "/run/firstlight/timeline".into(),
+            record: RECORD.into(),
             events: None,
             services: service_trust::Settings::default(),
             debug: false,
             log_format: logger::Format::default(),
+            given,
         }
-    }
-
-    /// Parses all arguments. Passes an option that [`help`] does not list to `more`, which returns
-    /// whether it knows the option.
-    pub fn parse(
-        &mut self,
-        mut arguments: Parser,
-        mut more: impl FnMut(&str, &mut Parser) -> Result<bool, Failure>,
-    ) -> Result<(), Failure> {
-        while let Some(argument) = arguments.next()? {
-            let name = match &argument {
-                Arg::Short('h') => "help".to_owned(),
-                Arg::Long(name) => (*name).to_owned(),
-                _ => return Err(argument.unexpected().into()),
-            };
-            match name.as_str() {
-                "help" => return Err(Failure::Help),
-                "version" => return Err(Failure::Version),
-                "cloud-provider" | "csp" => self.csp = program::text(arguments.value()?)?,
-                "attestation-variant" | "variant" => {
-                    self.variant = program::text(arguments.value()?)?;
-                }
-                "metadata" => self.metadata = Some(program::text(arguments.value()?)?),
-                "tpm" => self.tpm = Some(program::parsed("tpm", arguments.value()?)?),
-                "disk" => self.disk = Some(arguments.value()?.into()),
-                "mount" => self.root = arguments.value()?.into(),
-                "key-file" => self.key_file = arguments.value()?.into(),
-                "record" => self.record = arguments.value()?.into(),
-                "listen" => self.listen = program::parsed("listen", arguments.value()?)?,
-                "events" => self.events = Some(arguments.value()?.into()),
-                "cluster-id" => {
-                    let id = program::parsed("cluster-id", arguments.value()?)?;
-                    self.services.cluster = Some(id);
-                }
-                "require" => match program::text(arguments.value()?)?.as_str() {
-                    "strong" => self.services.require_strong = true,
-                    other => {
-                        let text = format!("--require {other:?}: expected strong");
-                        return Err(Failure::Usage(text));
-                    }
-                },
-                "debug" => self.debug = true,
-                "log-format" => {
-                    self.log_format = program::parsed("log-format", arguments.value()?)?;
-                }
-                _ if more(&name, &mut arguments)? => {}
-                _ => return Err(Failure::Usage(format!("invalid option '--{name}'"))),
-            }
-        }
-        Ok(())
     }
 
     /// Prepares the process before the first secret and the first thread exist: starts the log and
@@ -167,13 +175,18 @@ impl Options {
         Ok((timeline, prepare().map_err(Failure::failed)?))
     }
 
-    /// Starts the log.
+    /// Starts the log. It begins with the source of each value that is not the default.
     pub fn start_log(&self) {
         let level = match self.debug {
             true => LevelFilter::Debug,
             false => LevelFilter::Info,
         };
         logger::init(level, self.log_format);
+        let given = self.given.iter();
+        let given: Vec<String> = given
+            .map(|(name, from)| format!("{name} ({from})"))
+            .collect();
+        log::info!("settings that are not the defaults: {}", given.join(", "));
     }
 
     /// Returns the TPM and the issuer that attests this machine with it.

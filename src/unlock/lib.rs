@@ -67,6 +67,7 @@
 
 pub mod initrd;
 pub mod network;
+pub mod options;
 pub mod peers;
 pub mod recovery;
 pub mod rejoin;

@@ -1,24 +1,23 @@
 //! The program that opens the state disk in the initramfs.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base::crypto::random;
+use base::options::help;
 use base::program::{self, Failure};
 use base::stop::Stop;
 use base::time;
 use base::timeline::Timeline;
-use cloud::peers::parse_hosts;
 use lexopt::Parser;
-use node::options::{self, Options};
+use node::options::{self, all};
 use node::quotes;
-use node::settings::{self, Program};
+use node::settings;
 use proto::recoverproto;
 use sys::wiping::Wiping;
 use unlock::Unlock;
-use unlock::initrd::OnFailure;
+use unlock::options::{OPTIONS, Settings};
 use unlock::peers::Sources;
 
 /// Wipes freed memory, because libraries copy secrets into their buffers.
@@ -31,13 +30,6 @@ unlock: opens or formats the state disk of a confidential VM in its initramfs an
 Usage: unlock [OPTIONS]
 
 Options
-  --mke2fs PATH        the program that makes the ext4 file system [/sbin/mke2fs]
-  --peers HOST[,HOST..]  where join services are asked for the disk's key first: control planes or their load balancer, by name or
-                       address; then at the hosts that the disk's header and the machine's metadata name
-  --timeout SECONDS    how long to wait for the key of the disk    [0: without end]
-  --initrd             also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE),
-                       and does after a failure what --onfail says
-  --onfail ACTION      wait, reboot, poweroff, or shell: leave it to the initrd   [reboot]
 ";
 const MORE_HELP: &str = "
 Example
@@ -50,81 +42,24 @@ Exit codes: 0 the disk is mounted, 1 failure (the last line gives the reason), 2
 const MADE: Duration = Duration::from_secs(1_767_225_600);
 
 fn main() -> ExitCode {
-    program::main(
-        "unlock",
-        &[HELP, &options::help(), MORE_HELP].concat(),
-        |arguments| {
-            let mut settings = Settings::default();
-            settings.parse(arguments)?;
-            if settings.initrd {
-                in_initrd(settings)
-            } else {
-                start(settings)
-            }
-        },
-    )
-}
-
-/// The options of this program.
-struct Settings {
-    shared: Options,
-    mke2fs: PathBuf,
-    peers: Vec<String>,
-    timeout: Option<Duration>,
-    initrd: bool,
-    onfail: OnFailure,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            shared: Options::new(),
-            mke2fs: "/sbin/mke2fs".into(),
-            peers: vec![],
-            timeout: None,
-            initrd: false,
-            onfail: OnFailure::Reboot,
+    let help = [HELP, &help(&all(OPTIONS)), MORE_HELP].concat();
+    program::main("unlock", &help, |arguments| {
+        let mut settings = Settings::default();
+        settings.parse(arguments, settings::ARGUMENTS)?;
+        match settings.initrd {
+            true => in_initrd(settings),
+            false => start(settings),
         }
-    }
-}
-
-impl Settings {
-    fn parse(&mut self, arguments: Parser) -> Result<(), Failure> {
-        let Settings {
-            shared,
-            mke2fs,
-            peers,
-            timeout,
-            initrd,
-            onfail,
-        } = self;
-        shared.parse(arguments, |name, arguments| {
-            match name {
-                "mke2fs" => *mke2fs = arguments.value()?.into(),
-                "peers" => {
-                    let hosts = parse_hosts(&program::text(arguments.value()?)?);
-                    *peers = hosts.map_err(|why| Failure::Usage(format!("--peers: {why}")))?;
-                }
-                "timeout" => {
-                    let seconds: u64 = program::parsed("timeout", arguments.value()?)?;
-                    *timeout = (seconds > 0).then(|| Duration::from_secs(seconds));
-                }
-                "initrd" => *initrd = true,
-                "onfail" => *onfail = program::parsed("onfail", arguments.value()?)?,
-                _ => return Ok(false),
-            }
-            Ok(true)
-        })
-    }
+    })
 }
 
 /// Runs with the settings of the initrd. After a failure, does what the settings say.
 fn in_initrd(mut settings: Settings) -> Result<(), Failure> {
     let mut read = Ok(());
     // one wrong setting must not hide the setting for failures
-    for option in settings::read(Program::Unlock) {
+    for (source, option) in settings::read(&all(OPTIONS)) {
         let option = option.map_err(Failure::Usage);
-        let parsed = option.and_then(|option| settings.parse(Parser::from_args([option])));
+        let parsed = option.and_then(|it| settings.parse(Parser::from_args([it]), source));
         read = read.and(parsed);
     }
     let (onfail, timeline) = (settings.onfail, Timeline::new("unlock"));

@@ -1,0 +1,50 @@
+//! The options of `bootstrapper`.
+
+use std::path::Path;
+
+use base::options::{Opt, Table, put};
+use base::program::Failure;
+use kubernetes::components;
+use lexopt::Parser;
+use node::options;
+use verifier::Policy;
+
+use crate::service_trust::read_policy;
+
+/// The values of the options.
+#[derive(Default)]
+pub struct Settings {
+    /// The options that the program shares with `unlock`.
+    pub shared: options::Options,
+    /// The images of join services that are accepted in addition to the node's own.
+    pub services: Option<Policy>,
+    /// Which components are installed.
+    pub policy: components::Policy,
+    /// Where the components are.
+    pub components: components::Settings,
+    /// Whether the settings of the image are read as well.
+    pub read: bool,
+    /// Whether the program only proves this machine.
+    pub serve_evidence: bool,
+}
+
+/// The options that only this program has.
+pub const OPTIONS: &Table<Settings> = &[
+    (Opt::value("components", "DIR", "a folder of the image with components, named by the last part of their URL; a component with the right hash is taken from here instead of the network").setting(),
+     |it, _, value| put(&mut it.components.image, Ok(Some(value.into())))),
+    (Opt::flag("allow-unverified-components", "installs components without a hash too").setting(),
+     |it, _, _| put(&mut it.policy.allow_unverified, Ok(true))),
+    (Opt::value("service-policy", "FILE", "measurement policy, JSON: images of join services that are accepted beside this machine's own").setting(),
+     |it, _, value| put(&mut it.services, read_policy(Path::new(&value)).map(Some).map_err(|why| Failure::Usage(why.to_string())))),
+    (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
+     |it, _, _| put(&mut it.read, Ok(true))),
+    (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends when nobody has called for a minute"),
+     |it, _, _| put(&mut it.serve_evidence, Ok(true))),
+];
+
+impl Settings {
+    /// Parses the arguments that `source` gave.
+    pub fn parse(&mut self, arguments: Parser, source: &'static str) -> Result<(), Failure> {
+        options::parse(OPTIONS, arguments, source, self, |it| &mut it.shared)
+    }
+}
