@@ -34,6 +34,7 @@ pub fn may_certify(der: &[u8]) -> bool {
 /// A certificate, borrowed from its DER.
 #[derive(Debug, Clone, Copy)]
 pub struct Certificate<'a> {
+    issuer: &'a [u8],
     validity: &'a [u8],
     subject: &'a [u8],
     key: &'a [u8],
@@ -50,7 +51,7 @@ impl<'a> Certificate<'a> {
         fields.expect(context(0))?; // version
         fields.expect(INTEGER)?; // serialNumber
         fields.expect(SEQUENCE)?; // signature
-        fields.expect(SEQUENCE)?; // issuer
+        let issuer = fields.expect(SEQUENCE)?;
         let validity = fields.expect(SEQUENCE)?;
         let (subject, key) = (fields.expect(SEQUENCE)?, fields.expect_whole(SEQUENCE)?);
         let mut extensions = &[][..];
@@ -61,6 +62,7 @@ impl<'a> Certificate<'a> {
             }
         }
         Ok(Certificate {
+            issuer,
             validity,
             subject,
             key,
@@ -83,14 +85,12 @@ impl<'a> Certificate<'a> {
 
     /// Returns the first common name of the subject.
     pub fn common_name(&self) -> Option<&'a str> {
-        let mut sets = Reader::new(self.subject);
-        loop {
-            let mut names = Reader::new(sets.expect(SET).ok()?);
-            let mut name = Reader::new(names.expect(SEQUENCE).ok()?);
-            if name.expect(OBJECT_IDENTIFIER).ok()? == COMMON_NAME {
-                return std::str::from_utf8(name.read().ok()?.1).ok();
-            }
-        }
+        common_name(self.subject)
+    }
+
+    /// Returns the first common name of the issuer.
+    pub fn issuer(&self) -> Option<&'a str> {
+        common_name(self.issuer)
     }
 
     /// Returns the value of the first extension with this OID (its content).
@@ -117,6 +117,18 @@ impl<'a> Certificate<'a> {
     }
 }
 
+/// Returns the first common name of a Name (the content of its DER).
+pub fn common_name(name: &[u8]) -> Option<&str> {
+    let mut sets = Reader::new(name);
+    loop {
+        let mut names = Reader::new(sets.expect(SET).ok()?);
+        let mut name = Reader::new(names.expect(SEQUENCE).ok()?);
+        if name.expect(OBJECT_IDENTIFIER).ok()? == COMMON_NAME {
+            return std::str::from_utf8(name.read().ok()?.1).ok();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,10 +138,11 @@ mod tests {
     /// digitalSignature.
     fn certificate() -> Vec<u8> {
         let oid = |content: &[u8]| element(OBJECT_IDENTIFIER, &[content]);
-        let name = element(
-            SEQUENCE,
-            &[&oid(COMMON_NAME), &element(PRINTABLE_STRING, &[b"leaf"])],
-        );
+        let name = |text: &[u8]| {
+            let text = element(PRINTABLE_STRING, &[text]);
+            let name = element(SEQUENCE, &[&oid(COMMON_NAME), &text]);
+            element(SEQUENCE, &[&element(SET, &[&name])])
+        };
         let usage = element(
             OCTET_STRING,
             &[&element(BIT_STRING, &[&[7, DIGITAL_SIGNATURE]])],
@@ -142,10 +155,10 @@ mod tests {
         let fields = [
             element(context(0), &[&element(INTEGER, &[&[2]])]),
             element(INTEGER, &[&[1]]),
-            empty.clone(),
-            empty.clone(),
+            empty,
+            name(b"root"),
             element(SEQUENCE, &[&time(0), &time(1)]),
-            element(SEQUENCE, &[&element(SET, &[&name])]),
+            name(b"leaf"),
             element(SEQUENCE, &[b"key"]),
             element(context(3), &[&element(SEQUENCE, &[&usage])]),
         ];
@@ -159,6 +172,7 @@ mod tests {
         let read = Certificate::parse(&der).unwrap();
         assert_eq!(read.validity(), Ok((0, 1)));
         assert_eq!(read.common_name(), Some("leaf"));
+        assert_eq!(read.issuer(), Some("root"));
         assert_eq!(read.key(), element(SEQUENCE, &[b"key"]));
         assert_eq!(read.key_usage(), Some(DIGITAL_SIGNATURE));
         assert!(!may_certify(&der));

@@ -1,13 +1,9 @@
 //! Reads names and ends of validity from certificates and revocation lists (RFC 5280), for the cache. The validator verifies them.
 
-use base::der::{
-    BIT_STRING, INTEGER, Malformed, OBJECT_IDENTIFIER, Reader, SEQUENCE, SET, context,
-};
+use base::der::{BIT_STRING, INTEGER, Malformed, Reader, SEQUENCE};
 use booted_base::time::of_der;
+use booted_base::x509;
 use hardware::Unavailable;
-
-/// commonName, 2.5.4.3.
-const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 
 /// A certificate whose signature is not verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,24 +28,15 @@ pub struct RevocationList {
 impl Certificate {
     /// Reads the DER of exactly one certificate.
     pub fn parse(der: &[u8]) -> Result<Certificate, Unavailable> {
-        Certificate::read(der)
-            .map_err(|Malformed| Unavailable::malformed("it is not a certificate"))
+        Certificate::read(der).ok_or_else(|| Unavailable::malformed("it is not a certificate"))
     }
 
-    fn read(der: &[u8]) -> Result<Certificate, Malformed> {
-        let mut tbs = Reader::new(signed(der)?);
-        tbs.expect(context(0))?;
-        tbs.expect(INTEGER)?;
-        tbs.expect(SEQUENCE)?;
-        let issuer = common_name(tbs.expect(SEQUENCE)?)?;
-        let mut validity = Reader::new(tbs.expect(SEQUENCE)?);
-        validity.read()?;
-        let until = of_der(validity.read()?)?;
-        let subject = common_name(tbs.expect(SEQUENCE)?)?;
-        Ok(Certificate {
-            subject,
-            issuer,
-            until,
+    fn read(der: &[u8]) -> Option<Certificate> {
+        let fields = x509::Certificate::parse(der).ok()?;
+        Some(Certificate {
+            subject: fields.common_name()?.into(),
+            issuer: fields.issuer()?.into(),
+            until: fields.validity().ok()?.1,
         })
     }
 }
@@ -66,10 +53,13 @@ impl RevocationList {
         // a list of version 1 has no extensions and so no number; nobody publishes such lists
         tbs.expect(INTEGER)?;
         tbs.expect(SEQUENCE)?;
-        let issuer = common_name(tbs.expect(SEQUENCE)?)?;
+        let issuer = x509::common_name(tbs.expect(SEQUENCE)?).ok_or(Malformed)?;
         tbs.read()?;
         let until = of_der(tbs.read()?)?;
-        Ok(RevocationList { issuer, until })
+        Ok(RevocationList {
+            issuer: issuer.into(),
+            until,
+        })
     }
 }
 
@@ -83,16 +73,4 @@ fn signed(der: &[u8]) -> Result<&[u8], Malformed> {
     parts.expect(BIT_STRING)?;
     parts.end()?;
     Ok(signed)
-}
-
-/// Returns the first common name of a name.
-fn common_name(name: &[u8]) -> Result<String, Malformed> {
-    let mut sets = Reader::new(name);
-    loop {
-        let mut attribute = Reader::new(Reader::new(sets.expect(SET)?).expect(SEQUENCE)?);
-        if attribute.expect(OBJECT_IDENTIFIER)? == COMMON_NAME {
-            let (_, text) = attribute.read()?;
-            return String::from_utf8(text.to_vec()).map_err(|_| Malformed);
-        }
-    }
 }

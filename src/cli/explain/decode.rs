@@ -5,6 +5,7 @@
 use super::device_path;
 use super::text::{ascii, guid, plain, utf16};
 use base::bytes::Reader;
+use booted_base::x509::Certificate;
 use verifier::event_log::{self, Event};
 
 /// Maximum number of certificates of a variable that are shown.
@@ -13,8 +14,6 @@ const SHOWN_NAMES: usize = 8;
 const SHOWN_PARTITIONS: usize = 32;
 /// EFI_CERT_X509_GUID (UEFI 2.11, §32.4.1).
 const X509: &str = "a5c059a1-94e4-4aa7-87b5-ab155c2bf072";
-/// The attribute commonName in a name of X.509: its object identifier in DER.
-const COMMON_NAME: [u8; 5] = [0x06, 0x03, 0x55, 0x04, 0x03];
 
 /// Returns the name of an event's type (§10.4.1).
 pub fn type_name(kind: u32) -> String {
@@ -285,16 +284,10 @@ fn signatures(data: &[u8]) -> Option<String> {
     Some(format!("{text}, {}", plural(hashes, "hash", "hashes")))
 }
 
-/// Returns the common name of a certificate's subject. The issuer's common name comes first.
+/// Returns the common name of a certificate's subject.
 fn common_name(certificate: &[u8]) -> Option<String> {
-    let windows = certificate.windows(COMMON_NAME.len()).enumerate();
-    let found = windows.filter(|(_, bytes)| *bytes == COMMON_NAME);
-    let names: Vec<_> = found.map(|(at, _)| at + COMMON_NAME.len()).collect();
-    // a self-signed certificate, or one whose issuer has no common name, may contain it only once
-    let at = *names.get(1).or(names.first())?;
-    let len = certificate.get(at + 1)?;
-    let name = certificate.get(at + 2..at + 2 + usize::from(*len))?;
-    Some(format!("{:?}", ascii(name)?))
+    let name = Certificate::parse(certificate).ok()?.common_name()?;
+    Some(format!("{:?}", ascii(name.as_bytes())?))
 }
 
 /// What verified an image: UEFI_VARIABLE_DATA with one EFI_SIGNATURE_DATA; or a variable of shim.

@@ -1,10 +1,10 @@
 //! The certificate of the key that signs reports, with AMD's extensions (57230 §3): product,
 //! versions, chip, cloud.
 
-use base::der::{
-    BIT_STRING, BOOLEAN, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET, context,
-};
+use base::der::{BIT_STRING, INTEGER, Reader, SEQUENCE};
 use base::text;
+use base::x509::{Extension, extensions};
+use booted_base::x509;
 use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 
 use super::report::{Report, Signer};
@@ -13,12 +13,8 @@ use crate::refusal::{Kind, Refusal};
 
 /// IA5String.
 const IA5_STRING: u8 = 0x16;
-/// The extensions of a TBSCertificate (RFC 5280 §4.1).
-const EXTENSIONS: u8 = context(3);
 /// The arc of AMD's extensions: 1.3.6.1.4.1.3704.1.
 const AMD: &[u8] = &[0x2b, 6, 1, 4, 1, 0x9c, 0x78, 1];
-/// commonName, 2.5.4.3.
-const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 /// The beginning of an EC public key on P-384, before the point (RFC 5480): the two identifiers.
 const P384: &[u8] = &[
     0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x05, 0x2b, 0x81, 0x04, 0x00, 0x22,
@@ -74,25 +70,10 @@ impl Certificate {
     }
 
     fn read(der: &[u8]) -> Result<Certificate, Wrong> {
-        let malformed = |_| Wrong::from("it is not a certificate");
-        let mut outer = Reader::new(der);
-        let certificate = outer.expect(SEQUENCE).map_err(malformed)?;
-        let tbs = Reader::new(certificate)
-            .expect(SEQUENCE)
-            .map_err(malformed)?;
-        let mut fields = Reader::new(tbs);
-        fields.expect(context(0)).map_err(malformed)?;
-        fields.expect(INTEGER).map_err(malformed)?;
-        fields.expect(SEQUENCE).map_err(malformed)?;
-        let issuer = common_name(fields.expect(SEQUENCE).map_err(malformed)?);
-        fields.expect(SEQUENCE).map_err(malformed)?;
-        let subject = common_name(fields.expect(SEQUENCE).map_err(malformed)?);
-        let key = fields.expect(SEQUENCE).map_err(malformed)?;
-        let extensions = fields
-            .expect(EXTENSIONS)
-            .map_err(|_| "it has no extensions")?;
-        let extensions = Extensions::parse(extensions)?;
-        let signer = match subject.as_deref() {
+        let fields = x509::Certificate::parse(der).map_err(|_| "it is not a certificate")?;
+        let all = extensions(der).map_err(|_| "its extensions cannot be read")?;
+        let extensions = Extensions::parse(&all)?;
+        let signer = match fields.common_name() {
             Some("SEV-VCEK") => Signer::Vcek,
             Some("SEV-VLEK") => Signer::Vlek,
             _ => return Err("its subject is neither SEV-VCEK nor SEV-VLEK".into()),
@@ -103,8 +84,11 @@ impl Certificate {
             tcb: extensions.tcb()?,
             chip: extensions.chip,
             csp: extensions.csp,
-            issuer: issuer.ok_or("its issuer has no common name")?,
-            key: point(key).ok_or("its key is not on P-384")?,
+            issuer: fields
+                .issuer()
+                .ok_or("its issuer has no common name")?
+                .into(),
+            key: point(fields.key()).ok_or("its key is not on P-384")?,
         }
         .checked()
     }
@@ -138,18 +122,11 @@ impl Certificate {
 }
 
 impl Extensions {
-    fn parse(der: &[u8]) -> Result<Extensions, Wrong> {
-        let malformed = |_| Wrong::from("its extensions cannot be read");
+    fn parse(extensions: &[Extension<'_>]) -> Result<Extensions, Wrong> {
         let mut found = Extensions::default();
-        let mut list = Reader::new(Reader::new(der).expect(SEQUENCE).map_err(malformed)?);
-        while list.peek().is_some() {
-            let mut extension = Reader::new(list.expect(SEQUENCE).map_err(malformed)?);
-            let oid = extension.expect(OBJECT_IDENTIFIER).map_err(malformed)?;
-            if extension.peek() == Some(BOOLEAN) {
-                extension.read().map_err(malformed)?; // critical
-            }
-            let value = extension.expect(OCTET_STRING).map_err(malformed)?;
-            let Some(tail) = oid.strip_prefix(AMD) else {
+        for Extension { oid, value } in extensions {
+            // behind the tag and the length
+            let Some(tail) = oid[2..].strip_prefix(AMD) else {
                 continue;
             };
             found.add(tail, value).ok_or_else(|| {
@@ -212,22 +189,9 @@ impl Extensions {
     }
 }
 
-/// Returns the first common name of a name.
-fn common_name(name: &[u8]) -> Option<String> {
-    let mut sets = Reader::new(name);
-    loop {
-        let set = sets.expect(SET).ok()?;
-        let mut attribute = Reader::new(Reader::new(set).expect(SEQUENCE).ok()?);
-        if attribute.expect(OBJECT_IDENTIFIER).ok()? == COMMON_NAME {
-            let (_, text) = attribute.read().ok()?;
-            return String::from_utf8(text.to_vec()).ok();
-        }
-    }
-}
-
 /// Returns the point of a SubjectPublicKeyInfo.
 fn point(key: &[u8]) -> Option<[u8; POINT]> {
-    let mut key = Reader::new(key);
+    let mut key = Reader::new(Reader::new(key).expect(SEQUENCE).ok()?);
     let algorithm = key.expect(SEQUENCE).ok()?;
     let bits = key.expect(BIT_STRING).ok()?;
     // the first byte is the number of unused bits
