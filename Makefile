@@ -8,7 +8,7 @@ TARGET = musl
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: ## install what building and testing need: Debian packages, the musl standard library, a kernel
+setup: ## install the tools that building and testing need: Debian packages, the musl standard library, a kernel
 	@tools/setup.sh
 
 setup-build: # only what building needs
@@ -33,12 +33,12 @@ boot: setup build ## run the tests that boot VMs; each console is kept in target
 	cargo test --locked --test boot -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2 pairs:: measure::a_disk_with_the_stub_of_systemd_252
 
-test-images: setup build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with what goes wrong; unified kernel images with each systemd-stub; the image of mkosi (needs root)
+test-images: setup build ## boot images of all kinds: initrds of dracut and initramfs-tools, also with faults; unified kernel images with each systemd-stub; the image of mkosi (needs root)
 	cargo test --locked --test images -- --ignored --nocapture --test-threads=2
 	cargo test --locked --test measure -- --ignored
 	cargo test --locked --test hardware_tdx --test hardware_snp --test cloud_vtpm -- --ignored --nocapture
 
-test-host: setup build ## boot every image with all that a host can give a machine, and the same systems without Firstlight (needs root)
+test-host: setup build ## boot every image with all data that a host can pass to a machine, and the same systems without Firstlight (needs root)
 	cargo test --locked --test host -- --ignored --nocapture --test-threads=2
 
 image: build ## make a container image of the services, for `firstlight apply`: target/dist/firstlight-image.tar (IMAGE=NAME)
@@ -48,7 +48,7 @@ PROFILE = release
 mkosi: setup build ## build a node's disk image with mkosi: Debian 13, verified root, one measured file that boots; needs root (PROFILE=debug: with a shell)
 	@tools/mkosi.sh $(PROFILE)
 
-test-cluster: setup image ## make a real Kubernetes cluster of nodes in namespaces; needs root
+test-cluster: setup image ## make a real Kubernetes cluster whose nodes run in Linux namespaces; needs root
 	@tools/node-image.sh >/dev/null
 	@tools/kubernetes-next.sh >/dev/null
 	cargo test --locked --test cluster --no-run
@@ -61,13 +61,13 @@ kubernetes-api: setup ## test our Kubernetes client, services, tickets, keys and
 	cargo test --locked --test addons --test chart --test kubernetes_api --test kubernetes_services --test kubernetes_keys --test join_service --test node -- --ignored
 	cargo test --locked --test key_wrapping -- --ignored
 
-demo: setup ## boot a VM: first boot, init, a reboot that unlocks itself, a tampered one that must not, one with recovery
+demo: setup ## boot a VM: first boot, init, a reboot that unlocks the disk, one with a changed image that must not, one with recovery
 	@tools/demo.sh
 
-bench: setup build ## compare our programs with their peers
+bench: setup build ## measure our programs and those that they replace, side by side
 	cargo bench --locked
 
-storm: setup ## measure many nodes that arrive at one join service at once, with a real API server: tickets a second, waits, memory
+storm: setup ## measure one join service to which many nodes connect at the same time, with a real API server: tickets per second, waits, memory
 	@tools/kubernetes.sh kube-apiserver etcd >/dev/null
 	cargo bench --locked --bench storm
 
@@ -80,7 +80,7 @@ h2spec: setup ## run the public HTTP/2 conformance suite against our server, pla
 fuzz: setup ## run each fuzz target for a minute; `tools/fuzz.sh SECONDS TARGET..` for more
 	@tools/fuzz.sh
 
-check-deps: setup ## check what each program links: no async runtime, unlock's limits, the picture and the list of crates in docs/architecture.md
+check-deps: setup ## check the crates of each program: no async runtime, unlock's limits, the picture and the list of crates in docs/architecture.md
 	@tools/check-deps.sh
 
 deb: setup build ## make Debian packages in target/deb, and check them with lintian, apt, dpkg, dracut and initramfs-tools
@@ -88,13 +88,13 @@ deb: setup build ## make Debian packages in target/deb, and check them with lint
 	@tools/deb.sh >/dev/null
 	cargo test --locked --test packages -- --ignored
 
-release: deb image ## put together what a release publishes, with notes and checksums: target/firstlight-VERSION (KEY=FILE: signed with this SSH key)
+release: deb image ## collect the files of a release, with notes and checksums, in target/firstlight-VERSION (KEY=FILE: sign them with this SSH key)
 	@tools/release.sh
 
-reproducible: deb ## check that two builds in different directories give the same bytes: programs, packages, initrds
+reproducible: deb ## check that two builds in different folders give the same bytes: programs, packages, initrds
 	@tools/reproducible.sh
 
-reproducible-image: setup build ## check that two builds of the image of mkosi in different directories give the same bytes; needs root
+reproducible-image: setup build ## check that two builds of the image of mkosi, in different folders, give the same bytes; needs root
 	@tools/reproducible-image.sh
 
 reproducible-kernel: setup ## check that two builds of the kernel of that image, in different folders, give the same bytes; needs root, takes an hour
@@ -103,5 +103,5 @@ reproducible-kernel: setup ## check that two builds of the kernel of that image,
 deny: setup ## check licenses, bans and sources of all crates
 	@tools/deny.sh
 
-docs: ## make a book of the documents: target/book/html/index.html; it needs no network to be read
+docs: ## make a book of the documents: target/book/html/index.html; reading it needs no network
 	@tools/docs.sh

@@ -422,7 +422,7 @@ fn what_no_schema_can_check_is_refused_with_the_reason() {
     for (policy, problem) in [
         (
             r#"{"measurements":"#,
-            "attestationPolicy is no JSON object: unexpected end of JSON input. Pass the file",
+            "attestationPolicy is not a JSON object: unexpected end of JSON input. Pass the file",
         ),
         (
             r#"{"measurements":{}}"#,

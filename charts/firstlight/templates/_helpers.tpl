@@ -1,6 +1,6 @@
-{{- /* What needs more of Go's template language than `firstlight apply` knows. render.rs computes the first five by itself. */}}
+{{- /* Parts that need more of Go's template language than `firstlight apply` knows. render.rs computes the first five itself. */}}
 
-{{- /* The reference of the image: a text as it is, or composed. A digest needs no tag. */}}
+{{- /* The reference of the image: the text in the values, or one made of the fields. With a digest, it has no tag. */}}
 {{- define "firstlight.image" -}}
 {{- $image := .Values.image }}
 {{- if kindIs "string" $image }}
