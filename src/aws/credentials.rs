@@ -99,12 +99,12 @@ impl fmt::Display for VariableError {
 
 impl std::error::Error for VariableError {}
 
-/// Why nobody signs. No text contains a credential.
+/// The reason why a request cannot be signed. No text contains a credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unsigned {
     /// The variables are wrong.
     Wrong(VariableError),
-    /// The variables are not set, and the instance gives nothing.
+    /// The variables are not set, and the instance has no credentials.
     Absent(String),
 }
 

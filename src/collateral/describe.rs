@@ -24,8 +24,8 @@ pub struct Described {
     pub state: String,
 }
 
-/// Asks EC2, which answers for instances of the caller's account alone, and for those that are shared with it. The kind of the error is
-/// [`Cause::Setting`] if the reason is who asks: credentials, permissions, settings.
+/// Asks EC2 for an instance. EC2 answers only for instances of the caller's account, and for those that are shared with it. The
+/// kind of the error is [`Cause::Setting`] if the caller's credentials, permissions or settings are the reason.
 pub fn describe(client: &Client, id: &str) -> Result<Described, Unavailable> {
     // without credentials the region does not matter
     let unsigned = |why: Unsigned| Cause::Setting.because(why.to_string());

@@ -9,7 +9,7 @@
 //!          ─► ask, in a thread of its own: a caller waits no longer than until its deadline, and the answer counts for the next one
 //! ```
 //!
-//! These answers are kept only in memory: others could write to a store, and must not decide to whom a machine belongs.
+//! These answers are kept only in memory. Others could write to a store, and they must not decide which account a machine belongs to.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

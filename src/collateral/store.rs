@@ -48,7 +48,7 @@ impl Store for Nowhere {
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// Uses a directory, which is made for this user alone if it does not exist.
+    /// Uses a directory. If it does not exist, it is made, and only this user may read it.
     pub fn new(path: &Path) -> Result<Directory, Unavailable> {
         match DirBuilder::new().recursive(true).mode(0o700).create(path) {
             Ok(()) => Ok(Directory(path.into())),

@@ -50,7 +50,7 @@ impl RevocationList {
 
     fn read(der: &[u8]) -> Result<RevocationList, Malformed> {
         let mut tbs = Reader::new(signed(der)?);
-        // a list of version 1 has no extensions and so no number; nobody publishes such lists
+        // a list of version 1 has no extensions and so no number; no authority publishes such lists
         tbs.expect(INTEGER)?;
         tbs.expect(SEQUENCE)?;
         let issuer = x509::common_name(tbs.expect(SEQUENCE)?).ok_or(Malformed)?;

@@ -17,13 +17,13 @@ pub struct Unavailable {
 pub enum Cause {
     /// A setting is wrong or missing: a URL, a file, a directory, credentials, a permission.
     Setting,
-    /// The settings say that nobody is asked.
+    /// By its settings, this program asks no server.
     Offline,
     /// There is no connection to the server, or its answer is incomplete.
     Unreachable,
     /// The server has too much to do, or a fault of its own: another request may succeed.
     Busy,
-    /// The server does not know the item, or none that may be asked has it.
+    /// The server does not know the item, or none of the permitted sources has it.
     Unknown,
     /// The server refuses the request with this status.
     Refused(u16),
@@ -33,7 +33,7 @@ pub enum Cause {
     Pending,
     /// There are more bytes than allowed.
     TooLarge,
-    /// The bytes have not the form of the item.
+    /// The bytes do not have the form of the item.
     Malformed,
     /// It is another item: of another chip, platform or authority.
     Mismatch,

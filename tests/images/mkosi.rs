@@ -1,5 +1,5 @@
 //! The image that `make mkosi` builds: its machine becomes a node and comes back by rejoin, with the registers that `firstlight
-//! measure` computed from only the image; nobody gets a shell; a changed byte, several images and a full disk are named.
+//! measure` computed from only the image; no user gets a shell; a changed byte, several images and a full disk are named.
 
 use super::DISK;
 use machine::flow::{self, INIT, PATIENCE, Setting};

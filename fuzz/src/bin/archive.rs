@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 // the included file uses this path
 use base::stop;
 
-#[allow(dead_code)] // nobody reads the errors' fields here
+#[allow(dead_code)] // no code reads the errors' fields here
 #[path = "../../../src/kubernetes/components/archive.rs"]
 mod archive;
 

@@ -1,7 +1,6 @@
-//! Clients whose second ClientHello is not the first one again. A server asks for a second one if
-//! the first has no key share of a group that it knows (HelloRetryRequest). The client may then
-//! change only its key shares (RFC 8446 §4.1.2). An attacker changes more: a server that decides by
-//! one hello what it demands, and by the other one what it does, serves somebody who proved
+//! Clients whose second ClientHello is not the first one again. A server asks for a second one if the first has no key share of a
+//! group that it knows (HelloRetryRequest). The client may then change only its key shares (RFC 8446 §4.1.2). An attacker changes
+//! more: a server that decides by one hello what it demands, and by the other one what it does, serves a client that proved
 //! nothing.
 
 use std::net::TcpStream;
