@@ -1,5 +1,5 @@
-//! Tests of `firstlight apply --addons` with a real Helm and a real kube-apiserver (`make kubernetes-api`). There are no controllers, so
-//! the tests play the one that says whether a workload is ready.
+//! Tests of `firstlight apply --addons` with a real Helm and a real kube-apiserver (`make kubernetes-api`). There are no
+//! controllers, so the tests report in a controller's place whether a workload is ready.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,10 +27,10 @@ spec:
     spec:
       containers: [{name: plugin, image: "example.com/plugin:{{ required "tag is missing" .Values.tag }}"}]
 "#;
-/// As many manifests have: braces that are no template of Helm.
+/// Braces that are not a template of Helm, as many manifests have them.
 const MANIFESTS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: dashboard, namespace: default}\ndata: {legend: '{{instance}}'}\n";
 
-/// A folder with what an operator has.
+/// A folder with the files of an operator.
 struct Operator {
     dir: TempDir,
     client: Client,
@@ -127,7 +127,7 @@ impl Operator {
         image.and_then(|image| image.as_str().map(str::to_owned))
     }
 
-    /// Says that the plugin is ready, as its controller would, until it is stopped.
+    /// Reports that the plugin is ready, in place of its controller, until it is stopped.
     fn play_controller(&self, name: &str, stop: &Stop) {
         while !stop.wait(std::time::Duration::from_millis(100)) {
             let Ok(Some(plugin)) = self.client.find(&self.plugin(name)) else {
@@ -241,7 +241,7 @@ fn cilium_is_installed_with_the_documented_values() {
     ] {
         assert_eq!(config["data"][field], value, "{field}");
     }
-    // no node is there for the DaemonSet, but the Deployment waits for its pod
+    // there is no node for the DaemonSet, but the Deployment waits for its pod
     let late = operator.apply(&["--timeout", "2s"]);
     failed(&late, "add-on cilium is not ready after 2 s: ");
     failed(&late, "cilium-operator");
@@ -266,13 +266,13 @@ fn an_addon_that_does_not_get_ready_is_taken_back_with_the_reason() {
     );
     assert_eq!(operator.image("late").unwrap(), "example.com/plugin:1");
 
-    // what Helm cannot render changes nothing
+    // a template that Helm cannot render changes nothing
     operator.list("late", "3", false);
     let list = fs::read_to_string(operator.at("addons.yaml")).unwrap();
     fs::write(operator.at("addons.yaml"), list.replace("tag:", "tags:")).unwrap();
     failed(&operator.apply(&[]), "tag is missing");
 
-    // what the API server does not know
+    // a resource that the API server does not know
     let template = TEMPLATE.replace("kind: Deployment", "kind: Deplyment");
     fs::write(operator.at("plugin/templates/all.yaml"), template).unwrap();
     operator.list("late", "3", false);
@@ -291,7 +291,7 @@ fn a_node_without_a_network_plugin_is_named() {
         .client
         .create_if_absent(&NODES.all(), &node)
         .unwrap();
-    // as the kubelet of a node with containerd says it
+    // as the kubelet of a node with containerd writes it
     let message = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin \
         returns error: cni plugin not initialized";
     let status = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": message}]}});

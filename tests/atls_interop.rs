@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-// the included file names it so
+// the included file uses this name
 use atls::{Client, Error, Server};
 use support::foreign::go_program;
 use transport::Transport;

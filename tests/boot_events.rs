@@ -77,7 +77,7 @@ fn events_of_init() -> BTreeSet<String> {
     names
 }
 
-/// The first cells of the tables under the heading of `stage`, the tables of errors left out.
+/// The first cells of the tables under the heading of `stage`, without the tables of errors.
 fn cells(stage: &str) -> Vec<String> {
     let page = read(&root().join("docs/boot.md"));
     let heading = format!("## `firstlight[{stage}]`");
@@ -90,7 +90,7 @@ fn cells(stage: &str) -> Vec<String> {
         .collect()
 }
 
-/// The names in these cells: of `` `phase: state disk` `` it is `phase`, of two spans both.
+/// The names in these cells: `phase` for `` `phase: state disk` ``; both names for a cell with two code spans.
 fn names_in(cells: &[String], separators: &[char]) -> BTreeSet<String> {
     let spans = cells
         .iter()
@@ -159,7 +159,7 @@ fn each_phase_of_a_set_up_is_explained() {
     assert_same("phases", printed.collect(), documented.collect());
 }
 
-/// A program that hangs would stop the boot without a word. `base::child_process` gives each a time limit and a stop.
+/// A program that hangs would stop the boot without a message. `base::child_process` gives each a time limit and a stop.
 #[test]
 fn one_module_starts_child_processes() {
     let starts = |file: &PathBuf| {

@@ -42,7 +42,7 @@ fn base64(byte: u8) -> String {
     BASE64_STANDARD.encode([byte; 32])
 }
 
-/// Returns the values that the chart requires, with `more` of them.
+/// Returns the values that the chart requires, and in addition `more`.
 fn values(more: Value) -> Value {
     let mut values = json!({
         "image": "example.com/a:1",
@@ -183,7 +183,7 @@ fn firstlight_apply_and_helm_make_the_same_objects() {
     let mut theirs = objects(&values(
         json!({"joinService": {"metadata": "http://10.9.0.1:81"}}),
     ));
-    // Hooks are no part of a release.
+    // Hooks are not part of a release.
     theirs.retain(|object| !is_hook(object));
     let place = |object: &Value| Object::of(object).unwrap().to_string();
     ours.sort_by_key(place);
@@ -364,7 +364,7 @@ fn values_that_would_do_harm_or_are_not_known_are_refused() {
     ] {
         refused(wrong, problem);
     }
-    // To Kubernetes a field with null is an absent one, and an absent guard admits everything.
+    // Kubernetes treats a field with null as absent, and without a field that limits access, everybody has access.
     for (wrong, problem) in [
         (
             json!({"keyService": {"clients": [{"podSelector": {"matchLabels": null}}]}}),
@@ -572,11 +572,11 @@ fn the_chart_says_what_artifact_hub_shows() {
             .all(|name| name.starts_with("artifacthub.io/"))
     );
     assert_eq!(annotations["artifacthub.io/category"], "security");
-    // Helm refuses annotations that are no texts.
+    // Helm refuses annotations that are not texts.
     assert!(annotations.values().all(Value::is_string));
 }
 
-/// Returns a value for everything that is optional, each other than the default.
+/// Returns a value other than the default for each optional setting.
 fn everything() -> Value {
     values(json!({
         "image": {"repository": "example.com/a", "tag": "2", "pullPolicy": "Always"},
@@ -631,7 +631,7 @@ fn try_apply(object: &Value) -> Value {
     accepted.unwrap_or_else(|error| panic!("{error}: {object:#}"))
 }
 
-/// Gives the API server the resources of the Prometheus operator.
+/// Defines the resources of the Prometheus operator in the API server.
 fn define_monitoring() {
     let client = Cluster::shared().client(&Stop::new()).within(PATIENCE);
     let folder = tool("prometheus-crds.sh");
@@ -644,7 +644,7 @@ fn define_monitoring() {
         client.apply(&at, &definition).unwrap();
         let deadline = Instant::now() + PATIENCE;
         let objects = Resource::namespaced(MONITORING, "v1", name).in_namespace(NAMESPACE);
-        // The server serves it some time after it accepted it.
+        // The server serves a new resource only some time after it accepted its definition.
         while let Err(error) = client.list(&objects, &Selector::default()) {
             assert!(Instant::now() < deadline, "{error}");
             thread::sleep(Duration::from_millis(200));
@@ -760,7 +760,7 @@ fn a_release_with_the_labels_of_before_can_be_upgraded() {
         let new = new.unwrap_or_else(|error| panic!("{at}: {error}"));
         assert_eq!(new["metadata"]["labels"], object["metadata"]["labels"]);
         if is_set {
-            // As the server says for another selector.
+            // The API server's error for another selector.
             let mut other = object.clone();
             let label = json!("firstlight");
             other["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] = label;
@@ -800,7 +800,7 @@ fn no_value_gives_an_account_a_right_or_opens_a_port() {
     );
     assert!(!before.is_empty());
     assert_eq!(before, after);
-    // Metrics are no part of the Service that every host serves.
+    // Metrics are not part of the Service that every host serves.
     let ports = |name| &find(&all, "Service", name)["spec"]["ports"];
     assert_eq!(
         ports("join-service"),
@@ -882,7 +882,7 @@ fn the_program_of_helm_test_asks_servers_for_their_health() {
     assert_eq!(text(&output.stdout), wanted.concat());
 }
 
-/// Returns the names of the metrics that a service tells at its address for them.
+/// Returns the names of the metrics that a service shows at its address for metrics.
 fn exported(address: SocketAddr) -> BTreeSet<String> {
     let text = ureq::get(format!("http://{address}/metrics")).call();
     let text = text.unwrap().body_mut().read_to_string().unwrap();
@@ -956,7 +956,7 @@ fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
     let (_key_service, keys) = start("key-service", &key_arguments);
     let join_arguments = ["--key-service", "127.0.0.1:1", "--config", "."];
     let join_arguments = [&join_arguments[..], &["--key-service-auth", "none"]].concat();
-    // a service that shall prove nothing raises no alert about it
+    // a service whose settings let it prove nothing raises no alert about this
     let (silent, joins) = start("join-service", &join_arguments);
     assert!(!exported(joins).contains("firstlight_join_proves_itself"));
     drop(silent);
@@ -983,7 +983,7 @@ fn alerts_and_dashboard_have_the_metrics_that_the_services_export() {
             );
         }
     }
-    // The dashboard shows everything that the services tell of themselves.
+    // The dashboard shows all metrics of the services.
     let shown = shown.join(" ");
     let shown: BTreeSet<&str> = used(&shown).collect();
     for name in exported
@@ -1038,7 +1038,7 @@ fn alerts_fire_for_what_they_are_about() {
 #[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
 fn an_existing_secret_keeps_the_master_secret_out_of_the_release() {
     let by_values = objects(&values(json!({})));
-    // Helm keeps it if the release goes, or names another one.
+    // Helm keeps the Secret if the release is uninstalled, or names another Secret.
     let secret = find(&by_values, "Secret", "constellation-mastersecret");
     assert_eq!(
         secret["metadata"]["annotations"]["helm.sh/resource-policy"],
@@ -1093,7 +1093,7 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
             json!({"ports": [{"protocol": "TCP", "port": 8200}]}),
         ]
     );
-    // The join service reaches a pod that waits, to learn why.
+    // The join service reaches a pod that waits, and asks it for the reason.
     let waiting = try_apply(find(&all, "Service", "key-service-waiting"));
     assert_eq!(waiting["spec"]["publishNotReadyAddresses"], true);
     let asks = |objects: &[Value], addresses: &str| {
@@ -1132,7 +1132,7 @@ fn a_wrapped_master_secret_gets_the_way_to_its_service_and_the_time_to_wait() {
             (&json!(path), &json!(true))
         );
     }
-    // The file is where the program looks for authorities first.
+    // The file is at the path where the program first looks for authorities.
     let volumes = pod["volumes"].as_array().unwrap();
     let authorities = volumes
         .iter()

@@ -386,7 +386,7 @@ fn the_form_of_the_output_may_stand_before_the_command() {
     ] {
         assert_eq!(json(args)["version"], env!("CARGO_PKG_VERSION"), "{args:?}");
     }
-    // what stands behind the command counts
+    // options after the command's name take effect
     let output = firstlight(dir.path(), &["-o", "json", "version", "-o", "text"]);
     assert!(text(&output.stdout).starts_with("firstlight "));
     let hash = &json(&["-o", "json", "hash-secret", "init-secret"])["initSecretHash"];
@@ -503,7 +503,7 @@ fn a_file_in_the_present_folder_has_defaults_and_the_command_line_replaces_them(
     let (code, stderr) = failure(dir.path(), &["init", "--init-secret", "init-secret"]);
     assert_eq!(code, 4, "{stderr}");
     assert!(stderr.contains(&endpoint), "{stderr}");
-    // from elsewhere, its paths are those of its folder
+    // when the command runs in another folder, the file's paths are relative to the file's folder
     let elsewhere = tempfile::tempdir().unwrap();
     let config = dir.path().join("firstlight.toml");
     let args = ["status", &endpoint, "--config", config.to_str().unwrap()];
@@ -521,7 +521,7 @@ fn a_file_in_the_present_folder_has_defaults_and_the_command_line_replaces_them(
         stderr.contains("firstlight.toml: there is no option \"polcy\"; did you mean policy?"),
         "{stderr}"
     );
-    // its secrets' places are the command's matter, but a program without our user must not choose the policy
+    // the command decides where its secrets are, but a program of another user must not choose the policy
     write(dir.path(), "firstlight.toml", "policy = 'p'\n", 0o666);
     let (code, stderr) = failure(dir.path(), &["roots"]);
     assert_eq!(code, 1);
@@ -658,7 +658,7 @@ fn measure_writes_no_policy_of_a_bank_that_the_firmware_does_not_extend() {
     tpm.reboot();
     let (code, [_, said]) = measure(&tpm, &[]);
     assert_eq!(code, Some(0), "{said}");
-    // the kernel of that machine is not known
+    // the command does not know the kernel of that machine
     assert!(said.contains("the host's ACPI tables"), "{said}");
 }
 

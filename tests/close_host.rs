@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use support::ROOT;
 
-/// Runs close-host over stand-ins for the kernel's files, and then `look`. `before` prepares the stand-ins further.
+/// Runs close-host with copies in the place of the kernel's files, and then `look`. `before` changes the copies first.
 fn run(shell: &str, command_line: &str, before: &str, look: &str) -> Output {
     let script = format!(
         "set -e
@@ -31,7 +31,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(all).unwrap()
 }
 
-/// Not every kernel has it.
+/// Not every kernel has this file.
 const SYSRQ: &str = "/proc/sys/kernel/sysrq";
 const SHELLS: [&str; 3] = ["dash", "bash", "busybox sh"];
 
@@ -45,7 +45,7 @@ fn systemd_gets_no_variables_and_no_credentials_of_the_host() {
         let output = run(shell, line, "", &look);
         let text = text(&output);
         assert!(output.status.success(), "{shell}: {text}");
-        // what the kernel command line has is not added, and has the last word
+        // an option that the kernel command line already has is not added, and its value there takes effect
         let expected = format!(
             "systemd.import_credentials=no systemd.gpt_auto=no systemd.ssh_auto=no systemd.getty_auto=no rd.nonvmf=1 cloud-init=disabled {line}\n0\n"
         );

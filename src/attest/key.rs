@@ -71,11 +71,10 @@ const CURVES: [Curve; 2] = [
 ];
 
 impl<'a> Key<'a> {
-    /// Parses a TPMT_PUBLIC (§12.2.4) of the template: nameAlg SHA-256, no policy; RSA for RSASSA
-    /// with SHA-256, SHA-384 or SHA-512, or P-256 and P-384 for ECDSA with the hash of the same
-    /// size. No bytes may follow. Even so a key has several encodings, and the hash of these bytes
-    /// identifies the machine. The quote has the Qualified Name, with which the TPM signs this
-    /// encoding.
+    /// Parses a TPMT_PUBLIC (§12.2.4) of the template: nameAlg SHA-256, no policy; RSA for RSASSA with SHA-256, SHA-384 or SHA-512,
+    /// or P-256 and P-384 for ECDSA with the hash of the same size. No bytes may follow. Even so a key has several encodings, and
+    /// the hash of these bytes identifies the machine. So each quote names this encoding: it contains the key's Qualified Name, and
+    /// the TPM signs it.
     pub fn parse(public: &'a [u8]) -> Result<Key<'a>, &'static str> {
         let mut reader = Reader(public);
         let key = Self::read(&mut reader).ok_or("the attestation key is truncated")??;

@@ -39,9 +39,9 @@ pub enum Verdict {
 /// Why a hash cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BadHash {
-    /// It is not a bcrypt hash: its length in bytes.
+    /// It is not a bcrypt hash. The field is its length in bytes.
     Form(usize),
-    /// A check takes too long: its cost.
+    /// A check of a secret would take too long. The field is the cost in the hash.
     Cost(u32),
 }
 

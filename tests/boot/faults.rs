@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const DISK: u64 = 64 * MIB;
 const PATIENCE: Duration = Duration::from_secs(180);
-/// SeaBIOS measures neither kernel nor initramfs, so the policy only demands a fresh node.
+/// SeaBIOS measures neither kernel nor initramfs, so the policy requires only a fresh node.
 const FRESH_NODE: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 /// Number of power cuts in each of the two tests, each in another part of the run.
 const CUTS: u32 = 4;
@@ -135,7 +135,7 @@ fn a_node_with_an_unfinished_set_up_starts_over() -> Result<()> {
     for step in [" mounted:", "set-up was interrupted", " reset:"] {
         vm.console.wait_for(step, PATIENCE)?;
     }
-    // run it again for its exit code; a marked disk stays marked
+    // run the command again to get its exit code; a marked disk stays marked
     let again = vm.command("bootstrapper; echo exit code $?", PATIENCE)?;
     if !again.ends_with("exit code 3") {
         return Err(Failure(format!(

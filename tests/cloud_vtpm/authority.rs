@@ -1,4 +1,4 @@
-//! An authority of the tests in the place of a cloud's: a root, and an authority between it and the keys.
+//! An authority of the tests in the place of a cloud's: a root, and an intermediate authority.
 
 use base::der;
 use rcgen::{
@@ -69,7 +69,7 @@ impl Authority {
         Authority::altered(|_| ())
     }
 
-    /// Makes one whose authority between has a fault.
+    /// Makes one whose intermediate authority has a fault.
     pub fn altered(alter: fn(&mut CertificateParams)) -> Authority {
         let key = || KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
         let (root_key, between_key) = (key(), key());
@@ -95,12 +95,12 @@ impl Authority {
         &self.root_pem
     }
 
-    /// Returns the certificate of the authority between.
+    /// Returns the certificate of the intermediate authority.
     pub fn between(&self) -> &[u8] {
         &self.between_der
     }
 
-    /// Certifies a key as the authority between.
+    /// Certifies a key as the intermediate authority.
     pub fn certify(&self, params: &CertificateParams, key: &PublicKey) -> Vec<u8> {
         params.signed_by(key, &self.between).unwrap().der().to_vec()
     }
@@ -111,7 +111,7 @@ impl Authority {
     }
 }
 
-/// Returns what all certificates have in common.
+/// Returns the parts that all certificates have in common.
 pub fn params(name: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -140,7 +140,7 @@ pub fn other_usage(usage: &[u64]) -> ExtendedKeyUsagePurpose {
     ExtendedKeyUsagePurpose::Other(usage.to_vec())
 }
 
-/// Returns the extension that says where the issuer is published.
+/// Returns the extension with the address of the issuer's certificate.
 pub fn published_at(place: &str) -> CustomExtension {
     let method = der::element(
         der::OBJECT_IDENTIFIER,

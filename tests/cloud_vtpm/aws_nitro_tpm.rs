@@ -58,7 +58,7 @@ pub fn text(content: &str) -> Vec<u8> {
     [head(TEXT, content.len()), content.into()].concat()
 }
 
-/// What the hypervisor of the tests signs: the fields in order, with encoded values.
+/// The document that the hypervisor of the tests signs: the fields in order, with encoded values.
 #[derive(Clone)]
 pub struct Draft {
     fields: Vec<(&'static str, Vec<u8>)>,
@@ -188,7 +188,7 @@ fn issuer(cloud: &CloudTpm, host: &Host, documents: Option<Hypervisor>) -> Arc<d
     Arc::new(vtpm::Issuer::new(cloud.location(), None, machine))
 }
 
-/// Returns demands of the root of the tests and of a value of PCR 4.
+/// Returns requirements for the root of the tests and a value of PCR 4.
 pub fn demands(authority: &Authority, digit: &str) -> Value {
     json!({"cloud": {"roots": [authority.root_pem()], "sha384": {"4": digit.repeat(96)}}})
 }
@@ -233,7 +233,7 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
     assert_eq!(claims.chip.as_deref(), Some(INSTANCE));
     assert_eq!(claims.bound[0], "attestation key: public_key");
     assert!(!judge.properties().believes_any_tpm);
-    // what Constellation's validator reads is there
+    // the document has the fields that Constellation's validator reads
     let read: Value = serde_json::from_slice(&document).unwrap();
     assert_eq!(read["Attestation"]["ak_cert"], Value::Null);
 
@@ -286,8 +286,8 @@ const OF_OPERATOR: &str = "AKIDOPERATOR";
 pub const OF_ROLE: &str = "ASIAROLE";
 const TOKEN_OF_ROLE: &str = "session";
 
-/// Starts a server in EC2's place. It tells a caller with this access key that the tests' instance has this owner. Returns its URL
-/// and the number of its requests.
+/// Starts a server in EC2's place. It answers a caller with this access key that the tests' instance has this owner. Returns its
+/// URL and the number of its requests.
 pub fn api(owner: &'static str, key: &'static str) -> (String, Arc<AtomicUsize>) {
     let requests = Arc::new(AtomicUsize::new(0));
     let counted = requests.clone();
@@ -334,7 +334,7 @@ pub fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
     (sources.unwrap(), requests)
 }
 
-/// Adds a list to the demands of the cloud.
+/// Adds a list to the requirements for the cloud.
 pub fn with_list(mut demands: Value, name: &str, entry: &str) -> Value {
     demands["cloud"][name] = json!([entry]);
     demands
@@ -387,7 +387,7 @@ fn a_machine_is_of_the_account_and_the_zone_that_ec2_says() {
         error.contains("zone of the machine is \"eu-central-1b\""),
         "{error}"
     );
-    // a node has such a policy of services
+    // a node can have such a policy for services
     let error = prove(issuer.clone(), validator(&VARIANT, &own)).unwrap_err();
     assert!(error.contains("this program does not ask EC2"), "{error}");
 }
@@ -521,7 +521,7 @@ fn only_a_machine_that_is_accepted_by_all_else_causes_a_request() {
         let error = refusal(documents, &policy);
         assert!(error.contains(why), "{error}, expected {why}");
     }
-    // no policy without accounts and zones makes anybody ask
+    // with a policy without accounts and zones, no program asks EC2
     let document = issuer(&cloud, &host, hypervisor(&authority)).issue(USER_DATA, NONCE);
     let judge = validator_with(&VARIANT, &demands(&authority, "0"), &sources);
     judge
@@ -757,7 +757,7 @@ fn tricks_with_cbor_are_refused_without_a_panic() {
     }
 }
 
-/// Returns a value with a break in the place of its definite length. `content` is what its head counts.
+/// Returns a value with a break in the place of its definite length. `content` is the number in its head.
 fn broken(kind: u8, content: &[u8]) -> Vec<u8> {
     [&[kind << 5 | 31], content, &[0xff]].concat()
 }

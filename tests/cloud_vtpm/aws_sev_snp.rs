@@ -63,7 +63,7 @@ fn a_machine_is_proved_by_its_chip_and_by_the_registers_of_its_nitro_tpm() {
     ];
     assert_eq!(claims.bound, bound);
 
-    // the hypervisor signs what is in the registers, not what a policy expects
+    // the hypervisor signs the values in the registers, not those that a policy expects
     let mut tpm = Tpm::open(&nitro.location()).unwrap();
     tpm.pcr_event(4, b"another boot loader").unwrap();
     let value = tpm.pcrs(Bank::Sha384).unwrap().remove(&4).unwrap();
@@ -209,7 +209,7 @@ fn a_document_of_another_machine_connection_or_authority_is_refused() {
             ),
             "leads to none of the roots",
         ),
-        // the hypervisor does not replace the chip
+        // a document of the hypervisor does not replace the chip's report
         (
             &cloud,
             Chip::new(|report| report[0x50] ^= 1),
@@ -237,7 +237,7 @@ fn a_document_of_another_machine_connection_or_authority_is_refused() {
     }
 }
 
-/// Anybody can write a report that names a chip.
+/// An attacker can write a report that names any chip.
 #[test]
 fn no_certificate_is_fetched_for_a_machine_whose_document_is_refused() {
     let (cloud, authority) = (CloudTpm::start(), Authority::new());
@@ -312,7 +312,7 @@ fn ec2_says_the_account_of_the_machine_whose_instance_the_hypervisor_signed() {
     assert_eq!(requests.load(Ordering::SeqCst), 0);
 }
 
-/// The event log takes what room there is, and the longest answer of the hypervisor has 8 KiB.
+/// The event log fills the rest of the document, and the longest answer of the hypervisor has 8 KiB.
 #[test]
 fn the_longest_log_and_document_fit_attested_tls() {
     let (cloud, authority) = (CloudTpm::start(), Authority::new());

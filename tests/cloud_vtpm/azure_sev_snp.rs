@@ -1,4 +1,5 @@
-//! `azure-sev-snp`: the paravisor's report in the TPM, the chip's certificate from Azure's service, which a hierarchy of the tests signs.
+//! `azure-sev-snp`: the paravisor's report in the TPM, the chip's certificate from Azure's service; an authority of the tests has
+//! signed the certificate.
 
 use std::sync::Arc;
 
@@ -56,7 +57,7 @@ impl Machine {
         machine
     }
 
-    /// Makes Azure have this certificate of the chip.
+    /// Makes Azure's service return this certificate of the chip.
     pub fn certify(&self, vcek: &str) {
         let answer = json!({"vcekCert": vcek, "certificateChain": pem("ask") + &pem("ark"), "tcbm": "DB18000000000104"});
         let request = "GET /metadata/THIM/amd/certification";
@@ -147,7 +148,7 @@ fn a_machine_is_proved_by_the_report_of_its_chip() {
     assert!(error.contains("does not lead to the root"), "{error}");
 }
 
-/// Has the certificate of the chip, as AMD's service.
+/// Returns the certificate of the chip, as AMD's service does.
 struct OfAmd;
 
 impl Sources for OfAmd {

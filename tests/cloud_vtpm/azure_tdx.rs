@@ -1,4 +1,4 @@
-//! `azure-tdx`: the paravisor's report in the TPM, the quote from Azure's service, which an authority of the tests signs.
+//! `azure-tdx`: the paravisor's report in the TPM, the quote from Azure's service; an authority of the tests has signed the quote.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const JULY_2025: u64 = 1_751_328_000;
 /// REPORTDATA in a TDREPORT, and the TDREPORT in the report of the paravisor.
 const REPORT_DATA: usize = 32 + 128;
 
-/// Has the collateral of the tests.
+/// Returns the collateral of the tests.
 struct Collected(Arc<Collateral>);
 
 impl Sources for Collected {
@@ -237,7 +237,7 @@ fn evidence_with_one_fault_is_refused_by_name() {
     }
 }
 
-/// Notes that it was asked, and has nothing.
+/// Counts requests, and has no collateral.
 #[derive(Default)]
 struct Asked(AtomicBool);
 

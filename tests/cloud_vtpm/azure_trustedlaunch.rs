@@ -1,4 +1,4 @@
-//! `azure-trustedlaunch`: the key at its persistent handle, the certificate at its NV index, the chain where the certificate says.
+//! `azure-trustedlaunch`: the key at its persistent handle, the certificate at its NV index, the chain at the address in the certificate.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const NAME: &str = "0123456789ab.TrustedVM.Azure.windows.net";
 /// tcg-kp-AIKCertificate.
 const USAGE: &[u64] = &[2, 23, 133, 8, 3];
 
-/// Returns a machine with a certificate that says where its issuer is published.
+/// Returns a machine with a certificate that contains the address of its issuer's certificate.
 fn machine(host: &Host, authority: &Authority) -> CloudTpm {
     let place = format!("{}/ca/cert.cer", host.url());
     host.set("GET /ca/cert.cer", authority.between());
@@ -105,7 +105,7 @@ fn a_machine_is_proved_by_the_certificate_of_its_key() {
     }
 }
 
-/// The host writes the certificate in the TPM, so it chooses the place.
+/// The host writes the certificate in the TPM, so the host chooses the address.
 #[test]
 fn a_place_that_is_not_microsofts_is_not_asked() {
     let (host, authority) = (Host::start(), Authority::new());
@@ -114,7 +114,7 @@ fn a_place_that_is_not_microsofts_is_not_asked() {
     let error = prove(issuer, validator(&VARIANT, &roots(&authority))).unwrap_err();
     assert!(error.contains("leads to none of the roots"), "{error}");
     assert_eq!(host.requests(), [""; 0]);
-    // the same machine, where the place is allowed
+    // the same machine, when the address is allowed
     let issuer = self::issuer(&cloud);
     prove(issuer, validator(&VARIANT, &roots(&authority))).unwrap();
     assert_eq!(host.requests().len(), 1);

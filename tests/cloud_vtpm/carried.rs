@@ -1,5 +1,6 @@
-//! A node and a join service whose machine is one of AWS: the service brings AMD's list of revoked certificates, which the node does not
-//! fetch. The node's demand, the service, its cache and the host's evidence are the genuine ones; AMD's servers are of the tests.
+//! A node and a join service whose machine is one of AWS: the service brings AMD's list of revoked certificates, which the node
+//! does not fetch. The node's request, the service, its cache and the host's evidence are the genuine ones; AMD's servers are of
+//! the tests.
 
 use std::cell::RefCell;
 use std::net::TcpStream;
@@ -51,7 +52,7 @@ impl log::Log for Kept {
     fn flush(&self) {}
 }
 
-/// Returns what work in this thread logs, besides its result.
+/// Returns the result of some work, and the lines that it logs in this thread.
 fn logged<T>(work: impl FnOnce() -> T) -> (T, String) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -101,7 +102,7 @@ impl Meeting {
         socket
     }
 
-    /// Starts the join service, which fetches from this server of AMD's, or nothing.
+    /// Starts the join service, which fetches from this server of AMD, or fetches nothing.
     fn service(&self, amd: Option<&Server>) -> (JoinService, Option<Arc<Fetching>>) {
         let socket = self.evidence();
         let nodes = with(
@@ -131,7 +132,7 @@ impl Meeting {
         (service.unwrap(), collateral)
     }
 
-    /// Returns what the node, whose setting service-policy has these members, connects with.
+    /// Returns the client of a node whose setting service-policy has these members.
     fn client(&self, further: &Value) -> atls::Client {
         let policy = with(ours(), &json!({"measurements": {"8": "00".repeat(32)}}));
         let file = self.dir.path().join("service-policy");
@@ -170,7 +171,7 @@ fn amd(list: Vec<u8>) -> Server {
     amd_that(list, || ())
 }
 
-/// As [`amd`], but does this before each answer.
+/// As [`amd`], but calls a function before each answer.
 fn amd_that(list: Vec<u8>, before: impl Fn() + Send + Sync + 'static) -> Server {
     Server::start(move |target| {
         before();
@@ -190,7 +191,7 @@ fn settings(amd: &Server) -> Settings {
     }
 }
 
-/// Waits until the service has fetched what its own machine needs: no node has asked it yet.
+/// Waits until the service has fetched the list for its own machine, before any node asks it.
 fn wait_until_prepared(fetching: &Fetching) {
     let limit = Instant::now() + Duration::from_secs(60);
     while fetching.statistics().fetched < 1 {
@@ -234,7 +235,7 @@ fn a_node_judges_a_join_service_by_the_list_that_the_service_brings() {
         service.stop(Duration::ZERO);
     }
 
-    // as an old service, which knows of no collateral
+    // as an old service, which sends no collateral
     let (service, _) = meeting.service(None);
     for policy in [&json!({}), &optional] {
         let (joined, logged) = meeting.join_service(policy, &service);

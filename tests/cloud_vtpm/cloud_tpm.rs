@@ -1,4 +1,4 @@
-//! A software TPM that is provisioned as a cloud provisions its own, with tpm2-tools.
+//! A software TPM in which tpm2-tools make the keys and indices that a cloud makes in its TPMs.
 
 use std::fs;
 use std::sync::Arc;
@@ -72,7 +72,8 @@ impl CloudTpm {
         cloud
     }
 
-    /// Provides the attestation key and a report of the paravisor. The index is as long as swtpm allows, so zeros follow the report.
+    /// Provides the attestation key and a report of the paravisor. The index has the greatest length that swtpm allows, so zeros
+    /// follow the report.
     pub fn azure(alter: impl Fn(&mut Vec<u8>)) -> CloudTpm {
         let cloud = CloudTpm::azure_key();
         let key = cloud.key(AZURE);

@@ -170,7 +170,7 @@ pub fn correct() -> Correct {
     Correct::new(&VARIANT, issuer, roots(&authority), machine)
 }
 
-/// The certificate has the modulus and the exponent of the key, and not the rest of what names the machine.
+/// The certificate has only the modulus and the exponent of the key. The machine's name depends on the key's other fields, too.
 #[test]
 fn a_machine_has_one_name_however_it_encodes_its_key() {
     let machine = correct();
@@ -255,7 +255,7 @@ fn a_machine_is_proved_by_its_certificate_and_its_firmware() {
     let judge = validator(&VARIANT, &json!({"cloud": narrow}));
     judge.judge(&Evidence::new(&document, NONCE)).unwrap();
 
-    // what the quote covers, and what it does not
+    // fields that the quote covers, and fields that it does not cover
     for (member, why) in [
         ("InstanceInfo", "another connection"),
         ("ak_cert", "no certificate"),
@@ -396,7 +396,7 @@ fn pcr_0(events: &[(u32, Vec<u8>)]) -> Vec<u8> {
     })
 }
 
-/// The types of events are not measured, so a machine that nothing encrypts can write what it likes in their place.
+/// The types of events are not measured, so a machine without encrypted memory can write any types.
 #[test]
 fn a_log_with_other_types_does_not_change_what_google_measured() {
     const EV_IPL: u32 = 0xd;
@@ -430,7 +430,7 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
         assert!(error.text.contains(expected), "{kinds:?}: {error}");
     }
 
-    // an event that extends nothing says nothing, and ends nothing
+    // an event that extends no register proves nothing, and does not end the firmware's part
     let silent = |kind: usize, events: &[(u32, Vec<u8>)]| (3, events[kind].1.clone());
     let mut added = genuine.clone();
     added.insert(1, silent(1, &events("1", 4)));
@@ -438,7 +438,7 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
     let firmware = Firmware::measured(&log_of(&added), &pcr_0(&added)).unwrap();
     assert_eq!((firmware.version, firmware.technology), (1, 0));
 
-    // each separator of the specification ends the firmware's part, and nothing else does
+    // each separator of the specification ends the firmware's part, and no other event does
     for (separator, ends) in [
         ([0; 4], true),
         ([0xff; 4], true),
@@ -461,7 +461,7 @@ fn a_log_with_other_types_does_not_change_what_google_measured() {
     let error = Firmware::measured(&log_of(&all[..2]), &pcr_0(&all[..2])).unwrap_err();
     assert!(error.text.contains("no separator"), "{error}");
 
-    // the data of an event counts only with its digest, which is what was measured
+    // the data of an event is accepted only if its hash is the measured digest
     let mut log = log_of(&genuine);
     let at = log.windows(16).position(|it| it == b"GCE NonHostInfo\0");
     log[at.unwrap() + 16] = 4;
@@ -544,7 +544,7 @@ fn a_genuine_certificate_of_2026_leads_to_googles_root() {
     assert_eq!(instance.zone.as_deref(), Some("us-central1-a"));
 }
 
-/// Sources that have one authority.
+/// Sources that have the certificate of one authority.
 struct Published {
     authority: Result<Option<Vec<u8>>, Unavailable>,
     /// How often it was requested, and kept.
@@ -561,7 +561,7 @@ impl Published {
         })
     }
 
-    /// Returns how often the authority was requested, and kept.
+    /// Returns how often the authority's certificate was requested, and how often it was kept.
     fn counts(&self) -> (usize, usize) {
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         (count(&self.requested), count(&self.kept))
@@ -580,7 +580,7 @@ impl Sources for Published {
     }
 }
 
-/// Google has replaced the authority that issues the certificates before. A verifier has the root, and fetches the rest.
+/// Google has replaced the authority that issues the certificates before. A verifier has the root, and fetches the other certificates.
 #[test]
 fn a_machine_of_an_authority_that_is_not_built_in_is_proved() {
     let machine = Machine::start(&events("1", 1));
@@ -600,7 +600,7 @@ fn a_machine_of_an_authority_that_is_not_built_in_is_proved() {
     judge(&published).unwrap();
     let before = published.counts();
     assert!(before.0 > 0 && before.0 == before.1, "{before:?}");
-    // nothing is requested for a machine that is refused all the same
+    // no certificate is requested for a machine that is refused anyway
     let error = judge_of("other", &published).unwrap_err();
     assert!(error.contains("project of the machine is"), "{error}");
     assert_eq!(published.counts(), before);

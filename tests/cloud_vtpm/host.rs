@@ -1,4 +1,4 @@
-//! The services that the host of a machine has: HTTP, whose answers a test sets and whose requests it sees.
+//! The services of a machine's host: an HTTP server. A test sets its answers, and sees the requests.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -9,7 +9,7 @@ mod azure_tdx;
 mod azure_trustedlaunch;
 mod carried;
 mod cloud_tpm;
-#[allow(dead_code)] // the tests of what is fetched use all of it
+#[allow(dead_code)] // the tests of collateral use all of it
 #[path = "../collateral/server.rs"]
 mod collateral_server;
 mod endorsed_keys;

@@ -12,7 +12,7 @@ use verifier::{Issuer, Policy, Validator, Variant};
 
 use crate::cloud_tpm::{NONCE, USER_DATA};
 
-/// A document for the nonce of the tests, and what judges it.
+/// A document for the nonce of the tests, and its validator.
 pub type Sample = (Vec<u8>, Arc<dyn Validator>);
 
 /// A correct machine.
@@ -55,7 +55,7 @@ pub fn validator(variant: &Variant, further: &serde_json::Value) -> Arc<dyn Vali
     validator_with(variant, further, &offline())
 }
 
-/// Returns the same with these sources.
+/// Returns the same validator with these sources.
 pub fn validator_with(
     variant: &Variant,
     further: &serde_json::Value,
@@ -63,7 +63,7 @@ pub fn validator_with(
 ) -> Arc<dyn Validator> {
     let zero = serde_json::json!({"15": {"expected": "00".repeat(32)}});
     let mut policy = serde_json::json!({"measurements": zero});
-    // an empty object requires nothing, and a policy has none
+    // an empty object would require nothing, and a policy has no empty objects
     let further = further.as_object().unwrap().iter();
     for (name, value) in further.filter(|(_, value)| **value != serde_json::json!({})) {
         policy[name] = value.clone();
@@ -74,7 +74,7 @@ pub fn validator_with(
     variant.validator_for(policy, sources).unwrap()
 }
 
-/// Proves a machine to a caller, in the strong form and in the old form. Returns why it is refused.
+/// Proves a machine to a caller, in the strong form and in the old form. Returns the reason for a refusal.
 pub fn prove(issuer: Arc<dyn Issuer>, validator: Arc<dyn Validator>) -> Result<(), String> {
     for is_old in [false, true] {
         let client = atls::Client::new(None, vec![validator.clone()]);

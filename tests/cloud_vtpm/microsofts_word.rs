@@ -1,5 +1,5 @@
-//! `azure-sev-snp` with firmware whose signer the policy does not name: Microsoft's attestation service (MAA) is asked. A server of the tests
-//! answers as its REST reference says.
+//! `azure-sev-snp` with firmware whose signer the policy does not name: the verifier asks Microsoft's attestation service (MAA). A
+//! server of the tests answers as its REST reference says.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -30,7 +30,7 @@ struct Maa {
 }
 
 impl Maa {
-    /// Starts a service that vouches for the report in a document.
+    /// Starts a service whose token confirms the report in a document.
     fn vouching_for(document: &[u8]) -> Maa {
         let claims = Arc::new(Mutex::new(Value::Null));
         let shared = claims.clone();
@@ -348,7 +348,7 @@ fn one_question_about_a_report_is_enough_for_all_its_machine_sends_and_all_that_
     }
     assert_eq!(maa.requests(), 1);
 
-    // another report is another question, which this word does not answer
+    // for another report, the program asks the service again
     let another = Machine::start(|_| (), |_| ());
     let another = another.issuer().issue(USER_DATA, NONCE).unwrap();
     let error = judge
@@ -439,7 +439,7 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
     };
     let (code, said) = verify("11", &[]);
     assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
-    // the proven values are shown, but nothing vouches for the key
+    // the proven values are shown, but nothing endorses the key
     for shown in [
         "PCR 9   differs",
         "\nbelieved:  any key\n",
@@ -535,7 +535,7 @@ fn a_wrong_list_of_authorities_matters_to_those_alone_who_ask_microsoft() {
         .judge(&Evidence::new(&document, NONCE))
         .unwrap();
     let judge = judge(&maa.policy("MAAFallback"), &sources).unwrap();
-    // the chip's share is not for what is never sent
+    // a request that is never sent does not count against the chip's limit
     for _ in 0..6 {
         let error = judge
             .judge(&Evidence::new(&document, NONCE))

@@ -60,7 +60,7 @@ impl Setting {
         Arc::new(vtpm::Issuer::new(location, None, Arc::new(machine)))
     }
 
-    /// A policy that demands the value of PCR 4 that the TPM has.
+    /// A policy that requires the value of PCR 4 that the TPM has.
     fn policy(&self) -> Value {
         demands(&self.authority, "0")
     }
@@ -87,7 +87,7 @@ fn a_machine_with_a_nitro_tpm_is_accepted_by_its_sha_384_registers() {
     );
     assert_eq!(setting.nitro.left(), (0, 0));
 
-    // the hypervisor signs what is in the registers, not what a policy expects
+    // the hypervisor signs the values in the registers, not those that a policy expects
     let mut tpm = Tpm::open(&setting.nitro.location()).unwrap();
     tpm.pcr_event(4, b"another boot loader").unwrap();
     let value = tpm.pcrs(Bank::Sha384).unwrap().remove(&4).unwrap();
@@ -117,10 +117,10 @@ fn a_machine_without_an_answer_says_why_and_proves_what_the_old_system_proves() 
     let setting = Setting::new();
     let any = validator(&VARIANT, &json!({}));
     for (fault, asked) in [
-        // these TPMs never make documents, and are asked once
+        // these TPMs never make documents, so the program asks them only once
         (Fault::UnknownCommand, 1),
         (Fault::SmallIndices, 0),
-        // the others may the next time
+        // the other TPMs may make a document the next time
         (Fault::Refusal, 3),
         (Fault::NoAnswer, 3),
         (Fault::Garbage, 3),
@@ -257,7 +257,7 @@ fn an_index_that_a_killed_run_has_left_is_removed() {
     assert_eq!(setting.nitro.left(), (0, 0));
 }
 
-/// The emulation would not notice a wrong machine if it believed everybody.
+/// If the emulation accepted every proof, it would not notice a wrong machine.
 #[test]
 fn the_emulation_refuses_who_does_not_know_the_value_of_the_index() {
     let setting = Setting::new();
@@ -333,7 +333,8 @@ fn programs_on_one_machine_take_turns() {
     });
 }
 
-/// AWS's library asks through the same emulation, as its program does; then the machine's document differs only in what it gave.
+/// AWS's library asks the same emulation, as AWS's program does. Then the machine's document differs only in the values that the
+/// machine passed.
 #[test]
 #[ignore = "it builds the packages of the peer"]
 fn awss_own_program_gets_a_document_from_the_same_emulation() {

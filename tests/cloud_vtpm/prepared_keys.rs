@@ -67,7 +67,7 @@ impl Endorser for Azure {
         false
     }
 
-    /// Believes the report of the hardware: its signature is not what these tests are about.
+    /// Accepts the report of the hardware without a check of its signature, which other tests check.
     fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         let report = HclReport::parse(evidence.instance_info);
         let report = report.map_err(|why| Kind::Malformed.because(why))?;
@@ -123,7 +123,7 @@ fn the_keys_of_gces_templates_quote_and_are_the_same_each_time() {
             .unwrap()
             .attestation_key(source)
             .unwrap();
-        // TPMT_PUBLIC starts with the template, as far as its unique field
+        // TPMT_PUBLIC starts with the template, up to its field unique
         assert!(key.starts_with(&unhex(template)[..20]));
         assert_eq!(
             *KeyName::of(&key).digest(),
@@ -236,7 +236,7 @@ fn genuine(name: &str) -> Vec<u8> {
 #[test]
 fn a_genuine_quote_of_azure_has_the_name_of_its_key() {
     let (file, pem) = (genuine("quote.bin"), genuine("akpub.pem"));
-    // the signature and what is signed, each behind its length
+    // the signature and the signed bytes, each after its length
     let part = |rest: &[u8]| {
         let (length, rest) = rest.split_at(8);
         let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
@@ -264,7 +264,7 @@ fn a_genuine_quote_of_azure_has_the_name_of_its_key() {
     assert!(!signed_by([0, 5, 4, 0x72], [0, 1, 0, 1]));
 }
 
-/// The firmware of 2023 labels the key with another operation than that of today.
+/// The firmware of 2023 names another operation for the key than today's firmware.
 #[test]
 fn genuine_machines_of_azure_have_signed_their_runtime_data() {
     for name in ["hcl-report-snp.bin", "hcl-report-tdx.bin"] {

@@ -89,7 +89,7 @@ impl Services {
     }
 }
 
-/// Writes the file of the policy, all at once.
+/// Writes the file of the policy in one step, so that no reader sees a part of it.
 fn put(folder: &TempDir, policy: &Value) {
     let mut policy = policy.clone();
     policy["measurements"] = json!({"15": {"expected": "00".repeat(32)}});
@@ -131,7 +131,7 @@ fn a_machine_of_each_variant_gets_the_key_of_its_disk() {
         services.set_policy(&of_another);
         let error = services.rejoin(&machine.issuer).unwrap_err();
         services.join.expect("its attestation key is");
-        // what the service knows of the machine stays in its log
+        // the service writes its knowledge of the machine only into its log
         assert!(!error.contains("its attestation key is"), "{name}: {error}");
     }
 }

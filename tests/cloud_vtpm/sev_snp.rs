@@ -34,7 +34,7 @@ pub fn pem(name: &str) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
 }
 
-/// Signs a report after a change, and has a table with these entries.
+/// Signs a report after a change, and returns it with a table of these entries.
 pub struct Chip {
     pub change: fn(&mut [u8]),
     pub table: Vec<(u128, &'static str)>,
@@ -188,7 +188,7 @@ fn a_machine_of_aws_is_proved_by_the_report_over_its_key() {
     }
 }
 
-/// Machines on shared hosts have the key of the cloud, those on hosts of one's own that of the chip.
+/// Machines on shared hosts have the key of the cloud. Machines on dedicated hosts have the key of the chip.
 #[test]
 fn a_machine_of_aws_is_proved_by_the_key_of_the_cloud() {
     let cloud = CloudTpm::start();
@@ -304,7 +304,7 @@ impl Sources for Asked {
     }
 }
 
-/// Anybody can write a report that names a chip.
+/// An attacker can write a report that names any chip.
 #[test]
 fn the_certificate_of_a_chip_is_fetched_only_if_it_could_lead_to_acceptance() {
     let cloud = CloudTpm::start();

@@ -59,7 +59,7 @@ fn verify_machine(folder: &Path, machine: &Correct, policy: &Value, more: &[&str
     said
 }
 
-/// Returns the platform that the program shows of a correct machine.
+/// Returns the program's output about the platform of a correct machine.
 fn shown(machine: &Correct) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let json = ["-o", "json"];
@@ -253,7 +253,7 @@ fn a_refused_machine_is_shown_as_far_as_its_platform_meets_the_policy() {
     assert_eq!(refusals[0]["kind"], "machine");
     assert_eq!(refusals[0]["field"], "attestationKeys");
 
-    // its platform does not
+    // its platform does not meet the policy
     let newer = with(machine.policy.clone(), &json!({"snpVersion": 25}));
     let (code, out, error) = verify(folder, variant, &newer, &json);
     assert_eq!(code, 3, "{error}");

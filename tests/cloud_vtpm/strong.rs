@@ -1,5 +1,5 @@
 //! The requirements of a fresh node with `require=strong` on a join service, which it derives from its own platform. The services
-//! run the node's image, or claim so: their SHA-256 registers are those of the node.
+//! run the node's image, or claim to run it: their SHA-256 registers are those of the node.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -144,7 +144,7 @@ fn a_node_at_aws_demands_the_sha_384_registers_that_it_has_itself() {
     boot(&member.tpm.location(), true);
     let liar = Nitro::start(&authority);
     liar.claim();
-    // a program without a TPM at AWS, with a host of its own
+    // a program at AWS without a TPM, which has its own host
     let program = CloudTpm::start();
     boot(&program.location(), true);
     let of_program = Arc::new(AwsMachine::new(member.host.url(), None));
@@ -176,7 +176,7 @@ fn a_node_at_aws_with_sev_snp_demands_the_same() {
     let machine = AwsSnpMachine::new(Chip::new(|_| ()), Some(Arc::new(Documents::default())));
     let issuer = vtpm::Issuer::new(member.tpm.location(), None, Arc::new(machine));
     join(&strict, Arc::new(issuer)).unwrap();
-    // this hypervisor signs a bank of zeros: it stands for a machine with another image
+    // this hypervisor signs a bank of zeros, as for a machine with another image
     let other = CloudTpm::start();
     boot(&other.location(), true);
     let hypervisor = Arc::new(Hypervisor::new(&authority, &good(), |_| ()));
@@ -199,7 +199,7 @@ fn a_node_at_azure_demands_the_signer_of_its_own_paravisor() {
     let member = boot_of(|_| (), true);
     let proof = join(&strict, member.issuer()).unwrap();
     assert!(!proof.by_any_key);
-    // an owner of such a processor can sign their own firmware, which can claim any key
+    // the owner of such a processor can sign firmware that claims any key
     let other = boot_of(|report| report[0xe0..0x110].fill(0x99), true);
     expect_refused(join(&strict, other.issuer()), "ID_KEY_DIGEST");
     // an operator names other firmware

@@ -61,7 +61,7 @@ fn a_cluster_in_moto_is_found_with_the_permissions_of_the_docs() {
     }
     assert_eq!(aliases.len(), machines.len());
 
-    // a worker finds the cluster by its load balancer, and may not list the machines
+    // a worker finds the cluster by its load balancer, and has no permission to list the machines
     let (worker, _) = moto.machine(1);
     assert_eq!(worker.own_instance().unwrap(), machines[1]);
     assert_eq!(worker.load_balancer_endpoint().unwrap(), balancer);
@@ -71,7 +71,7 @@ fn a_cluster_in_moto_is_found_with_the_permissions_of_the_docs() {
         "{error}"
     );
 
-    // a host that says that this machine has another role
+    // a host that gives this machine another role
     imds.set("meta-data/tags/instance/constellation-role", "worker");
     let error = super::error(control_plane.own_instance());
     assert!(

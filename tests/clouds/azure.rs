@@ -85,7 +85,7 @@ impl Group {
                             "azEnvironment": "AzurePublicCloud",
                             "osProfile": {"computerName": format!("{role}000000")},
                             "resourceGroupName": "constell-rg",
-                            // the API writes the group in other letters
+                            // the API writes the group's name with other upper and lower case letters
                             "resourceId": id(role, 0).replace("constell-rg", "CONSTELL-RG"),
                             "subscriptionId": "8d10da13",
                             "tagsList": tags,
@@ -288,7 +288,7 @@ fn a_cluster_is_found_in_the_scale_sets_of_its_resource_group() {
     group.is_private.store(true, Ordering::SeqCst);
     assert_eq!(metadata.load_balancer_endpoint().unwrap(), "10.9.0.200");
     assert_eq!(group.tokens.load(Ordering::SeqCst), 1);
-    // the token ends
+    // the token expires
     group.token.fetch_add(1, Ordering::SeqCst);
     assert_eq!(metadata.peers().unwrap().len(), 251);
     assert_eq!(group.tokens.load(Ordering::SeqCst), 2);

@@ -1,5 +1,5 @@
-//! EC2's word on a machine, as services and the operator's command ask for it. moto has the machines of two accounts and the policies of
-//! the roles. What it cannot do (throttling, silence, machines that are shared) a server of this file does.
+//! EC2's answers about a machine, for which services and the operator's command ask. moto has the machines of two accounts and the
+//! policies of the roles. What it cannot do (throttling, silence, machines that are shared) a server of this file does.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -87,7 +87,7 @@ fn ec2_says_account_zone_and_image_of_a_machine_in_moto() {
         };
         assert_eq!(*got, expected);
     }
-    // an instance that is known is not asked about again, not even without a role
+    // the program does not ask again about a known instance, even without a role
     imds.remove("meta-data/iam/security-credentials/");
     let id = moto.cluster["machines"][1]["instanceId"].as_str().unwrap();
     sources.ec2_instance(id).unwrap();
@@ -368,7 +368,7 @@ fn a_silent_ec2_delays_nobody_longer_than_the_deadline_and_its_late_answer_count
             (refused(&sources, ID), begin.elapsed())
         })
     };
-    // who is known waits for nothing
+    // a request about a known instance does not wait
     thread::sleep(Duration::from_millis(100));
     sources.ec2_instance(OTHER_ID).unwrap();
     assert!(!waiting.is_finished());

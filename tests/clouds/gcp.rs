@@ -206,7 +206,7 @@ fn a_cluster_is_found_in_the_zones_of_its_region() {
     assert!(peers.contains(&own));
     let last = peers.iter().find(|peer| peer.name == "worker-2").unwrap();
     assert_eq!(last.provider_id, "gce://p-1/europe-west3-c/worker-2");
-    // global, as Constellation has it, else of the region
+    // a global one, as in Constellation; otherwise one of the region
     assert_eq!(metadata.load_balancer_endpoint().unwrap(), "203.0.113.7");
     project.is_global.store(false, Ordering::SeqCst);
     assert_eq!(metadata.load_balancer_endpoint().unwrap(), "192.168.178.9");

@@ -1,5 +1,5 @@
-//! Tests the clients of the clouds' metadata and APIs: against emulators, if there are any, else against servers that follow the
-//! published APIs and check each request.
+//! Tests the clients of the clouds' metadata and APIs: against emulators where they exist, otherwise against servers that follow
+//! the published APIs and check each request.
 
 mod aws;
 mod azure;

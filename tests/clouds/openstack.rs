@@ -170,7 +170,7 @@ impl Project {
         }
         // before 2.26 a server has no tags
         assert_eq!(request.field("x-openstack-nova-api-version"), Some("2.42"));
-        // a cloud may give fewer than asked for
+        // a cloud may return fewer entries than requested
         let size = request
             .parameter("limit")
             .unwrap()
@@ -203,7 +203,7 @@ impl Project {
             .collect();
         let mut page = json!({"servers": servers});
         if to <= self.workers {
-            // as behind a proxy that ends TLS
+            // as behind a proxy at which TLS ends
             page["servers_links"] =
                 json!([{"rel": "next", "href": "http://nova.internal/servers/detail"}]);
         }
@@ -241,7 +241,7 @@ fn a_cluster_is_found_by_its_tags() {
         assert_eq!(peers[1200].vpc_ip, Some("192.168.182.178".parse().unwrap()));
         assert_eq!(metadata.load_balancer_endpoint().unwrap(), "203.0.113.9");
         assert_eq!(project.tokens.load(Ordering::SeqCst), 1);
-        // the token ends
+        // the token expires
         project.token.fetch_add(1, Ordering::SeqCst);
         assert_eq!(metadata.peers().unwrap().len(), 1201);
         assert_eq!(project.tokens.load(Ordering::SeqCst), 2);
@@ -259,7 +259,7 @@ fn an_application_credential_needs_no_password() {
         "openstack-application-credential-secret": "acsecret",
     }));
     assert_eq!(metadata.peers().unwrap().len(), 2);
-    // without an endpoint in the user data, Octavia knows it
+    // without an endpoint in the user data, Octavia returns it
     assert_eq!(metadata.load_balancer_endpoint().unwrap(), "192.168.177.9");
 }
 

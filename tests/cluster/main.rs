@@ -357,7 +357,7 @@ fn kubernetes_is_upgraded_node_by_node_and_a_new_node_follows() {
     second.interrupt_upgrade("test -e /run/state/bin/kubelet.before-upgrade", &list);
     upgrade(&operator, &second, &list, &to);
 
-    // a kubelet that does not stay up: the old one runs again
+    // a new kubelet that exits: the old one runs again
     let script = format!("#!/bin/sh\n[ $1 = --version ] && echo Kubernetes {to}\n");
     let mut broken = list.clone();
     broken[0]["hash"] = json!("");
@@ -427,7 +427,7 @@ fn kubelet_of(operator: &Operator, node: &Node) -> String {
         .unwrap_or_default()
 }
 
-/// A node of Constellation is served as before, while the cluster's own nodes require the strong form.
+/// The join service still serves a node of Constellation while the cluster's own nodes require the strong form.
 fn a_peer_of_the_old_form_is_heard(control_plane: &Node) {
     let tpm = Swtpm::start();
     let issuer = qemu_vtpm::issuer(tpm.location().parse().unwrap(), None);
@@ -450,7 +450,7 @@ fn a_peer_of_the_old_form_is_heard(control_plane: &Node) {
             .unary(ISSUE_REJOIN_TICKET, &request, &options);
     let refused: Result<IssueRejoinTicketResponse, Status> = answer;
     let refused = refused.err().unwrap();
-    // its machine is believed, and the disk has no record
+    // the service accepts its machine, and the disk has no record
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
 }
 

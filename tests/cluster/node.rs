@@ -114,7 +114,7 @@ impl Node {
         *self.process.borrow_mut() = start(self.dir.path(), &self.logs, &self.name, self.number);
     }
 
-    /// Starts `bootstrapper` as an image does. It believes services with its own image on the machines of this test.
+    /// Starts `bootstrapper` as an image does. It accepts services that run its own image on the machines of this test.
     pub fn start_bootstrapper(&self) {
         let nobody =
             json!({"measurements": {"4": "11".repeat(32)}, "name": "no image of this test"});
@@ -282,7 +282,7 @@ impl Node {
         output.status.success().then_some(said)
     }
 
-    /// Runs shell commands as root in the node, for this number of seconds at most.
+    /// Runs shell commands as root in the node, for at most this number of seconds.
     fn enter(&self, seconds: &str, commands: &str) -> Output {
         let pid = text(&self.dir.path().join("pid"));
         let mut command = Command::new("timeout");
@@ -301,8 +301,8 @@ impl Node {
         command.stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Has the programs and images of another version in the node's image, as if it could download them; `images` is the folder of
-    /// tools/kubernetes-next.sh.
+    /// Puts the programs and images of another version of Kubernetes into the node's image, instead of a download; `images` is the
+    /// folder of tools/kubernetes-next.sh.
     pub fn provide(&self, images: &Path) {
         for name in ["kubeadm", "kubelet", "kubectl"] {
             let program = fs::read(images.with_file_name("bin").join(name)).unwrap();

@@ -121,7 +121,7 @@ impl Operator {
         components(&self.kubernetes)
     }
 
-    /// Derived from the files that init left, which name the same.
+    /// Derived from the files that init wrote, which name the same cluster.
     pub fn cluster_id(&self) -> Vec<u8> {
         let read =
             |name: &str| serde_json::from_str::<Value>(&text(&self.dir.path().join(name))).unwrap();

@@ -155,7 +155,7 @@ fn nothing_works(name: &str, image: Image) -> Result<()> {
     }
 }
 
-/// Boots the same without Firstlight: the attacks that work there show their marks.
+/// Boots the same image without Firstlight. There the attacks work, and each leaves the mark that shows it.
 fn they_work(name: &str, image: Image) -> Result<()> {
     let mut machine = images::without_us(name, image)?;
     attacks::give_all(&mut machine)?;

@@ -173,7 +173,8 @@ fn image(machine: &Machine, suite: &str, initrd: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Which units measure (`firstlight measure --units`): sid's dracut also takes those that systemd has since 259.
+/// Returns which units of systemd extend registers (`firstlight measure --units`). The dracut of Debian sid also includes the units
+/// that systemd has since version 259.
 fn units(maker: Maker) -> &'static str {
     match maker.suite {
         "sid" => "all",

@@ -13,7 +13,7 @@ use crate::mutual::{Host, hex, joined_cluster};
 use crate::program::Program;
 use crate::setting::{Setting, end_of_member};
 
-/// What a node says whose settings would believe such a program.
+/// The error of a node whose settings would accept such a program.
 const PINS_NOTHING: &str = "error: the setting require=strong would pin nothing: with the variant qemu-vtpm, a program without a TPM can claim the \
     registers of this machine; set cluster-id, or name in service-policy the attestation keys";
 

@@ -300,7 +300,8 @@ fn finding(
     if writer == Writer::Cluster && is_elsewhere && value != got {
         value = None;
         notes = vec![
-            "the ID of a cluster: the machine belongs to one (--cluster-id checks to which)".into(),
+            "the ID of a cluster: the machine belongs to one (--cluster-id checks which one)"
+                .into(),
         ];
     }
     let is_explained = register.is_explained();

@@ -1,1 +1,1 @@
-//! Empty: the manifest is what is needed.
+//! Empty, because the tests need only the manifest.

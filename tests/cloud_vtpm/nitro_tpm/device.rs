@@ -1,5 +1,6 @@
-//! Device files of an emulated TPM, `tpm0` and `tpmrm0`, for programs that know nothing else. They are terminals, because those need neither
-//! a driver nor rights. `tpmrm0` refuses commands that the TPM does not list, as the kernel's resource manager does.
+//! Device files of an emulated TPM, `tpm0` and `tpmrm0`, for programs that can use only device files. The files are terminals,
+//! because these need neither a driver nor permissions. `tpmrm0` refuses commands that the TPM does not list, as the kernel's
+//! resource manager does.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

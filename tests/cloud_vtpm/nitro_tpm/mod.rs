@@ -1,11 +1,12 @@
-//! An emulation of AWS's NitroTPM: swtpm, and what it lacks. This stands between swtpm and its clients, and answers itself:
+//! An emulation of AWS's NitroTPM: swtpm, and the functions that swtpm lacks. This program is between swtpm and its clients, and
+//! answers these commands itself:
 //!
 //! * commands on NV indices of more than 2048 bytes, which swtpm does not have: there is room for one
 //! * HMAC sessions, because commands on these indices carry them. A session can be salted with the endorsement key: the clients see another
 //!   one, whose private part the emulation has
 //! * the vendor command 0x20000001, whose document the hypervisor of the tests signs, with the SHA-384 PCRs of swtpm
 //!
-//! Each proof of an authorization is verified as a TPM does it. All other commands go to swtpm as they are.
+//! Each proof of an authorization is verified as a TPM does it. All other commands go to swtpm unchanged.
 
 pub mod device;
 mod session;
@@ -62,7 +63,7 @@ const RH_ENDORSEMENT: u32 = 0x4000_000b;
 const AUTH_WRITE: u32 = 1 << 2;
 const AUTH_READ: u32 = 1 << 18;
 const WRITTEN: u32 = 1 << 29;
-/// The size of indices that swtpm has, and what it takes or gives in one command.
+/// The maximum size of an index of swtpm, and of the data in one command.
 const SIZE_OF_SWTPM: usize = 2048;
 const CHUNK: usize = 1024;
 /// The first handle of the emulation's sessions; swtpm counts from 0x02000000.
@@ -70,7 +71,7 @@ const FIRST_SESSION: u32 = 0x02ff_0000;
 /// The number of loaded sessions for which a TPM has room.
 const MAX_SESSIONS: usize = 3;
 
-/// What is wrong with the emulated TPM.
+/// The fault of the emulated TPM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
@@ -82,9 +83,9 @@ pub enum Fault {
     SmallIndices,
     /// The hypervisor refuses the request.
     Refusal,
-    /// The hypervisor does nothing.
+    /// The hypervisor does not answer.
     NoAnswer,
-    /// The answer is no CBOR.
+    /// The answer is not CBOR.
     Garbage,
     /// The answer says that it is longer than the index.
     Oversize,
@@ -209,7 +210,7 @@ impl NitroTpm {
         self.engine.lock().unwrap().fault = fault;
     }
 
-    /// Returns how many indices and sessions there are.
+    /// Returns the numbers of indices and sessions.
     pub fn left(&self) -> (usize, usize) {
         let engine = self.engine.lock().unwrap();
         (engine.indices.len(), engine.sessions.len())
@@ -270,7 +271,7 @@ fn short(bytes: &[u8]) -> u16 {
     u16::from_be_bytes([bytes[0], bytes[1]])
 }
 
-/// Splits off bytes behind their length (TPM2B).
+/// Splits off bytes that follow their length (TPM2B).
 fn sized(bytes: &[u8]) -> (&[u8], &[u8]) {
     bytes[2..].split_at(usize::from(short(bytes)))
 }
@@ -493,7 +494,7 @@ impl Engine {
         }
     }
 
-    /// Verifies what authorizes a command, runs it, and answers.
+    /// Verifies a command's authorizations, runs the command, and answers.
     fn answer(&mut self, mut command: Command) -> Result<Vec<u8>, u32> {
         // the authorization value of the first handle, if the command needs it
         let auth = match command.code {

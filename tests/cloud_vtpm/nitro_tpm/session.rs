@@ -24,7 +24,7 @@ pub struct Session {
     encrypts: bool,
 }
 
-/// What a command carries for a session: handle, nonce, attributes, proof.
+/// The fields of a command for a session: handle, nonce, attributes, proof.
 #[derive(Clone)]
 pub struct Authorization {
     pub handle: u32,
@@ -138,7 +138,7 @@ impl Session {
         }
     }
 
-    /// Returns what the answer to a command with these parameters carries for the session.
+    /// Returns the fields for the session in the answer to a command with these parameters.
     pub fn proof_of_answer(
         &self,
         given: &Authorization,
