@@ -291,7 +291,7 @@ fn each_page_that_a_source_names_is_there() {
     assert!(checked > 10, "{checked} names");
 }
 
-/// Returns the words of a line as a shell reads them, one list for each command. A word of `…`, `..` or `#` and what follows are left out.
+/// Returns the words of a line as a shell reads them, one list for each command. A word `…`, `..` or `#` and the words after it are left out.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let mut commands = vec![vec![]];
     let mut word = String::new();
@@ -316,13 +316,13 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// Returns what a program prints.
+/// Returns the output of a program.
 fn help(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(built(program)).args(arguments).output();
     String::from_utf8(output.unwrap().stdout).unwrap()
 }
 
-/// Returns the options that a help text has.
+/// Returns the options in a help text.
 fn options(help: &str) -> BTreeSet<String> {
     help.split(|char: char| !(char.is_alphanumeric() || char == '-'))
         .filter(|word| word.starts_with('-'))
@@ -359,7 +359,7 @@ impl Programs {
         Programs(helps.map(|(name, text)| (name, options(&text))).collect())
     }
 
-    /// Returns what is wrong with a command line of one of the programs, and nothing if it is another program's.
+    /// Returns the fault of a command line, or that it has none; `None` if the command line is another program's.
     fn fault(&self, program: &str, words: &[String]) -> Option<Option<String>> {
         let program = program.rsplit('/').next().unwrap();
         // `firstlight .. --offline`: whatever the command
@@ -460,7 +460,7 @@ fn each_command_line_is_one_of_the_programs_or_of_make() {
     assert!(checked > 100, "{checked} command lines");
 }
 
-/// The test of command lines sees what it is for.
+/// The test of command lines finds the faults that it must find.
 #[test]
 fn an_unknown_command_option_or_target_is_a_fault() {
     let programs = Programs::ask();

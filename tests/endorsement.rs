@@ -119,7 +119,7 @@ impl Delivered {
         fs::read(plain).unwrap()
     }
 
-    /// Certifies the P-256 endorsement key by the local authority, and gives the TPM this certificate and that of the authority.
+    /// Certifies the P-256 endorsement key by the local authority, and writes this certificate and that of the authority into the TPM.
     fn add_p256_certificate(&self) {
         self.endorsement_key_of_tpm2_tools("ecc256");
         let (context, key) = (self.file("ek.ctx"), self.file("ek.pem"));
@@ -260,7 +260,7 @@ fn a_credential_of_tpm2_tools_is_decrypted_with_every_template() {
                 let error = tpm.activate(KeySource::Own, kind, &wrong).unwrap_err();
                 assert!(matches!(error, Error::Credential), "{kind:?}: {error}");
             }
-            // what failed leaves nothing behind
+            // a failed attempt leaves no object in the TPM
             let secret = tpm.activate(KeySource::Own, kind, &credential).unwrap();
             assert_eq!(secret.expose(), [7; 32], "{kind:?}");
         }
@@ -355,7 +355,7 @@ fn a_key_is_certified_by_the_root_of_its_vendor() {
             .open()
             .activate(KeySource::Own, kind, &challenge.credential);
         assert_eq!(secret.unwrap().expose(), &challenge.secret[..]);
-        // who has the certificate but not the TPM
+        // a machine that has the certificate but not the TPM
         let error = other
             .open()
             .activate(KeySource::Own, kind, &challenge.credential);
@@ -419,14 +419,14 @@ fn what_is_not_certified_is_refused_by_its_own_text() {
         &found,
         "can sign data that the TPM did not",
     );
-    // the authority between is missing; the other one has the same name
+    // the intermediate authority is missing; the other one has the same name
     let root_alone = vec![delivered.root(false)];
     refused(root_alone.clone(), &key, &found, "none of the roots");
     refused(vec![other.root(true)], &key, &found, "a signature is wrong");
     let google = roots::names().map(String::from).collect();
     refused(google, &key, &found, "none of the roots");
 
-    // now the TPM holds the authority between
+    // now the TPM holds the intermediate authority
     delivered.add_p256_certificate();
     let found = delivered.open().endorsements().unwrap();
     let kinds: Vec<_> = found.iter().map(|endorsement| endorsement.kind).collect();
@@ -485,7 +485,7 @@ fn the_strong_form_proves_both_tpms_in_one_connection() {
     let plain = plain.location().parse().unwrap();
     let no_certificate = Some("swtpm_setup --create-ek-cert");
     refused(client(plain), server(), None, no_certificate);
-    // the roots are the wrong way round
+    // each side has the root of the other side
     let swapped = atls::Client::new(Some(issuer(other.location())), demand(other.root(true)));
     refused(swapped, server(), Some("a signature is wrong"), None);
     let old = client(other.location()).only_old();
@@ -549,7 +549,7 @@ fn genuine_certificates_of_google_lead_to_the_roots_in_this_program() {
     }
 }
 
-/// A TPM that fails to tell its certificates is asked again, and one that has told them is not.
+/// If a TPM cannot return its certificates, the program asks it again; after a TPM has returned them, the program does not ask it again.
 #[test]
 fn certificates_that_could_not_be_read_are_read_later() {
     let tpm = Swtpm::start();

@@ -24,7 +24,7 @@ const TPM_TOOLS: &str = "github.com/google/go-tpm-tools";
 const EVENTLOG: &str = "github.com/google/go-eventlog";
 /// TPM_ALG_ID.
 const SHA_384: u16 = 0x000c;
-/// The room for a log in a document.
+/// The maximum size of a log in a document.
 const ROOM: usize = 24 << 10;
 
 /// Returns the folder of a Go module.
@@ -324,7 +324,7 @@ fn every_log_fits_a_document_as_an_excerpt_that_explains_the_same() {
             );
             let text = explain(&short, pcr, &value, &[1; 32]);
             assert!(text.starts_with("measured into it"), "{name}: {text}");
-            // a register is as it was, or not there
+            // a register has the same value as before, or is missing
             let old = replay(&parse(&for_old_peers), SHA256, pcr);
             assert!(old == value || old == [0; 32], "{name}: PCR {pcr}");
         }
@@ -418,7 +418,7 @@ fn the_first_event_that_differs_from_another_machine_is_found() {
         assert!(words.contains("GRUB command: "), "{words}");
     }
     assert_ne!(difference["expected"], difference["got"]);
-    // an excerpt has the same events, and says what was cut
+    // an excerpt has the same events, and names what was cut
     let (code, registers) = explained(&[short, against, old]);
     assert_eq!(code, 0);
     let events = registers
@@ -509,7 +509,7 @@ fn tpm2_tools_say_the_same_of_every_event() {
 /// Returns an emulated TPM with the registers of the machine that wrote the log.
 fn tpm_of(log: &[u8]) -> Swtpm {
     let mut tpm = Swtpm::start();
-    // the log has all that the firmware of the real machine measured
+    // the log has all events that the firmware of the real machine measured
     tpm.reset();
     let log = parse(log);
     let events = log.events.iter().filter(|event| event.kind != EV_NO_ACTION);
@@ -571,7 +571,7 @@ fn a_join_service_explains_why_it_refuses_a_real_machine() {
     // without evidence of its own the service speaks the old form, whose log has no events of Secure Boot
     join.expect("PCR 7: expected ");
 
-    // what the document of either form explains
+    // the registers that the document of each form explains
     let request = Request {
         role: Role::Client,
         session: &[1; 32],

@@ -65,7 +65,7 @@ fn child_server() {
     };
     let connections: usize = connections.parse().unwrap();
     let _ = raise_descriptor_limit();
-    // A client that gets no processor time on a busy machine must not look like a lost one.
+    // On a busy machine a client may get no processor time for a while. The server must not take it for a lost client.
     let is_tls = std::env::var_os("HOSTILE_PEERS_TLS").is_some();
     let limits = match std::env::var_os("HOSTILE_PEERS_INITRAMFS") {
         Some(_) => recovery::limits(),
@@ -375,8 +375,8 @@ fn ten_thousand_idle_connections_use_less_than_1_gib_and_few_threads() {
     );
     assert!(peak < 1 << 30, "{} MiB", peak / MIB);
     assert!(each < 64 << 10, "{each} bytes for each connection");
-    // A burst may need more threads than the connections hold afterwards. The extra threads end,
-    // although other clients are served at the same time.
+    // Many connections at the same moment may need more threads than they use afterwards. The extra threads end, although other
+    // clients are served at the same time.
     assert!(threads < count / 10, "{threads} threads");
     let deadline = Instant::now() + Duration::from_secs(50);
     while target.status("Threads") > 20 {

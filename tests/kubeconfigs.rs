@@ -29,13 +29,13 @@ use common::kube_apiserver::build;
 /// The results of both programs for a form.
 #[derive(Clone, Copy)]
 enum Verdict {
-    /// Both take it. The server sees this: a certificate, a token, or both.
+    /// Both accept it. The server sees this: a certificate, a token, or both.
     Both(&'static str),
-    /// Neither takes it. Our error has this part.
+    /// Neither accepts it. Our error has this part.
     Neither(&'static str),
-    /// Only kubectl takes it. Our error has this part.
+    /// Only kubectl accepts it. Our error has this part.
     OnlyKubectl(&'static str),
-    /// Only we take it: it is not in what the current context uses.
+    /// Only our client accepts it: the faulty part is not in the current context.
     OnlyWe(&'static str),
 }
 use Verdict::{Both, Neither, OnlyKubectl, OnlyWe};

@@ -399,7 +399,7 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
         "",
     );
     machine_record::write_if_absent(&client, &record).unwrap();
-    // As in docs/join.md, and not even that.
+    // With the permissions in docs/join.md, and then without them.
     client
         .create(
             &maps,

@@ -170,7 +170,7 @@ fn services_are_brought_in_and_again_without_a_change_and_upgraded() {
     );
     let variant = services::present_variant(&client).unwrap();
     assert_eq!(variant.as_deref(), Some("qemu-vtpm"));
-    // The values that the next run does not name stay, and the run says so.
+    // The values that the next run does not name stay, and the run prints them.
     let mut said = vec![];
     let unnamed = Settings {
         policy: policy.clone(),
@@ -659,7 +659,7 @@ fn an_upgrade_of_kubernetes_is_checked_before_its_list_is_in_the_cluster() {
     assert_eq!(written["data"]["cluster-version"], "v1.35.1");
     assert_eq!(written["immutable"], true);
 
-    // Again, while the cluster is on its way, and at the end.
+    // Again, during the upgrade of the cluster, and at its end.
     is_at("v1.35.1");
     kubelet_is_at("cp-0", "control-plane", "v1.35.1");
     let output = upgrade("v1.35.1", &["-o", "json"]);

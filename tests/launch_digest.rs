@@ -237,7 +237,7 @@ fn firstlight_measure_puts_the_launch_digests_into_the_policy() {
         .clone();
     assert_eq!(registers.keys().collect::<Vec<_>>(), [&15]);
 
-    // another hypervisor's is added; what is there stays there once
+    // the digest of another hypervisor is added; an existing digest is not repeated
     fs::write(&policy, &said).unwrap();
     let ec2 = [
         "--snp-firmware",
@@ -254,7 +254,7 @@ fn firstlight_measure_puts_the_launch_digests_into_the_policy() {
     let (_, again, _) = measure(&[&ec2[..], &["--add-to", &policy]].concat());
     assert_eq!(again, said);
 
-    // what QEMU hands over is in the digest and in the registers of the TPM
+    // the kernel that QEMU hands over is in the digest and in the registers of the TPM
     let handed_over = [
         "--kernel",
         &kernel,
@@ -273,7 +273,7 @@ fn firstlight_measure_puts_the_launch_digests_into_the_policy() {
     ];
     let further = ["--guest-features", "0x21", "--memory", "2048"];
     let all = [&handed_over[..], &machine, &further].concat();
-    // the launch digest has the kernel, so that PCR 4 may be left out
+    // the launch digest covers the kernel, so the policy may leave out PCR 4
     let nine = ["--pcrs", "9", "--accept-efi-variables"];
     let (code, said, errors) = measure(&[&all[..], &nine].concat());
     assert_eq!(code, 0, "{errors}");

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use verifier::Policy;
 
 const DAY: u64 = 24 * 3600;
-/// Google's certificates, and so ours, have signatures of this kind.
+/// Google's certificates have signatures of this kind, so those of the tests have them too.
 const PSS: &str = "-sha256 -sigopt rsa_padding_mode:pss -sigopt rsa_pss_saltlen:32";
 
 fn google_program(folder: &Path, arguments: &str) -> Output {
@@ -63,7 +63,7 @@ static ENDORSED: LazyLock<Endorsed> = LazyLock::new(|| {
     Endorsed { folder }
 });
 
-/// Where Google's program keeps its keys and certificates.
+/// The folder in which Google's program keeps its keys and certificates.
 const KEYS: &str =
     "--key_dir . --bucket_root . --bucket ca --root_path root.pem --cert_dir=./ --quiet";
 /// Machines with SEV-SNP, and with TDX on Google's hypervisor of before October 2024, too.
@@ -176,7 +176,7 @@ fn launch_digests_are_those_that_google_signed() {
         assert!(said.contains(part), "{part}: {said}");
     }
 
-    // only what is asked for, of the endorsed firmware
+    // only the requested values of the endorsed firmware
     let few = ["--vcpus", "4,2", "--gce-firmware", &firmware];
     let (policy, _) = measured(&[&endorsement[..], &few].concat());
     let expected = [computed[&4].clone(), computed[&2].clone()];
@@ -250,7 +250,7 @@ fn mrtds_are_those_that_google_signed() {
     let (file, root) = (google.file("both"), google.root());
     let endorsement = ["--gce-endorsement", &file, "--gce-root", &root];
 
-    // a policy of nothing else
+    // a policy that has only these values
     let variant = ["--attestation-variant", "qemu-tdx"];
     let (policy, said) = measured(&[&endorsement[..], &variant].concat());
     let found = images(&policy);
@@ -275,7 +275,7 @@ fn mrtds_are_those_that_google_signed() {
     let expected = (String::new(), mrtds(&[0])[0].clone(), vec![0, 4]);
     assert_eq!(images(&policy), [expected]);
 
-    // an image keeps what boots, whatever the firmware
+    // the values of the booted files stay in the policy, whatever the firmware is
     let path = google.path("policy of TDX.json");
     let value = |byte: &str| format!("{{\"expected\":\"{}\"}}", byte.repeat(48));
     let read = format!(
@@ -485,7 +485,7 @@ impl Hierarchy {
         endorsement.verify(&root, now).cloned()
     }
 
-    /// Whether Google's program accepts it, today.
+    /// Returns whether Google's program accepts it today.
     fn is_accepted_by_google(&self, file: &[u8], root: &str) -> bool {
         let folder = self.folder.path();
         fs::write(folder.join("endorsement"), file).unwrap();
@@ -577,7 +577,7 @@ fn each_fault_of_an_endorsement_is_refused_by_name_and_by_google() {
         );
         assert!(!own.is_accepted_by_google(&file, root), "{expected}");
     }
-    // what Google's program does not look at
+    // fields that Google's program does not check
     for (extensions, pss, expected) in [
         (
             &SIGNER.replace("digitalSignature", "keyEncipherment")[..],

@@ -1,4 +1,4 @@
-//! Our LUKS2 and the real `cryptsetup`, on plain files: each reads the headers of the other.
+//! Our implementation of LUKS2 and the real `cryptsetup`, on plain files: each reads the headers of the other.
 //!
 //! The tests use no device mapper, so they map no disk, and `cryptsetup` cannot format with integrity. It makes 96-byte keyslots
 //! when it adds and changes keys in our headers.

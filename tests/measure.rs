@@ -1,5 +1,5 @@
-//! Compares `firstlight measure IMAGE` with the tools of others: PCR 11 with systemd-measure's, the digests in PCR 4 with pesign's.
-//! objcopy, sfdisk, mkfs.fat and mtools make the images and disks. tests/images/measure.rs boots them.
+//! Compares `firstlight measure IMAGE` with the tools of other projects: PCR 11 with systemd-measure's, the digests in PCR 4 with
+//! pesign's. objcopy, sfdisk, mkfs.fat and mtools make the images and disks. tests/images/measure.rs boots them.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -23,7 +23,7 @@ const COMMAND_LINE: &[u8] = b"console=ttyS0 panic=-1 efi=noruntime SYSTEMD_FORCE
 const OS_RELEASE: &[u8] = b"ID=debian\nVERSION_ID=12\n";
 const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 
-/// What most of these tests compute.
+/// The registers that most of these tests compute.
 const PCRS: Platform = Platform::Tpm(Bank::Sha256);
 
 fn hex(digest: &[u8]) -> String {
@@ -61,7 +61,7 @@ fn values(image: &Image, given: &Given) -> BTreeMap<u32, String> {
         .collect()
 }
 
-/// What systemd-measure 252 expects in PCR 11 after these phases.
+/// The value of PCR 11 after these phases that systemd-measure 252 computes.
 fn systemd_measure(folder: &Path, phase: &str) -> String {
     let mut command = Command::new("/lib/systemd/systemd-measure");
     command.args(["calculate", "--bank=sha256", "--json=short"]);
@@ -105,7 +105,7 @@ fn systemd_measure_expects_the_same_pcr_11_in_each_phase() {
     }
 }
 
-/// What pesign says is signed of a program.
+/// The digest of a program's signed parts, by pesign.
 fn pesign(program: &Path) -> String {
     let said = run(Command::new("pesign").arg("-h").arg("-i").arg(program));
     let digest = said.split_whitespace().find(|word| word.len() == 64);
@@ -169,12 +169,12 @@ fn a_disk_gives_the_values_of_the_image_on_it() {
     }
 }
 
-/// mkfs.vfat makes FAT32 of any size if it is told to, and systemd-repart tells it so for a small partition.
+/// mkfs.vfat makes a FAT32 of any size if an option requires it, and systemd-repart passes this option for a small partition.
 #[test]
 fn a_fat32_with_too_few_clusters_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk.raw");
-    // mtools takes it for FAT16, as firmware does, so it cannot put a file there
+    // mtools reads it as FAT16, as firmware does, so mtools cannot write a file into it
     disk(&path, 32, 32, &[]);
     let said = refusal(&path, None);
     let expected =
@@ -262,7 +262,7 @@ fn a_profile_of_an_image_is_chosen_and_named_in_the_policy() {
         policy(&[&all, "--profile", "2", "--name", "mine"]).0,
         "mine"
     );
-    // on a disk, and handed over by QEMU
+    // from a disk, and by QEMU's `-kernel`
     let path = folder.path().join("disk.raw");
     disk(&path, 96, 32, &[(DEFAULT, &std::fs::read(&all).unwrap())]);
     let (name, on_disk) = policy(&[path.to_str().unwrap(), "--profile", "reset"]);
@@ -450,7 +450,7 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
         );
         policy.images()[0].measurements().keys().copied().collect()
     };
-    // a policy without PCR 4 or 11 is one only for those who know
+    // the command writes a policy without PCR 4 or 11 only with an option that accepts this
     let (code, policy, said) = measure(&[]);
     assert_eq!((code, policy.as_str()), (Some(1), ""), "{said}");
     let of_4 = [
@@ -554,7 +554,7 @@ fn the_command_writes_what_has_one_value_and_explains_the_rest() {
 /// The options under which each register has one value.
 const ONE_VALUE: [&str; 4] = ["--secure-boot", "off", "--units", "all"];
 
-/// A Debian kernel, with other words in place of what its version says of its builder.
+/// A Debian kernel, with other words in place of its builder in its version.
 fn marked(kernel: &[u8]) -> Vec<u8> {
     let mut kernel = kernel.to_vec();
     let at = 0x200 + usize::from(u16::from_le_bytes([kernel[0x20e], kernel[0x20f]]));
@@ -564,7 +564,8 @@ fn marked(kernel: &[u8]) -> Vec<u8> {
     kernel
 }
 
-/// What the host can do beside the registers is listed, and what gives it commands in the machine needs a word of the operator.
+/// The command lists the channels of the host that no register shows. For those by which the host can run commands in the machine,
+/// the operator must pass an option.
 #[test]
 fn an_image_is_judged_by_what_it_leaves_open_to_the_host() {
     let folder = tempfile::tempdir().unwrap();
@@ -596,7 +597,7 @@ fn an_image_is_judged_by_what_it_leaves_open_to_the_host() {
     assert_eq!(code, 0, "{said}");
     assert!(said.contains("ACPI tables: open"), "{said}");
     assert!(!policy.contains("acpiTables"), "{policy}");
-    // which a policy can refuse
+    // a policy can refuse such a kernel
     let demanding = folder.path().join("policy.json");
     let (_, [policy, _]) = measure(&confined, closed, &ONE_VALUE);
     let demand = policy.trim().strip_suffix('}').unwrap().to_owned();
@@ -647,7 +648,7 @@ fn an_image_is_judged_by_what_it_leaves_open_to_the_host() {
     assert_eq!(measure(&stock, &open, &["-o", "json"]).0, 2);
 }
 
-/// What AWS's own tool computes of an image: PCR 4 and 12, without Secure Boot.
+/// The values that AWS's own tool computes from an image: PCR 4 and 12, without Secure Boot.
 fn nitro_pcr_compute(image: &Path) -> [String; 2] {
     let mut command = Command::new(fetched("nitro-pcr-compute.sh"));
     let said = run(command.arg("--image").arg(image));
@@ -677,7 +678,7 @@ fn awss_tool_computes_the_same_sha_384_values_of_an_image() {
     }
 }
 
-/// A machine's stages differ, and what AWS signs has no stages.
+/// The stages of a machine have different values, but AWS's document knows no stages.
 #[test]
 fn the_sha_384_values_of_a_policy_are_those_of_all_stages() {
     let folder = tempfile::tempdir().unwrap();
@@ -704,7 +705,7 @@ fn the_sha_384_values_of_a_policy_are_those_of_all_stages() {
     let error = measure(&[&off[..2], &["--pcrs", "11"]].concat()).unwrap_err();
     assert!(error.contains("PCR 11"), "{error}");
 
-    // a policy of several images accepts what AWS signs for each
+    // a policy of several images accepts AWS's values of each
     let policy = folder.path().join("policy.json");
     let file = path.to_str().unwrap();
     let variant = ["--attestation-variant", "aws-nitro-tpm"];
@@ -723,7 +724,7 @@ fn the_sha_384_values_of_a_policy_are_those_of_all_stages() {
     let both = Policy::from_json(&String::from_utf8(both.stdout).unwrap()).unwrap();
     assert_eq!((both.images().len(), both.cloud().sha384.len()), (2, 2));
 
-    // one that demands nothing of AWS goes on accepting the machines of its first image
+    // a policy without AWS's values still accepts the machines of its first image
     let text = std::fs::read_to_string(&policy).unwrap();
     let mut first: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(first.as_object_mut().unwrap().remove("cloud").is_some());
@@ -741,7 +742,7 @@ fn the_sha_384_values_of_a_policy_are_those_of_all_stages() {
     assert_eq!(policy.cloud().sha384.len(), 1);
 }
 
-/// The policy of a TDX machine has the firmware's MRTD, and what the firmware, the stub and the kernel measure of a disk.
+/// The policy of a TDX machine has the firmware's MRTD, and the values that firmware, stub and kernel measure when they boot a disk.
 #[test]
 fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
     let folder = tempfile::tempdir().unwrap();
@@ -788,7 +789,7 @@ fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
         let expected = image.value(Platform::Tdx, register, &Given::default());
         assert_eq!(expected.as_ref(), Ok(&values[&register]));
     }
-    // what QEMU changes in the kernel's header
+    // the fields that QEMU changes in the kernel's header
     let (changed, _) = measure(&[&direct, &["--memory", "2048"], &of_firmware]);
     let changed = policy_values(&changed);
     assert_ne!(changed[&2], values[&2]);
@@ -818,7 +819,7 @@ fn the_policy_of_tdx_machines_has_the_firmware_and_the_image() {
     }
 }
 
-/// Returns a kernel that says that it has another version.
+/// Returns a kernel whose header has another version.
 fn of_version(kernel: &[u8], version: &[u8]) -> Vec<u8> {
     let mut kernel = kernel.to_vec();
     let at = 0x200 + usize::from(u16::from_le_bytes([kernel[0x20e], kernel[0x20f]]));
@@ -842,7 +843,7 @@ fn policy_values(policy: &str) -> BTreeMap<u32, Vec<u8>> {
         .collect()
 }
 
-/// What a firmware and systemd-stub have in their log for an event: the type, its name in messages, the data, and its words there.
+/// An event in the log of a firmware and of systemd-stub: the type, its name in messages, the data, and the words for it in messages.
 fn logged(what: &str) -> (u32, &'static str, Vec<u8>, String) {
     let utf16 = |text: &str| -> Vec<u8> {
         let units = text.encode_utf16().chain([0]);
@@ -872,8 +873,8 @@ fn logged(what: &str) -> (u32, &'static str, Vec<u8>, String) {
 /// The registers that these tests compare.
 const COMPARED: [u32; 3] = [4, 9, 11];
 
-/// Restarts the TPM, and measures what a boot measures. Returns the event log of that boot (TCG PC Client Platform Firmware Profile,
-/// §10).
+/// Restarts the TPM, and makes the measurements of a boot. Returns the event log of that boot (TCG PC Client Platform Firmware
+/// Profile, §10).
 fn measure_boot(tpm: &mut Swtpm, log: &image::Log) -> Vec<u8> {
     tpm.reset();
     let spec = b"Spec ID Event03\0\0\0\0\0\0\x02\0\x02\x01\0\0\0\x0b\0\x20\0\0";
@@ -892,7 +893,7 @@ fn measure_boot(tpm: &mut Swtpm, log: &image::Log) -> Vec<u8> {
         bytes.extend(data);
         extended.push(format!("{}:sha256={}", event.register, hex(&event.digest)));
     }
-    // what a firmware measures of Secure Boot
+    // the variables of Secure Boot that a firmware measures
     extended.push(format!("7:sha256={}", "07".repeat(32)));
     let arguments: Vec<_> = extended.iter().map(String::as_str).collect();
     tpm.tool("tpm2_pcrextend", &arguments);
@@ -1024,7 +1025,7 @@ fn a_machine_with_a_changed_part_is_refused_and_the_part_is_named() {
     }
 }
 
-/// What the refusal names when this part of an image of this form changed.
+/// The words in the refusal when this part of an image of this form has changed.
 fn names(form: &str, part: &str) -> Vec<&'static str> {
     let is_unified = form != "kernel, initrd and command line";
     match (is_unified, part) {
@@ -1059,7 +1060,7 @@ fn accepts(address: SocketAddr, issuer: vtpm::Issuer) -> bool {
     };
     let answer: Result<IssueRejoinTicketResponse, Status> =
         channel.unary(ISSUE_REJOIN_TICKET, &request, &options);
-    // it has no key service, which it says only to a machine that it accepts
+    // it has no key service; only an accepted machine gets this answer
     let answer = answer.err().unwrap();
     answer.message().contains("key service")
 }

@@ -40,7 +40,7 @@ mod sync {
 /// The crate `tpm` of the included modules: a TPM that counts its calls, and may fail during one.
 mod fake_tpm {
     use std::fmt;
-    // it is only used under the lock, so loom need not model it
+    // it is only used under the lock, so loom does not have to model it
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone)]
@@ -80,7 +80,7 @@ pub use measured::{foreign_writer, mark};
 #[allow(dead_code)]
 #[path = "../src/bootstrapper/node_lock.rs"]
 mod node_lock;
-#[allow(dead_code)] // the model asks for less than the node does
+#[allow(dead_code)] // the model uses fewer functions than the node
 #[path = "../src/bootstrapper/race.rs"]
 mod race;
 #[allow(dead_code, unused_imports)]
@@ -275,7 +275,7 @@ fn main() {
             for (tpm_fails, is_stopped) in
                 [(false, false), (true, false), (false, true), (true, true)]
             {
-                // otherwise the race would never end, as for a fresh node that gets neither an init nor a ticket
+                // without one of them the race would never end, as on a fresh node that gets neither an init nor a ticket
                 if requests.is_empty() && ticket_at == 0 && !is_stopped {
                     continue;
                 }

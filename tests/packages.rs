@@ -137,7 +137,7 @@ fn the_packages_can_be_installed_and_leave_nothing_behind() {
     assert_eq!(files(debian.path()), before);
 }
 
-/// The initrd of a package is that of the programs, so whatever boots the one has tested the other.
+/// The initrd of a package is the same as one with the programs, so the boot tests of one also test the other.
 #[test]
 #[ignore = "needs packages: make deb"]
 fn an_initrd_is_the_same_with_the_package_as_with_the_script() {
@@ -191,7 +191,7 @@ fn make_initrd(system: &str, initrd: &Path, from: &Path, image: &[(&str, &str)])
     text(&run(&mut make).stderr)
 }
 
-/// Unpacks what concerns Firstlight from an initrd.
+/// Unpacks the files of Firstlight from an initrd.
 fn content(initrd: &Path) -> TempDir {
     let content = TempDir::new().unwrap();
     shell(
@@ -251,7 +251,7 @@ fn each_package_has_the_license_texts_of_the_libraries_in_it() {
         for component in bill["components"].as_array().unwrap() {
             let field = |name: &str| component[name].as_str().unwrap();
             let library = format!("{} {}", field("name"), field("version"));
-            // crates of this workspace have no source to be fetched, and the program's license
+            // crates of this workspace have no source that can be fetched, and have the program's license
             let ours = component.get("purl").is_none();
             let named = texts
                 .lines()
@@ -302,7 +302,7 @@ fn a_release_is_checked_with_the_publishers_key() {
         .all(|name| named.contains(name)),
         "{named:?}"
     );
-    // each file is explained, and the documents are there for those who have no sources
+    // each file is explained, and the packages contain the documents for users without the sources
     let notes = fs::read_to_string(folder.join("NOTES.md")).unwrap();
     let explained =
         |name: &&&str| notes.contains(&format!("`{name}`")) || name.ends_with(".cdx.json");

@@ -16,7 +16,7 @@ use verifier::{Evidence, Issuer, KeyName, Policy, qemu_vtpm, sources};
 #[path = "../benches/storm/tpm.rs"]
 mod tpm;
 
-/// A slip of the pen: without the check, any TPM is believed.
+/// A misspelt field: without the check, any TPM would be accepted.
 const SLIP: &str = r#"unknown field "atestationKeys"; did you mean "attestationKeys"?"#;
 
 fn measured(members: &str) -> String {
@@ -48,7 +48,7 @@ fn run_with(folder: &Path, args: &[&str], input: &str) -> Output {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // a command that reads no input may be gone
+    // a command that reads no input may have ended
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -241,7 +241,7 @@ fn keys_are_added_and_removed_and_the_file_keeps_its_mode() {
     ];
     let places: Vec<_> = order.map(|word| text.find(word).unwrap()).into();
     assert!(places.is_sorted() && text.ends_with("}\n"), "{text}");
-    // what changes nothing
+    // options that change nothing
     for (args, why) in [
         (
             &["add-key", "policy.json", "000b12"][..],
@@ -418,7 +418,8 @@ fn measure_names_the_variant_and_another_one_is_refused() {
     );
 }
 
-/// `make storm` needs an API server, so it does not run with every change. What a verifier demands of machines must not refuse its own.
+/// `make storm` needs an API server, so it does not run with every change. The test checks that the requirements of its verifier do
+/// not refuse its own machines.
 #[test]
 fn the_machines_of_the_storm_meet_its_policy() {
     let policy = Policy::from_json(tpm::POLICY).unwrap();

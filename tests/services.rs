@@ -242,7 +242,7 @@ fn key_service_outlives_garbage_and_half_open_connections() {
     );
 }
 
-/// The bytes of a load balancer's probe, whether it resets its connection, and what a server with TLS and one without say about it.
+/// The bytes of a load balancer's probe, whether it resets its connection, and the log lines of a server with TLS and of one without.
 const PROBES: [(&[u8], bool, &str, &str); 5] = [
     (b"", false, "the peer closed the connection", ""),
     (b"", true, "", ""),
@@ -616,7 +616,7 @@ fn a_key_of_the_wrong_length_is_a_permanent_failure_without_details() {
 
 #[test]
 fn the_client_of_the_tests_is_refused_where_attestation_is_another() {
-    // Checks the check itself: a server that accepts any client would pass the tests above.
+    // Checks that the client's check works: a server that accepts any client would pass the tests above.
     let tls = atls::Server::new(None, vec![Arc::new(Never)]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(
@@ -845,7 +845,7 @@ fn each_stage_of_a_boot_gets_its_own_ticket_only() {
     ));
     let address = address(&join.expect("serving join requests"));
     let tpm = Swtpm::start();
-    // what systemd does
+    // the measurements that systemd makes
     let measure = |words: &[&str]| {
         for word in words {
             let digest: String = sha256(word.as_bytes())
@@ -959,7 +959,7 @@ fn a_change_of_the_policy_ends_connections_and_calls_that_were_let_in_by_the_one
     assert!(ask(&channel()).is_ok());
 }
 
-/// As long as the limit; other tests of this program run meanwhile.
+/// This takes as long as the limit; other tests of this program run at the same time.
 #[test]
 fn a_connection_to_the_join_service_stands_for_its_machine_for_a_minute() {
     let keys = key_service("127.0.0.1:0");

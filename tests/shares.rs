@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 const SECRET: &str = "{\n\t\"key\": \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\",\n\t\"salt\": \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=\"\n}";
 
-/// The fingerprint of no secret: what is not ours has none.
+/// The fingerprint of no secret: a share of another tool has none.
 const NO_FINGERPRINT: [u8; 4] = [0; 4];
 
 fn firstlight(dir: &Path, args: &[&str]) -> Output {
@@ -105,7 +105,7 @@ fn a_secret_that_age_encrypts_is_taken_from_standard_input() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(fs::read_to_string(dir.path().join("known")).unwrap(), hosts);
 
-    // age decrypts nothing for somebody else
+    // age does not decrypt with the key of another person
     let other = "age-keygen -o you.txt 2>/dev/null && mv you.txt me.txt";
     assert!(shell(other).status.success());
     let output = shell(decrypt);
@@ -271,7 +271,7 @@ fn a_share_can_be_typed_and_is_not_shown() {
     let text = fs::read_to_string(dir.path().join(TWO)).unwrap();
     let is_code = |line: &&str| !line.contains(':') && !line.is_empty();
     let code: Vec<&str> = text.lines().filter(is_code).collect();
-    // first with a line too few
+    // first with one line less than needed
     for typed in [&code[1..], &code] {
         for (index, line) in typed.iter().chain(&[""]).enumerate() {
             wait_for(&format!("line {}: ", index + 1));
@@ -328,7 +328,7 @@ fn named(shares: &[Share]) -> Vec<Named> {
     shares.iter().map(named).collect()
 }
 
-/// What is shared of a master secret: the length of the key, the key, the salt.
+/// The bytes of a master secret that are shared: the length of the key, the key, the salt.
 fn shared(kms: &ClusterKms) -> String {
     let len = kms.key().len();
     format!(
@@ -349,7 +349,7 @@ fn vault_joins_our_shares() {
             .map(|share| hex(share.vault().expose()))
             .collect();
         assert_eq!(vault(&["combine"], &shares), [shared(&kms)]);
-        // with one share less it gives something else, or refuses a single share
+        // with one share less, the peer returns other bytes, or refuses a single share
         if threshold > 2 {
             assert_ne!(vault(&["combine"], &shares[1..]), [shared(&kms)]);
         }
@@ -365,7 +365,7 @@ fn we_join_the_shares_of_vault() {
         let shares: Vec<Share> = vault(&args, &[shared(&kms)])
             .iter()
             .map(|share| Share::from_vault(&unhex(share), threshold, fingerprint, [1; 4]).unwrap())
-            // through the text, as a person would bring it
+            // as text, as a person would type it
             .map(|share| parse(lines(&share).as_bytes()).unwrap())
             .collect();
         assert_eq!(shares.len(), usize::from(count as u8));

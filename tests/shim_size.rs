@@ -1,4 +1,4 @@
-//! The HTTP/2 and gRPC layer stays small enough to be read in one sitting.
+//! The HTTP/2 and gRPC layer stays small enough to be read completely in a short time.
 
 use std::fs;
 use std::path::{Path, PathBuf};

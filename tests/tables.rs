@@ -181,7 +181,7 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
             let own = src.join(folder).join(module(name));
             for file in &files {
                 let in_its_room = file.starts_with(&own) || *file == own.with_extension("rs");
-                // variants of one vendor share parts; the crate verifier has the other half of each
+                // variants of one vendor share parts; the other part of each variant is in the crate verifier
                 let is_variant = folder != "cloud"
                     && [folder, "verifier"]
                         .iter()
@@ -190,10 +190,10 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
                 let is_api = folder == "cloud"
                     && (file.starts_with(src.join("cloud_api"))
                         || file.starts_with(src.join("aws"))
-                        // the list of crates, of which one has that name
+                        // the list of crates; one of them has that name
                         || *file == src.join("base/logger.rs")
                         || *file == src.join("cloud/lib.rs"));
-                // the URI of a key or of a store names the cloud that keeps it, and who asks EC2 about a machine names AWS
+                // the URI of a key or of a store names the cloud that keeps it, and the programs that ask EC2 about a machine name AWS
                 let name_of_file = module(name);
                 let is_of_keys = [
                     "kms/uri.rs",
@@ -204,7 +204,7 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
                     &format!("keywrap/store/{name_of_file}.rs"),
                     "collateral/ec2.rs",
                     "collateral/describe.rs",
-                    // what a fresh node demands of a join service by its own platform, which no variant of unlock needs
+                    // the requirements of a fresh node on a join service, by its own platform; no variant of unlock needs them
                     "bootstrapper/platform.rs",
                 ]
                 .iter()

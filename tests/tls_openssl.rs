@@ -101,7 +101,7 @@ fn a_client_of_openssl_agrees_on_x25519mlkem768_with_our_server() {
         .with_single_cert(vec![identity.certificate()], key)
         .unwrap();
     let config = Arc::new(config);
-    // of the groups of which the client has sent a share (`*`, else the first one), the first one counts
+    // the server chooses the first group whose share the client has sent (`*`, else the first group)
     for (groups, expected) in [
         ("X25519MLKEM768", BOTH),
         ("X25519MLKEM768:X25519", BOTH),

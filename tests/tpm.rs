@@ -131,7 +131,7 @@ fn power_cuts_do_not_lock_a_machine_out_of_its_quotes() {
     assert!((1..100).contains(&tries));
     for _ in 0..tries + 2 {
         assert_eq!(validate(ZERO_15, &issue(&tpm), NONCE).unwrap(), USER_DATA);
-        // an admitted node does the same
+        // a node that belongs to a cluster does the same
         Tpm::open(&location(&tpm))
             .unwrap()
             .pcr_event(15, &[1; 32])
@@ -560,7 +560,7 @@ fn incomplete_documents_are_refused() {
     assert!(validate(ZERO_15, deep.as_bytes(), NONCE).is_err());
 }
 
-/// Anybody can connect. A refused document must not fill the log.
+/// Any program in the network can connect, so a refused document must not fill the log.
 #[test]
 fn a_refusal_of_a_long_document_is_short() {
     let tpm = Swtpm::start();
@@ -911,7 +911,7 @@ fn a_busy_tpm_is_asked_again_for_some_seconds() {
 #[test]
 fn a_tpm_that_vanishes_during_a_quote_is_named_and_the_next_one_works() {
     let tpm = Swtpm::start();
-    // what is open afterwards is closed without an answer
+    // connections that are still open afterwards are closed without an answer
     let mut left = 4;
     let vanishing = Proxy::between(&tpm, move |mut client, mut server| {
         while let Some(command) = message(&mut client).filter(|_| left > 0) {
@@ -1068,8 +1068,8 @@ fn a_connection_that_is_diverted_to_another_machine_is_refused_if_the_policy_nam
     }
 }
 
-/// The first call, which a node makes before it has a network, may create the key and reads certificates. A proof then asks for as
-/// little as possible: each command takes a TPM of hardware some hundredths of a second, and a signature some tenths.
+/// The first call, which a node makes before it has a network, may create the key and reads certificates. Then a proof needs as few
+/// commands as possible: each command takes a TPM of hardware some hundredths of a second, and a signature some tenths.
 #[test]
 fn a_proof_after_the_first_call_asks_the_tpm_for_one_signature() {
     use verifier::session::{Request, Role};

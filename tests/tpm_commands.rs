@@ -99,7 +99,7 @@ impl Recorded {
             .collect()
     }
 
-    /// Returns what was sent, without what differs by chance: nonces and the handles of sessions.
+    /// Returns the sent commands without their random parts: nonces and the handles of sessions.
     fn sent(&self) -> BTreeSet<String> {
         let commands = self.commands.lock().unwrap();
         commands.iter().map(|command| comparable(command)).collect()
@@ -110,8 +110,9 @@ fn code(command: &[u8]) -> u32 {
     u32::from_be_bytes(command[6..10].try_into().unwrap())
 }
 
-/// Returns the code, the handles and the parameters of a command, without what differs by chance: nonces, and the handles of sessions.
-/// The authorization is left out: we send passwords, where tpm2-tss has sessions for some commands, and the TPM judges both.
+/// Returns the code, the handles and the parameters of a command without their random parts: nonces, and the handles of sessions.
+/// The authorization is left out: our program sends passwords, while tpm2-tss uses sessions for some commands, and a TPM accepts
+/// both.
 fn comparable(command: &[u8]) -> String {
     let handles = match code(command) {
         START_AUTH_SESSION => {
@@ -316,7 +317,7 @@ fn only_what_the_peer_sends_but_shutdowns(ours: &Recorded, theirs: &Recorded) {
     only_what_the_peer_sends(ours, theirs);
 }
 
-/// What a TPM of the host may answer: each response of a quote in turn is cut off, or has more bytes than any response has.
+/// Possible answers of a TPM that the host controls: each response of a quote in turn is cut off, or has more bytes than a response can have.
 #[test]
 fn a_response_of_another_length_is_an_error_or_changes_nothing() {
     let tpm = Swtpm::start();
@@ -349,7 +350,7 @@ fn a_response_of_another_length_is_an_error_or_changes_nothing() {
                         sender.send(()).unwrap();
                     }
                     number += 1;
-                    // a program that has read enough may have left
+                    // a program that has read enough may have closed the connection
                     let _ = client.write_all(&response);
                 }
             });

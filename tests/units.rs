@@ -10,7 +10,7 @@ use tempfile::TempDir;
 /// The folder of units below a root file system.
 const UNITS: &str = "usr/lib/systemd/system";
 
-/// Returns a root file system with our units, beside those of this machine's systemd which they name.
+/// Returns a root file system with our units, and with the units of this machine's systemd that they name.
 fn installed() -> TempDir {
     let root = TempDir::new().unwrap();
     let program = Path::new("/bin/true");
@@ -48,8 +48,8 @@ fn units() -> Vec<String> {
         .collect()
 }
 
-/// Returns what systemd says against the units. Its exit code is 0 for most faults. Before version 254 systemd has no RestartMode,
-/// and needs none.
+/// Returns the faults of the units that systemd reports. Its exit code is 0 for most faults. Before version 254 systemd has no
+/// RestartMode, and needs none.
 fn faults(root: &Path) -> String {
     let mut analyze = Command::new("systemd-analyze");
     analyze.args(["verify", "--man=no"]).args(units());
@@ -92,7 +92,7 @@ fn the_preset_enables_all_units_except_those_that_others_start() {
         let mut is_enabled = Command::new("systemctl");
         is_enabled.args(["is-enabled", &unit]);
         let output = in_root(is_enabled, root.path());
-        // only a node whose disk its cluster opened may run the kubelet, so nothing but `bootstrapper` may start it
+        // only a node whose cluster opened its disk may run the kubelet, so only `bootstrapper` may start it
         let expected = match unit.as_str() {
             "kubelet.service" => "static",
             // its socket starts it
@@ -104,7 +104,7 @@ fn the_preset_enables_all_units_except_those_that_others_start() {
     }
 }
 
-/// systemd-analyze judges the conditions for this machine, which is no node, and names each.
+/// systemd-analyze checks the conditions on this machine, which is not a node, and names each.
 #[test]
 fn agents_of_the_host_are_skipped_on_a_node_unless_the_image_overrides_it() {
     let root = installed();

@@ -1,4 +1,4 @@
-//! A peer's message never takes much more memory than it has bytes, whatever fields it has.
+//! A peer's message never takes much more memory than its own size, whatever fields it has.
 
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use booted_proto::init::{InitRequest, InitResponse};
@@ -85,7 +85,7 @@ fn no_message_takes_much_more_memory_than_its_length() {
     );
 }
 
-/// The largest messages that a node takes: 64 components, a control plane's files, names of an API server.
+/// The largest messages that a node accepts: 64 components, a control plane's files, names of an API server.
 #[test]
 fn the_largest_genuine_messages_are_decoded() {
     let component = proto::components::Component {

@@ -84,7 +84,7 @@ fn other_milan(number: u8) -> Report {
     Report::parse(&bytes).unwrap()
 }
 
-/// A report with chip and TCB of the Turin whose certificate the package contains. No genuine one is known.
+/// A report with chip and TCB of the Turin whose certificate the package contains. No genuine report of it is known.
 fn turin() -> Report {
     let mut bytes = milan_bytes();
     bytes[0x1a0..0x1e0].fill(0);
@@ -95,7 +95,7 @@ fn turin() -> Report {
     Report::parse(&bytes).unwrap()
 }
 
-/// Returns a list of revoked authorities of a product that ends at 2030-01-01. No genuine one is in a package.
+/// Returns a list of revoked authorities of a product that ends at 2030-01-01. No package contains a genuine one.
 fn list(product: &str) -> Vec<u8> {
     let mut issuer = CertificateParams::default();
     issuer
@@ -198,7 +198,7 @@ fn pcs(target: &str) -> Answer {
             Answer::ok("application/pkix-crl", collateral.pck_crl.0.clone())
                 .with("SGX-PCK-CRL-Issuer-Chain", &encoded(chain))
         }
-        // as a PCCS: digits
+        // as a PCCS does: in digits
         ("/sgx/certification/v4/rootcacrl", "") => Answer::ok(
             "text/html; charset=utf-8",
             snp_hex(&collateral.root_ca_crl.0),
@@ -262,7 +262,7 @@ fn tdx_collateral(sources: &Fetching) -> Result<Arc<Collateral>, Unavailable> {
     sources.tdx_collateral(&Quote::parse(&quote).unwrap())
 }
 
-/// Waits until something is so; the limit is for a machine under load.
+/// Waits until a condition holds; the limit is long enough for a machine under load.
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let limit = Instant::now() + Duration::from_secs(60);
     while !is_so() {
@@ -323,7 +323,7 @@ fn the_authority_of_a_machine_of_google_is_fetched_once_and_kept() {
         assert_eq!(sources.issuer(&leaf), Ok(Some(authority.clone())));
     }
     assert_eq!(server.targets(), [format!("/{BUCKET}/1/ca.crt")]);
-    // anybody can publish an authority: only one that a validator has verified is kept
+    // an attacker can publish an authority: only one that a validator has verified is kept
     let names = || fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(names(), 0);
     for _ in 0..2 {
@@ -793,7 +793,7 @@ fn a_hundred_validations_of_one_chip_make_one_request() {
     assert_eq!(server.targets().len(), 2, "{:?}", server.targets());
 }
 
-/// A stranger names chips, and AMD's service is slow.
+/// An unauthenticated peer names chips, and AMD's service is slow.
 #[test]
 fn unknown_chips_hold_up_a_few_validations_and_no_known_chip() {
     let gate = Arc::new((Mutex::new(true), Condvar::new()));
@@ -875,7 +875,7 @@ fn an_unknown_authority_holds_up_a_few_validations_and_no_known_chip() {
     assert_eq!((full.len(), unknown.len()), (8, 16));
 }
 
-/// A stranger names one chip after another.
+/// An unauthenticated peer names one chip after another.
 #[test]
 fn requests_for_chips_are_limited_and_nothing_else_is() {
     let (amd_server, intel) = (Server::start(kds), Server::start(pcs));
@@ -895,7 +895,7 @@ fn requests_for_chips_are_limited_and_nothing_else_is() {
     // without a limit, all of them are asked for
     assert!(refused.is_some());
     assert!(amd_server.count("?blSPL") < 250);
-    // a chip that is kept, a list, and what others publish
+    // a chip that is kept, a list, and the items of other publishers
     verify_milan(&sources.snp_certificates(&milan(), Product::Milan).unwrap());
     let list = sources.snp_authority(Product::Turin, Signer::Vcek).unwrap();
     assert!(list.revoked.is_ok());
@@ -931,7 +931,7 @@ fn the_authority_is_there_and_a_kept_list_counts_while_the_server_is_away() {
     let of_milan = sources.snp_authority(Product::Milan, Signer::Vcek).unwrap();
     assert_eq!(of_milan.intermediate, amd_der("milan", "ask"));
     assert_eq!(of_milan.revoked.as_ref(), Ok(&genuine));
-    // of Turin nothing is kept
+    // no item of Turin is kept
     let of_turin = sources.snp_authority(Product::Turin, Signer::Vcek).unwrap();
     assert_eq!(of_turin.intermediate, amd_der("turin", "ask"));
     assert!(of_turin.revoked.is_err());
@@ -997,7 +997,7 @@ fn only_the_first_validation_waits_for_a_list_that_does_not_come() {
 
 #[test]
 fn no_report_keeps_a_validator_from_the_list_of_a_machine_that_sends_its_certificate() {
-    // a report with a masked chip id has no certificate there
+    // the service has no certificate for a report with a masked chip ID
     let server = Server::start(|target| match target.ends_with("/crl") {
         true => kds(target),
         false => Answer::status("404 Not Found"),
@@ -1104,7 +1104,7 @@ fn old_collateral_is_used_while_it_is_valid_and_renewed_in_the_background() {
     tdx_collateral(&sources).unwrap();
     assert_eq!(server.targets().len(), 8);
 
-    // the server is away: the old one is used to its end, and no longer
+    // the server does not answer: the old item is used until it ends, and no longer
     set_age(2 * 86_400);
     let away = |clock| {
         fetching(Settings {
@@ -1172,7 +1172,7 @@ fn a_report_whose_chip_is_masked_makes_no_request() {
     assert_eq!(server.targets(), Vec::<String>::new());
 }
 
-/// Whatever servers and caches give is read or refused without a panic, and nothing altered passes as what it is not.
+/// All bytes of servers and caches are parsed or refused without a panic, and no altered item is accepted.
 #[test]
 fn altered_contents_are_refused_or_are_what_was_asked_for() {
     let chip = milan().chip_id.to_vec();

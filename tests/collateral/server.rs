@@ -1,4 +1,4 @@
-//! An HTTPS server that answers as a test says, and notes what it was asked. Its certificate is self-signed.
+//! An HTTPS server whose answers a test sets, and which keeps the requests. Its certificate is self-signed.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ pub struct Answer {
     pub status: &'static str,
     pub fields: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    /// What is wrong with the answer.
+    /// The fault of the answer.
     pub fault: Fault,
 }
 
@@ -151,7 +151,7 @@ impl Server {
         self.heads().into_iter().map(target).collect()
     }
 
-    /// Returns how many requests were for targets with this text.
+    /// Returns the number of requests whose target contains this text.
     pub fn count(&self, text: &str) -> usize {
         self.targets()
             .iter()
@@ -162,7 +162,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // replaced by nothing, the thread ends at the next connection
+        // when the listener is gone, the thread ends at the next connection
         self.shared = Arc::new(Shared {
             heads: Mutex::default(),
             contents: Mutex::default(),
@@ -179,7 +179,7 @@ fn serve(socket: TcpStream, tls: Arc<ServerConfig>, shared: &Shared) {
     while !head.ends_with(b"\r\n\r\n") {
         match stream.read(&mut byte) {
             Ok(1) => head.push(byte[0]),
-            // a client that does not trust the server goes away
+            // a client that does not trust the server closes the connection
             _ => return,
         }
     }
@@ -199,7 +199,7 @@ fn serve(socket: TcpStream, tls: Arc<ServerConfig>, shared: &Shared) {
     }
     shared.heads.lock().unwrap().push(head);
     let answer = (shared.answers)(&target);
-    // a client that had enough goes away
+    // a client that has read enough closes the connection
     if answer.send(&mut stream).is_ok() && answer.fault == Fault::None {
         stream.conn.send_close_notify();
         let _ = stream.flush();

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const VERSION: &str = "v1.34.4";
 
-/// The servers, each below a path of one server, with what they publish in a folder.
+/// The servers, each below a path of one server. The files that they publish are in a folder.
 struct Published {
     server: Child,
     url: String,
@@ -156,7 +156,7 @@ fn a_list_has_the_published_hashes_and_a_node_can_check_them() {
             "{image}: {patches:?}"
         );
     }
-    // without a tag of etcd the operator learns that nothing pins it
+    // without a tag of etcd, the operator learns that no hash pins etcd
     let made_without = published.list(&[VERSION]);
     let list: Vec<Value> = serde_json::from_slice(&made_without.stdout).unwrap();
     assert_eq!(list.len(), 8);
@@ -192,7 +192,7 @@ fn a_list_has_the_published_hashes_and_a_node_can_check_them() {
         "{said}"
     );
 
-    // what a node refuses
+    // lists that a node refuses
     let list = text(&made.stdout);
     for (from, to, expected) in [
         (

@@ -95,7 +95,7 @@ fn each_fault_of_a_certificate_is_refused_by_its_name() {
         .unwrap();
 }
 
-/// It goes to a log, and any peer that can reach a service can cause it.
+/// The error goes to a log, and any peer that can reach a service can cause it.
 #[test]
 fn a_refusal_is_short_whatever_a_certificate_is_for() {
     let why = refusal(["vcek-usages", "ask", "ark"]);
@@ -173,7 +173,7 @@ fn a_report_that_a_cloud_signed_names_the_cloud_and_no_chip() {
             |_| (),
             "a VLEK names none",
         ),
-        // the key of the chip signs what the certificate of the cloud is given for
+        // the key of the chip signs the report, and the certificate of the cloud is sent with it
         (
             json!({}),
             |report| report[0x48] &= !(1 << 2),

@@ -10,7 +10,7 @@ fn read(demands: &Value) -> Result<Demands, String> {
     serde_json::from_value(demands.clone()).map_err(|error| error.to_string())
 }
 
-/// Judges the correct report after a change by demands.
+/// Judges the correct report after a change by these requirements.
 fn judge(demands: &Value, change: fn(&mut [u8])) -> Result<(), Refusal> {
     let demands = read(demands).unwrap();
     let judged = Hierarchy::get().judge(change, &demands);
@@ -24,7 +24,7 @@ fn floor(part: &str, version: u8) -> Value {
     json!({"floors": [{"product": "Milan", "model": 1, "stepping": 1, "minimum": minimum}]})
 }
 
-/// Everything that can be demanded, as the correct report just meets it.
+/// Every possible requirement, with the strictest value that the correct report meets.
 fn all() -> Value {
     let mut all = floor("tee", 1);
     let further = json!({
@@ -158,7 +158,7 @@ fn each_field_of_a_report_must_meet_the_demand() {
             |report| report[0x1e0] = 2,
             "COMMITTED_TCB: the version of bootloader is 2",
         ),
-        // the certificate of the chip says what is reported
+        // the certificate of the chip has the reported TCB
         (
             floors(),
             |report| report[0x180] = 3,

@@ -28,8 +28,8 @@ const PSS: &str = "-sha384 -sigopt rsa_padding_mode:pss -sigopt rsa_pss_saltlen:
 /// The arc of AMD's extensions.
 const ARC: &str = "1.3.6.1.4.1.3704.1";
 
-/// A certificate: its file, the key, the name of the subject, who signs, the extensions, the days until it ends, the
-/// options of the signature.
+/// A certificate: its file, the key, the name of the subject, the signer, the extensions, the days until it ends, the options of
+/// the signature.
 struct Made {
     name: &'static str,
     key: &'static str,
@@ -71,7 +71,7 @@ fn of_vlek(list: &mut Vec<(&'static str, String)>) {
     list.push(("5", ia5(CLOUD)));
 }
 
-/// All certificates. Those with a fault have its name.
+/// All certificates. A certificate with a fault has the fault's name.
 fn certificates() -> Vec<Made> {
     const CA: &str = "basicConstraints=critical,CA:true\nkeyUsage=critical,keyCertSign,cRLSign\n";
     let authority = |name, subject, issuer, extensions: &str| Made {

@@ -79,7 +79,7 @@ fn a_genuine_report_of_a_milan_leads_to_amd() {
     assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
     assert_eq!(claims.signed_by, "SEV-Milan, SEV-VCEK");
     assert_eq!(claims.chip.unwrap().len(), 128);
-    // each signed byte counts
+    // a change of any signed byte is refused
     for at in [0x10, 0x50, 0x90, 0x29f] {
         let mut altered = report.clone();
         altered[at] ^= 1;
@@ -162,7 +162,7 @@ impl Hierarchy {
     }
 }
 
-/// Returns demands that [`correct_report`] just meets.
+/// Returns the strictest requirements that [`correct_report`] meets.
 fn strict() -> Demands {
     let minimum = Tcb {
         fmc: 0,

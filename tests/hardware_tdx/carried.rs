@@ -1,5 +1,5 @@
-//! A node and a join service whose machine is one of TDX: the service brings Intel's collateral, which the node does not fetch, and no file of
-//! the host has. The node's demand, the service's cache and the host's evidence are the genuine ones.
+//! A node and a join service whose machine is one of TDX: the service brings Intel's collateral, which the node does not fetch, and
+//! no file of the host has. The node's request, the service's cache and the host's evidence are the genuine ones.
 
 use std::fs;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ static MEMBER: LazyLock<Parts> = LazyLock::new(|| {
 /// The variant under the root of the hierarchy, at a time at which its collateral is valid.
 static VARIANT: Variant = qemu_tdx::VARIANT.judged_by(|policy, sources| {
     let policy = Arc::new(policy);
-    // a policy of any image has no JSON, in which it could name the root
+    // a policy that accepts any image has no JSON, so it cannot name the root
     let hardware = td::Hardware::new(&policy, sources)?
         .with_root(MEMBER.sign(&[0; 64]).verifier())
         .with_clock(|| JULY_2025);
@@ -57,7 +57,7 @@ impl qemu_tdx::Quoter for Quoter {
     }
 }
 
-/// Returns Intel's collateral of the member, after a change of what Intel signs.
+/// Returns Intel's collateral of the member, after a change of the texts that Intel signs.
 fn collateral_with(change: impl FnOnce(&mut Parts)) -> Collateral {
     let mut parts = MEMBER.clone();
     change(&mut parts);
@@ -84,7 +84,7 @@ impl Meeting {
         }
     }
 
-    /// Returns what the join service in a pod has, of a host that has this file of collateral or none.
+    /// Returns the evidence of the join service in a pod, from a host that has this file of collateral, or none.
     fn issuer(&self, file: Option<PathBuf>) -> RemoteIssuer {
         let socket = self.dir.path().join("evidence");
         let host = Evidence {
@@ -156,7 +156,7 @@ fn collateral_that_is_wrong_in_one_thing_is_refused_by_its_name() {
     let json = |collateral: Collateral| serde_json::to_vec(&collateral).unwrap();
     let with = |change: fn(&mut Parts)| json(collateral_with(change));
     join(with(|_| ())).unwrap();
-    // more than a buffer of TLS has, and more than a proof may have
+    // more than fits into a buffer of TLS, and more than a proof may have
     let padded = |len: usize| [with(|_| ()), vec![b' '; len]].concat();
     join(padded(100 << 10)).unwrap();
     for (intel, why) in [

@@ -34,7 +34,7 @@ pub struct Parts {
     pub pck: CertificateParams,
     pub root_list: CertificateRevocationListParams,
     pub pck_list: CertificateRevocationListParams,
-    /// Who issues the PCK certificate and the signer's: `root` or `authority`.
+    /// The issuer of the PCK certificate and of the signer's: `root` or `authority`.
     pub issuer_of_pck: &'static str,
     pub issuer_of_signer: &'static str,
     /// The certificates of the quote in their order, and those of the signer: `pck`, `authority`, `signer`, `root`.
@@ -217,7 +217,7 @@ fn svn_levels(status: &str) -> String {
     )
 }
 
-/// Replaces texts, which must be there.
+/// Replaces texts, each of which must occur.
 fn replaced(text: String, changes: &[(&str, &str)]) -> String {
     changes.iter().fold(text, |text, (from, to)| {
         assert!(text.contains(from), "{from}");
@@ -226,7 +226,7 @@ fn replaced(text: String, changes: &[(&str, &str)]) -> String {
 }
 
 impl Parts {
-    /// Returns a genuine machine whose collateral a program accepts today.
+    /// Returns a correct machine whose collateral a program accepts today.
     pub fn of_today() -> Parts {
         let day = Duration::from_secs(24 * 3600);
         let (issued, next) = (SystemTime::now() - day, SystemTime::now() + day);

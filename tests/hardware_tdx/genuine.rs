@@ -84,7 +84,7 @@ fn a_genuine_quote_of_an_outdated_platform_is_refused_by_name() {
     );
 }
 
-/// The report of a TD in Azure, with a paravisor: TDREPORT_STRUCT behind 32 bytes of Azure's. It has no quote, so a quote of our own
+/// The report of a TD in Azure, with a paravisor: TDREPORT_STRUCT after 32 bytes of Azure's. It has no quote, so a quote of our own
 /// hierarchy carries its attributes and features.
 #[test]
 fn both_generations_of_azures_machines_meet_one_policy() {
@@ -434,7 +434,7 @@ fn verdicts_of_dcap_qvl(folder: &Path, cases: &[(Vec<u8>, Vec<u8>, u64)]) -> Vec
     text.lines().map(String::from).collect()
 }
 
-/// Returns our verdict on what the peer judges, in its words.
+/// Returns our verdict on the same files, in the peer's words.
 fn our_verdict(quote: &[u8], collateral: &[u8], now: u64) -> Result<Status, String> {
     let collateral = serde_json::from_slice(collateral).map_err(|error| error.to_string())?;
     let verified = verify(quote, &collateral, now)?;

@@ -15,7 +15,7 @@ use super::*;
 
 type Change<'a> = &'a dyn Fn(&mut Parts);
 
-/// Returns the verdict on a signed quote under these demands: the status, and how long the collateral has been valid in days.
+/// Returns the verdict on a signed quote under these requirements: the status, and how long the collateral has been valid in days.
 fn verdict(signed: &Signed, demands: &Demands) -> Result<(Status, u64), Refusal> {
     let quote = Quote::parse(&signed.quote)?;
     let verified = signed
@@ -92,7 +92,7 @@ fn a_certificate_that_a_list_revokes_is_refused() {
             ),
         ],
     );
-    // other numbers, and those of another list, mean nothing
+    // other numbers, and those of another list, have no effect
     judged(&|it| it.pck_list.revoked_certs = vec![revoked(99), revoked(AUTHORITY)]).unwrap();
     judged(&|it| it.root_list.revoked_certs = vec![revoked(99), revoked(PCK)]).unwrap();
 
@@ -592,13 +592,13 @@ fn another_quoting_enclave_is_refused() {
             ),
         ],
     );
-    // no identity makes an enclave that its owner can look into acceptable
+    // an enclave whose owner can read its memory is refused, whatever the identity permits
     let error = judged(&|it| {
         it.qe_report[48] = 0x13;
         it.identity = vec![("\"FBFF", "\"F9FF")];
     });
     assert!(error.unwrap_err().text.contains(not_the_one));
-    // a bit that the mask leaves out means nothing
+    // a bit outside the mask has no effect
     judged(&|it| it.qe_report[48] = 0x15).unwrap();
     judged(&|it| it.qe_report[258] = 5).unwrap();
 }

@@ -23,7 +23,7 @@ use super::forged::{Parts, Signed};
 use super::json::assert_documented;
 use super::*;
 
-/// A machine of these parts, whose collateral is in the file. It keeps the quote that it made last.
+/// A machine of these parts, with its collateral in the file. It keeps its last quote.
 struct Machine {
     parts: Parts,
     file: PathBuf,
@@ -41,7 +41,7 @@ impl qemu_tdx::Quoter for Machine {
     }
 }
 
-/// Returns a document of the machine with this change, for these user data, and what judges it.
+/// Returns a document of the machine with this change, for these user data, and the validator.
 fn issued(
     change: fn(&mut Parts),
     policy: &str,
@@ -70,7 +70,7 @@ fn validator(policy: Policy, sources: Arc<dyn Sources>) -> qemu_tdx::Validator {
     qemu_tdx::Validator::new(policy, hardware.with_clock(|| JULY_2025)).unwrap()
 }
 
-/// Returns what a policy says of the machine with this change.
+/// Returns a policy's verdict on the machine with this change.
 fn judged(change: fn(&mut Parts), policy: &str, nonce: &[u8]) -> Result<Identified, String> {
     let (document, validator) = issued(change, policy, b"key");
     let identified = validator.judge(&Evidence::new(&document, nonce));
@@ -218,7 +218,7 @@ fn a_machine_that_is_wrong_in_one_thing_is_refused_by_its_name() {
     judged(|it| it.status = "OutOfDate", &accepted, b"nonce").unwrap();
 }
 
-/// Has the collateral of a hierarchy, and counts how often it is asked for it.
+/// Returns the collateral of a hierarchy, and counts the requests for it.
 struct Asked {
     collateral: Arc<Collateral>,
     times: AtomicUsize,
@@ -235,7 +235,7 @@ impl Sources for Asked {
     }
 }
 
-/// Anybody can write a quote with their own certificate that names a platform.
+/// An attacker can write a quote, with a certificate of their own, that names any platform.
 #[test]
 fn collateral_is_fetched_only_for_a_platform_that_signed_what_meets_the_policy() {
     let judged = |change: fn(&mut Parts), further: &str, root: Option<&Signed>| {
@@ -378,7 +378,7 @@ fn a_document_has_the_log_and_the_events_of_each_register_are_shown() {
         assert_eq!(got, code, "{errors}");
         assert_eq!(registers["RTMR3"]["verdict"], verdict);
     }
-    // a register that the log does not give
+    // a register that cannot be computed from the log
     parts.body[376] ^= 1;
     let (code, errors, registers) = explained(&issued(parts), &[]);
     assert_eq!(code, 1);

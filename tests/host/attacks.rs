@@ -18,7 +18,7 @@ pub enum Seen {
     Text(&'static str),
     /// This shell command succeeds in the booted system. The image of mkosi has no shell: not looked for there.
     Command(&'static str),
-    /// In what the machine writes to the console that the host has added.
+    /// In the machine's output on the console that the host has added.
     SecondConsole(&'static str),
 }
 
@@ -26,11 +26,11 @@ pub enum Seen {
 pub struct Attack {
     /// Its name.
     pub name: &'static str,
-    /// Gives the machine what it needs.
+    /// Gives the machine the attack's input.
     pub give: fn(&mut Given, mark: &str) -> Result<()>,
     /// Its mark.
     pub seen: Seen,
-    /// The images on which it works, if nothing of ours is in them.
+    /// The images on which the attack works, if they contain nothing of Firstlight.
     pub works: fn(Image) -> bool,
 }
 
@@ -81,7 +81,7 @@ pub const ATTACKS: &[Attack] = &[
             given
                 .options
                 .push("systemd.run_failure_action=none".to_owned());
-            // the command replaces the default target, and the machine must come up as without it
+            // the command replaces the default target, and the machine must boot as without the attack
             given
                 .options
                 .push("systemd.wants=multi-user.target".to_owned());
@@ -235,7 +235,7 @@ pub const ATTACKS: &[Attack] = &[
         // the harness sends a break and a key
         give: |_, _| Ok(()),
         seen: Seen::Text("sysrq: HELP"),
-        // a file of the image of mkosi turns it off, and only the words of its command line are taken away
+        // a file in the image of mkosi turns this off, and the test removes only the words of the image's command line
         works: initrd,
     },
     // devices
@@ -300,7 +300,7 @@ pub const ATTACKS: &[Attack] = &[
     Attack {
         name: "dhcp-host-name",
         give: |given, mark| {
-            // also what a shell would run
+            // also text that a shell would run
             let name = format!("{mark}'$(echo {mark} >{CONSOLE})`echo {mark} >{CONSOLE}`");
             given.machine.dhcp = format!(",hostname={name},domainname={mark}");
             Ok(())
@@ -329,7 +329,7 @@ fn echo(mark: &str) -> String {
     format!("/usr/bin/shuf -e {mark} -o {CONSOLE}")
 }
 
-/// A unit that does, with a shell or without.
+/// A unit that writes the word, with a shell or without.
 fn unit(mark: &str) -> String {
     format!(
         "[Unit]\nDefaultDependencies=no\n[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=-{}\n\

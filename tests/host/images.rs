@@ -43,8 +43,8 @@ pub fn node(name: &str, image: Image) -> Result<Setting> {
     Setting::around(machine, DISK, &policy)
 }
 
-/// The same machine with the same systems, but without anything of Firstlight. The image of mkosi stays as it is, but its command
-/// line has only the words without which it does not boot.
+/// The same machine with the same systems, but without anything of Firstlight. The image of mkosi stays unchanged, except that its
+/// command line has only the words without which it does not boot.
 pub fn without_us(name: &str, image: Image) -> Result<Machine> {
     let mut machine = new_machine(name)?;
     match image {

@@ -1,7 +1,7 @@
 //! Inputs that a host can give a machine in addition to its image: each attack of the list in docs/threat-model.md against each
 //! image that we ship.
 //!
-//! All attacks on an image share one boot. The machine must come up as without them, with the registers that `firstlight measure`
+//! All attacks on an image share one boot. The machine must boot as without them, with the registers that `firstlight measure`
 //! computed. Each attack that succeeds leaves a mark, and no mark may be there. To show that the marks work, the same attacks run
 //! against the same system without Firstlight's protection, where each must leave its mark.
 //!
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// Time limit of a boot with all attacks, on a loaded machine without KVM.
 const BOOT: Duration = Duration::from_secs(1800);
 
-/// What a machine boots.
+/// The image that a machine boots.
 #[derive(Clone, Copy)]
 pub enum Image {
     /// An initrd, and a Debian as the booted system.
@@ -100,7 +100,7 @@ fn the_attacks_work_in_the_image_of_mkosi_with_a_bare_command_line() -> Result<(
     they_work("host-mkosi-without", Image::Mkosi)
 }
 
-/// The stub adds to the kernel command line what the firmware's tables say; PCR 12 shows it.
+/// The stub adds words from the firmware's tables to the kernel command line; PCR 12 shows this.
 #[test]
 #[ignore = "boots a machine: make test-host"]
 fn a_kernel_command_line_of_the_host_is_refused_by_pcr_12() -> Result<()> {
@@ -138,7 +138,7 @@ fn a_firmware_driver_of_the_host_is_refused_by_pcr_2() -> Result<()> {
     }
 }
 
-/// Boots with all attacks; the machine comes up with the registers of its policy, and no attack has left its mark.
+/// Boots with all attacks. The machine has the registers of its policy, and no attack leaves its mark.
 fn nothing_works(name: &str, image: Image) -> Result<()> {
     let mut setting = images::node(name, image)?;
     attacks::give_all(&mut setting.machine)?;
@@ -210,15 +210,15 @@ fn first_answer(vm: &mut Vm) -> Result<()> {
     Ok(())
 }
 
-/// Does what a host can do to a machine that runs, and returns the names of the attacks that have left their mark.
+/// Runs the attacks that a host can make on a running machine. Returns the names of those that have left their mark.
 fn left_marks(vm: &mut Vm, image: Image, second_console: &Path) -> Result<Vec<&'static str>> {
     vm.monitor("nmi")?;
     vm.monitor("chardev-send-break serial0")?;
-    // the key counts if it follows soon; without SysRq it is a line for whatever reads the console
+    // the key works if it follows soon; without SysRq, a program that reads the console gets it as a line
     vm.type_line("h")?;
     let answers = match image {
         Image::Mkosi => {
-            // what would show now
+            // the marks that would show now
             std::thread::sleep(Duration::from_secs(20));
             String::new()
         }
@@ -239,7 +239,7 @@ fn left_marks(vm: &mut Vm, image: Image, second_console: &Path) -> Result<Vec<&'
     Ok(worked.map(|attack| attack.name).collect())
 }
 
-/// A shell command that writes the marks of the attacks that cannot do so themselves.
+/// A shell command that writes the marks of the attacks that cannot write them themselves.
 fn questions() -> String {
     let commands = ATTACKS.iter().filter_map(|attack| match attack.seen {
         Seen::Command(command) => Some(format!("if {command}; then echo {}; fi", mark(attack))),

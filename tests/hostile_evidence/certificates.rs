@@ -1,5 +1,5 @@
-//! Certificates of the old form of attested TLS, with one field altered and signed correctly again, or altered as they are. A client
-//! with a policy meets a server that presents them.
+//! Certificates of the old form of attested TLS, with one field altered, and then signed again, or not signed again. A client with
+//! a policy meets a server that presents them.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -81,9 +81,9 @@ pub struct Certificate {
     body: Vec<(&'static str, Vec<u8>)>,
     algorithm: Vec<u8>,
     document: Vec<u8>,
-    /// What happens to the signature.
+    /// The change of the signature.
     signature: fn(Vec<u8>) -> Vec<u8>,
-    /// What happens to the whole.
+    /// The change of the whole certificate.
     whole: Box<dyn Fn(Vec<u8>) -> Vec<u8> + Send>,
 }
 
@@ -149,7 +149,7 @@ fn nonce(socket: &TcpStream) -> Vec<u8> {
     let mut hello = vec![0; 16 << 10];
     loop {
         let len = socket.peek(&mut hello).unwrap();
-        // a record behind its length (RFC 8446 §5.1)
+        // a record after its length (RFC 8446 §5.1)
         if len > 5 && len >= 5 + usize::from(u16::from_be_bytes([hello[3], hello[4]])) {
             let name = hide_server_name(&mut hello[5..len]).unwrap().unwrap();
             return STANDARD.decode(name).unwrap();
@@ -184,7 +184,7 @@ pub fn handshake(
 fn serve(mut socket: TcpStream, make: impl FnOnce(&[u8]) -> Certificate) {
     let certificate = make(&nonce(&socket));
     if let Some(mut connection) = handshake(&mut socket, &certificate, b"h2") {
-        // until the client closes; a refused one does it at once
+        // until the client closes the connection; a client that refuses the certificate closes it at once
         while connection
             .complete_io(&mut socket)
             .is_ok_and(|(read, _)| read > 0)

@@ -20,7 +20,7 @@ fn genuine(tpm: &Swtpm) -> Value {
     document
 }
 
-/// Returns the place of each value in a tree.
+/// Returns the path of each value in a tree.
 fn places(value: &Value, place: &str, found: &mut Vec<String>) {
     found.push(place.to_owned());
     match value {
@@ -35,7 +35,7 @@ fn places(value: &Value, place: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Returns the reasons of which one must be given if this place does not have what the TPM signed.
+/// Returns the permitted reasons of a refusal when the value at this path is not the one that the TPM signed.
 fn reasons(place: &str) -> &'static [&'static str] {
     const UNREADABLE: &str = "cannot be read";
     match place {
@@ -105,11 +105,11 @@ fn every_field_of_a_document_matters_and_each_alteration_is_refused_by_its_name(
         }
         let taken = foreign.pointer(place).unwrap();
         if taken != original && !place.is_empty() && place != "/Attestation" {
-            // a quotes' list of another machine is that machine's whole evidence but its key
+            // the list of quotes of another machine is all of that machine's evidence except its key
             altered.push(("of another machine", taken.clone()));
         }
         for (what, value) in altered {
-            // a field that the protocol lets out
+            // a field that the protocol lets a sender leave out
             if place == "/InstanceInfo" && value == json!("") {
                 continue;
             }
@@ -175,7 +175,7 @@ fn every_field_of_a_document_matters_and_each_alteration_is_refused_by_its_name(
     println!("{cases} altered documents");
 }
 
-/// Each is complete and genuine, but for something else.
+/// Each document is complete and genuine, but was made for another purpose.
 #[test]
 fn genuine_evidence_for_something_else_is_refused() {
     let tpm = Swtpm::start();

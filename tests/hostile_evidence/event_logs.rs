@@ -1,4 +1,5 @@
-//! Event logs of a program without a TPM. A log is not signed: it decides nothing, and it explains a register only if it gives its value.
+//! Event logs of a program without a TPM. A log is not signed. So it decides nothing, and it explains a register only if a replay
+//! gives the register's value.
 
 use std::sync::LazyLock;
 
@@ -13,11 +14,11 @@ use crate::{FORGER, NONCE, USER_DATA, demanding, refusal_by};
 
 /// From OVMF and the EFI stub of Linux 6.1 in QEMU, with four banks.
 const OVMF: &[u8] = include_bytes!("../data/event-log-ovmf.bin");
-/// Of another machine.
+/// The log of another machine.
 const SEABIOS: &[u8] = include_bytes!("../data/event-log-seabios.bin");
 const PCR: u32 = 4;
 
-/// Returns the value that a log gives the register; `None` if an event lacks the digest.
+/// Returns the value of the register after a replay of a log; `None` if an event lacks the digest.
 fn replayed(log: &[u8]) -> Option<[u8; 32]> {
     let log = parse(log);
     let mut value = [0; 32];
@@ -50,7 +51,7 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     serde_json::from_slice(&parts.document()).unwrap()
 });
 
-/// Judges the machine with this log: by a policy that demands the value of its register, and by one that demands another one.
+/// Judges the machine with this log: by a policy that requires the value of its register, and by one that requires another value.
 fn judge(what: &str, log: &[u8]) {
     let value = replayed(OVMF).unwrap();
     let mut document = DOCUMENT.clone();
@@ -71,7 +72,7 @@ fn judge(what: &str, log: &[u8]) {
         "{what}: {why}"
     );
     let explains = replayed(log) == Some(value);
-    // a log that says too little is not said to explain, nor one that says something else
+    // no message claims that a log explains the register, if events are missing or different
     let claims = why.contains("measured into it");
     assert_eq!(claims, explains, "{what}: {why}");
     assert!(

@@ -23,7 +23,7 @@ static FORGER: LazyLock<Forger> = LazyLock::new(Forger::new);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Returns a policy that demands these values of the registers 4 and 15.
+/// Returns a policy that requires these values of the registers 4 and 15.
 fn demanding(pcr_4: [u8; 32]) -> Policy {
     let enforced = |expected| Measurement {
         expected,
@@ -40,7 +40,8 @@ fn policy() -> Policy {
     demanding(PCR_4)
 }
 
-/// Returns why a document is refused. It may need a few times its own memory; the constant is for the policy and the texts.
+/// Returns the reason for which a document is refused. The verifier may use a few times the memory of the document; the constant is
+/// for the policy and the texts.
 fn refusal(what: &str, document: &[u8]) -> Option<String> {
     refusal_by(policy(), what, document)
 }

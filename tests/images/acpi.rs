@@ -1,5 +1,5 @@
-//! A table of the host that writes the kernel's memory: stock kernels let it, the kernel of our image refuses, and no register of the
-//! TPM tells them apart. tests/images/acpi.asl is the table.
+//! A table of the host that writes the kernel's memory: stock kernels permit this, and the kernel of our image refuses it. No
+//! register of the TPM shows whether the table is there. tests/images/acpi.asl is the table.
 
 use super::mkosi;
 use machine::flow::{self, INIT, PATIENCE};
@@ -11,7 +11,7 @@ use std::process::Command;
 
 const COMMAND_LINE: &str =
     "console=ttyS0 panic=-1 nokaslr loglevel=4 no_timer_check lockdown=confidentiality";
-/// The line of our kernel that refuses.
+/// The line that our kernel prints when it refuses.
 const REFUSED: &str = "refused: a table of the host wants";
 /// The part of an ACPI error that says that AML may only read its own table.
 const READ_ONLY: &str = "AE_ACCESS";
@@ -19,7 +19,7 @@ const READ_ONLY: &str = "AE_ACCESS";
 /// The machine's report about itself; see [`INIT_SCRIPT`].
 struct Said(Vec<String>);
 
-/// Each line has a word that says what it is about.
+/// Each line begins with a word that names its subject.
 const INIT_SCRIPT: &str = r#"#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys
 /bin/busybox mount -t proc proc /proc
@@ -90,7 +90,7 @@ fn the_kernel_of_our_image_refuses_what_a_table_of_the_host_wants() -> Result<()
     Ok(())
 }
 
-/// The address is in RAM wherever the kernel lies.
+/// The address is in RAM, whatever the kernel's address is.
 #[test]
 #[ignore = "builds an image and boots it: make test-images"]
 fn the_image_of_mkosi_becomes_a_node_beside_a_table_of_the_host() -> Result<()> {
@@ -223,7 +223,7 @@ struct Addresses {
 
 impl Addresses {
     fn of(said: &Said) -> Result<Addresses> {
-        // where the kernel's first byte lies in its own addresses, and in the machine's
+        // the virtual and the physical address of the kernel's first byte
         let (text, code) = (said.number("text-at")?, said.number("code-at")?);
         let names = said.number("names-at")?;
         let names = names

@@ -1,6 +1,6 @@
 //! The sandbox of firstlight-evidence.service, as a real systemd makes it, on a member of a cluster. The unchanged unit proves the
-//! machine to a join service, and to the service's callers. With a drop-in that only replaces the program, the rest of the unit
-//! shows what it lets a program do: what a confidential machine needs and what a cloud needs, and no more.
+//! machine to a join service, and to the service's callers. With a drop-in that only replaces the program, the test shows which
+//! actions the rest of the unit permits: those that a confidential machine and a cloud need, and no others.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,8 @@ const METADATA: [(&str, &str); 3] = [
 const TEMPLATE_INDEX: &str = "0x01c10001";
 const TEMPLATE: &str = r"\0\1\0\x0b\0\5\0\x72\0\0\0\x10\0\x14\0\x0b\x8\0\0\0\0\0\0\0";
 
-/// systemd 252 on Linux 6.1, which has no configfs-tsm: a report is a request to the device, where another driver stands in.
+/// systemd 252 on Linux 6.1, which has no configfs-tsm: a report is a request to the device, and another driver answers in place of
+/// the hardware's.
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn the_sandbox_of_systemd_252_has_what_evidence_needs_and_no_more() -> Result<()> {
@@ -49,7 +50,7 @@ fn the_sandbox_of_systemd_257_has_what_evidence_needs_and_no_more() -> Result<()
     sandbox(&setting, &mut vm, "No such device or address")
 }
 
-/// `no_hardware` is why there is no report of SEV-SNP.
+/// `no_hardware` is the reason why there is no report of SEV-SNP.
 fn sandbox(setting: &Setting, vm: &mut Vm, no_hardware: &str) -> Result<()> {
     proves_the_machine(setting, vm)?;
     each_attempt(vm)?;
@@ -57,8 +58,8 @@ fn sandbox(setting: &Setting, vm: &mut Vm, no_hardware: &str) -> Result<()> {
     asks_the_hardware(vm, no_hardware)
 }
 
-/// A member of a cluster with the programs and modules of the test, and what a cloud and a confidential machine have: a metadata service,
-/// configfs, and another driver as the device of SEV-SNP.
+/// A member of a cluster with the programs and modules of the test, and with the parts of a cloud and of a confidential machine: a
+/// metadata service, configfs, and another driver as the device of SEV-SNP.
 fn member(name: &str, maker: Maker) -> Result<(Setting, Vm)> {
     let os = root().join(format!("target/images/systemd-{}.disk", maker.suite));
     let bootstrapper = dist("bootstrapper")?;
@@ -118,9 +119,9 @@ fn tools(folder: &Path, kernel: &str) -> Result<PathBuf> {
     Ok(disk)
 }
 
-/// The unit as it is.
+/// The unchanged unit.
 fn proves_the_machine(setting: &Setting, vm: &mut Vm) -> Result<()> {
-    // so it is with the package tpm-udev
+    // as with the package tpm-udev
     same(&vm.command("stat -c %U /dev/tpmrm0", PATIENCE)?, "tss")?;
     let state = format!("systemctl is-active {SERVICE} || true");
     same(&vm.command(&state, PATIENCE)?, "inactive")?;
@@ -166,7 +167,7 @@ const READ_ONLY: &str = "Read-only file system";
 fn each_attempt(vm: &mut Vm) -> Result<()> {
     let program = [
         "ExecStart=/bin/bash /run/probe",
-        // it is awaited, and heard
+        // the test waits for it, and receives it
         "Type=oneshot",
         "StandardOutput=truncate:/run/said",
         "StandardError=inherit",
@@ -196,7 +197,7 @@ fn each_attempt(vm: &mut Vm) -> Result<()> {
     }
 }
 
-/// A machine of Google: its document has the names that the metadata service says.
+/// A machine of Google: its document has the names that the metadata service gives.
 fn asks_the_metadata_service(vm: &mut Vm) -> Result<()> {
     let tools = "export TPM2TOOLS_TCTI=device:/dev/tpmrm0";
     let define = "tpm2_nvdefine -C o -s 24 -a 'ownerwrite|ownerread|authread|no_da'";
@@ -236,7 +237,7 @@ fn serve_evidence_of(vm: &mut Vm, variant: &str) -> Result<()> {
     start_join_service(vm, variant)
 }
 
-/// Has the unit run another program, by a drop-in with these lines. All else that the unit says stays.
+/// Has the unit run another program, by a drop-in with these lines. All other lines of the unit stay.
 fn run_instead(vm: &mut Vm, lines: &[&str]) -> Result<()> {
     let folder = format!("/run/systemd/system/{SERVICE}.d");
     let lines = lines.join("' '");
@@ -262,7 +263,7 @@ fn start_join_service(vm: &mut Vm, variant: &str) -> Result<()> {
     vm.command(&command, PATIENCE).map(drop)
 }
 
-/// Returns the document that the join service has from its host. The error is what the join service says.
+/// Returns the document that the join service gets from its host. The error is the join service's message.
 fn document(vm: &mut Vm) -> Result<Value> {
     let agent: ureq::Agent = ureq::Agent::config_builder().proxy(None).build().into();
     let nonce = URL_SAFE.encode([7; 32]);

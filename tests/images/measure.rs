@@ -108,9 +108,9 @@ fn boot_and_compare(machine: &mut Machine, image: &Image, registers: &[u32]) -> 
     std::fs::write(event_log(machine), logged).context("keep the event log")
 }
 
-/// The firmware's log has the digests of each bank. Those of SHA-384 are computed too, and in the order of the log they are the events of RTMR 1
-/// and 2 of a TDX machine, with two exceptions: OVMF has a separator for each PCR, and one for RTMR 1; systemd-boot before 261 measures
-/// its configuration into a TPM alone.
+/// The firmware's log has the digests of each bank. Those of SHA-384 are computed too, and in the order of the log they are the
+/// events of RTMR 1 and 2 of a TDX machine, with two exceptions: OVMF has a separator for each PCR, and one for RTMR 1;
+/// systemd-boot before 261 measures its configuration only into a TPM.
 fn compare_sha_384(
     image: &Image,
     conditions: &Conditions,
@@ -197,7 +197,7 @@ fn on_disk(
     Ok(machine)
 }
 
-/// The event log of its firmware is explained by the image, and tells which part of another image differs.
+/// The image explains each event of its firmware's log, and the log shows which part of another image differs.
 #[test]
 #[ignore = "boots a machine: make boot"]
 fn a_disk_with_the_stub_of_systemd_252_has_the_computed_registers() -> Result<()> {
@@ -305,7 +305,7 @@ fn a_signed_image_has_the_computed_registers_with_secure_boot() -> Result<()> {
     )
 }
 
-/// QEMU writes addresses into a kernel, and OVMF a word into its command line.
+/// QEMU writes addresses into a kernel, and OVMF adds a word to its command line.
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn a_kernel_by_qemu_has_the_computed_registers_with_little_and_much_memory() -> Result<()> {

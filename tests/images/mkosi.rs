@@ -13,7 +13,7 @@ use std::time::Duration;
 use support::boot_image::{run, systemd_boot};
 use support::program::Program;
 
-/// The EFI system partition of the image, as mtools names it: behind the partition table.
+/// The EFI system partition of the image, as mtools names it: after the partition table.
 const ESP_OFFSET: &str = "@@1M";
 const DEFAULT: &str = "EFI/BOOT/BOOTX64.EFI";
 /// Time limit of a phase of kubeadm, which has to be installed first.
@@ -133,7 +133,7 @@ fn kubeadm_of_the_image_makes_a_control_plane_up_to_its_kubelet() -> Result<()> 
     Ok(())
 }
 
-/// The release has the opposite: see [`nobody_logs_in`].
+/// The release permits no login: see [`nobody_logs_in`].
 #[test]
 #[ignore = "boots a machine: make test-images"]
 fn the_debug_image_gives_a_root_shell_on_the_console() -> Result<()> {
@@ -188,7 +188,7 @@ fn measure_names_several_images_and_one_that_a_full_partition_cut_off() -> Resul
     let alone = policy(&copy)?;
     let uki = image.with_extension("efi");
 
-    // other images than the one that the firmware starts change nothing
+    // further images beside the one that the firmware starts have no effect
     let esp = format!("{}{ESP_OFFSET}", copy.display());
     let mtool = |name: &str| {
         let mut command = Command::new(name);
@@ -213,7 +213,7 @@ fn measure_names_several_images_and_one_that_a_full_partition_cut_off() -> Resul
     same(&policy(&copy)?, &alone)?;
     run(mtool("mdel").arg("::filler"));
 
-    // what other programs leave of a copy that finds no room
+    // the part of a file that other programs leave if there is no space for the copy
     let half = folder.path().join("half.efi");
     std::fs::write(&half, &bytes[..bytes.len() / 2]).context("write half an image")?;
     run(mtool("mcopy")
@@ -363,7 +363,7 @@ fn policy(image: &Path) -> Result<String> {
     vm::measured(&[&[image.as_os_str()], &options[..]].concat())
 }
 
-/// `firstlight measure` gives no policy, and says why.
+/// `firstlight measure` writes no policy, and gives the reason.
 fn refused(image: &Path, why: &str) -> Result<()> {
     match policy(image) {
         Err(Failure(said)) if said.contains(why) => {

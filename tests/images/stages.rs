@@ -1,6 +1,6 @@
-//! Nodes whose systemd measures how far the boot is: a unified kernel image with an initrd of dracut that has systemd's units, and a
-//! whole Debian as the booted system. Init, reboot by rejoin and recovery work under the one policy that `firstlight measure IMAGE`
-//! writes before the machine ever boots.
+//! Nodes whose systemd measures the phases of the boot: a unified kernel image with an initrd of dracut that has systemd's units,
+//! and a whole Debian as the booted system. Init, reboot by rejoin and recovery work under the one policy that `firstlight measure
+//! IMAGE` writes before the machine ever boots.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -201,7 +201,7 @@ fn policy(image: &Path, units: &str) -> Result<String> {
     }
 }
 
-/// All of systemd's units have measured, so that the policy was really needed.
+/// Checks that all of systemd's units have extended their registers. Otherwise the test would prove nothing about the policy.
 fn check_phases(vm: &mut Vm) -> Result<()> {
     let active = "systemctl is-active systemd-pcrphase-sysinit systemd-pcrphase || true";
     let said = vm.command(active, PATIENCE)?;

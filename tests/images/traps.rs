@@ -23,7 +23,7 @@ use support::swtpm::Swtpm;
 /// Ports of the metadata service and of a control plane's join service, as a node knows them.
 const METADATA: u16 = 8080;
 const JOIN: u16 = 30090;
-/// Held by the one machine that reaches the join service's port of `::1`, and the DNS port of `127.0.0.1`.
+/// Locked by the machine that uses the join service's port of `::1` and the DNS port of `127.0.0.1`; only one can.
 static PORTS: Mutex<()> = Mutex::new(());
 
 /// A test of `$what` with each initrd, whose machine and console have the name `$name`.
@@ -90,7 +90,7 @@ fn starts_no_system_and_no_shell_when_unlock_crashes(name: &str, maker: Maker) -
     let crashes = *b"#!/bin/sh\necho unlock crashes >/dev/console\nkill -SEGV $$\n";
     overlay.file("/usr/lib/firstlight/unlock", 0o755, crashes);
     let mut setting = setting(name, maker, CLOUD, &overlay)?;
-    // for initramfs-tools it forbids the shell, which is to be forbidden without it
+    // for initramfs-tools this word forbids the shell, which must be forbidden also without the word
     let command_line = setting.machine.command_line.replace("panic=-1", "");
     setting.machine.command_line = command_line;
     let mut vm = setting.machine.boot()?;
@@ -116,12 +116,12 @@ fn does_what_onfail_says(name: &str, maker: Maker) -> Result<()> {
     let mut vm = boot(&mut setting, "firstlight.onfail=wait")?;
     said(&mut vm, why)?;
     said(&mut vm, "it waits; reset it when the reason is gone")?;
-    // for those who look at its console later
+    // for people who read its console later
     said(&mut vm, why)?;
     no_system(&vm)?;
     vm.cut_power();
 
-    // by this word initramfs-tools restarts in place of a shell
+    // with this word, initramfs-tools restarts the machine instead of starting a shell
     let command_line = setting.machine.command_line.replace("panic=-1", "");
     setting.machine.command_line = command_line;
     // without a password of root, dracut 106 opens a shell only if it is forced to
@@ -141,7 +141,8 @@ fn does_what_onfail_says(name: &str, maker: Maker) -> Result<()> {
     no_system(&vm)
 }
 
-/// The TPM, then a right setting, then the kernel's modules for the disk, then a disk in time.
+/// Each boot lacks one thing less: first the TPM, then a correct setting, then the kernel's modules for the disk, then the disk
+/// itself in time.
 fn names_what_a_new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     let words = format!("{CLOUD} firstlight.onfail=poweroff");
     let mut setting = setting(name, maker, &words, &Overlay::default())?;
@@ -178,8 +179,8 @@ fn names_what_a_new_machine_lacks(name: &str, maker: Maker) -> Result<()> {
     Ok(())
 }
 
-/// The metadata service, then DHCP, then a driver for its network card. Without a join service the operator brings the key. It
-/// gets the key with a static address by a name, and with IPv6 only.
+/// Each boot lacks another thing: the metadata service, DHCP, a driver for its network card. Without a join service the operator
+/// brings the key. It gets the key with a static address by a name, and with IPv6 only.
 fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()> {
     let mut setting = setting(name, maker, CLOUD, &Overlay::default())?;
     let (mut vm, cluster) = flow::first_boot(&mut setting)?;
@@ -236,8 +237,8 @@ fn names_what_keeps_a_member_from_its_key(name: &str, maker: Maker) -> Result<()
 }
 
 /// A name that does not resolve; a card that comes late, with another name and without a link; a card without a route before the
-/// right one; a TPM that accepts no more passwords; a wrong clock and no source of random numbers. Only the first and the TPM keep it
-/// from its key.
+/// right one; a TPM that accepts no more passwords; a wrong clock and no source of random numbers. Only the name and the TPM keep
+/// the machine from its key.
 fn says_what_is_strange(name: &str, maker: Maker) -> Result<()> {
     let mut overlay = Overlay::default();
     let link = *b"[Match]\nMACAddress=52:54:00:12:34:56\n[Link]\nName=wan0\n";

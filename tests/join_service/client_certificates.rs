@@ -87,7 +87,7 @@ fn a_token_gets_the_certificate_of_its_tickets_node_and_no_other_and_old_tokens_
             setup.asked(request)["status"]["certificate"].is_string()
         });
     }
-    // For another joining node, for a control plane, and for an unknown node.
+    // Requests for another joining node, for a control plane, and for an unknown node.
     for (request, node) in [
         ("other", "worker-1.example"),
         ("plane", "plane-0"),

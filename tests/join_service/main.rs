@@ -628,7 +628,7 @@ fn join_services_that_are_asked_at_once_give_one_ticket_and_its_token_stays_good
             given.len() == 1 && why.iter().all(|status| status.code() == Code::Unavailable),
             "{why:?}"
         );
-        // Leftovers of the other attempts are removed, and nothing else.
+        // The service removes what the other attempts left, and nothing else.
         thread::sleep(Duration::from_secs(1));
         let token = given[0].as_ref().unwrap().token.clone();
         assert!(

@@ -101,7 +101,7 @@ fn the_account_changes_and_deletes_nothing_that_is_not_the_join_services_own() {
         ("somebody-else-s", "Opaque", LABEL, TICKET_GROUP),
         ("bootstrap-token-bbbbbb", "Opaque", LABEL, TICKET_GROUP),
         ("not-bootstrap-token-bbbbbb", TOKEN, LABEL, TICKET_GROUP),
-        // No process would ever delete this object.
+        // No program would ever delete this object.
         ("bootstrap-token-bbbbbb", TOKEN, "a", TICKET_GROUP),
         // Kubernetes approves any node name for this group.
         ("bootstrap-token-bbbbbb", TOKEN, LABEL, KUBEADM_GROUP),

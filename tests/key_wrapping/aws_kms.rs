@@ -28,7 +28,7 @@ impl Moto {
         Moto(Peer::python("aws_kms.py"))
     }
 
-    /// Returns the one of all tests.
+    /// Returns the server that all tests share.
     fn get() -> &'static Moto {
         static MOTO: LazyLock<Moto> = LazyLock::new(Moto::start);
         &MOTO
@@ -40,7 +40,7 @@ impl Moto {
         format!("kms://aws-kms?keyName={key}&endpoint={url}&caFile={folder}/ca.pem")
     }
 
-    /// Returns the environment of who has these credentials.
+    /// Returns the environment of a program with these credentials.
     pub fn env(&self, role: &str) -> [(&str, &str); 3] {
         let given = &self.0.found["credentials"][role];
         [
@@ -202,7 +202,7 @@ fn init_writes_a_new_master_secret_only_as_the_key_wraps_it() {
     file("policy.json", POLICY);
     let uri = moto.uri(text(&moto.0.found["keys"][0]));
     let init = |env: &[(&str, &str)], more: &[&str]| {
-        // nothing is there: the master secret is written before the first packet
+        // no server listens there: the command writes the master secret before it sends the first packet
         let args = [
             "init",
             "--endpoint",
@@ -330,7 +330,7 @@ fn a_service_that_throttles_is_asked_again_for_some_seconds() {
     busy.left.store(3, Ordering::SeqCst);
     wrap(dir.path(), &OWN, &uri, &[]).unwrap();
     let requests = std::mem::take(&mut *busy.requests.lock().unwrap());
-    // three refused, and four answered: the file is read again
+    // three requests were refused, and four were answered: the file is read again
     assert_eq!(requests.len(), 7);
     for request in requests {
         let signed = request.field("authorization").unwrap();
@@ -340,7 +340,7 @@ fn a_service_that_throttles_is_asked_again_for_some_seconds() {
                 && signed.contains("host;x-amz-date;x-amz-target"),
             "{signed}"
         );
-        // the policies of the docs insist on what each request has
+        // the policies in the docs require the fields that each request has
         let body: Value = serde_json::from_str(&request.body).unwrap();
         let context = &body["EncryptionContext"];
         let target = request.field("x-amz-target").unwrap();

@@ -1,4 +1,4 @@
-//! Azure Key Vault: `azure_kms.py` serves it, and has Azure's own clients check that it does so rightly.
+//! Azure Key Vault: `azure_kms.py` serves its API, and Azure's own clients check this server.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -73,7 +73,7 @@ fn a_key_of_the_vault_gives_the_same_keys_with_the_roles_of_the_docs() {
         assert!(name.ends_with("HOST") || !file.contains(value), "{name}");
     }
     check_same_keys(dir.path(), &vault.identity("key-service"));
-    // a new version of the key does not shut out what the old one wrapped
+    // a new version of the key still unwraps a secret that the old version wrapped
     let (old, _) = wrapped_key(dir.path());
     let new = vault.0.ask("rotate firstlight");
     unwrap(dir.path(), &vault.application("operator")).unwrap();
@@ -82,7 +82,7 @@ fn a_key_of_the_vault_gives_the_same_keys_with_the_roles_of_the_docs() {
     wrap(dir.path(), &vault.identity("operator"), &uri, &[]).unwrap();
     assert!(wrapped_key(dir.path()).0 == new && old != new);
 
-    // the secret in a file
+    // the client secret in a file
     let file = dir.path().join("secret");
     let mut env = vault.application("operator");
     fs::write(&file, format!("{}\n", env[3].1)).unwrap();
@@ -178,7 +178,7 @@ fn each_refusal_names_what_is_missing() {
     let said = wrap(dir.path(), &operator, elsewhere, &[]).unwrap_err();
     assert!(said.contains("a token goes nowhere else"), "{said}");
 
-    // what another key wrapped
+    // a secret that another key wrapped
     let (version, value) = wrapped_key(dir.path());
     let (of_other, other) = (
         &vault.0.found["ofOtherKey"],

@@ -186,7 +186,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
             ports["spec"]["egress"][3]["ports"],
             json!([{"protocol": "TCP", "port": port}])
         );
-        // what the pod gets opens to the same keys
+        // the pod's file unwraps to the same keys
         let secret = SECRETS.in_namespace("kube-system").named(&mounted(client));
         let data = client.get(&secret).unwrap()["data"]["mastersecret"]
             .as_str()
@@ -215,7 +215,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
             assert!(output.status.success(), "{}", said(&output));
             assert_eq!(secrets(client), [&*before]);
             assert_eq!(mounted(client), before);
-            // and so does the requirement of the policy
+            // and the requirement of the policy stays
             assert!(policy(client).contains("strong"), "{}", policy(client));
         }
         let output = apply(&["--require", "any"]);
@@ -244,7 +244,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         replace(client, &before, &own);
     });
 
-    // no pod becomes ready with another key: all is as it was
+    // no pod becomes ready with another key, and nothing has changed
     let before = mounted(&client);
     let output = apply(&["--kms", &second, "--timeout", "2s"]);
     assert!(
@@ -257,7 +257,7 @@ fn a_cluster_moves_its_master_secret_to_a_kms_and_back_also_if_the_kms_is_gone()
         (before.clone(), vec![before])
     );
 
-    // back, without the KMS
+    // back to the plain secret, without the KMS
     service.peer.ask("stop");
     let stop = Stop::new();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Google Cloud KMS: `gcp_kms.py` serves it, and has Google's own client check that it does so rightly.
+//! Google Cloud KMS: `gcp_kms.py` serves its API, and Google's own client checks this server.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

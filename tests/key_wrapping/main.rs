@@ -1,5 +1,6 @@
 //! The master secret, wrapped by an external key management service. The operator's command and the key service are its clients.
-//! The services are real servers or emulators, if there are any, else servers that follow the published API and check each request.
+//! The services are real servers or emulators where they exist, otherwise servers that follow the published API and check each
+//! request.
 
 mod aws_kms;
 mod azure_kms;
@@ -106,7 +107,7 @@ fn key(service: &Program) -> Vec<u8> {
 struct Peer {
     /// The first line of its output.
     found: Value,
-    /// Has `ca.pem`.
+    /// The folder with `ca.pem`.
     folder: TempDir,
     _process: Child,
     input: ChildStdin,
@@ -172,7 +173,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// Runs `firstlight unwrap`; the error is what it says.
+/// Runs `firstlight unwrap`; the error is its message.
 fn unwrap(dir: &Path, env: Env<'_>) -> Result<(), String> {
     let _ = fs::remove_file(dir.join("back.json"));
     let args = [
@@ -189,7 +190,7 @@ fn unwrap(dir: &Path, env: Env<'_>) -> Result<(), String> {
     }
 }
 
-/// Replaces what the service wrapped by something else that it wrapped.
+/// Replaces the wrapped secret by another secret that the service wrapped.
 fn replace_wrapped_key(dir: &Path, base64: &str) {
     let path = dir.join("wrapped.json");
     let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -197,7 +198,7 @@ fn replace_wrapped_key(dir: &Path, base64: &str) {
     fs::write(&path, file.to_string()).unwrap();
 }
 
-/// Checks that the key service has the same keys by the wrapped secret as by the plain one.
+/// Checks that the key service gives the same keys with the wrapped secret as with the plain one.
 fn check_same_keys(dir: &Path, env: Env<'_>) {
     check_same_keys_of(dir, env, "wrapped.json");
 }

@@ -1,5 +1,5 @@
-//! Stores of the wrapped master secret: S3 as moto serves it, Azure Blob Storage as Azurite does, and Cloud Storage as fake-gcs-server
-//! does. The KMS of the same cloud wraps. Servers of these tests check who may do what.
+//! Stores of the wrapped master secret: S3 as moto serves it, Azure Blob Storage as Azurite does, and Cloud Storage as
+//! fake-gcs-server does. The KMS of the same cloud wraps. Servers of these tests check the permissions.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::azure_kms::Vault;
 use super::gcp_kms::{CREDENTIALS, Service};
 use super::{Env, check_same_keys_of, firstlight, text, workspace};
 
-/// A store, and who uses it.
+/// A store, and its users.
 struct Store<'a> {
     /// The URI of the key that wraps.
     kms: String,
@@ -22,7 +22,7 @@ struct Store<'a> {
     key_service: Env<'a>,
     /// The URI of a key in another cloud, and who may wrap with it.
     other: (String, Env<'a>),
-    /// Replaces a file, as somebody does who may write anything.
+    /// Replaces a file, as a user with all permissions.
     replace: &'a dyn Fn(&str),
     /// Parts of the errors that name the permission to write, a missing file and a missing bucket.
     errors: [&'a str; 3],
@@ -59,7 +59,7 @@ fn unwrap(dir: &Path, env: Env<'_>, uri: &str) -> Result<String, String> {
     }
 }
 
-/// Checks what is the same for all stores.
+/// Makes the checks that are the same for all stores.
 fn check(store: &Store<'_>) {
     let dir: TempDir = workspace();
     let (dir, place) = (dir.path(), (store.place)("cluster/firstlight.json"));

@@ -180,7 +180,7 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
     );
     assert_eq!(key(&plain), key(&unwrapped));
 
-    // to another key, and back to none
+    // to another key, and back to no key
     let second = vault.uri("second");
     let args = ["wrap", "--kms", &second, "--create-key"];
     let files = ["--master-secret", "wrapped.json", "--out", "moved.json"];
@@ -201,7 +201,7 @@ fn a_wrapped_secret_gives_the_same_keys_as_the_plain_one() {
         serde_json::from_slice(&fs::read(dir.path().join("plain.json")).unwrap()).unwrap();
     assert_eq!(back, first);
 
-    // a rotated key still unwraps what an older version wrapped, and no longer once that is cut off
+    // a rotated key still unwraps a secret that an older version wrapped, until Vault forbids that version
     vault.call("POST", "transit/keys/second/rotate", json!({}));
     let again = [
         "unwrap",
@@ -273,7 +273,7 @@ fn each_refusal_names_what_is_missing() {
         said.contains("needs the capability \"update\" on transit/decrypt/firstlight"),
         "{said}"
     );
-    // what docs/kms.md gives the operator, and the key service
+    // the policies of docs/kms.md for the operator and for the key service
     let operator = vault.token("operator", &format!("{read}\n{encrypt}\n{decrypt}"));
     wrap(dir.path(), &operator, &uri, &[]).unwrap();
     let said = refused(&operator, &uri, &[]);
@@ -357,8 +357,8 @@ fn what_another_program_encrypted_with_the_same_key_does_not_open() {
     assert!(!dir.path().join("x.json").exists());
 }
 
-/// A file of a wrapped master secret has an address, and credentials do not follow it: not the token of a variable, not the one of the
-/// home folder.
+/// The file of a wrapped master secret contains an address. No command sends credentials to that address: neither the token of a
+/// variable nor the one in the home folder.
 #[test]
 fn a_token_goes_only_to_a_server_that_the_operator_named() {
     let (vault, dir) = (Vault::start(), workspace());
@@ -404,7 +404,7 @@ fn a_token_goes_only_to_a_server_that_the_operator_named() {
     }
     assert!(thief.accept().is_err(), "a program has connected");
 
-    // named by either variable, it is asked
+    // if either variable names the server, the command asks it
     for name in ["VAULT_ADDR", "BAO_ADDR"] {
         let env = [("HOME", home), (name, url)];
         let out = format!("{name}.json");

@@ -84,7 +84,7 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
     );
     assert_eq!(errors, "");
 
-    // one waits, one is off, one is another name of a machine that is there
+    // one waits, one is off, one is another name of a machine in the list
     add(
         "worker-a",
         rebooting.host(2).to_string(),
@@ -131,7 +131,7 @@ fn the_table_of_the_cluster_has_what_kubernetes_says_and_what_each_node_proves()
     assert_eq!(report["nodes"][1]["status"]["state"], "waits-for-key");
     assert_eq!(report["nodes"][0]["ready"], true);
 
-    // without the API server one node can still be asked
+    // without the API server, the command can still ask one node
     let elsewhere = cluster
         .kubeconfig()
         .replace(&cluster.server(), "https://127.0.0.1:9");

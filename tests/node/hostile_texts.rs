@@ -1,5 +1,5 @@
-//! A node that meets the policy and says what would forge lines of the operator's terminal, or hide some: every command that shows texts
-//! of a node, for people and as JSON.
+//! A node that meets the policy, and sends texts that would forge or hide lines on the operator's terminal. The tests run every
+//! command that shows texts of a node, for people and as JSON.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::forger::Forger;
 use crate::setting::{MASTER_KEY, Setting, set_private};
 
-/// What a node says: colours, a cleared line, an order from right to left, invisible characters, and a line as the commands have them.
+/// The text of a node: colours, a cleared line, an order from right to left, invisible characters, and a line as the commands have them.
 const HOSTILE: &str = "a\x1b[2Jb\r\u{7f}\u{9b}1m\u{202e}\u{2066}\u{200b}\u{2028}\u{e0041}\n\
                        10.0.0.1:9000 (InitServer): attested, meets the policy\n  Key:         000b";
 /// The beginning of the line that it forges.
@@ -62,7 +62,7 @@ fn node() -> Server {
     Server::start("node", listener, Arc::new(tls), router, Limits::default()).unwrap()
 }
 
-/// Returns what a command prints, on standard output and on standard error.
+/// Returns the text that a command prints on standard output and on standard error.
 fn run(command: &mut Command) -> [String; 2] {
     let output = command.output().unwrap();
     [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap())
@@ -131,7 +131,7 @@ fn no_command_lets_a_node_forge_a_line_or_hide_one() {
         let [json, errors] = run(setting.firstlight(&args).args(["-o", "json"]));
         check(what, &json);
         check(what, &errors);
-        // the escapes are those of JSON, so a program reads what the node said
+        // the escapes are those of JSON, so a program reads the node's text unchanged
         let read: Option<Value> = (!json.is_empty()).then(|| serde_json::from_str(&json).unwrap());
         let state = read.map(|read| match what {
             "status" => read["servers"][0]["waiting"]["state"].clone(),

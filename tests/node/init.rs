@@ -301,7 +301,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
         "is not in an allowed directory",
     );
 
-    // another program than `firstlight` may ask, so the node refuses the same
+    // another program than `firstlight` may send the request, so the node also refuses it
     let cases: [(Spoil, &str); 6] = [
         (
             |it| it.kubernetes_version = "v1.29.0".into(),
@@ -360,7 +360,7 @@ fn what_cannot_become_a_cluster_is_refused_before_the_lock_and_the_node_stays_fr
 /// Changes a good request to one that a node must refuse.
 type Spoil = fn(&mut InitRequest);
 
-/// Asks the node for an init with a request that `alter` spoils; returns the refusal.
+/// Asks the node for an init with a request that `alter` has changed; returns the refusal.
 fn asked_directly(setting: &Setting, alter: Spoil) -> String {
     let kms = ClusterKms::new(Secret::random(32), Secret::random(32)).unwrap();
     let mut request = InitRequest::default();

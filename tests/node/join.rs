@@ -1,5 +1,5 @@
-//! A fresh node joins: the shipped program, a real TPM, and a join service with the test's answers. The kubeadm here only
-//! notes its arguments; `make kubeadm` tests the real one.
+//! A fresh node joins: the shipped program, a real TPM, and a join service with the test's answers. The kubeadm here only records
+//! its arguments; `make kubeadm` tests the real one.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -61,7 +61,7 @@ fn assert_measured(setting: &Setting) {
     assert!(pcr.contains(&expected), "{pcr}");
 }
 
-/// Checks that nothing has happened that only a reboot undoes.
+/// Checks that the node has made no change that only a reboot could undo.
 fn assert_fresh(setting: &Setting, node: &Program) {
     assert!(!node.output().contains("locked:"), "{}", node.output());
     let pcr = setting.tpm.tool("tpm2_pcrread", &["sha256:15"]);
@@ -136,7 +136,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     let authority = base64::engine::general_purpose::STANDARD.encode(cluster.authority());
     assert_eq!(known["certificate-authority-data"], json!(authority));
 
-    // the files that stay, and those that do not
+    // the files that stay, and those that are removed
     for (certificate, key) in kubernetes::kubeadm::KUBELET_CERTIFICATES {
         assert_eq!(
             (
@@ -275,7 +275,7 @@ fn without_a_load_balancer_and_beside_services_that_hang_one_that_answers_is_eno
     let mut node = Program::start(&mut setting.joining(&disk, "Worker"));
     node.expect(&format!("ticket: from join service {}", setting.host(5)));
     assert!(end_of_member(&mut node).success(), "{}", node.output());
-    // this is not about speed: each of the two would have delayed the node for 30 seconds
+    // this is not a test of speed: each of the two services would have delayed the node for 30 seconds
     assert!(
         start.elapsed() < Duration::from_secs(25),
         "{:?}",

@@ -94,7 +94,7 @@ fn socket_in(dir: &Path) -> PathBuf {
     dir.join("evidence.sock")
 }
 
-/// Each service that a fresh node must refuse is refused with the reason, and then one that proves itself is believed.
+/// A fresh node refuses, with the reason, each service that it must refuse. Then it accepts one that proves itself.
 #[test]
 fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() {
     let setting = Setting::new();
@@ -107,7 +107,7 @@ fn a_fresh_node_believes_only_a_service_that_proves_its_image_and_its_cluster() 
         let cluster = cluster.clone();
         move |_: &_, request, _| Ok(cluster.ticket(&request))
     };
-    // the host of a fresh machine gives no evidence, so a program with its TPM tries
+    // the host of a fresh machine makes no evidence, so in its place a program that can use the TPM tries
     let of_fresh = Arc::new(qemu_vtpm::issuer(fresh.location(), None));
     let _services = [
         setting.join_service_that(3, tickets.clone()),
@@ -173,7 +173,7 @@ fn an_operator_verifies_a_join_service_that_refuses_him() {
         setting.join_service_that(5, none),
     ];
     let id = hex(&joined_cluster());
-    // it names no key, as the machines of the services are none of the setting's
+    // the error names no key, because the setting does not list the keys of the services' machines
     let text = r#"{"measurements":{"8":"00","15":"00"}}"#.replace("00", &"00".repeat(32));
     let policy = setting.file("any-key.json", text);
     let ask = |number: u8| {
@@ -279,7 +279,7 @@ fn an_upgrade_names_the_image_of_the_services_in_the_nodes_settings() {
     node.expect("which proves an accepted image");
     assert!(end_of_member(&mut node).success(), "{}", node.output());
 
-    // a policy that would accept any image is no policy
+    // a policy that would accept any image is refused
     let open = setting.file(
         "open.json",
         r#"{"measurements":{"15":"00"}}"#.replace("00", &"00".repeat(32)),
@@ -374,7 +374,7 @@ fn a_policy_that_requires_the_strong_form_is_in_force_without_a_restart() {
     service.expect("the policy requires the strong form of attested TLS");
 }
 
-/// A node that would believe it gets the old form, and each other one the strong form, in which the reason can be told.
+/// A node that would accept the service gets the old form. Each other node gets the strong form, in which the service can send the reason.
 #[test]
 fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     let setting = Setting::new();
@@ -411,7 +411,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     refused(node().require_strong());
     service.expect("the node has the setting require=strong");
 
-    // under this policy no node gets a ticket, and no node is told that its own proof is wrong
+    // under this policy no node gets a ticket, and no node gets the message that its own proof is wrong
     let text = text.strip_suffix('}').unwrap();
     let next = setting.file("next.json", format!(r#"{text},"require":"strong"}}"#));
     std::fs::rename(next, &policy).unwrap();
@@ -420,7 +420,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     service.expect("the policy or --require demands the strong form of attested TLS");
 }
 
-/// The disk decides, by its key and the MAC in its header, and the setting cluster-id.
+/// The key of the disk, the MAC in its header, and the setting cluster-id decide.
 #[test]
 fn a_node_that_rejoins_judges_no_service_and_takes_only_the_key_of_its_disk() {
     let setting = Setting::new();
@@ -451,7 +451,7 @@ fn a_node_that_rejoins_judges_no_service_and_takes_only_the_key_of_its_disk() {
         "the disk belongs to another cluster than the one that the setting cluster-id names";
     node.expect(refusal);
 
-    // anybody may call the recovery server, so a key that an operator sends must be of that cluster, too
+    // every program in the network may call the recovery server, so a key from an operator must be of that cluster, too
     let endpoint = setting.node(9999).to_string();
     let mut command = setting.firstlight(&["recover", "--endpoint", &endpoint, "--policy"]);
     command.arg(&policy).arg("--master-secret");

@@ -22,7 +22,7 @@ fn status(setting: &Setting, address: &str, policy: &str) -> (i32, String) {
     if [1, 2].contains(&code) {
         return (code, text);
     }
-    // programs learn the same
+    // the output for programs has the same facts
     let json = command.args(["-o", "json"]).output().unwrap();
     let report = assert_documented("status", str::from_utf8(&json.stdout).unwrap());
     let state = match json.status.code().unwrap() {
@@ -153,7 +153,7 @@ fn evidence_is_judged_again(setting: &Setting, node: &str, policy: &str) {
     );
     let (code, report, said) = replaced("/nonce", &zeros);
     assert!(code == 3 && said.contains("nonce does not match"), "{said}");
-    // nothing that the TPM did not sign is shown
+    // the command shows only values that the TPM signed
     assert_eq!(report["registers"], serde_json::json!([]));
     let (code, _, said) = replaced("/form", "old");
     assert!(code == 1 && said.contains("has a session"), "{said}");
@@ -327,7 +327,7 @@ fn a_node_is_fresh_until_its_init_and_a_member_of_that_cluster_from_then_on() {
         &["64 hexadecimal digits"],
     );
 
-    // where the time of its boot went: asked from the node, and read from its file
+    // the duration of each step of its boot: from the node, and from its file
     let drawn = with(&["--timeline"]);
     let rows = [
         "run    phase: state disk",

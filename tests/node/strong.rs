@@ -71,7 +71,7 @@ fn a_fresh_node_with_require_strong_is_not_started_where_nothing_pins_the_servic
     assert_eq!(node.exit().code(), Some(1), "{}", node.output());
     assert_eq!(setting.kubeadm_calls(), "", "its kubeadm has run as root");
 
-    // a policy of registers pins nothing either; it may require the strong form itself
+    // a policy with only registers does not identify a machine either; it may require the strong form itself
     let zeros = "00".repeat(32);
     let policy = format!(r#"{{"measurements":{{"4":"{zeros}"}},"require":"strong"}}"#);
     let policy = setting.file("services.json", policy);
@@ -95,7 +95,7 @@ fn without_require_strong_the_console_says_that_a_program_could_claim_the_same()
     assert!(!node.output().contains("proves"), "{}", node.output());
 }
 
-/// The ID of a cluster is no secret, and the secrets from which it is derived are.
+/// The ID of a cluster is not secret, but the values from which it is derived are secret.
 #[test]
 fn cluster_id_pins_the_service_by_the_secrets_in_its_ticket() {
     let setting = Setting::new();

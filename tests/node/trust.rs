@@ -173,7 +173,7 @@ fn status_and_verify_judge_by_the_key_that_the_operator_names() {
     }
 }
 
-/// The firmware measures into another bank, so that the values of this one prove nothing: whatever the policy says, the machine gets
+/// The firmware measures into another bank, so the values of this bank prove nothing: whatever the policy says, the machine gets
 /// neither a master secret nor a ticket, and `verify` refuses it.
 #[test]
 fn a_machine_whose_firmware_does_not_extend_the_bank_gets_nothing() {
@@ -276,7 +276,7 @@ fn a_join_service_lets_in_the_machines_that_its_policy_names_and_says_when_it_na
         service.output()
     );
 
-    // an old policy still works, and the log says what that means
+    // an old policy still works, and the log explains the consequence
     let service = setting.join_service(5, keys, policy(&setting, &[]).as_ref());
     service.expect("any TPM is accepted");
     let address = SocketAddr::new(setting.host(5), 30090);

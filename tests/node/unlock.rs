@@ -48,7 +48,7 @@ fn an_attested_node_gets_its_key_from_a_join_service() {
 #[test]
 fn a_list_of_machines_takes_the_place_of_a_clouds_metadata() {
     let setting = Setting::new();
-    // the service of the others knows no control plane
+    // the metadata service of the other clouds lists no control plane
     setting.set_control_planes(&[]);
     let (_keys, keys) = setting.key_service(3, MASTER_KEY);
     let _join = setting.join_service(3, keys, &setting.policy());
@@ -263,7 +263,7 @@ fn a_wrong_master_secret_is_answered_and_the_node_waits_on() {
     assert!(!wrong.exit().success());
     wrong.expect("does not open disk");
     node.expect("does not open this disk");
-    // during the delay after the wrong secret: the call waits until the delay is over, and gets one answer
+    // a call during the delay after the wrong secret waits until the delay is over, and gets one answer
     let mut right = recover(setting.master_secret(MASTER_KEY));
     assert!(right.exit().success(), "{}", right.output());
     assert!(
@@ -302,7 +302,7 @@ fn a_join_service_that_hangs_does_not_delay_one_that_answers() {
     let start = Instant::now();
     let mut node = Program::start(&mut setting.unlock(&disk));
     expect_opened(&mut node, &setting.host(4).to_string());
-    // this is not about speed: the service that hangs would have delayed the node for 30 seconds
+    // this is not a test of speed: the service that hangs would have delayed the node for 30 seconds
     assert!(
         start.elapsed() < Duration::from_secs(25),
         "{:?}",
@@ -366,7 +366,7 @@ fn a_join_service_that_answers_with_an_error_is_named_and_asked_again() {
     expect_opened(&mut node, &setting.host(3).to_string());
 }
 
-/// A volume of the cluster's storage is such a disk too, and its key is of the same kind as a state disk's.
+/// A volume of the cluster's storage is also a disk without a record, and its key is of the same kind as a state disk's.
 #[test]
 fn a_disk_that_does_not_say_of_which_cluster_it_is_opens_only_while_the_cluster_is_migrating() {
     let setting = Setting::new();
@@ -567,7 +567,7 @@ fn sigterm_ends_the_wait_and_leaves_the_disk_as_it_was() {
     assert!(std::fs::read(&disk).unwrap() == before);
 }
 
-/// Strangers make TLS handshakes, each of which costs a quote, leave some of them incomplete, and send wrong master
+/// Unauthenticated peers make TLS handshakes, each of which costs a quote, leave some of them incomplete, and send wrong master
 /// secrets, from many addresses.
 #[test]
 fn strangers_keep_no_operator_away_and_fill_no_memory() {
@@ -633,7 +633,7 @@ fn strangers_keep_no_operator_away_and_fill_no_memory() {
     expect_opened(&mut node, "the operator at");
 }
 
-/// Calls from ever new addresses of the test's network; returns how many wrong secrets were answered.
+/// Makes calls, each from a new address of the test's network. Returns how many wrong secrets were answered.
 fn strangers(setting: &Setting, number: u8, over: &AtomicBool) -> usize {
     let (mut wrong, mut half_open) = (0, std::collections::VecDeque::new());
     for turn in (0u8..=249).cycle() {

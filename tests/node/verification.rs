@@ -85,7 +85,7 @@ fn a_client_of_the_old_system_verifies_the_machine_of_our_join_service() {
     for (nonce, why) in [
         (&[][..], "nonce is required to issue attestation"),
         (&[5; 15][..], "15 bytes, expected 16 to 32"),
-        // a longer one could be mistaken for what attested TLS hashes
+        // longer data could be the input of attested TLS's hash
         (&[5; 33][..], "33 bytes, expected 16 to 32"),
     ] {
         let said = String::from_utf8(ask(&address, nonce)).unwrap();
@@ -140,7 +140,7 @@ fn our_operator_verifies_a_verification_service_of_the_old_system() {
         let issuer = qemu_vtpm::issuer(host.location(), None);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let evidence = listener.local_addr().unwrap().to_string();
-        // answers one caller
+        // the peer answers one caller
         let answers = thread::spawn(move || {
             let (mut caller, _) = listener.accept().unwrap();
             let mut nonce = vec![];

@@ -62,7 +62,7 @@ fn bootstrapper_names_a_tpm_that_does_not_give_pcr_15() {
 #[test]
 fn unlock_names_a_disk_that_cannot_be_read() {
     let setting = Setting::new();
-    // opening a pipe blocks until somebody writes to it
+    // opening a pipe blocks until a program opens it to write
     let disk = setting.path("disk");
     assert!(
         Command::new("mkfifo")

@@ -5,11 +5,11 @@ use super::vm::{Firmware, Machine, Vm};
 use super::{Context, Failure, Result, root};
 use std::time::Duration;
 
-/// A script of tests/boot/cases and what it needs around it.
+/// A script of tests/boot/cases, and the programs, disks and ports that it needs.
 pub struct Case<'a> {
     /// The file's name in tests/boot/cases.
     pub script: &'a str,
-    /// Programs of the host that it calls, with their libraries; `make build`'s programs are in /usr/bin without saying so.
+    /// Programs of the host that it calls, with their libraries; `make build`'s programs are always in /usr/bin.
     pub host_programs: &'a [&'a str],
     /// Further programs or files: the path in the machine, its content. They may be executed.
     pub files: Vec<(String, Vec<u8>)>,
@@ -23,7 +23,7 @@ pub struct Case<'a> {
     pub firmware: Firmware,
     /// The machine's memory in MiB.
     pub memory: u32,
-    /// When to give up.
+    /// The time limit.
     pub limit: Duration,
 }
 
@@ -44,8 +44,8 @@ impl Default for Case<'_> {
 }
 
 impl Case<'_> {
-    /// Boots a machine, runs the script in it, returns what passed; an error if anything failed, nothing passed, or the
-    /// script did not come to its end.
+    /// Boots a machine, runs the script in it, returns what passed; an error if anything failed, nothing passed, or the script did
+    /// not reach its end.
     pub fn run(&self) -> Result<Vec<String>> {
         let mut machine = Machine::new(self.script)?;
         machine.memory = self.memory;
@@ -79,8 +79,8 @@ pub fn add_script(overlay: &mut Overlay, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the end of the script and returns what passed; an error if anything failed, nothing passed, or the script did
-/// not come to its end.
+/// Waits for the end of the script and returns what passed; an error if anything failed, nothing passed, or the script did not
+/// reach its end.
 pub fn judge(vm: &mut Vm, limit: Duration) -> Result<Vec<String>> {
     let end = vm.console.wait_for("END of case: ", limit)?;
     let lines = vm.console.lines();

@@ -43,8 +43,8 @@ pub struct Console {
 }
 
 impl Console {
-    /// Reads `from` to its end; each line also goes to `log`, and what is to be shown to standard output. `errors` is a file
-    /// with what QEMU itself says; a wait that ends in vain shows it.
+    /// Reads `from` to its end; each line also goes to `log`, and the lines that are to be shown go to standard output. `errors` is
+    /// a file with what QEMU itself says; a wait that reaches its limit shows this text.
     pub fn new(
         from: impl Read + Send + 'static,
         mut log: impl Write + Send + 'static,

@@ -34,7 +34,7 @@ const TAMPERING: &str = " init=/bin/sh";
 const ATTESTATION_REFUSED: i32 = 3;
 const FRESH: i32 = 6;
 const MEMBER: i32 = 0;
-/// The policy of machines with SeaBIOS, which measures neither kernel nor initrd: it only demands a fresh node.
+/// The policy of machines with SeaBIOS, which measures neither kernel nor initrd: it requires only a fresh node.
 pub const FRESH_NODE: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000","warnOnly":false}}}"#;
 /// Time limit of a step; emulation is slow on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -50,7 +50,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// A machine with a blank disk; the metadata service is up, the cluster's services are not, since there is no cluster.
+    /// A machine with a blank disk; the metadata service runs, but the cluster's services do not, because there is no cluster yet.
     pub fn new(name: &str, disk: u64) -> Result<Setting> {
         Setting::with(name, disk, &Overlay::default())
     }
@@ -64,7 +64,7 @@ impl Setting {
         Setting::around(machine, disk, &policy)
     }
 
-    /// The services and the operator around `machine`, which meets `policy`; adds the blank state disk.
+    /// Returns the services and the operator of `machine`, which meets `policy`; adds the blank state disk.
     pub fn around(mut machine: Machine, disk: u64, policy: &str) -> Result<Setting> {
         let metadata = MetadataServer::start(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let node = instance("control-plane-0", GUEST);
@@ -97,7 +97,7 @@ impl Setting {
         self.machine.folder().join(name)
     }
 
-    /// Writes a file of the operator's folder that nobody else may read.
+    /// Writes a file of the operator's folder that no other user may read.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
         let path = self.path(name);
         fs::write(&path, content).context(&format!("write {}", path.display()))?;
@@ -281,7 +281,7 @@ fn forwarded(vm: &Vm, port: u16) -> Result<u16> {
         .ok_or_else(|| Failure(format!("port {port} is not forwarded")))
 }
 
-/// The name of the TPM's key on the machine's console, by which an operator accepts the machine.
+/// The name of the TPM's key on the machine's console. By this name, an operator accepts the machine.
 pub fn attestation_key(vm: &Vm) -> Result<String> {
     let lines = vm.console.lines();
     let named = lines
@@ -316,8 +316,8 @@ fn said(output: &Output) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The demo: first boot, init, a reboot that opens the disk by itself, one with a changed command line that must not, a
-/// reboot that the operator has to help. An error ends it. Returns what each boot is called, and its steps.
+/// The demo: first boot, init, a reboot that opens the disk by itself, one with a changed command line that must not open it, and
+/// one at which the operator sends the key. An error ends the demo. Returns the name of each boot, and its steps.
 pub fn demo(setting: &mut Setting, story: &Story) -> Result<Vec<(&'static str, Vec<Event>)>> {
     let first = first_boot_and_init(setting, story)?;
     let cluster = first.cluster;
@@ -377,7 +377,7 @@ fn rejoin(setting: &mut Setting, story: &Story, cluster: &str) -> Result<Vec<Eve
     shut_down(vm)
 }
 
-/// The machine is the same, the TPM too, and the disk. Only what it boots is not.
+/// Machine, TPM and disk are the same. Only the files that the machine boots differ.
 fn tampered(setting: &mut Setting, story: &Story) -> Result<Vec<Event>> {
     story.part("3. Tampered reboot: the host adds a word to the kernel's command line.");
     let honest = setting.machine.event_log()?;
@@ -490,7 +490,7 @@ pub fn member_again(mut vm: Vm, event: &str, cluster: &str) -> Result<Vm> {
     let measured = vm.console.wait_for(" measured:", PATIENCE)?;
     let mounted = vm.console.wait_for(" mounted:", PATIENCE)?;
     vm.console.wait_for(" ready:", PATIENCE)?;
-    // not read-only either: the kernel says it of each
+    // not mounted read-only either: the kernel prints a line for each mount
     let mounts = vm.command("dmesg | grep -c 'EXT4-fs (dm-.*): mounted'", PATIENCE)?;
     if measured.at > mounted.at || mounts != "1" {
         return Err(Failure(format!(
@@ -517,7 +517,7 @@ pub fn recovered(setting: &mut Setting, cluster: &str) -> Result<Vm> {
     member_again(vm, " key-slot:", cluster)
 }
 
-/// The registers that say most, as the machine's TPM has them, and what the policy says to each.
+/// Prints the most important registers of the machine's TPM, and the policy's verdict on each.
 fn registers(setting: &Setting, vm: &mut Vm) -> Result<String> {
     let policy = setting.machine.event_log()?;
     let meaning = [
@@ -541,7 +541,7 @@ fn registers(setting: &Setting, vm: &mut Vm) -> Result<String> {
         .join("\n"))
 }
 
-/// Which entries of PCR 9 differ; the refusal has to name each by the beginning of its digest.
+/// Returns which entries of PCR 9 differ; the refusal must name each by the beginning of its digest.
 fn changed_entries(honest: &Log, altered: &Log, refusal: &str) -> Result<String> {
     let mut lines = Vec::new();
     for (honest, altered) in honest.events(9).zip(altered.events(9)) {
@@ -588,7 +588,7 @@ fn pcr(vm: &mut Vm, number: u32) -> Result<String> {
     Ok(value.to_ascii_lowercase())
 }
 
-/// Switches the machine off in order, and returns its steps.
+/// Shuts the machine down, and returns its steps.
 fn shut_down(mut vm: Vm) -> Result<Vec<Event>> {
     let events = timeline::events(&vm.console.lines());
     vm.shut_down(PATIENCE)?;

@@ -1,5 +1,5 @@
 //! Inputs that a host can give a machine in addition to its disks: variables of the firmware, strings in the firmware's tables,
-//! files of QEMU's fw_cfg, further devices. The attacks of `make test-host` are made of them.
+//! files of QEMU's fw_cfg, further devices. The attacks of `make test-host` use these inputs.
 
 use super::vm::Machine;
 use super::{Context, Failure, Result, script};
@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use std::path::Path;
 use std::process::Command;
 
-/// Who defines a variable of the firmware.
+/// The project that defines a variable of the firmware.
 #[derive(Clone, Copy)]
 pub enum Vendor {
     /// The UEFI specification.
@@ -34,7 +34,7 @@ impl Vendor {
 
 /// A variable of the firmware that outlives a restart, and that firmware and system can read.
 pub struct Variable {
-    /// Who defines it.
+    /// The project that defines it.
     pub vendor: Vendor,
     /// Its name.
     pub name: &'static str,
@@ -121,7 +121,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds a device, with what QEMU needs before it.
+    /// Adds a device, after the arguments that QEMU needs for it.
     pub fn add_device(&mut self, arguments: &[&str]) {
         self.extra.extend(arguments.iter().map(|&it| it.to_owned()));
     }

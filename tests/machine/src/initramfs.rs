@@ -1,5 +1,5 @@
-//! The small initramfs, and what a test adds to it: a cpio archive in the `newc` format of the kernel's
-//! Documentation/driver-api/early-userspace/buffer-format.rst, of which several may stand one after the other.
+//! The small initramfs, and the files that a test adds to it: a cpio archive in the `newc` format of the kernel's
+//! Documentation/driver-api/early-userspace/buffer-format.rst, of which several may follow each other.
 
 use super::{Context, Failure, Result, dist, script};
 use std::collections::BTreeMap;

@@ -29,7 +29,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Why a test or the demo cannot go on: a sentence for the person who reads its output.
+/// The reason why a test or the demo cannot continue: a sentence for the reader of its output.
 pub struct Failure(pub String);
 
 /// The result of most functions of this crate.
@@ -48,7 +48,7 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// Adds what was tried to an error.
+/// Adds the attempted action to an error.
 pub trait Context<T> {
     /// `what` reads as "cannot `what`: cause".
     fn context(self, what: &str) -> Result<T>;
@@ -78,7 +78,7 @@ pub fn dist(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// An example of the firstlight package, built if need be, without its debug sections: what a case runs in a machine.
+/// An example of the firstlight package without its debug sections, which a case runs in a machine. It is built if it does not exist.
 pub fn example(name: &str) -> Result<Vec<u8>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
@@ -110,7 +110,7 @@ pub fn example(name: &str) -> Result<Vec<u8>> {
     std::fs::read(stripped.path()).context(&format!("read the example {name}"))
 }
 
-/// Runs a script of the checkout and returns the last line that it printed. What it says on stderr is shown.
+/// Runs a script of the checkout and returns the last line that it printed. Its standard error is shown.
 pub fn script(path: &str, arguments: &[&Path]) -> Result<String> {
     let output = Command::new(root().join(path))
         .args(arguments)
@@ -128,8 +128,8 @@ pub fn script(path: &str, arguments: &[&Path]) -> Result<String> {
         .to_owned())
 }
 
-/// A port on 127.0.0.1 on which no program listens at this moment. Another process may take it before its user does: the user of it
-/// must be ready to ask again.
+/// A port on 127.0.0.1 on which no program listens at this moment. Another process may take it first, so the caller must be ready
+/// to ask for another port.
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
     Ok(listener.local_addr().context("find a free port")?.port())

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 /// The arguments of tools/initrd.sh, which makes the initrd.
 #[derive(Clone, Copy)]
 pub struct Maker {
-    /// dracut, initramfs-tools, or dracut of one more kind.
+    /// The program: dracut, initramfs-tools, or another variant of dracut.
     pub system: &'static str,
-    /// The distribution that it is of, as tools/debian.sh names them.
+    /// The distribution of the program, by its name in tools/debian.sh.
     pub suite: &'static str,
-    /// The distribution whose kernel it is for.
+    /// The distribution of the kernel for which the initrd is made.
     pub kernel: &'static str,
 }
 
@@ -24,8 +24,9 @@ pub const INITRAMFS_TOOLS_13: Maker = Maker::new("initramfs-tools", "trixie");
 /// Ubuntu 24.04's, with Ubuntu's kernel.
 pub const INITRAMFS_TOOLS_UBUNTU: Maker =
     Maker::new("initramfs-tools", "noble").with_kernel("noble");
-/// Those whose systemd measures the phases of the boot. The newest is of the day when tools/debian.sh fetched sid, systemd 262 when
-/// this was written. sid's packages do not fit together on every day; then the script says so.
+/// The makers whose systemd measures the phases of the boot. The newest is the one of sid on the day when tools/debian.sh fetched
+/// it: systemd 262, when this comment was written. On some days sid's packages cannot be installed together; then the script
+/// reports this.
 pub const SYSTEMD_252: Maker = Maker::new("dracut-measuring", "bookworm");
 pub const SYSTEMD_257: Maker = Maker::new("dracut-measuring", "trixie");
 pub const NEWEST_SYSTEMD: Maker = Maker::new("dracut-measuring", "sid");

@@ -1,4 +1,4 @@
-//! The demo's own output: what happens now, and at the end the duration of each part.
+//! The demo's own output: the events as they happen, and at the end the duration of each part.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

@@ -4,16 +4,16 @@
 use super::console::Line;
 use std::fmt;
 
-/// One step, as the machine said it.
+/// One step, as the machine printed it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Who said it: `init`, `unlock` or `run`.
+    /// The stage that printed it: `init`, `unlock` or `run`.
     pub stage: String,
     /// Seconds since the kernel started, by the machine's own clock.
     pub at: f64,
     /// Its name, such as `network-up` or `mapped`.
     pub name: String,
-    /// What else there was to say; may be empty.
+    /// The text after the name; may be empty.
     pub text: String,
 }
 
@@ -56,7 +56,7 @@ pub fn parse(line: &str) -> Option<Event> {
     })
 }
 
-/// The steps of a boot in the order in which they were said.
+/// The steps of a boot, in the order of the console.
 pub fn events(console: &[Line]) -> Vec<Event> {
     console
         .iter()

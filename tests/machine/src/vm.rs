@@ -1,8 +1,8 @@
 //! A computer under QEMU, with a TPM by swtpm.
 //!
-//! `Machine` is what survives when the power is off: the TPM's state, the disks. `Vm` is one boot of it. The guest's
-//! network is QEMU's user-mode network with the host at 10.42.0.1: a port there leads to a loopback port of the host,
-//! which needs no privilege and lets several machines run at once.
+//! `Machine` is the part that stays when the power is off: the TPM's state, the disks. `Vm` is one boot of it. The guest's network
+//! is QEMU's user-mode network with the host at 10.42.0.1: a port there leads to a loopback port of the host, which needs no
+//! privilege and lets several machines run at once.
 
 use super::console::{Console, Show};
 use super::{Context, Failure, Result, dist, free_port, root, script};
@@ -24,7 +24,7 @@ pub const GUEST: &str = "10.42.0.15";
 /// The host as a guest with [`Network::Ipv6`] sees it.
 pub const HOST_IPV6: &str = "fd42::2";
 
-/// Debian 12, whose kernel machines have unless a test changes it.
+/// Debian 12: machines have its kernel unless a test changes it.
 const DEBIAN: &str = "bookworm";
 /// The kernel's command line, unless a test changes it.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
@@ -41,15 +41,15 @@ pub const CARD: &str = "net";
 /// What starts the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Firmware {
-    /// SeaBIOS: a second to the kernel, but the TPM learns nothing of the kernel, its command line and the initramfs.
+    /// SeaBIOS: it starts the kernel within a second, but does not measure the kernel, its command line and the initramfs.
     Bios,
-    /// OVMF: some seconds more; measures the kernel into PCR 4, command line and initramfs into PCR 9.
+    /// OVMF: it takes some seconds longer, and measures the kernel into PCR 4, and the command line and initramfs into PCR 9.
     Uefi,
-    /// OVMF with Secure Boot on: starts only what is signed with Debian's test key.
+    /// OVMF with Secure Boot on: it starts only files that are signed with Debian's test key.
     SecureUefi,
 }
 
-/// What the network card is connected to.
+/// The network to which the network card is connected.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Network {
     /// IPv4 with DHCP; the host is [`HOST`].
@@ -110,11 +110,11 @@ pub struct Machine {
     pub random: bool,
     /// The time of its real-time clock when it is switched on, as QEMU's `-rtc base=`; `None`: the host's.
     pub clock: Option<String>,
-    /// What its network card is connected to.
+    /// The network to which its network card is connected.
     pub network: Network,
     /// Whether it has another card, before that one: its DHCP server gives an address, but no route.
     pub card_without_route: bool,
-    /// What is not there when it is switched on, and [`Vm::plug`] attaches: disks by their serial numbers, and [`CARD`].
+    /// The parts that are missing when it is switched on, and that [`Vm::plug`] attaches: disks by their serial numbers, and [`CARD`].
     pub unplugged: Vec<String>,
     /// Guest ports that can be reached through a free loopback port of the host.
     pub open_ports: Vec<u16>,
@@ -122,9 +122,9 @@ pub struct Machine {
     pub host_ports: BTreeMap<u16, u16>,
     /// Further arguments for QEMU.
     pub extra: Vec<String>,
-    /// What QEMU's DHCP server says beside the address, as options of its `-netdev user`.
+    /// The further data of QEMU's DHCP server beside the address, as options of its `-netdev user`.
     pub dhcp: String,
-    /// Which lines of the console are printed as they come.
+    /// Which lines of the console are printed at once.
     pub show: Show,
     name: String,
     folder: tempfile::TempDir,
@@ -190,7 +190,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The file that holds a disk, to be looked at while the machine is off.
+    /// The file of a disk, which may be read while the machine is off.
     pub fn disk(&self, serial: &str) -> PathBuf {
         self.folder.path().join(format!("{serial}.disk"))
     }
@@ -213,12 +213,12 @@ impl Machine {
             self.command_line.as_ref(),
             OsStr::new("--memory"),
             memory.as_ref(),
-            // this host writes no variables
+            // the host of this machine writes no variables
             OsStr::new("--accept-efi-variables"),
         ])
     }
 
-    /// What will be measured when it boots its kernel with UEFI.
+    /// Returns the values that the firmware will measure when the machine boots its kernel with UEFI.
     pub fn event_log(&self) -> Result<Log> {
         let kernel = std::fs::read(kernel_of(self.kernel)?).context("read the kernel")?;
         let initramfs = std::fs::read(self.initramfs()).context("read the initramfs")?;
@@ -239,12 +239,12 @@ impl Machine {
         self.folder.path().join("tpm")
     }
 
-    /// A folder for whatever else belongs to this machine.
+    /// A folder for the other files of this machine.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Switches it on. Another process may take a port between our look and QEMU's use of it, hence the three attempts.
+    /// Switches it on. Another process may take a port before QEMU does, so there are three attempts.
     pub fn boot(&mut self) -> Result<Vm> {
         self.boots += 1;
         for _ in 0..2 {
@@ -269,7 +269,7 @@ impl Machine {
 
         let (network, ports) = self.network_option()?;
 
-        // dies with the thread that started it, however that ends
+        // QEMU ends with the thread that started it, in whichever way that ends
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
         let (board, code) = match self.firmware {
@@ -336,7 +336,7 @@ impl Machine {
             qemu.args(["-rtc", &format!("base={clock}")]);
         }
         if self.card_without_route {
-            // QEMU's DHCP server gives no route to a network that leads nowhere
+            // for a network without a gateway, QEMU's DHCP server sends no route
             qemu.args([
                 "-netdev",
                 "user,id=nowhere,ipv6=off,net=10.99.0.0/16,restrict=on",
@@ -558,7 +558,7 @@ impl Vm {
     /// Gives a command to QEMU's monitor, as a host does.
     pub fn monitor(&mut self, command: &str) -> Result<()> {
         let mut monitor = UnixStream::connect(&self.monitor).context("reach QEMU's monitor")?;
-        // QEMU drops a command whose sender is gone, so its end is awaited
+        // QEMU drops a command if its sender closes the connection, so this waits for the command's end
         let mut said = String::new();
         monitor
             .write_all(format!("{command}\n").as_bytes())
@@ -611,7 +611,7 @@ impl Vm {
             .context("type on the console")
     }
 
-    /// Has the OS stage shut down in order, and waits until the machine is off.
+    /// Has the OS stage shut the system down, and waits until the machine is off.
     pub fn shut_down(&mut self, limit: Duration) -> Result<()> {
         self.type_line("end shut_down")?;
         self.wait_off(limit).map(|_| ())
@@ -635,7 +635,7 @@ impl Vm {
         }
     }
 
-    /// Cuts the power. What the guest handed to its disk before stays there.
+    /// Cuts the power. Data that the guest wrote to its disk before stays there.
     pub fn cut_power(self) {
         drop(self);
     }
@@ -654,7 +654,7 @@ impl Drop for Vm {
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
         if let Some(swtpm) = &mut self.swtpm {
-            // it ends by itself when QEMU is gone, and has then written its state
+            // swtpm ends by itself when QEMU has ended, and has then written its state
             let deadline = Instant::now() + Duration::from_secs(5);
             while matches!(swtpm.try_wait(), Ok(None)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(10));

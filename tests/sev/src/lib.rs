@@ -1,1 +1,1 @@
-//! Nothing: this package only names the package that has the evidence.
+//! Empty: this package only names the package that has the evidence.

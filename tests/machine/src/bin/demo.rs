@@ -1,4 +1,4 @@
-//! `make demo`: a virtual machine from power-on to an unlocked disk, from outside, the way an operator sees it.
+//! `make demo`: a virtual machine from power-on to an unlocked disk, as an operator sees it from outside.
 
 use machine::console::Show;
 use machine::flow::{self, Setting};
