@@ -1,5 +1,4 @@
-//! Attested TLS: In attested TLS, an end proves what software its machine runs. `docs/protocol.md`
-//! specifies both forms.
+//! Attested TLS: TLS in which an end proves which software its machine runs. `docs/protocol.md` specifies both forms.
 //!
 //! In the **strong form** (`exchange.rs`) both ends exchange documents inside a TLS 1.3 connection.
 //! The documents cover the exporter of the connection. Our own programs use it with each other.

@@ -18,7 +18,7 @@ pub const MAX_COLLATERAL: usize = 128 << 10;
 
 /// Judges the evidence of machines of one variant.
 ///
-/// No method has a default, so that a validator that uses others answers each question itself.
+/// No method has a default, so a validator that wraps other validators must implement each method itself.
 pub trait Validator: Send + Sync {
     /// Returns what is the same for each peer.
     fn properties(&self) -> Properties;

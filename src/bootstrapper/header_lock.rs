@@ -2,9 +2,9 @@
 //! and an operator can change the state disk's keyslots at any time. If two programs write the
 //! header at once, the change of one is lost.
 //!
-//! cryptsetup 2 locks a file beside the device with flock(2): `/run/cryptsetup/L_MAJOR:MINOR` for a
-//! block device, and the file itself for a disk image (lib/utils_device_locking.c). The last user
-//! removes the file, so the lock counts only while the file still has its name.
+//! cryptsetup 2 locks a file beside the device with flock(2): `/run/cryptsetup/L_MAJOR:MINOR` for a block device, and the file
+//! itself for a disk image (lib/utils_device_locking.c). The last user removes the file, so a lock has an effect only while the
+//! locked file still has this name.
 
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};

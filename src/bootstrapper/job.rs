@@ -105,8 +105,7 @@ impl<T: Clone> Job<T> {
         self.changed.notify_all();
     }
 
-    /// Ends the job with its result, or with the reason for its failure. Only the first call
-    /// counts.
+    /// Ends the job with its result, or with the reason for its failure. Only the first call has an effect.
     pub fn end(&self, ending: Result<T, Error>) {
         let mut state = self.lock();
         state.ending.get_or_insert(ending.map_err(Arc::new));

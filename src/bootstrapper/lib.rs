@@ -1,5 +1,4 @@
-//! The bootstrapper in the booted system: makes a fresh VM a member of a cluster, or starts what a
-//! member runs.
+//! The bootstrapper in the booted system: makes a fresh VM a member of a cluster, or starts the programs of a member.
 //!
 //! ```text
 //!   PCR 15 not zero? ──yes──► is the set-up complete? ──yes──► start the kubelet ─► member

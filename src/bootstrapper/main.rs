@@ -1,4 +1,4 @@
-//! Makes the booted machine a member of a cluster, or starts what a member runs.
+//! Makes the booted machine a member of a cluster, or starts the programs of a member.
 
 use std::error::Error;
 use std::io;

@@ -1,5 +1,5 @@
-//! What a fresh node with `require=strong` demands of a join service besides its image: proof that
-//! the registers come from a real machine.
+//! The requirements of a fresh node with `require=strong` on a join service, in addition to its image: proof that the registers
+//! come from a real machine.
 //!
 //! Anybody can sign register values with a self-made key. So the registers of a join service count
 //! only if the key that signed them is named in `service-policy` or endorsed by a platform. A
@@ -88,8 +88,7 @@ pub enum Error {
     PinsNothing(&'static str, Unknown),
 }
 
-/// Why this machine's platform does not tell a value that join services must have; a clause for
-/// people.
+/// Why this machine's platform does not give a value that join services must have; a clause for people.
 type Unknown = Box<dyn std::error::Error>;
 
 impl fmt::Display for Error {

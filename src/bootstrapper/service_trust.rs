@@ -1,4 +1,4 @@
-//! What a fresh node demands of a join service before it accepts a ticket.
+//! The requirements of a fresh node on a join service, before the node accepts a ticket.
 //!
 //! In the strong form of attested TLS the join service proves the machine on which it runs. The
 //! node accepts a member of a cluster that runs the same image as the node itself: the node
@@ -11,11 +11,11 @@
 //!
 //! | the service | a fresh node |
 //! |---|---|
-//! | proves the node's image, or one of `service-policy` | believes it |
+//! | proves the node's image, or one of `service-policy` | accepts it |
 //! | proves another image | refuses it |
 //! | proves no cluster, or another one than `cluster-id` | refuses it |
-//! | proves nothing | believes it, and says so; with `require=strong` refuses it |
-//! | proves its registers with any key | believes it, and says so; with `require=strong` only if it is of the cluster `cluster-id` |
+//! | proves nothing | accepts it, and says so; with `require=strong` refuses it |
+//! | proves its registers with any key | accepts it, and says so; with `require=strong` only if it is of the cluster `cluster-id` |
 //!
 //! A rejoining node does not verify join services: the disk shows whether a key is right (the crate
 //! `unlock`).
@@ -50,7 +50,7 @@ const OF_TDX_IMAGE: &[u32] = &[0, 2, 3];
 /// The name of the node's own image in messages.
 const OWN_IMAGE: &str = "this machine's image";
 
-/// What this node demands of a join service.
+/// The requirements of this node on a join service.
 pub struct ServiceTrust {
     /// The settings of the node.
     pub settings: Settings,
@@ -72,9 +72,9 @@ pub enum Error {
     File(PathBuf, PolicyError),
     /// The policy in this file accepts any image, by the entry of this name.
     AnyImage(PathBuf, String),
-    /// The setting `service-policy` does not fit to this machine.
+    /// The setting `service-policy` is for another kind of machine.
     Setting(PolicyError),
-    /// The TPM does not tell the registers of this machine.
+    /// The TPM does not return the registers of this machine.
     Registers(tpm::Error),
 }
 

@@ -83,32 +83,32 @@ pub fn run(
 /// Why a node is not upgraded. `Display` is a sentence that says what to do.
 #[derive(Debug)]
 pub enum Error {
-    /// This machine is no node of a cluster yet.
+    /// This machine is not a node of a cluster yet.
     NoNode,
-    /// Standard input has no list of components that can be used: why.
+    /// Standard input has no usable list of components, for this reason.
     List(String),
     /// A version is unknown, or nodes may not have it now: why.
     Version(String),
-    /// A step failed. The node runs as before.
+    /// A step failed. The node runs the same programs as before.
     Step(Step),
-    /// Components were not installed. The node runs as before.
+    /// Components were not installed. The node runs the same programs as before.
     Components(Step),
-    /// kubeadm failed, and the kubelet has this version as before.
+    /// kubeadm failed, and the kubelet still has this version.
     Kubeadm(Step, Version),
-    /// The kubelet of before was not kept.
+    /// The previous kubelet could not be kept.
     Kept(PathBuf, io::Error),
-    /// The new kubelet does not stay up: why, and which one runs now.
+    /// The new kubelet exits or is not healthy: the reason, and the kubelet that runs now.
     Kubelet(Box<Error>, Restored),
 }
 
-/// Which kubelet runs after a new one did not stay up.
+/// The kubelet that runs after a new one exited or was not healthy.
 #[derive(Debug)]
 pub enum Restored {
-    /// The one of before.
+    /// The previous one.
     Before(Version),
-    /// The one of before does not stay up either: why.
+    /// None: the previous one exits or is not healthy either, for this reason.
     Neither(Version, Box<Error>),
-    /// There was no other one.
+    /// None: there was no previous one.
     NoOther,
 }
 

@@ -465,14 +465,14 @@ fn initialize(
     }
 }
 
-/// What a node answered that is initialized, and its attestation key.
+/// The answer of an initialized node, and its attestation key.
 struct Answered {
     success: Success,
     key: Option<KeyName>,
 }
 
-/// Sends the request until the node answers. After a lost connection the node continues its set-up, and the same request finds it at
-/// work.
+/// Sends the request until the node answers. After a lost connection the node continues its set-up, and the same request attaches
+/// to it.
 fn send(
     node: &Node,
     request: &InitRequest,

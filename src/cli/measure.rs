@@ -513,7 +513,7 @@ impl<'a> Wanted<'a> {
         })
     }
 
-    /// Returns the policy with what it demands of the firmware.
+    /// Returns the policy with its requirements for the firmware.
     fn with_firmware(
         &self,
         policy: Policy,

@@ -1,8 +1,8 @@
 //! Google's launch endorsements: the measurements of a firmware for its confidential machines,
 //! signed by Google (github.com/google/gce-tcb-verifier, `proto/endorsement.proto`).
 //!
-//! [`LaunchEndorsement::parse`] believes nothing. [`LaunchEndorsement::verify`] gives the content
-//! if Google's root certifies its signer.
+//! [`LaunchEndorsement::parse`] verifies nothing. [`LaunchEndorsement::verify`] gives the content if Google's root certifies its
+//! signer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -154,8 +154,8 @@ fn started_kernel(linux: &[u8], major: u32) -> Result<Option<Digest>, Error> {
         .map_err(|error| error.within("section .linux"))
 }
 
-/// Returns whether the command line turns systemd's units off that measure: they measure only where they see a variable of the stub, or
-/// are told to.
+/// Returns whether the command line turns off those units of systemd that measure. They measure only if they find a variable of the
+/// stub, or if the command line requires it.
 fn turns_measuring_off(words: &str, major: u32) -> bool {
     let has = |start: &str| words.split_whitespace().any(|word| word.starts_with(start));
     let is_blind = has("efi=noruntime") && !has("SYSTEMD_FORCE_MEASURE=1");
@@ -467,7 +467,8 @@ impl<'a> Sections<'a> {
         section.map(|(_, section)| section.in_memory()).transpose()
     }
 
-    /// Returns the sections that this version of the stub measures, and the names of those of which the hardware chooses one.
+    /// Returns the sections that this version of the stub measures, and the names of the sections from which the stub chooses one
+    /// by the hardware.
     fn measured(&self, major: u32) -> Result<(Digests, Vec<&'static str>), Error> {
         let (mut measured, mut for_hardware) = (Vec::new(), Vec::new());
         for (name, since) in MEASURED {

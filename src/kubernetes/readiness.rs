@@ -8,11 +8,11 @@ use super::client::{DAEMON_SETS, DEPLOYMENTS, Resource, STATEFUL_SETS};
 
 /// The kinds whose objects [`missing_of`] judges.
 pub const WORKLOADS: [Resource; 3] = [DAEMON_SETS, DEPLOYMENTS, STATEFUL_SETS];
-/// What the message of a node's condition `Ready` has while the container runtime has no network plugin: containerd and CRI-O say
-/// `NetworkPluginNotReady`, as the kubelet's CRI defines it.
+/// The text in the message of a node's condition `Ready` while the container runtime has no network plugin: containerd and CRI-O
+/// say `NetworkPluginNotReady`, as the kubelet's CRI defines it.
 const NO_NETWORK: &str = "NetworkPluginNotReady";
 
-/// How long a node may be without a network before that is said: a plugin that was just installed takes some seconds.
+/// How long a node may be without a network before this is reported: a plugin that was just installed takes some seconds.
 pub const NETWORK_GRACE: Duration = Duration::from_secs(20);
 
 fn number(object: &Value, pointer: &str) -> Option<u64> {
@@ -48,7 +48,7 @@ pub fn missing_of(object: &Value) -> Option<String> {
             status("numberAvailable").min(status("updatedNumberScheduled")),
             status("desiredNumberScheduled"),
         ),
-        // as many as the Deployment's strategy demands, which can be fewer than all
+        // as many as the Deployment's strategy requires, which can be fewer than all
         "Deployment" if is_true(object, "Available") => (status("updatedReplicas"), replicas()),
         "Deployment" => (
             status("availableReplicas").min(status("updatedReplicas")),
@@ -165,7 +165,7 @@ mod tests {
         };
         let missing = |status| missing("Deployment", 1, status);
         assert_eq!(missing(status(2, 2, "True")), None);
-        // its strategy may demand fewer
+        // its strategy may require fewer
         assert_eq!(missing(status(2, 1, "True")), None);
         assert_eq!(missing(status(1, 2, "True")).unwrap(), "a: 1 of 2 ready");
         assert_eq!(missing(status(2, 1, "False")).unwrap(), "a: 1 of 2 ready");
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn a_node_without_a_network_plugin_is_named() {
         let node = |name: &str, message: &str| json!({"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": "False", "message": message}]}});
-        // as the kubelet v1.34 says it with containerd 1.6
+        // as the kubelet v1.34 writes it with containerd 1.6
         let bare = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network plugin returns \
             error: cni plugin not initialized";
         let found = without_network(&[

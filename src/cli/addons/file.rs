@@ -15,7 +15,7 @@
 //!   sha256: 07be...
 //! ```
 //!
-//! Paths are relative to the file. What is verified is what is installed: each chart and manifest is read once, into memory.
+//! Paths are relative to the file. Each chart and manifest is read once, into memory, so the verified bytes are also the installed ones.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -38,7 +38,7 @@ const MAX_NAME: usize = 53;
 /// Maximum length of a namespace's name (RFC 1123 label).
 const MAX_NAMESPACE: usize = 63;
 
-/// One add-on, as it was verified.
+/// One verified add-on.
 #[derive(Debug)]
 pub struct Addon {
     /// The name of its release.
@@ -71,7 +71,7 @@ pub enum Content {
 pub enum Error {
     /// The list cannot be read.
     File(files::Error),
-    /// The list is not YAML, or no list of add-ons.
+    /// The list is not YAML, or not a list of add-ons.
     Malformed(PathBuf, String),
     /// A field of an add-on is missing, unknown or wrong.
     Field {
@@ -84,7 +84,7 @@ pub enum Error {
     },
     /// A chart or manifests cannot be read.
     Content(String, PathBuf, io::Error),
-    /// A chart or manifests have another digest than the list demands.
+    /// A chart or manifests have another digest than the one in the list.
     Digest {
         /// The add-on.
         addon: String,
@@ -92,7 +92,7 @@ pub enum Error {
         path: PathBuf,
         /// The digest of the list; `None` if it has none.
         expected: Option<String>,
-        /// The digest of what is there.
+        /// The digest of the files.
         got: String,
     },
 }
@@ -133,7 +133,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Reads the list, and verifies what it names.
+/// Reads the list, and verifies its charts and manifests.
 pub fn read(path: &Path) -> Result<Vec<Addon>, Error> {
     let malformed = |problem: String| Error::Malformed(path.into(), problem);
     let text = files::read(path).map_err(Error::File)?;

@@ -1,7 +1,7 @@
 //! Calls the operator's Helm (version 3.13 or later, or 4), which installs charts and removes them.
 //!
-//! Manifests are installed by Helm, too, as a chart that has nothing but them: so Helm knows which objects belong to an add-on,
-//! deletes those that a new version no longer has, and takes back what failed.
+//! Helm also installs manifests, as a chart that has only them. So Helm knows which objects belong to an add-on, deletes those that
+//! a new version no longer has, and undoes a change that failed.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -25,14 +25,14 @@ use super::file::{Addon, Content};
 const LABEL: &str = "firstlight-addon=true";
 /// Time limit of a call that changes nothing.
 const ASK: Duration = Duration::from_secs(60);
-/// Time limit for taking back what failed.
+/// Time limit to undo a change that failed.
 const UNDO: Duration = Duration::from_secs(300);
 /// The chart of an add-on that consists of manifests.
 const CHART: &str = r#"{"apiVersion": "v2", "name": "manifests", "version": "0.0.0"}"#;
-/// Its template: the manifests as they are, also where they have braces of templates in them.
+/// Its template: it returns the manifests unchanged, even if they contain the braces of templates.
 const TEMPLATE: &str = r#"{{ .Files.Get "manifests.yaml" }}"#;
 
-/// Helm, and the folder with the charts as they were verified.
+/// Helm, and the folder with the verified charts.
 pub struct Helm {
     folder: PathBuf,
     kubeconfig: OsString,
@@ -50,14 +50,14 @@ pub struct Release {
     pub description: String,
 }
 
-/// Why Helm did not do what it was asked for.
+/// Why a call of Helm failed.
 #[derive(Debug)]
 pub enum Error {
     /// Helm is not on PATH, or does not start.
     Missing(io::Error),
     /// A chart cannot be written to a folder for Helm.
     Folder(PathBuf, io::Error),
-    /// Helm refused the chart, its values, or what it makes of them.
+    /// Helm refused the chart, its values, or the objects that it made from them.
     Refused(String, child_process::Error),
     /// Helm's answer cannot be read.
     Answer(String, String),
@@ -113,7 +113,8 @@ impl Helm {
         Ok(helm)
     }
 
-    /// Asks Helm whether it can render an add-on. No cluster is asked, so a chart learns the version of Kubernetes from us.
+    /// Asks Helm whether it can render an add-on. Helm asks no cluster; this program passes the version of Kubernetes, which a
+    /// chart may read.
     pub fn check(&self, addon: &Addon, kubernetes_version: &str) -> Result<(), Error> {
         let chart = self.write(addon)?;
         let mut command = Command::new("helm");
@@ -185,7 +186,7 @@ impl Helm {
         yaml::documents(text).map_err(|error| unreadable(error.to_string()))
     }
 
-    /// Takes back what [`Helm::install`] did: the release becomes what it was before, or is removed.
+    /// Undoes a call of [`Helm::install`]: restores the previous revision of the release, or removes a new release.
     pub fn undo(&self, addon: &Addon, before: Option<&Release>) -> Result<(), Error> {
         let mut command = Command::new("helm");
         match before {
@@ -279,7 +280,7 @@ impl Helm {
 
 impl Drop for Helm {
     fn drop(&mut self) {
-        // a folder that cannot be removed has only what is public
+        // a folder that cannot be removed contains only public files
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -301,7 +302,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)
 }
 
-/// Returns whether Helm said this in its last lines. Its exit code is the same for every error.
+/// Returns whether Helm's last lines contain this text. Its exit code is the same for every error.
 fn says(error: &child_process::Error, text: &str) -> bool {
     error.last_lines.iter().any(|line| line.contains(text))
 }

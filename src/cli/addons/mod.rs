@@ -1,4 +1,4 @@
-//! Add-ons: what a cluster needs beside our services, such as a network plugin and a cloud controller manager.
+//! Add-ons: the programs that a cluster needs in addition to our services, such as a network plugin and a cloud controller manager.
 //!
 //! ```text
 //!  read       the list, each chart and manifest with its digest ([`file`]): before the first packet
@@ -49,35 +49,35 @@ pub struct Addons {
 /// Which of the add-ons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Those that our services need: the network plugin.
+    /// The add-ons that our services need: the network plugin.
     BeforeServices,
-    /// All others.
+    /// All other add-ons.
     AfterServices,
 }
 
 /// Why an add-on was not installed.
 #[derive(Debug)]
 pub enum Error {
-    /// The list, or what it names, cannot be used.
+    /// The list, or a file that it names, cannot be used.
     List(file::Error),
     /// Helm failed, or refused an add-on.
     Helm(helm::Error),
     /// The API server refused a request or did not answer.
     Api(client::Error),
-    /// A run of Helm on the add-on was cut off before.
+    /// An earlier run of Helm on the add-on was interrupted.
     Unfinished(String, String, Release),
     /// The add-on did not become ready: its name, what is missing, how long it was waited for.
     NotReady(String, Vec<String>, Duration),
-    /// An error after the change began, and what became of the add-on.
+    /// An error after the change began, and the add-on's state after it.
     Undone(Box<Error>, Outcome),
 }
 
-/// What became of an add-on that failed.
+/// The state of an add-on after its change failed.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It was new, and is removed.
+    /// It was new, and has been removed.
     Removed,
-    /// It is as this revision had it.
+    /// It has been restored to this revision.
     Restored(u64),
     /// Helm could not undo the change.
     Left(helm::Error),
@@ -144,7 +144,7 @@ impl From<client::Error> for Error {
 }
 
 impl Addons {
-    /// Reads the list, verifies what it names, and looks for Helm. Sends nothing.
+    /// Reads the list, verifies its charts and manifests, and looks for Helm. Sends nothing.
     pub fn read(path: &Path, kubeconfigs: &[PathBuf]) -> Result<Addons, Error> {
         let list = file::read(path).map_err(Error::List)?;
         let helm = Helm::find(kubeconfigs)?;
@@ -267,7 +267,7 @@ impl Addons {
     }
 }
 
-/// Returns where the API server has the workloads among the objects of an add-on.
+/// Returns the URLs of the workloads among the objects of an add-on.
 fn workloads(addon: &Addon, objects: Vec<Value>) -> Result<Vec<Object>, Error> {
     let mut found = Vec::new();
     for mut object in objects {

@@ -27,7 +27,7 @@ enum Writer {
     Cluster,
 }
 
-/// What registers should be.
+/// The expected state of registers.
 #[derive(Default)]
 pub struct Expected {
     /// The registers by number.
@@ -45,7 +45,7 @@ pub struct ExpectedRegister {
     pub note: String,
 }
 
-/// How a register is.
+/// The state of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It has the expected value.

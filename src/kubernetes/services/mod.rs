@@ -300,7 +300,7 @@ struct Change {
 }
 
 impl Change {
-    /// Returns whether the object would change. The record of field owners does not count.
+    /// Returns whether the object would change. The record of field owners is not compared.
     fn is_needed(&self) -> bool {
         let bare = |object: &Value| {
             let mut object = object.clone();
@@ -517,7 +517,7 @@ fn wait_ready(
     }
 }
 
-/// Returns what is missing of a DaemonSet, or `None` if it is ready. A control plane must be there for it.
+/// Returns what is missing of a DaemonSet, or `None` if it is ready. At least one control plane must be eligible for it.
 fn missing_of(set: &Value) -> Option<String> {
     let name = set
         .pointer("/metadata/name")
