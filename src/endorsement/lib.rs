@@ -3,7 +3,7 @@
 //! crate; the programs of a node do not.
 //!
 //! ```text
-//! peer: attestation key, certificates of its endorsement keys     what of it is believed
+//! peer: attestation key, certificates of its endorsement keys     what the verifier accepts
 //!   attestation_key   is it restricted to structures of a TPM?    its Name
 //!   certificate, path does a root of the policy certify it?       the endorsement key
 //!   credential        a secret, encrypted for both                who knows it has both keys in one TPM
