@@ -53,7 +53,7 @@ pub(super) fn mark(location: &Location, cluster_id: &[u8; CLUSTER_ID_LEN]) -> Re
     match got == register {
         true => Ok(()),
         false => Err(Error::Registers(format!(
-            "RTMR 3 is {got} after the cluster ID was measured, expected {register}: something else has measured into it. Reboot \
+            "RTMR 3 is {got} after the cluster ID was measured, expected {register}: another program has measured into it. Reboot \
              the machine"
         ))),
     }

@@ -61,7 +61,7 @@ fn read(path: &Path) -> Result<String, files::Error> {
     let metadata = file.metadata().map_err(open)?;
     if ![0, process::user()].contains(&metadata.uid()) || metadata.mode() & 0o022 != 0 {
         let text = format!(
-            "other users can change it (owner {}, mode {:04o}): run `chown $USER {2}; chmod go-w {2}` after a look at it",
+            "other users can change it (owner {}, mode {:04o}): check its content, then run `chown $USER {2}; chmod go-w {2}`",
             metadata.uid(),
             metadata.mode() & 0o7777,
             path.display()

@@ -627,7 +627,7 @@ fn keep_kubeconfig(
     let lost = |why: String| {
         Failure::failed(format!(
             "the node is initialized, and {} has its cluster ID and key, but there is no kubeconfig: {why}. The node keeps its own in \
-             /etc/kubernetes/admin.conf, and `firstlight ssh` leads there",
+             /etc/kubernetes/admin.conf; log in there with `firstlight ssh`",
             options.state.display()
         ))
     };

@@ -76,7 +76,7 @@ impl Release {
             _ if !on_tdx => return Ok(()),
             Some(release) if release >= MEASURES_ON_TDX => return Ok(()),
             Some((major, minor)) => format!("the kernel is Linux {major}.{minor}"),
-            None => "the kernel does not tell its version".to_owned(),
+            None => "the file of the kernel does not contain its version".to_owned(),
         };
         Err(Missing::new(
             format!(

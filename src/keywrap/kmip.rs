@@ -443,7 +443,7 @@ fn payload<'a>(
             "this key did not wrap this file".to_owned()
         }
         reason::OPERATION_NOT_SUPPORTED | reason::FEATURE_NOT_SUPPORTED => {
-            format!("the server has no {operation:?} by AES-GCM")
+            format!("the server does not support {operation:?} with AES-GCM")
         }
         other => format!("{operation:?} with the key {key} fails with reason {other:#x}"),
     };
@@ -597,7 +597,11 @@ mod tests {
                 0x0a,
                 "Encrypt with the key 7 fails with reason 0xa",
             ),
-            (Encrypt, 0x08, "the server has no Encrypt by AES-GCM"),
+            (
+                Encrypt,
+                0x08,
+                "the server does not support Encrypt with AES-GCM",
+            ),
         ] {
             let text = refused(operation, reason);
             assert!(text.contains(expected), "{text}");

@@ -51,7 +51,7 @@ pub fn parse<'a>(uri: &'a str, scheme: &str, author: Author) -> Result<(&'a str,
             .ok_or_else(|| Error::Uri("a parameter has no value: expected name=value".into()))?;
         if CREDENTIALS.contains(&name) {
             return Err(Error::Uri(format!(
-                "it has {name}: credentials do not belong into a URI; docs/kms.md says where they are looked for"
+                "it has {name}: a URI must not contain credentials; docs/kms.md lists the places where they can be"
             )));
         }
         let value = percent_decoded(value)

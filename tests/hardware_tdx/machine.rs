@@ -493,7 +493,7 @@ fn the_registers_of_a_machine_are_read_and_a_wrong_one_is_noticed() {
     // a plain file keeps what is written to it, unlike a register: the machine notices that it was not extended
     let error = verifier::mark(&location, &[7; 32]).unwrap_err().to_string();
     assert!(
-        error.contains("something else has measured into it"),
+        error.contains("another program has measured into it"),
         "{error}"
     );
     assert!(verifier::is_marked(&location).unwrap());
