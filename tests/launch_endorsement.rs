@@ -166,7 +166,7 @@ fn launch_digests_are_those_that_google_signed() {
         computed.values().cloned().collect::<Vec<_>>()
     );
     for part in [
-        "the launch digest alone",
+        "only the launch digest",
         "by \"GCE-uefi-signer\"",
         "built of change 123, commit 0102030405060708090a0b0c0d0e0f1011121314",
         "SEV-SNP: SVN 0, guest policy 0x70000, numbers of processors 1,2,4,8,",
@@ -257,7 +257,7 @@ fn mrtds_are_those_that_google_signed() {
     let values: Vec<_> = found.iter().map(|image| image.1.clone()).collect();
     assert_eq!(values, mrtds(&[0, 16, 32]));
     assert!(found.iter().all(|image| image.2 == [0, 4]), "{found:?}");
-    assert!(said.contains("the firmware alone (MRTD)"), "{said}");
+    assert!(said.contains("only the firmware (MRTD)"), "{said}");
     assert!(
         said.contains("TDX: SVN 0, any memory, 16 GiB, 32 GiB"),
         "{said}"
@@ -348,8 +348,8 @@ fn what_cannot_be_taken_from_an_endorsement_is_refused_by_name() {
             2,
             "--vcpu-type belongs to --snp-firmware",
         ),
-        (&of_snp, &["--pcrs", "4"], 2, "the firmware alone"),
-        (&of_snp, &["--explain"], 2, "the firmware alone"),
+        (&of_snp, &["--pcrs", "4"], 2, "only about the firmware"),
+        (&of_snp, &["--explain"], 2, "only about the firmware"),
         (&of_snp, &["--vcpus", "0"], 2, "expected numbers from 1"),
         (
             &of_both,

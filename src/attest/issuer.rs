@@ -55,7 +55,7 @@ pub trait Issuer: Send + Sync {
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         if request.challenge.is_some() {
             return Err(IssueError(
-                "the peer demands a certified attestation key, and this variant has none".into(),
+                "the peer requires a certified attestation key, and this variant has none".into(),
             ));
         }
         let user_data = request.user_data(&[]);

@@ -138,7 +138,7 @@ impl Bootstrapper {
             return self.start_member();
         }
         let what = format!(
-            "the TPM at {} to tell what join services must have",
+            "the TPM at {} to give the values that join services must have",
             self.tpm
         );
         let trust = self

@@ -126,7 +126,7 @@ fn option_values(
         return Err(format!("there is no option {name:?}{similar}"));
     };
     if EACH_TIME.contains(&name) {
-        return Err(format!("{name}: it counts on the command line only"));
+        return Err(format!("{name}: it has an effect only on the command line"));
     }
     let all = match value {
         Value::Array(all) => all.as_slice(),
@@ -214,9 +214,9 @@ mod tests {
             ("[init]\nsvg = 'x'", "[init]: there is no option \"svg\""),
             (
                 "[recover]\nmigrate = true",
-                "[recover]: migrate: it counts on the command line only",
+                "[recover]: migrate: it has an effect only on the command line",
             ),
-            ("trust-any-tpm = true", "counts on the command line only"),
+            ("trust-any-tpm = true", "an effect only on the command line"),
         ] {
             let error = of("roots", file).unwrap_err();
             assert!(error.contains(expected), "{file}: {error}");

@@ -62,7 +62,7 @@ pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Failure
     ];
     if let Some(name) = first(&of_machine).filter(|_| !is_image) {
         return Err(Failure::Usage(format!(
-            "--{name}: --{OPTION} without an image and --kernel is about the firmware alone"
+            "--{name}: --{OPTION} without an image and --kernel is only about the firmware"
         )));
     }
     // with --kernel, PCR 4 depends on the memory
@@ -230,7 +230,7 @@ impl Endorsed<'_> {
                 }
                 policy.and_mrtds(&self.mrtds()?).map_err(|error| {
                     Failure::failed(format!(
-                        "{error}; --memory takes machines of one size alone"
+                        "{error}; --memory accepts only machines of one size"
                     ))
                 })
             }

@@ -464,7 +464,7 @@ impl<'a> Wanted<'a> {
         let mut policy = with_image(present, Some(&name), &new, None)?;
         if signs_sha384 && lacks_sha384 {
             log::warn!(
-                "the policy demands no register that the cloud signs (cloud.sha384), so it gets none of this image: \
+                "the policy requires no register that the cloud signs (cloud.sha384), so it gets none of this image: \
                  machines of its other images would be refused"
             );
         } else if signs_sha384 {
@@ -595,7 +595,7 @@ fn of_tpm(
 /// yet.
 fn of_mrtd(mrtd: Measurement) -> Result<Policy, String> {
     log::warn!(
-        "the policy has the firmware alone (MRTD): what boots is in RTMR 1 and 2; give an image, too, or run firstlight measure on a \
+        "the policy has only the firmware (MRTD): what boots is in RTMR 1 and 2; give an image, too, or run firstlight measure on a \
          machine"
     );
     let values = BTreeMap::from([(MRTD, mrtd)]);
@@ -621,7 +621,7 @@ fn enforced(mrtd: [u8; 48]) -> Measurement {
 /// Returns the policy for machines with a TPM that belong to no cluster yet.
 fn of_launch_digests() -> Result<Policy, String> {
     log::warn!(
-        "the policy has the launch digest alone (MEASUREMENT): what boots is in the registers of the TPM; give an image, or --add-to"
+        "the policy has only the launch digest (MEASUREMENT): what boots is in the registers of the TPM; give an image, or --add-to"
     );
     let (booted, initramfs) = (BTreeMap::new(), BTreeMap::new());
     policy(Measured { booted, initramfs }, &[])

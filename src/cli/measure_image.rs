@@ -377,7 +377,7 @@ fn check_binding(
         return Ok(());
     }
     Err(Failure::failed(format!(
-        "{name} would not be in the policy: {why}. {choose}; --accept-incomplete writes the policy all the same\n{several}"
+        "{name} would not be in the policy: {why}. {choose}; --accept-incomplete writes the policy nevertheless\n{several}"
     )))
 }
 

@@ -227,7 +227,7 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
             options.output.json(&json(&status))
         }
         Err(status) if status.code() == Code::Unimplemented => Err(Failure::failed(format!(
-            "{}: the node's version does not tell what it waits for",
+            "{}: the node's version does not report what it waits for",
             options.endpoint
         ))),
         Err(status) => Err(failure(options, &status, false)),
@@ -564,6 +564,6 @@ mod tests {
     fn a_node_of_the_old_system_has_no_status_to_tell() {
         let node = start(recovering(|_| Ok(RecoverResponse {})));
         let (exit, text) = run_at(&node, |_| Action::Status).unwrap_err();
-        assert!(exit == 1 && text.contains("does not tell"), "{text}");
+        assert!(exit == 1 && text.contains("does not report"), "{text}");
     }
 }

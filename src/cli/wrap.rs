@@ -92,8 +92,7 @@ pub fn wrap(options: &Options) -> Result<(), Failure> {
         .output
         .json(&json!({"wrapped": written, "kms": options.kms}))?;
     options.output.say(format_args!(
-        "{} has the master secret, wrapped by {}. Give it as --master-secret in place of the plain one, and keep that where nobody \
-         reads it, or destroy it: without both the service's key and the plain one nobody can recover the cluster.",
+        "{} has the master secret, wrapped by {}. Give it as --master-secret in place of the plain one, and keep the plain one where no other person can read it, or destroy it: without both the service's key and the plain one the cluster cannot be recovered.",
         written.display(),
         options.kms
     ))

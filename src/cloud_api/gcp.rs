@@ -356,7 +356,7 @@ impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Invalid::Name(name) => write!(f, "one with the name {name:?}"),
-            Invalid::Address(name) => write!(f, "{name} with an address that is none"),
+            Invalid::Address(name) => write!(f, "{name} with an invalid address"),
         }
     }
 }

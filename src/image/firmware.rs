@@ -210,7 +210,7 @@ impl<'a> Firmware<'a> {
             // memory that the firmware accepts when it starts
             (0..=4, 2) => Ok(None),
             (5 | 6, _) => {
-                let text = "the host puts a kernel into the firmware's memory, so MRTD is not that of the firmware alone";
+                let text = "the host puts a kernel into the firmware's memory, so MRTD depends on more than the firmware";
                 Err(Error::Unsupported(text.into()))
             }
             _ => Err(damaged_tdx()),

@@ -64,7 +64,7 @@ impl Callers {
             ),
             _ => {
                 return Err(Error::Credentials(format!(
-                    "only some of {TENANT}, {CLIENT_ID} and {CLIENT_SECRET} (or {CLIENT_SECRET_FILE}) are set: set all three for an application, or none of them, or {CLIENT_ID} alone, for a managed identity"
+                    "only some of {TENANT}, {CLIENT_ID} and {CLIENT_SECRET} (or {CLIENT_SECRET_FILE}) are set: set all three for an application, or none of them, or only {CLIENT_ID}, for a managed identity"
                 )));
             }
         };

@@ -115,7 +115,7 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     let &(domain, is_hsm, login) = found.ok_or_else(|| {
         let known = DOMAINS.map(|(domain, ..)| domain).join(", ");
         Error::Uri(format!(
-            "the address {address:?} is not that of a vault, and a token goes nowhere else: expected https://NAME. and one of {known}"
+            "the address {address:?} is not that of a vault, and the program sends its token only to a vault: expected https://NAME. and one of {known}"
         ))
     })?;
     Ok(Box::new(Key {
@@ -454,7 +454,10 @@ mod tests {
         ] {
             let uri = format!("kms://azure-kms?address={bad}&keyName=firstlight");
             let error = open_uri(&uri).err().unwrap().to_string();
-            assert!(error.contains("a token goes nowhere else"), "{error}");
+            assert!(
+                error.contains("the program sends its token only"),
+                "{error}"
+            );
         }
         let version = "kms://azure-kms?address=https://own.vault.azure.net&keyName=a/1";
         let error = open_uri(version).err().unwrap().to_string();

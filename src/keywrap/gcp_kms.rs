@@ -63,7 +63,7 @@ fn open(mut query: Query) -> Result<Box<dyn KeyEncryptionKey>, Error> {
     let server = Server::new(&endpoint, ca.as_deref())?;
     if !is_googles(&server, API) {
         return Err(Error::Uri(format!(
-            "the endpoint {endpoint:?} is not that of Cloud KMS, and a token goes nowhere else: expected https://{API}"
+            "the endpoint {endpoint:?} is not that of Cloud KMS, and the program sends its token only there: expected https://{API}"
         )));
     }
     let callers = Callers { scope: SCOPE, ca };
@@ -342,7 +342,7 @@ fn refusal(status: u16, message: &str, text: String, operation: &str, origin: &s
             ))
         }
         404 if operation == "get" => Error::Missing(format!(
-            "{text}; is it the right project, location and key ring? --create-key makes a missing key in a key ring that is there"
+            "{text}; is it the right project, location and key ring? --create-key makes a missing key in an existing key ring"
         )),
         404 => refused("is it the right project, location and key ring?"),
         400 if message.contains("not enabled") || message.contains("DISABLED") => {

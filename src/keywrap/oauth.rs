@@ -58,7 +58,7 @@ pub fn parse_token(host: &str, body: &[u8]) -> Result<Zeroizing<String>, Error> 
         .map(|mut given| Zeroizing::new(std::mem::take(&mut given.access_token)))
         .ok_or_else(|| {
             Error::Answer(format!(
-                "{host}: what it gives as a token is none: {} bytes",
+                "{host}: its token is not valid: {} bytes",
                 body.len()
             ))
         })

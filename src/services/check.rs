@@ -33,7 +33,7 @@ impl fmt::Display for Error {
             ),
             Error::Server(name, address, status) => write!(
                 f,
-                "{name}: {address} does not tell its health: {status}; see the log of its pod"
+                "{name}: {address} does not answer whether it is healthy: {status}; see the log of its pod"
             ),
         }
     }
@@ -86,7 +86,10 @@ mod tests {
         let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr();
         let gone = gone.unwrap().to_string();
         let error = health(&gone, Duration::ZERO).unwrap_err().to_string();
-        assert!(error.contains("does not tell its health"), "{error}");
+        assert!(
+            error.contains("does not answer whether it is healthy"),
+            "{error}"
+        );
         let error = health("nobody.invalid:1", Duration::ZERO).unwrap_err();
         assert!(matches!(error, Error::Name(..)), "{error}");
     }

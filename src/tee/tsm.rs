@@ -118,7 +118,7 @@ impl Request<'_> {
                 path.display()
             ))),
             Err(error) if is_passing(&error) => Err(Error::Busy(format!(
-                "the kernel takes no request of evidence now: {}: {error}",
+                "the kernel accepts no request for evidence now: {}: {error}",
                 path.display()
             ))),
             Err(error) => Err(Error::Unavailable(format!(

@@ -75,7 +75,7 @@ impl AwsHypervisor {
         instance_id: Option<&str>,
     ) -> Result<PlatformClaims, Refusal> {
         let document = document.ok_or_else(|| Kind::Unproven.because(
-            "the policy demands what AWS's hypervisor signs (cloud), and the machine sent no attestation document of its NitroTPM: its \
+            "the policy requires values that AWS's hypervisor signs (cloud), but the machine sent no attestation document of its NitroTPM: its \
              log says why. If it can make none, remove cloud from the policy, and name its key (attestationKeys)",
         ))?;
         self.judge_document(evidence, &document.0, instance_id)

@@ -182,8 +182,7 @@ impl Hardware {
         let signer = &report.id_key_digest;
         if self.policy.snp().check_firmware_signer(signer)?.is_some() {
             let refusal = Kind::Measurement.because(
-                "firmwareSignerConfig does not name ID_KEY_DIGEST, and Microsoft's attestation service (MAAFallback) knows machines of Azure \
-                 alone",
+                "firmwareSignerConfig does not name ID_KEY_DIGEST, and Microsoft's attestation service (MAAFallback) knows only machines of Azure",
             );
             return Err(refusal.of("firmwareSignerConfig"));
         }

@@ -231,7 +231,7 @@ impl super::Validator for Validator {
         match needs_none {
             true => Ok(None),
             false => Err(Kind::Machine.because(
-                "the policy demands a certified attestation key (endorsementRoots), but this program does not verify certificates of \
+                "the policy requires a certified attestation key (endorsementRoots), but this program does not verify certificates of \
                  TPMs: name the accepted keys (attestationKeys) instead",
             )),
         }

@@ -454,7 +454,7 @@ fn firstlight_verify_asks_ec2_with_the_variables_of_the_operator() {
             "123456789012",
             &key,
             &["--offline"],
-            "nothing is asked (offline)",
+            "no request is sent (offline)",
         ),
     ] {
         let (code, said, _) = verify(owner, variables, more);

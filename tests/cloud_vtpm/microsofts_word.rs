@@ -235,13 +235,13 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
             &fallback,
             &document,
             maa.fetching().at_hand(),
-            "nothing is asked",
+            "no request is sent",
         ),
         (
             &fallback,
             &document,
             Arc::new(maa.fetching().without_words()),
-            "nothing is asked",
+            "no request is sent",
         ),
     ] {
         let error = refusal(policy, document, &sources);
@@ -449,7 +449,7 @@ fn firstlight_verify_asks_microsoft_unless_the_machine_is_refused_or_nothing_may
     }
     let (code, said) = verify("00", &["--offline"]);
     assert_eq!((code, maa.requests()), (Some(3), 0), "{said}");
-    assert!(said.contains("nothing is asked (offline)"), "{said}");
+    assert!(said.contains("no request is sent (offline)"), "{said}");
     let (code, said) = verify("00", &[]);
     assert_eq!((code, maa.requests()), (Some(0), 1), "{said}");
     assert!(said.contains("\nbelieved:  endorsed\n"), "{said}");

@@ -339,7 +339,7 @@ fn the_certificate_of_a_chip_is_fetched_only_if_it_could_lead_to_acceptance() {
         (
             nothing,
             json!({"firmwareSignerConfig": of_azure}),
-            "knows machines of Azure alone",
+            "knows only machines of Azure",
         ),
         (
             nothing,

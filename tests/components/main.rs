@@ -179,7 +179,8 @@ fn a_list_has_the_published_hashes_and_a_node_can_check_them() {
     let checked = check(&["--files", "files"]);
     assert!(checked.status.success(), "{}", text(&checked.stderr));
     assert!(
-        text(&checked.stdout).contains("9 components, each as a node demands it; 1 files"),
+        text(&checked.stdout)
+            .contains("9 components, each in the form that a node requires; 1 files"),
         "{}",
         text(&checked.stdout)
     );

@@ -467,7 +467,7 @@ fn mrtd_is_computed_from_the_firmware() {
     let (code, policy, errors) = measured(&["--tdx-firmware", firmware]);
     assert_eq!(code, 0, "{errors}");
     assert!(
-        errors.contains("the policy has the firmware alone"),
+        errors.contains("the policy has only the firmware"),
         "{errors}"
     );
     let registers = policy["measurements"].as_object().unwrap();

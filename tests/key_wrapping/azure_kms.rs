@@ -176,7 +176,7 @@ fn each_refusal_names_what_is_missing() {
     );
     let elsewhere = "kms://azure-kms?address=https://vault.example&keyName=firstlight";
     let said = wrap(dir.path(), &operator, elsewhere, &[]).unwrap_err();
-    assert!(said.contains("a token goes nowhere else"), "{said}");
+    assert!(said.contains("the program sends its token only"), "{said}");
 
     // a secret that another key wrapped
     let (version, value) = wrapped_key(dir.path());

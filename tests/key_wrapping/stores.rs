@@ -91,7 +91,7 @@ fn check(store: &Store<'_>) {
     );
     refused(
         wrap(dir, store.operator, &store.kms, &uri),
-        "is there already",
+        "is for an existing file",
     );
     assert_eq!(unwrap(dir, store.operator, &uri).unwrap(), plain);
     refused(

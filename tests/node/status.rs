@@ -443,7 +443,7 @@ fn a_join_service_wants_proof_and_gives_none() {
     let _join = setting.join_service(3, keys, &policy);
     let host = setting.host(3).to_string();
     let guarded =
-        format!("{host}:30090 (join service): proves nothing, and demands a proof from callers");
+        format!("{host}:30090 (join service): proves nothing, and requires a proof from callers");
     let said = status(&setting, &host, &policy.display().to_string());
     // the key service on that machine does not use TLS
     expect(

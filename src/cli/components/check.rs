@@ -45,11 +45,11 @@ pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Failure> {
     let count = entries.len();
     Ok(match folder {
         None => format!(
-            "{}: {count} components, each as a node demands it",
+            "{}: {count} components, each in the form that a node requires",
             list.display()
         ),
         Some(folder) => format!(
-            "{}: {count} components, each as a node demands it; {checked} files in {} have the hash of the list",
+            "{}: {count} components, each in the form that a node requires; {checked} files in {} have the hash of the list",
             list.display(),
             folder.display()
         ),

@@ -154,7 +154,7 @@ impl Report {
             }
             Answer::Guarded => writeln!(
                 text,
-                "{endpoint} (join service): proves nothing, and demands a proof from callers\n  Node:        probably {}",
+                "{endpoint} (join service): proves nothing, and requires a proof from callers\n  Node:        probably {}",
                 SERVICES[2].state
             ),
             Answer::Verified {

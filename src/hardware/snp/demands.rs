@@ -242,7 +242,7 @@ impl Demands {
             (0, _) => Ok(()),
             (_, None) => {
                 let text = format!(
-                    "a report of version {} has no mitigation vectors, and the policy demands bits of them",
+                    "a report of version {} has no mitigation vectors, but the policy requires bits of them",
                     report.version
                 );
                 Err(Kind::Unproven.because(text).of("mitigationBits"))

@@ -60,7 +60,7 @@ fn open(mut query: Query) -> Result<Box<dyn Store>, Error> {
     let server = Server::new(&endpoint, ca.as_deref())?;
     if !is_googles(&server, API) {
         return Err(Error::Uri(format!(
-            "the endpoint {endpoint:?} is not that of Cloud Storage, and a token goes nowhere else: expected https://{API}"
+            "the endpoint {endpoint:?} is not that of Cloud Storage, and the program sends its token only there: expected https://{API}"
         )));
     }
     let callers = Callers { scope: SCOPE, ca };

@@ -79,12 +79,12 @@ pub fn read(uri: &str, author: Author) -> Result<Vec<u8>, Error> {
 pub fn write_once(uri: &str, content: &[u8]) -> Result<String, Error> {
     if !is_wrapped(content) {
         return Err(Error::Refused(
-            "only a wrapped master secret goes to a store: whoever can read there would have a plain one".into(),
+            "only a wrapped master secret may be written to a store: every reader of the store would have a plain one".into(),
         ));
     }
     let (store, None) = open(uri, Author::Operator)? else {
         return Err(Error::Uri(format!(
-            "the parameter {DIGEST} is that of a file that is there already"
+            "the parameter {DIGEST} is for an existing file"
         )));
     };
     let is_new = match store.create(content) {
@@ -163,11 +163,11 @@ mod tests {
             ),
             (
                 "storage://azure?account=ab&container=c&name=d&endpoint=https://evil.example",
-                "a token goes nowhere else",
+                "the program sends its token only",
             ),
             (
                 "storage://gcp?bucket=abc&name=b&endpoint=https://evil.example",
-                "a token goes nowhere else",
+                "the program sends its token only",
             ),
             (
                 "storage://aws?bucket=abc&region=b&key=c",

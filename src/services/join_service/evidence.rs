@@ -217,7 +217,7 @@ impl Door {
         }
         if issuer.is_none() {
             log::warn!(
-                "this service proves nothing to nodes (--evidence): those with the setting require=strong take no ticket from it"
+                "this service proves nothing to nodes (--evidence): those with the setting require=strong accept no ticket from it"
             );
         }
         Door {
@@ -259,8 +259,7 @@ impl Door {
             Err(error) => {
                 if refused.is_none() {
                     log::warn!(
-                        "this service proves nothing to nodes until the host gives evidence: {error}; nodes with the setting \
-                         require=strong take no ticket from it"
+                        "this service proves nothing to nodes until the host gives evidence: {error}; nodes with the setting require=strong accept no ticket from it"
                     );
                 }
                 *refused = Some(Instant::now());
@@ -294,7 +293,7 @@ impl Accept for Door {
                 "node {peer} refuses this service, which proves nothing without evidence of the host: {}",
                 match requires_strong {
                     true =>
-                        "the policy or --require demands the strong form of attested TLS, in which nodes demand a proof",
+                        "the policy or --require requires the strong form of attested TLS, in which nodes require a proof",
                     false => "the node has the setting require=strong",
                 }
             );

@@ -119,7 +119,7 @@ fn check_not_full(all: usize) -> Result<(), Refusal> {
         return Ok(());
     }
     let message = format!(
-        "the cluster has {all} records of disks, and takes no further one: delete those of disks that no longer exist"
+        "the cluster has {all} records of disks, and accepts no further one: delete those of disks that no longer exist"
     );
     Err(Refusal::missing("too-many-records", message)
         .with_details(format!("ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}*")))
