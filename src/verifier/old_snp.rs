@@ -45,7 +45,7 @@ pub struct Demands {
     /// ones and the machine's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub amd_signing_key: Option<String>,
-    /// What only we demand.
+    /// The requirements that Constellation does not have.
     #[serde(default, skip_serializing_if = "is_default")]
     pub snp: demands::Demands,
 }

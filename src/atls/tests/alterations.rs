@@ -1,5 +1,5 @@
 //! Whole exchanges of the strong form in which an attacker with the keys of the TLS connection alters the messages (TLS itself
-//! stops other attackers). Both ends are genuine, and no end that demands a proof accepts one.
+//! stops other attackers). Both ends are genuine, and no end that requires a proof accepts one.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -338,8 +338,8 @@ fn genuine(proving: Proving) -> Vec<(Role, usize, Vec<u8>)> {
     std::mem::take(&mut *messages.lock().unwrap())
 }
 
-/// Alters one message, and checks that no end that demands a proof accepts one. Returns whether the
-/// message was altered: an alteration that returns `None` changes nothing.
+/// Alters one message, and checks that no end that requires a proof accepts one. Returns whether the message was altered: an
+/// alteration that returns `None` changes nothing.
 fn refused(
     what: &str,
     proving: Proving,

@@ -120,8 +120,7 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
 }
 
-/// A client that says one thing in its first hello and another one in its second, and whose
-/// transcript has what it said.
+/// A client whose two hellos differ. Its transcript contains both as it sent them.
 struct TwoFaced {
     first: Said,
     second: Said,
