@@ -46,9 +46,9 @@ pub const COMMAND: Command = Command {
          known, and what to do instead. --stage, --secure-boot and --units say how the machines boot. The policy accepts any TPM \
          until it names attestation keys. On standard error it lists the channels that the image leaves open to the machine's host, \
          each with the line that closes it.",
-        "Without an image, run it on a node whose software you trust. It prints a policy that demands the present values of \
+        "Without an image, run it on a node whose software you trust. It prints a policy that requires the present values of \
               the TPM's registers. It names the machine's attestation key, and accepts no other machine until it names more keys.",
-        "The policy always demands that PCR 15 is zero, as in a node that belongs to no cluster yet.",
+        "The policy always requires that PCR 15 is zero, as in a node that belongs to no cluster yet.",
         "For an upgrade, --add-to prints a policy that also accepts this image. It accepts nodes of the old image and nodes of \
               the new one, but no node with a mixture of their registers. It also adds the machine's attestation key if the \
               policy names keys.",
@@ -90,7 +90,7 @@ pub const COMMAND: Command = Command {
         Opt::value(
             "memory",
             "MIB",
-            "the memory of the machine in MiB, on which PCR 4 (TDX: RTMR 1) depends with --kernel, and MRTD of an endorsement for \
+            "the memory of the machine in MiB, with --kernel, PCR 4 (TDX: RTMR 1) depends on it, and with --gce-endorsement, the MRTD for \
              Google's older hypervisors",
         ),
         Opt::flag(
@@ -255,7 +255,7 @@ fn options(given: &Given) -> Result<Options, Failure> {
         ];
         if let Some(name) = of_machine.iter().find(|name| given.has(name)) {
             return Err(Failure::Usage(format!(
-                "--{name}: --snp-firmware without an image and --kernel measures the firmware alone"
+                "--{name}: --snp-firmware without an image and --kernel measures only the firmware"
             )));
         }
     }

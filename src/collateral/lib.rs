@@ -361,14 +361,14 @@ impl Sources for Fetching {
     }
 
     fn microsofts_word(&self, question: &Question<'_>) -> Result<Arc<Word>, Unavailable> {
-        let offline = || Cause::Offline.because("nothing is asked (offline)");
+        let offline = || Cause::Offline.because("no request is sent (offline)");
         let maa = self.maa.as_ref().ok_or_else(offline)?;
         maa.word(question, Instant::now() + self.time)
     }
 
     fn ec2_instance(&self, id: &str) -> Result<Arc<Instance>, Unavailable> {
         let ec2 = self.ec2.as_ref().ok_or_else(|| {
-            let why = "the policy demands accounts or zones of AWS, which only EC2 knows, and nothing is asked (offline)";
+            let why = "the policy requires accounts or zones of AWS, which only EC2 knows, and no request is sent (offline)";
             Cause::Offline.because(why)
         })?;
         ec2.instance(id, Instant::now() + self.time)
