@@ -33,6 +33,7 @@ lines() {
 
 tools/circles.py src/* || die "these modules of one folder use each other: move what both need to a file below them"
 tools/long_functions.py src || die "these functions are too long to be read at once"
+tools/counts.py src || die "give the errors a type whose kind can be asked, the types a name of their own"
 
 PACKAGES=(unlock bootstrapper services cli)
 for package in "${PACKAGES[@]}"; do
