@@ -6,7 +6,8 @@ use hardware::tdx::quote::{Attributes, Body, Quote};
 pub const NOW: u64 = 1_751_328_000;
 
 /// Checks an error, which goes to a log.
-pub fn short(error: &str) {
+pub fn short(error: &(impl std::fmt::Display + ?Sized)) {
+    let error = error.to_string();
     assert!(!error.is_empty() && error.len() < 1000, "{error}");
 }
 

@@ -6,6 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use collateral::parsers::token;
 use firstlight_fuzz::short;
+use hardware::Refusal;
 use hardware::snp::report::{LEN, Report};
 use serde_json::Value;
 
@@ -16,7 +17,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     report[0x50..0x90].fill(0xdd);
     let report = Report::parse(&report).unwrap();
     let judge = |answer: &[u8]| {
-        token(answer).and_then(|word| word.check("https://x.attest.azure.net", &report))
+        let word = token(answer).map_err(Refusal::from)?;
+        word.check("https://x.attest.azure.net", &report)
     };
     if let Err(why) = judge(bytes) {
         short(&why);

@@ -4,7 +4,7 @@
 use image::{Bank, Given, Image, Loader, Platform};
 use libfuzzer_sys::fuzz_target;
 
-fn direct_linux(kernel: &[u8], loader: Loader) -> Result<Image, String> {
+fn direct_linux(kernel: &[u8], loader: Loader) -> Result<Image, image::Error> {
     Image::direct_linux(kernel, Some(b"initrd"), "console=ttyS0", loader)
 }
 
