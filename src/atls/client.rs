@@ -228,7 +228,7 @@ impl Session {
     }
 
     fn certify(&self, authorities: &[&[u8]]) -> Result<Arc<CertifiedKey>, Error> {
-        let nonce = nonce::from_distinguished_names(authorities).map_err(Error::Misbehaved)?;
+        let nonce = nonce::from_distinguished_names(authorities)?;
         certificate::issue(self.issuer.as_deref(), &nonce)
     }
 }

@@ -8,6 +8,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::ServerName;
 
+use super::Error;
 use base::der::{self, Malformed, Reader};
 
 /// Minimum length of a nonce in bytes: half of Constellation's 32, which still prevents guesses and
@@ -50,13 +51,13 @@ pub fn server() -> [u8; SERVER_LEN] {
 }
 
 /// Returns the client's nonce from its server name. The error is a clause about the client.
-pub fn from_server_name(name: Option<&[u8]>) -> Result<Vec<u8>, String> {
+pub fn from_server_name(name: Option<&[u8]>) -> Result<Vec<u8>, Error> {
     match name {
-        None | Some([]) => Err(
+        None | Some([]) => Err(Error::Misbehaved(
             "its ClientHello has no server name and so no nonce, which a fresh attestation requires"
                 .into(),
-        ),
-        Some(name) => decode(name).map_err(|what| format!("the nonce in its server name {what}")),
+        )),
+        Some(name) => decode("server name", name),
     }
 }
 
@@ -75,17 +76,21 @@ pub fn common_name(value: &[u8]) -> Vec<u8> {
 
 /// Returns the server's nonce from the authorities in its CertificateRequest. The error is a clause
 /// about the server.
-pub fn from_distinguished_names(names: &[&[u8]]) -> Result<Vec<u8>, String> {
+pub fn from_distinguished_names(names: &[&[u8]]) -> Result<Vec<u8>, Error> {
     let [name] = names else {
-        return Err(format!(
+        return Err(Error::Misbehaved(format!(
             "its CertificateRequest names {} authorities, expected one with the nonce",
             names.len()
-        ));
+        )));
+    };
+    let wrong = |what| {
+        let name = "the authority's name in its CertificateRequest";
+        Error::Misbehaved(format!("{name} {what}"))
     };
     let value = find_common_name(name)
-        .map_err(|Malformed| "the authority's name in its CertificateRequest is malformed".to_string())?
-        .ok_or("the authority's name in its CertificateRequest has no common name, which should contain the nonce")?;
-    decode(value).map_err(|what| format!("the nonce in its CertificateRequest {what}"))
+        .map_err(|Malformed| wrong("is malformed"))?
+        .ok_or_else(|| wrong("has no common name, which should contain the nonce"))?;
+    decode("CertificateRequest", value)
 }
 
 /// Returns the first common name of a Name if its string type represents base64 as ASCII.
@@ -120,16 +125,20 @@ fn find_common_name(name: &[u8]) -> Result<Option<&[u8]>, Malformed> {
     Ok(None)
 }
 
-fn decode(text: &[u8]) -> Result<Vec<u8>, String> {
+/// Decodes the nonce in a field of the peer's message.
+fn decode(field: &str, text: &[u8]) -> Result<Vec<u8>, Error> {
+    let wrong = |what| Error::Misbehaved(format!("the nonce in its {field} {what}"));
     if text.len() > MAX_LEN.div_ceil(3) * 4 {
-        return Err(format!("has more than {MAX_LEN} bytes"));
+        return Err(wrong(format!("has more than {MAX_LEN} bytes")));
     }
     let nonce = STANDARD
         .decode(text)
-        .map_err(|error| format!("is not base64: {error}"))?;
+        .map_err(|error| wrong(format!("is not base64: {error}")))?;
     match nonce.len() {
         MIN_LEN..=MAX_LEN => Ok(nonce),
-        len => Err(format!("has {len} bytes, expected {MIN_LEN} to {MAX_LEN}")),
+        len => Err(wrong(format!(
+            "has {len} bytes, expected {MIN_LEN} to {MAX_LEN}"
+        ))),
     }
 }
 
@@ -152,8 +161,8 @@ mod tests {
                 panic!("no host name: {name:?}")
             };
             assert_eq!(
-                from_server_name(Some(name.as_ref().as_bytes())),
-                Ok(nonce.clone())
+                from_server_name(Some(name.as_ref().as_bytes())).unwrap(),
+                nonce
             );
             assert!(seen.insert(nonce));
         }
@@ -170,7 +179,7 @@ mod tests {
         ]
         .concat();
         assert_eq!(to_distinguished_name(&example()), expected);
-        assert_eq!(from_distinguished_names(&[&expected]), Ok(example()));
+        assert_eq!(from_distinguished_names(&[&expected]).unwrap(), example());
     }
 
     #[test]
@@ -192,8 +201,8 @@ mod tests {
                 ],
             );
             assert_eq!(
-                from_distinguished_names(&[&name]),
-                Ok(example()),
+                from_distinguished_names(&[&name]).unwrap(),
+                example(),
                 "{tag:02x}"
             );
         }

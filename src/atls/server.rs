@@ -224,7 +224,7 @@ impl Server {
         deadline: Instant,
     ) -> Result<Arc<Session>, Error> {
         let client_nonce = match self.issuer {
-            Some(_) => nonce::from_server_name(server_name).map_err(Error::Misbehaved)?,
+            Some(_) => nonce::from_server_name(server_name)?,
             None => Vec::new(),
         };
         let bare = match self.forms {

@@ -22,7 +22,7 @@ pub trait Documents: Send + Sync {
         tpm: &mut Tpm,
         nonce: &[u8],
         public_key: &[u8],
-    ) -> Result<Option<Vec<u8>>, String>;
+    ) -> Result<Option<Vec<u8>>, IssueError>;
 }
 
 /// The NitroTPM: AWS's hypervisor makes the document. If a TPM does not know the command, it is not
@@ -38,22 +38,18 @@ impl Documents for NitroTpm {
         tpm: &mut Tpm,
         nonce: &[u8],
         public_key: &[u8],
-    ) -> Result<Option<Vec<u8>>, String> {
+    ) -> Result<Option<Vec<u8>>, IssueError> {
         if self.makes_none.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let request = nsm::attestation_request(nonce, public_key)?;
-        let answer = tpm.nsm_request(&request).map_err(|error| {
+        let answer = tpm.nsm_request(&request).inspect_err(|error| {
             let makes_none = matches!(error, tpm::Error::NoDocuments(..));
             self.makes_none.store(makes_none, Ordering::Relaxed);
-            error.to_string()
         })?;
-        match nsm::Answer::parse(&answer) {
-            Ok(nsm::Answer::Document(document)) => Ok(Some(document)),
-            Ok(nsm::Answer::Error(name)) => Err(format!("AWS's hypervisor refused: {name}")),
-            Err(why) => Err(format!(
-                "the answer of AWS's hypervisor cannot be read: {why}"
-            )),
+        match nsm::Answer::parse(&answer)? {
+            nsm::Answer::Document(document) => Ok(Some(document)),
+            nsm::Answer::Error(name) => Err(format!("AWS's hypervisor refused: {name}").into()),
         }
     }
 }
@@ -61,9 +57,8 @@ impl Documents for NitroTpm {
 /// Returns the attestation key of this machine as certificates contain it: SubjectPublicKeyInfo,
 /// DER.
 pub fn spki(tpm: &mut Tpm) -> Result<Vec<u8>, IssueError> {
-    let key = tpm.attestation_key(KeySource::Own);
-    let key = key.map_err(|error| IssueError(error.to_string()))?;
-    let key = Key::parse(&key).map_err(|error| IssueError(error.into()))?;
+    let key = tpm.attestation_key(KeySource::Own)?;
+    let key = Key::parse(&key).map_err(|error| IssueError::Evidence(error.into()))?;
     Ok(key.spki())
 }
 

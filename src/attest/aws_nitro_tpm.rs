@@ -66,17 +66,16 @@ impl AwsMachine {
     }
 
     fn identity(&self) -> Result<Map<String, Value>, IssueError> {
-        let failed = |error: machines::Error| IssueError(error.to_string());
-        let token = self.metadata.put(TOKEN, &[LIFETIME]).map_err(failed)?;
+        let token = self.metadata.put(TOKEN, &[LIFETIME])?;
         let token = String::from_utf8_lossy(&token);
         let fields = [(TOKEN_FIELD, token.trim_end())];
-        let body = self.metadata.get(IDENTITY, &fields, MAX_BODY);
-        serde_json::from_slice(&body.map_err(failed)?).map_err(|error| {
+        let body = self.metadata.get(IDENTITY, &fields, MAX_BODY)?;
+        serde_json::from_slice(&body).map_err(|error| {
             let (url, error) = (
                 self.metadata.url(IDENTITY),
                 printable(&error.to_string(), SHOWN_ERROR),
             );
-            IssueError(format!("metadata: GET {url}: expected an object: {error}"))
+            IssueError::Evidence(format!("metadata: GET {url}: expected an object: {error}"))
         })
     }
 }
@@ -104,12 +103,8 @@ impl Machine for AwsMachine {
         let spki = aws_hypervisor::spki(tpm)?;
         let documents = self.documents.as_ref();
         if let Some(document) = aws_hypervisor::document(documents, tpm, extra_data, &spki) {
-            let document = serde_json::to_value(document);
-            let document = document.map_err(|error| IssueError(error.to_string()))?;
-            info.insert(DOCUMENT.into(), document);
+            info.insert(DOCUMENT.into(), serde_json::to_value(document)?);
         }
-        serde_json::to_vec(&info)
-            .map(Some)
-            .map_err(|error| IssueError(error.to_string()))
+        Ok(Some(serde_json::to_vec(&info)?))
     }
 }

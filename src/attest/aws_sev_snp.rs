@@ -71,13 +71,10 @@ impl Machine for AwsSnpMachine {
         extra_data: &[u8; 32],
     ) -> Result<Option<Vec<u8>>, IssueError> {
         let spki = aws_hypervisor::spki(tpm)?;
-        let info = InstanceInfo::of(&*self.reporter, &report_data(&spki), None);
-        let mut info = info.map_err(IssueError)?;
+        let mut info = InstanceInfo::of(&*self.reporter, &report_data(&spki), None)?;
         info.attestation_document =
             aws_hypervisor::document(self.documents.as_ref(), tpm, extra_data, &spki);
-        serde_json::to_vec(&info)
-            .map(Some)
-            .map_err(|error| IssueError(error.to_string()))
+        Ok(Some(serde_json::to_vec(&info)?))
     }
 }
 

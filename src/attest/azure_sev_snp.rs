@@ -61,15 +61,16 @@ impl AzureSnpMachine {
         }
     }
 
-    fn certification(&self) -> Result<Certification, String> {
+    fn certification(&self) -> Result<Certification, IssueError> {
         let fields = [("Metadata", "true")];
-        let body = self.host.get(CERTIFICATION, &fields, MAX_BODY);
-        serde_json::from_slice(&body.map_err(|error| error.to_string())?).map_err(|error| {
+        let body = self.host.get(CERTIFICATION, &fields, MAX_BODY)?;
+        serde_json::from_slice(&body).map_err(|error| {
             let (url, error) = (
                 self.host.url(CERTIFICATION),
                 printable(&error.to_string(), SHOWN_ERROR),
             );
-            format!("metadata: GET {url}: expected the certificate of the chip: {error}")
+            let expected = "expected the certificate of the chip";
+            IssueError::Evidence(format!("metadata: GET {url}: {expected}: {error}"))
         })
     }
 }
@@ -80,10 +81,10 @@ impl Source for AzureSnpMachine {
 
     fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
         let stored = hcl::stored(location)?;
-        let report = HclReport::parse(&stored).map_err(|why| IssueError(why.into()))?;
+        let report = HclReport::parse(&stored).map_err(|why| IssueError::Evidence(why.into()))?;
         let HardwareReport::Snp(report_of_chip) = report.hardware else {
             let why = "the HCL report is not of SEV-SNP: is this another variant of Azure?";
-            return Err(IssueError(why.into()));
+            return Err(IssueError::Evidence(why.into()));
         };
         // a missing certificate is no error: a verifier can get it from AMD
         let certification = self.certification();

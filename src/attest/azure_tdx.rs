@@ -79,16 +79,15 @@ impl Source for AzureTdxMachine {
 
     fn info(&self, location: &tpm::Location) -> Result<(InstanceInfo, bool), IssueError> {
         let stored = hcl::stored(location)?;
-        let report = HclReport::parse(&stored).map_err(|why| IssueError(why.into()))?;
+        let report = HclReport::parse(&stored).map_err(|why| IssueError::Evidence(why.into()))?;
         let HardwareReport::Tdx(report_of_td) = report.hardware else {
             let why = "the HCL report is not of TDX: is this another variant of Azure?";
-            return Err(IssueError(why.into()));
+            return Err(IssueError::Evidence(why.into()));
         };
         let request = format!(r#"{{"report":"{}"}}"#, URL_SAFE_NO_PAD.encode(report_of_td));
         let answer = self
             .host
-            .post_json(QUOTE_PATH, &[("Metadata", "true")], &request)
-            .map_err(|error| IssueError(error.to_string()))?;
+            .post_json(QUOTE_PATH, &[("Metadata", "true")], &request)?;
         let read = || {
             let answer: Answer = serde_json::from_slice(&answer).ok()?;
             URL_SAFE_NO_PAD
@@ -97,7 +96,7 @@ impl Source for AzureTdxMachine {
         };
         let quote = read().ok_or_else(|| {
             let url = self.host.url(QUOTE_PATH);
-            IssueError(format!("POST {url}: expected a quote in base64url"))
+            IssueError::Evidence(format!("POST {url}: expected a quote in base64url"))
         })?;
         let info = InstanceInfo {
             attestation_report: Base64(quote),

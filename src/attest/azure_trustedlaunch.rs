@@ -89,12 +89,11 @@ impl Source for AzureMachine {
 
 /// Returns the certificate of the attestation key, which is stored in the TPM.
 fn certificate(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
-    let padded = Tpm::open(location).and_then(|mut tpm| tpm.nv(CERTIFICATE_INDEX));
-    let padded = padded.map_err(|error| IssueError(error.to_string()))?;
+    let padded = Tpm::open(location)?.nv(CERTIFICATE_INDEX)?;
     let padded = padded.unwrap_or_default();
     let certificate = der::Reader::new(&padded).expect_whole(der::SEQUENCE);
     certificate.map(<[u8]>::to_vec).map_err(|_| {
-        IssueError(format!(
+        IssueError::Evidence(format!(
             "the TPM has no certificate at the NV index {CERTIFICATE_INDEX:#x}: is this a machine of Azure with trusted launch?"
         ))
     })

@@ -84,13 +84,12 @@ impl GoogleMachine {
 
     fn metadata(&self, name: &str) -> Result<String, IssueError> {
         let path = format!("{METADATA}/{name}");
-        let body = self.metadata.get(&path, FIELDS, MAX_BODY);
-        let body = body.map_err(|error| IssueError(error.to_string()))?;
+        let body = self.metadata.get(&path, FIELDS, MAX_BODY)?;
         let text = String::from_utf8_lossy(&body);
         let text = text.trim_end();
         match text.is_empty() || printable(text, MAX_NAME) != text {
             false => Ok(text.to_owned()),
-            true => Err(IssueError(format!(
+            true => Err(IssueError::Evidence(format!(
                 "metadata: GET {}: expected a name, got {}",
                 self.metadata.url(&path),
                 quoted(text, 80)
@@ -129,13 +128,11 @@ impl Machine for GoogleMachine {
     ) -> Result<Option<Vec<u8>>, IssueError> {
         let names = self.names();
         let info = names.map(|names| serde_json::to_vec(&names));
-        info.transpose()
-            .map_err(|error| IssueError(error.to_string()))
+        Ok(info.transpose()?)
     }
 
     fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {
-        let stored = tpm.nv(CERTIFICATE_INDEX);
-        let stored = stored.map_err(|error| IssueError(error.to_string()))?;
+        let stored = tpm.nv(CERTIFICATE_INDEX)?;
         // zeros may follow
         Ok(stored.and_then(|stored| {
             let mut reader = der::Reader::new(&stored);

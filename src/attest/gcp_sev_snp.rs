@@ -71,10 +71,8 @@ impl Machine for GoogleSnpMachine {
         extra_data: &[u8; 32],
     ) -> Result<Option<Vec<u8>>, IssueError> {
         let names = self.google.names();
-        let info = InstanceInfo::of(&*self.reporter, &report_data(extra_data), names);
-        serde_json::to_vec(&info.map_err(IssueError)?)
-            .map(Some)
-            .map_err(|error| IssueError(error.to_string()))
+        let info = InstanceInfo::of(&*self.reporter, &report_data(extra_data), names)?;
+        Ok(Some(serde_json::to_vec(&info)?))
     }
 
     fn key_certificate(&self, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, IssueError> {

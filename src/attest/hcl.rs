@@ -35,10 +35,9 @@ const SHA256: u32 = 1;
 
 /// Returns the bytes at [`INDEX`] of the TPM at this location.
 pub fn stored(location: &tpm::Location) -> Result<Vec<u8>, IssueError> {
-    let stored = Tpm::open(location).and_then(|mut tpm| tpm.nv(INDEX));
-    let stored = stored.map_err(|error| IssueError(error.to_string()))?;
+    let stored = Tpm::open(location)?.nv(INDEX)?;
     stored.ok_or_else(|| {
-        IssueError(format!(
+        IssueError::Evidence(format!(
             "the TPM has no HCL report at the NV index {INDEX:#x}: is this a confidential machine of Azure?"
         ))
     })

@@ -148,9 +148,7 @@ impl<S: Source> Shared<S> {
             return Ok(None);
         };
         self.source.add_present(&mut info);
-        serde_json::to_vec(&info)
-            .map(Some)
-            .map_err(|error| IssueError(error.to_string()))
+        Ok(Some(serde_json::to_vec(&info)?))
     }
 }
 
@@ -274,7 +272,7 @@ mod tests {
         host.answer.send(Ok(("half".into(), false))).unwrap();
         host.prepare().unwrap();
         for answer in [
-            Err(IssueError("nobody answers".into())),
+            Err(IssueError::Evidence("nobody answers".into())),
             Ok(("-".into(), false)),
         ] {
             let before = host.asked();
@@ -303,7 +301,7 @@ mod tests {
     #[test]
     fn those_who_wait_for_the_first_answer_share_it() {
         let host = Host::new();
-        let failed = || Err(IssueError("nobody answers".into()));
+        let failed = || Err(IssueError::Evidence("nobody answers".into()));
         let prepared: Vec<_> = thread::scope(|scope| {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(|| host.prepare())).collect();
             host.wait_until(|host| host.asked() > 0);

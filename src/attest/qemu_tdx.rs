@@ -65,14 +65,14 @@ pub struct Document {
 /// Makes the quotes of a machine.
 pub trait Quoter: Send + Sync {
     /// Returns a quote over these bytes.
-    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, String>;
+    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError>;
 }
 
 /// The kernel of this machine.
 struct Kernel;
 
 impl Quoter for Kernel {
-    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
+    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError> {
         Ok(guest::quote(report_data)?)
     }
 }
@@ -114,18 +114,15 @@ impl super::Issuer for Issuer {
     fn issue(&self, user_data: &[u8], nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
         let report_data = report_data(user_data, nonce);
         let mut document = Document {
-            raw_quote: Base64(self.quoter.quote(&report_data).map_err(IssueError)?),
+            raw_quote: Base64(self.quoter.quote(&report_data)?),
             user_data: Base64(user_data.into()),
             collateral: self.collateral.as_deref().and_then(td::collateral),
             event_log: Base64::default(),
         };
-        let encode = |document: &Document| {
-            serde_json::to_vec(document).map_err(|error| IssueError(error.to_string()))
-        };
         // base64 adds a third, and the field name needs bytes, too
-        let room = MAX_SENT.saturating_sub(encode(&document)?.len() + 32) / 4 * 3;
+        let room = MAX_SENT.saturating_sub(serde_json::to_vec(&document)?.len() + 32) / 4 * 3;
         document.event_log = Base64(self.event_log(room));
-        encode(&document)
+        Ok(serde_json::to_vec(&document)?)
     }
 }
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tee::certificate_table::{CertificateTable, Kind};
 use tee::snp::{self as guest, Signer};
 
+use super::IssueError;
 use super::document::Base64;
 use super::gcp_sev_es::Names;
 
@@ -53,14 +54,14 @@ pub struct Azure {
 /// Requests reports of the chip.
 pub trait Reporter: Send + Sync {
     /// Returns a report over these bytes, and the certificate table of the host.
-    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String>;
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), IssueError>;
 }
 
 /// The kernel of this machine.
 pub struct Kernel;
 
 impl Reporter for Kernel {
-    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), IssueError> {
         Ok(guest::report(report_data)?)
     }
 }
@@ -72,7 +73,7 @@ impl InstanceInfo {
         reporter: &dyn Reporter,
         report_data: &[u8; 64],
         gcp: Option<Names>,
-    ) -> Result<InstanceInfo, String> {
+    ) -> Result<InstanceInfo, IssueError> {
         let (report, table) = reporter.report(report_data)?;
         let table = CertificateTable::parse(&table)?;
         let (kind, signer) = match Signer::of_report(&report)? {
@@ -81,7 +82,8 @@ impl InstanceInfo {
         };
         let leaf = table.get(kind).map(pem);
         if leaf.is_none() && signer == Signer::Vlek {
-            return Err("the host did not give the certificate of the VLEK that signed the report, and no server publishes it".into());
+            let why = "the host did not give the certificate of the VLEK that signed the report, and no server publishes it";
+            return Err(IssueError::Evidence(why.into()));
         }
         Ok(InstanceInfo {
             report_signer: leaf.map(Base64),

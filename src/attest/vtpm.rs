@@ -117,14 +117,12 @@ impl Issuer {
         banks: &[Bank],
         shorten: Shorten,
     ) -> Result<Vec<u8>, IssueError> {
-        let mut tpm = opened.map_err(failed)?;
+        let mut tpm = opened?;
         let extra_data = extra_data(user_data, nonce);
         let instance_info = self.machine.instance_info(&mut tpm, &extra_data)?;
         let key_certificate = self.machine.key_certificate(&mut tpm)?;
         let tpm_nonce = tpm_nonce(instance_info.as_deref().unwrap_or_default(), &extra_data);
-        let (ak_pub, quotes) = tpm
-            .quotes(self.machine.key_source(), &tpm_nonce, banks)
-            .map_err(failed)?;
+        let (ak_pub, quotes) = tpm.quotes(self.machine.key_source(), &tpm_nonce, banks)?;
         drop(tpm);
         let document = Document {
             attestation: Attestation {
@@ -137,7 +135,7 @@ impl Issuer {
             instance_info: instance_info.map(Base64),
             user_data: Base64(user_data.into()),
         };
-        serde_json::to_vec(&document).map_err(|error| IssueError(error.to_string()))
+        Ok(serde_json::to_vec(&document)?)
     }
 }
 
@@ -162,10 +160,8 @@ impl super::Issuer for Issuer {
         if let Some(identity) = self.known_identity() {
             return Ok(identity);
         }
-        let mut tpm = Tpm::open(&self.location).map_err(failed)?;
-        let key = tpm
-            .attestation_key(self.machine.key_source())
-            .map_err(failed)?;
+        let mut tpm = Tpm::open(&self.location)?;
+        let key = tpm.attestation_key(self.machine.key_source())?;
         let (endorsements, ask_again) = match tpm.endorsements() {
             Ok(endorsements) => (endorsements, None),
             // without certificates the machine can still prove itself to peers that do not demand
@@ -199,11 +195,8 @@ impl super::Issuer for Issuer {
         let secret = match request.challenge {
             None => None,
             Some((kind, credential)) => {
-                let mut tpm = open(&self.location).map_err(failed)?;
-                Some(
-                    tpm.activate(self.machine.key_source(), kind, credential)
-                        .map_err(failed)?,
-                )
+                let mut tpm = open(&self.location)?;
+                Some(tpm.activate(self.machine.key_source(), kind, credential)?)
             }
         };
         let secret = secret.as_ref().map_or(&[][..], |secret| secret.expose());
@@ -221,10 +214,6 @@ impl super::Issuer for Issuer {
         let name = KeyName::of(&super::Issuer::identity(self)?.key);
         Ok(Some(name.digest().into()))
     }
-}
-
-fn failed(error: tpm::Error) -> IssueError {
-    IssueError(error.to_string())
 }
 
 /// Returns the Name of the attestation key of this machine; creates the key if it does not exist.

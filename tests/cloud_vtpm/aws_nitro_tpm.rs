@@ -27,7 +27,7 @@ use verifier::instance::Demands;
 use verifier::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
-use verifier::{Evidence, Issuer, vtpm};
+use verifier::{Evidence, IssueError, Issuer, vtpm};
 
 use crate::authority::{Authority, PublicKey, of_attestation_key};
 use crate::cloud_tpm::{CloudTpm, NONCE, USER_DATA};
@@ -161,7 +161,7 @@ impl Documents for Hypervisor {
         _tpm: &mut Tpm,
         nonce: &[u8],
         public_key: &[u8],
-    ) -> Result<Option<Vec<u8>>, String> {
+    ) -> Result<Option<Vec<u8>>, IssueError> {
         Ok(Some(self.sign(self.draft(nonce, public_key))))
     }
 }

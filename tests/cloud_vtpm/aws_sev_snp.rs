@@ -11,7 +11,7 @@ use verifier::aws_hypervisor::{Documents, NitroTpm as OfTpm};
 use verifier::aws_sev_snp::{AwsSnpMachine, VARIANT};
 use verifier::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use verifier::sources::Sources;
-use verifier::{Evidence, Issuer, vtpm};
+use verifier::{Evidence, IssueError, Issuer, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{
@@ -135,7 +135,7 @@ fn a_document_that_nothing_demands_is_ignored() {
 struct Replayed(Vec<u8>);
 
 impl Documents for Replayed {
-    fn document(&self, _: &mut Tpm, _: &[u8], _: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    fn document(&self, _: &mut Tpm, _: &[u8], _: &[u8]) -> Result<Option<Vec<u8>>, IssueError> {
         Ok(Some(self.0.clone()))
     }
 }

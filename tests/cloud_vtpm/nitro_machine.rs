@@ -210,7 +210,8 @@ fn a_software_tpm_is_no_nitro_tpm() {
 }
 
 fn documents_of(documents: &Documents, tpm: &mut Tpm) -> Result<Option<Vec<u8>>, String> {
-    aws_hypervisor::Documents::document(documents, tpm, &[1; 32], &[2; 294])
+    let document = aws_hypervisor::Documents::document(documents, tpm, &[1; 32], &[2; 294]);
+    document.map_err(|error| error.to_string())
 }
 
 #[test]

@@ -15,7 +15,7 @@ use verifier::aws_sev_snp::AwsSnpMachine;
 use verifier::gcp_sev_snp::GoogleSnpMachine;
 use verifier::snp::Reporter;
 use verifier::sources::Sources;
-use verifier::{Evidence, Issuer, Policy, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
+use verifier::{Evidence, IssueError, Issuer, Policy, Variant, aws_sev_snp, gcp_sev_snp, vtpm};
 
 use crate::authority::Authority;
 use crate::aws_nitro_tpm::{self, Hypervisor};
@@ -48,7 +48,7 @@ impl Chip {
 }
 
 impl Reporter for Chip {
-    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), IssueError> {
         let mut report = correct_report();
         report[0x50..0x90].copy_from_slice(report_data);
         (self.change)(&mut report);

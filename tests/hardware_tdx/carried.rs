@@ -21,7 +21,7 @@ use support::mutation::mutations;
 use tpm::Location;
 use verifier::carried::Carried;
 use verifier::sources::Sources;
-use verifier::{Issuer, Registers, Variant, qemu_tdx, td};
+use verifier::{IssueError, Issuer, Registers, Variant, qemu_tdx, td};
 
 use super::forged::{PCK, Parts, revoked};
 use super::machine::kernels_folder;
@@ -52,7 +52,7 @@ static VARIANT: Variant = qemu_tdx::VARIANT.judged_by(|policy, sources| {
 struct Quoter;
 
 impl qemu_tdx::Quoter for Quoter {
-    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
+    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError> {
         Ok(MEMBER.sign(report_data).quote)
     }
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use support::foreign::go_module;
 use tpm::Location;
 use verifier::sources::{Sources, offline};
-use verifier::{Evidence, Identified, Issuer, Policy, Stage, Validator, qemu_tdx, td};
+use verifier::{Evidence, Identified, IssueError, Issuer, Policy, Stage, Validator, qemu_tdx, td};
 
 use super::forged::{Parts, Signed};
 use super::json::assert_documented;
@@ -31,7 +31,7 @@ struct Machine {
 }
 
 impl qemu_tdx::Quoter for Machine {
-    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, String> {
+    fn quote(&self, report_data: &[u8; 64]) -> Result<Vec<u8>, IssueError> {
         let signed = self.parts.sign(report_data);
         let collateral = serde_json::to_vec(&signed.collateral).unwrap();
         fs::write(&self.file, collateral).unwrap();

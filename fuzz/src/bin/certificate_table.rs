@@ -6,13 +6,14 @@ use hardware::snp::certificate::Certificate;
 use hardware::snp::report::LEN;
 use libfuzzer_sys::fuzz_target;
 use tee::certificate_table::{CertificateTable, Kind};
+use verifier::IssueError;
 use verifier::snp::{InstanceInfo, Reporter};
 
 /// A host that gives this table.
 struct Host<'a>(&'a [u8]);
 
 impl Reporter for Host<'_> {
-    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), String> {
+    fn report(&self, report_data: &[u8; 64]) -> Result<(Vec<u8>, Vec<u8>), IssueError> {
         let mut report = vec![0; LEN];
         // version, guest policy, signature algorithm
         (report[0], report[0xa], report[0x34]) = (2, 2, 1);

@@ -182,7 +182,7 @@ impl Report {
 
     /// Returns the kind of key that signed the report.
     pub fn signer(&self) -> Result<Signer, Refusal> {
-        Signer::of(self.signer_info).map_err(|error| Kind::Signature.because(error))
+        Signer::of(self.signer_info).map_err(|error| Kind::Signature.because(error.to_string()))
     }
 
     /// Returns whether a key certified the ID key.

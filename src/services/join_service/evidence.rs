@@ -104,7 +104,7 @@ impl RemoteIssuer {
 
     fn try_to_ask(&self, request: &EvidenceRequest) -> Result<EvidenceResponse, IssueError> {
         let failed = |error: &dyn Display| {
-            IssueError(format!(
+            IssueError::Evidence(format!(
                 "evidence of the host at {}: {error}",
                 self.socket.display()
             ))
@@ -142,8 +142,8 @@ impl Issuer for RemoteIssuer {
 
     /// Fails: the host makes no documents of the old form.
     fn issue(&self, _user_data: &[u8], _nonce: &[u8]) -> Result<Vec<u8>, IssueError> {
-        Err(IssueError(
-            "the host gives evidence only for the strong form of attested TLS".into(),
+        Err(IssueError::Demand(
+            "the host gives evidence only for the strong form of attested TLS",
         ))
     }
 
@@ -163,7 +163,7 @@ impl Issuer for RemoteIssuer {
 
     fn prove(&self, request: &Request<'_>) -> Result<Vec<u8>, IssueError> {
         if request.role != Role::Server {
-            return Err(IssueError("the host proves only servers".into()));
+            return Err(IssueError::Demand("the host proves only servers"));
         }
         let (_, document) = self.ask(&EvidenceRequest {
             session: request.session.to_vec(),

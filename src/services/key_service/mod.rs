@@ -355,8 +355,7 @@ fn attested(
     let path = config_dir.join(MEASUREMENT_SALT_FILE);
     let lengths = MEASUREMENT_SALT_LEN..=MEASUREMENT_SALT_LEN;
     let salt = master_secret::read(&path, "measurement salt", lengths).map_err(Error::Secret)?;
-    let register = verifier::cluster_register(tpm)
-        .map_err(|error| Error::Tpm(IssueError(error.to_string())))?;
+    let register = verifier::cluster_register(tpm).map_err(|error| Error::Tpm(error.into()))?;
     if register.is_fresh() {
         return Err(Error::NoMember { is_fresh: true });
     }
