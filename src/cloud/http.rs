@@ -167,13 +167,21 @@ impl Http {
     ) -> Result<Answer, Error> {
         self.check_pause(&format!("{method} {}", self.url(path)))?;
         let first = self.current.load(Ordering::Relaxed);
-        let mut answer = self.send_once(method, path, fields, body, limit);
+        // a path in place of the URL, which depends on the address
+        let asked = Request {
+            method,
+            url: path,
+            fields,
+            body,
+            limit,
+        };
+        let mut answer = self.send_once(&asked);
         for other in (0..self.bases.len()).filter(|other| *other != first) {
             let Err(Error::Unreachable { request, error }) = answer else {
                 break;
             };
             self.current.store(other, Ordering::Relaxed);
-            answer = match self.send_once(method, path, fields, body, limit) {
+            answer = match self.send_once(&asked) {
                 Err(Error::Unreachable { error: more, .. }) => {
                     let error = format!("{error}; at {}: {more}", self.base());
                     self.current.store(first, Ordering::Relaxed);
@@ -195,26 +203,16 @@ impl Http {
         Ok(answer)
     }
 
-    fn send_once(
-        &self,
-        method: &str,
-        path: &str,
-        fields: Fields<'_>,
-        body: Option<&[u8]>,
-        limit: u64,
-    ) -> Result<Answer, Error> {
-        let url = self.url(path);
-        let request = format!("{method} {url}");
+    fn send_once(&self, asked: &Request<'_>) -> Result<Answer, Error> {
+        let url = self.url(asked.url);
+        let request = format!("{} {url}", asked.method);
         let unreachable = |error: NoAnswer| Error::Unreachable {
             request: request.clone(),
             error: error.to_string(),
         };
         let sent = self.transport.send(&Request {
-            method,
             url: &url,
-            fields,
-            body,
-            limit,
+            ..*asked
         });
         let response = sent.map_err(unreachable)?;
         let status = response.status;

@@ -4,6 +4,8 @@
 //! number of pieces bounds what the fields of any message take in memory, also those of messages
 //! within it.
 
+use std::fmt;
+
 use prost::Message;
 use prost::bytes::Buf;
 
@@ -51,14 +53,31 @@ impl Buf for Bounded<'_> {
     }
 }
 
+/// Why a message cannot be decoded, as a clause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Undecodable {
+    /// It has more pieces than any message of ours.
+    TooManyFields,
+    /// Its bytes are not those of such a message.
+    Malformed(prost::DecodeError),
+}
+
+impl fmt::Display for Undecodable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Undecodable::TooManyFields => f.write_str("it has too many fields"),
+            Undecodable::Malformed(error) => error.fmt(f),
+        }
+    }
+}
+
 /// Decodes a message that somebody else has sent. A message of too many fields is refused: a field
-/// of 2 bytes on the wire can take 100 bytes of memory. The error is a clause that says what is
-/// wrong.
-pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, String> {
+/// of 2 bytes on the wire can take 100 bytes of memory.
+pub fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, Undecodable> {
     let mut bounded = Bounded::new(bytes);
-    let decoded = M::decode(&mut bounded).map_err(|error| error.to_string());
+    let decoded = M::decode(&mut bounded);
     match bounded.is_exceeded() {
-        true => Err("it has too many fields".into()),
-        false => decoded,
+        true => Err(Undecodable::TooManyFields),
+        false => decoded.map_err(Undecodable::Malformed),
     }
 }

@@ -1,6 +1,7 @@
 //! Messages on a stream: the 5-byte prefix and size limits.
 
 use std::collections::VecDeque;
+use transport::message::Undecodable;
 
 use prost::Message;
 
@@ -38,7 +39,7 @@ pub(super) fn encode_into<M: Message>(message: &M, bytes: &mut Bytes) -> Result<
 
 /// Decodes a message that somebody else has sent. `what` names it in the error.
 pub fn decode<M: Message + Default>(bytes: &[u8], what: &str) -> Result<M, Status> {
-    let status = |why| {
+    let status = |why: Undecodable| {
         Status::new(
             Code::Internal,
             format!("the {what} cannot be decoded: {why}"),
