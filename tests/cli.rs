@@ -78,6 +78,34 @@ fn nobody() -> SocketAddr {
 }
 
 #[test]
+fn a_failure_in_json_has_its_kind_and_the_exit_code_of_the_kind() {
+    let dir = workspace();
+    let nobody = nobody().to_string();
+    for (args, kind, code) in [
+        (&["verify"][..], "usage", 2),
+        (&["verify", "--evidence", "missing.json"], "file", 1),
+        (&["verify", "--evidence", "policy.json"], "file", 1),
+        (
+            &["recover", "--status", "--timeout", "1s", &nobody],
+            "unreachable",
+            4,
+        ),
+    ] {
+        let more = ["--policy", "policy.json", "-o", "json"];
+        let output = firstlight(dir.path(), &[args, &more].concat());
+        let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let error = &printed["error"];
+        assert_eq!(
+            (error["kind"].as_str(), output.status.code()),
+            (Some(kind), Some(code)),
+            "{args:?}"
+        );
+        let said = text(&output.stderr);
+        assert!(said.contains(error["text"].as_str().unwrap()), "{said}");
+    }
+}
+
+#[test]
 fn no_core_dump_takes_the_master_secret_along() {
     let dir = workspace();
     let mut command = Command::new(support::program::built("firstlight"));

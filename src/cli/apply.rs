@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::addons::{self, ADDONS, Addons, Stage};
 use super::connect::and_known;
+use super::error::Error;
 use super::keeping::{CREATE_KEY, KMS_ACCESS, Wish, check_named, wish_of};
 use super::kubeconfig::{KUBECONFIG, kubeconfigs_of};
 use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
@@ -17,7 +18,7 @@ use super::state::{STATE_FILE, State};
 use super::usage::{Command, Given};
 use super::{files, interrupt, kubeconfig};
 use base::options::Opt;
-use base::program::{self, Failure};
+use base::program;
 use kubernetes::client::Client;
 use kubernetes::services::migration::Migration;
 use kubernetes::services::{self, Applied, MetadataService, Phase, Report, Settings};
@@ -129,7 +130,7 @@ pub const COMMAND: Command = Command {
 };
 
 /// Returns the options that the command line gives.
-pub fn options(given: &Given) -> Result<Options, Failure> {
+pub fn options(given: &Given) -> Result<Options, Error> {
     let skip_phases = given
         .value("skip-phases")
         .map(program::text)
@@ -137,7 +138,7 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
         .unwrap_or_default();
     let phase = |name: &str| {
         Phase::parse(name).ok_or_else(|| {
-            Failure::Usage(format!(
+            Error::Usage(format!(
                 "--skip-phases: {name:?} is not a phase: expected policy, services"
             ))
         })
@@ -149,16 +150,16 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
         .collect::<Result<_, _>>()?;
     let image = given.value("image").map(program::text).transpose()?;
     if image.is_none() && !skip_phases.contains(&Phase::Services) {
-        return Err(Failure::Usage("--image is missing".into()));
+        return Err(Error::Usage("--image is missing".into()));
     }
     let wish = wish_of(given)?;
     if wish.create_key && given.has("dry-run") {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--create-key makes a key, and --dry-run changes nothing: give one of them".into(),
         ));
     }
     if wish.kms.is_some() && skip_phases.contains(&Phase::Services) {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--kms changes the key service: --skip-phases services contradicts it".into(),
         ));
     }
@@ -245,11 +246,11 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     if options.print {
         let settings = settings(options, None)?;
-        let objects = services::manifests_without(&settings, &options.skip_phases)
-            .map_err(Failure::failed)?;
+        let objects =
+            services::manifests_without(&settings, &options.skip_phases).map_err(Error::failed)?;
         return say(format_args!(
             "{:#}",
             json!({"apiVersion": "v1", "kind": "List", "items": objects})
@@ -271,7 +272,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Installs or upgrades the services.
-pub fn apply(options: &Options) -> Result<Applied, Failure> {
+pub fn apply(options: &Options) -> Result<Applied, Error> {
     bring_in(&kubeconfig::client(&options.kubeconfig)?, options)
 }
 
@@ -290,17 +291,17 @@ pub fn json(applied: &Applied) -> Value {
 }
 
 /// Reads the settings of the services from the operator's files.
-fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Failure> {
-    let policy = files::read(&options.policy).map_err(Failure::failed)?;
+fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Error> {
+    let policy = files::read(&options.policy)?;
     let unusable = |error: &dyn std::fmt::Display| {
-        Failure::failed(format!("{}: {error}", options.policy.display()))
+        Error::failed(format!("{}: {error}", options.policy.display()))
     };
     let policy = str::from_utf8(&policy).map_err(|error| unusable(&error))?;
     let kms = options
         .master_secret
         .read_wrapped(options.wish.kms.as_deref())
-        .map_err(Failure::failed)?;
-    let state = State::open(&options.state).map_err(Failure::failed)?;
+        .map_err(Error::failed)?;
+    let state = State::open(&options.state)?;
     // checked here: if the service cannot read the new policy, it keeps the previous one, and the
     // operator would not notice
     let read = Policy::from_json(policy).map_err(|error| unusable(&error))?;
@@ -337,13 +338,13 @@ fn settings(options: &Options, client: Option<&Client>) -> Result<Settings, Fail
 
 /// Returns the attestation variant from the options or the policy; if neither has it, the cluster's
 /// present one.
-fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Variant, Failure> {
+fn variant(options: &Options, client: Option<&Client>) -> Result<&'static Variant, Error> {
     if let Some(variant) = options.variant {
         return Ok(variant);
     }
     let present = client.map(services::present_variant).transpose();
-    let present = present.map_err(kubeconfig::failed)?.flatten();
-    Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Failure::failed)
+    let present = present?.flatten();
+    Variant::named(present.as_deref().unwrap_or(DEFAULT)).map_err(Error::failed)
 }
 
 /// Returns whether to add the requirement of the strong form to a policy without it: as the options
@@ -352,12 +353,12 @@ fn requires_strong(
     options: &Options,
     read: &Policy,
     client: Option<&Client>,
-) -> Result<bool, Failure> {
+) -> Result<bool, Error> {
     let (Some(client), None, false) = (client, options.require_strong, read.requires_strong())
     else {
         return Ok(options.require_strong.unwrap_or_default());
     };
-    let present = services::present_policy(client).map_err(kubeconfig::failed)?;
+    let present = services::present_policy(client)?;
     // a policy that cannot be read, such as one of Constellation, requires nothing
     let present = present.and_then(|text| Policy::from_json(&text).ok());
     let is_strong = present.is_some_and(|present| present.requires_strong());
@@ -370,7 +371,7 @@ fn requires_strong(
     Ok(is_strong)
 }
 
-fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
+fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
     // report errors in files before any request to the cluster
     let has_services = [Phase::Policy, Phase::Services]
         .iter()
@@ -381,16 +382,15 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Failure> {
     let addons = (options.addons.as_ref())
         .map(|list| Addons::read(list, &options.kubeconfig))
         .transpose()
-        .map_err(Failure::failed)?;
+        .map_err(Error::failed)?;
     let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));
     client
         .within(options.timeout)
-        .wait_ready(&mut |why| progress.line(why))
-        .map_err(kubeconfig::failed)?;
+        .wait_ready(&mut |why| progress.line(why))?;
     if let Some(addons) = &addons {
-        let version = client.version().map_err(kubeconfig::failed)?;
-        addons.check(&version).map_err(Failure::failed)?;
+        let version = client.version()?;
+        addons.check(&version).map_err(Error::failed)?;
     }
     if !options.is_dry_run {
         interrupt::means(
@@ -427,7 +427,7 @@ fn bring_services(
     options: &Options,
     wait: Option<Duration>,
     progress: &Progress,
-) -> Result<Applied, Failure> {
+) -> Result<Applied, Error> {
     if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
         check_named(client)?;
     }
@@ -442,19 +442,12 @@ fn bring_services(
         Report::Phase(text) => progress.phase(text),
         Report::Line(text) => progress.line(text),
     })
-    .map_err(|error| match &error {
-        services::Error::Api(cause) => {
-            Failure::Failed(kubeconfig::exit_code(cause), error.to_string())
-        }
-        _ => Failure::failed(error),
-    })
+    .map_err(Error::from)
 }
 
-fn addon_failed(error: addons::Error) -> Failure {
+fn addon_failed(error: addons::Error) -> Error {
     match &error {
-        addons::Error::Api(cause) => {
-            Failure::Failed(kubeconfig::exit_code(cause), error.to_string())
-        }
-        _ => Failure::failed(error),
+        addons::Error::Api(cause) => Error::of_api(cause, error.to_string()),
+        _ => Error::failed(error),
     }
 }

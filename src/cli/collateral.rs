@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::files;
+use super::error::Error;
+use super::files::{self, FileError};
 use super::output::say_all;
 use super::sources::{KEPT, OFFLINE, sources};
 use super::usage::{Command, Given, Operand};
 use super::verify::presented;
 use base::options::Opt;
-use base::program::Failure;
 use base::sync::lock;
-use hardware::Unavailable;
 use hardware::snp::chain::Fetched;
 use hardware::snp::report::{Report, Signer};
 use hardware::snp::tcb::Product;
 use hardware::tdx::{Collateral, Quote};
+use hardware::{Cause, Unavailable};
 use verifier::sources::Sources;
 
 /// Characters in a line of PEM (RFC 7468 §2).
@@ -87,7 +87,7 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     Ok(Options {
         evidence: given.operand()?.into(),
         product: Product::named(&given.one_of("product", &PRODUCTS)?),
@@ -104,30 +104,45 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
-    let bytes = files::read(&options.evidence).map_err(Failure::failed)?;
+pub fn run(options: &Options) -> Result<(), Error> {
+    let bytes = files::read(&options.evidence)?;
     let fetched = fetch(options, &bytes);
-    let fault = |why| Failure::failed(format!("{}: {why}", options.evidence.display()));
-    say_all(&fetched.map_err(fault)?)
+    let of = |error| match error {
+        Error::Refused(why) => Error::Refused(format!("{}: {why}", options.evidence.display())),
+        other => FileError::Content(options.evidence.clone(), other.to_string()).into(),
+    };
+    say_all(&fetched.map_err(of)?)
 }
 
-fn fetch(options: &Options, bytes: &[u8]) -> Result<String, String> {
+/// Returns the error for what no source has. Its text says what each server answered.
+fn refused(error: Unavailable) -> Error {
+    let text = error.to_string();
+    match error.cause {
+        Cause::Unreachable | Cause::Busy => Error::Unreachable(text),
+        _ => Error::Refused(text),
+    }
+}
+
+fn fetch(options: &Options, bytes: &[u8]) -> Result<String, Error> {
     if let Ok(quote) = Quote::parse(bytes) {
-        return json(&*sources().tdx_collateral(&quote)?);
+        let fetched = sources().tdx_collateral(&quote);
+        return Ok(json(&*fetched.map_err(refused)?));
     }
     if let Ok(report) = Report::parse(bytes) {
         let named = report.cpuid.and_then(|cpuid| Product::of(cpuid).ok());
-        let product = options.product.or(named).ok_or(
-            "the report does not name the product of its chip: give --product, as --product Milan",
-        )?;
-        return Ok(pem(&*sources().snp_certificates(&report, product)?));
+        let product = options.product.or(named).ok_or_else(|| {
+            let text = "the report does not name the product of its chip: give --product, as --product Milan";
+            Error::content(text)
+        })?;
+        let fetched = sources().snp_certificates(&report, product);
+        return Ok(pem(&*fetched.map_err(refused)?));
     }
     of_evidence(bytes)
 }
 
 /// Fetches the collateral that validators of the evidence need. No policy applies here: a validator
 /// checks its requirements before it fetches.
-fn of_evidence(bytes: &[u8]) -> Result<String, String> {
+fn of_evidence(bytes: &[u8]) -> Result<String, Error> {
     let (presented, variant) = presented::parse(bytes)
         .map_err(|why| format!("neither a TDX quote nor an SEV-SNP report, and {why}"))?;
     let collateral = variant.collateral.ok_or_else(|| {
@@ -146,7 +161,7 @@ fn of_evidence(bytes: &[u8]) -> Result<String, String> {
     // the result has the form in which peers send collateral
     let _ = collateral(presented.document(), &noting);
     let noted = lock(&noting.noted);
-    noted.clone()
+    noted.clone().map_err(Error::Refused)
 }
 
 /// Notes what is fetched.
@@ -164,12 +179,8 @@ impl Noting {
 impl Sources for Noting {
     fn tdx_collateral(&self, quote: &Quote<'_>) -> Result<Arc<Collateral>, Unavailable> {
         let fetched = self.sources.tdx_collateral(quote);
-        self.note(
-            fetched
-                .clone()
-                .map_err(String::from)
-                .and_then(|it| json(&it)),
-        );
+        let text = fetched.clone().map(|it| json(&it));
+        self.note(text.map_err(String::from));
         fetched
     }
 
@@ -195,9 +206,9 @@ impl Sources for Noting {
 }
 
 /// Returns the content of a machine's /etc/firstlight/tdx-collateral.json.
-fn json(collateral: &Collateral) -> Result<String, String> {
-    let text = serde_json::to_string_pretty(collateral).map_err(|error| error.to_string())?;
-    Ok(text + "\n")
+fn json(collateral: &Collateral) -> String {
+    let text = serde_json::to_string_pretty(collateral);
+    text.expect("strings and numbers are JSON") + "\n"
 }
 
 /// Returns the certificates from the chip's up to below the root, and the list of revoked CAs.

@@ -1,8 +1,8 @@
 //! `firstlight completions`: completions of our command lines for shells, made from the same tables
 //! as `--help`.
 
+use super::error::Error;
 use super::usage::{Command, FILE, Given, HELP, Operand, Program, VERSION};
-use base::program::Failure;
 
 /// The supported shells.
 pub const SHELLS: &[&str] = &["bash", "zsh", "fish"];
@@ -28,14 +28,14 @@ pub const COMMAND: Command = Command {
 };
 
 /// Runs the command.
-pub fn run(program: &Program, given: &Given) -> Result<(), Failure> {
+pub fn run(program: &Program, given: &Given) -> Result<(), Error> {
     let shell = given.operand()?;
     super::output::say_all(&match shell.as_str() {
         "bash" => bash(program),
         "zsh" => zsh(program),
         "fish" => fish(program),
         _ => {
-            return Err(Failure::Usage(format!(
+            return Err(Error::Usage(format!(
                 "unknown shell {shell:?}: expected {}",
                 SHELLS.join(", ")
             )));

@@ -20,11 +20,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::slice;
 
-use base::program::Failure;
 use booted_sys::process;
 use toml::{Table, Value};
 
-use super::files;
+use super::error::Error;
+use super::files::{self, FileError};
 use super::usage::{Command, FILE, Given, Program, Values, suggestion};
 
 /// The file's name in the current folder.
@@ -36,27 +36,27 @@ const NEED_A_NODE: [&str; 2] = ["init", "recover"];
 const EACH_TIME: [&str; 3] = ["trust-any-tpm", "migrate", "overwrite"];
 
 /// Returns the file's values for this command; none if there is no file and `--config` names none.
-pub fn defaults(given: &Given) -> Result<Values, Failure> {
+pub fn defaults(given: &Given) -> Result<Values, Error> {
     let named = given.value("config").map(PathBuf::from);
     let path = named.clone().unwrap_or_else(|| NAME.into());
     let text = match read(&path) {
         Ok(text) => text,
-        Err(files::Error::Io(_, _, error))
+        Err(FileError::Io(_, _, error))
             if named.is_none() && error.kind() == ErrorKind::NotFound =>
         {
             return Ok(vec![]);
         }
-        Err(error) => return Err(Failure::failed(error)),
+        Err(error) => return Err(error.into()),
     };
     let folder = path.parent().unwrap_or(Path::new(""));
     values(given.program(), given.command(), &text, folder)
-        .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
+        .map_err(|why| FileError::Content(path, why.to_string()).into())
 }
 
 /// Reads the file. Refuses a file that another user can change: it names the policy by which nodes
 /// get the master secret.
-fn read(path: &Path) -> Result<String, files::Error> {
-    let open = |error| files::Error::Io("open", path.into(), error);
+fn read(path: &Path) -> Result<String, FileError> {
+    let open = |error| FileError::Io("open", path.into(), error);
     let file = File::open(path).map_err(open)?;
     let metadata = file.metadata().map_err(open)?;
     if ![0, process::user()].contains(&metadata.uid()) || metadata.mode() & 0o022 != 0 {
@@ -66,11 +66,11 @@ fn read(path: &Path) -> Result<String, files::Error> {
             metadata.mode() & 0o7777,
             path.display()
         );
-        return Err(files::Error::Content(path.into(), text));
+        return Err(FileError::Content(path.into(), text));
     }
     let content = files::read_open(path, file)?;
     String::from_utf8(content.to_vec())
-        .map_err(|_| files::Error::Content(path.into(), "it is not UTF-8".into()))
+        .map_err(|_| FileError::Content(path.into(), "it is not UTF-8".into()))
 }
 
 /// Returns the values for a command. The whole file must be valid, so that the first command that
@@ -80,7 +80,7 @@ fn values(
     command: &Command,
     text: &str,
     folder: &Path,
-) -> Result<Values, String> {
+) -> Result<Values, Error> {
     let file = text.parse::<Table>();
     // the error message shows the line
     let file = file.map_err(|error| format!("it is not TOML:\n{error}"))?;
@@ -118,15 +118,16 @@ fn option_values(
     name: &str,
     value: &Value,
     folder: &Path,
-) -> Result<Values, String> {
+) -> Result<Values, Error> {
     let mut options = commands.iter().flat_map(|command| command.options);
     let Some(option) = options.find(|option| option.name == name) else {
         let names = commands.iter().flat_map(|command| command.options);
         let similar = suggestion("", name, names.map(|option| option.name));
-        return Err(format!("there is no option {name:?}{similar}"));
+        let text = format!("there is no option {name:?}{similar}");
+        return Err(Error::Content(text));
     };
     if EACH_TIME.contains(&name) {
-        return Err(format!("{name}: it has an effect only on the command line"));
+        return Err(format!("{name}: it has an effect only on the command line").into());
     }
     let all = match value {
         Value::Array(all) => all.as_slice(),
@@ -137,13 +138,13 @@ fn option_values(
         let text = match (option.value, value) {
             ("", Value::Boolean(false)) => continue,
             ("", Value::Boolean(true)) => OsString::new(),
-            ("", _) => return Err(format!("{name}: expected true or false")),
+            ("", _) => return Err(format!("{name}: expected true or false").into()),
             // standard input
             (_, Value::String(text)) if text == "-" => text.into(),
             (FILE, Value::String(path)) => folder.join(path).into(),
             (_, Value::String(text)) => text.into(),
             (_, Value::Integer(number)) => number.to_string().into(),
-            (_, _) => return Err(format!("{name}: expected a text in quotes")),
+            (_, _) => return Err(format!("{name}: expected a text in quotes").into()),
         };
         values.push((option.name, text));
     }
@@ -158,7 +159,8 @@ mod tests {
     fn of(command: &str, text: &str) -> Result<Vec<(&'static str, String)>, String> {
         let mut commands = PROGRAM.commands.iter();
         let command = commands.find(|known| known.name == command).unwrap();
-        let values = values(&PROGRAM, command, text, Path::new("folder"))?;
+        let values = values(&PROGRAM, command, text, Path::new("folder"));
+        let values = values.map_err(|error| error.to_string())?;
         let text = |value: OsString| value.into_string().unwrap();
         Ok(values
             .into_iter()

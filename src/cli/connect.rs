@@ -8,15 +8,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
-use super::error::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::files;
 use super::progress::{Progress, human};
 use super::sources::sources;
 use super::usage::{Given, Operand};
+use crate::error::Error;
 use base::backoff::Backoff;
 use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
-use base::program::Failure;
 use rpc::grpc::Channel;
 use transport::Transport;
 use verifier::stage::validator_at_any_stage;
@@ -66,8 +65,11 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Parses `HOST` or `HOST:PORT`.
-    pub fn parse(text: &str, default_port: u16) -> Result<Endpoint, String> {
-        let wrong = || format!("{text:?} is not an endpoint: expected HOST or HOST:PORT");
+    pub fn parse(text: &str, default_port: u16) -> Result<Endpoint, Error> {
+        let wrong = || {
+            let text = format!("{text:?} is not an endpoint: expected HOST or HOST:PORT");
+            Error::Usage(text)
+        };
         let (host, port) = match text.rsplit_once(':') {
             // an IPv6 address without a port has colons of its own
             _ if text.parse::<IpAddr>().is_ok() => (text, None),
@@ -113,9 +115,9 @@ impl fmt::Display for Endpoint {
 }
 
 /// Returns the node or server in the operand or `--endpoint`.
-pub fn host_of(given: &Given) -> Result<Option<String>, Failure> {
+pub fn host_of(given: &Given) -> Result<Option<String>, Error> {
     match (given.has_operand(), given.has("endpoint")) {
-        (true, true) => Err(Failure::Usage(
+        (true, true) => Err(Error::Usage(
             "the node is given twice: give it either as the operand or by --endpoint".into(),
         )),
         (true, false) => given.operand().map(Some),
@@ -124,23 +126,22 @@ pub fn host_of(given: &Given) -> Result<Option<String>, Failure> {
     }
 }
 
-pub fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Failure> {
+pub fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Error> {
     let host = host_of(given)?;
-    let host = host.ok_or_else(|| {
-        Failure::Usage("--endpoint is missing: name the node, HOST[:PORT]".into())
-    })?;
-    Endpoint::parse(&host, default_port).map_err(Failure::Usage)
+    let host = host
+        .ok_or_else(|| Error::Usage("--endpoint is missing: name the node, HOST[:PORT]".into()))?;
+    Endpoint::parse(&host, default_port)
 }
 
 /// Returns the TPMs that may get the master secret.
-pub fn keys_of(given: &Given) -> Result<Vec<KeyName>, Failure> {
+pub fn keys_of(given: &Given) -> Result<Vec<KeyName>, Error> {
     given.each_parsed("attestation-key", str::parse)
 }
 
-pub fn trust_of(given: &Given) -> Result<Trust, Failure> {
+pub fn trust_of(given: &Given) -> Result<Trust, Error> {
     let keys = keys_of(given)?;
     match (given.has("trust-any-tpm"), keys.is_empty()) {
-        (true, false) => Err(Failure::Usage(
+        (true, false) => Err(Error::Usage(
             "--trust-any-tpm: it makes --attestation-key useless; give one of the two".into(),
         )),
         (true, true) => {
@@ -186,24 +187,24 @@ impl Trust {
         }
     }
 
-    fn validator(&self, variant: &Variant, policy: Policy) -> Result<Arc<dyn Validator>, Failure> {
+    fn validator(&self, variant: &Variant, policy: Policy) -> Result<Arc<dyn Validator>, Error> {
         let policy = match self {
             Trust::Named(keys) => policy
                 .believing(keys.iter().copied())
-                .map_err(Failure::failed)?
+                .map_err(Error::failed)?
                 .only_named_keys(),
             Trust::AnyTpm => policy.believing_any(),
         };
-        endorsement::validator(variant, policy, &sources()).map_err(Failure::failed)
+        endorsement::validator(variant, policy, &sources()).map_err(Error::failed)
     }
 }
 
 impl Node {
     /// Creates a fresh node in its initramfs, to ask it for its status; it gets no secret.
-    pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Result<Node, Failure> {
+    pub fn to_ask(endpoint: &Endpoint, variant: &Variant, policy: Policy) -> Result<Node, Error> {
         let policy = policy.at(Stage::Initramfs).expecting_fresh();
         let validator =
-            endorsement::validator(variant, policy, &sources()).map_err(Failure::failed)?;
+            endorsement::validator(variant, policy, &sources()).map_err(Error::failed)?;
         Ok(Node::judged_by(endpoint, validator))
     }
 
@@ -213,7 +214,7 @@ impl Node {
         variant: &Variant,
         policy: Policy,
         trust: &Trust,
-    ) -> Result<Node, Failure> {
+    ) -> Result<Node, Error> {
         let validator = trust.validator(variant, policy.at(Stage::Initramfs).expecting_fresh())?;
         Ok(Node::judged_by(endpoint, validator))
     }
@@ -226,7 +227,7 @@ impl Node {
         policy: Policy,
         trust: &Trust,
         cluster_id: Option<&[u8; CLUSTER_ID_LEN]>,
-    ) -> Result<Node, Failure> {
+    ) -> Result<Node, Error> {
         let policy = policy.at(Stage::Booted);
         let fresh = trust.validator(variant, policy.clone().expecting_fresh())?;
         let Some(cluster_id) = cluster_id else {
@@ -255,10 +256,10 @@ impl Node {
         policy: &Policy,
         cluster: Option<&[u8; CLUSTER_ID_LEN]>,
         noted: &Arc<OnceLock<Standing>>,
-    ) -> Result<Node, Failure> {
+    ) -> Result<Node, Error> {
         let sources = sources();
         let judge =
-            |policy| validator_at_any_stage(variant, policy, &sources).map_err(Failure::failed);
+            |policy| validator_at_any_stage(variant, policy, &sources).map_err(Error::failed);
         let judged: Arc<dyn Validator> = Arc::new(AnyStanding {
             fresh: judge(policy.clone().expecting_fresh())?,
             member: cluster
@@ -267,13 +268,13 @@ impl Node {
             any: judge(policy.clone().of_any_cluster())?,
             noted: noted.clone(),
         });
-        let validator = endorsement::certifying(judged, policy).map_err(Failure::failed)?;
+        let validator = endorsement::certifying(judged, policy).map_err(Error::failed)?;
         Ok(Node::judged_by(endpoint, validator))
     }
 
     /// Connects to the node, with repeated tries until `deadline`. Stops at once if the node does
     /// not meet the policy.
-    pub fn reach(&self, deadline: Instant, progress: &Progress) -> Result<Reached, Failure> {
+    pub fn reach(&self, deadline: Instant, progress: &Progress) -> Result<Reached, Error> {
         let started = Instant::now();
         let mut pause = Pause::new();
         progress.phase(format!("waiting for {}", self.endpoint));
@@ -282,14 +283,14 @@ impl Node {
                 Ok(reached) => return Ok(reached),
                 Err(Attempt::Refused(why)) => {
                     let text = format!("{}: attestation refused: {why}", self.endpoint);
-                    return Err(Failure::Failed(ATTESTATION_REFUSED, text));
+                    return Err(Error::Attestation(text));
                 }
                 Err(Attempt::Passing(reason)) => reason,
             };
             if !pause.take(deadline) {
                 let waited = human(started.elapsed());
                 let text = format!("{}: gave up after {waited}: {reason}", self.endpoint);
-                return Err(Failure::Failed(UNREACHABLE, text));
+                return Err(Error::Unreachable(text));
             }
             progress.line(format!("{}: {reason}", self.endpoint));
         }
@@ -336,10 +337,10 @@ impl Node {
 }
 
 /// Reads the policy in a file.
-pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
-    let text = files::read(path).map_err(Failure::failed)?;
+pub fn read_policy(path: &Path) -> Result<Policy, Error> {
+    let text = files::read(path)?;
     Policy::from_json(&String::from_utf8_lossy(&text))
-        .map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
+        .map_err(|error| Error::failed(format!("{}: {error}", path.display())))
 }
 
 /// Adds known attestation keys to a policy that lists keys; a policy without keys accepts any key
@@ -347,10 +348,10 @@ pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
 pub fn and_known(
     policy: Policy,
     known: impl IntoIterator<Item = KeyName>,
-) -> Result<Policy, Failure> {
+) -> Result<Policy, Error> {
     match policy.believes_any_key() {
         true => Ok(policy),
-        false => policy.believing(known).map_err(Failure::failed),
+        false => policy.believing(known).map_err(Error::failed),
     }
 }
 
@@ -360,13 +361,13 @@ pub fn read_policy_with(
     path: &Path,
     named: &[KeyName],
     known: impl IntoIterator<Item = KeyName>,
-) -> Result<Policy, Failure> {
+) -> Result<Policy, Error> {
     let policy = read_policy(path)?;
     let policy = match named {
         [] => policy,
         named => policy
             .believing(named.iter().copied())
-            .map_err(Failure::failed)?,
+            .map_err(Error::failed)?,
     };
     and_known(policy, known)
 }

@@ -17,7 +17,7 @@ const MAX_LEN: usize = 1 << 20;
 
 /// The fault of a file, and what to do about it.
 #[derive(Debug)]
-pub enum Error {
+pub enum FileError {
     /// This operation on the file failed.
     Io(&'static str, PathBuf, io::Error),
     /// Users other than the owner may read or write the file, which has this mode.
@@ -28,61 +28,63 @@ pub enum Error {
     Content(PathBuf, String),
 }
 
-impl Error {
+impl FileError {
     /// Returns the kind of the system's error, by which a caller recognizes a missing or an
     /// existing file.
     pub fn kind(&self) -> Option<io::ErrorKind> {
         match self {
-            Error::Io(_, _, error) => Some(error.kind()),
+            FileError::Io(_, _, error) => Some(error.kind()),
             _ => None,
         }
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io(action, path, error) => {
+            FileError::Io(action, path, error) => {
                 write!(f, "cannot {action} {}: {error}", path.display())
             }
-            Error::Loose(path, mode) => write!(
+            FileError::Loose(path, mode) => write!(
                 f,
                 "{0} may be read by others (mode {mode:04o}, expected {PRIVATE:04o}): run `chmod 600 {0}`, and consider \
                  who may have read it",
                 path.display()
             ),
-            Error::TooLarge(path) => write!(f, "{} is larger than {MAX_LEN} bytes", path.display()),
-            Error::Content(path, what) => write!(f, "{}: {what}", path.display()),
+            FileError::TooLarge(path) => {
+                write!(f, "{} is larger than {MAX_LEN} bytes", path.display())
+            }
+            FileError::Content(path, what) => write!(f, "{}: {what}", path.display()),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for FileError {}
 
 /// Reads a whole file, whatever its mode.
-pub fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
+pub fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
     read_open(
         path,
-        File::open(path).map_err(|error| Error::Io("open", path.into(), error))?,
+        File::open(path).map_err(|error| FileError::Io("open", path.into(), error))?,
     )
 }
 
 /// Reads a whole file; refuses a file that users other than its owner may read.
-pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
-    let file = File::open(path).map_err(|error| Error::Io("open", path.into(), error))?;
+pub fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
+    let file = File::open(path).map_err(|error| FileError::Io("open", path.into(), error))?;
     let metadata = file
         .metadata()
-        .map_err(|error| Error::Io("read the mode of", path.into(), error))?;
+        .map_err(|error| FileError::Io("read the mode of", path.into(), error))?;
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & OTHERS != 0 {
-        return Err(Error::Loose(path.into(), mode));
+        return Err(FileError::Loose(path.into(), mode));
     }
     read_open(path, file)
 }
 
 /// Reads a secret: standard input for `-`, else a file as [`read_private`] does. So a program that
 /// stores secrets, such as age, can pass one without a plaintext file.
-pub fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
+pub fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, FileError> {
     match is_standard_input(path) {
         true => read_open(Path::new("standard input"), io::stdin().lock()),
         false => read_private(path),
@@ -95,32 +97,32 @@ pub fn is_standard_input(path: &Path) -> bool {
 }
 
 /// Reads a whole stream of at most [`MAX_LEN`] bytes; `path` is for the error.
-pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, Error> {
+pub fn read_open(path: &Path, stream: impl Read) -> Result<Zeroizing<Vec<u8>>, FileError> {
     // allocates for the whole content, since a vector that grows leaves copies behind
     let mut content = Zeroizing::new(Vec::with_capacity(MAX_LEN + 1));
     stream
         .take(MAX_LEN as u64 + 1)
         .read_to_end(&mut content)
-        .map_err(|error| Error::Io("read", path.into(), error))?;
+        .map_err(|error| FileError::Io("read", path.into(), error))?;
     match content.len() {
         0..=MAX_LEN => Ok(content),
-        _ => Err(Error::TooLarge(path.into())),
+        _ => Err(FileError::TooLarge(path.into())),
     }
 }
 
 /// Creates a file with mode 0600, which is durable on return. Fails if the file exists. A failure
 /// leaves no file.
-pub fn create_private(path: &Path, content: &[u8]) -> Result<(), Error> {
+pub fn create_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
     create(path, content, PRIVATE)
 }
 
-fn create(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
+fn create(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
     let file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(PRIVATE)
         .open(path);
-    let mut file = file.map_err(|error| Error::Io("create", path.into(), error))?;
+    let mut file = file.map_err(|error| FileError::Io("create", path.into(), error))?;
     let written = file
         .set_permissions(Permissions::from_mode(mode))
         .and_then(|()| file.write_all(content))
@@ -130,51 +132,51 @@ fn create(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
         // half a secret is worse than none; an error of this removal is less important than the
         // error of the write
         let _ = fs::remove_file(path);
-        Error::Io("write", path.into(), error)
+        FileError::Io("write", path.into(), error)
     })
 }
 
 /// Replaces the file's content, with mode 0600. A reader sees the old or the new content, even
 /// after a power cut.
-pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), Error> {
+pub fn replace_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
     replace_with(path, content, PRIVATE)
 }
 
 /// Replaces the content of a file that exists, and keeps its mode. A symbolic link is kept: the
 /// file to which it points is replaced. A reader sees the old or the new content, even after a
 /// power cut.
-pub fn replace(path: &Path, content: &[u8]) -> Result<(), Error> {
-    let open = |error| Error::Io("open", path.into(), error);
+pub fn replace(path: &Path, content: &[u8]) -> Result<(), FileError> {
+    let open = |error| FileError::Io("open", path.into(), error);
     let path = fs::canonicalize(path).map_err(open)?;
     let mode = fs::metadata(&path).map_err(open)?.permissions().mode();
     replace_with(&path, content, mode & 0o777)
 }
 
-fn replace_with(path: &Path, content: &[u8], mode: u32) -> Result<(), Error> {
+fn replace_with(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let fresh = PathBuf::from(fresh);
     match fs::remove_file(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(Error::Io("remove", fresh, error));
+            return Err(FileError::Io("remove", fresh, error));
         }
         _ => {}
     }
     create(&fresh, content, mode)?;
     let moved = fs::rename(&fresh, path).and_then(|()| sync_directory(path));
-    moved.map_err(|error| Error::Io("write", path.into(), error))
+    moved.map_err(|error| FileError::Io("write", path.into(), error))
 }
 
 /// Opens the file for appending, with mode 0600 whether it is new or not.
-pub fn append_private(path: &Path) -> Result<File, Error> {
+pub fn append_private(path: &Path) -> Result<File, FileError> {
     let file = OpenOptions::new()
         .append(true)
         .create(true)
         .mode(PRIVATE)
         .open(path);
-    let file = file.map_err(|error| Error::Io("open", path.into(), error))?;
+    let file = file.map_err(|error| FileError::Io("open", path.into(), error))?;
     let private = file.set_permissions(Permissions::from_mode(PRIVATE));
-    private.map_err(|error| Error::Io("protect", path.into(), error))?;
+    private.map_err(|error| FileError::Io("protect", path.into(), error))?;
     Ok(file)
 }
 
@@ -263,7 +265,7 @@ mod tests {
     fn a_file_without_end_is_refused() {
         assert!(matches!(
             read(Path::new("/dev/zero")),
-            Err(Error::TooLarge(_))
+            Err(FileError::TooLarge(_))
         ));
     }
 }

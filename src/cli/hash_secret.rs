@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use base::crypto::{self, Secret};
-use base::program::Failure;
 
+use super::error::Error;
 use super::init;
 use super::output::{OUTPUT, Output};
 use super::usage::{Command, Operand};
@@ -38,22 +38,22 @@ pub const COMMAND: Command = Command {
 };
 
 /// Runs the command: `file` has the secret; `-` is standard input.
-pub fn run(file: &Path, output: Output) -> Result<(), Failure> {
+pub fn run(file: &Path, output: Output) -> Result<(), Error> {
     let hash = hash(&init::read_init_secret(file)?)?;
     output.json(&json!({"initSecretHash": hash}))?;
     output.say(hash)
 }
 
 /// Returns the bcrypt hash of a secret with a random salt (`$2a$10$..`, 60 characters).
-fn hash(secret: &Secret) -> Result<String, Failure> {
+fn hash(secret: &Secret) -> Result<String, Error> {
     let secret = secret.expose();
     if secret.len() > MAX_SECRET {
-        return Err(Failure::failed(format!(
+        return Err(Error::failed(format!(
             "the init secret has {} bytes, expected at most {MAX_SECRET}: bcrypt would ignore the rest",
             secret.len()
         )));
     }
-    let hash = bcrypt::hash_with_salt(secret, COST, crypto::random()).map_err(Failure::failed)?;
+    let hash = bcrypt::hash_with_salt(secret, COST, crypto::random()).map_err(Error::failed)?;
     Ok(hash.format_for_version(bcrypt::Version::TwoA))
 }
 

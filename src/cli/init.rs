@@ -15,7 +15,6 @@ use super::connect::{
     ATTESTATION_KEY, Endpoint, NODE_OPERAND, Node, Reached, TRUST_ANY_TPM, Trust, endpoint_of,
     read_policy, trust_of,
 };
-use super::error::UNREACHABLE;
 use super::keeping::{CREATE_KEY, KMS_ACCESS, Wish, wish_of};
 use super::kubeconfig::{self as kubeconfig_file, KUBECONFIG_FILE, default_path, merge};
 use super::master_secret::{self, MASTER_SECRET_FILE, Source};
@@ -28,11 +27,12 @@ use super::sources::{KEPT, OFFLINE};
 use super::state::{STATE_FILE, State};
 use super::usage::{Command, Given};
 use super::{apply, components, files, interrupt};
+use crate::error::Error;
 use base::crypto::{
     CLUSTER_ID_LEN, Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, Secret, cluster_id,
 };
 use base::options::Opt;
-use base::program::{self, Failure};
+use base::program;
 use base::text::hex;
 use booted_proto::init;
 use booted_proto::init::init_response::Kind;
@@ -147,13 +147,13 @@ pub const COMMAND: Command = Command {
 };
 
 /// Returns the options that the command line gives.
-pub fn options(given: &Given) -> Result<Options, Failure> {
+pub fn options(given: &Given) -> Result<Options, Error> {
     let both = ["init-secret", "master-secret"];
     if both
         .iter()
         .all(|name| files::is_standard_input(&given.path(name)))
     {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--init-secret - and --master-secret -: only one can be on standard input".into(),
         ));
     }
@@ -178,7 +178,7 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
     })
 }
 
-fn kubernetes_of(given: &Given) -> Result<Option<Kubernetes>, Failure> {
+fn kubernetes_of(given: &Given) -> Result<Option<Kubernetes>, Error> {
     if !given.has("kubernetes-version") {
         let alone = [
             "components",
@@ -193,7 +193,7 @@ fn kubernetes_of(given: &Given) -> Result<Option<Kubernetes>, Failure> {
             "skip-wait",
         ];
         return match alone.into_iter().find(|name| given.has(name)) {
-            Some(name) => Err(Failure::Usage(format!(
+            Some(name) => Err(Error::Usage(format!(
                 "--{name} is for a cluster: --kubernetes-version is missing"
             ))),
             None => Ok(None),
@@ -205,7 +205,7 @@ fn kubernetes_of(given: &Given) -> Result<Option<Kubernetes>, Failure> {
             .into_iter()
             .find(|name| given.has(name)),
     ) {
-        return Err(Failure::Usage(format!(
+        return Err(Error::Usage(format!(
             "--{name} is for the services: --image is missing"
         )));
     }
@@ -290,7 +290,7 @@ pub struct Kubernetes {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     let policy = read_policy(&options.policy)?;
     let node = |cluster: Option<&[u8; CLUSTER_ID_LEN]>, state: Option<&State>| {
         let known = state.iter().flat_map(|state| &state.attestation_keys);
@@ -314,25 +314,25 @@ struct Brought {
     components: Vec<Component>,
 }
 
-fn check(options: &Options) -> Result<Brought, Failure> {
-    let cluster_name = parameters::cluster_name(&options.cluster_name).map_err(Failure::failed)?;
+fn check(options: &Options) -> Result<Brought, Error> {
+    let cluster_name = parameters::cluster_name(&options.cluster_name).map_err(Error::failed)?;
     let init_secret = read_init_secret(&options.init_secret)?;
     if options.kubeconfig.exists() {
         let path = options.kubeconfig.display();
-        return Err(Failure::failed(format!(
+        return Err(Error::failed(format!(
             "{path} exists: it belongs to another cluster; move it away"
         )));
     }
-    let state = State::find(&options.state).map_err(Failure::failed)?;
+    let state = State::find(&options.state)?;
     if let Some(id) = state.as_ref().and_then(|state| state.cluster_id) {
         let path = options.state.display();
-        return Err(Failure::failed(format!(
+        return Err(Error::failed(format!(
             "cluster {} already exists; to make another one, move {path} away",
             hex(&id)
         )));
     }
     if options.merge_kubeconfig {
-        kubeconfig_file::check(&default_path()).map_err(Failure::failed)?;
+        kubeconfig_file::check(&default_path())?;
     }
     let components = match &options.kubernetes {
         Some(kubernetes) => kubernetes.check(options.timeout)?,
@@ -349,19 +349,19 @@ fn check(options: &Options) -> Result<Brought, Failure> {
 /// Checks the operator's input, and that the node meets the policy; reports what an init would do.
 /// Sends and writes nothing.
 fn rehearse(
-    node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
+    node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Error>,
     options: &Options,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let deadline = Instant::now() + options.timeout;
     let brought = check(options)?;
     let kms = options.wish.kms.as_deref();
     let kms = match master_secret::read_wrapped(&options.master_secret, kms) {
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => None,
-        read => Some(read.map_err(Failure::failed)?),
+        read => Some(read.map_err(Error::failed)?),
     };
-    let external = options.wish.key().map_err(Failure::failed)?;
+    let external = options.wish.key()?;
     if let (Some(external), false) = (&external, options.wish.create_key) {
-        external.key.prepare(false).map_err(Failure::failed)?;
+        external.key.prepare(false)?;
     }
     let components = brought.components.len();
     let cluster = match (&kms, &brought.state) {
@@ -415,9 +415,9 @@ fn rehearse(
 }
 
 fn initialize(
-    node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Failure>,
+    node: impl Fn(Option<&[u8; CLUSTER_ID_LEN]>, Option<&State>) -> Result<Node, Error>,
     options: &Options,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let deadline = Instant::now() + options.timeout;
     let Brought {
         cluster_name,
@@ -429,10 +429,10 @@ fn initialize(
     node(None, state.as_ref())?;
     let mut state = match state {
         Some(state) => state,
-        None => State::create(&options.state).map_err(Failure::failed)?,
+        None => State::create(&options.state)?,
     };
     let (kms, origin) = master_secret::open_or_create(&options.master_secret, &options.wish)
-        .map_err(Failure::failed)?;
+        .map_err(Error::failed)?;
     let output = options.output;
     output.say(format_args!(
         "{} {}",
@@ -447,7 +447,7 @@ fn initialize(
     let request = request(options, &kms, &state, &init_secret, components);
     let answered = send(&node, &request, options, deadline)?;
     if answered.success.cluster_id != expected {
-        return Err(Failure::failed(format!(
+        return Err(Error::failed(format!(
             "the node's cluster ID is {}, but the cluster ID of this master secret is {}: do not use this node",
             hex(&answered.success.cluster_id),
             hex(&expected)
@@ -456,7 +456,7 @@ fn initialize(
     // write these first: a later init, recovery or status needs them, even if the kubeconfig cannot be written
     state.attestation_keys.extend(answered.key);
     state.cluster_id = Some(expected);
-    state.save().map_err(Failure::failed)?;
+    state.save()?;
     interrupt::means("the node is initialized, and the state file has its cluster ID and key");
     output.say(format_args!("Cluster ID: {}", hex(&expected)))?;
     match keep_result(options, &answered, &cluster_name)? {
@@ -478,7 +478,7 @@ fn send(
     request: &InitRequest,
     options: &Options,
     deadline: Instant,
-) -> Result<Answered, Failure> {
+) -> Result<Answered, Error> {
     let progress = Progress::on_stderr();
     let mut watching = Watching::new(&progress, options);
     let mut was_sent = false;
@@ -523,7 +523,7 @@ fn keep_result(
     options: &Options,
     Answered { success, key }: &Answered,
     cluster_name: &str,
-) -> Result<bool, Failure> {
+) -> Result<bool, Error> {
     let output = options.output;
     let kubeconfig = keep_kubeconfig(options, &success.kubeconfig, cluster_name)?;
     let result = json!({
@@ -545,7 +545,7 @@ fn keep_result(
     ))?;
     if options.merge_kubeconfig {
         let path = default_path();
-        let context = merge(&path, kubeconfig.expose()).map_err(Failure::failed)?;
+        let context = merge(&path, kubeconfig.expose())?;
         output.say(format_args!(
             "It is also the current context of {}: {context}",
             path.display()
@@ -556,17 +556,17 @@ fn keep_result(
 
 impl Kubernetes {
     /// Checks for input that the node would refuse, and returns the components that it installs.
-    fn check(&self, limit: Duration) -> Result<Vec<Component>, Failure> {
-        Networks::parse(&self.service_cidr, &self.pod_cidr, None).map_err(Failure::failed)?;
+    fn check(&self, limit: Duration) -> Result<Vec<Component>, Error> {
+        Networks::parse(&self.service_cidr, &self.pod_cidr, None).map_err(Error::failed)?;
         for name in &self.apiserver_sans {
             parameters::alternative_name(name)
-                .map_err(|error| Failure::failed(format!("--apiserver-san: {error}")))?;
+                .map_err(|error| Error::failed(format!("--apiserver-san: {error}")))?;
         }
         if let Some(list) = &self.addons {
-            let addons = Addons::read(list, &[]).map_err(Failure::failed)?;
+            let addons = Addons::read(list, &[]).map_err(Error::failed)?;
             addons
                 .check(&self.version.to_string())
-                .map_err(Failure::failed)?;
+                .map_err(Error::failed)?;
         }
         if let Some(warning) = self.version.warning(SystemTime::now()) {
             log::warn!("{warning}");
@@ -576,7 +576,7 @@ impl Kubernetes {
 }
 
 /// Installs the services, if an image is given.
-fn bring_services(options: &Options, deadline: Instant) -> Result<(), Failure> {
+fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
     let Some(kubernetes) = &options.kubernetes else {
         return Ok(());
     };
@@ -620,12 +620,12 @@ fn keep_kubeconfig(
     options: &Options,
     sent: &Secret,
     cluster_name: &str,
-) -> Result<Option<Secret>, Failure> {
+) -> Result<Option<Secret>, Error> {
     if sent.is_empty() {
         return Ok(None);
     }
     let lost = |why: String| {
-        Failure::failed(format!(
+        Error::failed(format!(
             "the node is initialized, and {} has its cluster ID and key, but there is no kubeconfig: {why}. The node keeps its own in \
              /etc/kubernetes/admin.conf; log in there with `firstlight ssh`",
             options.state.display()
@@ -639,12 +639,12 @@ fn keep_kubeconfig(
 }
 
 /// Reads the init secret, without the line break that editors and `echo` leave.
-pub fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
-    let content = files::read_secret(path).map_err(Failure::failed)?;
+pub fn read_init_secret(path: &Path) -> Result<Secret, Error> {
+    let content = files::read_secret(path)?;
     let line = content.strip_suffix(b"\n").unwrap_or(&content);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     match line.is_empty() {
-        true => Err(Failure::failed(format!(
+        true => Err(Error::failed(format!(
             "the init secret in {} is empty",
             path.display()
         ))),
@@ -655,10 +655,10 @@ pub fn read_init_secret(path: &Path) -> Result<Secret, Failure> {
 fn expected_cluster_id(
     kms: &ClusterKms,
     salt: &[u8; MEASUREMENT_SALT_LEN],
-) -> Result<[u8; CLUSTER_ID_LEN], Failure> {
+) -> Result<[u8; CLUSTER_ID_LEN], Error> {
     let measurement_secret = kms
         .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
-        .map_err(Failure::failed)?;
+        .map_err(Error::failed)?;
     Ok(cluster_id(&measurement_secret, salt))
 }
 
@@ -705,7 +705,7 @@ enum NoSuccess {
     /// The node sent no result.
     Nothing,
     /// The node's log cannot be written.
-    Local(files::Error),
+    Local(files::FileError),
 }
 
 /// In a phase that takes longer than this, one line of the node is printed after each such
@@ -827,7 +827,7 @@ impl<'a> Watching<'a> {
 }
 
 impl NoSuccess {
-    fn into_failure(self, options: &Options) -> Failure {
+    fn into_failure(self, options: &Options) -> Error {
         let endpoint = &options.endpoint;
         match self {
             NoSuccess::Refused(error, log) => {
@@ -835,29 +835,28 @@ impl NoSuccess {
                     0 => String::new(),
                     len => format!("\nIts log ({len} bytes) is in {}", options.log.display()),
                 };
-                Failure::failed(format!(
+                Error::Refused(format!(
                     "{endpoint}: the node could not be initialized: {}{kept}",
                     short(&error)
                 ))
             }
             NoSuccess::Ended(status) => match status.code() {
-                Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Failure::Failed(
-                    UNREACHABLE,
-                    format!(
+                Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => {
+                    Error::Unreachable(format!(
                         "{endpoint}: the call ended before the node answered: {}\nThe node may continue: run the same \
-                         command again to ask it",
+                     command again to ask it",
                         short(&status.to_string())
-                    ),
-                ),
-                _ => Failure::failed(format!(
+                    ))
+                }
+                _ => Error::Refused(format!(
                     "{endpoint}: the node refused: {}",
                     short(&status.to_string())
                 )),
             },
-            NoSuccess::Nothing => Failure::failed(format!(
+            NoSuccess::Nothing => Error::failed(format!(
                 "{endpoint}: the node ended the call without an answer"
             )),
-            NoSuccess::Local(error) => Failure::failed(error),
+            NoSuccess::Local(error) => Error::failed(error),
         }
     }
 }
@@ -895,7 +894,7 @@ impl Log {
         };
         let file = self.file.insert(file);
         file.write_all(chunk).map_err(|error| {
-            NoSuccess::Local(files::Error::Io("write", self.path.clone(), error))
+            NoSuccess::Local(files::FileError::Io("write", self.path.clone(), error))
         })?;
         self.len += chunk.len();
         Ok(())
@@ -913,6 +912,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::error::UNREACHABLE;
     use booted_proto::init::{InitFailureResponse, InitSuccessResponse, LogResponseType};
     use rpc::grpc::{Call, Limits, Router, Sender, Server};
     use transport::Accept;
@@ -985,8 +985,7 @@ mod tests {
                 &self.options,
             ) {
                 Ok(()) => Ok(()),
-                Err(Failure::Failed(code, text)) => Err((code, text)),
-                Err(other) => panic!("{other:?}"),
+                Err(error) => Err((error.exit_code(), error.to_string())),
             }
         }
 

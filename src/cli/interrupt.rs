@@ -1,12 +1,12 @@
 //! Ends a command that a signal interrupts: completes the line on the terminal, and says which
 //! changes remain and what to do next.
 
+use super::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::process;
 use std::sync::Mutex;
 use std::thread;
 
-use base::program::Failure;
 use base::sync::lock;
 use sys::signal::{StopSignal, StopSignals};
 
@@ -16,9 +16,9 @@ static MEANING: Mutex<&'static str> = Mutex::new("");
 
 /// Blocks SIGINT and SIGTERM for all threads, and waits for them in a thread of its own. Call it
 /// before any other thread runs.
-pub fn watch(command: &'static str) -> Result<(), Failure> {
+pub fn watch(command: &'static str) -> Result<(), Error> {
     let signals = StopSignals::block()
-        .map_err(|error| Failure::failed(format!("cannot block signals: {error}")))?;
+        .map_err(|error| Error::failed(format!("cannot block signals: {error}")))?;
     let wait = move || {
         if let Ok(signal) = signals.wait() {
             end(command, signal);
@@ -28,7 +28,7 @@ pub fn watch(command: &'static str) -> Result<(), Failure> {
         .name("signals".into())
         .spawn(wait)
         .map(|_| ())
-        .map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))
+        .map_err(|error| Error::failed(format!("cannot wait for signals: {error}")))
 }
 
 /// Sets the sentences for an interruption from now on.

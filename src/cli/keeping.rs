@@ -4,13 +4,13 @@
 use std::path::PathBuf;
 
 use base::crypto::{Dek, KEY_LEN, MEASUREMENT_SECRET_ID, cluster_id};
-use base::program::Failure;
 use keywrap::{Author, KeyEncryptionKey, Wrapped};
 use kms::ClusterKms;
 use kubernetes::client::Client;
 use kubernetes::services::master_secret::{self, Keeping};
 use serde_json::{Map, Value, json};
 
+use super::error::Error;
 use super::files;
 use super::state::State;
 use super::usage::Given;
@@ -38,14 +38,14 @@ pub const KMS_ACCESS: Opt = Opt::value(
 );
 
 /// Returns how the master secret is to be stored.
-pub fn wish_of(given: &Given) -> Result<Wish, Failure> {
+pub fn wish_of(given: &Given) -> Result<Wish, Error> {
     let wish = Wish {
         kms: given.value("kms").map(program::text).transpose()?,
         create_key: given.has("create-key"),
         access: given.value("kms-access").map(PathBuf::from),
     };
     if wish.kms.is_none() && (wish.create_key || wish.access.is_some()) {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--create-key and --kms-access need --kms".into(),
         ));
     }
@@ -100,14 +100,14 @@ impl Wish {
         secret: &ClusterKms,
         state: &State,
         client: Option<&Client>,
-    ) -> Result<Keeping, Failure> {
+    ) -> Result<Keeping, Error> {
         let Some(uri) = &self.kms else {
             return Ok(Keeping::AsBefore);
         };
         let there = client.map(master_secret::content).transpose();
-        let there = there.map_err(Failure::failed)?.flatten();
+        let there = there.map_err(Error::failed)?.flatten();
         check_cluster(secret, state, there.as_deref().map(Vec::as_slice), uri)?;
-        let Some(external) = self.key().map_err(Failure::failed)? else {
+        let Some(external) = self.key()? else {
             return Ok(Keeping::Plain);
         };
         let access = self.access(uri)?;
@@ -120,22 +120,22 @@ impl Wish {
         };
         let file = match there.and_then(|content| same(&content)) {
             Some(file) => file,
-            None => self.wrap(secret, &external).map_err(Failure::failed)?,
+            None => self.wrap(secret, &external)?,
         };
         Ok(Keeping::Wrapped { file, access })
     }
 
     /// Returns the values of the chart below `keyService.kms`.
-    fn access(&self, uri: &str) -> Result<Value, Failure> {
-        let port = keywrap::port(uri).map_err(Failure::failed)?;
+    fn access(&self, uri: &str) -> Result<Value, Error> {
+        let port = keywrap::port(uri)?;
         let mut access = json!({"enabled": true, "ports": [{"protocol": "TCP", "port": port}]});
-        let naming = keywrap::naming(uri).map_err(Failure::failed)?;
+        let naming = keywrap::naming(uri)?;
         let Some(path) = &self.access else {
             name_server(&mut access, naming);
             return Ok(access);
         };
-        let unusable = |why: String| Failure::failed(format!("{}: {why}", path.display()));
-        let content = files::read(path).map_err(Failure::failed)?;
+        let unusable = |why: String| Error::failed(format!("{}: {why}", path.display()));
+        let content = files::read(path)?;
         let given: Map<String, Value> =
             serde_json::from_slice(&content).map_err(|error| unusable(error.to_string()))?;
         for (name, value) in given {
@@ -161,20 +161,20 @@ fn is_set(env: &Value, names: &[&str]) -> bool {
 /// Refuses a cluster whose new key service would send no token to its KMS, because no variable has
 /// the KMS's address. Clusters of earlier versions lack this variable: there, only the wrapped
 /// master secret has the address.
-pub fn check_named(client: &Client) -> Result<(), Failure> {
-    let present = master_secret::present(client).map_err(Failure::failed)?;
+pub fn check_named(client: &Client) -> Result<(), Error> {
+    let present = master_secret::present(client).map_err(Error::failed)?;
     let Some(Keeping::Existing { secret, access }) = present else {
         return Ok(());
     };
-    let content = master_secret::content(client).map_err(Failure::failed)?;
+    let content = master_secret::content(client).map_err(Error::failed)?;
     // if a store holds the wrapped master secret, only the key service reads it
     let wrapped = content.filter(|content| keywrap::is_wrapped(content));
     let Some(Ok(wrapped)) = wrapped.and_then(|content| keywrap::find(&content, Author::File))
     else {
         return Ok(());
     };
-    match keywrap::naming(wrapped.kms()).map_err(Failure::failed)? {
-        Some((names, server)) if !is_set(&access["env"], names) => Err(Failure::failed(format!(
+    match keywrap::naming(wrapped.kms())? {
+        Some((names, server)) if !is_set(&access["env"], names) => Err(Error::failed(format!(
             "the new pods of the key service would get no credentials for their KMS: the Secret {secret} names the server {server}, \
              and {} is not set for them. Nothing was changed. If that server is yours, give --kms '{}'",
             names[0],
@@ -205,12 +205,12 @@ fn check_cluster(
     state: &State,
     there: Option<&[u8]>,
     kms: &str,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let is_known = match (&state.cluster_id, there) {
         (Some(id), _) => {
             let measurement = secret
                 .dek(&Dek::named(MEASUREMENT_SECRET_ID), KEY_LEN)
-                .map_err(Failure::failed)?;
+                .map_err(Error::failed)?;
             cluster_id(&measurement, &state.measurement_salt) == *id
         }
         (None, Some(content)) => match keywrap::unwrapped(content, Author::File, Some(kms)) {
@@ -218,7 +218,7 @@ fn check_cluster(
             Some(unwrapped) => unwrapped
                 .map(|there| there == *secret)
                 .map_err(|error| {
-                    Failure::failed(format!(
+                    Error::failed(format!(
                         "the state file has no cluster ID, and what the cluster has cannot be compared with the master secret: {error}"
                     ))
                 })?,
@@ -228,7 +228,7 @@ fn check_cluster(
     };
     match is_known {
         true => Ok(()),
-        false => Err(Failure::failed(
+        false => Err(Error::failed(
             "this is the master secret of another cluster: with it, no disk of this one would open",
         )),
     }

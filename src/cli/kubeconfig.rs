@@ -11,13 +11,12 @@ use std::{env, io};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::error::UNREACHABLE;
-use super::files::{self, Error};
+use super::files::{self, FileError};
 use super::usage::Given;
+use crate::error::Error;
 use base::options::Opt;
-use base::program::{FAILED, Failure};
 use base::stop::Stop;
-use kubernetes::client::{self, Client, Config};
+use kubernetes::client::{Client, Config};
 use kubernetes::yaml;
 
 /// The lists in a kubeconfig whose entries have names.
@@ -69,36 +68,20 @@ pub fn default_path() -> PathBuf {
 
 /// Returns a client of the cluster of these kubeconfigs. DNS must already know an address for the
 /// server's name.
-pub fn client(paths: &[PathBuf]) -> Result<Client, Failure> {
-    let config = Config::from_kubeconfig_files(paths).map_err(Failure::failed)?;
+pub fn client(paths: &[PathBuf]) -> Result<Client, Error> {
+    let config = Config::from_kubeconfig_files(paths)?;
     let client = Client::new(config, &Stop::new());
-    client.resolve().map_err(failed)?;
+    client.resolve()?;
     Ok(client)
 }
 
-/// Returns the failure for an error of the API server.
-pub fn failed(error: client::Error) -> Failure {
-    Failure::Failed(exit_code(&error), error.to_string())
-}
-
-/// Returns the exit code for an error of the API server.
-pub fn exit_code(error: &client::Error) -> u8 {
-    match error {
-        client::Error::Unreachable {
-            untrusted: false, ..
-        }
-        | client::Error::NoAddress { .. } => UNREACHABLE,
-        _ => FAILED,
-    }
-}
-
 /// Checks that [`merge`] can read the file at `path`, if there is one.
-pub fn check(path: &Path) -> Result<(), Error> {
+pub fn check(path: &Path) -> Result<(), FileError> {
     there(path).map(|_| ())
 }
 
 /// Reads the file at `path`; an empty kubeconfig if there is none.
-fn there(path: &Path) -> Result<Value, Error> {
+fn there(path: &Path) -> Result<Value, FileError> {
     let there = match files::read(path) {
         Ok(there) => there,
         Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Zeroizing::default(),
@@ -106,17 +89,17 @@ fn there(path: &Path) -> Result<Value, Error> {
     };
     match there.iter().all(u8::is_ascii_whitespace) {
         true => Ok(json!({"apiVersion": "v1", "kind": "Config"})),
-        false => read(&there).map_err(|why| Error::Content(path.into(), why)),
+        false => read(&there).map_err(|why| FileError::Content(path.into(), why.to_string())),
     }
 }
 
 /// Adds all entries of `new` to the file at `path`, makes its context the current one, and returns
 /// the context's name. Changes nothing if the file has a different entry of the same name.
-pub fn merge(path: &Path, new: &[u8]) -> Result<String, Error> {
-    let content = |why: String| Error::Content(path.into(), why);
+pub fn merge(path: &Path, new: &[u8]) -> Result<String, FileError> {
+    let content = |why: String| FileError::Content(path.into(), why);
     let mut all = there(path)?;
     let new = read(new).map_err(|why| content(format!("the new cluster's kubeconfig: {why}")))?;
-    add(&mut all, &new).map_err(content)?;
+    add(&mut all, &new).map_err(|why| content(why.to_string()))?;
     let context = new["current-context"]
         .as_str()
         .unwrap_or_default()
@@ -124,24 +107,24 @@ pub fn merge(path: &Path, new: &[u8]) -> Result<String, Error> {
     all["current-context"] = json!(context);
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)
-            .map_err(|error| Error::Io("make", directory.into(), error))?;
+            .map_err(|error| FileError::Io("make", directory.into(), error))?;
     }
     let text = Zeroizing::new(format!("{all:#}\n"));
     files::replace_private(path, text.as_bytes())?;
     Ok(context)
 }
 
-fn read(text: &[u8]) -> Result<Value, String> {
-    let text = str::from_utf8(text).map_err(|error| error.to_string())?;
-    let value = yaml::document(text).map_err(|error| error.to_string())?;
+fn read(text: &[u8]) -> Result<Value, Error> {
+    let text = str::from_utf8(text).map_err(Error::content)?;
+    let value = yaml::document(text).map_err(Error::content)?;
     if value.is_object() {
         Ok(value)
     } else {
-        Err("not a kubeconfig: it is not a mapping".into())
+        Err(Error::content("not a kubeconfig: it is not a mapping"))
     }
 }
 
-fn add(all: &mut Value, new: &Value) -> Result<(), String> {
+fn add(all: &mut Value, new: &Value) -> Result<(), Error> {
     for list in LISTS {
         if all[list].is_null() {
             all[list] = json!([]);
@@ -153,11 +136,11 @@ fn add(all: &mut Value, new: &Value) -> Result<(), String> {
             match entries.iter().find(|there| there["name"] == entry["name"]) {
                 Some(there) if there == entry => {}
                 Some(_) => {
-                    return Err(format!(
+                    return Err(Error::Content(format!(
                         "its {list} have a different entry named {}: rename that entry, or give the new cluster another name \
                          with --cluster-name",
                         entry["name"]
-                    ));
+                    )));
                 }
                 None => entries.push(entry.clone()),
             }

@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::PathBuf;
 
+use super::error::Error;
 use super::measure_image::HandedOver;
 use super::usage::Given;
-use base::program::Failure;
 use image::firmware::Firmware;
 use image::snp::{Cpu, Hypervisor, Kernel, Launch, LaunchDigest};
 
@@ -26,22 +26,20 @@ pub struct Machines {
 }
 
 /// Returns the machines that the command line describes; `None` without `--snp-firmware`.
-pub fn options(given: &Given) -> Result<Option<Machines>, Failure> {
+pub fn options(given: &Given) -> Result<Option<Machines>, Error> {
     let Some(firmware) = given.value("snp-firmware") else {
         if let Some(name) = FURTHER.iter().find(|name| given.has(name)) {
-            return Err(Failure::Usage(format!(
-                "--{name} belongs to --snp-firmware"
-            )));
+            return Err(Error::Usage(format!("--{name} belongs to --snp-firmware")));
         }
         return match given.has("vcpus") && !given.has("gce-endorsement") {
-            true => Err(Failure::Usage(
+            true => Err(Error::Usage(
                 "--vcpus belongs to --snp-firmware or --gce-endorsement".into(),
             )),
             false => Ok(None),
         };
     };
     if !given.has("vcpus") {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--snp-firmware: the launch digest depends on the number of processors: --vcpus is missing".into(),
         ));
     }
@@ -50,17 +48,17 @@ pub fn options(given: &Given) -> Result<Option<Machines>, Failure> {
     let found = Hypervisor::ALL.into_iter().find(|one| one.word() == word);
     let hypervisor = found.ok_or_else(|| {
         let words = words.join(", ");
-        Failure::Usage(format!("--hypervisor {word:?}: expected {words}"))
+        Error::Usage(format!("--hypervisor {word:?}: expected {words}"))
     })?;
     let cpu = match (hypervisor, given.has("vcpu-type")) {
         (Hypervisor::Qemu, false) => {
-            return Err(Failure::Usage(
+            return Err(Error::Usage(
                 "--snp-firmware: with QEMU the launch digest depends on the model of the processors: --vcpu-type is missing".into(),
             ));
         }
         (Hypervisor::Qemu, true) => given.parsed("vcpu-type", cpu)?,
         (_, true) => {
-            return Err(Failure::Usage(format!(
+            return Err(Error::Usage(format!(
                 "--vcpu-type: with --hypervisor {word} the launch digest does not depend on it"
             )));
         }
@@ -75,21 +73,25 @@ pub fn options(given: &Given) -> Result<Option<Machines>, Failure> {
     }))
 }
 
-fn cpu(text: &str) -> Result<Cpu, String> {
+fn cpu(text: &str) -> Result<Cpu, Error> {
     Cpu::named(text).ok_or_else(|| {
         let known: Vec<_> = Cpu::names().collect();
-        format!("expected a model of QEMU: {}", known.join(", "))
+        Error::Usage(format!("expected a model of QEMU: {}", known.join(", ")))
     })
 }
 
 /// Parses numbers of processors, separated by commas.
-pub fn processors(text: &str) -> Result<Vec<u32>, String> {
+pub fn processors(text: &str) -> Result<Vec<u32>, Error> {
     let number = |text: &str| {
         let number = text.trim().parse().ok();
         number.filter(|count| (1..=MAX_PROCESSORS).contains(count))
     };
     let all: Option<Vec<_>> = text.split(',').map(number).collect();
-    all.ok_or_else(|| format!("expected numbers from 1 to {MAX_PROCESSORS}, as 2,4"))
+    all.ok_or_else(|| {
+        Error::Usage(format!(
+            "expected numbers from 1 to {MAX_PROCESSORS}, as 2,4"
+        ))
+    })
 }
 
 fn features(text: &str) -> Result<u64, &'static str> {
@@ -101,11 +103,11 @@ fn features(text: &str) -> Result<u64, &'static str> {
 
 impl Machines {
     /// Returns the launch digest of a machine for each number of processors.
-    pub fn digests(&self, kernel: Option<&HandedOver>) -> Result<Vec<LaunchDigest>, Failure> {
+    pub fn digests(&self, kernel: Option<&HandedOver>) -> Result<Vec<LaunchDigest>, Error> {
         let path = self.firmware.display();
-        let wrong = |error| Failure::failed(format!("{path}: {error}"));
+        let wrong = |error| Error::failed(format!("{path}: {error}"));
         let bytes = fs::read(&self.firmware);
-        let bytes = bytes.map_err(|error| Failure::failed(format!("{path}: {error}")))?;
+        let bytes = bytes.map_err(|error| Error::failed(format!("{path}: {error}")))?;
         let firmware = Firmware::parse(&bytes).map_err(wrong)?;
         let digest = |processors: &u32| {
             let launch = Launch {

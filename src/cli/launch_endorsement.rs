@@ -5,14 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::error::Error;
 use super::policy::Edit;
 use super::usage::Given;
 use super::{launch_digest, measure_image};
-use base::program::Failure;
 use base::text::hex;
 use image::launch_endorsement::{Golden, KNOWN_ROOT, LaunchEndorsement, Root, Snp, Tdx};
-use verifier::{Policy, Registers};
-use verifier::{Variant, variant};
+use verifier::{Policy, Registers, Variant, variant};
 
 /// The option that names the file.
 const OPTION: &str = "gce-endorsement";
@@ -34,21 +33,21 @@ pub struct Options {
 }
 
 /// Returns the options; `None` without `--gce-endorsement`.
-pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Failure> {
+pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Error> {
     let first = |names: &[&'static str]| names.iter().copied().find(|name| given.has(name));
     let Some(file) = given.value(OPTION) else {
         return match first(&["gce-root", "gce-firmware"]) {
-            Some(name) => Err(Failure::Usage(format!("--{name} belongs to --{OPTION}"))),
+            Some(name) => Err(Error::Usage(format!("--{name} belongs to --{OPTION}"))),
             None => Ok(None),
         };
     };
     if let Some(name) = first(&["snp-firmware", "tdx-firmware"]) {
-        return Err(Failure::Usage(format!(
+        return Err(Error::Usage(format!(
             "--{OPTION} and --{name}: give one of the two"
         )));
     }
     if !given.has("gce-root") {
-        return Err(Failure::Usage(format!(
+        return Err(Error::Usage(format!(
             "--{OPTION}: --gce-root is missing: the certificate GCE-cc-tcb-root_1.crt, which Google publishes"
         )));
     }
@@ -61,7 +60,7 @@ pub fn options(given: &Given, is_image: bool) -> Result<Option<Options>, Failure
         "explain",
     ];
     if let Some(name) = first(&of_machine).filter(|_| !is_image) {
-        return Err(Failure::Usage(format!(
+        return Err(Error::Usage(format!(
             "--{name}: --{OPTION} without an image and --kernel is only about the firmware"
         )));
     }
@@ -110,9 +109,9 @@ pub struct Endorsed<'a> {
 
 impl Options {
     /// Reads and verifies the endorsement, and prints its content on standard error.
-    pub fn read(&self) -> Result<Endorsed<'_>, Failure> {
+    pub fn read(&self) -> Result<Endorsed<'_>, Error> {
         let wrong = |path: &Path, error: &dyn std::fmt::Display| {
-            Failure::failed(format!("{}: {error}", path.display()))
+            Error::failed(format!("{}: {error}", path.display()))
         };
         let content = |path: &Path| fs::read(path).map_err(|error| wrong(path, &error));
         let root = Root::parse(&content(&self.root)?).map_err(|error| wrong(&self.root, &error))?;
@@ -141,11 +140,11 @@ impl Options {
 }
 
 impl Endorsed<'_> {
-    fn wrong(&self, error: impl std::fmt::Display) -> Failure {
-        Failure::failed(format!("{}: {error}", self.options.file.display()))
+    fn wrong(&self, error: impl std::fmt::Display) -> Error {
+        Error::failed(format!("{}: {error}", self.options.file.display()))
     }
 
-    fn snp(&self) -> Result<&Snp, Failure> {
+    fn snp(&self) -> Result<&Snp, Error> {
         let missing = || {
             self.wrong(
                 "it has nothing for SEV-SNP: take the one that is named after MEASUREMENT, from the folder sevsnp",
@@ -154,7 +153,7 @@ impl Endorsed<'_> {
         self.golden.snp.as_ref().ok_or_else(missing)
     }
 
-    fn tdx(&self) -> Result<&Tdx, Failure> {
+    fn tdx(&self) -> Result<&Tdx, Error> {
         let missing = || {
             self.wrong(
                 "it has nothing for TDX: take the one that is named after MRTD, from the folder tdx",
@@ -163,13 +162,13 @@ impl Endorsed<'_> {
         self.golden.tdx.as_ref().ok_or_else(missing)
     }
 
-    fn mrtds(&self) -> Result<Vec<[u8; 48]>, Failure> {
+    fn mrtds(&self) -> Result<Vec<[u8; 48]>, Error> {
         let mrtds = self.tdx()?.mrtds(self.options.memory);
         mrtds.map_err(|error| self.wrong(error))
     }
 
     /// Returns MRTD for a policy that has no other register; `None` if the policy is for SEV-SNP.
-    pub fn mrtd(&self) -> Result<Option<[u8; 48]>, Failure> {
+    pub fn mrtd(&self) -> Result<Option<[u8; 48]>, Error> {
         let (snp, tdx) = (&self.golden.snp, &self.golden.tdx);
         let registers = match (self.options.registers, snp, tdx) {
             (Some(registers), ..) => registers,
@@ -181,7 +180,7 @@ impl Endorsed<'_> {
                     let found = variant::ALL.iter().find(|variant| is_it(variant));
                     found.map_or("", |variant| variant.name)
                 };
-                return Err(Failure::Usage(format!(
+                return Err(Error::Usage(format!(
                     "--{OPTION}: it is for SEV-SNP and for TDX: give --attestation-variant {} or {}",
                     named(has_snp),
                     named(has_tdx)
@@ -196,9 +195,9 @@ impl Endorsed<'_> {
 
     /// Returns the policy that also accepts the firmware that Google endorses. Prints on standard
     /// error which other firmware the policy accepts.
-    pub fn added_to(&self, policy: Policy) -> Result<Policy, Failure> {
+    pub fn added_to(&self, policy: Policy) -> Result<Policy, Error> {
         match policy.registers() {
-            Registers::Pcrs if self.options.memory.is_some() => Err(Failure::Usage(
+            Registers::Pcrs if self.options.memory.is_some() => Err(Error::Usage(
                 "--memory: the launch digest of SEV-SNP machines does not depend on it".into(),
             )),
             Registers::Pcrs => {
@@ -212,9 +211,9 @@ impl Endorsed<'_> {
                         eprintln!("  the policy also accepts the launch digest {known}");
                     }
                 }
-                policy.and_launch_digests(&digests).map_err(Failure::failed)
+                policy.and_launch_digests(&digests).map_err(Error::failed)
             }
-            Registers::Rtmrs if !self.options.processors.is_empty() => Err(Failure::Usage(
+            Registers::Rtmrs if !self.options.processors.is_empty() => Err(Error::Usage(
                 "--vcpus: MRTD of TDX machines does not depend on it".into(),
             )),
             Registers::Rtmrs => {
@@ -229,7 +228,7 @@ impl Endorsed<'_> {
                     }
                 }
                 policy.and_mrtds(&self.mrtds()?).map_err(|error| {
-                    Failure::failed(format!(
+                    Error::failed(format!(
                         "{error}; --memory accepts only machines of one size"
                     ))
                 })

@@ -56,7 +56,7 @@ use base::program::{self, Failure};
 use lexopt::prelude::*;
 use sys::process;
 
-pub use error::{ATTESTATION_REFUSED, UNREACHABLE};
+pub use error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
 
 /// Returns the text that `--help` prints.
 pub fn help() -> String {
@@ -115,7 +115,7 @@ pub fn run(mut args: lexopt::Parser) -> Result<(), Failure> {
             interrupt::watch(command.name)?;
         }
         sources::set(&given)?;
-        (command.run)(&given)
+        (command.run)(&given).inspect_err(|error| output::failed(&given, error))
     };
-    run().map_err(|failure| failure.of_command(command.name))
+    run().map_err(|error: Error| error.of_command(command.name))
 }

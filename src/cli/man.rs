@@ -1,8 +1,8 @@
 //! `firstlight man`: the manual page in mdoc(7), made from the same tables as `--help`.
 
+use super::error::Error;
 use super::usage::{CONFIG, Command, Program};
 use base::options::Opt;
-use base::program::Failure;
 
 /// Date of the page's last change; a constant, because the page must not differ between builds.
 const DATE: &str = "November 22, 2026";
@@ -19,7 +19,7 @@ pub const COMMAND: Command = Command {
 };
 
 /// Runs the command.
-pub fn run(program: &Program) -> Result<(), Failure> {
+pub fn run(program: &Program) -> Result<(), Error> {
     super::output::say_all(&page(program))
 }
 

@@ -27,13 +27,13 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-use super::files::{self, Error};
+use super::error::Error;
+use super::files::{self, FileError};
 use super::keeping::Wish;
 use super::shares;
 use super::usage::Given;
 use base::crypto::{KEY_LEN, Secret};
 use base::options::Opt;
-use base::program::Failure;
 use keywrap::{Author, store};
 use kms::ClusterKms;
 
@@ -80,26 +80,26 @@ pub enum Source {
 
 impl Source {
     /// Reads the master secret, or restores it from its shares.
-    pub fn read(&self) -> Result<ClusterKms, String> {
+    pub fn read(&self) -> Result<ClusterKms, Error> {
         self.read_wrapped(None)
     }
 
     /// The same; `kms` is the key URI that the operator gave to the command, if any.
-    pub fn read_wrapped(&self, kms: Option<&str>) -> Result<ClusterKms, String> {
+    pub fn read_wrapped(&self, kms: Option<&str>) -> Result<ClusterKms, Error> {
         match self {
-            Source::File(path) => read_wrapped(path, kms).map_err(|error| error.to_string()),
+            Source::File(path) => Ok(read_wrapped(path, kms)?),
             Source::Shares(paths) => shares::read(paths),
         }
     }
 }
 
 /// Returns the source of the master secret.
-pub fn master_secret_of(given: &Given) -> Result<Source, Failure> {
+pub fn master_secret_of(given: &Given) -> Result<Source, Error> {
     let shares = given.texts("share")?;
     match (shares.is_empty(), given.has("master-secret")) {
         (true, _) => Ok(Source::File(given.path("master-secret"))),
         (false, false) => Ok(Source::Shares(shares.into_iter().map(Into::into).collect())),
-        (false, true) => Err(Failure::Usage(
+        (false, true) => Err(Error::Usage(
             "--share and --master-secret: give one of the two".into(),
         )),
     }
@@ -107,7 +107,7 @@ pub fn master_secret_of(given: &Given) -> Result<Source, Failure> {
 
 /// Reads the master secret in the file. If there is no file, makes a new one and writes it with
 /// mode 0600, wrapped if the operator asks for that.
-pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, Origin), Error> {
+pub fn open_or_create(path: &Path, wish: &Wish) -> Result<(ClusterKms, Origin), FileError> {
     let is_file = !files::is_standard_input(path) && store_uri(path).is_none();
     if is_file && !path.exists() {
         match create(path, wish) {
@@ -125,25 +125,25 @@ fn store_uri(path: &Path) -> Option<&str> {
 
 /// Reads the master secret in the file, which only its owner may read, or from standard input
 /// (`-`). Has an external KMS unwrap it if it is wrapped.
-pub fn read(path: &Path) -> Result<ClusterKms, Error> {
+pub fn read(path: &Path) -> Result<ClusterKms, FileError> {
     read_wrapped(path, None)
 }
 
 /// The same; `kms` is the key URI that the operator gave to the command, if any.
-pub fn read_wrapped(path: &Path, kms: Option<&str>) -> Result<ClusterKms, Error> {
+pub fn read_wrapped(path: &Path, kms: Option<&str>) -> Result<ClusterKms, FileError> {
     let (content, author) = match store_uri(path) {
         Some(uri) => (Zeroizing::new(uri.as_bytes().to_vec()), Author::Operator),
         None => (files::read_secret(path)?, Author::File),
     };
     if let Some(unwrapped) = keywrap::unwrapped(&content, author, kms) {
-        return unwrapped.map_err(|error| Error::Content(path.into(), error.to_string()));
+        return unwrapped.map_err(|error| FileError::Content(path.into(), error.to_string()));
     }
     parse(&content)
-        .map_err(|what| Error::Content(path.into(), format!("not a master secret: {what}")))
+        .map_err(|what| FileError::Content(path.into(), format!("not a master secret: {what}")))
 }
 
-fn create(path: &Path, wish: &Wish) -> Result<ClusterKms, Error> {
-    let fault = |error: String| Error::Content(path.into(), error);
+fn create(path: &Path, wish: &Wish) -> Result<ClusterKms, FileError> {
+    let fault = |error: String| FileError::Content(path.into(), error);
     let (key, salt) = (Secret::random(KEY_LEN), Secret::random(MIN_SALT_LEN));
     let secret = ClusterKms::new(key, salt).map_err(|error| fault(error.to_string()))?;
     let external = wish.key().map_err(|error| fault(error.to_string()))?;
@@ -158,14 +158,14 @@ fn create(path: &Path, wish: &Wish) -> Result<ClusterKms, Error> {
 
 /// Writes a master secret, plain or wrapped, to a new file or a store. Returns the path or URI from
 /// which it can be read.
-pub fn write(out: &Path, content: &[u8]) -> Result<PathBuf, Error> {
+pub fn write(out: &Path, content: &[u8]) -> Result<PathBuf, FileError> {
     let Some(uri) = store_uri(out) else {
         return files::create_private(out, content).map(|()| out.into());
     };
     let written = store::write_once(uri, content).map_err(|error| error.to_string());
     written
         .map(PathBuf::from)
-        .map_err(|why| Error::Content(out.into(), why))
+        .map_err(|why| FileError::Content(out.into(), why))
 }
 
 /// Returns the file's text. It has no line break at the end, as in Constellation.
@@ -179,17 +179,16 @@ pub fn text(secret: &ClusterKms) -> Zeroizing<String> {
 }
 
 /// Parses the file. The error contains no part of the content.
-fn parse(content: &[u8]) -> Result<ClusterKms, String> {
+fn parse(content: &[u8]) -> Result<ClusterKms, Error> {
     #[derive(Deserialize, Zeroize, ZeroizeOnDrop)]
     struct File {
         key: String,
         salt: String,
     }
     if content.is_empty() {
-        return Err(
-            "it is empty. An earlier run may have been interrupted, and no node has got a secret from it: remove the file"
-                .into(),
-        );
+        return Err(Error::content(
+            "it is empty. An earlier run may have been interrupted, and no node has got a secret from it: remove the file",
+        ));
     }
     let file: File = serde_json::from_slice(content).map_err(|error| {
         format!(
@@ -199,16 +198,18 @@ fn parse(content: &[u8]) -> Result<ClusterKms, String> {
     })?;
     let key = field("key", &file.key, MIN_KEY_LEN)?;
     let salt = field("salt", &file.salt, MIN_SALT_LEN)?;
-    ClusterKms::new(key, salt).map_err(|error| error.to_string())
+    ClusterKms::new(key, salt).map_err(Error::content)
 }
 
-fn field(name: &str, base64: &str, min: usize) -> Result<Secret, String> {
+fn field(name: &str, base64: &str, min: usize) -> Result<Secret, Error> {
     let bytes = STANDARD
         .decode(base64)
         .map_err(|_| format!("{name} is not base64"))?;
     let secret = Secret::new(bytes);
     match secret.len() {
-        len if len < min => Err(format!("{name} has {len} bytes, expected at least {min}")),
+        len if len < min => Err(Error::Content(format!(
+            "{name} has {len} bytes, expected at least {min}"
+        ))),
         _ => Ok(secret),
     }
 }
@@ -277,7 +278,7 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         assert!(matches!(
             open_or_create(&path, &Wish::default()),
-            Err(Error::Loose(..))
+            Err(FileError::Loose(..))
         ));
     }
 
@@ -285,6 +286,7 @@ mod tests {
     fn mutated_files_give_a_secret_or_an_error_without_its_text() {
         for bytes in mutations(OLD.as_bytes(), 20_000) {
             if let Err(error) = parse(&bytes) {
+                let error = error.to_string();
                 assert!(!error.contains("AQE") && !error.contains("AgI"), "{error}");
             }
         }

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::error::Error;
+use super::files::FileError;
 use super::options::{VARIANT, pcrs, variant_of};
 use super::output::{OUTPUT, Output, say, say_all};
 use super::policy::{Edit, text};
 use super::usage::{Command, Given, Operand};
 use super::{connect, launch_digest, launch_endorsement, measure_image};
 use base::options::Opt;
-use base::program::Failure;
 use base::{boot, program};
 use image::firmware::Firmware;
 use image::{Bank, Image, Platform, tdx};
@@ -220,7 +221,7 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     let tpm = match given.value("tpm") {
         Some(location) => Some(program::parsed("tpm", location)?),
         None => None,
@@ -232,13 +233,13 @@ fn options(given: &Given) -> Result<Options, Failure> {
     let endorsement = launch_endorsement::options(given, is_image)?;
     let snp = launch_digest::options(given)?;
     if firmware.is_some() && (tpm.is_some() || snp.is_some()) {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--tdx-firmware: a TDX machine has neither a TPM nor SEV-SNP: give it without --tpm and --snp-firmware".into(),
         ));
     }
     let variant = variant_of(given)?;
     if is_image && firmware.is_none() && variant.registers == Registers::Rtmrs {
-        return Err(Failure::Usage(format!(
+        return Err(Error::Usage(format!(
             "--attestation-variant {}: without the firmware the registers cannot be computed: --tdx-firmware is missing",
             variant.name
         )));
@@ -254,7 +255,7 @@ fn options(given: &Given) -> Result<Options, Failure> {
             "explain",
         ];
         if let Some(name) = of_machine.iter().find(|name| given.has(name)) {
-            return Err(Failure::Usage(format!(
+            return Err(Error::Usage(format!(
                 "--{name}: --snp-firmware without an image and --kernel measures only the firmware"
             )));
         }
@@ -335,7 +336,7 @@ pub enum Source {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     let wanted = Wanted::read(options)?;
     match &options.source {
         Source::Tpm {
@@ -349,7 +350,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             say_policy(policy.of_variant(variant.name), options)
         }
         Source::TdxFirmware(path) => {
-            let policy = mrtd(path).and_then(of_mrtd).map_err(Failure::failed)?;
+            let policy = mrtd(path).and_then(of_mrtd)?;
             let policy = with_image(wanted.present, options.name.as_deref(), &policy, None)?;
             say_policy(policy, options)
         }
@@ -382,7 +383,7 @@ struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// Reads the files. Fails if the present policy is for another variant than the command line names.
-    fn read(options: &'a Options) -> Result<Wanted<'a>, Failure> {
+    fn read(options: &'a Options) -> Result<Wanted<'a>, Error> {
         let present = options
             .add_to
             .as_deref()
@@ -392,7 +393,7 @@ impl<'a> Wanted<'a> {
         if let (Some(wanted), Some(named)) = (options.variant, named)
             && wanted.name != named
         {
-            return Err(Failure::Usage(format!(
+            return Err(Error::Usage(format!(
                 "--attestation-variant {}: the policy in --add-to is for {named}",
                 wanted.name
             )));
@@ -410,7 +411,7 @@ impl<'a> Wanted<'a> {
     }
 
     /// Prints the policy of firmware, without an image.
-    fn measure_firmware(self) -> Result<(), Failure> {
+    fn measure_firmware(self) -> Result<(), Error> {
         let mrtd = match (&self.present, &self.endorsed) {
             (None, Some(endorsed)) => endorsed.mrtd()?,
             _ => None,
@@ -420,16 +421,16 @@ impl<'a> Wanted<'a> {
             (None, Some(mrtd)) => of_mrtd(enforced(mrtd)),
             (None, None) => of_launch_digests(),
         };
-        let policy = policy.map_err(Failure::failed)?;
+        let policy = policy.map_err(Error::failed)?;
         let policy = match (&self.options.add_to, &self.options.name) {
-            (None, Some(name)) => policy.named(name).map_err(Failure::failed)?,
+            (None, Some(name)) => policy.named(name).map_err(Error::failed)?,
             _ => policy,
         };
         say_policy(self.with_firmware(policy, None)?, self.options)
     }
 
     /// Prints what each register of machines that boot this image consists of.
-    fn explain(&self, source: &measure_image::Options, image: &Image) -> Result<(), Failure> {
+    fn explain(&self, source: &measure_image::Options, image: &Image) -> Result<(), Error> {
         if source.output == Output::Json {
             let explained = measure_image::explain_json(source, image);
             return source.output.json(&explained);
@@ -452,7 +453,7 @@ impl<'a> Wanted<'a> {
         image: &Image,
         tdx_firmware: Option<&Path>,
         signs_sha384: bool,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         let of_image = self.registers_of_image(tdx_firmware.is_some());
         let new = self.of_image(source, image, &of_image, tdx_firmware)?;
         let name = self.options.name.clone();
@@ -469,7 +470,7 @@ impl<'a> Wanted<'a> {
             );
         } else if signs_sha384 {
             let signed = measure_image::sha384(source, image, &of_image)?;
-            policy = policy.and_sha384(&signed).map_err(Failure::failed)?;
+            policy = policy.and_sha384(&signed).map_err(Error::failed)?;
         }
         let handed_over = source.handed_over()?;
         say_policy(
@@ -495,18 +496,18 @@ impl<'a> Wanted<'a> {
         image: &Image,
         registers: &[u32],
         tdx_firmware: Option<&Path>,
-    ) -> Result<Policy, Failure> {
+    ) -> Result<Policy, Error> {
         let is_launched = self.options.snp.is_some() && source.is_handed_over();
         let mut measured = measure_image::values(source, image, registers, is_launched)?;
         measure_image::judge(source, image)?;
         if let Some(firmware) = tdx_firmware {
-            let mrtd = mrtd(firmware).map_err(Failure::failed)?;
+            let mrtd = mrtd(firmware)?;
             measured.booted.insert(MRTD, mrtd.clone());
             measured.initramfs.insert(MRTD, mrtd);
         }
         let pcrs: Vec<u32> = measured.booted.keys().copied().collect();
         let is_bound = is_launched || pcrs.contains(&source.platform.boot_loader());
-        let policy = policy(measured, &pcrs).map_err(Failure::failed)?;
+        let policy = policy(measured, &pcrs)?;
         Ok(match is_bound && image.contents().confines_acpi() {
             true => policy.with_confined_kernel(),
             false => policy,
@@ -518,7 +519,7 @@ impl<'a> Wanted<'a> {
         &self,
         policy: Policy,
         kernel: Option<&measure_image::HandedOver>,
-    ) -> Result<Policy, Failure> {
+    ) -> Result<Policy, Error> {
         let policy = with_launch_digests(policy, self.options.snp.as_ref(), kernel)?;
         match &self.endorsed {
             Some(endorsed) => endorsed.added_to(policy),
@@ -532,11 +533,11 @@ fn with_launch_digests(
     policy: Policy,
     machines: Option<&launch_digest::Machines>,
     kernel: Option<&measure_image::HandedOver>,
-) -> Result<Policy, Failure> {
+) -> Result<Policy, Error> {
     match machines {
         Some(machines) => policy
             .and_launch_digests(&machines.digests(kernel)?)
-            .map_err(Failure::failed),
+            .map_err(Error::failed),
         None => Ok(policy),
     }
 }
@@ -547,17 +548,16 @@ fn of_tpm(
     location: Option<&Location>,
     pcrs: Option<&[u32]>,
     trust_any_tpm: bool,
-) -> Result<(Policy, Option<KeyName>), Failure> {
+) -> Result<(Policy, Option<KeyName>), Error> {
     let location = match location {
         Some(location) => location.clone(),
-        None => (variant.location)().map_err(Failure::failed)?,
+        None => (variant.location)().map_err(Error::failed)?,
     };
-    let measured = (variant.measure)(&location, Stage::Booted).map_err(Failure::failed)?;
+    let measured = (variant.measure)(&location, Stage::Booted).map_err(Error::failed)?;
     if kind(&measured.booted) == Registers::Pcrs {
         let values = measured.booted.iter();
         let values = values.map(|(pcr, value)| (*pcr, value.expected.clone()));
-        check_bank(&values.collect())
-            .map_err(|why| Failure::failed(format!("{location}: {why}")))?;
+        check_bank(&values.collect()).map_err(|why| Error::failed(format!("{location}: {why}")))?;
     }
     if let Some(writer) = verifier::foreign_writer(&location) {
         log::warn!("{writer}");
@@ -571,7 +571,7 @@ fn of_tpm(
         Registers::Rtmrs => Platform::Tdx.boot_loader(),
     };
     let mut policy =
-        policy(measured, pcrs).map_err(|error| Failure::failed(format!("{location}: {error}")))?;
+        policy(measured, pcrs).map_err(|error| Error::failed(format!("{location}: {error}")))?;
     // a TPM behind a port belongs to another machine
     let version = match location {
         Location::Swtpm(..) => String::new(),
@@ -586,14 +586,14 @@ fn of_tpm(
         true => None,
         // such a machine has no key of its own: the host's platform signs for it
         false if policy.registers() == Registers::Rtmrs => None,
-        false => Some((variant.key_name)(&location).map_err(Failure::failed)?),
+        false => Some((variant.key_name)(&location).map_err(Error::failed)?),
     };
     Ok((policy, key))
 }
 
 /// Returns the policy for TDX machines whose firmware has this MRTD, and that belong to no cluster
 /// yet.
-fn of_mrtd(mrtd: Measurement) -> Result<Policy, String> {
+fn of_mrtd(mrtd: Measurement) -> Result<Policy, Error> {
     log::warn!(
         "the policy has only the firmware (MRTD): what boots is in RTMR 1 and 2; give an image, too, or run firstlight measure on a \
          machine"
@@ -604,10 +604,11 @@ fn of_mrtd(mrtd: Measurement) -> Result<Policy, String> {
 }
 
 /// Returns the MRTD of the firmware in this file.
-fn mrtd(path: &Path) -> Result<Measurement, String> {
-    let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+fn mrtd(path: &Path) -> Result<Measurement, Error> {
+    let wrong = |why: String| FileError::Content(path.into(), why);
+    let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
     let mrtd = Firmware::parse(&bytes).and_then(|firmware| tdx::mrtd(&firmware));
-    let mrtd = mrtd.map_err(|error| format!("{}: {error}", path.display()))?;
+    let mrtd = mrtd.map_err(|error| wrong(error.to_string()))?;
     Ok(enforced(mrtd))
 }
 
@@ -619,7 +620,7 @@ fn enforced(mrtd: [u8; 48]) -> Measurement {
 }
 
 /// Returns the policy for machines with a TPM that belong to no cluster yet.
-fn of_launch_digests() -> Result<Policy, String> {
+fn of_launch_digests() -> Result<Policy, Error> {
     log::warn!(
         "the policy has only the launch digest (MEASUREMENT): what boots is in the registers of the TPM; give an image, or --add-to"
     );
@@ -628,7 +629,7 @@ fn of_launch_digests() -> Result<Policy, String> {
 }
 
 /// Prints the policy, with the variant from the command line.
-fn say_policy(policy: Policy, options: &Options) -> Result<(), Failure> {
+fn say_policy(policy: Policy, options: &Options) -> Result<(), Error> {
     let policy = match options.variant {
         Some(variant) => policy.of_variant(variant.name),
         None => policy,
@@ -642,14 +643,14 @@ fn with_image(
     name: Option<&str>,
     policy: &Policy,
     key: Option<KeyName>,
-) -> Result<Policy, Failure> {
+) -> Result<Policy, Error> {
     match present {
         Some(present) => add(present, name, policy, key),
         None => policy
             .clone()
             .named(name.unwrap_or_default())
             .and_then(|policy| policy.believing(key))
-            .map_err(Failure::failed),
+            .map_err(Error::failed),
     }
 }
 
@@ -665,7 +666,7 @@ fn add(
     name: Option<&str>,
     new: &Policy,
     key: Option<KeyName>,
-) -> Result<Policy, Failure> {
+) -> Result<Policy, Error> {
     let new_image = &new.images()[0];
     let key = key.filter(|key| !present.keys().is_empty() && !present.keys().contains(key));
     let same = present.images().iter().find(|image| {
@@ -674,13 +675,13 @@ fn add(
     });
     let policy = match (same, key, name) {
         (Some(same), None, _) => {
-            return Err(Failure::failed(format!(
+            return Err(Error::failed(format!(
                 "the policy already accepts this machine: {same}"
             )));
         }
         (Some(_), Some(_), _) => Ok(present),
         (None, _, None) => {
-            return Err(Failure::Usage(
+            return Err(Error::Usage(
                 "--add-to: the image needs a name: --name is missing".into(),
             ));
         }
@@ -693,7 +694,7 @@ fn add(
     };
     policy
         .and_then(|policy| policy.believing(key))
-        .map_err(Failure::failed)
+        .map_err(Error::failed)
 }
 
 /// Returns the kind of these registers.
@@ -705,7 +706,7 @@ fn kind(values: &BTreeMap<u32, Measurement>) -> Registers {
 
 /// Returns a policy with these registers, and with the cluster ID's register, which must be zero as
 /// on a machine that belongs to no cluster.
-fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, String> {
+fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, Error> {
     let Measured {
         booted: mut values,
         mut initramfs,
@@ -742,15 +743,16 @@ fn policy(measured: Measured, pcrs: &[u32]) -> Result<Policy, String> {
                     format!("a TDX machine has no register {pcr}, but 0 (MRTD) to 4 (RTMR 3)")
                 }
             })
+            .map_err(Error::Content)
     };
     Policy::new(
         pcrs.iter()
             .chain([&of_cluster])
             .map(entry)
-            .collect::<Result<_, _>>()?,
+            .collect::<Result<_, Error>>()?,
     )
     .and_then(|policy| policy.with_initramfs(initramfs))
-    .map_err(|error| error.to_string())
+    .map_err(Error::content)
 }
 
 #[cfg(test)]
@@ -813,10 +815,9 @@ mod tests {
         }
     }
 
-    fn refusal(added: Result<Policy, Failure>) -> String {
+    fn refusal(added: Result<Policy, Error>) -> String {
         match added.unwrap_err() {
-            Failure::Failed(_, text) | Failure::Usage(text) => text,
-            other => panic!("{other:?}"),
+            error => error.to_string(),
         }
     }
 
@@ -894,14 +895,14 @@ mod tests {
         );
         assert_eq!(image.measurements()[&4].expected, [0; 48]);
         assert!(image.initramfs().is_empty());
-        let error = super::policy(machine, &[9]).unwrap_err();
+        let error = super::policy(machine, &[9]).unwrap_err().to_string();
         assert!(error.contains("no register 9"), "{error}");
     }
 
     #[test]
     fn a_register_that_is_not_there_is_named() {
         assert_eq!(
-            policy(measured(), &[4, 30]).unwrap_err(),
+            policy(measured(), &[4, 30]).unwrap_err().to_string(),
             "the TPM has no PCR 30"
         );
         assert!(policy(measured_as(BTreeMap::new()), &[4]).is_err());

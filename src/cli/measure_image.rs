@@ -6,15 +6,15 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::error::Error;
 use super::output::Output;
 use super::usage::Given;
-use base::program::{self, Failure};
+use base::program;
 use base::text::hex;
 use image::host::{self, Channel, State};
 use image::{Bank, Case, Image, Loader, Platform, Stage, Units};
 use serde_json::{Value, json};
-use verifier::Measured;
-use verifier::{Measurement, Registers};
+use verifier::{Measured, Measurement, Registers};
 
 /// The PCR into which the stages of a boot are measured.
 const PHASES: u32 = 11;
@@ -66,7 +66,7 @@ pub struct HandedOver {
 
 impl Options {
     /// Returns what QEMU passes to the firmware; `None` if the firmware boots from a disk.
-    pub fn handed_over(&self) -> Result<Option<HandedOver>, Failure> {
+    pub fn handed_over(&self) -> Result<Option<HandedOver>, Error> {
         let Boots::Kernel {
             path,
             initrd,
@@ -127,9 +127,9 @@ pub fn of_image(path: PathBuf, uki: Option<String>, profile: Option<String>) -> 
 }
 
 /// Returns the options of the command line.
-pub fn options(given: &Given) -> Result<Options, Failure> {
+pub fn options(given: &Given) -> Result<Options, Error> {
     let useless = |options: &[&str], why: &str| match options.iter().find(|name| given.has(name)) {
-        Some(name) => Err(Failure::Usage(format!("--{name} {why}"))),
+        Some(name) => Err(Error::Usage(format!("--{name} {why}"))),
         None => Ok(()),
     };
     useless(
@@ -139,7 +139,7 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
     let path = |name| given.value(name).map(PathBuf::from);
     let boots = match (given.has_operand(), path("kernel")) {
         (true, Some(_)) => {
-            return Err(Failure::Usage(
+            return Err(Error::Usage(
                 "IMAGE and --kernel: give one of the two".into(),
             ));
         }
@@ -175,7 +175,7 @@ pub fn options(given: &Given) -> Result<Options, Failure> {
     };
     let output = Output::of(given)?;
     if output == Output::Json && !given.has("explain") {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "-o json belongs to --explain: a policy is JSON anyway".into(),
         ));
     }
@@ -205,12 +205,12 @@ fn one_of<T: Copy>(
     given: Option<String>,
     all: &[T],
     word: fn(T) -> &'static str,
-) -> Result<Option<T>, Failure> {
+) -> Result<Option<T>, Error> {
     let Some(given) = given else { return Ok(None) };
     let found = all.iter().copied().find(|value| word(*value) == given);
     found.map(Some).ok_or_else(|| {
         let words: Vec<_> = all.iter().map(|value| word(*value)).collect();
-        Failure::Usage(format!(
+        Error::Usage(format!(
             "--{option} {given:?}: expected {}",
             words.join(", ")
         ))
@@ -218,9 +218,9 @@ fn one_of<T: Copy>(
 }
 
 /// Returns which file of the kernel the firmware gets.
-fn loader(given: &Given) -> Result<Loader, Failure> {
+fn loader(given: &Given) -> Result<Loader, Error> {
     match (given.has("memory"), given.has("kernel-as-is")) {
-        (true, true) => Err(Failure::Usage(
+        (true, true) => Err(Error::Usage(
             "--memory and --kernel-as-is: give one of the two: a kernel that QEMU does not change does not depend on the memory".into(),
         )),
         (true, false) => Ok(Loader::Patched(given.parsed("memory", mebibytes)? << 20)),
@@ -235,12 +235,12 @@ pub fn mebibytes(text: &str) -> Result<u64, &'static str> {
     number.ok_or("expected a number of MiB")
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))
+fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
+    fs::read(path).map_err(|error| Error::failed(format!("{}: {error}", path.display())))
 }
 
 /// Reads the image.
-pub fn read(options: &Options) -> Result<Image, Failure> {
+pub fn read(options: &Options) -> Result<Image, Error> {
     let path = options.path();
     let profile = options.profile.as_deref();
     let image = match &options.boots {
@@ -254,13 +254,13 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
             let initrd = initrd.as_deref().map(read_file).transpose()?;
             if Image::is_uki(&kernel) {
                 if initrd.is_some() || !command_line.is_empty() {
-                    return Err(Failure::Usage(
+                    return Err(Error::Usage(
                         "a unified kernel image has its own initrd and command line: omit --initrd and --cmdline".into(),
                     ));
                 }
                 Image::direct_uki(&kernel, profile)
             } else if profile.is_some() {
-                return Err(Failure::Usage(
+                return Err(Error::Usage(
                     "--profile: the kernel is not a unified kernel image, and only those have profiles".into(),
                 ));
             } else {
@@ -268,7 +268,7 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
             }
         }
         Boots::Image { path, uki } => {
-            let wrong = |error| Failure::failed(format!("{}: {error}", path.display()));
+            let wrong = |error| Error::failed(format!("{}: {error}", path.display()));
             let mut file = File::open(path).map_err(wrong)?;
             let mut start = [0; 2];
             match file.read_exact(&mut start) {
@@ -279,7 +279,7 @@ pub fn read(options: &Options) -> Result<Image, Failure> {
             }
         }
     };
-    let image = image.map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
+    let image = image.map_err(|error| Error::failed(format!("{}: {error}", path.display())))?;
     for warning in image.warnings() {
         log::warn!("{}: {warning}", path.display());
     }
@@ -300,7 +300,7 @@ pub fn values(
     image: &Image,
     registers: &[u32],
     is_launched: bool,
-) -> Result<Measured, Failure> {
+) -> Result<Measured, Error> {
     let (mut booted, mut initramfs) = (BTreeMap::new(), BTreeMap::new());
     let mut several = String::new();
     let platform = options.platform;
@@ -328,7 +328,7 @@ pub fn values(
     let choose =
         "--secure-boot and --units choose among several values; --explain prints the events";
     if !several.is_empty() && options.are_registers_named {
-        return Err(Failure::failed(format!(
+        return Err(Error::failed(format!(
             "some registers have several possible values ({choose}):\n{}",
             several.trim_end()
         )));
@@ -351,7 +351,7 @@ fn check_binding(
     values: &BTreeMap<u32, Measurement>,
     several: &str,
     is_launched: bool,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let boot_loader = options.platform.boot_loader();
     let binds = is_launched
         || values
@@ -376,14 +376,14 @@ fn check_binding(
         log::warn!("the policy lacks {name} (--accept-incomplete): {why}");
         return Ok(());
     }
-    Err(Failure::failed(format!(
+    Err(Error::failed(format!(
         "{name} would not be in the policy: {why}. {choose}; --accept-incomplete writes the policy nevertheless\n{several}"
     )))
 }
 
 /// Reports what the host can still choose when the image is fixed. Fails if the host can choose
 /// what systemd reads from EFI variables and no register in the policy covers it.
-pub fn judge(options: &Options, image: &Image) -> Result<(), Failure> {
+pub fn judge(options: &Options, image: &Image) -> Result<(), Error> {
     let channels = image.channels(options.platform, &options.given);
     let is = |state| {
         channels
@@ -410,7 +410,7 @@ pub fn judge(options: &Options, image: &Image) -> Result<(), Failure> {
         .find(|it| it.name == host::EFI_VARIABLES && it.state != State::Closed);
     match efi {
         Some(efi) if options.given.secure_boot != Some(true) && !options.accepts_efi_variables => {
-            Err(Failure::failed(format!(
+            Err(Error::failed(format!(
                 "{path}: without Secure Boot the host of the machine chooses its EFI variables: {}. Build the image with {}, or accept \
                  that the host can run programs in the machine (--accept-efi-variables)",
                 efi.found, efi.closed_by
@@ -441,14 +441,14 @@ pub fn sha384(
     options: &Options,
     image: &Image,
     pcrs: &[u32],
-) -> Result<BTreeMap<u32, Vec<u8>>, Failure> {
+) -> Result<BTreeMap<u32, Vec<u8>>, Error> {
     let platform = Platform::Tpm(Bank::Sha384);
     let one = |pcr: &u32| Some((*pcr, image.value(platform, *pcr, &options.given).ok()?));
     let of_image = pcrs.iter().filter(|it| !is_of_cluster(platform, **it));
     let values: BTreeMap<u32, Vec<u8>> = of_image.filter_map(one).collect();
     match values.contains_key(&platform.boot_loader()) || options.accepts_incomplete {
         true => Ok(values),
-        false => Err(Failure::failed(
+        false => Err(Error::failed(
             "PCR 4 has several SHA-384 values: --secure-boot, --units and --stage choose among them",
         )),
     }

@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use base::program::Failure;
 use base::sync::lock;
 use cloud::Machines;
 use machines::Instance;
@@ -13,7 +12,8 @@ use serde_json::{Value, json};
 use sys::signal::StopSignals;
 use web::{Answer, Limits, Server, TIME};
 
-use super::files;
+use super::error::Error;
+use super::files::{self, FileError};
 use super::usage::{Command, Given, Operand};
 use base::options::Opt;
 
@@ -54,13 +54,13 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     match given.operand()?.as_str() {
         "serve" => Ok(Options {
             machines: given.path("machines"),
             listen: given.parsed("listen", web::parse_listen)?,
         }),
-        other => Err(Failure::Usage(format!("{other:?}: expected serve"))),
+        other => Err(Error::Usage(format!("{other:?}: expected serve"))),
     }
 }
 
@@ -74,22 +74,22 @@ pub struct Options {
 }
 
 /// Runs the command until SIGTERM or SIGINT.
-pub fn run(options: &Options) -> Result<(), Failure> {
-    let signals = StopSignals::block().map_err(Failure::failed)?;
+pub fn run(options: &Options) -> Result<(), Error> {
+    let signals = StopSignals::block().map_err(Error::failed)?;
     let server = serve(options)?;
     super::output::say(format_args!(
         "the metadata of {} is on http://{}",
         options.machines.display(),
         server.local_addr()
     ))?;
-    signals.wait().map_err(Failure::failed)?;
+    signals.wait().map_err(Error::failed)?;
     Ok(())
 }
 
 /// Starts the server. It reads the list again for each request, and keeps the last valid one.
-fn serve(options: &Options) -> Result<Server, Failure> {
+fn serve(options: &Options) -> Result<Server, Error> {
     let path = options.machines.clone();
-    let valid = Mutex::new(read(&path).map_err(Failure::failed)?);
+    let valid = Mutex::new(read(&path)?);
     let pages = move |page: &str, peer: IpAddr| {
         let list = {
             let mut list = lock(&valid);
@@ -102,12 +102,13 @@ fn serve(options: &Options) -> Result<Server, Failure> {
         answer(&list, page, peer).unwrap_or_else(|| Answer::status("404 Not Found"))
     };
     Server::start("metadata", options.listen, LIMITS, pages)
-        .map_err(|error| Failure::failed(format!("cannot listen on {}: {error}", options.listen)))
+        .map_err(|error| Error::failed(format!("cannot listen on {}: {error}", options.listen)))
 }
 
-fn read(path: &Path) -> Result<Machines, String> {
-    let json = files::read(path).map_err(|error| error.to_string())?;
-    Machines::parse(&json).map_err(|error| format!("{}: {error}", path.display()))
+fn read(path: &Path) -> Result<Machines, Error> {
+    let json = files::read(path)?;
+    let machines = Machines::parse(&json);
+    machines.map_err(|error| FileError::Content(path.into(), error.to_string()).into())
 }
 
 /// Returns the answer to a request; `None` if there is none, such as `/self` for a machine that is

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use base::options::Opt;
-use base::program::{self, Failure};
+use base::program;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cloud::Machines;
@@ -12,6 +12,7 @@ use kubernetes::services::MetadataService;
 use machines::Cloud;
 use verifier::{Variant, variant};
 
+use super::error::Error;
 use super::usage::Given;
 use super::{connect, files};
 
@@ -85,7 +86,7 @@ pub const SKIP_WAIT: Opt = Opt::flag(
 
 /// Returns the attestation variant of the nodes: from the option, else from the policy, else the
 /// option's default.
-pub fn variant_of(given: &Given) -> Result<&'static Variant, Failure> {
+pub fn variant_of(given: &Given) -> Result<&'static Variant, Error> {
     match named_variant(given)? {
         Some(variant) => Ok(variant),
         None => given.parsed("attestation-variant", Variant::named),
@@ -93,7 +94,7 @@ pub fn variant_of(given: &Given) -> Result<&'static Variant, Failure> {
 }
 
 /// Returns the attestation variant from the option, else from the policy.
-pub fn named_variant(given: &Given) -> Result<Option<&'static Variant>, Failure> {
+pub fn named_variant(given: &Given) -> Result<Option<&'static Variant>, Error> {
     if given.has("attestation-variant") {
         let named = given.parsed("attestation-variant", Variant::named);
         return named.map(Some);
@@ -115,17 +116,17 @@ pub fn named_in(policy: &Path) -> Option<&'static Variant> {
 
 /// Returns the metadata service for the join service. Checks only the form of the options: the
 /// address may be reachable only from within the cluster.
-pub fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
+pub fn metadata_of(given: &Given) -> Result<MetadataService, Error> {
     let cloud = given.text("cloud-provider")?.to_ascii_lowercase();
     if given.value("cloud-provider").is_none() {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--metadata: --cloud-provider is missing: it names the cloud whose service is at this address".into(),
         ));
     }
     let url = given.value("metadata").map(program::text).transpose()?;
     if cloud == "none" {
         return match url {
-            Some(_) => Err(Failure::Usage(
+            Some(_) => Err(Error::Usage(
                 "--metadata: --cloud-provider none has no metadata service".into(),
             )),
             None => Ok(MetadataService {
@@ -145,20 +146,18 @@ pub fn metadata_of(given: &Given) -> Result<MetadataService, Failure> {
             url,
         }),
         Err(error @ machines::Error::Url { .. }) => {
-            Err(Failure::Usage(format!("--metadata: {error}")))
+            Err(Error::Usage(format!("--metadata: {error}")))
         }
-        Err(error) => Err(Failure::Usage(format!(
-            "--cloud-provider: {error}, or none"
-        ))),
+        Err(error) => Err(Error::Usage(format!("--cloud-provider: {error}, or none"))),
     }
 }
 
 /// Returns the content of a list of machines, because the join service cannot read the operator's
 /// file.
-fn inline(file: &Path) -> Result<String, Failure> {
+fn inline(file: &Path) -> Result<String, Error> {
     // an argument of a program has at most 128 KiB (Linux)
     const MAX_LIST: usize = 90 << 10;
-    let list = files::read(file).map_err(Failure::failed)?;
+    let list = files::read(file)?;
     let why = match Machines::parse(&list) {
         Ok(_) if list.len() <= MAX_LIST => {
             return Ok(format!("base64:{}", STANDARD.encode(&*list)));
@@ -166,7 +165,7 @@ fn inline(file: &Path) -> Result<String, Failure> {
         Ok(_) => format!("it has more than {MAX_LIST} bytes: use `firstlight metadata serve`"),
         Err(error) => error.to_string(),
     };
-    Err(Failure::failed(format!("{}: {why}", file.display())))
+    Err(Error::failed(format!("{}: {why}", file.display())))
 }
 
 /// Parses a list of registers.
@@ -242,9 +241,9 @@ mod tests {
             .unwrap()
     }
 
-    fn refusal<T>(options: Result<T, Failure>) -> String {
+    fn refusal<T>(options: Result<T, Error>) -> String {
         match options.err() {
-            Some(Failure::Usage(text)) => text,
+            Some(Error::Usage(text)) => text,
             other => panic!("{other:?}"),
         }
     }

@@ -7,7 +7,6 @@ use super::connect::{
     ATTESTATION_KEY, Endpoint, NODE_OPERAND, Node, Pause, Reached, TRUST_ANY_TPM, Trust, and_known,
     endpoint_of, read_policy, trust_of,
 };
-use super::error::UNREACHABLE;
 use super::interrupt;
 use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
 use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
@@ -16,8 +15,8 @@ use super::progress::{Progress, human, printable};
 use super::sources::{KEPT, OFFLINE};
 use super::state::{KNOWN_NODES, State};
 use super::usage::{Command, Given};
+use crate::error::Error;
 use base::options::Opt;
-use base::program::Failure;
 use kms::{ClusterKms, NO_STORE};
 use proto::recoverproto;
 use proto::recoverproto::{RecoverMessage, RecoverResponse, StatusRequest, StatusResponse};
@@ -87,13 +86,13 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     let secret = ["master-secret", "share"]
         .into_iter()
         .find(|name| given.has(name));
     let action = match (given.has("status"), secret) {
         (true, None) => Action::Status,
-        (true, Some(name)) => return Err(Failure::Usage(format!("--status needs no --{name}"))),
+        (true, Some(name)) => return Err(Error::Usage(format!("--status needs no --{name}"))),
         (false, _) => Action::Push {
             master_secret: master_secret_of(given)?,
             is_migrating: given.has("migrate"),
@@ -155,8 +154,8 @@ struct Key {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
-    let state = State::find(&options.state).map_err(Failure::failed)?;
+pub fn run(options: &Options) -> Result<(), Error> {
+    let state = State::find(&options.state)?;
     let known = state
         .iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
@@ -178,7 +177,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Runs the action on the node; returns the attestation key of a recovered node, if it has one.
-fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure> {
+fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Error> {
     let deadline = Instant::now() + options.timeout;
     match &options.action {
         Action::Status => print_status(options, node, deadline).map(|()| None),
@@ -186,12 +185,9 @@ fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure
             master_secret,
             is_migrating,
         } => {
-            let kms = master_secret.read().map_err(Failure::failed)?;
+            let kms = master_secret.read()?;
             let measurement_salt = match is_migrating {
-                true => State::open(&options.state)
-                    .map_err(Failure::failed)?
-                    .measurement_salt
-                    .to_vec(),
+                true => State::open(&options.state)?.measurement_salt.to_vec(),
                 false => Vec::new(),
             };
             push(
@@ -208,14 +204,14 @@ fn recover_at(node: &Node, options: &Options) -> Result<Option<KeyName>, Failure
 }
 
 /// Adds the key to the state file, so that the next recovery accepts the node.
-fn remember_key(mut state: State, key: KeyName) -> Result<(), Failure> {
+fn remember_key(mut state: State, key: KeyName) -> Result<(), Error> {
     match state.attestation_keys.insert(key) {
-        true => state.save().map_err(Failure::failed),
+        true => state.save().map_err(Error::from),
         false => Ok(()),
     }
 }
 
-fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(), Failure> {
+fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(), Error> {
     let progress = Progress::on_stderr();
     let Reached { channel, .. } = node.reach(deadline, &progress)?;
     drop(progress);
@@ -226,7 +222,7 @@ fn print_status(options: &Options, node: &Node, deadline: Instant) -> Result<(),
             }
             options.output.json(&json(&status))
         }
-        Err(status) if status.code() == Code::Unimplemented => Err(Failure::failed(format!(
+        Err(status) if status.code() == Code::Unimplemented => Err(Error::failed(format!(
             "{}: the node's version does not report what it waits for",
             options.endpoint
         ))),
@@ -240,7 +236,7 @@ fn push(
     node: &Node,
     brought: &Key,
     deadline: Instant,
-) -> Result<Option<KeyName>, Failure> {
+) -> Result<Option<KeyName>, Error> {
     let progress = Progress::on_stderr();
     let mut pause = Pause::new();
     let mut pushed = false;
@@ -361,32 +357,29 @@ fn summary(status: &StatusResponse) -> String {
 }
 
 /// Explains a status other than OK to the operator.
-fn failure(options: &Options, status: &Status, pushed: bool) -> Failure {
+fn failure(options: &Options, status: &Status, pushed: bool) -> Error {
     let endpoint = &options.endpoint;
     let text = status.to_string();
     match status.code() {
-        Code::FailedPrecondition | Code::InvalidArgument => Failure::failed(format!(
+        Code::FailedPrecondition | Code::InvalidArgument => Error::Refused(format!(
             "{endpoint}: the node does not open its disk with this master secret, and continues to wait: {text}\n\
              Check that this is the master secret of the node's cluster."
         )),
         Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded => remember(
-            Failure::Failed(UNREACHABLE, format!("{endpoint}: no answer: {text}")),
+            Error::Unreachable(format!("{endpoint}: no answer: {text}")),
             pushed,
         ),
-        _ => Failure::failed(format!("{endpoint}: the node refused: {text}")),
+        _ => Error::Refused(format!("{endpoint}: the node refused: {text}")),
     }
 }
 
 /// Adds a hint to the failure: a node that got the key and stopped answering may have continued its
 /// boot.
-fn remember(failure: Failure, pushed: bool) -> Failure {
+fn remember(failure: Error, pushed: bool) -> Error {
     match failure {
-        Failure::Failed(UNREACHABLE, text) if pushed => Failure::Failed(
-            UNREACHABLE,
-            format!(
-                "{text}\nThe key was sent before: the node may have opened its disk and continued its boot"
-            ),
-        ),
+        Error::Unreachable(text) if pushed => Error::Unreachable(format!(
+            "{text}\nThe key was sent before: the node may have opened its disk and continued its boot"
+        )),
         other => other,
     }
 }
@@ -400,6 +393,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::error::UNREACHABLE;
     use crate::master_secret;
     use rpc::grpc::{Call, Limits, Router, Server};
     use verifier::variant;
@@ -460,8 +454,7 @@ mod tests {
                 assert_eq!(key, None, "such a node has none");
                 Ok(())
             }
-            Err(Failure::Failed(code, text)) => Err((code, text)),
-            Err(other) => panic!("{other:?}"),
+            Err(error) => Err((error.exit_code(), error.to_string())),
         }
     }
 

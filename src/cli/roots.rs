@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
+use super::error::Error;
 use super::output::{OUTPUT, Output, say_all};
 use super::usage::Command;
-use base::program::Failure;
 
 /// The command and its options.
 pub const COMMAND: Command = Command {
@@ -23,7 +23,7 @@ pub const COMMAND: Command = Command {
 };
 
 /// Runs the command.
-pub fn run(output: Output) -> Result<(), Failure> {
+pub fn run(output: Output) -> Result<(), Error> {
     say_all(&match output == Output::Json {
         true => format!("{:#}\n", json()),
         false => table(),

@@ -10,13 +10,13 @@ use qrcodegen::{QrCode, QrCodeEcc};
 use serde_json::json;
 use zeroize::Zeroizing;
 
+use super::error::Error;
 use super::files;
 use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
 use super::output::{OUTPUT, Output, say_all};
 use super::shares::{self, Share};
 use super::usage::{Command, Given};
 use base::options::Opt;
-use base::program::Failure;
 
 /// The command and its options.
 pub const COMMAND: Command = Command {
@@ -59,10 +59,10 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     let output = Output::of(given)?;
     if output == Output::Json && given.has("qr") {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--qr draws for people, and -o json prints for programs: give one of them".into(),
         ));
     }
@@ -94,18 +94,18 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     let &Options {
         threshold, count, ..
     } = options;
-    let kms = options.master_secret.read().map_err(Failure::failed)?;
-    let shares = shares::split(&kms, threshold, count).map_err(Failure::failed)?;
+    let kms = options.master_secret.read()?;
+    let shares = shares::split(&kms, threshold, count)?;
     make_folder(options)?;
     let mut written = vec![];
     for share in &shares {
         let name = format!("share-{}-of-{count}.txt", share.number);
         let path = options.out.join(name);
-        files::create_private(&path, text(share, count).as_bytes()).map_err(Failure::failed)?;
+        files::create_private(&path, text(share, count).as_bytes())?;
         options.output.say(path.display())?;
         written.push(json!({"number": share.number, "file": path}));
         if options.qr {
@@ -121,11 +121,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     ))
 }
 
-fn make_folder(options: &Options) -> Result<(), Failure> {
+fn make_folder(options: &Options) -> Result<(), Error> {
     match DirBuilder::new().mode(0o700).create(&options.out) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Failure::failed(
-            format!("cannot create {}: {error}", options.out.display()),
-        )),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::failed(format!(
+            "cannot create {}: {error}",
+            options.out.display()
+        ))),
         _ => Ok(()),
     }
 }
@@ -151,10 +152,10 @@ fn text(share: &Share, count: u8) -> Zeroizing<String> {
 
 /// Returns the share's code as a QR code for a terminal with a dark background: each line has two
 /// rows of modules, and the margin is four modules (ISO/IEC 18004).
-fn qr(share: &Share) -> Result<Zeroizing<String>, Failure> {
+fn qr(share: &Share) -> Result<Zeroizing<String>, Error> {
     const MARGIN: i32 = 4;
     let qr = QrCode::encode_text(&shares::code(share), QrCodeEcc::Medium).map_err(|_| {
-        Failure::failed("the share is too long for a QR code: repeat the command without --qr, in another folder")
+        Error::failed("the share is too long for a QR code: repeat the command without --qr, in another folder")
     })?;
     let is_light = |x, y| !qr.get_module(x, y);
     let side = qr.size() + 2 * MARGIN;

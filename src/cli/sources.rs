@@ -3,10 +3,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use base::program::Failure;
 use collateral::{Fetching, Flags, Kept};
 use verifier::sources::{self, Sources};
 
+use super::error::Error;
 use super::usage::Given;
 use base::options::Opt;
 
@@ -26,7 +26,7 @@ static GIVEN: OnceLock<Arc<Fetching>> = OnceLock::new();
 
 /// Sets the sources by the options of the command. Without options, AMD's and Intel's own servers
 /// are used.
-pub fn set(given: &Given) -> Result<(), Failure> {
+pub fn set(given: &Given) -> Result<(), Error> {
     let mut flags = Flags::default();
     for (option, set) in collateral::OPTIONS {
         if given.has(option.name) && option.name != KEPT.name {
@@ -45,7 +45,7 @@ pub fn set(given: &Given) -> Result<(), Failure> {
         (settings.kds, settings.pcs, settings.issuers) = (None, None, None);
         (settings.ec2, settings.maa) = (None, None);
     }
-    let fetching = Fetching::new(settings).map_err(Failure::failed)?;
+    let fetching = Fetching::new(settings).map_err(Error::failed)?;
     // a process runs one command, so nothing was set before
     let _ = GIVEN.set(fetching);
     Ok(())

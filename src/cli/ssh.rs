@@ -8,13 +8,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::error::Error;
 use super::files;
 use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
 use super::output::{OUTPUT, Output};
 use super::usage::{Command, Given};
 use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
 use base::options::Opt;
-use base::program::Failure;
 use kms::ClusterKms;
 use serde_json::json;
 use ssh::{Authority, PublicKey, USER, USER_VALIDITY};
@@ -64,7 +64,7 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     Ok(Options {
         output: Output::of(given)?,
         key: given.path("key"),
@@ -96,15 +96,15 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
-    let kms = options.master_secret.read().map_err(Failure::failed)?;
-    let key = read_key(&options.key).map_err(Failure::failed)?;
+pub fn run(options: &Options) -> Result<(), Error> {
+    let kms = options.master_secret.read()?;
+    let key = read_key(&options.key).map_err(Error::failed)?;
     let users = authority(&kms, SSH_USER_CA_SEED_ID)?;
     let hosts = authority(&kms, SSH_HOST_CA_SEED_ID)?;
     write_certificate(options, &users.user_certificate(&key, SystemTime::now()))?;
-    let mut is_new = add_known_hosts(&options.known_hosts, &hosts).map_err(Failure::failed)?;
+    let mut is_new = add_known_hosts(&options.known_hosts, &hosts).map_err(Error::failed)?;
     if options.old_hosts {
-        is_new |= add_known_hosts(&options.known_hosts, &users).map_err(Failure::failed)?;
+        is_new |= add_known_hosts(&options.known_hosts, &users).map_err(Error::failed)?;
     }
 
     let output = options.output;
@@ -135,35 +135,35 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     ))
 }
 
-fn read_key(path: &Path) -> Result<PublicKey, files::Error> {
+fn read_key(path: &Path) -> Result<PublicKey, files::FileError> {
     let content = files::read(path)?;
     PublicKey::from_line(&String::from_utf8_lossy(&content))
-        .map_err(|error| files::Error::Content(path.into(), error.to_string()))
+        .map_err(|error| files::FileError::Content(path.into(), error.to_string()))
 }
 
-fn authority(kms: &ClusterKms, id: &str) -> Result<Authority, Failure> {
-    let seed = kms.dek(&Dek::named(id), KEY_LEN).map_err(Failure::failed)?;
-    Authority::from_seed(&seed).map_err(Failure::failed)
+fn authority(kms: &ClusterKms, id: &str) -> Result<Authority, Error> {
+    let seed = kms.dek(&Dek::named(id), KEY_LEN).map_err(Error::failed)?;
+    Authority::from_seed(&seed).map_err(Error::failed)
 }
 
-fn write_certificate(options: &Options, line: &str) -> Result<(), Failure> {
+fn write_certificate(options: &Options, line: &str) -> Result<(), Error> {
     let (path, content) = (&options.certificate, format!("{line}\n"));
     let written = match options.overwrite {
         true => files::replace_private(path, content.as_bytes()),
         false => files::create_private(path, content.as_bytes()),
     };
     written.map_err(|error| match error.kind() {
-        Some(io::ErrorKind::AlreadyExists) => Failure::failed(format!(
+        Some(io::ErrorKind::AlreadyExists) => Error::failed(format!(
             "{} exists: --overwrite replaces it, --certificate names another file",
             path.display()
         )),
-        _ => Failure::failed(error),
+        _ => Error::failed(error),
     })
 }
 
 /// Adds the authority's line to the known-hosts file, and keeps the other lines. Returns whether
 /// the line is new.
-fn add_known_hosts(path: &Path, authority: &Authority) -> Result<bool, files::Error> {
+fn add_known_hosts(path: &Path, authority: &Authority) -> Result<bool, files::FileError> {
     let line = format!("@cert-authority * {}", authority.public_line());
     let before = match files::read(path) {
         Ok(content) => content,
@@ -186,6 +186,6 @@ fn add_known_hosts(path: &Path, authority: &Authority) -> Result<bool, files::Er
         .write_all(format!("{separator}{line}\n").as_bytes())
         .and_then(|()| file.sync_all());
     written
-        .map_err(|error| files::Error::Io("write", path.into(), error))
+        .map_err(|error| files::FileError::Io("write", path.into(), error))
         .map(|()| true)
 }

@@ -10,7 +10,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use super::files::{self, Error};
+use super::error::Error;
+use super::files::{self, FileError};
 use base::crypto::{self, CLUSTER_ID_LEN, MEASUREMENT_SALT_LEN};
 use base::options::Opt;
 use base::text::{self, hex};
@@ -69,7 +70,7 @@ struct File {
 
 impl State {
     /// Makes a new state with a random salt, and writes it.
-    pub fn create(path: &Path) -> Result<State, Error> {
+    pub fn create(path: &Path) -> Result<State, FileError> {
         let state = State {
             path: path.into(),
             measurement_salt: crypto::random(),
@@ -81,12 +82,13 @@ impl State {
     }
 
     /// Reads the state in the file.
-    pub fn open(path: &Path) -> Result<State, Error> {
-        parse(path, &files::read(path)?).map_err(|what| Error::Content(path.into(), what))
+    pub fn open(path: &Path) -> Result<State, FileError> {
+        parse(path, &files::read(path)?)
+            .map_err(|what| FileError::Content(path.into(), what.to_string()))
     }
 
     /// Reads the state in the file; `None` if there is no file.
-    pub fn find(path: &Path) -> Result<Option<State>, Error> {
+    pub fn find(path: &Path) -> Result<Option<State>, FileError> {
         match State::open(path) {
             Err(error) if error.kind() == Some(io::ErrorKind::NotFound) => Ok(None),
             opened => opened.map(Some),
@@ -94,7 +96,7 @@ impl State {
     }
 
     /// Writes the state to its file.
-    pub fn save(&self) -> Result<(), Error> {
+    pub fn save(&self) -> Result<(), FileError> {
         files::replace_private(&self.path, self.text().as_bytes())
     }
 
@@ -118,14 +120,14 @@ impl State {
     }
 }
 
-fn parse(path: &Path, content: &[u8]) -> Result<State, String> {
+fn parse(path: &Path, content: &[u8]) -> Result<State, Error> {
     let file: File =
         serde_json::from_slice(content).map_err(|error| format!("not a state file: {error}"))?;
     if file.version != VERSION {
-        return Err(format!(
+        return Err(Error::Content(format!(
             "state file of version {}, expected {VERSION}",
             file.version
-        ));
+        )));
     }
     let salt = STANDARD
         .decode(&file.measurement_salt)
@@ -204,7 +206,7 @@ mod tests {
         ] {
             std::fs::write(&path, content).unwrap();
             assert!(
-                matches!(State::find(&path), Err(Error::Content(..))),
+                matches!(State::find(&path), Err(FileError::Content(..))),
                 "{content}"
             );
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 pub use super::chart::Step;
 use super::chart::{svg, text};
+use super::error::Error;
 use super::files;
 use super::output::{OUTPUT, Output, say_all};
 use super::usage::{Command, Given, Operand};
 use base::options::Opt;
-use base::program::Failure;
 use serde_json::{Value, json};
 
 /// Maximum number of events of a boot; a record has room for a few hundred.
@@ -70,7 +70,7 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     Ok(Options {
         record: given.operand()?.into(),
         svg: given.has("svg").then(|| given.path("svg")),
@@ -90,12 +90,12 @@ pub struct Options {
 }
 
 /// Runs `firstlight timeline`.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     let record = match options.record.as_os_str() == "-" {
         true => files::read_open(&options.record, io::stdin()),
         false => files::read(&options.record),
     };
-    let record = record.map_err(Failure::failed)?;
+    let record = record.map_err(Error::failed)?;
     let name = options.record.display().to_string();
     let record = String::from_utf8_lossy(&record);
     match options.output {
@@ -115,25 +115,25 @@ pub fn json(record: &str) -> Value {
 }
 
 /// Writes a chart as a picture.
-pub fn draw(steps: &[Step], picture: &Path) -> Result<(), Failure> {
+pub fn draw(steps: &[Step], picture: &Path) -> Result<(), Error> {
     fs::write(picture, svg(steps))
-        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", picture.display())))
+        .map_err(|error| Error::failed(format!("cannot write {}: {error}", picture.display())))
 }
 
-fn steps_of(name: &str, record: &str) -> Result<Vec<Step>, Failure> {
+fn steps_of(name: &str, record: &str) -> Result<Vec<Step>, Error> {
     let steps = steps(&events(record));
     match steps.is_empty() {
         false => Ok(steps),
         true => {
             let error = "has no events of a boot: expected lines as `firstlight[unlock]    3.214s mapped: /dev/mapper/state`";
-            Err(Failure::failed(format!("{name} {error}")))
+            Err(Error::failed(format!("{name} {error}")))
         }
     }
 }
 
 /// Prints the chart of a record, and also writes it as a picture if a file is given. `name` is the
 /// source of the record.
-pub fn show(name: &str, record: &str, picture: Option<&Path>) -> Result<(), Failure> {
+pub fn show(name: &str, record: &str, picture: Option<&Path>) -> Result<(), Error> {
     let steps = steps_of(name, record)?;
     say_all(&text(&steps, columns()))?;
     picture.map_or(Ok(()), |picture| draw(&steps, picture))

@@ -9,15 +9,15 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use base::program::Failure;
 use kubernetes::client::{CONFIG_MAPS, Client, NODE_VERSIONS};
 use kubernetes::parameters::Version;
 use kubernetes::{NAMESPACE, kubeadm, yaml};
 use serde_json::{Value, json};
 
 use super::components::{self, check};
+use super::error::Error;
 use super::interrupt;
-use super::kubeconfig::{self, KUBECONFIG, failed, kubeconfigs_of};
+use super::kubeconfig::{self, KUBECONFIG, kubeconfigs_of};
 use super::options::{TIMEOUT, time};
 use super::output::{OUTPUT, Output};
 use super::progress::{Progress, printable};
@@ -64,10 +64,10 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     let version = given.operand()?.parse();
     Ok(Options {
-        version: version.map_err(|error| Failure::Usage(format!("{error}")))?,
+        version: version.map_err(|error| Error::Usage(format!("{error}")))?,
         components: given.path("components"),
         kubeconfig: kubeconfigs_of(given),
         dry_run: given.has("dry-run"),
@@ -94,17 +94,17 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     let to = options.version;
     check(&options.components, None)?;
-    let list = components::read(&options.components).map_err(Failure::failed)?;
+    let list = components::read(&options.components).map_err(Error::failed)?;
     if let Some(warning) = to.warning(SystemTime::now()) {
         log::warn!("{warning}");
     }
     if let Some(other) = kubernetes::components::version_in(&list)
         && other != to.to_string()
     {
-        return Err(Failure::failed(format!(
+        return Err(Error::failed(format!(
             "{}: expected the components of {to}, got kubeadm {other}",
             options.components.display()
         )));
@@ -113,28 +113,26 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     let client = kubeconfig::client(&options.kubeconfig)?.within(options.timeout);
     let progress = Progress::on_stderr();
     progress.phase(format!("waiting for the API server {}", client.server()));
-    client
-        .wait_ready(&mut |why| progress.line(why))
-        .map_err(failed)?;
+    client.wait_ready(&mut |why| progress.line(why))?;
     let versions = NODE_VERSIONS.all().named("constellation-version");
-    if client.find(&versions).map_err(failed)?.is_some() {
-        return Err(Failure::failed(
+    if client.find(&versions)?.is_some() {
+        return Err(Error::failed(
             "the cluster has the NodeVersion constellation-version: Constellation's operator decides which version new nodes \
              get; upgrade with its tools, or remove the operator and this object first",
         ));
     }
     let from = version_of(&client)?;
-    from.check_upgrade(&to).map_err(Failure::failed)?;
-    let mut nodes = cluster::listed(&client).map_err(failed)?;
+    from.check_upgrade(&to).map_err(Error::failed)?;
+    let mut nodes = cluster::listed(&client)?;
     check_kubelets(&nodes, &to)?;
 
     let map = kubernetes::components::config_map(&to, &list);
     let name = map["metadata"]["name"].as_str().unwrap_or_default();
     let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
-    let present = client.find(&maps.named(name)).map_err(failed)?;
+    let present = client.find(&maps.named(name))?;
     match &present {
         Some(present) if present["data"] != map["data"] => {
-            return Err(Failure::failed(format!(
+            return Err(Error::failed(format!(
                 "the ConfigMap {NAMESPACE}/{name} has the same programs with other places, sources or patches: delete it, and run \
                  the command again"
             )));
@@ -144,7 +142,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             interrupt::means(
                 "the cluster may already have the new list of components; run the same command again",
             );
-            client.create(&maps, &map).map_err(failed)?;
+            client.create(&maps, &map)?;
         }
         _ => {}
     }
@@ -167,17 +165,17 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Returns the version of the control plane, as kubeadm has recorded it.
-fn version_of(client: &Client) -> Result<Version, Failure> {
+fn version_of(client: &Client) -> Result<Version, Error> {
     let map = CONFIG_MAPS
         .in_namespace(NAMESPACE)
         .named(kubeadm::CONFIG_MAP);
     let fault = |error: &dyn std::fmt::Display| {
-        Failure::failed(format!(
+        Error::failed(format!(
             "ConfigMap {NAMESPACE}/{}: {error}",
             kubeadm::CONFIG_MAP
         ))
     };
-    let map = client.get(&map).map_err(failed)?;
+    let map = client.get(&map)?;
     let configuration = map["data"]["ClusterConfiguration"].as_str();
     let configuration =
         yaml::document(configuration.unwrap_or_default()).map_err(|error| fault(&error))?;
@@ -188,7 +186,7 @@ fn version_of(client: &Client) -> Result<Version, Failure> {
         .map_err(|error| fault(&error))
 }
 
-fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Failure> {
+fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Error> {
     let is_old = |node: &&Listed| match node.version.parse::<Version>() {
         Ok(version) => version.minor + KUBELET_SKEW < to.minor,
         // an unsupported version
@@ -201,7 +199,7 @@ fn check_kubelets(nodes: &[Listed], to: &Version) -> Result<(), Failure> {
         .collect();
     match old.is_empty() {
         true => Ok(()),
-        false => Err(Failure::failed(format!(
+        false => Err(Error::failed(format!(
             "with a control plane of {to} no kubelet may be older than v1.{}: upgrade or remove these nodes first: {}",
             to.minor.saturating_sub(KUBELET_SKEW),
             old.join(", ")

@@ -1,12 +1,13 @@
 //! The command line as tables. The same tables parse the arguments and produce `--help`, the manual
 //! page and the shells' completions, so these always agree.
 
+use super::error::Error;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::PathBuf;
 
 use base::options::{Opt, name, table, wrapped};
-use base::program::{self, Failure};
+use base::program;
 use lexopt::Arg;
 
 /// A program with several commands.
@@ -42,7 +43,7 @@ pub struct Command {
     /// Command lines that work with the operator's own files and addresses.
     pub examples: &'static [&'static str],
     /// Runs the command.
-    pub run: fn(&Given) -> Result<(), Failure>,
+    pub run: fn(&Given) -> Result<(), Error>,
 }
 
 /// A value without the name of an option before it.
@@ -138,8 +139,8 @@ impl Command {
         program: &'static Program,
         before: Values,
         mut args: lexopt::Parser,
-        defaults: impl FnOnce(&Given) -> Result<Values, Failure>,
-    ) -> Result<Given, Failure> {
+        defaults: impl FnOnce(&Given) -> Result<Values, Error>,
+    ) -> Result<Given, Error> {
         let mut given = Given {
             program,
             command: self,
@@ -149,14 +150,14 @@ impl Command {
         };
         let known = |name: &str| self.all_options().any(|option| option.name == name);
         if let Some((name, _)) = given.values.iter().find(|(name, _)| !known(name)) {
-            return Err(Failure::Usage(format!("there is no option --{name}")));
+            return Err(Error::Usage(format!("there is no option --{name}")));
         }
         while let Some(arg) = args.next()? {
             let name = name(&arg);
             let found = name.as_deref().and_then(|name| self.option(name));
             match (found, arg) {
                 (Some(Opt { name: "help", .. }), _) => {
-                    return Err(Failure::HelpOn(self.help(program)));
+                    return Err(Error::Help(self.help(program)));
                 }
                 (Some(Opt { name, value, .. }), _) => {
                     let value = match value.is_empty() {
@@ -173,7 +174,7 @@ impl Command {
                     let known = self.all_options().map(|option| option.name);
                     let suggestion = suggestion("--", unknown, known);
                     let text = format!("there is no option --{unknown}{suggestion}");
-                    return Err(Failure::Usage(text));
+                    return Err(Error::Usage(text));
                 }
                 (None, other) => return Err(other.unexpected().into()),
             }
@@ -188,7 +189,7 @@ impl Command {
         let operand = self.operand.as_ref().filter(|operand| operand.is_needed);
         if let Some(operand) = operand.filter(|_| given.operand.is_none()) {
             let name = operand.value;
-            return Err(Failure::Usage(match operand.words {
+            return Err(Error::Usage(match operand.words {
                 [] => format!("{name} is missing"),
                 [word] => format!("the word {word:?} is missing"),
                 words => format!("{name} is missing: expected {}", words.join(", ")),
@@ -199,7 +200,7 @@ impl Command {
             .iter()
             .find(|option| option.is_needed && !given.has(option.name))
         {
-            Some(missing) => Err(Failure::Usage(format!("--{} is missing", missing.name))),
+            Some(missing) => Err(Error::Usage(format!("--{} is missing", missing.name))),
             None => Ok(given),
         }
     }
@@ -325,30 +326,28 @@ impl Given {
     }
 
     /// Returns the option's value as text; empty if there is neither a value nor a default.
-    pub fn text(&self, name: &str) -> Result<String, Failure> {
-        program::text(self.value(name).unwrap_or_default())
+    pub fn text(&self, name: &str) -> Result<String, Error> {
+        Ok(program::text(self.value(name).unwrap_or_default())?)
     }
 
     /// Returns the option's value, which must be one of these words; empty if there is neither a
     /// value nor a default.
-    pub fn one_of(&self, name: &str, words: &[&str]) -> Result<String, Failure> {
+    pub fn one_of(&self, name: &str, words: &[&str]) -> Result<String, Error> {
         let text = self.text(name)?;
         match text.is_empty() || words.contains(&text.as_str()) {
             true => Ok(text),
             false => {
                 let words = words.join(", ");
-                Err(Failure::Usage(format!(
-                    "--{name} {text:?}: expected {words}"
-                )))
+                Err(Error::Usage(format!("--{name} {text:?}: expected {words}")))
             }
         }
     }
 
     /// Returns all values of an option that may be repeated.
-    pub fn texts(&self, name: &str) -> Result<Vec<String>, Failure> {
+    pub fn texts(&self, name: &str) -> Result<Vec<String>, Error> {
         let given = self.values.iter().filter(|(given, _)| *given == name);
         given
-            .map(|(_, value)| program::text(value.clone()))
+            .map(|(_, value)| Ok(program::text(value.clone())?))
             .collect()
     }
 
@@ -357,9 +356,9 @@ impl Given {
         &self,
         name: &str,
         parse: impl Fn(&str) -> Result<T, E>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, Error> {
         let text = self.text(name)?;
-        parse(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
+        parse(&text).map_err(|error| Error::Usage(format!("--{name} {text:?}: {error}")))
     }
 
     /// Parses all values of an option that may be repeated with `parse`.
@@ -367,9 +366,9 @@ impl Given {
         &self,
         name: &str,
         parse: impl Fn(&str) -> Result<T, E>,
-    ) -> Result<Vec<T>, Failure> {
+    ) -> Result<Vec<T>, Error> {
         let parsed = |text: String| {
-            parse(&text).map_err(|error| Failure::Usage(format!("--{name} {text:?}: {error}")))
+            parse(&text).map_err(|error| Error::Usage(format!("--{name} {text:?}: {error}")))
         };
         self.texts(name)?.into_iter().map(parsed).collect()
     }
@@ -380,8 +379,8 @@ impl Given {
     }
 
     /// Returns the operand as text.
-    pub fn operand(&self) -> Result<String, Failure> {
-        program::text(self.operand.clone().unwrap_or_default())
+    pub fn operand(&self) -> Result<String, Error> {
+        Ok(program::text(self.operand.clone().unwrap_or_default())?)
     }
 
     /// Returns the operands of an action.
@@ -433,7 +432,7 @@ mod tests {
         examples: ("all of it", &["tool copy x --to y"]),
     };
 
-    fn parse(args: &[&str]) -> Result<Given, Failure> {
+    fn parse(args: &[&str]) -> Result<Given, Error> {
         TOOL.commands[0].parse(&TOOL, vec![], lexopt::Parser::from_args(args), |_| {
             Ok(vec![("mode", "slow".into())])
         })
@@ -469,7 +468,7 @@ mod tests {
             (&["thing", "--force=yes", "--to", "b"], "--force"),
         ] {
             match parse(args).err() {
-                Some(Failure::Usage(text)) => assert!(text.contains(expected), "{text}"),
+                Some(Error::Usage(text)) => assert!(text.contains(expected), "{text}"),
                 other => panic!("{other:?}"),
             }
         }
@@ -477,7 +476,7 @@ mod tests {
 
     #[test]
     fn help_is_written_from_the_table() {
-        let Err(Failure::HelpOn(text)) = parse(&["--help"]) else {
+        let Err(Error::Help(text)) = parse(&["--help"]) else {
             panic!()
         };
         assert_eq!(

@@ -1,8 +1,9 @@
 //! `firstlight version`: the version of this program.
 
-use base::program::{self, Failure};
+use base::program;
 use serde_json::json;
 
+use super::error::Error;
 use super::output::{OUTPUT, Output};
 use super::usage::Command;
 
@@ -18,7 +19,7 @@ pub const COMMAND: Command = Command {
 };
 
 /// Runs the command.
-pub fn run(output: Output) -> Result<(), Failure> {
+pub fn run(output: Output) -> Result<(), Error> {
     output.json(&json!({
         "version": env!("CARGO_PKG_VERSION"),
         "commit": option_env!("FIRSTLIGHT_COMMIT"),

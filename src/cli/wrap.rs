@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use base::program::Failure;
 use keywrap::Wrapped;
 use kms::ClusterKms;
 
+use super::error::Error;
 use super::master_secret::{
     self, MASTER_SECRET, MASTER_SECRET_FILE, SHARE_FILE, Source, WRAPPED_SECRET_FILE,
     master_secret_of,
@@ -55,7 +55,7 @@ pub const WRAP: Command = Command {
     run: |given| wrap(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     Ok(Options {
         output: Output::of(given)?,
         kms: given.text("kms")?,
@@ -80,12 +80,12 @@ pub struct Options {
 }
 
 /// Runs `firstlight wrap`.
-pub fn wrap(options: &Options) -> Result<(), Failure> {
+pub fn wrap(options: &Options) -> Result<(), Error> {
     let secret = options.master_secret.read_wrapped(Some(&options.kms));
-    let secret = secret.map_err(Failure::failed)?;
-    let key = keywrap::open(&options.kms).map_err(Failure::failed)?;
-    key.prepare(options.create_key).map_err(Failure::failed)?;
-    let wrapped = Wrapped::wrap(&secret, &options.kms, &*key).map_err(Failure::failed)?;
+    let secret = secret.map_err(Error::failed)?;
+    let key = keywrap::open(&options.kms)?;
+    key.prepare(options.create_key)?;
+    let wrapped = Wrapped::wrap(&secret, &options.kms, &*key)?;
     let (content, kms) = (wrapped.text(), Some(&*options.kms));
     let written = write(&options.out, content.as_bytes(), &secret, kms)?;
     options
@@ -126,8 +126,8 @@ pub const UNWRAP: Command = Command {
 
 /// Runs `firstlight unwrap`: writes the plain master secret of the file `wrapped` to `out`, which
 /// must not exist.
-pub fn unwrap(wrapped: &Path, out: &Path, output: Output) -> Result<(), Failure> {
-    let secret = master_secret::read(wrapped).map_err(Failure::failed)?;
+pub fn unwrap(wrapped: &Path, out: &Path, output: Output) -> Result<(), Error> {
+    let secret = master_secret::read(wrapped)?;
     write(out, master_secret::text(&secret).as_bytes(), &secret, None)?;
     output.json(&json!({"masterSecret": out}))?;
     output.say(format_args!(
@@ -143,12 +143,12 @@ fn write(
     content: &[u8],
     secret: &ClusterKms,
     kms: Option<&str>,
-) -> Result<PathBuf, Failure> {
-    let written = master_secret::write(out, content).map_err(Failure::failed)?;
-    let read = master_secret::read_wrapped(&written, kms).map_err(Failure::failed)?;
+) -> Result<PathBuf, Error> {
+    let written = master_secret::write(out, content)?;
+    let read = master_secret::read_wrapped(&written, kms)?;
     match read == *secret {
         true => Ok(written),
-        false => Err(Failure::failed(format!(
+        false => Err(Error::failed(format!(
             "{} was written and does not have the master secret: keep the old file, and check the disk",
             out.display()
         ))),

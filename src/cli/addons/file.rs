@@ -70,7 +70,7 @@ pub enum Content {
 #[derive(Debug)]
 pub enum Error {
     /// The list cannot be read.
-    File(files::Error),
+    File(files::FileError),
     /// The list is not YAML, or not a list of add-ons.
     Malformed(PathBuf, String),
     /// A field of an add-on is missing, unknown or wrong.

@@ -7,7 +7,7 @@ use std::path::Path;
 use ring::digest::{Context, SHA256};
 
 use super::list::read;
-use base::program::Failure;
+use crate::error::Error;
 use base::text::hex;
 use kubernetes::components::{Component, Policy};
 use proto::components::Component as Wire;
@@ -16,10 +16,10 @@ use proto::components::Component as Wire;
 const NEEDED: [&str; 3] = ["kubelet", "kubeadm", "kubectl"];
 
 /// Checks the list, and those files in the folder that belong to it. Returns a sentence for people.
-pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Failure> {
-    let entries = read(list).map_err(Failure::failed)?;
+pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Error> {
+    let entries = read(list)?;
     let fault =
-        |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", list.display()));
+        |error: &dyn std::fmt::Display| Error::failed(format!("{}: {error}", list.display()));
     for entry in &entries {
         Component::parse(entry, &Policy::default()).map_err(|error| fault(&error))?;
     }
@@ -56,9 +56,9 @@ pub fn check(list: &Path, folder: Option<&Path>) -> Result<String, Failure> {
     })
 }
 
-fn compare(entry: &Wire, path: &Path) -> Result<(), Failure> {
+fn compare(entry: &Wire, path: &Path) -> Result<(), Error> {
     let fault =
-        |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", path.display()));
+        |error: &dyn std::fmt::Display| Error::failed(format!("{}: {error}", path.display()));
     let mut file = File::open(path).map_err(|error| fault(&error))?;
     let (mut hash, mut chunk) = (Context::new(&SHA256), [0; 64 << 10]);
     loop {

@@ -10,7 +10,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::files;
+use crate::error::Error;
+use crate::files::{self, FileError};
 use proto::components::Component;
 
 /// A component in the file of a list.
@@ -36,11 +37,12 @@ impl From<Component> for Entry {
     }
 }
 
-/// Returns the list in a file. An error is a sentence.
-pub fn read(path: &Path) -> Result<Vec<Component>, String> {
-    let content = files::read(path).map_err(|error| error.to_string())?;
-    let entries: Vec<Entry> = serde_json::from_slice(&content)
-        .map_err(|error| format!("{}: not a list of components: {error}", path.display()))?;
+/// Returns the list in a file.
+pub fn read(path: &Path) -> Result<Vec<Component>, Error> {
+    let content = files::read(path)?;
+    let entries: Vec<Entry> = serde_json::from_slice(&content).map_err(|error| {
+        FileError::Content(path.into(), format!("not a list of components: {error}"))
+    })?;
     Ok(entries
         .into_iter()
         .map(|it| component(&it.url, &it.hash, &it.install_path, it.extract))
@@ -128,7 +130,7 @@ mod tests {
             r#"[{"url":"x","install_path":"/a","hsh":"y"}]"#,
         ] {
             std::fs::write(&path, content).unwrap();
-            let error = read(&path).err().unwrap();
+            let error = read(&path).err().unwrap().to_string();
             assert!(
                 error.contains("components.json: not a list of components"),
                 "{error}"

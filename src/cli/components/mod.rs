@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::output::say;
+use crate::error::Error;
 use crate::options::{TIMEOUT, time};
 use crate::usage::{Command, Given, Operand};
 use base::options::Opt;
-use base::program::{self, Failure};
+use base::program;
 pub use check::check;
 use kubernetes::parameters::Version;
 use list::Entry;
@@ -74,7 +75,7 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     let optional = |name: &str| given.value(name).map(Into::into);
     let action = match (given.has_operand(), given.has("check")) {
         (true, false) => {
@@ -82,7 +83,7 @@ fn options(given: &Given) -> Result<Options, Failure> {
             Action::Make {
                 version: version
                     .parse()
-                    .map_err(|error| Failure::Usage(format!("{error}")))?,
+                    .map_err(|error| Error::Usage(format!("{error}")))?,
                 servers: Servers {
                     downloads: given.text("downloads")?,
                     registry: given.text("registry")?,
@@ -97,7 +98,7 @@ fn options(given: &Given) -> Result<Options, Failure> {
         },
         _ => {
             let text = "give either a VERSION, whose list is made, or --check FILE";
-            return Err(Failure::Usage(text.into()));
+            return Err(Error::Usage(text.into()));
         }
     };
     Ok(Options {
@@ -139,26 +140,30 @@ pub fn of(
     version: &Version,
     file: Option<&Path>,
     limit: Duration,
-) -> Result<Vec<Component>, Failure> {
+) -> Result<Vec<Component>, Error> {
     let Some(file) = file else {
-        return published::list(version, &Servers::default(), limit).map_err(|failure| match failure {
-            Failure::Failed(code, text) => Failure::Failed(
-                code,
-                format!("{text}; give a list with --components, as `firstlight components` makes it where that server is reached"),
-            ),
+        let hint = |text: String| {
+            format!(
+                "{text}; give a list with --components, as `firstlight components` makes it where that server is reached"
+            )
+        };
+        let list = published::list(version, &Servers::default(), limit);
+        return list.map_err(|error| match error {
+            Error::Unreachable(text) => Error::Unreachable(hint(text)),
+            Error::Failed(text) => Error::Failed(hint(text)),
             other => other,
         });
     };
-    read(file).map_err(Failure::failed)
+    read(file)
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     match &options.action {
         Action::Make { version, servers } => {
             let list = published::list(version, servers, options.timeout)?;
             let entries: Vec<Entry> = list.into_iter().map(Entry::from).collect();
-            let json = serde_json::to_value(entries).map_err(Failure::failed)?;
+            let json = serde_json::to_value(entries).map_err(Error::failed)?;
             say(format_args!("{json:#}"))
         }
         Action::Check { list, files } => say(check(list, files.as_deref())?),

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use ring::digest::{SHA256, digest};
 
 use super::list::{DOWNLOADS, of_every_version, patch, program};
-use crate::error::UNREACHABLE;
+use crate::error::Error;
 use crate::progress::Progress;
-use base::program::Failure;
 use base::request::Request;
 use base::text::hex;
 use http::{Kind, Policy, Roots};
@@ -64,7 +63,7 @@ pub fn list(
     version: &Version,
     servers: &Servers,
     timeout: Duration,
-) -> Result<Vec<Component>, Failure> {
+) -> Result<Vec<Component>, Error> {
     let (version, progress) = (version.to_string(), Progress::on_stderr());
     let client = Client::new(servers, Instant::now() + timeout)?;
     let mut list = of_every_version();
@@ -99,16 +98,16 @@ struct Client {
 }
 
 impl Client {
-    fn new(servers: &Servers, deadline: Instant) -> Result<Client, Failure> {
+    fn new(servers: &Servers, deadline: Instant) -> Result<Client, Error> {
         for url in [&servers.downloads, &servers.registry] {
             if http::check(url).is_err() || url.ends_with('/') {
-                return Err(Failure::Usage(format!(
+                return Err(Error::Usage(format!(
                     "{url:?}: expected https://HOST[:PORT][/PATH]"
                 )));
             }
         }
         let file = servers.authorities.as_deref();
-        let roots = Roots::load(file).map_err(Failure::failed)?;
+        let roots = Roots::load(file).map_err(Error::failed)?;
         let policy = Policy {
             redirects: REDIRECTS,
             proxy: true,
@@ -122,14 +121,14 @@ impl Client {
     }
 
     /// Returns the SHA-256 in the file at `url`, as 64 hexadecimal digits.
-    fn sha256_at(&self, url: &str) -> Result<String, Failure> {
+    fn sha256_at(&self, url: &str) -> Result<String, Error> {
         let body = self.get(url, "text/plain, application/octet-stream")?;
         let text = String::from_utf8_lossy(&body);
         // some files have a name after the hash, as in the output of sha256sum
         let hash = text.split_whitespace().next().unwrap_or_default();
         match hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
             true => Ok(hash.to_owned()),
-            false => Err(Failure::failed(format!(
+            false => Err(Error::failed(format!(
                 "{url}: expected a SHA-256 of 64 hexadecimal digits, got {:?}",
                 text.chars().take(80).collect::<String>()
             ))),
@@ -138,21 +137,21 @@ impl Client {
 
     /// Returns the digest of the image index at `url`: the SHA-256 of its bytes (OCI Image Format
     /// Specification, "Digests").
-    fn digest_of(&self, url: &str) -> Result<String, Failure> {
+    fn digest_of(&self, url: &str) -> Result<String, Error> {
         let body = self.get(url, INDEX)?;
         let index: serde_json::Value = serde_json::from_slice(&body)
-            .map_err(|error| Failure::failed(format!("{url}: not an image index: {error}")))?;
+            .map_err(|error| Error::failed(format!("{url}: not an image index: {error}")))?;
         if !index["manifests"].is_array() {
-            return Err(Failure::failed(format!(
+            return Err(Error::failed(format!(
                 "{url}: not an image index: it has no manifests"
             )));
         }
         Ok(hex(digest(&SHA256, &body).as_ref()))
     }
 
-    fn get(&self, url: &str, types: &str) -> Result<Vec<u8>, Failure> {
+    fn get(&self, url: &str, types: &str) -> Result<Vec<u8>, Error> {
         let unreachable =
-            |error: &dyn std::fmt::Display| Failure::Failed(UNREACHABLE, format!("{url}: {error}"));
+            |error: &dyn std::fmt::Display| Error::Unreachable(format!("{url}: {error}"));
         let request = Request {
             method: "GET",
             url,
@@ -166,7 +165,7 @@ impl Client {
         match answer.status() {
             200 => {}
             404 => {
-                return Err(Failure::failed(format!(
+                return Err(Error::failed(format!(
                     "{url}: not published (status 404): is it a released version?"
                 )));
             }
@@ -175,7 +174,7 @@ impl Client {
         match answer.read() {
             Ok(body) => Ok(body.to_vec()),
             Err(error) if error.kind == Kind::TooLong => {
-                Err(Failure::failed(format!("{url}: {error}")))
+                Err(Error::failed(format!("{url}: {error}")))
             }
             Err(error) => Err(unreachable(&error)),
         }

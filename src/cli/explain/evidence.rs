@@ -8,6 +8,7 @@ use ring::digest::{Algorithm, Context};
 use serde::Deserialize;
 
 use super::decode;
+use crate::error::Error;
 use verifier::event_log::{self, DYNAMIC, EV_NO_ACTION, Log, SHA1, SHA256};
 use verifier::{phases, systemd_log, variant};
 
@@ -145,7 +146,7 @@ struct Pcrs {
 impl Evidence {
     /// Reads an event log of firmware or of systemd, or an attestation document. `name` is used in
     /// errors and in the report.
-    pub fn parse(name: &str, bytes: &[u8]) -> Result<Evidence, String> {
+    pub fn parse(name: &str, bytes: &[u8]) -> Result<Evidence, Error> {
         let mut evidence = Evidence {
             name: name.into(),
             log: vec![],
@@ -161,15 +162,15 @@ impl Evidence {
         let log = event_log::parse(&evidence.log);
         // a log with only a header explains nothing
         if log.events.len() < 2 && evidence.systemd.is_empty() && evidence.quoted.is_empty() {
-            return Err(format!(
+            return Err(Error::Content(format!(
                 "{name}: it has no events: expected an event log (binary_bios_measurements, CCEL, systemd's \
                  tpm2-measure.log) or an attestation document (JSON)"
-            ));
+            )));
         }
         Ok(evidence)
     }
 
-    fn read_document(&mut self, bytes: &[u8]) -> Result<(), String> {
+    fn read_document(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let name = &self.name;
         let decoded = |text: &str| {
             let bytes = STANDARD.decode(text);
@@ -192,7 +193,7 @@ impl Evidence {
         for Quote { pcrs } in &document.attestation.quotes {
             let values = pcrs.pcrs.iter();
             let values = values.map(|(number, value)| Ok((*number, decoded(value)?)));
-            let values: Result<_, String> = values.collect();
+            let values: Result<_, Error> = values.collect();
             self.quoted.insert(pcrs.hash, values?);
         }
         self.log = decoded(&document.attestation.event_log)?;
@@ -223,7 +224,7 @@ impl Evidence {
     }
 
     /// Returns the registers of the best bank that both this evidence and the other have.
-    pub fn registers(&self, other: Option<&Evidence>) -> Result<Registers, String> {
+    pub fn registers(&self, other: Option<&Evidence>) -> Result<Registers, Error> {
         let both = |bank: &u16| self.has(*bank) && other.is_none_or(|other| other.has(*bank));
         let (bank, name) =
             BANKS

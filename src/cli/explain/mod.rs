@@ -22,6 +22,7 @@ use super::connect::read_policy;
 use super::output::{Output, print, say_all};
 use super::{files, measure_image};
 use crate::connect::{ENDPOINT, host_of};
+use crate::error::Error;
 use crate::options::{VARIANT, pcrs, time, variant_of};
 use crate::output::OUTPUT;
 use crate::sources::{KEPT, OFFLINE};
@@ -29,7 +30,7 @@ use crate::state::cluster_id;
 use crate::usage::{Command, Given, Operand};
 use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
-use base::program::{self, Failure};
+use base::program;
 use compare::{Expected, Finding};
 use evidence::Evidence;
 use report::Pen;
@@ -112,25 +113,25 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     let path = |name: &str| given.has(name).then(|| given.path(name));
     let image = path("against-image");
     if image.is_some() && given.has("against") {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--against and --against-image: give one of the two".into(),
         ));
     }
     for name in ["uki", "profile"] {
         if image.is_none() && given.has(name) {
             let text = format!("--{name}: --against-image is missing");
-            return Err(Failure::Usage(text));
+            return Err(Error::Usage(text));
         }
     }
     let text = |name| given.value(name).map(program::text).transpose();
     let (uki, profile) = (text("uki")?, text("profile")?);
     let source = host_of(given)?;
     Ok(Options {
-        source: source.ok_or_else(|| Failure::Usage("FILE|NODE is missing".into()))?,
+        source: source.ok_or_else(|| Error::Usage("FILE|NODE is missing".into()))?,
         against: path("against"),
         image: image.map(|image| measure_image::of_image(image, uki, profile)),
         policy: path("policy"),
@@ -175,10 +176,10 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     let mut evidence = read(options)?;
     if let Some(path) = &options.systemd_log {
-        evidence.and_systemd(&files::read(path).map_err(Failure::failed)?);
+        evidence.and_systemd(&files::read(path)?);
     }
     let other = match &options.against {
         Some(path) => Some(read_file(path)?),
@@ -192,14 +193,12 @@ pub fn run(options: &Options) -> Result<(), Failure> {
             );
         }
     }
-    let registers = evidence
-        .registers(other.as_ref())
-        .map_err(Failure::failed)?;
+    let registers = evidence.registers(other.as_ref()).map_err(Error::failed)?;
     let bank = registers.bank;
     let mut against = vec![];
     let mut expected = Expected::default();
     if let Some(other) = &other {
-        let good = other.registers(Some(&evidence)).map_err(Failure::failed)?;
+        let good = other.registers(Some(&evidence)).map_err(Error::failed)?;
         expected = Expected::of_machine(&good);
         against.push(other.name.clone());
     }
@@ -236,7 +235,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Reads the file, or asks the node.
-fn read(options: &Options) -> Result<Evidence, Failure> {
+fn read(options: &Options) -> Result<Evidence, Error> {
     let source = &options.source;
     let path = Path::new(source);
     if source == "-" || source.contains('/') || path.exists() {
@@ -244,16 +243,16 @@ fn read(options: &Options) -> Result<Evidence, Failure> {
     }
     let deadline = Instant::now() + options.timeout;
     let document = node::ask(source, options.variant, deadline)?;
-    Evidence::parse(source, &document).map_err(Failure::failed)
+    Evidence::parse(source, &document)
 }
 
-fn read_file(path: &Path) -> Result<Evidence, Failure> {
+fn read_file(path: &Path) -> Result<Evidence, Error> {
     let bytes = match path.as_os_str() == "-" {
         true => files::read_open(path, io::stdin()),
         false => files::read(path),
     };
-    let bytes = bytes.map_err(Failure::failed)?;
-    Evidence::parse(&path.display().to_string(), &bytes).map_err(Failure::failed)
+    let bytes = bytes.map_err(Error::failed)?;
+    Evidence::parse(&path.display().to_string(), &bytes)
 }
 
 /// Returns the registers of the SHA-256 bank in an attestation document. Nothing in it is verified.
@@ -270,20 +269,20 @@ fn has_colour() -> bool {
 }
 
 /// Returns the result of the whole command.
-fn verdict(name: &str, findings: &[Finding]) -> Result<(), Failure> {
+fn verdict(name: &str, findings: &[Finding]) -> Result<(), Error> {
     let bad = findings.iter().filter(|finding| finding.verdict.is_bad());
     let bad: Vec<_> = bad
         .map(|finding| format!("{} {}", finding.name, finding.verdict.words()))
         .collect();
     match bad.is_empty() {
         true => Ok(()),
-        false => Err(Failure::failed(format!("{name}: {}", bad.join(", ")))),
+        false => Err(Error::failed(format!("{name}: {}", bad.join(", ")))),
     }
 }
 
 /// Reads bytes like `firstlight explain` reads a file, and returns the report; for tests of hostile
 /// inputs.
-pub fn explained(bytes: &[u8]) -> Result<String, String> {
+pub fn explained(bytes: &[u8]) -> Result<String, Error> {
     let evidence = Evidence::parse("input", bytes)?;
     let registers = evidence.registers(None)?;
     let findings = compare::compare(registers, &Expected::default(), false);
@@ -484,7 +483,7 @@ mod tests {
             ),
             (br#"{"Attestation":{"quotes":[]}}"#, "it has no events"),
         ] {
-            let error = Evidence::parse("file", input).err().unwrap();
+            let error = Evidence::parse("file", input).err().unwrap().to_string();
             assert!(
                 error.starts_with("file: ") && error.contains(why),
                 "{error}"

@@ -7,8 +7,7 @@ use std::time::Instant;
 use super::super::connect::{Attempt, Endpoint, Node};
 use super::super::sources::sources;
 use super::evidence::Evidence;
-use crate::error::{ATTESTATION_REFUSED, UNREACHABLE};
-use base::program::Failure;
+use crate::error::Error;
 use booted_proto::init;
 use proto::recoverproto;
 use verifier::refusal::Kind;
@@ -19,19 +18,15 @@ use verifier::{
 
 /// Returns the document of the first server of the node that answers: the recovery server of a node
 /// in its initramfs, or the server of a booted node.
-pub fn ask(
-    address: &str,
-    variant: &'static Variant,
-    deadline: Instant,
-) -> Result<Vec<u8>, Failure> {
+pub fn ask(address: &str, variant: &'static Variant, deadline: Instant) -> Result<Vec<u8>, Error> {
     let ports = [recoverproto::PORT, init::PORT];
     let endpoints = ports.map(|port| Endpoint::parse(address, port));
     let mut endpoints = endpoints.into_iter().collect::<Result<Vec<_>, _>>();
     if let Ok(endpoints) = &mut endpoints {
         endpoints.dedup();
     }
-    let mut failure = Failure::failed(format!("{address}: it has no server"));
-    for endpoint in endpoints.map_err(Failure::Usage)? {
+    let mut failure = Error::failed(format!("{address}: it has no server"));
+    for endpoint in endpoints? {
         let recorder = Arc::new(Recorder {
             variant,
             document: OnceLock::new(),
@@ -45,11 +40,11 @@ pub fn ask(
         match attempt {
             Err(Attempt::Refused(why)) => {
                 let text = format!("{endpoint}: its quote is not genuine: {why}");
-                return Err(Failure::Failed(ATTESTATION_REFUSED, text));
+                return Err(Error::Attestation(text));
             }
             Err(Attempt::Passing(reason)) => {
                 let text = format!("{endpoint}: {reason}");
-                failure = Failure::Failed(UNREACHABLE, text);
+                failure = Error::Unreachable(text);
             }
             Ok(_) => {}
         }
@@ -65,7 +60,7 @@ struct Recorder {
 
 impl Recorder {
     /// Returns a validator that requires the values that the document itself contains.
-    fn validator(&self, document: &[u8]) -> Result<Arc<dyn Validator>, String> {
+    fn validator(&self, document: &[u8]) -> Result<Arc<dyn Validator>, Error> {
         let evidence = Evidence::parse("the document", document)?;
         let quoted = evidence.quoted().into_iter().flatten();
         let demanded = quoted.map(|(number, value)| {
@@ -76,10 +71,10 @@ impl Recorder {
             (*number, measurement)
         });
         let demanded: BTreeMap<_, _> = demanded.collect();
-        let policy = Policy::new(demanded).map_err(|error| error.to_string())?;
+        let policy = Policy::new(demanded).map_err(Error::content)?;
         self.variant
             .validator_for(policy.believing_any(), &sources())
-            .map_err(|error| error.to_string())
+            .map_err(Error::content)
     }
 }
 
@@ -102,7 +97,7 @@ impl Validator for Recorder {
     fn judge(&self, evidence: &verifier::Evidence<'_>) -> Result<Identified, Refusal> {
         let validator = self
             .validator(evidence.document)
-            .map_err(|error| Kind::Malformed.because(error))?;
+            .map_err(|error| Kind::Malformed.because(error.to_string()))?;
         let identified = validator.judge(evidence)?;
         // there is only one connection, so nothing is stored yet
         let _ = self.document.set(evidence.document.into());

@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use base::program::Failure;
 use serde_json::{Value, json};
 use verifier::sources::offline;
 use verifier::{KeyName, Policy, Variant};
@@ -21,6 +20,7 @@ use verifier::{KeyName, Policy, Variant};
 use super::connect::read_policy;
 use super::files;
 use super::output::{Output, say_all};
+use crate::error::Error;
 use crate::options::{VARIANT, named_in, variant_of};
 use crate::output::OUTPUT;
 use crate::usage::{Command, Given, Operand, suggestion};
@@ -69,7 +69,7 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     use Action;
     let action = given.operand()?;
     let texts = given.further().iter().cloned().map(program::text);
@@ -91,18 +91,18 @@ fn options(given: &Given) -> Result<Options, Failure> {
                 _ => "FILE",
             };
             let text = format!("expected firstlight policy {known} {operands}");
-            return Err(Failure::Usage(text));
+            return Err(Error::Usage(text));
         }
         (other, _) => {
             let suggestion = suggestion("", other, ACTIONS);
-            return Err(Failure::Usage(format!(
+            return Err(Error::Usage(format!(
                 "there is no action {other:?}{suggestion}"
             )));
         }
     };
     let trust_any_tpm = given.has("trust-any-tpm");
     if trust_any_tpm && !matches!(action, Action::RemoveKey(..)) {
-        return Err(Failure::Usage("--trust-any-tpm is for remove-key".into()));
+        return Err(Error::Usage("--trust-any-tpm is for remove-key".into()));
     }
     let named = match given.has("attestation-variant") {
         true => None,
@@ -151,7 +151,7 @@ pub struct Options {
 pub const ACTIONS: [&str; 5] = ["check", "show", "diff", "add-key", "remove-key"];
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     match &options.action {
         Action::Check(file) => check(options, file),
         Action::Show(file) => {
@@ -166,25 +166,24 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Reads a policy from a file, or from standard input (`-`).
-fn read(file: &Path) -> Result<Policy, Failure> {
+fn read(file: &Path) -> Result<Policy, Error> {
     match files::is_standard_input(file) {
         true => read_policy(Path::new("/dev/stdin")),
         false => read_policy(file),
     }
 }
 
-fn print(output: Output, lines: &str) -> Result<(), Failure> {
+fn print(output: Output, lines: &str) -> Result<(), Error> {
     match output {
         Output::Text => say_all(lines),
         Output::Json => Ok(()),
     }
 }
 
-fn check(options: &Options, file: &Path) -> Result<(), Failure> {
+fn check(options: &Options, file: &Path) -> Result<(), Error> {
     let found = match read(file) {
         Ok(policy) => check::found(&policy, options.variant),
-        Err(Failure::Failed(_, why)) => check::Found::error(why),
-        Err(other) => return Err(other),
+        Err(why) => check::Found::error(why.to_string()),
     };
     let (errors, open) = (&found.errors, &found.open);
     let json = json!({"variant": options.variant.name, "errors": errors, "open": open});
@@ -197,12 +196,12 @@ fn check(options: &Options, file: &Path) -> Result<(), Failure> {
     let file = file.display();
     match errors.len() {
         0 => options.output.say(format_args!("{file}: no error")),
-        1 => Err(Failure::failed(format!("{file}: 1 error"))),
-        count => Err(Failure::failed(format!("{file}: {count} errors"))),
+        1 => Err(Error::failed(format!("{file}: 1 error"))),
+        count => Err(Error::failed(format!("{file}: {count} errors"))),
     }
 }
 
-fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Failure> {
+fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Error> {
     let differences = facts::differences(&read(old)?, &read(new)?);
     let json = differences
         .iter()
@@ -212,7 +211,7 @@ fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Failure> {
     print(options.output, &lines)?;
     match differences.is_empty() {
         true => Ok(()),
-        false => Err(Failure::failed(format!(
+        false => Err(Error::failed(format!(
             "{} and {} differ",
             old.display(),
             new.display()
@@ -220,10 +219,10 @@ fn diff(options: &Options, old: &Path, new: &Path) -> Result<(), Failure> {
     }
 }
 
-fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Failure> {
+fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Error> {
     let policy = read_policy(file)?;
     if !options.variant.judges("attestationKeys") {
-        return Err(Failure::failed(format!(
+        return Err(Error::failed(format!(
             "{}: machines with the attestation variant {} have no attestation key",
             file.display(),
             options.variant.name
@@ -238,7 +237,7 @@ fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Fail
         keys.iter().partition(|key| policy.keys().contains(*key));
     if !new.is_empty() {
         let added = policy.clone().believing(new.iter().map(|key| **key));
-        write(file, &added.map_err(Failure::failed)?)?;
+        write(file, &added.map_err(Error::failed)?)?;
     }
     let json = json!({"added": shown(&new), "present": shown(&present)});
     options.output.json(&json)?;
@@ -251,15 +250,15 @@ fn add_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Fail
     Ok(())
 }
 
-fn remove_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Failure> {
+fn remove_keys(options: &Options, file: &Path, keys: &[KeyName]) -> Result<(), Error> {
     let policy = read_policy(file)?;
-    let failed = |why: String| Failure::failed(format!("{}: {why}", file.display()));
+    let failed = |why: String| Error::failed(format!("{}: {why}", file.display()));
     if let Some(key) = keys.iter().find(|key| !policy.keys().contains(*key)) {
         return Err(failed(format!(
             "the policy does not name the key {key}: nothing was changed"
         )));
     }
-    let removed = policy.disbelieving(keys).map_err(Failure::failed)?;
+    let removed = policy.disbelieving(keys).map_err(Error::failed)?;
     let judge = endorsement::validator(options.variant, removed.clone(), &offline());
     let judge = judge.map_err(|error| failed(error.to_string()))?;
     if judge.properties().believes_any_tpm && !options.trust_any_tpm {
@@ -282,7 +281,7 @@ fn shown(keys: &[impl ToString]) -> Vec<String> {
 }
 
 /// Returns the keys with these names, each once. `-` stands for the lines of standard input.
-fn names(texts: &[String]) -> Result<Vec<KeyName>, Failure> {
+fn names(texts: &[String]) -> Result<Vec<KeyName>, Error> {
     let mut all = vec![];
     for text in texts {
         if text != "-" {
@@ -290,18 +289,18 @@ fn names(texts: &[String]) -> Result<Vec<KeyName>, Failure> {
             continue;
         }
         let input = files::read_open(Path::new("standard input"), io::stdin().lock());
-        let input = String::from_utf8_lossy(&input.map_err(Failure::failed)?).into_owned();
+        let input = String::from_utf8_lossy(&input.map_err(Error::failed)?).into_owned();
         all.extend(input.split_whitespace().map(str::to_owned));
     }
     let keys: Result<BTreeSet<KeyName>, _> = all.iter().map(|text| text.parse()).collect();
-    let keys = keys.map_err(Failure::Usage)?;
+    let keys = keys.map_err(Error::Usage)?;
     match keys.is_empty() {
-        true => Err(Failure::Usage("standard input has no key".into())),
+        true => Err(Error::Usage("standard input has no key".into())),
         false => Ok(keys.into_iter().collect()),
     }
 }
 
-fn write(file: &Path, policy: &Policy) -> Result<(), Failure> {
+fn write(file: &Path, policy: &Policy) -> Result<(), Error> {
     let text = text(policy) + "\n";
-    files::replace(file, text.as_bytes()).map_err(Failure::failed)
+    files::replace(file, text.as_bytes()).map_err(Error::from)
 }

@@ -7,6 +7,7 @@ use zeroize::Zeroizing;
 
 use super::code::parse;
 use super::scheme::{Named, check};
+use crate::error::Error;
 
 /// How many wrong inputs of a share are allowed.
 const TRIES: usize = 5;
@@ -14,8 +15,10 @@ const TRIES: usize = 5;
 const MAX_LINE: usize = 4096;
 
 /// Asks for shares until there are enough to restore the secret. Asks again for a wrong share.
-pub fn for_missing(shares: &mut Vec<Named>) -> Result<(), String> {
-    let failed = |error: io::Error| format!("cannot ask for a share on the terminal: {error}");
+pub fn for_missing(shares: &mut Vec<Named>) -> Result<(), Error> {
+    let failed = |error: io::Error| {
+        Error::failed(format!("cannot ask for a share on the terminal: {error}"))
+    };
     let mut terminal = None;
     let mut wrong = 0;
     let mut typed = 1;
@@ -48,7 +51,7 @@ pub fn for_missing(shares: &mut Vec<Named>) -> Result<(), String> {
         };
         wrong += 1;
         if wrong == TRIES {
-            return Err(fault);
+            return Err(Error::Content(fault));
         }
         eprintln!("{fault}. Type it again.");
     }

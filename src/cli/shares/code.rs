@@ -18,7 +18,7 @@ use ring::digest::{SHA256, digest};
 use std::sync::LazyLock;
 use zeroize::Zeroizing;
 
-use super::scheme::Share;
+use super::scheme::{Error, Share};
 
 const VERSION: u8 = 1;
 const HEADER_LEN: usize = 10;
@@ -77,9 +77,10 @@ pub fn lines(share: &Share) -> Zeroizing<String> {
 }
 
 /// Parses the text of a share. The error contains no part of the text.
-pub fn parse(text: &[u8]) -> Result<Share, String> {
+pub fn parse(text: &[u8]) -> Result<Share, Error> {
+    let not = |why: String| Err(Error::NotAShare(why));
     if text.len() > MAX_TEXT {
-        return Err(format!(
+        return not(format!(
             "it has {} bytes, expected at most {MAX_TEXT}",
             text.len()
         ));
@@ -104,25 +105,26 @@ pub fn parse(text: &[u8]) -> Result<Share, String> {
                     .to_owned()
             }
             _ => damaged(),
-        })?;
+        })
+        .map_err(Error::NotAShare)?;
     let bytes = &bytes[..len];
     // the version comes first, so that a share of a later version is not reported as damaged
     match bytes.first() {
-        None => return Err("it has no code".into()),
+        None => return not("it has no code".into()),
         Some(&VERSION) => {}
         Some(version) => {
-            return Err(format!(
+            return not(format!(
                 "it has version {version}, and this program knows version {VERSION}, or its first group is mistyped"
             ));
         }
     }
     // a share has at least one point, for one byte
     if bytes.len() < HEADER_LEN + 2 + CHECK_LEN {
-        return Err(damaged());
+        return not(damaged());
     }
     let (body, sum) = bytes.split_at(bytes.len() - CHECK_LEN);
     if check(body) != *sum {
-        return Err(damaged());
+        return not(damaged());
     }
     let (header, share) = body.split_at(HEADER_LEN);
     Share::from_vault(share, header[1], four(&header[2..6]), four(&header[6..10]))
@@ -190,7 +192,7 @@ mod tests {
             ),
             (parse(&[b'0'; MAX_TEXT + 1]).unwrap_err(), "4097 bytes"),
         ] {
-            assert!(error.contains(expected), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
     }
 

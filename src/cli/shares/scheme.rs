@@ -44,7 +44,7 @@ pub struct Named {
     pub share: Share,
 }
 
-/// Why shares do not restore a secret. Each names the share.
+/// Why a secret cannot be divided into shares, or shares do not restore it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Error {
     /// There are fewer shares than the threshold: their number, and the threshold.
@@ -60,6 +60,10 @@ pub enum Error {
     /// The shares belong together, but the restored secret does not have their fingerprint. The
     /// shares that were used.
     Wrong(Vec<String>),
+    /// A text is not that of a whole share, or the share is forged: why.
+    NotAShare(String),
+    /// The master secret cannot be divided so: why.
+    NotShareable(String),
 }
 
 impl fmt::Display for Error {
@@ -85,6 +89,7 @@ impl fmt::Display for Error {
                 f,
                 "{second} comes from another run of `firstlight share` than {first}: only shares of one run fit together"
             ),
+            Error::NotAShare(why) | Error::NotShareable(why) => f.write_str(why),
             Error::Wrong(names) => write!(
                 f,
                 "{} do not give the master secret of their fingerprint: one of them is forged; try other shares",
@@ -103,17 +108,18 @@ impl Share {
         threshold: u8,
         fingerprint: [u8; 4],
         set: [u8; 4],
-    ) -> Result<Share, String> {
+    ) -> Result<Share, Error> {
+        let not = |why: String| Err(Error::NotAShare(why));
         let Some((&number, points)) = bytes.split_last() else {
-            return Err("it is empty".into());
+            return not("it is empty".into());
         };
         if threshold < 2 {
-            return Err(format!(
+            return not(format!(
                 "its threshold is {threshold}, expected at least 2: it is forged"
             ));
         }
         if number == 0 {
-            return Err("its number is 0: it is forged".into());
+            return not("its number is 0: it is forged".into());
         }
         Ok(Share {
             threshold,
@@ -142,15 +148,15 @@ impl Share {
 
 /// Splits the master secret into `count` shares, of which any `threshold` restore it: 2 <=
 /// `threshold` <= `count` <= 255.
-pub fn split(kms: &ClusterKms, threshold: u8, count: u8) -> Result<Vec<Share>, String> {
+pub fn split(kms: &ClusterKms, threshold: u8, count: u8) -> Result<Vec<Share>, Error> {
     if threshold < 2 || threshold > count {
-        return Err(format!(
+        return Err(Error::NotShareable(format!(
             "{threshold} of {count} shares: expected at least 2, and at most as many as there are"
-        ));
+        )));
     }
     let secret = joined(kms)?;
     let shares = Gf256::split_bytes(threshold.into(), count.into(), secret.as_slice(), Kernel);
-    let shares = Zeroizing::new(shares.map_err(|error| error.to_string())?);
+    let shares = Zeroizing::new(shares.map_err(|error| Error::NotShareable(error.to_string()))?);
     let (fingerprint, set) = (fingerprint(kms)?, random());
     let share = |bytes: &Vec<u8>| Share {
         threshold,
@@ -211,14 +217,14 @@ pub fn check(shares: &[Named]) -> Result<(), Error> {
 }
 
 /// Returns the bytes to share: the length of the key, the key, the salt.
-fn joined(kms: &ClusterKms) -> Result<Zeroizing<Vec<u8>>, String> {
+fn joined(kms: &ClusterKms) -> Result<Zeroizing<Vec<u8>>, Error> {
     let (key, salt) = (kms.key().expose(), kms.salt().expose());
     for part in [key, salt] {
         if part.len() > MAX_LEN {
-            return Err(format!(
+            return Err(Error::NotShareable(format!(
                 "the master secret has a part of {} bytes, and at most {MAX_LEN} can be shared",
                 part.len()
-            ));
+            )));
         }
     }
     let mut secret = Zeroizing::new(Vec::with_capacity(1 + key.len() + salt.len()));
@@ -236,11 +242,11 @@ fn parted(secret: &[u8]) -> Option<ClusterKms> {
 
 /// Returns the fingerprint of the master secret: the first bytes of a key that is derived from it
 /// and used for nothing else.
-fn fingerprint(kms: &ClusterKms) -> Result<[u8; 4], String> {
+fn fingerprint(kms: &ClusterKms) -> Result<[u8; 4], Error> {
     let mut fingerprint = [0; 4];
     let key = kms
         .dek(&Dek::named(FINGERPRINT_ID), fingerprint.len())
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| Error::NotShareable(error.to_string()))?;
     fingerprint.copy_from_slice(key.expose());
     Ok(fingerprint)
 }
@@ -345,7 +351,9 @@ mod tests {
             assert!(split(&master_secret(1), threshold, count).is_err());
         }
         let long = ClusterKms::new(Secret::random(256), Secret::random(32)).unwrap();
-        assert!(split(&long, 2, 3).unwrap_err().contains("256 bytes"));
+        assert!(
+            matches!(split(&long, 2, 3), Err(Error::NotShareable(why)) if why.contains("256 bytes"))
+        );
     }
 
     #[test]

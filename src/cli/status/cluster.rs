@@ -8,7 +8,6 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
-use base::program::{FAILED, Failure};
 use base::sync::lock;
 use base::text::hex;
 use kubernetes::client::{self, Client, NODES, Selector};
@@ -17,7 +16,7 @@ use verifier::KeyName;
 
 use super::inquiry::Inquiry;
 use super::report::{FRESH, OTHER_CLUSTER, Report, State, UNPROVEN, WAITS_FOR_KEY};
-use crate::error::{ATTESTATION_REFUSED, UNREACHABLE};
+use crate::error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
 use crate::kubeconfig;
 use crate::output::{Output, say_all};
 use crate::progress::printable;
@@ -53,7 +52,7 @@ pub struct Listed {
 type Asked = (Listed, Report);
 
 /// Asks all nodes, and prints a table of them.
-pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result<(), Failure> {
+pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result<(), Error> {
     let nodes = ask_all(inquiry, list(inquiry, kubeconfigs)?)?;
     match output {
         Output::Text => say_all(&text(&nodes))?,
@@ -62,19 +61,19 @@ pub fn run(inquiry: &Inquiry, kubeconfigs: &[PathBuf], output: Output) -> Result
     result(&nodes)
 }
 
-fn list(inquiry: &Inquiry, kubeconfigs: &[PathBuf]) -> Result<Vec<Listed>, Failure> {
+fn list(inquiry: &Inquiry, kubeconfigs: &[PathBuf]) -> Result<Vec<Listed>, Error> {
     let client = kubeconfig::client(kubeconfigs)?;
     let left = inquiry.deadline.saturating_duration_since(Instant::now());
     listed(&client.within(left)).map_err(|error| {
-        let code = match error.code() {
-            None => UNREACHABLE,
-            Some(_) => FAILED,
-        };
+        let is_refused = error.code().is_some();
         let text = format!(
             "cannot list the nodes of the cluster: {error}; to ask a node without the API server, name it: \
              firstlight status HOST"
         );
-        Failure::Failed(code, text)
+        match is_refused {
+            true => Error::Refused(text),
+            false => Error::Unreachable(text),
+        }
     })
 }
 
@@ -124,7 +123,7 @@ impl Listed {
 }
 
 /// Asks the nodes, many at the same time. Returns them sorted by name.
-fn ask_all(inquiry: &Inquiry, nodes: Vec<Listed>) -> Result<Vec<Asked>, Failure> {
+fn ask_all(inquiry: &Inquiry, nodes: Vec<Listed>) -> Result<Vec<Asked>, Error> {
     let workers = nodes.len().min(AT_ONCE);
     let left = Mutex::new(nodes);
     let asked = Mutex::new(Vec::new());
@@ -145,7 +144,7 @@ fn ask_all(inquiry: &Inquiry, nodes: Vec<Listed>) -> Result<Vec<Asked>, Failure>
 }
 
 /// Returns the result of the whole command: success if each node is a member of the cluster.
-fn result(nodes: &[Asked]) -> Result<(), Failure> {
+fn result(nodes: &[Asked]) -> Result<(), Error> {
     let states: Vec<State> = nodes.iter().map(|(_, report)| report.state()).collect();
     let others = nodes
         .iter()
@@ -166,7 +165,7 @@ fn result(nodes: &[Asked]) -> Result<(), Failure> {
                 nodes.len(),
                 named.join(", ")
             );
-            Err(Failure::Failed(code, text))
+            Err(Error::State(code, text))
         }
     }
 }

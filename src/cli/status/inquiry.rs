@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::answer::{Answer, SERVICES, Service};
 use super::report::Report;
 use crate::connect::{Attempt, Endpoint, Node, Reached, Standing};
+use crate::error::Error;
 use crate::recover;
 use base::crypto::CLUSTER_ID_LEN;
-use base::program::Failure;
 use proto::node::{self, TimelineRequest, TimelineResponse};
 use rpc::grpc::{CallOptions, Channel, Status};
 use verifier::{Policy, Variant};
@@ -44,7 +44,7 @@ struct Asked {
 impl Inquiry<'_> {
     /// Asks all servers of a node at once, so that a server that does not answer does not delay the
     /// others.
-    pub fn ask(&self, address: &str) -> Result<Report, Failure> {
+    pub fn ask(&self, address: &str) -> Result<Report, Error> {
         let asked = |endpoint: &Endpoint| {
             let standing = Arc::default();
             let node = Node::in_any_standing(
@@ -57,10 +57,7 @@ impl Inquiry<'_> {
             Ok(Asked { node, standing })
         };
         let endpoints = endpoints(address)?;
-        let servers: Vec<Asked> = endpoints
-            .iter()
-            .map(asked)
-            .collect::<Result<_, Failure>>()?;
+        let servers: Vec<Asked> = endpoints.iter().map(asked).collect::<Result<_, Error>>()?;
         let started = Instant::now();
         let answers = loop {
             let answers = self.ask_all(&servers);
@@ -94,12 +91,12 @@ impl Inquiry<'_> {
 }
 
 /// Returns the addresses of the node's servers, or only the one whose port is given.
-fn endpoints(address: &str) -> Result<Vec<Endpoint>, Failure> {
+fn endpoints(address: &str) -> Result<Vec<Endpoint>, Error> {
     let each = SERVICES
         .iter()
         .map(|service| Endpoint::parse(address, service.port))
         .collect::<Result<Vec<_>, _>>();
-    let mut endpoints = each.map_err(Failure::Usage)?;
+    let mut endpoints = each?;
     endpoints.dedup();
     Ok(endpoints)
 }

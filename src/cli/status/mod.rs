@@ -28,10 +28,10 @@ use super::state::{CLUSTER_ID, CLUSTER_STATE, State, cluster_id};
 use super::timeline;
 use super::timeline::SVG;
 use super::usage::{Command, Given, Operand};
+use crate::error::Error;
 use answer::Answer;
 use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
-use base::program::Failure;
 use inquiry::Inquiry;
 use report::Report;
 use rpc::grpc::{Code, Status};
@@ -87,14 +87,14 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     let nodes = match host_of(given)? {
         Some(host) => Nodes::One(host),
         None => Nodes::Cluster(kubeconfigs_of(given)),
     };
     for name in ["timeline", "svg"] {
         if given.has(name) && matches!(nodes, Nodes::Cluster(_)) {
-            return Err(Failure::Usage(format!(
+            return Err(Error::Usage(format!(
                 "--{name} needs a node: firstlight status HOST --{name}"
             )));
         }
@@ -152,8 +152,8 @@ pub enum Nodes {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
-    let state = State::find(&options.state).map_err(Failure::failed)?;
+pub fn run(options: &Options) -> Result<(), Error> {
+    let state = State::find(&options.state)?;
     let known = state
         .iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
@@ -176,7 +176,7 @@ pub fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// Prints the state of one node.
-fn show(report: &Report, options: &Options) -> Result<(), Failure> {
+fn show(report: &Report, options: &Options) -> Result<(), Error> {
     match options.output {
         Output::Text => {
             say_all(&report.text())?;
@@ -199,7 +199,7 @@ fn show(report: &Report, options: &Options) -> Result<(), Failure> {
 
 /// Draws the first boot record that a server sent. The verdict, not this function, reports a node
 /// that cannot be asked.
-fn show_timeline(report: &Report, svg: Option<&Path>) -> Result<(), Failure> {
+fn show_timeline(report: &Report, svg: Option<&Path>) -> Result<(), Error> {
     match record_of(report) {
         None => Ok(()),
         Some(Ok(record)) => {

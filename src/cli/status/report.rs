@@ -9,11 +9,10 @@ use verifier::KeyName;
 
 use super::answer::{Answer, SERVICES};
 use crate::connect::{Endpoint, Standing};
-use crate::error::{ATTESTATION_REFUSED, UNREACHABLE};
+use crate::error::{ATTESTATION_REFUSED, Error, UNREACHABLE};
 use crate::progress::{block, printable};
 use crate::recover;
 use base::crypto::CLUSTER_ID_LEN;
-use base::program::Failure;
 use base::text::hex;
 
 /// Exit code: the node waits in its initramfs for the key of its disk.
@@ -53,11 +52,11 @@ const MEMBER: State = State {
 
 impl Report {
     /// Returns the result of the whole command.
-    pub fn result(&self) -> Result<(), Failure> {
+    pub fn result(&self) -> Result<(), Error> {
         let State { code, text, .. } = self.state();
         match code {
             0 => Ok(()),
-            _ => Err(Failure::Failed(code, format!("{}: {text}", self.address))),
+            _ => Err(Error::State(code, format!("{}: {text}", self.address))),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::super::connect::{Attempt, Endpoint, Node};
 use super::demand::Demand;
 use super::presented::{Channel, Presented};
-use base::program::Failure;
+use crate::error::Error;
 use booted_proto::verify::{
     GET_ATTESTATION, GetAttestationRequest, GetAttestationResponse, MAX_RESPONSE,
 };
@@ -22,11 +22,11 @@ use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, V
 /// answer.
 type Asked = (
     Option<Presented>,
-    Result<Result<Identified, Refusal>, String>,
+    Result<Result<Identified, Refusal>, Error>,
 );
 
 /// Asks over attested TLS.
-pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Failure> {
+pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Error> {
     let deadline = Instant::now() + timeout;
     let observer = Arc::new(Observer {
         judge: demand.validator()?,
@@ -59,8 +59,8 @@ pub fn attested(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Resu
             Ok(Ok(identified.clone()))
         }
         (_, Err(Attempted::Made(atls::Error::Refused(refusal)))) => Ok(Err(refusal)),
-        (_, Err(Attempted::Made(error))) => Err(error.to_string()),
-        (_, Err(Attempted::Not(why))) => Err(why),
+        (_, Err(Attempted::Made(error))) => Err(Error::Unreachable(error.to_string())),
+        (_, Err(Attempted::Not(why))) => Err(Error::Unreachable(why)),
         (_, Ok(())) => Ok(Err(Kind::Unproven.because("it proves nothing"))),
     };
     Ok((presented, verdict))
@@ -88,7 +88,7 @@ fn connect(endpoint: &Endpoint, client: atls::Client, deadline: Instant) -> Resu
 }
 
 /// Asks a verification service of Constellation.
-pub fn plain(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Failure> {
+pub fn plain(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<Asked, Error> {
     let nonce = base::crypto::random::<32>();
     let document = match get_attestation(endpoint, &nonce, Instant::now() + timeout) {
         Ok(document) => document,
@@ -99,21 +99,18 @@ pub fn plain(endpoint: &Endpoint, demand: &Demand, timeout: Duration) -> Result<
     Ok((Some(presented), Ok(verdict)))
 }
 
-fn get_attestation(
-    endpoint: &Endpoint,
-    nonce: &[u8],
-    deadline: Instant,
-) -> Result<Vec<u8>, String> {
+fn get_attestation(endpoint: &Endpoint, nonce: &[u8], deadline: Instant) -> Result<Vec<u8>, Error> {
     let node = Node {
         endpoint: endpoint.clone(),
         client: atls::Client::new(None, vec![]),
     };
     let socket = node.dial(deadline).map_err(|error| match error {
-        Attempt::Refused(why) | Attempt::Passing(why) => why,
+        Attempt::Refused(why) | Attempt::Passing(why) => Error::Unreachable(why),
     })?;
-    let transport = booted_base::plain::transport(socket).map_err(|error| error.to_string())?;
+    let transport = booted_base::plain::transport(socket);
+    let transport = transport.map_err(|error| Error::Unreachable(error.to_string()))?;
     let channel = grpc::Channel::new(transport, &endpoint.to_string());
-    let channel = channel.map_err(|status| status.to_string())?;
+    let channel = channel.map_err(|status| Error::Unreachable(status.to_string()))?;
     let request = GetAttestationRequest {
         nonce: nonce.into(),
     };
@@ -127,7 +124,7 @@ fn get_attestation(
             .unary(GET_ATTESTATION, &request, &options);
     answer
         .map(|answer| answer.attestation)
-        .map_err(|status| format!("it gives no evidence: {status}"))
+        .map_err(|status| Error::Unreachable(format!("it gives no evidence: {status}")))
 }
 
 /// Keeps the peer's evidence, and the verdict on it.

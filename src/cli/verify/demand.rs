@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::super::connect::Endpoint;
 use super::super::sources::sources;
+use crate::error::Error;
 use base::crypto::CLUSTER_ID_LEN;
-use base::program::Failure;
 use verifier::stage::validator_at_any_stage;
 use verifier::{Policy, Validator, Variant};
 
@@ -42,10 +42,10 @@ pub struct Demand {
 
 impl Demand {
     /// Returns the validator that checks these requirements.
-    pub fn validator(&self) -> Result<Arc<dyn Validator>, Failure> {
+    pub fn validator(&self) -> Result<Arc<dyn Validator>, Error> {
         let (policy, sources) = (self.policy.clone(), sources());
         let judge =
-            validator_at_any_stage(self.variant, policy, &sources).map_err(Failure::failed)?;
-        endorsement::certifying(judge, &self.policy).map_err(Failure::failed)
+            validator_at_any_stage(self.variant, policy, &sources).map_err(Error::failed)?;
+        endorsement::certifying(judge, &self.policy).map_err(Error::failed)
     }
 }

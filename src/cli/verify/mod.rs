@@ -12,16 +12,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::connect::{ATTESTATION_KEY, ENDPOINT, Endpoint, host_of, keys_of, read_policy_with};
-use super::error::{ATTESTATION_REFUSED, UNREACHABLE};
 use super::files;
 use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
 use super::output::{OUTPUT, Output, say_all};
 use super::sources::{KEPT, OFFLINE};
 use super::state::{CLUSTER_ID, CLUSTER_STATE, State, cluster_id};
 use super::usage::{Command, Given, Operand};
+use crate::error::Error;
 use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
-use base::program::Failure;
 use demand::Demand;
 pub use demand::Source;
 use report::Report;
@@ -88,9 +87,9 @@ pub const COMMAND: Command = Command {
     run: |given| run(&options(given)?),
 };
 
-fn options(given: &Given) -> Result<Options, Failure> {
+fn options(given: &Given) -> Result<Options, Error> {
     if given.has("fresh") && given.has("cluster-id") {
-        return Err(Failure::Usage(
+        return Err(Error::Usage(
             "--fresh and --cluster-id: give one of the two".into(),
         ));
     }
@@ -111,20 +110,20 @@ fn options(given: &Given) -> Result<Options, Failure> {
     })
 }
 
-fn evidence_source(given: &Given) -> Result<Source, Failure> {
+fn evidence_source(given: &Given) -> Result<Source, Error> {
     let host = host_of(given)?;
     let endpoint = |port| match &host {
         None => {
             let text = "name the server (HOST[:PORT]), or a file with its evidence (--evidence)";
-            Err(Failure::Usage(text.into()))
+            Err(Error::Usage(text.into()))
         }
-        Some(host) => Endpoint::parse(host, port).map_err(Failure::Usage),
+        Some(host) => Endpoint::parse(host, port),
     };
     match (given.has("evidence"), given.has("plain")) {
         (false, false) => Ok(Source::Server(endpoint(booted_proto::init::PORT)?)),
         (false, true) => Ok(Source::Plain(endpoint(booted_proto::verify::NODE_PORT)?)),
         (true, false) if host.is_none() => Ok(Source::File(given.path("evidence"))),
-        (true, _) => Err(Failure::Usage(
+        (true, _) => Err(Error::Usage(
             "--evidence: give neither a server nor --plain with it".into(),
         )),
     }
@@ -157,7 +156,7 @@ pub struct Options {
 }
 
 /// Runs the command.
-pub fn run(options: &Options) -> Result<(), Failure> {
+pub fn run(options: &Options) -> Result<(), Error> {
     let source = &options.source;
     let (demand, variant, presented, verdict) = match source {
         Source::File(path) => {
@@ -179,28 +178,24 @@ pub fn run(options: &Options) -> Result<(), Failure> {
     };
     if let (Some(path), Some(presented)) = (&options.save, &presented) {
         let text = presented.to_json(variant, &source.to_string());
-        files::replace_private(path, text.as_bytes()).map_err(Failure::failed)?;
+        files::replace_private(path, text.as_bytes())?;
     }
     let report = Report::new(source, &demand, presented.as_ref(), verdict);
     say_all(&match options.output == Output::Json {
         true => report.json(),
         false => report.text(),
     })?;
-    let failed = |code, why: &str| {
-        let text = format!("{source}: {why}");
-        Err(Failure::Failed(code, text))
-    };
     match &report.verdict {
         report::Verdict::Proven => Ok(()),
-        report::Verdict::Refused(why) => {
-            failed(ATTESTATION_REFUSED, &format!("attestation refused: {why}"))
-        }
-        report::Verdict::Unreachable(why) => failed(UNREACHABLE, why),
+        report::Verdict::Refused(why) => Err(Error::Attestation(format!(
+            "{source}: attestation refused: {why}"
+        ))),
+        report::Verdict::Unreachable(why) => Err(Error::Unreachable(format!("{source}: {why}"))),
     }
 }
 
-fn demand(options: &Options, variant: &'static Variant) -> Result<Demand, Failure> {
-    let state = State::find(&options.state).map_err(Failure::failed)?;
+fn demand(options: &Options, variant: &'static Variant) -> Result<Demand, Error> {
+    let state = State::find(&options.state)?;
     let known = state
         .iter()
         .flat_map(|state| state.attestation_keys.iter().copied());
@@ -211,7 +206,7 @@ fn demand(options: &Options, variant: &'static Variant) -> Result<Demand, Failur
             let of_state = state.as_ref().and_then(|state| state.cluster_id);
             let id = options.cluster_id.or(of_state);
             Some(id.ok_or_else(|| {
-                Failure::Usage(
+                Error::Usage(
                     "the cluster's ID is unknown: give --cluster-id, a --state file that has it, or --fresh".into(),
                 )
             })?)

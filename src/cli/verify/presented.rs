@@ -8,14 +8,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use super::super::files;
-use base::program::Failure;
+use super::super::files::{self, FileError};
+use crate::error::Error;
 use booted_proto::verify::USER_DATA;
 use tpm::{Endorsement, EndorsementKind};
-use verifier::Session;
 use verifier::refusal::Kind;
 use verifier::{
-    Evidence, Identified, Identity, KeyName, Refusal, Role, Validator, Variant, session,
+    Evidence, Identified, Identity, KeyName, Refusal, Role, Session, Validator, Variant, session,
 };
 
 /// The version of the file.
@@ -179,23 +178,25 @@ impl Presented {
 }
 
 /// Reads a file that [`Presented::to_json`] made, and returns the variant of its document.
-pub fn read(path: &Path) -> Result<(Presented, &'static Variant), Failure> {
-    let bytes = files::read(path).map_err(Failure::failed)?;
-    parse(&bytes).map_err(|why| Failure::failed(format!("{}: {why}", path.display())))
+pub fn read(path: &Path) -> Result<(Presented, &'static Variant), Error> {
+    let bytes = files::read(path)?;
+    parse(&bytes).map_err(|why| FileError::Content(path.into(), why.to_string()).into())
 }
 
 /// Parses the content of such a file.
-pub fn parse(bytes: &[u8]) -> Result<(Presented, &'static Variant), String> {
+pub fn parse(bytes: &[u8]) -> Result<(Presented, &'static Variant), Error> {
     let file: File = serde_json::from_slice(bytes)
         .map_err(|error| format!("not evidence that `firstlight verify --save` wrote: {error}"))?;
     if file.version != VERSION {
         let version = file.version;
-        return Err(format!("evidence of version {version}, expected {VERSION}"));
+        let text = format!("evidence of version {version}, expected {VERSION}");
+        return Err(Error::Content(text));
     }
-    let variant = Variant::named(&file.variant).map_err(|error| error.to_string())?;
+    let variant = Variant::named(&file.variant).map_err(Error::content)?;
     let session = file.session.map(|session| session.parse()).transpose()?;
     if session.is_some() != (file.form == Channel::Strong) {
-        return Err("only evidence of the form \"strong\" has a session".into());
+        let text = "only evidence of the form \"strong\" has a session";
+        return Err(Error::content(text));
     }
     let presented = Presented {
         document: decode("document", &file.document)?,
@@ -249,11 +250,11 @@ fn to_json(endorsement: &Endorsement) -> EndorsementJson {
 }
 
 impl SessionJson {
-    fn parse(&self) -> Result<Bound, String> {
+    fn parse(&self) -> Result<Bound, Error> {
         let digest = decode("digest", &self.digest)?;
         let digest = digest
             .try_into()
-            .map_err(|_| "the digest of its session has not 32 bytes")?;
+            .map_err(|_| Error::content("the digest of its session has not 32 bytes"))?;
         let endorsements = self.endorsements.iter().map(|it| {
             Ok(Endorsement {
                 kind: EndorsementKind::with_index(it.template)
@@ -271,15 +272,15 @@ impl SessionJson {
             secret: decode("secret", &self.secret)?,
             peer: Identity {
                 key: decode("key", &self.key)?,
-                endorsements: endorsements.collect::<Result<_, String>>()?,
+                endorsements: endorsements.collect::<Result<_, Error>>()?,
             },
         })
     }
 }
 
-fn decode(name: &str, text: &str) -> Result<Vec<u8>, String> {
+fn decode(name: &str, text: &str) -> Result<Vec<u8>, Error> {
     let decoded = STANDARD.decode(text);
-    decoded.map_err(|error| format!("{name}: wrong base64: {error}"))
+    decoded.map_err(|error| Error::Content(format!("{name}: wrong base64: {error}")))
 }
 
 #[cfg(test)]

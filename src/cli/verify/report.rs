@@ -10,6 +10,7 @@ use super::super::explain;
 use super::super::sources::without_words;
 use super::demand::{Demand, Source};
 use super::presented::Presented;
+use crate::error::Error;
 use tpm::CLUSTER_ID_PCR;
 use verifier::{
     Identified, Image, KeyName, PlatformClaims, Policy, Property, Refusal, Registers, Stage,
@@ -97,7 +98,7 @@ impl<'a> Report<'a> {
         source: &'a Source,
         demand: &'a Demand,
         presented: Option<&Presented>,
-        verdict: Result<Result<Identified, Refusal>, String>,
+        verdict: Result<Result<Identified, Refusal>, Error>,
     ) -> Report<'a> {
         // the proven facts about a refused machine: its signatures, and the policy's requirements
         // for the platform
@@ -110,7 +111,7 @@ impl<'a> Report<'a> {
         let (verdict, genuine) = match verdict {
             Ok(Ok(identified)) => (Verdict::Proven, Some(identified)),
             Ok(Err(why)) => (Verdict::Refused(why), genuine()),
-            Err(why) => (Verdict::Unreachable(why), genuine()),
+            Err(why) => (Verdict::Unreachable(why.to_string()), genuine()),
         };
         let key = genuine.as_ref().and_then(|it| it.machine.as_deref());
         let mut report = Report {
