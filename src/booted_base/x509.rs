@@ -34,6 +34,7 @@ pub fn may_certify(der: &[u8]) -> bool {
 /// A certificate, borrowed from its DER.
 #[derive(Debug, Clone, Copy)]
 pub struct Certificate<'a> {
+    serial: &'a [u8],
     issuer: &'a [u8],
     validity: &'a [u8],
     subject: &'a [u8],
@@ -49,7 +50,7 @@ impl<'a> Certificate<'a> {
         outer.end()?;
         let mut fields = Reader::new(Reader::new(certificate).expect(SEQUENCE)?);
         fields.expect(context(0))?; // version
-        fields.expect(INTEGER)?; // serialNumber
+        let serial = fields.expect(INTEGER)?;
         fields.expect(SEQUENCE)?; // signature
         let issuer = fields.expect(SEQUENCE)?;
         let validity = fields.expect(SEQUENCE)?;
@@ -62,6 +63,7 @@ impl<'a> Certificate<'a> {
             }
         }
         Ok(Certificate {
+            serial,
             issuer,
             validity,
             subject,
@@ -81,6 +83,16 @@ impl<'a> Certificate<'a> {
     /// Returns the SubjectPublicKeyInfo, DER.
     pub fn key(&self) -> &'a [u8] {
         self.key
+    }
+
+    /// Returns the serial number (the content of its DER).
+    pub fn serial(&self) -> &'a [u8] {
+        self.serial
+    }
+
+    /// Returns the subject (the content of its DER).
+    pub fn subject(&self) -> &'a [u8] {
+        self.subject
     }
 
     /// Returns the first common name of the subject.
@@ -173,6 +185,8 @@ mod tests {
         assert_eq!(read.validity(), Ok((0, 1)));
         assert_eq!(read.common_name(), Some("leaf"));
         assert_eq!(read.issuer(), Some("root"));
+        assert_eq!(read.serial(), [1]);
+        assert_eq!(common_name(read.subject()), Some("leaf"));
         assert_eq!(read.key(), element(SEQUENCE, &[b"key"]));
         assert_eq!(read.key_usage(), Some(DIGITAL_SIGNATURE));
         assert!(!may_certify(&der));

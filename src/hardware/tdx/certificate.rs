@@ -1,10 +1,9 @@
 //! The fields of Intel's certificates that a verifier reads, in addition to verifying their chain
 //! (Intel SGX PCK Certificate and Certificate Revocation List Profile Specification).
 
-use base::der::{
-    BIT_STRING, BOOLEAN, INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET, context,
-};
+use base::der::{INTEGER, OBJECT_IDENTIFIER, OCTET_STRING, Reader, SEQUENCE, SET};
 use base::text;
+use booted_base::x509::{self, DIGITAL_SIGNATURE, KEY_CERT_SIGN};
 
 use super::tcb::Platform;
 use crate::refusal::{Kind, Refusal};
@@ -12,8 +11,6 @@ use crate::refusal::{Kind, Refusal};
 /// commonName, 2.5.4.3, and organizationName, 2.5.4.10.
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 const ORGANIZATION: &[u8] = &[0x55, 4, 10];
-/// keyUsage, 2.5.29.15.
-const KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x0f];
 /// 1.2.840.113741.1.13.1: the extension of a PCK certificate that names the platform.
 const SGX: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf8, 0x4d, 0x01, 0x0d, 0x01];
 
@@ -25,9 +22,6 @@ pub(super) struct Role {
     /// The key usage that it must have (RFC 5280 §4.2.1.3), as a bit of the first byte.
     usage: u8,
 }
-
-const DIGITAL_SIGNATURE: u8 = 0x80;
-const KEY_CERT_SIGN: u8 = 0x04;
 
 impl Role {
     /// The key of a platform, which signs the report of its quoting enclave.
@@ -58,12 +52,7 @@ impl Role {
                 self.subjects.join(" or ")
             )));
         }
-        let usage = certificate.extension(KEY_USAGE).and_then(|value| {
-            let bits = Reader::new(value).expect(BIT_STRING).ok()?;
-            // the first byte is the number of unused bits
-            bits.get(1).copied()
-        });
-        match usage {
+        match certificate.fields.key_usage() {
             Some(usage) if usage & self.usage != 0 => Ok(()),
             _ => Err(Kind::Certificate.because(format!(
                 "the key usage of the {name} certificate does not allow what it is used for"
@@ -78,27 +67,17 @@ pub(super) struct Certificate<'a> {
     pub serial: &'a [u8],
     /// The name of its subject: the content of the SEQUENCE.
     pub subject: &'a [u8],
-    /// The content of the SEQUENCE of extensions.
-    extensions: &'a [u8],
+    fields: x509::Certificate<'a>,
 }
 
 impl<'a> Certificate<'a> {
     /// Reads the DER of a certificate of version 3.
     pub fn parse(der: &'a [u8]) -> Option<Certificate<'a>> {
-        let whole = Reader::new(der).expect(SEQUENCE).ok()?;
-        let mut tbs = Reader::new(Reader::new(whole).expect(SEQUENCE).ok()?);
-        tbs.expect(context(0)).ok()?;
-        let serial = tbs.expect(INTEGER).ok()?;
-        tbs.expect(SEQUENCE).ok()?; // the algorithm of the signature
-        tbs.expect(SEQUENCE).ok()?; // the issuer
-        tbs.expect(SEQUENCE).ok()?; // the dates
-        let subject = tbs.expect(SEQUENCE).ok()?;
-        tbs.expect(SEQUENCE).ok()?; // the key
-        let extensions = tbs.expect(context(3)).ok()?;
+        let fields = x509::Certificate::parse(der).ok()?;
         Some(Certificate {
-            serial,
-            subject,
-            extensions: Reader::new(extensions).expect(SEQUENCE).ok()?,
+            serial: fields.serial(),
+            subject: fields.subject(),
+            fields,
         })
     }
 
@@ -119,24 +98,9 @@ impl<'a> Certificate<'a> {
         found
     }
 
-    /// Returns the content of an extension.
-    fn extension(&self, oid: &[u8]) -> Option<&'a [u8]> {
-        let mut all = Reader::new(self.extensions);
-        while !all.is_empty() {
-            let mut extension = Reader::new(all.expect(SEQUENCE).ok()?);
-            if extension.expect(OBJECT_IDENTIFIER).ok()? == oid {
-                if extension.peek() == Some(BOOLEAN) {
-                    extension.read().ok()?; // whether it is critical
-                }
-                return extension.expect(OCTET_STRING).ok();
-            }
-        }
-        None
-    }
-
     /// Returns the platform in a PCK certificate.
     pub fn platform(&self) -> Option<Platform> {
-        let entries = Reader::new(self.extension(SGX)?).expect(SEQUENCE).ok()?;
+        let entries = Reader::new(self.fields.extension(SGX)?).expect(SEQUENCE).ok()?;
         let octets = |arc| entry(entries, &[arc], OCTET_STRING);
         let tcb = entry(entries, &[2], SEQUENCE)?;
         let svn = |arc| small(entry(tcb, &[2, arc], INTEGER)?);
