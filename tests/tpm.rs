@@ -924,7 +924,7 @@ fn a_tpm_that_vanishes_during_a_quote_is_named_and_the_next_one_works() {
     let error = issuer.issue(USER_DATA, NONCE).unwrap_err().to_string();
     assert!(
         error.contains(&location_of(&vanishing).to_string())
-            && error.contains("it answers no more"),
+            && error.contains("it does not answer any more"),
         "{error}"
     );
     issue(&tpm);

@@ -360,7 +360,7 @@ fn report_ticket(timeline: &Timeline, service: &JoinService, proof: Option<&Proo
         timeline.event(
             "unproved",
             format_args!(
-                "{service} proves nothing; its ticket is believed (the setting require=strong refuses such a service)"
+                "{service} proves nothing; its ticket is accepted nevertheless (the setting require=strong refuses such a service)"
             ),
         );
         return;

@@ -136,11 +136,14 @@ impl fmt::Display for Error {
                 "{why}\nthe kubelet is {from} again; correct the cause, and run the same command again"
             ),
             Error::Kubelet(why, Restored::Neither(from, error)) => {
-                write!(f, "{why}\nthe kubelet {from} is not back either: {error}")
+                write!(
+                    f,
+                    "{why}\nthe kubelet {from} does not run again either: {error}"
+                )
             }
             Error::Kubelet(why, Restored::NoOther) => write!(
                 f,
-                "{why}\nthere is no other kubelet to go back to: see `journalctl --unit kubelet`"
+                "{why}\nthere is no previous kubelet to restore: see `journalctl --unit kubelet`"
             ),
         }
     }

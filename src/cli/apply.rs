@@ -73,7 +73,7 @@ pub const COMMAND: Command = Command {
             "kms",
             "URI",
             "keep the master secret in the cluster only as the key of this external KMS wraps it (docs/kms.md), or plain: \
-             kms://cluster-kms; the form before is deleted when all key services run with the new one; by default the form \
+             kms://cluster-kms; the previous form is deleted when all key services run with the new one; by default the form \
              stays as it is",
         ),
         CREATE_KEY,

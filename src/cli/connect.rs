@@ -53,8 +53,7 @@ pub const ATTESTATION_KEY: Opt = Opt::value(
 pub const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
 
 /// The help text of `--trust-any-tpm`, which is also printed as a warning at each use.
-pub const ANY_TPM_MEANS: &str = "accept any attestation key: whatever answers at that address gets the master secret, even \
-                                 a program that has no TPM and imitates one";
+pub const ANY_TPM_MEANS: &str = "accept any attestation key: any program that answers at that address gets the master secret, even one that has no TPM and imitates one";
 
 /// A node's address: `host:port`, where the host is a name or an address (IPv6 in brackets).
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -497,7 +497,7 @@ fn send(
         progress.phase(format!("initializing {}", options.endpoint));
         was_sent = true;
         interrupt::means(
-            "the node goes on; run the same command with the same files again to watch it and to get its result",
+            "the node continues; run the same command with the same files again to watch it and to get its result",
         );
         match watching.exchange(&channel, request, deadline) {
             Err(NoSuccess::Ended(status)) if is_lost(&status) && Instant::now() < deadline => {
@@ -631,8 +631,11 @@ fn keep_kubeconfig(
             options.state.display()
         ))
     };
-    let built = kubeconfig::rebuild(sent.expose(), cluster_name)
-        .map_err(|why| lost(format!("what it sent is not from kubeadm: {why}")))?;
+    let built = kubeconfig::rebuild(sent.expose(), cluster_name).map_err(|why| {
+        lost(format!(
+            "its kubeconfig does not have the form of kubeadm's: {why}"
+        ))
+    })?;
     files::create_private(&options.kubeconfig, built.expose())
         .map_err(|error| lost(error.to_string()))?;
     Ok(Some(built))

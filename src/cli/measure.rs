@@ -106,13 +106,13 @@ pub const COMMAND: Command = Command {
         Opt::value(
             "secure-boot",
             "STATE",
-            "whether the machines have Secure Boot; by default both must agree",
+            "whether the machines have Secure Boot; by default the values with and without it must be equal",
         ).one_of(&["on", "off"]),
         Opt::value(
             "units",
             "UNITS",
             "which of systemd's units that measure run: all; in the initramfs only systemd-pcrphase (dracut); only those of \
-             the booted system; none; by default all possibilities must agree",
+             the booted system; none; by default the values of all possibilities must be equal",
         ).one_of(&["all", "phases", "booted", "none"]),
         Opt::flag(
             "explain",
@@ -122,8 +122,7 @@ pub const COMMAND: Command = Command {
         OUTPUT,
         Opt::flag(
             "accept-incomplete",
-            "write the policy although PCR 4 (TDX: RTMR 1) or PCR 11 has no single value: machines that boot something else may \
-             meet it",
+            "write the policy although PCR 4 (TDX: RTMR 1) or PCR 11 has no single value: machines that boot another program may meet it",
         ),
         Opt::flag(
             "accept-efi-variables",
@@ -189,7 +188,7 @@ pub const COMMAND: Command = Command {
         Opt::value(
             "pcrs",
             "LIST",
-            "the registers to demand; by default those that say what runs: 2,3,4,8,9,11,12,13,15; of TDX machines 0,2,3 \
+            "the registers that the policy requires; by default those that show what runs: 2,3,4,8,9,11,12,13,15; of TDX machines 0,2,3 \
              (MRTD, RTMR 1 and 2)",
         ),
         Opt::value(

@@ -358,13 +358,13 @@ fn check_binding(
             .get(&boot_loader)
             .is_some_and(|it| it.expected.iter().any(|byte| *byte != 0));
     let (register, why) = if !binds {
-        let why = "without it, anything could run first and measure into the other registers what the image would";
+        let why = "without it, another program could run first and make the same measurements into the other registers as the image";
         (boot_loader, why)
     } else if options.platform != Platform::Tdx
         && registers.contains(&PHASES)
         && !values.contains_key(&PHASES)
     {
-        let why = "without it, a booted system could get what only an initramfs gets";
+        let why = "without it, a booted system could get the key that only an initramfs may get";
         (PHASES, why)
     } else {
         return Ok(());

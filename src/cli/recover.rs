@@ -249,7 +249,9 @@ fn push(
             progress.line(format!("{}: {}", options.endpoint, summary(status)));
         }
         progress.phase(format!("sending the key to {}", options.endpoint));
-        interrupt::means("the node may have the key and go on; `firstlight status` shows it");
+        interrupt::means(
+            "the node may have the key and continue; `firstlight status` shows its state",
+        );
         let answer = bring(&channel, brought, deadline);
         pushed = true;
         match answer {
@@ -270,7 +272,7 @@ fn push(
                     (Ok(_), Some(disk)) => format!("{endpoint} opened its disk {disk}"),
                     (Ok(_), None) => format!("{endpoint} opened its disk"),
                     (Err(_), _) => format!(
-                        "{endpoint} took the key; its console shows whether the key opens the disk"
+                        "{endpoint} received the key; its console shows whether the key opens the disk"
                     ),
                 })?;
                 return Ok(key);

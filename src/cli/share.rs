@@ -116,7 +116,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .output
         .json(&json!({"threshold": threshold, "count": count, "shares": written}))?;
     options.output.say(format_args!(
-        "Any {threshold} of these {count} files restore the master secret, and fewer say nothing about it.\n\
+        "Any {threshold} of these {count} files restore the master secret, and fewer reveal nothing about it.\n\
          Give each to another person, try `firstlight recover --share`, and then destroy these copies and the file of the master secret."
     ))
 }

@@ -48,7 +48,7 @@ pub const SVG: Opt = Opt::value(
 /// The command and its options.
 pub const COMMAND: Command = Command {
     name: "timeline",
-    summary: "draw where the time of a boot went",
+    summary: "draw how long each step of a boot took",
     about: &[
         "Draws the events of a boot as a chart: for each step, when it ended after the kernel's start, how long it took, a bar, \
               and the event that ended it. The events are those of FILE: a node's /run/firstlight/timeline, a log of its \

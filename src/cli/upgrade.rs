@@ -34,8 +34,7 @@ pub const COMMAND: Command = Command {
     name: "upgrade",
     summary: "bring the components of a newer version of Kubernetes into a cluster",
     about: &[
-        "Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another version. It \
-         changes no node: `bootstrapper upgrade`, as root on each, does, with the same list. Run the command again to see which \
+        "Puts the list of components into the cluster, for nodes that join later, and lists the nodes that have another version. It changes no node: run `bootstrapper upgrade` as root on each node, with the same list. Run the command again to see which \
          nodes are left. docs/day-two/upgrade.md has the steps.",
         "It refuses what kubeadm does not upgrade: a cluster of a later version, a skipped minor version, and kubelets that are \
          older by more than three. New nodes join with the present version until kubeadm has upgraded the first control plane.",

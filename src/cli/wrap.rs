@@ -19,7 +19,7 @@ use serde_json::json;
 /// The command `firstlight wrap`.
 pub const WRAP: Command = Command {
     name: "wrap",
-    summary: "put the master secret into the care of an external key management service",
+    summary: "wrap the master secret with a key of an external key management service",
     about: &[
         "The service encrypts a random key, which encrypts the master secret. Every command takes the file that this one writes as \
               --master-secret: the service then decrypts the key at each use, if the user who runs the command has the permission. The \

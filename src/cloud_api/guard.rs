@@ -65,7 +65,7 @@ impl Metadata for Guarded {
         let (mut names, mut addresses) = (HashMap::new(), HashMap::new());
         for peer in &peers {
             if names.insert(&peer.name, ()).is_some() {
-                let why = format!("the list of machines has {:?} twice", peer.name);
+                let why = format!("the list of machines contains {:?} twice", peer.name);
                 return Err(Error::Refused(why));
             }
             let Some(address) = peer.vpc_ip else {
@@ -104,7 +104,7 @@ impl Metadata for Guarded {
         let host = self.client.load_balancer_endpoint()?;
         let fault = match host.parse() {
             Ok(address) => fault_of_address(address),
-            Err(_) if !is_host(&host) => Some("is no host name"),
+            Err(_) if !is_host(&host) => Some("is not a host name"),
             Err(_) => {
                 let name = host.trim_end_matches('.').to_ascii_lowercase();
                 let is_own = name == "localhost" || name.ends_with(".localhost");

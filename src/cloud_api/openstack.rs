@@ -213,7 +213,7 @@ impl Client {
             return Err(Error::Denied {
                 request: "POST auth/tokens".into(),
                 why: format!(
-                    "Keystone has not exactly one public endpoint of {service} in the region"
+                    "Keystone does not have exactly one public endpoint of {service} in the region"
                 ),
                 next: "name the region in the user data: openstack-region-name".into(),
             });

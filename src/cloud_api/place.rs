@@ -64,7 +64,7 @@ impl Place {
                     Url::check_base(part).map_err(|why| fault(why.into()))?;
                     place.service = part.to_owned();
                 }
-                None => return Err(fault(format!("{part:?} is no API's name and URL"))),
+                None => return Err(fault(format!("{part:?} is not the name and URL of an API"))),
             }
         }
         Ok(place)

@@ -292,7 +292,7 @@ impl Cache {
                     }
                 };
                 let why = failure.error().clone();
-                slot.failure = Some((why.about(format!("{item} cannot be had")), until));
+                slot.failure = Some((why.about(format!("{item} is not available")), until));
             }
         }
         state.shrink();
@@ -322,7 +322,7 @@ impl Cache {
             Ok(_) => count(&self.counts.fetched),
             Err(failure) => {
                 count(&self.counts.failed);
-                log::warn!("{item} cannot be had: {}", failure.error());
+                log::warn!("{item} is not available: {}", failure.error());
             }
         }
         fetched
@@ -351,7 +351,7 @@ impl Cache {
                 Some(entry)
             }
             Err(why) => {
-                log::warn!("{item} is kept, but not usable: {why}");
+                log::warn!("the stored {item} is not usable: {why}");
                 None
             }
         }

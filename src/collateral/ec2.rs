@@ -159,7 +159,7 @@ impl Ec2 {
             }
             let left = until.saturating_duration_since(now);
             if left.is_zero() {
-                let why = format!("EC2 has not yet said whose instance {id} is");
+                let why = format!("EC2 has not yet answered who owns the instance {id}");
                 return Err(Cause::Pending.because(why));
             }
             if state.waiting >= MAX_WAITING {

@@ -309,7 +309,7 @@ pub fn parse(answer: &[u8]) -> Result<Word, Unavailable> {
     let parts: Vec<&str> = answer.token.split('.').collect();
     let [_, claims, _] = parts[..] else {
         return Err(Unavailable::malformed(
-            "the token has not the three parts of a JWT",
+            "the token does not have the three parts of a JWT",
         ));
     };
     let claims = URL_SAFE_NO_PAD

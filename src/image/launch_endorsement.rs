@@ -287,7 +287,7 @@ impl Golden {
             self.signer,
         );
         text += &match (self.changelist, &self.commit[..]) {
-            (0, []) => "  it does not say of which source it was built\n".to_owned(),
+            (0, []) => "  it does not name the source from which it was built\n".to_owned(),
             (0, commit) => format!("  built of commit {}\n", hex(commit)),
             (change, []) => format!("  built of change {change}\n"),
             (change, commit) => format!("  built of change {change}, commit {}\n", hex(commit)),
@@ -389,7 +389,7 @@ fn golden(message: &GoldenMessage) -> Result<Golden, Error> {
     let signer = signer.and_then(|certificate| certificate.common_name());
     Ok(Golden {
         signed_at: UNIX_EPOCH
-            + Duration::from_secs(seconds.ok_or_else(|| foreign("it says no time"))?),
+            + Duration::from_secs(seconds.ok_or_else(|| foreign("it does not contain a time"))?),
         signer: signer.unwrap_or_default().to_owned(),
         changelist: message.cl_spec,
         commit: message.commit.clone(),
@@ -570,10 +570,13 @@ mod tests {
                 .to_string()
         };
         for (error, expected) in [
-            (refusal(|it| it.timestamp = None), "it says no time"),
+            (
+                refusal(|it| it.timestamp = None),
+                "it does not contain a time",
+            ),
             (
                 refusal(|it| it.timestamp = Some(Timestamp { seconds: i64::MAX })),
-                "it says no time",
+                "it does not contain a time",
             ),
             (
                 refusal(|it| it.digest.clear()),

@@ -260,7 +260,7 @@ impl Key {
             })
             .map_err(|error| {
                 Error::Refused(format!(
-                    "{error}; the new key {arn} is there: use it as keyName, or schedule its deletion"
+                    "{error}; the new key {arn} exists: use it as keyName, or schedule its deletion"
                 ))
             })
     }
@@ -322,7 +322,9 @@ fn refusal(
             "{text}; is it the right region and account? --create-key makes a missing key"
         )),
         "NotFoundException" => refused("is it the right region and account?".into()),
-        "AlreadyExistsException" => refused("somebody made the alias at the same time".into()),
+        "AlreadyExistsException" => {
+            refused("another program made the alias at the same time".into())
+        }
         "DisabledException" => refused("enable the key".into()),
         "KMSInvalidStateException" => {
             refused("the key must be enabled; cancel its deletion if that is pending".into())
@@ -335,7 +337,7 @@ fn refusal(
         | "SignatureDoesNotMatch"
         | "IncompleteSignature"
         | "RequestTimeTooSkewed" => Error::Credentials(format!(
-            "{text}; the secret key of {origin} is wrong, or this machine's clock"
+            "{text}; the secret key of {origin} is wrong, or this machine's clock is"
         )),
         _ if aws::is_of_credentials(code) || code == "MissingAuthenticationToken" => {
             Error::Credentials(format!(

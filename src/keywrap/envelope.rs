@@ -125,7 +125,7 @@ impl Wrapped {
         };
         let nonce = field("nonce", &self.nonce)?;
         let nonce = <[u8; NONCE_LEN]>::try_from(nonce)
-            .map_err(|_| Error::Format(format!("nonce has not {NONCE_LEN} bytes")))?;
+            .map_err(|_| Error::Format(format!("nonce does not have {NONCE_LEN} bytes")))?;
         let mut buffer = Zeroizing::new(field("ciphertext", &self.ciphertext)?);
         let key = kek.unwrap(&field("wrappedKey", &self.wrapped_key)?)?;
         let plain = cipher(&key)?

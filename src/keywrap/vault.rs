@@ -312,7 +312,7 @@ fn token_of_home() -> Result<Zeroizing<String>, Error> {
     let file = env::home_dir().map(|home| home.join(TOKEN_FILE));
     let missing = || {
         Error::Credentials(format!(
-            "there is no token: set {}, or log in so that ~/{TOKEN_FILE} exists, or name a role in the key URI and be a pod",
+            "there is no token: set {}, or log in so that ~/{TOKEN_FILE} exists, or, in a pod, name a role in the key URI",
             TOKEN_VARIABLES.join(" or ")
         ))
     };

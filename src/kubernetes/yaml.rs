@@ -107,7 +107,7 @@ pub fn documents(text: &str) -> Result<Vec<Value>, Error> {
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
                 Some(Open::Sequence(items)) => Value::Array(items),
                 Some(Open::Mapping(map, _)) => Value::Object(map),
-                None => return Err(at(span, "closes what was not opened")),
+                None => return Err(at(span, "closes a bracket that was not opened")),
             },
             _ => continue,
         };

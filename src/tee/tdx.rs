@@ -78,7 +78,7 @@ pub fn extend(folder: &Path, rtmr: u32, digest: &[u8]) -> io::Result<()> {
     match io::Write::write(&mut file, digest)? {
         REGISTER_LEN => Ok(()),
         written => Err(io::Error::other(format!(
-            "the kernel took {written} of {REGISTER_LEN} bytes"
+            "the kernel accepted {written} of {REGISTER_LEN} bytes"
         ))),
     }
 }

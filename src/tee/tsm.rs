@@ -114,7 +114,7 @@ impl Request<'_> {
         match folder.make(&path) {
             Ok(()) => Ok(Request { folder, path }),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(Error::Busy(format!(
-                "another request of evidence has the folder {}",
+                "another request for evidence uses the folder {}",
                 path.display()
             ))),
             Err(error) if is_passing(&error) => Err(Error::Busy(format!(
@@ -122,7 +122,7 @@ impl Request<'_> {
                 path.display()
             ))),
             Err(error) => Err(Error::Unavailable(format!(
-                "cannot request evidence of the kernel in {}: {error}; a confidential machine with Linux 6.7 or newer has this folder, and configfs is mounted",
+                "cannot request evidence from the kernel in {}: {error}; a confidential machine with Linux 6.7 or newer has this folder, and configfs is mounted",
                 path.display()
             ))),
         }
@@ -154,13 +154,13 @@ impl Request<'_> {
         let now = self.generation()?;
         if now < start + writes {
             return Err(Error::Unavailable(format!(
-                "the kernel did not take the request of evidence: {} of {writes} writes counted",
+                "the kernel did not accept the request for evidence: {} of {writes} writes had an effect",
                 now.saturating_sub(start)
             )));
         }
         if now > start + writes {
             return Err(Error::Busy(
-                "another program changed the request of evidence meanwhile".into(),
+                "another program changed the request for evidence meanwhile".into(),
             ));
         }
         if evidence.is_empty() {

@@ -69,7 +69,7 @@ impl fmt::Display for CommandError {
             }
             CommandError::Lost(why) => write!(
                 f,
-                "it answers no more: it vanished, or its driver or its host gave up: {why}"
+                "it does not answer any more: it was removed, or its driver or its host failed: {why}"
             ),
             CommandError::Malformed => f.write_str("its response cannot be read"),
         }

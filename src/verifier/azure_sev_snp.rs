@@ -105,7 +105,7 @@ impl Endorser for AzureChip {
         let word = word.map_err(Refusal::from);
         word.and_then(|word| word.check(url, &report)).map_err(|refusal| {
             refusal.reworded(|why| format!(
-                "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name, and Microsoft's attestation service has not vouched for it: {why}",
+                "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name, and Microsoft's attestation service has not confirmed it: {why}",
                 super::hex(&report.id_key_digest)
             ))
         })?;

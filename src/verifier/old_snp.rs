@@ -183,7 +183,7 @@ impl Demands {
             }
             Enforcement::Equal => Err(refused(why)),
             Enforcement::MaaFallback if signer.maa_url.is_empty() => Err(refused(format!(
-                "{why}, and maaURL does not say whom to ask about it (MAAFallback)"
+                "{why}, and maaURL does not name the service to ask about it (MAAFallback)"
             ))),
             Enforcement::MaaFallback => Ok(Some(&signer.maa_url)),
         }

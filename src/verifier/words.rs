@@ -53,7 +53,8 @@ impl<'de> DeserializeSeed<'de> for Place<'_> {
         let value: Value = serde::Deserialize::deserialize(json)?;
         let text = value.as_str().unwrap_or_default();
         if text.eq_ignore_ascii_case("latest") && !self.path.ends_with("name") {
-            let text = "\"latest\" is no version: write the value that `firstlight verify` shows";
+            let text =
+                "\"latest\" is not a version: write the value that `firstlight verify` shows";
             return Err(D::Error::custom(format!("{}: {text}", self.path)));
         }
         let is_empty = value.as_array().is_some_and(Vec::is_empty) && value != *self.words;
@@ -287,7 +288,7 @@ mod tests {
             let error = refusal(&policy(members));
             assert!(
                 error.contains(&format!(
-                    "{path}: \"latest\" is no version: write the value"
+                    "{path}: \"latest\" is not a version: write the value"
                 )),
                 "{error}"
             );

@@ -263,7 +263,10 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
             "microcode is 219, below the minimum 220",
         ),
         (other("Equal"), "firmwareSignerConfig does not name"),
-        (other("MAAFallback"), "maaURL does not say whom to ask"),
+        (
+            other("MAAFallback"),
+            "maaURL does not name the service to ask",
+        ),
         (
             json!({"snp": {"launchMeasurements": ["00".repeat(48)]}}),
             "MEASUREMENT is",
@@ -284,7 +287,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
     for (demand, why) in [
         (
             json!({"snpVersion": "latest"}),
-            "snpVersion: \"latest\" is no version",
+            "snpVersion: \"latest\" is not a version",
         ),
         (json!({"snpVersion": 256}), "256"),
         (json!({"snp": {"chip": []}}), "unknown field"),

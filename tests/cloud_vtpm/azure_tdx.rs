@@ -358,7 +358,7 @@ fn what_a_policy_of_the_old_system_demands_is_read_and_written() {
         assert!(error.contains(why), "{error}, expected {why}");
     }
     for (demand, why) in [
-        (r#""qeSVN":"latest""#, "qeSVN: \"latest\" is no version"),
+        (r#""qeSVN":"latest""#, "qeSVN: \"latest\" is not a version"),
         (r#""qeSVN":65536"#, "65536"),
         (r#""xfam":"e7""#, "xfam: expected 16 hex digits"),
         (

@@ -228,7 +228,7 @@ fn microsoft_is_asked_only_about_a_machine_that_is_accepted_by_all_else() {
             &with("firmwareSignerConfig", nobody),
             &document,
             maa.sources(),
-            "whom to ask",
+            "the service to ask",
         ),
         (&fallback, &document, offline(), "this program does not ask"),
         (

@@ -22,7 +22,7 @@ type Case = [Vec<u8>; 4];
 /// Faults that we refuse and the peer does not check: dates, names, extensions, versions of the TCB, and properties that no operator wants.
 const STRICTER: [&str; 18] = [
     // the unused bytes of its numbers are not zero
-    "the signature has no form",
+    "the signature is malformed",
     "a certificate is not valid yet",
     "a certificate has expired",
     "does not lead to the root",

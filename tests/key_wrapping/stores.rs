@@ -113,10 +113,7 @@ fn check(store: &Store<'_>) {
     );
 
     (store.replace)("cluster/firstlight.json");
-    refused(
-        unwrap(dir, store.operator, &uri),
-        "somebody has replaced it",
-    );
+    refused(unwrap(dir, store.operator, &uri), "it was replaced");
 }
 
 #[test]

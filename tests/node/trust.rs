@@ -130,7 +130,7 @@ fn a_program_without_a_tpm_gets_no_master_secret_unless_any_is_trusted() {
             let (_, said) = node.operate(&setting, what, &open, more);
             assert!(node.has_master_secret(), "{what}: {said}");
             assert_eq!(
-                said.contains("even a program that has no TPM"),
+                said.contains("even one that has no TPM"),
                 more == ["--trust-any-tpm"],
                 "{said}"
             );

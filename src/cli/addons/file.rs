@@ -166,7 +166,7 @@ pub fn read(path: &Path) -> Result<Vec<Addon>, Error> {
             .any(|other| (&other.name, &other.namespace) == (&addon.name, &addon.namespace))
         {
             return Err(malformed(format!(
-                "add-on {}: it is twice in the namespace {}",
+                "add-on {}: the list has it twice in the namespace {}",
                 addon.name, addon.namespace
             )));
         }

@@ -119,11 +119,11 @@ impl fmt::Display for Error {
             Error::Undone(why, Outcome::Restored(revision)) => {
                 write!(
                     f,
-                    "{why}; it is again as in its revision {revision}, and nothing else was changed"
+                    "{why}; its revision {revision} was restored, and nothing else was changed"
                 )
             }
             Error::Undone(why, Outcome::Left(error)) => {
-                write!(f, "{why}; it could not be taken back: {error}")
+                write!(f, "{why}; this change could not be undone: {error}")
             }
         }
     }
@@ -203,7 +203,7 @@ impl Addons {
                 Ok(()) => {}
                 Err(Error::Api(client::Error::Stopped)) => return done.map(|()| changed),
                 Err(why) if is_new => {
-                    progress.phase(format!("taking back add-on {}", addon.name));
+                    progress.phase(format!("undoing the change of add-on {}", addon.name));
                     let outcome = match (self.helm.undo(addon, before.as_ref()), before) {
                         (Err(error), _) => Outcome::Left(error),
                         (Ok(()), None) => Outcome::Removed,

@@ -354,7 +354,7 @@ fn difference_of_words(number: u32, expected: &[u8], got: &[u8]) -> Option<Strin
     let (expected, got): ([u8; 32], [u8; 32]) = (expected.try_into().ok()?, got.try_into().ok()?);
     if let Some(more) = phases::between(number, &expected, &got) {
         return Some(format!(
-            "systemd has measured {} more than expected: the boot is further",
+            "systemd has measured {} more than expected: the boot is in a later phase",
             more.join(", ")
         ));
     }

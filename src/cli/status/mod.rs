@@ -71,7 +71,7 @@ pub const COMMAND: Command = Command {
         CLUSTER_ID,
         Opt::flag(
             "timeline",
-            "also draw where the time of the node's last boot went, as `firstlight timeline` does",
+            "also draw how long each step of the node's last boot took, as `firstlight timeline` does",
         ),
         SVG,
         KUBECONFIG,

@@ -254,7 +254,7 @@ impl SessionJson {
         let digest = decode("digest", &self.digest)?;
         let digest = digest
             .try_into()
-            .map_err(|_| Error::content("the digest of its session has not 32 bytes"))?;
+            .map_err(|_| Error::content("the digest of its session does not have 32 bytes"))?;
         let endorsements = self.endorsements.iter().map(|it| {
             Ok(Endorsement {
                 kind: EndorsementKind::with_index(it.template)

@@ -114,7 +114,7 @@ impl Certificate {
         let key = UnparsedPublicKey::new(&ECDSA_P384_SHA384_FIXED, &self.key);
         let signature = report.signature();
         let signature =
-            signature.ok_or_else(|| Kind::Malformed.because("the signature has no form"))?;
+            signature.ok_or_else(|| Kind::Malformed.because("the signature is malformed"))?;
         key.verify(report.signed(), &signature).map_err(|_| {
             Kind::Signature.because("the report is not signed by the key of the certificate")
         })

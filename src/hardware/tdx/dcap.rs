@@ -197,8 +197,9 @@ impl Verifier {
         let (key, platform) = chain.pck(quote.pck_chain)?;
         check_signatures(&quote, &key)?;
 
-        let enclave = Enclave::parse(quote.qe_report)
-            .ok_or_else(|| Kind::Malformed.because("the report of the quoting enclave is short"))?;
+        let enclave = Enclave::parse(quote.qe_report).ok_or_else(|| {
+            Kind::Malformed.because("the report of the quoting enclave is too short")
+        })?;
         let enclave_level = identity.level_of(&enclave)?;
         let levels = levels(&info, &platform, &quote.body)?;
         let judged = || levels.iter().chain([&enclave_level]);

@@ -142,7 +142,7 @@ fn refusal(
         )),
         "AuthorizationHeaderMalformed" => refused("is it the right region?".into()),
         "SignatureDoesNotMatch" | "RequestTimeTooSkewed" => Error::Credentials(format!(
-            "{text}; the secret key of {origin} is wrong, or this machine's clock"
+            "{text}; the secret key of {origin} is wrong, or this machine's clock is"
         )),
         "InvalidAccessKeyId" => {
             Error::Credentials(format!("{text}; the credentials of {origin} are wrong"))

@@ -169,7 +169,7 @@ fn refusal(status: u16, code: &str, text: String, action: &str, origin: &str) ->
             ))
         }
         (403, "AuthorizationFailure") => {
-            refused("the firewall of the account may shut this machine out".into())
+            refused("the firewall of the account may refuse this machine".into())
         }
         (404, "ContainerNotFound") => refused("make the container, or correct its name".into()),
         (404, "BlobNotFound") => {

@@ -64,7 +64,7 @@ pub fn read(uri: &str, author: Author) -> Result<Vec<u8>, Error> {
         content.len() <= MAX_LEN && is_wrapped(&content),
     ) {
         (got, _) if got != expected => Err(Error::Refused(format!(
-            "the file has the digest {got}, expected {expected}: somebody has replaced it; check who may write to this store"
+            "the file has the digest {got}, expected {expected}: it was replaced; check who may write to this store"
         ))),
         (_, true) => Ok(content),
         (_, false) => Err(Error::Format(format!(

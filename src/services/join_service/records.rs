@@ -193,11 +193,11 @@ fn check_name_against(
             match node {
                 Some(_) => Err(Refusal::denied(
                     "name-of-other",
-                    "a node of this name is another machine; if that machine is gone for good, delete its Node object",
+                    "a node of this name is another machine; if that machine no longer exists, delete its Node object",
                 )),
                 None if age < tokens::VALIDITY => Err(Refusal::temporary(
                     "name-is-joining",
-                    "another machine of this name is joining; if that machine is gone for good, try again later",
+                    "another machine of this name is joining; if that machine no longer exists, try again later",
                     Duration::from_secs(60),
                 )),
                 None => Ok(()),
