@@ -8,7 +8,6 @@ use rustls::AlertDescription;
 use attest::{IssueError, Refusal};
 
 /// Why an attested connection failed.
-#[derive(Debug)]
 pub enum Error {
     /// Network or peer: the handshake did not complete before its deadline.
     TimedOut,
@@ -67,6 +66,13 @@ impl Error {
             Error::PeerRefused(_) => io::ErrorKind::ConnectionAborted,
             Error::Issuer(_) | Error::Internal(_) => io::ErrorKind::Other,
         }
+    }
+}
+
+/// The same sentence: an [`io::Error`] that contains this error links its `Debug`, and so would that of each cause.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

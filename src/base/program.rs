@@ -154,7 +154,10 @@ where
     T::Err: Display,
 {
     let value = text(value)?;
-    value
-        .parse()
-        .map_err(|error| Failure::Usage(format!("--{name} {value:?}: {error}")))
+    value.parse().map_err(|error| wrong(name, &value, &error))
+}
+
+/// Not generic, so that each type that is parsed adds few bytes to a program.
+fn wrong(name: &str, value: &str, error: &dyn Display) -> Failure {
+    Failure::Usage(format!("--{name} {value:?}: {error}"))
 }

@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use base::request::{CONNECT_TIMEOUT, NoAnswer, Request, Response, Transport, USER_AGENT, seconds};
+use base::stop::Stop;
+use base::sync::{Arc, Mutex, lock};
 
 /// Maximum size in bytes of the data before an answer's body, and of the data after its last chunk.
 const MAX_HEAD: usize = 32 << 10;
@@ -132,10 +134,15 @@ type Found = io::Result<Vec<IpAddr>>;
 /// Resolves a name until `end`, in a thread that ends by itself: musl's resolver takes ten seconds
 /// if no name server answers.
 fn resolve(host: String, end: Instant, resolver: fn(&str) -> Found) -> Found {
-    let (done, found) = std::sync::mpsc::channel();
-    std::thread::Builder::new().spawn(move || done.send(resolver(&host)))?;
-    let left = end.saturating_duration_since(Instant::now());
-    found.recv_timeout(left).map_err(|_| ErrorKind::TimedOut)?
+    let (found, done) = (Arc::new(Mutex::new(None)), Stop::new());
+    let (place, stop) = (found.clone(), done.clone());
+    std::thread::Builder::new().spawn(move || {
+        *lock(&place) = Some(resolver(&host));
+        stop.stop();
+    })?;
+    done.wait(end.saturating_duration_since(Instant::now()));
+    let found = lock(&found).take();
+    found.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))
 }
 
 /// A connection with a deadline for reading.

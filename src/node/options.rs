@@ -1,6 +1,5 @@
 //! The command-line options that both programs on a node share, and how the programs start.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -88,8 +87,13 @@ pub fn parse<T>(
             None => take(OPTIONS, name, args, shared(into))?,
             found => found,
         };
-        let given = found.map(|name| shared(into).given.insert(name, source));
-        Ok(given.is_some())
+        if let Some(name) = found {
+            let given = &mut shared(into).given;
+            // a later source replaces the value of an earlier one
+            given.retain(|(other, _)| *other != name);
+            given.push((name, source));
+        }
+        Ok(found.is_some())
     })
 }
 
@@ -120,18 +124,18 @@ pub struct Options {
     debug: bool,
     log_format: logger::Format,
     /// The options that are given, each with the source that was used.
-    given: BTreeMap<&'static str, &'static str>,
+    given: Vec<(&'static str, &'static str)>,
 }
 
 impl Options {
     /// Returns the default options; the cloud and the attestation variant come from the
     /// environment.
     pub fn new() -> Options {
-        let mut given = BTreeMap::new();
+        let mut given = Vec::new();
         let mut environment = |variable, name| {
             let value = std::env::var(variable).unwrap_or_default();
             if !value.is_empty() {
-                given.insert(name, settings::ENVIRONMENT);
+                given.push((name, settings::ENVIRONMENT));
             }
             value
         };

@@ -100,7 +100,9 @@ impl<'a> Certificate<'a> {
 
     /// Returns the platform in a PCK certificate.
     pub fn platform(&self) -> Option<Platform> {
-        let entries = Reader::new(self.fields.extension(SGX)?).expect(SEQUENCE).ok()?;
+        let entries = Reader::new(self.fields.extension(SGX)?)
+            .expect(SEQUENCE)
+            .ok()?;
         let octets = |arc| entry(entries, &[arc], OCTET_STRING);
         let tcb = entry(entries, &[2], SEQUENCE)?;
         let svn = |arc| small(entry(tcb, &[2, arc], INTEGER)?);
