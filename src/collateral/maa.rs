@@ -417,7 +417,7 @@ mod tests {
         let error = state.count(&[1; 64], now).unwrap_err();
         assert_eq!(error.cause, Cause::Limited);
         let text = error.to_string();
-        assert!(text.ends_with("is sent in 16 s: try again"), "{text}");
+        assert!(text.ends_with("try again in 16 s"), "{text}");
         state.count(&[2; 64], now).unwrap();
         state.count(&[1; 64], now + PAUSE_OF_CHIP).unwrap();
         // limits that are fully available again are removed

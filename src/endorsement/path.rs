@@ -379,16 +379,16 @@ mod tests {
         assert_eq!(issued(&link, TIME), Ok(()));
         assert_eq!(link.may_issue(0), Ok(()));
         assert!(link.may_issue(1).is_err());
-        assert_eq!(
-            issued(&link, TIME / 2),
-            Err(refused(
-                "a certificate is not valid yet: is the clock of this machine right?"
-            ))
-        );
-        assert_eq!(
-            issued(&link, 2 * TIME),
-            Err(refused("a certificate has expired"))
-        );
+        for (time, why) in [
+            (
+                TIME / 2,
+                "a certificate is not valid yet: is the clock of this machine right?",
+            ),
+            (2 * TIME, "a certificate has expired"),
+        ] {
+            let expected = NoPath::Refused(Kind::Expired.because(why));
+            assert_eq!(issued(&link, time), Err(expected));
+        }
         for altered in mutations(&authority, 5000) {
             if let Ok(link) = Link::parse(&altered)
                 && altered != *authority
