@@ -435,7 +435,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("did not take the request of evidence: 1 of 2 writes counted"),
+                .contains("did not accept the request for evidence: 1 of 2 writes had an effect"),
             "{error}"
         );
     }

@@ -176,7 +176,7 @@ fn a_word_of_microsoft_that_is_wrong_in_one_claim_counts_for_nothing() {
             .to_string();
         let why = match claim {
             "exp" => "the token has ended",
-            claim => &format!("has not vouched for it: {claim} is"),
+            claim => &format!("has not confirmed it: {claim} is"),
         };
         assert!(error.contains(why), "{error}, expected {why}");
     }
