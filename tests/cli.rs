@@ -831,6 +831,6 @@ fn an_init_without_a_list_of_components_makes_it_or_says_what_to_give() {
         said.contains("https://dl.k8s.io/v1.33.1/bin/linux/amd64/kubelet.sha256"),
         "{said}"
     );
-    assert!(said.contains("give a list with --components"), "{said}");
+    assert!(said.contains("give it with --components"), "{said}");
     assert!(!dir.path().join("firstlight-mastersecret.json").exists());
 }

@@ -85,7 +85,7 @@ fn each_fault_of_a_certificate_is_refused_by_its_name() {
             "{names:?}, expected {expected}: {why}"
         );
     }
-    // the same authority of another root is a correct one there
+    // the same authority is accepted under its own root
     Hierarchy::get()
         .judge_by(
             ["vcek", "ask-of-other", "other"],

@@ -1,4 +1,4 @@
-//! The answers of Microsoft's attestation service, or the claims of its token: they never vouch for a report that they do not
+//! The answers of Microsoft's attestation service, or the claims of its token: no answer confirms a report that it does not
 //! contain, and errors are short.
 #![no_main]
 

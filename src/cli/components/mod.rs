@@ -144,7 +144,7 @@ pub fn of(
     let Some(file) = file else {
         let hint = |text: String| {
             format!(
-                "{text}; give a list with --components, as `firstlight components` makes it where that server is reached"
+                "{text}; make a list with `firstlight components` on a machine that reaches that server, and give it with --components"
             )
         };
         let list = published::list(version, &Servers::default(), limit);

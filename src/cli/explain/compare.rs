@@ -93,7 +93,7 @@ pub struct Finding {
     pub name: String,
     /// Its number.
     pub number: u32,
-    /// How it is.
+    /// Its state compared with the expectation.
     pub verdict: Verdict,
     /// The expected value.
     pub expected: Option<Vec<u8>>,

@@ -1,8 +1,8 @@
 #!/bin/sh
-# The disk mapping and the first file system against the real kernel and the real cryptsetup. Runs as root in a test guest
-# (busybox sh) that has: blank disks of 1, 8 and 64 GiB (sparse; whichever names), the kernel modules of dm-crypt,
-# dm-integrity and ext4, dm_guest (src/disk/examples/dm_guest.rs), and real cryptsetup, dmsetup, mke2fs, e2fsck, blkid in PATH or /sbin.
-# A line a case: PASS name, or FAIL name: why. TIME lines are measurements.
+# The disk mapping and the first file system against the real kernel and the real cryptsetup. Runs as root in a test guest (busybox
+# sh) that has: blank sparse disks of 1, 8 and 64 GiB with any names, the kernel modules of dm-crypt, dm-integrity and ext4,
+# dm_guest (src/disk/examples/dm_guest.rs), and real cryptsetup, dmsetup, mke2fs, e2fsck, blkid in PATH or /sbin. A line a case:
+# PASS name, or FAIL name: why. TIME lines are measurements.
 
 FAILED=0
 T=/tmp/dm-case
