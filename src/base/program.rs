@@ -14,13 +14,8 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::Duration;
-
-use log::LevelFilter;
 
 use crate::logger;
-use sys::process;
-use sys::signal::StopSignals;
 
 /// The reason why a program ends before its work is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,29 +103,6 @@ pub fn version(name: &str) -> String {
     let commit = option_env!("FIRSTLIGHT_COMMIT").map(|commit| format!(" ({commit})"));
     let commit = commit.unwrap_or_default();
     format!("{name} {}{commit}", env!("CARGO_PKG_VERSION"))
-}
-
-/// Prepares the `main` of a service before it starts a thread: starts the log at `level` in this
-/// format, protects the memory of the process, and blocks the signals that stop the service until
-/// it waits for them.
-pub fn prepare_service(level: LevelFilter, format: logger::Format) -> Result<StopSignals, Failure> {
-    logger::init(level, format);
-    process::keep_memory_private().map_err(|error| {
-        Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
-    })?;
-    StopSignals::block().map_err(|error| Failure::failed(format!("cannot block signals: {error}")))
-}
-
-/// Waits for a signal to stop and writes it to the log.
-pub fn wait_until_stopped(signals: &StopSignals, grace: Duration) -> Result<(), Failure> {
-    let signal = signals
-        .wait()
-        .map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))?;
-    log::info!(
-        "{signal}: running calls have {} s to finish",
-        grace.as_secs()
-    );
-    Ok(())
 }
 
 fn complain(name: &str, what: &str, next: &str) {

@@ -11,10 +11,14 @@ mod serving;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::time::Duration;
 
+use base::logger;
 use base::options::Opt;
 use base::program::{self, Failure};
 use log::LevelFilter;
+use sys::process;
+use sys::signal::StopSignals;
 
 /// The option about the form of the log.
 pub const LOG_FORMAT: Opt = Opt::value(
@@ -53,6 +57,29 @@ pub fn level_of_verbosity(v: i32) -> LevelFilter {
 /// Returns the text for the caller of a service in its log.
 fn peer(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "an unknown caller".into(), |address| address.to_string())
+}
+
+/// Prepares the `main` of a service before it starts a thread: starts the log at `level` in this
+/// format, protects the memory of the process, and blocks the signals that stop the service until
+/// it waits for them.
+pub fn prepare_service(level: LevelFilter, format: logger::Format) -> Result<StopSignals, Failure> {
+    logger::init(level, format);
+    process::keep_memory_private().map_err(|error| {
+        Failure::failed(format!("cannot keep memory out of core dumps: {error}"))
+    })?;
+    StopSignals::block().map_err(|error| Failure::failed(format!("cannot block signals: {error}")))
+}
+
+/// Waits for a signal to stop and writes it to the log.
+pub fn wait_until_stopped(signals: &StopSignals, grace: Duration) -> Result<(), Failure> {
+    let signal = signals
+        .wait()
+        .map_err(|error| Failure::failed(format!("cannot wait for signals: {error}")))?;
+    log::info!(
+        "{signal}: running calls have {} s to finish",
+        grace.as_secs()
+    );
+    Ok(())
 }
 
 #[cfg(test)]

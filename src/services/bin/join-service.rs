@@ -79,9 +79,9 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
     }
     let variant = Variant::named(&given.variant).map_err(Failure::failed)?;
     let level = services::level_of_verbosity(given.verbosity);
-    let signals = program::prepare_service(level, given.log_format)?;
+    let signals = services::prepare_service(level, given.log_format)?;
     let service = JoinService::start(given.config(variant)?).map_err(Failure::failed)?;
-    program::wait_until_stopped(&signals, join_service::GRACE)?;
+    services::wait_until_stopped(&signals, join_service::GRACE)?;
     service.stop(join_service::GRACE);
     Ok(())
 }

@@ -76,13 +76,13 @@ fn run(args: lexopt::Parser) -> Result<(), Failure> {
         given.log_format,
     );
     let (config, secret) = given.config()?;
-    let signals = program::prepare_service(level, format)?;
+    let signals = services::prepare_service(level, format)?;
     let service = KeyService::start(config).map_err(Failure::failed)?;
     let Some(secret) = read(&secret, &service, &signals)? else {
         return Ok(());
     };
     service.provide(secret).map_err(Failure::failed)?;
-    program::wait_until_stopped(&signals, key_service::GRACE)?;
+    services::wait_until_stopped(&signals, key_service::GRACE)?;
     service.stop(key_service::GRACE);
     Ok(())
 }
