@@ -8,6 +8,7 @@ use zeroize::Zeroizing;
 use tpm::EndorsementKind;
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
+use verifier::stage::validator_at_any_stage;
 use verifier::{
     Challenge, Evidence, Identified, Identity, KeyName, Policy, PolicyError, Properties, Refusal,
     Validator, Variant,
@@ -26,15 +27,15 @@ const PREFERRED: [EndorsementKind; 3] = [
     EndorsementKind::Rsa2048,
 ];
 
-/// Returns the validator of a policy. An error names the root in the policy that cannot be read.
+/// Returns the validator of a policy, for machines at any stage of their boot if the policy knows
+/// stages. An error names the root in the policy that cannot be read.
 pub fn validator(
     variant: &Variant,
     policy: Policy,
     sources: &Arc<dyn Sources>,
 ) -> Result<Arc<dyn Validator>, PolicyError> {
-    let demands = policy.clone();
-    let judge = variant.validator_for(policy, sources)?;
-    certifying(judge, &demands)
+    let judge = validator_at_any_stage(variant, policy.clone(), sources)?;
+    certifying(judge, &policy)
 }
 
 /// Returns a validator that judges like `inner`, and also requires that the roots in `policy`

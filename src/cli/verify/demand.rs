@@ -7,7 +7,6 @@ use super::super::connect::Endpoint;
 use super::super::sources::sources;
 use crate::error::Error;
 use base::crypto::CLUSTER_ID_LEN;
-use verifier::stage::validator_at_any_stage;
 use verifier::{Policy, Validator, Variant};
 
 /// Where evidence comes from.
@@ -43,9 +42,6 @@ pub struct Demand {
 impl Demand {
     /// Returns the validator that checks these requirements.
     pub fn validator(&self) -> Result<Arc<dyn Validator>, Error> {
-        let (policy, sources) = (self.policy.clone(), sources());
-        let judge =
-            validator_at_any_stage(self.variant, policy, &sources).map_err(Error::failed)?;
-        endorsement::certifying(judge, &self.policy).map_err(Error::failed)
+        endorsement::validator(self.variant, self.policy.clone(), &sources()).map_err(Error::failed)
     }
 }

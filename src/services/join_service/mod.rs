@@ -61,7 +61,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::observed;
-use crate::policy_file::{self, Fault, Loaded};
+use crate::policy_file::{self, Loaded};
 use crate::serving::{Addresses, Api, Refused, Serving};
 use admission::ClusterAccess;
 use approver::Approver;
@@ -86,9 +86,7 @@ use rpc::grpc::{Call, Limits, Router, Server};
 use secrets::Secrets;
 use tickets::Tickets;
 use verification::Verification;
-use verifier::sources::Sources;
-use verifier::stage::validator_at_any_stage;
-use verifier::{Policy, Validator, Variant};
+use verifier::{Policy, Variant};
 
 /// The directory where the cluster's `join-config` ConfigMap is mounted.
 pub const CONFIG_DIR: &str = "/var/config";
@@ -175,8 +173,12 @@ impl JoinService {
     pub fn start(config: Config) -> Result<JoinService, Error> {
         let file = config.config_dir.join(policy_file::NAME);
         let (variant, sources) = (config.variant, observed::sources(&config.collateral));
-        let make = move |text: &str| validator(variant, text, &sources);
-        let loaded = Loaded::open(&file, Box::new(make)).map_err(Error::Policy)?;
+        let parse = move |text: &str| {
+            // a member of another cluster must not get keys of this cluster
+            let policy = Policy::from_json(text)?.expecting_fresh();
+            Ok(endorsement::validator(variant, policy, &sources)?)
+        };
+        let loaded = Loaded::open(&file, Box::new(parse)).map_err(Error::Policy)?;
         let (policy, watch) = policy::follow(loaded).map_err(Error::Thread)?;
         let addresses = Addresses::open(config.listen, config.health, config.metrics)?;
         let registry = Registry::new();
@@ -346,18 +348,6 @@ fn tickets(config: Config, registry: &Registry) -> Result<(Tickets, Option<Backg
         _sending: sending,
     };
     Ok((tickets, Some(background)))
-}
-
-/// Creates the validator of a policy. It requires that the caller has joined no cluster since its
-/// machine started: a member of another cluster must not get keys of this cluster.
-fn validator(
-    variant: &Variant,
-    policy: &str,
-    sources: &Arc<dyn Sources>,
-) -> Result<Arc<dyn Validator>, Fault> {
-    let policy = Policy::from_json(policy)?.expecting_fresh();
-    let judge = validator_at_any_stage(variant, policy.clone(), sources)?;
-    Ok(endorsement::certifying(judge, &policy)?)
 }
 
 /// Why the service cannot start.
