@@ -113,10 +113,6 @@ impl<'a> Admission<'a> {
         }
     }
 
-    fn client(&self) -> Result<Client, Refusal> {
-        self.access.client(self.call)
-    }
-
     /// Reserves the turn of a control plane, and announces the node, which installs the components
     /// of this name.
     pub fn reserve(&mut self, components: &str) -> Result<(), Refusal> {
@@ -127,8 +123,15 @@ impl<'a> Admission<'a> {
         // An older JoiningNode may belong to a ticket that is still valid.
         let is_new = match self.asked.control_plane {
             true => {
-                let reserve =
-                    || reservation::reserve(cluster, cleaner, &self.client()?, node, components);
+                let reserve = || {
+                    reservation::reserve(
+                        cluster,
+                        cleaner,
+                        &self.access.client(self.call)?,
+                        node,
+                        components,
+                    )
+                };
                 let reserved = self.audit.step("reserve", reserve)?;
                 self.undo.extend(reserved.undo());
                 !reserved.renewed
@@ -143,7 +146,7 @@ impl<'a> Admission<'a> {
                 self.undo.push(Task::JoiningNode(name.into(), node.into()));
             }
             if !self.asked.control_plane {
-                joining_node::announce_worker(&self.client()?, node, components)?;
+                joining_node::announce_worker(&self.access.client(self.call)?, node, components)?;
             }
         }
         Ok(())
@@ -171,7 +174,7 @@ impl<'a> Admission<'a> {
                 present.as_ref().map_or("", |node| &node.uid),
             )
         };
-        let write = || records::write(cluster, cleaner, &self.client()?, record);
+        let write = || records::write(cluster, cleaner, &self.access.client(self.call)?, record);
         let written = self.audit.step("record", write).inspect_err(|refusal| {
             // Another replica issues a ticket for the same node: the reservation now belongs to
             // that ticket.
@@ -197,7 +200,7 @@ impl<'a> Admission<'a> {
     pub fn token(&mut self, record: &Record) -> Result<Zeroizing<String>, Refusal> {
         // The API server may have executed a create request whose answer was lost.
         self.undo.push(Task::Token(record.token.clone()));
-        let (client, asked) = (self.client()?, self.asked);
+        let (client, asked) = (self.access.client(self.call)?, self.asked);
         let may_sign = !asked.accepts_cluster_ca;
         let create = || tokens::create(&client, &record.token, asked.node(), may_sign);
         Ok(self.audit.step("token", create)?)

@@ -84,6 +84,27 @@ impl<'a> Subject<'a> {
     }
 }
 
+/// The decision about a ticket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decision {
+    Given,
+    /// The caller may not have it, by the rules.
+    Refused,
+    /// This service, or a service behind it, failed.
+    Failed,
+}
+
+impl Decision {
+    /// Returns the name in logs and metrics, and the severity and title of the event.
+    fn words(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Decision::Given => (GIVEN, "Normal", "TicketGiven"),
+            Decision::Refused => ("refused", "Warning", "TicketRefused"),
+            Decision::Failed => ("failed", "Warning", "TicketFailed"),
+        }
+    }
+}
+
 /// The decision about a kubelet's certificate signing request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -172,20 +193,31 @@ impl Audit {
         subject: &Subject,
         issued: Result<(T, &str), Refusal>,
     ) -> Result<T, Status> {
-        match issued {
-            Ok((ticket, note)) => {
-                self.record(subject, GIVEN, GIVEN, note);
-                Ok(ticket)
+        let (decision, reason, why) = match &issued {
+            Ok((_, note)) => (Decision::Given, GIVEN, (*note).to_owned()),
+            Err(refusal) if refusal.is_failure() => {
+                (Decision::Failed, refusal.reason, refusal.to_string())
             }
-            Err(refusal) => {
-                let decision = match refusal.is_failure() {
-                    true => "failed",
-                    false => "refused",
-                };
-                self.record(subject, decision, refusal.reason, &refusal.to_string());
-                Err(refusal.status())
-            }
+            Err(refusal) => (Decision::Refused, refusal.reason, refusal.to_string()),
+        };
+        let (word, severity, title) = decision.words();
+        let labels = [subject.request, word, reason, subject.form];
+        self.tickets.with(labels).inc();
+        self.seconds
+            .with([subject.request, word])
+            .observe(subject.since.elapsed());
+        let line = line(subject, word, reason, &why);
+        match decision {
+            Decision::Given => log::info!("audit {line}"),
+            Decision::Refused | Decision::Failed => log::warn!("audit {line}"),
         }
+        self.send(subject.node, || {
+            let note = format!("{} as {}: {reason}: {why}", subject.request, subject.role);
+            event(subject.node, subject.request, severity, title, &note)
+        });
+        issued
+            .map(|(ticket, _)| ticket)
+            .map_err(|refusal| refusal.status())
     }
 
     /// Records a decision about the certificate signing request named `request`. `node` is empty if
@@ -224,28 +256,6 @@ impl Audit {
     /// Runs `work` and records its duration as that of the step `name`.
     pub fn step<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
         self.steps.with([name]).time(work)
-    }
-
-    fn record(&self, subject: &Subject, decision: &str, reason: &'static str, why: &str) {
-        let labels = [subject.request, decision, reason, subject.form];
-        self.tickets.with(labels).inc();
-        self.seconds
-            .with([subject.request, decision])
-            .observe(subject.since.elapsed());
-        let line = line(subject, decision, reason, why);
-        match decision {
-            GIVEN => log::info!("audit {line}"),
-            _ => log::warn!("audit {line}"),
-        }
-        self.send(subject.node, || {
-            let (kind, title) = match decision {
-                GIVEN => ("Normal", "TicketGiven"),
-                "refused" => ("Warning", "TicketRefused"),
-                _ => ("Warning", "TicketFailed"),
-            };
-            let note = format!("{} as {}: {reason}: {why}", subject.request, subject.role);
-            event(subject.node, subject.request, kind, title, &note)
-        });
     }
 
     /// Queues an event of the node `node`. A request without a node name has no event.
