@@ -107,8 +107,10 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Error> {
     let bytes = files::read(&options.evidence)?;
     let fetched = fetch(options, &bytes);
+    let name = options.evidence.display();
     let of = |error| match error {
-        Error::Refused(why) => Error::Refused(format!("{}: {why}", options.evidence.display())),
+        Error::Refused(why) => Error::Refused(format!("{name}: {why}")),
+        Error::Unreachable(why) => Error::Unreachable(format!("{name}: {why}")),
         other => FileError::Content(options.evidence.clone(), other.to_string()).into(),
     };
     say_all(&fetched.map_err(of)?)
