@@ -18,8 +18,8 @@ import sys
 from long_functions import LITERAL, TESTS
 
 # Lower these as the counts fall.
-STRING_ERRORS = 53
-SHARED_IN_CRATE = 63
+STRING_ERRORS = 18
+SHARED_IN_CRATE = 61
 SHARED_WORDS = 8
 
 OF_EACH_MODULE = {"Error", "Options"}

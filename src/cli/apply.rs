@@ -8,7 +8,7 @@ use super::connect::and_known;
 use super::error::Error;
 use super::keeping::{CREATE_KEY, KMS_ACCESS, Wish, check_named, wish_of};
 use super::kubeconfig::{KUBECONFIG, kubeconfigs_of};
-use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
+use super::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of};
 use super::options::{
     CLOUD_PROVIDER_OF_APPLY, METADATA, SKIP_WAIT, VARIANT, metadata_of, named_variant, time,
 };
@@ -219,7 +219,7 @@ pub struct Options {
     /// The parts that are not changed.
     pub skip_phases: Vec<Phase>,
     /// The source of the master secret.
-    pub master_secret: Source,
+    pub master_secret: SecretSource,
     /// How the cluster must store it.
     pub wish: Wish,
     /// The state file, which has the measurement salt.

@@ -30,6 +30,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
 /// Time limit of the TLS handshake: a TPM under load takes seconds to sign a quote.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The node as an operand.
 pub const NODE_OPERAND: Operand = Operand {
     value: "HOST[:PORT]",
     words: &[],
@@ -37,12 +38,14 @@ pub const NODE_OPERAND: Operand = Operand {
     help: "the node, in place of --endpoint",
 };
 
+/// The node as an option; [`host_of`] reads both.
 pub const ENDPOINT: Opt = Opt::value(
     "endpoint",
     "HOST[:PORT]",
     "the same as the operand, in the form of init and recover",
 );
 
+/// Further attestation keys; [`keys_of`] reads them.
 pub const ATTESTATION_KEY: Opt = Opt::value(
     "attestation-key",
     "NAME",
@@ -50,6 +53,7 @@ pub const ATTESTATION_KEY: Opt = Opt::value(
      policy that names no keys, no others are accepted",
 );
 
+/// Whether any attestation key is accepted; [`trust_of`] reads both.
 pub const TRUST_ANY_TPM: Opt = Opt::flag("trust-any-tpm", ANY_TPM_MEANS);
 
 /// The help text of `--trust-any-tpm`, which is also printed as a warning at each use.
@@ -125,6 +129,7 @@ pub fn host_of(given: &Given) -> Result<Option<String>, Error> {
     }
 }
 
+/// Returns the node in the operand or `--endpoint`, which is required.
 pub fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Error> {
     let host = host_of(given)?;
     let host = host
@@ -132,11 +137,12 @@ pub fn endpoint_of(given: &Given, default_port: u16) -> Result<Endpoint, Error> 
     Endpoint::parse(&host, default_port)
 }
 
-/// Returns the TPMs that may get the master secret.
+/// Returns the further attestation keys.
 pub fn keys_of(given: &Given) -> Result<Vec<KeyName>, Error> {
     given.each_parsed("attestation-key", str::parse)
 }
 
+/// Returns the TPMs that may get the master secret.
 pub fn trust_of(given: &Given) -> Result<Trust, Error> {
     let keys = keys_of(given)?;
     match (given.has("trust-any-tpm"), keys.is_empty()) {

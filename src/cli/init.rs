@@ -17,7 +17,7 @@ use super::connect::{
 };
 use super::keeping::{CREATE_KEY, KMS_ACCESS, Wish, wish_of};
 use super::kubeconfig::{self as kubeconfig_file, KUBECONFIG_FILE, default_path, merge};
-use super::master_secret::{self, MASTER_SECRET_FILE, Source};
+use super::master_secret::{self, MASTER_SECRET_FILE, SecretSource};
 use super::options::{
     CLOUD_PROVIDER, METADATA, POLICY, SKIP_WAIT, TIMEOUT, VARIANT, metadata_of, time, variant_of,
 };
@@ -52,6 +52,7 @@ const INIT: &str = "/init.API/Init";
 /// Maximum bytes of the node's log; a Constellation node sends its whole journal when it fails.
 const MAX_LOG: usize = 64 << 20;
 
+/// The image of the services.
 const IMAGE: Opt = Opt::value(
     "image",
     "IMAGE",
@@ -598,7 +599,7 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         image: kubernetes.image.clone().unwrap_or_default(),
         addons: kubernetes.addons.clone(),
         skip_phases,
-        master_secret: Source::File(options.master_secret.clone()),
+        master_secret: SecretSource::File(options.master_secret.clone()),
         wish: options.wish.clone(),
         state: options.state.clone(),
         node_port: None,

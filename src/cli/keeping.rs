@@ -28,8 +28,10 @@ const FIELDS: [&str; 5] = [
     "authoritiesConfigMap",
 ];
 
+/// Whether the external KMS makes the key.
 pub const CREATE_KEY: Opt = Opt::flag("create-key", "with --kms: make the key if it is missing");
 
+/// The access to the external KMS.
 pub const KMS_ACCESS: Opt = Opt::value(
     "kms-access",
     "FILE",

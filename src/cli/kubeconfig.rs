@@ -22,8 +22,10 @@ use kubernetes::yaml;
 /// The lists in a kubeconfig whose entries have names.
 const LISTS: [&str; 3] = ["clusters", "users", "contexts"];
 
+/// The default file of the administrator's kubeconfig.
 pub const KUBECONFIG_FILE: &str = "firstlight-admin.conf";
 
+/// The administrator's kubeconfig; [`kubeconfigs_of`] reads it.
 pub const KUBECONFIG: Opt = Opt::value(
     "kubeconfig",
     "FILE",

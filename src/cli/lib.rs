@@ -1,10 +1,11 @@
-//! `firstlight`, the operator's command. Each command has a file. The commands share the tables of
-//! `commands` (from which `usage`, `completions` and `man` are made), the operator's `files`,
-//! `connect`, which reaches a node, and `progress`, which shows the progress of a command that
-//! waits.
+//! `firstlight`, the operator's command. Each command has a file, which begins with the table of its
+//! options; `commands` lists the commands. `usage` reads the tables, and `completions` and `man`
+//! print them. The commands share the operator's `files`, `connect`, which reaches a node,
+//! `progress`, which shows the progress of a command that waits, and `options`, which has the
+//! options that belong to no other file.
 //!
-//! Results go to standard output, everything else to standard error. The exit codes are those of
-//! [`base::program`], the two here, and those of `status`.
+//! Results go to standard output, everything else to standard error. The kind of an [`Error`] decides
+//! the exit code.
 
 mod addons;
 mod apply;

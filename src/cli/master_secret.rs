@@ -42,10 +42,13 @@ pub const MIN_KEY_LEN: usize = 16;
 /// Minimum bytes of the salt that the key service and Constellation accept.
 pub const MIN_SALT_LEN: usize = 32;
 
+/// The default file of the master secret.
 pub const MASTER_SECRET_FILE: &str = "firstlight-mastersecret.json";
 
+/// The default file of a wrapped master secret.
 pub const WRAPPED_SECRET_FILE: &str = "firstlight-mastersecret.wrapped.json";
 
+/// The file of the master secret; [`master_secret_of`] reads it.
 pub const MASTER_SECRET: Opt = Opt::value(
     "master-secret",
     "FILE",
@@ -53,6 +56,7 @@ pub const MASTER_SECRET: Opt = Opt::value(
 )
 .or(MASTER_SECRET_FILE);
 
+/// The shares in place of the master secret.
 pub const SHARE_FILE: Opt = Opt::value(
     "share",
     "FILE",
@@ -71,14 +75,14 @@ pub enum Origin {
 
 /// The source from which a command gets the master secret.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub enum SecretSource {
     /// This file, or the store with this URI.
     File(PathBuf),
     /// The shares in these files; `-` is the terminal.
     Shares(Vec<PathBuf>),
 }
 
-impl Source {
+impl SecretSource {
     /// Reads the master secret, or restores it from its shares.
     pub fn read(&self) -> Result<ClusterKms, Error> {
         self.read_wrapped(None)
@@ -87,18 +91,20 @@ impl Source {
     /// The same; `kms` is the key URI that the operator gave to the command, if any.
     pub fn read_wrapped(&self, kms: Option<&str>) -> Result<ClusterKms, Error> {
         match self {
-            Source::File(path) => Ok(read_wrapped(path, kms)?),
-            Source::Shares(paths) => shares::read(paths),
+            SecretSource::File(path) => Ok(read_wrapped(path, kms)?),
+            SecretSource::Shares(paths) => shares::read(paths),
         }
     }
 }
 
 /// Returns the source of the master secret.
-pub fn master_secret_of(given: &Given) -> Result<Source, Error> {
+pub fn master_secret_of(given: &Given) -> Result<SecretSource, Error> {
     let shares = given.texts("share")?;
     match (shares.is_empty(), given.has("master-secret")) {
-        (true, _) => Ok(Source::File(given.path("master-secret"))),
-        (false, false) => Ok(Source::Shares(shares.into_iter().map(Into::into).collect())),
+        (true, _) => Ok(SecretSource::File(given.path("master-secret"))),
+        (false, false) => Ok(SecretSource::Shares(
+            shares.into_iter().map(Into::into).collect(),
+        )),
         (false, true) => Err(Error::Usage(
             "--share and --master-secret: give one of the two".into(),
         )),

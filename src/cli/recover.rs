@@ -8,7 +8,7 @@ use super::connect::{
     endpoint_of, read_policy, trust_of,
 };
 use super::interrupt;
-use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
+use super::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of};
 use super::options::{POLICY, TIMEOUT, VARIANT, time, variant_of};
 use super::output::{OUTPUT, Output};
 use super::progress::{Progress, human, printable};
@@ -137,7 +137,7 @@ pub enum Action {
     /// Send the master secret.
     Push {
         /// The source of the master secret.
-        master_secret: Source,
+        master_secret: SecretSource,
         /// Whether a disk whose header does not name its cluster may be opened; this needs the
         /// state file.
         is_migrating: bool,
@@ -465,7 +465,7 @@ mod tests {
             let path = dir.path().join("master.json");
             master_secret::open_or_create(&path, &crate::keeping::Wish::default()).unwrap();
             Action::Push {
-                master_secret: Source::File(path),
+                master_secret: SecretSource::File(path),
                 is_migrating: false,
             }
         })

@@ -12,7 +12,7 @@ use zeroize::Zeroizing;
 
 use super::error::Error;
 use super::files;
-use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
+use super::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of};
 use super::output::{OUTPUT, Output, say_all};
 use super::shares::{self, Share};
 use super::usage::{Command, Given};
@@ -84,7 +84,7 @@ pub struct Options {
     /// The number of shares to make.
     pub count: u8,
     /// The source of the master secret.
-    pub master_secret: Source,
+    pub master_secret: SecretSource,
     /// The folder for the files.
     pub out: PathBuf,
     /// Whether to also print each share as a QR code.

@@ -10,12 +10,14 @@ use super::error::Error;
 use super::usage::Given;
 use base::options::Opt;
 
+/// Where fetched items are kept.
 pub const KEPT: Opt = Opt::value(
     "collateral",
     "FILE",
     "a folder that keeps fetched certificates of chips and collateral of platforms, or a file of collateral (.json)",
 );
 
+/// Whether nothing is fetched.
 pub const OFFLINE: Opt = Opt::flag(
     "offline",
     "fetch no certificates or collateral: the machine must send them, or --collateral has them; ask no cloud about a machine",

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use super::error::Error;
 use super::files;
-use super::master_secret::{MASTER_SECRET, SHARE_FILE, Source, master_secret_of};
+use super::master_secret::{MASTER_SECRET, SHARE_FILE, SecretSource, master_secret_of};
 use super::output::{OUTPUT, Output};
 use super::usage::{Command, Given};
 use base::crypto::{Dek, KEY_LEN, SSH_HOST_CA_SEED_ID, SSH_USER_CA_SEED_ID};
@@ -82,7 +82,7 @@ pub struct Options {
     /// The operator's public key.
     pub key: PathBuf,
     /// The source of the master secret.
-    pub master_secret: Source,
+    pub master_secret: SecretSource,
     /// The file for the certificate.
     pub certificate: PathBuf,
     /// The known-hosts file, to which the authority for hosts is added.

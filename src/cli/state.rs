@@ -19,8 +19,10 @@ use verifier::KeyName;
 
 const VERSION: u32 = 1;
 
+/// The default state file.
 pub const STATE_FILE: &str = "firstlight-state.json";
 
+/// The state file of a command that asks for attestation keys only.
 pub const KNOWN_NODES: Opt = Opt::value(
     "state",
     "FILE",
@@ -28,6 +30,7 @@ pub const KNOWN_NODES: Opt = Opt::value(
 )
 .or(STATE_FILE);
 
+/// The state file of a command that asks for the cluster's ID too.
 pub const CLUSTER_STATE: Opt = Opt::value(
     "state",
     "FILE",
@@ -35,12 +38,14 @@ pub const CLUSTER_STATE: Opt = Opt::value(
 )
 .or(STATE_FILE);
 
+/// The cluster's ID, which [`cluster_id`] parses.
 pub const CLUSTER_ID: Opt = Opt::value(
     "cluster-id",
     "HEX",
     "the cluster's ID; replaces the one in the state file",
 );
 
+/// Parses the ID of a cluster.
 pub fn cluster_id(text: &str) -> Result<[u8; CLUSTER_ID_LEN], &'static str> {
     unhex(text).ok_or("expected 64 hexadecimal digits")
 }

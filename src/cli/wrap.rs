@@ -8,7 +8,7 @@ use kms::ClusterKms;
 
 use super::error::Error;
 use super::master_secret::{
-    self, MASTER_SECRET, MASTER_SECRET_FILE, SHARE_FILE, Source, WRAPPED_SECRET_FILE,
+    self, MASTER_SECRET, MASTER_SECRET_FILE, SHARE_FILE, SecretSource, WRAPPED_SECRET_FILE,
     master_secret_of,
 };
 use super::output::{OUTPUT, Output};
@@ -72,7 +72,7 @@ pub struct Options {
     /// Whether the service makes the key if it is missing.
     pub create_key: bool,
     /// The source of the master secret, plain or wrapped.
-    pub master_secret: Source,
+    pub master_secret: SecretSource,
     /// The file to write, or the URI of a store; it must not exist.
     pub out: PathBuf,
     /// The form of the output.

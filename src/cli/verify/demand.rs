@@ -11,7 +11,7 @@ use verifier::{Policy, Validator, Variant};
 
 /// Where evidence comes from.
 #[derive(Debug)]
-pub enum Source {
+pub enum EvidenceSource {
     /// A server of a node, or a join service, over attested TLS.
     Server(Endpoint),
     /// A verification service of Constellation, without TLS.
@@ -20,11 +20,11 @@ pub enum Source {
     File(PathBuf),
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for EvidenceSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Source::Server(endpoint) | Source::Plain(endpoint) => endpoint.fmt(f),
-            Source::File(path) => path.display().fmt(f),
+            EvidenceSource::Server(endpoint) | EvidenceSource::Plain(endpoint) => endpoint.fmt(f),
+            EvidenceSource::File(path) => path.display().fmt(f),
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::error::Error;
 use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
 use demand::Demand;
-pub use demand::Source;
+pub use demand::EvidenceSource;
 use report::Report;
 pub use report::meaning;
 use verifier::{KeyName, Variant};
@@ -110,7 +110,7 @@ fn options(given: &Given) -> Result<Options, Error> {
     })
 }
 
-fn evidence_source(given: &Given) -> Result<Source, Error> {
+fn evidence_source(given: &Given) -> Result<EvidenceSource, Error> {
     let host = host_of(given)?;
     let endpoint = |port| match &host {
         None => {
@@ -120,9 +120,11 @@ fn evidence_source(given: &Given) -> Result<Source, Error> {
         Some(host) => Endpoint::parse(host, port),
     };
     match (given.has("evidence"), given.has("plain")) {
-        (false, false) => Ok(Source::Server(endpoint(booted_proto::init::PORT)?)),
-        (false, true) => Ok(Source::Plain(endpoint(booted_proto::verify::NODE_PORT)?)),
-        (true, false) if host.is_none() => Ok(Source::File(given.path("evidence"))),
+        (false, false) => Ok(EvidenceSource::Server(endpoint(booted_proto::init::PORT)?)),
+        (false, true) => Ok(EvidenceSource::Plain(endpoint(
+            booted_proto::verify::NODE_PORT,
+        )?)),
+        (true, false) if host.is_none() => Ok(EvidenceSource::File(given.path("evidence"))),
         (true, _) => Err(Error::Usage(
             "--evidence: give neither a server nor --plain with it".into(),
         )),
@@ -133,7 +135,7 @@ fn evidence_source(given: &Given) -> Result<Source, Error> {
 #[derive(Debug)]
 pub struct Options {
     /// The source of the evidence.
-    pub source: Source,
+    pub source: EvidenceSource,
     /// The attestation policy that the machine must meet.
     pub policy: PathBuf,
     /// The attestation variant of the machine.
@@ -159,18 +161,18 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), Error> {
     let source = &options.source;
     let (demand, variant, presented, verdict) = match source {
-        Source::File(path) => {
+        EvidenceSource::File(path) => {
             let (presented, variant) = presented::read(path)?;
             let demand = demand(options, variant)?;
             let verdict = presented.judged_by(&*demand.validator()?);
             (demand, variant, Some(presented), Ok(verdict))
         }
-        Source::Plain(endpoint) => {
+        EvidenceSource::Plain(endpoint) => {
             let demand = demand(options, options.variant)?;
             let (presented, verdict) = ask::plain(endpoint, &demand, options.timeout)?;
             (demand, options.variant, presented, verdict)
         }
-        Source::Server(endpoint) => {
+        EvidenceSource::Server(endpoint) => {
             let demand = demand(options, options.variant)?;
             let (presented, verdict) = ask::attested(endpoint, &demand, options.timeout)?;
             (demand, options.variant, presented, verdict)

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::explain;
 use super::super::sources::without_words;
-use super::demand::{Demand, Source};
+use super::demand::{Demand, EvidenceSource};
 use super::presented::Presented;
 use crate::error::Error;
 use tpm::CLUSTER_ID_PCR;
@@ -19,7 +19,7 @@ use verifier::{
 
 /// What the command says.
 pub struct Report<'a> {
-    source: &'a Source,
+    source: &'a EvidenceSource,
     demand: &'a Demand,
     /// What the command found.
     pub verdict: Verdict,
@@ -95,7 +95,7 @@ struct Register {
 impl<'a> Report<'a> {
     /// Makes the report on a machine's evidence. The outer error of the verdict: no server answers.
     pub fn new(
-        source: &'a Source,
+        source: &'a EvidenceSource,
         demand: &'a Demand,
         presented: Option<&Presented>,
         verdict: Result<Result<Identified, Refusal>, Error>,
