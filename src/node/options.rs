@@ -190,7 +190,9 @@ impl Options {
         let given: Vec<String> = given
             .map(|(name, from)| format!("{name} ({from})"))
             .collect();
-        log::info!("settings that are not the defaults: {}", given.join(", "));
+        if !given.is_empty() {
+            log::info!("settings that are not the defaults: {}", given.join(", "));
+        }
     }
 
     /// Returns the TPM and the issuer that attests this machine with it.
