@@ -6,7 +6,7 @@ use std::process::Command;
 
 use image::Error;
 use image::firmware::Firmware;
-use image::snp::{Cpu, Hypervisor, Kernel, Launch, LaunchDigest};
+use image::snp::{Cpu, Hypervisor, KernelFiles, Launch, LaunchDigest};
 use support::boot_image;
 use support::foreign::{python, rust_crate};
 use support::mutation::mutations;
@@ -95,7 +95,7 @@ fn launch_digests_are_those_of_sev_snp_measure() {
         );
         let bytes = fs::read(path).unwrap();
         let firmware = Firmware::parse(&bytes).unwrap();
-        let kernel = command_line.map(|command_line| Kernel {
+        let kernel = command_line.map(|command_line| KernelFiles {
             kernel: b"a kernel",
             initrd: b"an initrd",
             command_line,
@@ -127,7 +127,7 @@ fn the_published_launch_digest_of_the_published_firmware_is_right() {
         processors: 1,
         cpu: Cpu::named("EPYC-v4").unwrap(),
         features: 0x21,
-        kernel: Some(Kernel {
+        kernel: Some(KernelFiles {
             kernel: b"",
             initrd: b"",
             command_line: "console=ttyS0 loglevel=7",
@@ -147,7 +147,7 @@ fn a_kernel_that_the_firmware_does_not_measure_is_refused() {
         processors: 1,
         cpu: Cpu::named("EPYC-Milan").unwrap(),
         features: 1,
-        kernel: Some(Kernel {
+        kernel: Some(KernelFiles {
             kernel: b"",
             initrd: b"",
             command_line: "",
@@ -171,7 +171,7 @@ fn damaged_firmware_gives_an_error_or_another_digest() {
             processors: 2,
             cpu: Cpu::named("EPYC-Genoa").unwrap(),
             features: 1,
-            kernel: Some(Kernel {
+            kernel: Some(KernelFiles {
                 kernel: b"kernel",
                 initrd: b"",
                 command_line: "",

@@ -10,7 +10,7 @@ use base::der;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
-use tee::certificate_table::{CertificateTable, Kind};
+use tee::certificate_table::{CertificateTable, EntryKind};
 use tee::snp::{self as guest, Signer};
 
 use super::IssueError;
@@ -77,8 +77,8 @@ impl InstanceInfo {
         let (report, table) = reporter.report(report_data)?;
         let table = CertificateTable::parse(&table)?;
         let (kind, signer) = match Signer::of_report(&report)? {
-            signer @ Signer::Vcek => (Kind::VCEK, signer),
-            signer @ Signer::Vlek => (Kind::VLEK, signer),
+            signer @ Signer::Vcek => (EntryKind::VCEK, signer),
+            signer @ Signer::Vlek => (EntryKind::VLEK, signer),
         };
         let leaf = table.get(kind).map(pem);
         if leaf.is_none() && signer == Signer::Vlek {
@@ -87,7 +87,7 @@ impl InstanceInfo {
         }
         Ok(InstanceInfo {
             report_signer: leaf.map(Base64),
-            cert_chain: table.get(Kind::ASK).map(|ask| Base64(pem(ask))),
+            cert_chain: table.get(EntryKind::ASK).map(|ask| Base64(pem(ask))),
             attestation_report: Base64(report),
             azure: None,
             gcp,

@@ -8,7 +8,7 @@ use super::error::Error;
 use super::measure_image::HandedOver;
 use super::usage::Given;
 use image::firmware::Firmware;
-use image::snp::{Cpu, Hypervisor, Kernel, Launch, LaunchDigest};
+use image::snp::{Cpu, Hypervisor, KernelFiles, Launch, LaunchDigest};
 
 /// Maximum number of processors of a machine.
 const MAX_PROCESSORS: u32 = 4096;
@@ -116,7 +116,7 @@ impl Machines {
                 processors: *processors,
                 cpu: self.cpu,
                 features: self.features,
-                kernel: kernel.map(|files| Kernel {
+                kernel: kernel.map(|files| KernelFiles {
                     kernel: &files.kernel,
                     initrd: &files.initrd,
                     command_line: &files.command_line,

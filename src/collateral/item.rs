@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::der::{OCTET_STRING, Reader};
 use base::text::{self, hex};
 use booted_base::x509;
-use hardware::snp::certificate::Certificate as ChipCertificate;
+use hardware::snp::certificate::ChipCertificate;
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
 use hardware::tdx::Collateral;

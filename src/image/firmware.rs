@@ -45,13 +45,13 @@ pub struct Firmware<'a> {
 
 /// A part of the memory that the hypervisor prepares for the firmware of an SEV machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Section {
+pub struct SevSection {
     /// The address of its first byte.
     pub address: u32,
     /// The length in bytes.
     pub len: u32,
     /// What it is for.
-    pub kind: SectionKind,
+    pub kind: SevSectionKind,
 }
 
 /// A part of the memory that the hypervisor prepares for the firmware of a TDX machine.
@@ -69,7 +69,7 @@ pub struct TdxSection<'a> {
 
 /// The purpose of a section (edk2, OvmfPkg/ResetVector/X64/OvmfSevMetadata.asm).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SectionKind {
+pub enum SevSectionKind {
     /// Memory that the firmware uses before it validates memory itself.
     Memory,
     /// The page with the keys for messages to the platform.
@@ -124,7 +124,7 @@ impl<'a> Firmware<'a> {
     }
 
     /// Returns the sections for SEV in the order of the file.
-    pub fn sev_sections(&self) -> Result<Vec<Section>, Error> {
+    pub fn sev_sections(&self) -> Result<Vec<SevSection>, Error> {
         let Some(entry) = self.entry(&SEV_METADATA) else {
             let text = "the firmware is not built for SEV-SNP: it has no metadata for it";
             return Err(Error::Unsupported(text.into()));
@@ -139,7 +139,7 @@ impl<'a> Firmware<'a> {
             let count: usize = u32_at(header, 12)?.try_into().ok()?;
             let sections = sections.get(..count.checked_mul(SECTION)?)?;
             let sections = sections.chunks_exact(SECTION).map(section);
-            let sections: Vec<Section> = sections.collect::<Option<_>>()?;
+            let sections: Vec<SevSection> = sections.collect::<Option<_>>()?;
             let len: u64 = sections.iter().map(|section| u64::from(section.len)).sum();
             (len <= MAX_SECTIONS).then_some(sections)
         };
@@ -239,16 +239,16 @@ fn last_entry(bytes: &[u8]) -> Option<(Guid, usize)> {
     (size >= ENTRY_HEADER).then_some((*header[2..].first_chunk()?, size))
 }
 
-fn section(bytes: &[u8]) -> Option<Section> {
-    Some(Section {
+fn section(bytes: &[u8]) -> Option<SevSection> {
+    Some(SevSection {
         address: u32_at(bytes, 0)?,
         len: u32_at(bytes, 4)?,
         kind: match u32_at(bytes, 8)? {
-            1 => SectionKind::Memory,
-            2 => SectionKind::Secrets,
-            3 => SectionKind::Cpuid,
-            4 => SectionKind::CallingArea,
-            0x10 => SectionKind::KernelHashes,
+            1 => SevSectionKind::Memory,
+            2 => SevSectionKind::Secrets,
+            3 => SevSectionKind::Cpuid,
+            4 => SevSectionKind::CallingArea,
+            0x10 => SevSectionKind::KernelHashes,
             _ => return None,
         },
     })

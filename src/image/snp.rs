@@ -5,7 +5,7 @@
 use ring::digest::{SHA256, SHA384, digest};
 
 use super::error::Error;
-use super::firmware::{Firmware, Guid, Section, SectionKind};
+use super::firmware::{Firmware, Guid, SevSection, SevSectionKind};
 
 const PAGE: usize = 4096;
 /// The address of the pages with the state of the processors: all bits of an address above 51 are 0
@@ -95,7 +95,7 @@ impl Cpu {
 
 /// The files that QEMU passes to the firmware (`-kernel`, with `kernel-hashes=on`).
 #[derive(Debug, Clone, Copy)]
-pub struct Kernel<'a> {
+pub struct KernelFiles<'a> {
     /// The file of the kernel.
     pub kernel: &'a [u8],
     /// The initrd; empty without one.
@@ -118,7 +118,7 @@ pub struct Launch<'a> {
     /// TSC.
     pub features: u64,
     /// What the hypervisor boots; `None` if the firmware finds it on a disk.
-    pub kernel: Option<Kernel<'a>>,
+    pub kernel: Option<KernelFiles<'a>>,
 }
 
 impl Launch<'_> {
@@ -137,15 +137,15 @@ impl Launch<'_> {
         let sections = self.firmware.sev_sections()?;
         let has_hashes = sections
             .iter()
-            .any(|section| section.kind == SectionKind::KernelHashes);
+            .any(|section| section.kind == SevSectionKind::KernelHashes);
         if self.kernel.is_some() && !has_hashes {
             let text = "the firmware has no place for the hashes of a kernel, so a machine with --kernel does not prove what it boots; \
                  OVMF built from AmdSevX64.dsc has it";
             return Err(Error::Unsupported(text.into()));
         }
         // EC2 adds the CPUID page after all others
-        let is_late = |section: &&Section| {
-            self.hypervisor == Hypervisor::Ec2 && section.kind == SectionKind::Cpuid
+        let is_late = |section: &&SevSection| {
+            self.hypervisor == Hypervisor::Ec2 && section.kind == SevSectionKind::Cpuid
         };
         let early = sections.iter().filter(|section| !is_late(section));
         for section in early.chain(sections.iter().filter(is_late)) {
@@ -166,14 +166,14 @@ impl Launch<'_> {
         Ok(digest.0)
     }
 
-    fn extend_by(&self, section: &Section, digest: &mut Digest) -> Result<(), Error> {
+    fn extend_by(&self, section: &SevSection, digest: &mut Digest) -> Result<(), Error> {
         let address = u64::from(section.address);
         let page_type = match section.kind {
-            SectionKind::Memory if self.hypervisor == Hypervisor::Gce => PageType::Unmeasured,
-            SectionKind::Memory | SectionKind::CallingArea => PageType::Zero,
-            SectionKind::Secrets => PageType::Secrets,
-            SectionKind::Cpuid => PageType::Cpuid,
-            SectionKind::KernelHashes => match &self.kernel {
+            SevSectionKind::Memory if self.hypervisor == Hypervisor::Gce => PageType::Unmeasured,
+            SevSectionKind::Memory | SevSectionKind::CallingArea => PageType::Zero,
+            SevSectionKind::Secrets => PageType::Secrets,
+            SevSectionKind::Cpuid => PageType::Cpuid,
+            SevSectionKind::KernelHashes => match &self.kernel {
                 None => PageType::Zero,
                 Some(kernel) => {
                     let page = self.hashes(kernel)?;
@@ -194,7 +194,7 @@ impl Launch<'_> {
     }
 
     /// Returns the page with the hashes of the files that the hypervisor boots.
-    fn hashes(&self, kernel: &Kernel<'_>) -> Result<Vec<u8>, Error> {
+    fn hashes(&self, kernel: &KernelFiles<'_>) -> Result<Vec<u8>, Error> {
         let unsaid = "the firmware does not say where the hashes of a kernel are";
         let address = self.firmware.sev_hash_table();
         let address = address.ok_or_else(|| Error::Unsupported(unsaid.into()))?;

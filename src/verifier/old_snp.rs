@@ -13,7 +13,7 @@ use super::policy_error::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 use base::text;
 use hardware::json::{Digits, is_default};
-use hardware::snp::demands;
+use hardware::snp::requirements::SnpRequirements;
 use hardware::snp::tcb::Tcb;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -47,7 +47,7 @@ pub struct Demands {
     pub amd_signing_key: Option<String>,
     /// The requirements that Constellation does not have.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub snp: demands::Demands,
+    pub snp: SnpRequirements,
 }
 
 /// The accepted signers of the firmware's ID block.
@@ -120,8 +120,8 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Digi
 
 impl Demands {
     /// Returns the requirements as the crate `hardware` has them, without the firmware's signer.
-    pub fn of_report(&self) -> demands::Demands {
-        demands::Demands {
+    pub fn of_report(&self) -> SnpRequirements {
+        SnpRequirements {
             minimum: Tcb {
                 fmc: 0,
                 bootloader: self.bootloader_version.unwrap_or(0),

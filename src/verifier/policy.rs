@@ -72,7 +72,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use hardware::json::is_default;
-use hardware::tdx::Demands;
+use hardware::tdx::TdxRequirements;
 use serde::Deserialize;
 
 use super::instance;
@@ -151,7 +151,7 @@ pub struct Policy {
     /// The roots that certify further keys: names, or certificates in PEM.
     roots: Vec<String>,
     /// The requirements for TDX machines besides their registers.
-    tdx: Demands,
+    tdx: TdxRequirements,
     /// The requirements for the cloud's statements about a machine.
     cloud: instance::Demands,
     /// The requirements in Constellation's policies for TDX machines.
@@ -174,7 +174,7 @@ pub struct Policy {
 struct Json {
     variant: Option<String>,
     #[serde(default)]
-    tdx: Demands,
+    tdx: TdxRequirements,
     #[serde(default)]
     cloud: instance::Demands,
     #[serde(flatten)]
@@ -425,7 +425,7 @@ impl Policy {
             images,
             keys: BTreeSet::new(),
             roots: vec![],
-            tdx: Demands::default(),
+            tdx: TdxRequirements::default(),
             cloud: instance::Demands::default(),
             old_tdx: old_tdx::Demands::default(),
             snp: old_snp::Demands::default(),
@@ -720,7 +720,7 @@ impl Policy {
     /// Returns the policy with other requirements for the cloud's statements, SEV-SNP and TDX.
     pub fn with_platform(
         mut self,
-        change: impl FnOnce(&mut instance::Demands, &mut old_snp::Demands, &mut Demands),
+        change: impl FnOnce(&mut instance::Demands, &mut old_snp::Demands, &mut TdxRequirements),
     ) -> Result<Policy, PolicyError> {
         change(&mut self.cloud, &mut self.snp, &mut self.tdx);
         self.checked()
@@ -732,7 +732,7 @@ impl Policy {
     }
 
     /// Returns the requirements for TDX machines besides the registers.
-    pub fn tdx(&self) -> &Demands {
+    pub fn tdx(&self) -> &TdxRequirements {
         &self.tdx
     }
 

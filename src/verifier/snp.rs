@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 pub use attest::snp::*;
 use hardware::refusal::{Kind, Refusal};
-use hardware::snp::certificate::Certificate;
+use hardware::snp::certificate::ChipCertificate;
 use hardware::snp::chain::{Chain, Fetched, check_list};
-use hardware::snp::demands::{Demands, RevocationList};
 use hardware::snp::report::{Report, Signer};
+use hardware::snp::requirements::{RevocationList, SnpRequirements};
 use hardware::snp::tcb::Product;
 use hardware::{Unavailable, snp};
 use roots::chain::in_words;
@@ -48,7 +48,7 @@ impl Needed {
         let signer = report.signer()?;
         let product = match (report.cpuid, &sent) {
             (Some(cpuid), _) => Product::of(cpuid)?,
-            (None, Some(leaf)) => Certificate::parse(leaf)?.product,
+            (None, Some(leaf)) => ChipCertificate::parse(leaf)?.product,
             // newer chips have newer report versions
             (None, None) => Product::Milan,
         };
@@ -135,7 +135,7 @@ impl Collected {
 /// Judges reports of chips.
 pub struct Hardware {
     authorities: Vec<Authority>,
-    demands: Demands,
+    demands: SnpRequirements,
     policy: Arc<Policy>,
     sources: Arc<dyn Sources>,
     /// As [`Sources::fetches`].

@@ -404,9 +404,12 @@ mod tests {
             words.keys().cloned().collect()
         };
         assert_eq!(listed("/cloud"), known::<instance::Demands>());
-        assert_eq!(listed("/tdx"), known::<tdx::Demands>());
-        assert_eq!(listed("/snp"), known::<snp::demands::Demands>());
-        assert_eq!(listed("/snp/floors"), known::<snp::demands::Floor>());
+        assert_eq!(listed("/tdx"), known::<tdx::TdxRequirements>());
+        assert_eq!(
+            listed("/snp"),
+            known::<snp::requirements::SnpRequirements>()
+        );
+        assert_eq!(listed("/snp/floors"), known::<snp::requirements::Floor>());
         assert_eq!(listed("/snp/floors/minimum"), known::<snp::tcb::Tcb>());
     }
 

@@ -336,7 +336,7 @@ fn a_genuine_report_of_azure_is_read_and_the_certificate_of_another_chip_refused
     let certificates = rustls::pki_types::CertificateDer::pem_slice_iter(&pem);
     let leaf = certificates
         .map(|one| one.unwrap())
-        .find(|one| hardware::snp::certificate::Certificate::parse(one).is_ok())
+        .find(|one| hardware::snp::certificate::ChipCertificate::parse(one).is_ok())
         .unwrap();
     let amd = rust_crate("sev", "sev").join("src/certs/snp/builtin/milan");
     let amd =
@@ -351,7 +351,7 @@ fn a_genuine_report_of_azure_is_read_and_the_certificate_of_another_chip_refused
     // 2024-01-01
     let time = std::time::Duration::from_secs(1_704_067_200);
     let time = rustls::pki_types::UnixTime::since_unix_epoch(time);
-    let demands = hardware::snp::demands::Demands::default();
+    let demands = hardware::snp::requirements::SnpRequirements::default();
     let refused = hardware::snp::verify(&of_chip, &chain, &demands, time);
     let error = refused.unwrap_err().text;
     assert!(error.contains("not signed by the key"), "{error}");

@@ -19,10 +19,10 @@ use collateral::parsers::{self, Item};
 use collateral::{Cause, Fetching, Kept, Settings, Unavailable, Update};
 use hardware::snp;
 use hardware::snp::chain::{Chain, Fetched};
-use hardware::snp::demands::Demands;
 use hardware::snp::report::{Report, Signer};
+use hardware::snp::requirements::SnpRequirements;
 use hardware::snp::tcb::Product;
-use hardware::tdx::tcb::Status;
+use hardware::tdx::tcb::TcbStatus;
 use hardware::tdx::{Collateral, Quote, Verifier};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CustomExtension, DnType,
@@ -254,7 +254,7 @@ fn verify_milan(fetched: &Fetched) {
     let now = UnixTime::since_unix_epoch(Duration::from_secs(JULY_2025));
     let certificate = chain.verify(report.signer().unwrap(), now).unwrap();
     certificate.verify_signature(&report).unwrap();
-    let _ = snp::verify(&report, &chain, &Demands::default(), now);
+    let _ = snp::verify(&report, &chain, &SnpRequirements::default(), now);
 }
 
 fn tdx_collateral(sources: &Fetching) -> Result<Arc<Collateral>, Unavailable> {
@@ -450,7 +450,7 @@ fn the_requests_to_a_pccs_are_those_that_intel_publishes() {
             &fetched,
             JULY_2025,
         );
-        assert_eq!(verified.unwrap().status(), Status::UpToDate);
+        assert_eq!(verified.unwrap().status(), TcbStatus::UpToDate);
         assert_eq!(
             server.targets(),
             [

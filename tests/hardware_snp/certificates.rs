@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hardware::snp::chain::Chain;
-use hardware::snp::demands::Demands;
 use hardware::snp::report::Signer;
+use hardware::snp::requirements::SnpRequirements;
 use rustls_pki_types::UnixTime;
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ fn refusal(names: [&str; 3]) -> String {
             sign_by_the_cloud(report);
         }
     };
-    let judged = Hierarchy::get().judge_by(names, change, &Demands::default());
+    let judged = Hierarchy::get().judge_by(names, change, &SnpRequirements::default());
     judged.expect_err(&format!("accepted: {names:?}")).text
 }
 
@@ -90,7 +90,7 @@ fn each_fault_of_a_certificate_is_refused_by_its_name() {
         .judge_by(
             ["vcek", "ask-of-other", "other"],
             |_| (),
-            &Demands::default(),
+            &SnpRequirements::default(),
         )
         .unwrap();
 }
@@ -144,7 +144,7 @@ fn each_certificate_counts_in_its_time_alone() {
 #[test]
 fn a_report_that_a_cloud_signed_names_the_cloud_and_no_chip() {
     let judge = |demands: Value, change: fn(&mut [u8])| {
-        let demands: Demands = serde_json::from_value(demands).unwrap();
+        let demands: SnpRequirements = serde_json::from_value(demands).unwrap();
         let change = |report: &mut [u8]| {
             sign_by_the_cloud(report);
             change(report);
@@ -189,7 +189,8 @@ fn a_report_that_a_cloud_signed_names_the_cloud_and_no_chip() {
         assert!(why.text.contains(expected), "expected {expected}: {why}");
     }
     // a report that the chip signed, as one of the cloud
-    let by_chip = Hierarchy::get().judge_by(OF_CHIP, sign_by_the_cloud, &Demands::default());
+    let by_chip =
+        Hierarchy::get().judge_by(OF_CHIP, sign_by_the_cloud, &SnpRequirements::default());
     let why = by_chip.unwrap_err();
     assert!(
         why.text

@@ -1,12 +1,12 @@
 //! The requirements of a policy on SEV-SNP machines, in its JSON (`snp`).
 
 use hardware::refusal::Refusal;
-use hardware::snp::demands::Demands;
+use hardware::snp::requirements::SnpRequirements;
 use serde_json::{Value, json};
 
 use crate::forged::Hierarchy;
 
-fn read(demands: &Value) -> Result<Demands, String> {
+fn read(demands: &Value) -> Result<SnpRequirements, String> {
     serde_json::from_value(demands.clone()).map_err(|error| error.to_string())
 }
 
@@ -44,7 +44,10 @@ fn a_report_that_meets_each_demand_is_accepted_and_the_json_comes_back() {
     judge(&all(), |_| ()).unwrap();
     let written = serde_json::to_value(read(&all()).unwrap()).unwrap();
     assert_eq!(written, all());
-    assert_eq!(serde_json::to_value(Demands::default()).unwrap(), json!({}));
+    assert_eq!(
+        serde_json::to_value(SnpRequirements::default()).unwrap(),
+        json!({})
+    );
     judge(&json!({}), |_| ()).unwrap();
 }
 

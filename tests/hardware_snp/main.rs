@@ -14,10 +14,10 @@ use forged::{CHIP, Hierarchy, correct_report};
 use hardware::PlatformClaims;
 use hardware::json::{Digits, Number};
 use hardware::refusal::{Kind, Refusal};
-use hardware::snp::certificate::Certificate;
+use hardware::snp::certificate::ChipCertificate;
 use hardware::snp::chain::Chain;
-use hardware::snp::demands::{Chip, Demands, Floor};
 use hardware::snp::report::{Report, Signer};
+use hardware::snp::requirements::{Chip, Floor, SnpRequirements};
 use hardware::snp::tcb::{Product, Tcb};
 use hardware::snp::verify;
 use rustls_pki_types::pem::PemObject;
@@ -71,9 +71,9 @@ fn a_genuine_report_of_a_milan_leads_to_amd() {
         microcode: 115,
         ..Tcb::default()
     };
-    let demands = Demands {
+    let demands = SnpRequirements {
         minimum,
-        ..Demands::default()
+        ..SnpRequirements::default()
     };
     let claims = verify(&parsed, &chain, &demands, now()).unwrap();
     assert_eq!(claims.technology, "AMD SEV-SNP (Milan)");
@@ -136,7 +136,7 @@ impl Hierarchy {
     fn judge(
         &self,
         change: impl Fn(&mut [u8]),
-        demands: &Demands,
+        demands: &SnpRequirements,
     ) -> Result<PlatformClaims, Refusal> {
         self.judge_by(["vcek", "ask", "ark"], change, demands)
     }
@@ -146,7 +146,7 @@ impl Hierarchy {
         &self,
         names: [&str; 3],
         change: impl Fn(&mut [u8]),
-        demands: &Demands,
+        demands: &SnpRequirements,
     ) -> Result<PlatformClaims, Refusal> {
         let mut report = correct_report();
         change(&mut report);
@@ -163,7 +163,7 @@ impl Hierarchy {
 }
 
 /// Returns the strictest requirements that [`correct_report`] meets.
-fn strict() -> Demands {
+fn strict() -> SnpRequirements {
     let minimum = Tcb {
         fmc: 0,
         bootloader: 4,
@@ -177,7 +177,7 @@ fn strict() -> Demands {
         stepping: Some(1),
         minimum,
     };
-    Demands {
+    SnpRequirements {
         floors: vec![floor],
         minimum_abi: (1, 37),
         minimum_guest_svn: 7,
@@ -190,7 +190,7 @@ fn strict() -> Demands {
         host_data: vec![Digits([0xbb; 32])],
         id_keys: vec![Digits([0xcc; 48])],
         author_keys: vec![Digits([0xdd; 48])],
-        ..Demands::default()
+        ..SnpRequirements::default()
     }
 }
 
@@ -364,7 +364,7 @@ fn altered_evidence_is_read_without_a_panic() {
     }
     for name in ["vcek_milan.der", "vcek_turin.der"] {
         for certificate in mutations(&evidence(name), 3000) {
-            let _ = Certificate::parse(&certificate);
+            let _ = ChipCertificate::parse(&certificate);
         }
     }
 }

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use hardware::snp::chain::Chain;
-use hardware::snp::demands::Demands;
 use hardware::snp::report::Report;
+use hardware::snp::requirements::SnpRequirements;
 use hardware::snp::tcb::Product;
 use hardware::snp::verify;
 use rustls_pki_types::UnixTime;
@@ -96,7 +96,7 @@ fn our_verdict([report, vcek, ask, ark]: &Case) -> Result<(), String> {
         revoked: None,
     };
     let report = Report::parse(report)?;
-    let verified = verify(&report, &chain, &Demands::default(), in_2029()).map(drop);
+    let verified = verify(&report, &chain, &SnpRequirements::default(), in_2029()).map(drop);
     verified.map_err(|refusal| refusal.text)
 }
 

@@ -38,7 +38,7 @@ fn genuine_quotes_are_verified() {
     ] {
         let (quote, collateral) = sample(name);
         let verified = verify(&quote, &collateral, now).unwrap();
-        assert_eq!(verified.status(), Status::UpToDate, "{name}");
+        assert_eq!(verified.status(), TcbStatus::UpToDate, "{name}");
         assert_eq!(verified.advisories(), Vec::<String>::new(), "{name}");
         assert_eq!(verified.evaluation(), evaluation, "{name}");
         let platform = verified.platform();
@@ -46,9 +46,9 @@ fn genuine_quotes_are_verified() {
         assert!(platform.instance.is_some());
         assert_eq!(verified.collateral_age().as_secs() / 86_400, days, "{name}");
         assert_eq!(verified.quote().version, version);
-        let demands = Demands {
+        let demands = TdxRequirements {
             minimum_evaluation: evaluation,
-            ..Demands::default()
+            ..TdxRequirements::default()
         };
         let claims = demands.judge(&verified).unwrap();
         assert_eq!(claims.technology, "Intel TDX");
@@ -99,7 +99,7 @@ fn both_generations_of_azures_machines_meet_one_policy() {
         let quote = Quote::parse(&signed.quote).unwrap();
         let verifier = signed.verifier();
         let verified = verifier.verify(quote, &signed.collateral, JULY_2025);
-        let demands: Demands = serde_json::from_str(demands).unwrap();
+        let demands: TdxRequirements = serde_json::from_str(demands).unwrap();
         demands.judge(&verified.unwrap()).map(drop)
     };
     let refused = judged(&of_azure, "{}").unwrap_err();
@@ -247,7 +247,7 @@ fn what_a_policy_demands_of_a_genuine_machine_is_refused_by_name() {
     let (quote, collateral) = sample("tdx_quote");
     let verified = verify(&quote, &collateral, JULY_2025).unwrap();
     let judged = |json: &str| {
-        let demands: Demands = serde_json::from_str(json).unwrap();
+        let demands: TdxRequirements = serde_json::from_str(json).unwrap();
         demands.judge(&verified)
     };
     let (zero, aa) = ("00".repeat(48), "AA".repeat(48));
@@ -370,7 +370,7 @@ fn a_policy_that_means_nothing_is_refused() {
         (r#"{"xfam":"0x800e7"}"#, "the features 0x80000 are unknown"),
         (r#"{"maximumCollateralDays":-1}"#, "invalid value"),
     ] {
-        let error = serde_json::from_str::<Demands>(json)
+        let error = serde_json::from_str::<TdxRequirements>(json)
             .unwrap_err()
             .to_string();
         assert!(error.contains(why), "{json}: {error}");
@@ -380,13 +380,13 @@ fn a_policy_that_means_nothing_is_refused() {
         "ab".repeat(48),
         "cd".repeat(16)
     );
-    let demands: Demands = serde_json::from_str(&all).unwrap();
+    let demands: TdxRequirements = serde_json::from_str(&all).unwrap();
     assert_eq!(serde_json::to_string(&demands).unwrap(), all);
     let more = r#""tdAttributes":["0x10000001","0x0"]"#;
     let all = all.replace(r#""tdAttributes":"0x10000001""#, more);
     let named = format!(r#""mrServiceTd":["{}"],"platforms""#, "ef".repeat(48));
     let all = all.replace(r#""platforms""#, &named);
-    let demands: Demands = serde_json::from_str(&all).unwrap();
+    let demands: TdxRequirements = serde_json::from_str(&all).unwrap();
     assert_eq!(serde_json::to_string(&demands).unwrap(), all);
 }
 
@@ -435,14 +435,14 @@ fn verdicts_of_dcap_qvl(folder: &Path, cases: &[(Vec<u8>, Vec<u8>, u64)]) -> Vec
 }
 
 /// Returns our verdict on the same files, in the peer's words.
-fn our_verdict(quote: &[u8], collateral: &[u8], now: u64) -> Result<Status, String> {
+fn our_verdict(quote: &[u8], collateral: &[u8], now: u64) -> Result<TcbStatus, String> {
     let collateral = serde_json::from_slice(collateral).map_err(|error| error.to_string())?;
     let verified = verify(quote, &collateral, now)?;
-    let any = Demands {
+    let any = TdxRequirements {
         tcb_statuses: vec![verified.status()],
         minimum_evaluation: 0,
         maximum_collateral_days: 30,
-        ..Demands::default()
+        ..TdxRequirements::default()
     };
     any.judge(&verified)?;
     Ok(verified.status())

@@ -16,7 +16,7 @@ use super::*;
 type Change<'a> = &'a dyn Fn(&mut Parts);
 
 /// Returns the verdict on a signed quote under these requirements: the status, and how long the collateral has been valid in days.
-fn verdict(signed: &Signed, demands: &Demands) -> Result<(Status, u64), Refusal> {
+fn verdict(signed: &Signed, demands: &TdxRequirements) -> Result<(TcbStatus, u64), Refusal> {
     let quote = Quote::parse(&signed.quote)?;
     let verified = signed
         .verifier()
@@ -26,7 +26,7 @@ fn verdict(signed: &Signed, demands: &Demands) -> Result<(Status, u64), Refusal>
     Ok((verified.status(), age))
 }
 
-fn judged_by(demands: &str, change: Change<'_>) -> Result<(Status, u64), Refusal> {
+fn judged_by(demands: &str, change: Change<'_>) -> Result<(TcbStatus, u64), Refusal> {
     let mut parts = Parts::default();
     change(&mut parts);
     verdict(
@@ -35,7 +35,7 @@ fn judged_by(demands: &str, change: Change<'_>) -> Result<(Status, u64), Refusal
     )
 }
 
-fn judged(change: Change<'_>) -> Result<(Status, u64), Refusal> {
+fn judged(change: Change<'_>) -> Result<(TcbStatus, u64), Refusal> {
     judged_by("{}", change)
 }
 
@@ -50,7 +50,7 @@ fn all_refused(kinds: &[Kind], cases: &[(Change<'_>, &str)]) {
 
 #[test]
 fn a_machine_with_nothing_wrong_is_accepted() {
-    assert_eq!(judged(&|_| {}), Ok((Status::UpToDate, 11)));
+    assert_eq!(judged(&|_| {}), Ok((TcbStatus::UpToDate, 11)));
     let processor = |it: &mut Parts| name(&mut it.authority, "Intel SGX PCK Processor CA");
     judged(&processor).unwrap();
     for kind in [3, 4] {
@@ -99,7 +99,7 @@ fn a_certificate_that_a_list_revokes_is_refused() {
     let lists = |change: fn(&mut Signed)| {
         let mut signed = Parts::default().sign(&[7; 64]);
         change(&mut signed);
-        verdict(&signed, &Demands::default()).unwrap_err()
+        verdict(&signed, &TdxRequirements::default()).unwrap_err()
     };
     let other = || Parts::default().sign(&[7; 64]).collateral;
     for (error, why) in [
@@ -137,7 +137,7 @@ fn a_certificate_that_a_list_revokes_is_refused() {
     ] {
         let mut signed = Parts::default().sign(&[7; 64]);
         change(&mut signed, other());
-        let error = verdict(&signed, &Demands::default()).unwrap_err();
+        let error = verdict(&signed, &TdxRequirements::default()).unwrap_err();
         assert!(error.text.contains("certificate: "), "{error}");
     }
 }
@@ -314,14 +314,14 @@ fn the_oldest_part_of_the_collateral_has_its_age() {
         let why = "the collateral is 42 days old, expected at most 15: fetch it again";
         assert_eq!(error.text, why);
         let age = judged_by(r#"{"maximumCollateralDays":42}"#, change);
-        assert_eq!(age, Ok((Status::UpToDate, 42)));
+        assert_eq!(age, Ok((TcbStatus::UpToDate, 42)));
         assert!(judged_by(r#"{"maximumCollateralDays":41}"#, change).is_err());
     }
     // Intel issues the list of revoked authorities once a year
     let year = date_time_ymd(2024, 7, 2);
     assert_eq!(
         judged(&|it| it.root_list.this_update = year),
-        Ok((Status::UpToDate, 11))
+        Ok((TcbStatus::UpToDate, 11))
     );
 }
 
@@ -487,8 +487,8 @@ fn a_wrong_signature_is_refused() {
     let mut parts = Parts::default();
     let named = parts.sign(&[7; 64]);
     parts.qe_report[352] = 1;
-    assert!(verdict(&named, &Demands::default()).is_ok());
-    let error = verdict(&parts.sign(&[7; 64]), &Demands::default()).unwrap_err();
+    assert!(verdict(&named, &TdxRequirements::default()).is_ok());
+    let error = verdict(&parts.sign(&[7; 64]), &TdxRequirements::default()).unwrap_err();
     assert_eq!(error.text, not_named);
 }
 

@@ -10,8 +10,8 @@ mod machine;
 
 use hardware::Refusal;
 use hardware::tdx::quote::Quote;
-use hardware::tdx::tcb::Status;
-use hardware::tdx::{Collateral, Demands, Verified, Verifier};
+use hardware::tdx::tcb::TcbStatus;
+use hardware::tdx::{Collateral, TdxRequirements, Verified, Verifier};
 
 /// A time at which the collateral of `tdx_quote`, and of our own hierarchy, was valid: 2025-07-01.
 const JULY_2025: u64 = 1_751_328_000;

@@ -2,10 +2,10 @@
 //! machine sends can be parsed as a certificate. The seed has the certificate of a chip of the tests.
 #![no_main]
 
-use hardware::snp::certificate::Certificate;
+use hardware::snp::certificate::ChipCertificate;
 use hardware::snp::report::LEN;
 use libfuzzer_sys::fuzz_target;
-use tee::certificate_table::{CertificateTable, Kind};
+use tee::certificate_table::{CertificateTable, EntryKind};
 use verifier::IssueError;
 use verifier::snp::{InstanceInfo, Reporter};
 
@@ -29,14 +29,14 @@ fuzz_target!(|bytes: &[u8]| {
     let (Ok(table), Ok(sent)) = (table, sent) else {
         return;
     };
-    for kind in [Kind::VCEK, Kind::VLEK, Kind::ASK, Kind::ARK, Kind::CRL] {
+    for kind in [EntryKind::VCEK, EntryKind::VLEK, EntryKind::ASK, EntryKind::ARK, EntryKind::CRL] {
         if let Some(content) = table.get(kind) {
             assert!(bytes.as_ptr_range().contains(&content.as_ptr()) || content.is_empty());
-            let _ = Certificate::parse(content);
+            let _ = ChipCertificate::parse(content);
         }
     }
     assert_eq!(
         sent.report_signer.is_some(),
-        table.get(Kind::VCEK).is_some()
+        table.get(EntryKind::VCEK).is_some()
     );
 });

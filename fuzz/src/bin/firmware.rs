@@ -2,7 +2,7 @@
 #![no_main]
 
 use image::firmware::Firmware;
-use image::snp::{Cpu, Hypervisor, Kernel, Launch};
+use image::snp::{Cpu, Hypervisor, KernelFiles, Launch};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(firmware) = Firmware::parse(bytes) else {
@@ -16,7 +16,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
             processors: 2,
             cpu: Cpu(0),
             features: 1,
-            kernel: Some(Kernel {
+            kernel: Some(KernelFiles {
                 kernel: b"",
                 initrd: b"",
                 command_line: "",

@@ -26,7 +26,7 @@ const MAX_CSP: usize = 128;
 
 /// A VCEK or VLEK certificate. Its issuer is not verified yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Certificate {
+pub struct ChipCertificate {
     /// The kind of key that it certifies, by the name of its subject.
     pub signer: Signer,
     /// The product, from the extension.
@@ -61,15 +61,15 @@ struct Extensions {
     csp: Option<String>,
 }
 
-impl Certificate {
+impl ChipCertificate {
     /// Reads the DER of a certificate.
-    pub fn parse(der: &[u8]) -> Result<Certificate, Refusal> {
-        Certificate::read(der).map_err(|Wrong(why)| {
+    pub fn parse(der: &[u8]) -> Result<ChipCertificate, Refusal> {
+        ChipCertificate::read(der).map_err(|Wrong(why)| {
             Kind::Malformed.because(format!("the certificate of the chip's key: {why}"))
         })
     }
 
-    fn read(der: &[u8]) -> Result<Certificate, Wrong> {
+    fn read(der: &[u8]) -> Result<ChipCertificate, Wrong> {
         let fields = x509::Certificate::parse(der).map_err(|_| "it is not a certificate")?;
         let all = extensions(der).map_err(|_| "its extensions cannot be read")?;
         let extensions = Extensions::parse(&all)?;
@@ -78,7 +78,7 @@ impl Certificate {
             Some("SEV-VLEK") => Signer::Vlek,
             _ => return Err("its subject is neither SEV-VCEK nor SEV-VLEK".into()),
         };
-        Certificate {
+        ChipCertificate {
             signer,
             product: extensions.product()?,
             tcb: extensions.tcb()?,
@@ -93,7 +93,7 @@ impl Certificate {
         .checked()
     }
 
-    fn checked(self) -> Result<Certificate, Wrong> {
+    fn checked(self) -> Result<ChipCertificate, Wrong> {
         let len = match self.product {
             Product::Milan | Product::Genoa => 64,
             Product::Turin => 8,

@@ -12,7 +12,7 @@ use rustls_pki_types::{
 use webpki::ring::RSA_PSS_2048_8192_SHA384_LEGACY_KEY;
 use webpki::{CertRevocationList, EndEntityCert, KeyUsage};
 
-use super::certificate::Certificate;
+use super::certificate::ChipCertificate;
 use super::report::Signer;
 use super::tcb::Product;
 use crate::Unavailable;
@@ -85,8 +85,8 @@ fn authority_name(product: Product, signer: Signer) -> String {
 impl Chain<'_> {
     /// Returns the certificate of the key that signs reports if it leads to the root and is valid
     /// at this time.
-    pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<Certificate, Refusal> {
-        let certificate = Certificate::parse(self.leaf)?;
+    pub fn verify(&self, signer: Signer, now: UnixTime) -> Result<ChipCertificate, Refusal> {
+        let certificate = ChipCertificate::parse(self.leaf)?;
         if certificate.signer != signer {
             return Err(Kind::Binding.because(format!(
                 "the report is signed by a {signer}, but the certificate is that of a {}",

@@ -2,16 +2,16 @@
 //! that lead from the chip to AMD.
 //!
 //! In the order of a judgement: [`report`] and [`certificate_table`] read what the machine sends,
-//! [`certificate`] and [`chain`] verify who signed it, [`tcb`] compares versions, [`demands`] has
-//! the operator's requirements. [`verify`] does all of it.
+//! [`certificate`] and [`chain`] verify who signed it, [`tcb`] compares versions, [`requirements`]
+//! has what the operator requires. [`verify`] does all of it.
 //!
 //! Structures: AMD 56860 "SEV Secure Nested Paging Firmware ABI" and 57230 "VCEK Certificate and
 //! KDS Interface".
 
 pub mod certificate;
 pub mod chain;
-pub mod demands;
 pub mod report;
+pub mod requirements;
 pub mod tcb;
 
 use rustls_pki_types::UnixTime;
@@ -19,10 +19,10 @@ pub use tee::certificate_table;
 
 use crate::PlatformClaims;
 use crate::refusal::{Kind, Refusal};
-use certificate::Certificate;
+use certificate::ChipCertificate;
 use chain::Chain;
-use demands::Demands;
 use report::{Report, Signer};
+use requirements::SnpRequirements;
 use tcb::Product;
 
 /// Returns what a report proves, if its chip's certificate leads to AMD and the report meets the
@@ -31,7 +31,7 @@ use tcb::Product;
 pub fn verify(
     report: &Report,
     chain: &Chain<'_>,
-    demands: &Demands,
+    requirements: &SnpRequirements,
     now: UnixTime,
 ) -> Result<PlatformClaims, Refusal> {
     let certificate = chain.verify(report.signer()?, now)?;
@@ -48,23 +48,27 @@ pub fn verify(
         return Err(refusal.values(certificate.tcb, tcbs.reported));
     }
     let (chip, cloud) = (certificate.chip.as_deref(), certificate.csp.as_deref());
-    let minimum = demands.check(report, chip, cloud, product, &tcbs)?;
+    let minimum = requirements.check(report, chip, cloud, product, &tcbs)?;
     Ok(claims(report, &certificate, product, &tcbs, minimum))
 }
 
 /// Checks the content of a report against the requirements, before the certificate of its chip
 /// (VCEK) is available. Nothing in the report is verified. A program that fetches the certificate
 /// for a stranger calls this first: then no report causes a request if it would be refused anyway.
-pub fn check_claims(report: &Report, product: Product, demands: &Demands) -> Result<(), Refusal> {
+pub fn check_claims(
+    report: &Report,
+    product: Product,
+    requirements: &SnpRequirements,
+) -> Result<(), Refusal> {
     let tcbs = report.tcbs(product)?;
     let chip = report.chip(product)?;
-    demands
+    requirements
         .check(report, Some(chip), None, product, &tcbs)
         .map(drop)
 }
 
 /// Returns the product. The report names it since version 3 and must agree with the certificate.
-fn product(report: &Report, certificate: &Certificate) -> Result<Product, Refusal> {
+fn product(report: &Report, certificate: &ChipCertificate) -> Result<Product, Refusal> {
     let Some(cpuid) = report.cpuid else {
         return Ok(certificate.product);
     };
@@ -78,7 +82,11 @@ fn product(report: &Report, certificate: &Certificate) -> Result<Product, Refusa
 }
 
 /// Checks that the certificate belongs to the chip in the report. A VLEK belongs to no chip.
-fn check_chip(report: &Report, certificate: &Certificate, product: Product) -> Result<(), Refusal> {
+fn check_chip(
+    report: &Report,
+    certificate: &ChipCertificate,
+    product: Product,
+) -> Result<(), Refusal> {
     let masked = report.chip_id == [0; 64];
     let Some(chip) = &certificate.chip else {
         return match masked {
@@ -102,7 +110,7 @@ fn check_chip(report: &Report, certificate: &Certificate, product: Product) -> R
 
 fn claims(
     report: &Report,
-    certificate: &Certificate,
+    certificate: &ChipCertificate,
     product: Product,
     tcbs: &tcb::Tcbs,
     minimum: tcb::Tcb,

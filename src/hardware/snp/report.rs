@@ -47,7 +47,7 @@ pub struct Report {
     /// The version of the guest, from its ID block.
     pub guest_svn: u32,
     /// The guest policy: what the guest allowed at its launch.
-    pub policy: Policy,
+    pub policy: GuestPolicy,
     /// The family of the guest, from its ID block.
     pub family_id: [u8; 16],
     /// The image of the guest, from its ID block.
@@ -72,20 +72,20 @@ pub struct Report {
     /// The chip; zero if it is masked.
     pub chip_id: [u8; 64],
     /// The version of the running firmware.
-    pub current_firmware: Firmware,
+    pub current_firmware: FirmwareVersion,
     /// The version below which the firmware never goes.
-    pub committed_firmware: Firmware,
+    pub committed_firmware: FirmwareVersion,
     /// The mitigations at the launch and now, as bits; since version 5.
     pub mitigations: Option<Mitigations>,
 }
 
 /// The guest policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy(pub u64);
+pub struct GuestPolicy(pub u64);
 
 /// The version of the firmware, in the order in which versions are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Firmware {
+pub struct FirmwareVersion {
     /// The major version of the ABI.
     pub major: u8,
     /// The minor version of the ABI.
@@ -129,7 +129,7 @@ impl Report {
         Ok(Report {
             version,
             guest_svn: word(&bytes, 4),
-            policy: Policy::parse(u64::from_le_bytes(at(&bytes, 8)))?,
+            policy: GuestPolicy::parse(u64::from_le_bytes(at(&bytes, 8)))?,
             family_id: at(&bytes, 0x10),
             image_id: at(&bytes, 0x20),
             vmpl: vmpl(word(&bytes, 0x30))?,
@@ -149,8 +149,8 @@ impl Report {
                 }
             }),
             chip_id: at(&bytes, 0x1a0),
-            current_firmware: Firmware::parse(at(&bytes, 0x1e8)),
-            committed_firmware: Firmware::parse(at(&bytes, 0x1ec)),
+            current_firmware: FirmwareVersion::parse(at(&bytes, 0x1e8)),
+            committed_firmware: FirmwareVersion::parse(at(&bytes, 0x1ec)),
             mitigations: (version >= 5).then(|| Mitigations {
                 launch: u64::from_le_bytes(at(&bytes, 0x1f8)),
                 current: u64::from_le_bytes(at(&bytes, 0x200)),
@@ -284,17 +284,17 @@ fn word(bytes: &[u8; LEN], offset: usize) -> u32 {
     u32::from_le_bytes(at(bytes, offset))
 }
 
-impl Policy {
+impl GuestPolicy {
     /// The bits that the ABI defines; of the bits above the ABI version, bit 17 is always 1.
     const DEFINED: u64 = (1 << 26) - 1;
 
-    fn parse(bits: u64) -> Result<Policy, Refusal> {
-        if bits & !Policy::DEFINED != 0 || bits >> 17 & 1 != 1 {
+    fn parse(bits: u64) -> Result<GuestPolicy, Refusal> {
+        if bits & !GuestPolicy::DEFINED != 0 || bits >> 17 & 1 != 1 {
             return malformed(format!(
                 "the guest policy {bits:#x} has wrong reserved bits"
             ));
         }
-        Ok(Policy(bits))
+        Ok(GuestPolicy(bits))
     }
 
     /// Returns a bit.
@@ -309,9 +309,9 @@ impl Policy {
     }
 }
 
-impl Firmware {
-    fn parse([build, minor, major]: [u8; 3]) -> Firmware {
-        Firmware {
+impl FirmwareVersion {
+    fn parse([build, minor, major]: [u8; 3]) -> FirmwareVersion {
+        FirmwareVersion {
             major,
             minor,
             build,
@@ -319,7 +319,7 @@ impl Firmware {
     }
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for GuestPolicy {
     /// Writes the value, the minimum version of the ABI, and the names of the bits that are set.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (major, minor) = self.abi();
@@ -338,7 +338,7 @@ fn with_names(value: u64, names: &[(u32, &str)]) -> String {
     }
 }
 
-impl fmt::Display for Firmware {
+impl fmt::Display for FirmwareVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}.{}", self.major, self.minor, self.build)
     }

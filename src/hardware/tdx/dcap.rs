@@ -26,7 +26,7 @@ use webpki::{
 
 use super::certificate::{Certificate, Role};
 use super::quote::{Body, Enclave, Quote};
-use super::tcb::{Identity, Judged, Platform, Status, TcbInfo, merged};
+use super::tcb::{Identity, Judged, Platform, TcbInfo, TcbStatus, merged};
 use crate::list::List;
 use crate::refusal::{Kind, Refusal};
 
@@ -48,7 +48,7 @@ const MAX_PART: usize = 256 << 10;
 pub struct Verified<'q> {
     quote: Quote<'q>,
     root: &'static str,
-    status: Status,
+    status: TcbStatus,
     advisories: Vec<String>,
     lacks: Vec<String>,
     evaluation: u32,
@@ -69,8 +69,8 @@ impl<'q> Verified<'q> {
     }
 
     /// Returns how the platform compares with Intel's reference levels. It is not
-    /// [`Status::Revoked`].
-    pub fn status(&self) -> Status {
+    /// [`TcbStatus::Revoked`].
+    pub fn status(&self) -> TcbStatus {
         self.status
     }
 
@@ -211,7 +211,7 @@ impl Verifier {
         let launched = statuses.next();
         let launched = launched.ok_or_else(|| Kind::Malformed.because("the quote has no level"))?;
         let status = merged(launched, statuses.next());
-        if status == Status::Revoked {
+        if status == TcbStatus::Revoked {
             let text = format!(
                 "the TCB status of the platform is {status}{}: no policy accepts it",
                 in_brackets(&advisories)

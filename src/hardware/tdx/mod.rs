@@ -2,15 +2,15 @@
 //! for it.
 //!
 //! `quote` parses quotes; `dcap` verifies them with Intel's collateral and `certificate`s, and
-//! `tcb` judges the platform with the collateral; `demands` has a policy's requirements besides the
-//! registers.
+//! `tcb` judges the platform with the collateral; `requirements` has what a policy requires besides
+//! the registers.
 
 mod certificate;
 pub mod dcap;
-pub mod demands;
 pub mod quote;
+pub mod requirements;
 pub mod tcb;
 
 pub use dcap::{Collateral, Verified, Verifier};
-pub use demands::Demands;
 pub use quote::Quote;
+pub use requirements::TdxRequirements;

@@ -19,7 +19,7 @@ const ENCLAVE_DEBUG: u8 = 1 << 1;
 
 /// How a platform compares with Intel's reference levels. The names are Intel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Status {
+pub enum TcbStatus {
     /// No problem is known.
     UpToDate,
     /// Software in the machine must work around a vulnerability.
@@ -41,16 +41,16 @@ pub enum Status {
     Revoked,
 }
 
-impl Status {
+impl TcbStatus {
     /// Returns the status of a platform of which one part, the TDX module or the quoting enclave,
     /// has this status. In Intel's library only two statuses of a part count; here each counts, so
     /// that a policy judges all of them by the same list.
-    pub(super) fn with_part(self, part: Status) -> Status {
+    pub(super) fn with_part(self, part: TcbStatus) -> TcbStatus {
         self.worse(part)
     }
 
     fn needs_configuration(self) -> bool {
-        use Status::*;
+        use TcbStatus::*;
         matches!(
             self,
             ConfigurationNeeded | ConfigurationAndSWHardeningNeeded | OutOfDateConfigurationNeeded
@@ -60,26 +60,26 @@ impl Status {
     fn needs_hardening(self) -> bool {
         matches!(
             self,
-            Status::SWHardeningNeeded | Status::ConfigurationAndSWHardeningNeeded
+            TcbStatus::SWHardeningNeeded | TcbStatus::ConfigurationAndSWHardeningNeeded
         )
     }
 
     /// Returns the status of a machine that has the problems of both.
-    fn worse(self, other: Status) -> Status {
-        if self == Status::Revoked || other == Status::Revoked {
-            return Status::Revoked;
+    fn worse(self, other: TcbStatus) -> TcbStatus {
+        if self == TcbStatus::Revoked || other == TcbStatus::Revoked {
+            return TcbStatus::Revoked;
         }
-        let either = |has: fn(Status) -> bool| has(self) || has(other);
+        let either = |has: fn(TcbStatus) -> bool| has(self) || has(other);
         match (
-            either(Status::is_out_of_date),
-            either(Status::needs_configuration),
-            either(Status::needs_hardening),
+            either(TcbStatus::is_out_of_date),
+            either(TcbStatus::needs_configuration),
+            either(TcbStatus::needs_hardening),
         ) {
-            (true, true, _) => Status::OutOfDateConfigurationNeeded,
-            (true, false, _) => Status::OutOfDate,
-            (false, true, true) => Status::ConfigurationAndSWHardeningNeeded,
-            (false, true, false) => Status::ConfigurationNeeded,
-            (false, false, true) => Status::SWHardeningNeeded,
+            (true, true, _) => TcbStatus::OutOfDateConfigurationNeeded,
+            (true, false, _) => TcbStatus::OutOfDate,
+            (false, true, true) => TcbStatus::ConfigurationAndSWHardeningNeeded,
+            (false, true, false) => TcbStatus::ConfigurationNeeded,
+            (false, false, true) => TcbStatus::SWHardeningNeeded,
             (false, false, false) => self,
         }
     }
@@ -87,20 +87,20 @@ impl Status {
     fn is_out_of_date(self) -> bool {
         matches!(
             self,
-            Status::OutOfDate | Status::OutOfDateConfigurationNeeded
+            TcbStatus::OutOfDate | TcbStatus::OutOfDateConfigurationNeeded
         )
     }
 }
 
 /// Returns the status of a machine from the statuses at its start and now, with the present TDX
 /// module.
-pub(super) fn merged(launched: Status, now: Option<Status>) -> Status {
+pub(super) fn merged(launched: TcbStatus, now: Option<TcbStatus>) -> TcbStatus {
     match now {
-        Some(Status::Revoked) => Status::Revoked,
+        Some(TcbStatus::Revoked) => TcbStatus::Revoked,
         Some(now) if launched.is_out_of_date() && !now.is_out_of_date() => {
             match launched.needs_configuration() || now.needs_configuration() {
-                true => Status::TDRelaunchAdvisedConfigurationNeeded,
-                false => Status::TDRelaunchAdvised,
+                true => TcbStatus::TDRelaunchAdvisedConfigurationNeeded,
+                false => TcbStatus::TDRelaunchAdvised,
             }
         }
         // the present module may be older than the one at the start: Intel's library would not
@@ -110,7 +110,7 @@ pub(super) fn merged(launched: Status, now: Option<Status>) -> Status {
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for TcbStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
@@ -158,7 +158,7 @@ pub(super) struct TcbInfo {
 struct Level {
     tcb: Tcb,
     #[serde(rename = "tcbStatus", deserialize_with = "of_level")]
-    status: Status,
+    status: TcbStatus,
     #[serde(default, rename = "advisoryIDs")]
     advisories: Vec<String>,
 }
@@ -218,7 +218,7 @@ pub(super) struct Identity {
 struct SvnLevel {
     tcb: Svn,
     #[serde(rename = "tcbStatus", deserialize_with = "of_level")]
-    status: Status,
+    status: TcbStatus,
     #[serde(default, rename = "advisoryIDs")]
     advisories: Vec<String>,
 }
@@ -230,7 +230,7 @@ struct Svn {
 
 /// The statements of a level about a platform.
 pub(super) struct Judged {
-    pub status: Status,
+    pub status: TcbStatus,
     pub advisories: Vec<String>,
     /// The parts that are too old.
     pub lacks: Vec<String>,
@@ -329,7 +329,7 @@ impl TcbInfo {
         levels.sort_by_key(|level| std::cmp::Reverse(level.tcb.order()));
         let lacks = |level: &Level| level.tcb.lacks(platform, svn);
         // of several levels with equally few parts that are too old, take the lowest
-        let nearest = |status: Option<Status>| {
+        let nearest = |status: Option<TcbStatus>| {
             let levels = levels.iter().rev();
             let levels = levels.filter(|level| status.is_none_or(|it| level.status == it));
             let nearest = levels.map(|level| lacks(level)).min_by_key(Vec::len);
@@ -345,7 +345,7 @@ impl TcbInfo {
         let mut judged = Judged {
             status: level.status,
             advisories: level.advisories.clone(),
-            lacks: nearest(Some(Status::UpToDate)),
+            lacks: nearest(Some(TcbStatus::UpToDate)),
         };
         if let Some(module) = self.module(svn)? {
             let of_module = judged_by("the TDX module", &module.tcb_levels, svn[0].into())?;
@@ -427,7 +427,7 @@ fn judged_by(name: &str, levels: &[SvnLevel], svn: u16) -> Result<Judged, Refusa
         let text = format!("{name} is older than every version that Intel lists: SVN {svn}");
         Kind::Outdated.because(text)
     })?;
-    let good = levels.iter().filter(|it| it.status == Status::UpToDate);
+    let good = levels.iter().filter(|it| it.status == TcbStatus::UpToDate);
     let good = good.map(|it| it.tcb.isvsvn).min().unwrap_or(0);
     Ok(Judged {
         status: level.status,
@@ -468,9 +468,9 @@ impl<'de> Deserialize<'de> for Date {
 
 /// Reads the status of a level. A relaunch status never occurs in Intel's data: a verifier finds it
 /// by comparing two levels.
-fn of_level<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Status, D::Error> {
-    use Status::*;
-    match Status::deserialize(deserializer)? {
+fn of_level<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<TcbStatus, D::Error> {
+    use TcbStatus::*;
+    match TcbStatus::deserialize(deserializer)? {
         TDRelaunchAdvised | TDRelaunchAdvisedConfigurationNeeded => Err(serde::de::Error::custom(
             "no level of Intel has the status TDRelaunchAdvised",
         )),
@@ -498,7 +498,7 @@ mod tests {
 
     #[test]
     fn statuses_merge_so_that_nothing_is_lost() {
-        use Status::*;
+        use TcbStatus::*;
         for (platform, part, expected) in [
             (UpToDate, UpToDate, UpToDate),
             (SWHardeningNeeded, UpToDate, SWHardeningNeeded),

@@ -8,19 +8,19 @@ use serde_json::Value;
 
 use super::dcap::{Verified, in_brackets};
 use super::quote::{Attributes, Body, Quote, REGISTER_LEN};
-use super::tcb::{Platform, Status, few};
+use super::tcb::{Platform, TcbStatus, few};
 use crate::claims::{PlatformClaims, Property, TcbPart};
 use crate::hex;
 use crate::json::{Digits, Number};
 use crate::refusal::{Kind, Refusal};
 
-/// The demands. The default is the strictest policy that genuine machines meet.
+/// What a policy requires of a TD. The default is the strictest policy that genuine machines meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Demands {
+pub struct TdxRequirements {
     /// The accepted statuses of platforms.
     #[serde(deserialize_with = "statuses")]
-    pub tcb_statuses: Vec<Status>,
+    pub tcb_statuses: Vec<TcbStatus>,
     /// The minimum evaluation number of Intel's collateral: earlier evaluations lack newer
     /// vulnerabilities.
     pub minimum_evaluation: u32,
@@ -59,10 +59,10 @@ pub struct Demands {
     pub platforms: Vec<Digits<16>>,
 }
 
-impl Default for Demands {
-    fn default() -> Demands {
-        Demands {
-            tcb_statuses: vec![Status::UpToDate],
+impl Default for TdxRequirements {
+    fn default() -> TdxRequirements {
+        TdxRequirements {
+            tcb_statuses: vec![TcbStatus::UpToDate],
             minimum_evaluation: MINIMUM_EVALUATION,
             maximum_collateral_days: MAXIMUM_COLLATERAL_DAYS,
             td_attributes: vec![Number(Attributes::USUAL.0)],
@@ -104,7 +104,7 @@ const OWNER: (&str, &str) = ("mrOwner", "MROWNER");
 const OWNER_CONFIG: (&str, &str) = ("mrOwnerConfig", "MROWNERCONFIG");
 const PLATFORM: (&str, &str) = ("platforms", "the platform (PPID, platform instance)");
 
-impl Demands {
+impl TdxRequirements {
     /// Judges a machine. Returns its claims; an error names each requirement that is not met.
     pub fn judge(&self, verified: &Verified<'_>) -> Result<PlatformClaims, Refusal> {
         let mut wrong: Vec<_> = [
@@ -153,7 +153,7 @@ impl Demands {
     fn status(&self, verified: &Verified<'_>) -> Option<Refusal> {
         let status = verified.status();
         (!self.tcb_statuses.contains(&status)).then(|| {
-            let names: Vec<_> = self.tcb_statuses.iter().map(Status::to_string).collect();
+            let names: Vec<_> = self.tcb_statuses.iter().map(TcbStatus::to_string).collect();
             let (names, lacks) = (names.join(" or "), few(verified.lacks()));
             let text = format!(
                 "the TCB status of the platform is {status}{}, expected {names}{}{lacks}",
@@ -325,9 +325,9 @@ fn one_of<const N: usize>(
     })
 }
 
-fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Status>, D::Error> {
+fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<TcbStatus>, D::Error> {
     let statuses = Vec::deserialize(deserializer)?;
-    match statuses.contains(&Status::Revoked) {
+    match statuses.contains(&TcbStatus::Revoked) {
         true => Err(D::Error::custom(
             "tcbStatuses: no policy can accept a platform that is Revoked",
         )),

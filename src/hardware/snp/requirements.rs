@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::report::{Policy, Report};
+use super::report::{GuestPolicy, Report};
 use super::tcb::{Cpuid, Product, Tcb, Tcbs};
 use crate::json::{Digits, Number, is_default};
 use crate::refusal::{Kind, Refusal};
 
-/// The demands. By default refuses what no operator wants (debugging, migration, a VMPL above 0,
-/// provisional firmware) and requires no minimum version.
+/// What a policy requires of a report. By default refuses what no operator wants (debugging,
+/// migration, a VMPL above 0, provisional firmware) and requires no minimum version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Demands {
+pub struct SnpRequirements {
     /// The minimum for every chip.
     #[serde(skip)]
     pub minimum: Tcb,
@@ -135,7 +135,7 @@ impl Floor {
     }
 }
 
-impl Demands {
+impl SnpRequirements {
     /// Returns whether the policy pins the firmware, its signer, or the chips.
     pub fn pins_firmware(&self) -> bool {
         let signers = self.id_keys.iter().chain(&self.author_keys);
@@ -190,7 +190,7 @@ impl Demands {
         Ok(fitting.fold(self.minimum, |all, floor| all.max(&floor.minimum)))
     }
 
-    fn check_policy(&self, policy: Policy) -> Result<(), Refusal> {
+    fn check_policy(&self, policy: GuestPolicy) -> Result<(), Refusal> {
         let refuse = |field: &str, what: &str| {
             let text = format!("the guest policy {:#x} {what}", policy.0);
             Err(Kind::Protection.because(text).of(field))
