@@ -23,7 +23,7 @@ use super::instance::{Demands, ID, Instance, Sha384};
 use super::nitro_document::NitroDocument;
 use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
-use super::vtpm::Evidence;
+use super::vtpm::Quoted;
 use super::{PlatformClaims, Policy, PolicyError, hex};
 use tpm::Bank;
 
@@ -70,7 +70,7 @@ impl AwsHypervisor {
     /// Returns what a document proves. `instance_id` is the ID that the machine claims, if any.
     pub fn judge(
         &self,
-        evidence: &Evidence<'_>,
+        quoted: &Quoted<'_>,
         document: Option<&Base64>,
         instance_id: Option<&str>,
     ) -> Result<PlatformClaims, Refusal> {
@@ -78,7 +78,7 @@ impl AwsHypervisor {
             "the policy requires values that AWS's hypervisor signs (cloud), but the machine sent no attestation document of its NitroTPM: its \
              log says why. If it can make none, remove cloud from the policy, and name its key (attestationKeys)",
         ))?;
-        self.judge_document(evidence, &document.0, instance_id)
+        self.judge_document(quoted, &document.0, instance_id)
             .map_err(|refusal| {
                 refusal.reworded(|why| format!("the attestation document of the NitroTPM: {why}"))
             })
@@ -86,18 +86,18 @@ impl AwsHypervisor {
 
     fn judge_document(
         &self,
-        evidence: &Evidence<'_>,
+        quoted: &Quoted<'_>,
         document: &[u8],
         instance_id: Option<&str>,
     ) -> Result<PlatformClaims, Refusal> {
         let document = NitroDocument::parse(document)?;
         let root = document.verify(&self.roots, UnixTime::now())?;
-        if document.nonce.as_deref() != Some(&evidence.extra_data) {
+        if document.nonce.as_deref() != Some(&quoted.extra_data) {
             return Err(
                 Kind::Nonce.because("it was made for another connection: its nonce does not match")
             );
         }
-        if document.public_key.as_ref() != Some(&evidence.spki) {
+        if document.public_key.as_ref() != Some(&quoted.spki) {
             return Err(
                 Kind::Binding.because("it names another key than the one that signed the quote")
             );
@@ -117,7 +117,7 @@ impl AwsHypervisor {
             ..Instance::default()
         };
         self.signed.judge(&instance)?;
-        check_quoted(&document, evidence)?;
+        check_quoted(&document, quoted)?;
         check_signed(&document, &self.demands.sha384)?;
         let nonce = "nonce of the connection: nonce".to_owned();
         Ok(PlatformClaims {
@@ -173,8 +173,8 @@ fn check_signed(document: &NitroDocument, sets: &[Sha384]) -> Result<(), Refusal
 }
 
 /// Checks that the document's values equal those that the TPM quoted, if it quoted that bank.
-fn check_quoted(document: &NitroDocument, evidence: &Evidence<'_>) -> Result<(), Refusal> {
-    let Some(quoted) = evidence.pcrs_of(Bank::Sha384)? else {
+fn check_quoted(document: &NitroDocument, quoted: &Quoted<'_>) -> Result<(), Refusal> {
+    let Some(quoted) = quoted.pcrs_of(Bank::Sha384)? else {
         return Ok(());
     };
     for (index, value) in &document.pcrs {

@@ -12,7 +12,7 @@ use super::document::Base64;
 use super::judged::{CLOUD, KEYS, OF_AWS};
 use super::refusal::Refusal;
 use super::sources::Sources;
-use super::vtpm::{self, Endorser, Evidence};
+use super::vtpm::{self, PlatformVerifier, Quoted};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
@@ -39,14 +39,14 @@ fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
-    let endorser = AwsNitroTpm(AwsHypervisor::new(&policy, sources)?);
-    Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
+    let verifier = AwsNitroTpm(AwsHypervisor::new(&policy, sources)?);
+    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by the document of AWS's hypervisor.
 struct AwsNitroTpm(AwsHypervisor);
 
-impl Endorser for AwsNitroTpm {
+impl PlatformVerifier for AwsNitroTpm {
     fn oid(&self) -> Oid {
         OID
     }
@@ -55,20 +55,20 @@ impl Endorser for AwsNitroTpm {
         self.0.endorses_keys()
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let info: InstanceInfo = evidence.info()?;
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let info: InstanceInfo = quoted.info()?;
         let document = info.document.as_ref();
         if document.is_none() && !self.0.is_demanded() {
             return Ok(None);
         }
         self.0
-            .judge(evidence, document, Some(&info.instance_id))
+            .judge(quoted, document, Some(&info.instance_id))
             .map(Some)
     }
 
     fn confirm(
         &self,
-        _evidence: &Evidence<'_>,
+        _quoted: &Quoted<'_>,
         platform: PlatformClaims,
     ) -> Result<PlatformClaims, Refusal> {
         self.0.confirm(platform)

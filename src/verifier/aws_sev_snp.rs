@@ -16,7 +16,7 @@ use super::judged::{CLOUD, KEYS, OF_AWS, SNP};
 use super::refusal::Refusal;
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
-use super::vtpm::{self, Endorser, Evidence};
+use super::vtpm::{self, PlatformVerifier, Quoted};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
@@ -33,11 +33,11 @@ fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
-    let endorser = AwsChip {
+    let verifier = AwsChip {
         hypervisor: AwsHypervisor::new(&policy, sources)?,
         hardware: Hardware::new(&policy, sources)?,
     };
-    Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
+    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by the chip's report and by the document of AWS's hypervisor.
@@ -46,7 +46,7 @@ struct AwsChip {
     hardware: Hardware,
 }
 
-impl Endorser for AwsChip {
+impl PlatformVerifier for AwsChip {
     fn oid(&self) -> Oid {
         OID
     }
@@ -55,18 +55,18 @@ impl Endorser for AwsChip {
         self.hypervisor.endorses_keys()
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let info = evidence.info::<InstanceInfo>()?;
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let info = quoted.info::<InstanceInfo>()?;
         // first, because the judgement of the report may fetch a certificate
         let signed = match self.hypervisor.is_demanded() {
             true => {
                 let document = info.attestation_document.as_ref();
-                Some(self.hypervisor.judge(evidence, document, None)?)
+                Some(self.hypervisor.judge(quoted, document, None)?)
             }
             // if the policy requires no document, an invalid one must not exclude the machine
             false => None,
         };
-        let mut claims = self.hardware.judge(&info, &report_data(&evidence.spki))?;
+        let mut claims = self.hardware.judge(&info, &report_data(&quoted.spki))?;
         claims.bound = vec!["attestation key: SHA-512 in REPORT_DATA".into()];
         if let Some(signed) = signed {
             claims.signed_by += &format!("; the attestation document by {}", signed.signed_by);
@@ -78,7 +78,7 @@ impl Endorser for AwsChip {
 
     fn confirm(
         &self,
-        _evidence: &Evidence<'_>,
+        _quoted: &Quoted<'_>,
         platform: PlatformClaims,
     ) -> Result<PlatformClaims, Refusal> {
         self.hypervisor.confirm(platform)

@@ -15,7 +15,7 @@ use super::maa::Question;
 use super::refusal::{Kind, Refusal};
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
-use super::vtpm::{self, Endorser, Evidence};
+use super::vtpm::{self, PlatformVerifier, Quoted};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
@@ -33,12 +33,12 @@ fn validator(
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
     policy.snp().check_maa_url()?;
-    let endorser = AzureChip {
+    let verifier = AzureChip {
         hardware: Hardware::new(&policy, sources)?,
         policy: policy.clone(),
         sources: sources.clone(),
     };
-    Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
+    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by the report of the chip.
@@ -48,7 +48,7 @@ struct AzureChip {
     sources: Arc<dyn Sources>,
 }
 
-impl Endorser for AzureChip {
+impl PlatformVerifier for AzureChip {
     fn oid(&self) -> Oid {
         OID
     }
@@ -58,13 +58,13 @@ impl Endorser for AzureChip {
         self.hardware.pins_firmware()
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let info: InstanceInfo = evidence.info()?;
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let info: InstanceInfo = quoted.info()?;
         let azure = info.azure.as_ref();
         let azure =
             azure.ok_or_else(|| Kind::Malformed.because("the document has no runtime data"))?;
         let report = Report::parse(&info.attestation_report.0)?;
-        let data = RuntimeData::verify(&azure.runtime_data.0, &report.report_data, &evidence.spki)?;
+        let data = RuntimeData::verify(&azure.runtime_data.0, &report.report_data, &quoted.spki)?;
         if report.signer()? != Signer::Vcek {
             return Err(Kind::Certificate
                 .because("the report is signed by a VLEK, which machines of Azure do not have"));
@@ -81,14 +81,14 @@ impl Endorser for AzureChip {
 
     fn confirm(
         &self,
-        evidence: &Evidence<'_>,
+        quoted: &Quoted<'_>,
         mut platform: PlatformClaims,
     ) -> Result<PlatformClaims, Refusal> {
         let demands = self.policy.snp();
         if !demands.asks_microsoft() {
             return Ok(platform);
         }
-        let info: InstanceInfo = evidence.info()?;
+        let info: InstanceInfo = quoted.info()?;
         let report = Report::parse(&info.attestation_report.0)?;
         let Some(url) = demands.check_firmware_signer(&report.id_key_digest)? else {
             return Ok(platform);

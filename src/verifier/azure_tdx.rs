@@ -12,7 +12,7 @@ use super::judged::{KEYS, TDX};
 use super::refusal::Refusal;
 use super::sources::Sources;
 use super::td;
-use super::vtpm::{self, Endorser, Evidence};
+use super::vtpm::{self, PlatformVerifier, Quoted};
 use super::{Oid, PlatformClaims, Policy, Variant};
 use proto::attested::Collateral as Brought;
 
@@ -31,11 +31,11 @@ pub const VARIANT: Variant = Variant {
 
 /// Makes a validator that accepts documents that meet `policy`, by which `hardware` judges.
 pub fn validator(policy: Arc<Policy>, hardware: td::Hardware) -> vtpm::Validator {
-    let endorser = Paravisor {
+    let verifier = Paravisor {
         hardware,
         policy: policy.clone(),
     };
-    vtpm::Validator::new(policy, Arc::new(endorser))
+    vtpm::Validator::new(policy, Arc::new(verifier))
 }
 
 /// Returns the collateral for a document, or `None` if these sources do not have it.
@@ -51,7 +51,7 @@ struct Paravisor {
     policy: Arc<Policy>,
 }
 
-impl Endorser for Paravisor {
+impl PlatformVerifier for Paravisor {
     fn oid(&self) -> Oid {
         OID
     }
@@ -61,14 +61,11 @@ impl Endorser for Paravisor {
         self.policy.tdx().pins_firmware()
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let info: InstanceInfo = evidence.info()?;
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let info: InstanceInfo = quoted.info()?;
         let quote = Quote::parse(&info.attestation_report.0)?;
-        let data = RuntimeData::verify(
-            &info.runtime_data.0,
-            &quote.body.report_data,
-            &evidence.spki,
-        )?;
+        let data =
+            RuntimeData::verify(&info.runtime_data.0, &quote.body.report_data, &quoted.spki)?;
         let mut claims = self.hardware.judge(quote, info.collateral.as_ref())?;
         claims.properties.extend(data.properties());
         claims.bound = vec!["attestation key: runtime data in REPORTDATA".into()];

@@ -16,7 +16,7 @@ use super::ak_certificate::{self, Root};
 use super::instance::{Demands, Instance};
 use super::judged::{CLOUD, KEYS};
 use super::refusal::{Kind, Refusal};
-use super::vtpm::{self, Endorser, Evidence};
+use super::vtpm::{self, PlatformVerifier, Quoted};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
@@ -44,11 +44,11 @@ const ROOTS: &[&roots::Root] = &[&roots::AZURE_2023, &roots::MICROSOFT_2021];
 
 /// Makes a validator that accepts documents that meet `policy`.
 fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
-    let endorser = AzureAuthority {
+    let verifier = AzureAuthority {
         roots: Root::demanded(policy.cloud(), ROOTS)?,
         demands: policy.cloud().clone(),
     };
-    Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
+    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by Azure's certificates.
@@ -57,7 +57,7 @@ struct AzureAuthority {
     demands: Demands,
 }
 
-impl Endorser for AzureAuthority {
+impl PlatformVerifier for AzureAuthority {
     fn oid(&self) -> Oid {
         OID
     }
@@ -67,11 +67,11 @@ impl Endorser for AzureAuthority {
         true
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let info: InstanceInfo = evidence.info()?;
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let info: InstanceInfo = quoted.info()?;
         let above = [info.ca].into_iter().chain(info.chain).map(|one| one.0);
         let chain: Vec<_> = above.filter(|one| !one.is_empty()).collect();
-        let certificate = ak_certificate::of_key(&info.ak_cert.0, &evidence.spki)?;
+        let certificate = ak_certificate::of_key(&info.ak_cert.0, &quoted.spki)?;
         let root = ak_certificate::verify(
             &info.ak_cert.0,
             &chain,

@@ -20,7 +20,7 @@ use super::instance::{Demands, Instance};
 use super::judged::{CLOUD, KEYS, OF_GOOGLE};
 use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
-use super::vtpm::{self, Endorser, Evidence};
+use super::vtpm::{self, PlatformVerifier, Quoted};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
 
 /// The variant's line in the table.
@@ -53,8 +53,8 @@ fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
-    let endorser = GoogleAuthority::new(&policy, sources)?;
-    Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
+    let verifier = GoogleAuthority::new(&policy, sources)?;
+    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by Google's certificates.
@@ -81,16 +81,16 @@ impl GoogleAuthority {
     /// that the document names.
     pub fn certified<'a>(
         &'a self,
-        evidence: &'a Evidence<'_>,
+        quoted: &'a Quoted<'_>,
         names: &Names,
     ) -> Result<(&'a str, Instance), Refusal> {
-        if evidence.key_certificate.is_empty() {
+        if quoted.key_certificate.is_empty() {
             return Err(Kind::Unproven.because(format!(
                 "the document has no certificate of the attestation key (ak_cert): machines have it at the NV index {CERTIFICATE_INDEX:#x}"
             )));
         }
-        let certificate = evidence.key_certificate;
-        let fields = ak_certificate::of_key(certificate, &evidence.spki)?;
+        let certificate = quoted.key_certificate;
+        let fields = ak_certificate::of_key(certificate, &quoted.spki)?;
         let verify = |chain: &[Vec<u8>]| {
             ak_certificate::verify(certificate, chain, &self.roots, usage(), UnixTime::now())
         };
@@ -120,7 +120,7 @@ impl GoogleAuthority {
     }
 }
 
-impl Endorser for GoogleAuthority {
+impl PlatformVerifier for GoogleAuthority {
     fn oid(&self) -> Oid {
         OID
     }
@@ -130,10 +130,10 @@ impl Endorser for GoogleAuthority {
         true
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let names: Names = evidence.info()?;
-        let (root, instance) = self.certified(evidence, &names)?;
-        let firmware = Firmware::measured(evidence.event_log, evidence.pcr_0()?)?;
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let names: Names = quoted.info()?;
+        let (root, instance) = self.certified(quoted, &names)?;
+        let firmware = Firmware::measured(quoted.event_log, quoted.pcr_0()?)?;
         firmware.check()?;
         let mut properties = instance.properties();
         properties.push(hardware::claims::Property {

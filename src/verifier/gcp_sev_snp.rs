@@ -10,7 +10,7 @@ use super::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
 use super::refusal::{Kind, Refusal};
 use super::snp::{self, Hardware, InstanceInfo};
 use super::sources::Sources;
-use super::vtpm::{self, Endorser, Evidence};
+use super::vtpm::{self, PlatformVerifier, Quoted};
 use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
@@ -27,11 +27,11 @@ fn validator(
     policy: Arc<Policy>,
     sources: &Arc<dyn Sources>,
 ) -> Result<vtpm::Validator, PolicyError> {
-    let endorser = GoogleChip {
+    let verifier = GoogleChip {
         google: GoogleAuthority::new(&policy, sources)?,
         hardware: Hardware::new(&policy, sources)?,
     };
-    Ok(vtpm::Validator::new(policy, Arc::new(endorser)))
+    Ok(vtpm::Validator::new(policy, Arc::new(verifier)))
 }
 
 /// Judges by the chip's report and Google's certificate.
@@ -40,7 +40,7 @@ struct GoogleChip {
     hardware: Hardware,
 }
 
-impl Endorser for GoogleChip {
+impl PlatformVerifier for GoogleChip {
     fn oid(&self) -> Oid {
         OID
     }
@@ -50,19 +50,19 @@ impl Endorser for GoogleChip {
         true
     }
 
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let info = evidence.info::<InstanceInfo>()?;
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let info = quoted.info::<InstanceInfo>()?;
         let names = info.gcp.as_ref();
         let names = names.ok_or_else(|| {
             Kind::Malformed.because("the instance info does not name Google's machine (GCP)")
         })?;
         let mut claims = self
             .hardware
-            .judge(&info, &report_data(&evidence.extra_data))?;
+            .judge(&info, &report_data(&quoted.extra_data))?;
         // last, because it may fetch the certificate of Google's CA: only a machine with a genuine
         // report can cause that request
-        let (root, instance) = self.google.certified(evidence, names)?;
-        Firmware::measured(evidence.event_log, evidence.pcr_0()?)?.check_snp()?;
+        let (root, instance) = self.google.certified(quoted, names)?;
+        Firmware::measured(quoted.event_log, quoted.pcr_0()?)?.check_snp()?;
         claims.signed_by += &format!("; the attestation key by {root}");
         claims.properties.extend(instance.properties());
         claims.bound = vec![

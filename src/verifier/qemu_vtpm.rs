@@ -12,7 +12,7 @@ pub use attest::qemu_vtpm::*;
 
 use super::judged::KEYS;
 use super::refusal::Refusal;
-use super::vtpm::{self, Endorser, Evidence};
+use super::vtpm::{self, PlatformVerifier, Quoted};
 use super::{Oid, PlatformClaims, Policy, Variant};
 
 /// No platform endorses keys.
@@ -32,7 +32,7 @@ pub fn validator(policy: Arc<Policy>) -> vtpm::Validator {
     vtpm::Validator::new(policy, Arc::new(AnyPlatform))
 }
 
-impl Endorser for AnyPlatform {
+impl PlatformVerifier for AnyPlatform {
     fn oid(&self) -> Oid {
         OID
     }
@@ -42,7 +42,7 @@ impl Endorser for AnyPlatform {
     }
 
     /// No platform endorses the key: the policy's keys and roots decide.
-    fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+    fn verify(&self, _quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         Ok(None)
     }
 }

@@ -1,7 +1,7 @@
 //! The validator that all variants with a TPM share. `attest` describes the document and makes it.
 //!
 //! The file of each variant has the difference: the evidence that endorses the attestation key.
-//! [`Endorser`] judges it.
+//! [`PlatformVerifier`] judges it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,22 +28,22 @@ const MAX_USER_DATA: usize = 1024;
 const SHOWN_ERROR: usize = 160;
 
 /// Judges the evidence that endorses a machine's attestation key.
-pub trait Endorser: Send + Sync {
+pub trait PlatformVerifier: Send + Sync {
     /// Returns the OID of the variant.
     fn oid(&self) -> Oid;
-    /// Returns whether evidence that [`Endorser::endorse`] accepts proves that the attestation key
-    /// is in the TPM that measured the machine. If not, anybody with such a platform can get a
+    /// Returns whether evidence that [`PlatformVerifier::verify`] accepts proves that the attestation
+    /// key is in the TPM that measured the machine. If not, anybody with such a platform can get a
     /// self-made key endorsed and claim any register values.
     fn endorses_keys(&self) -> bool;
     /// Returns what the evidence proves about the platform of the machine; `None` if nothing
     /// endorses the attestation key. The quote, its nonce and the registers are already verified.
     /// An error says why the evidence is refused.
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal>;
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal>;
     /// Asks the cloud for claims that the evidence does not contain. It comes last: only a machine
     /// that passed all other checks causes a request.
     fn confirm(
         &self,
-        _evidence: &Evidence<'_>,
+        _quoted: &Quoted<'_>,
         platform: PlatformClaims,
     ) -> Result<PlatformClaims, Refusal> {
         Ok(platform)
@@ -51,7 +51,7 @@ pub trait Endorser: Send + Sync {
 }
 
 /// A document whose quote is verified.
-pub struct Evidence<'a> {
+pub struct Quoted<'a> {
     /// The attestation key (TPMT_PUBLIC).
     pub key: &'a [u8],
     /// The attestation key as certificates contain it: SubjectPublicKeyInfo, DER.
@@ -71,7 +71,7 @@ pub struct Evidence<'a> {
     nonce: &'a [u8],
 }
 
-impl Evidence<'_> {
+impl Quoted<'_> {
     /// Reads the instance info, which is JSON in most variants.
     pub fn info<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
         serde_json::from_slice(self.instance_info).map_err(|error| {
@@ -99,13 +99,13 @@ impl Evidence<'_> {
 /// Validates documents against a policy.
 pub struct Validator {
     policy: Arc<Policy>,
-    endorser: Arc<dyn Endorser>,
+    verifier: Arc<dyn PlatformVerifier>,
 }
 
 impl Validator {
     /// Makes a validator that accepts documents that meet `policy`.
-    pub fn new(policy: Arc<Policy>, endorser: Arc<dyn Endorser>) -> Validator {
-        Validator { policy, endorser }
+    pub fn new(policy: Arc<Policy>, verifier: Arc<dyn PlatformVerifier>) -> Validator {
+        Validator { policy, verifier }
     }
 
     /// Judges a document. `certified` is the Name of the peer's key, if a root of the policy
@@ -142,7 +142,7 @@ impl Validator {
             mismatch(index, measurement, got, log)
         })?;
         let key = KeyName::of(&document.attestation.ak_pub.0);
-        let evidence = Evidence {
+        let quoted = Quoted {
             key: &document.attestation.ak_pub.0,
             spki: key_of(&document)?.spki(),
             extra_data: extra_data(&document.user_data.0, nonce),
@@ -153,12 +153,12 @@ impl Validator {
             document: &document,
             nonce,
         };
-        let platform = self.endorser.endorse(&evidence)?;
-        let endorsed = platform.is_some() && self.endorser.endorses_keys();
+        let platform = self.verifier.verify(&quoted)?;
+        let endorsed = platform.is_some() && self.verifier.endorses_keys();
         self.check_key(&key, certified, endorsed)?;
         let confirmed = platform
             .clone()
-            .map(|claims| self.endorser.confirm(&evidence, claims));
+            .map(|claims| self.verifier.confirm(&quoted, claims));
         let (platform, endorsed) = match confirmed.transpose() {
             Ok(confirmed) => (confirmed, endorsed),
             Err(_) if self.policy.without_words => (platform, false),
@@ -214,12 +214,12 @@ impl Validator {
 impl super::Validator for Validator {
     fn properties(&self) -> Properties {
         Properties {
-            oid: self.endorser.oid(),
+            oid: self.verifier.oid(),
             self_signed: self_signed::verify,
             challenges: !self.policy.endorsement_roots().is_empty(),
             takes_collateral: false,
             requires_strong: self.policy.requires_strong(),
-            believes_any_tpm: self.policy.believes_any_key() && !self.endorser.endorses_keys(),
+            believes_any_tpm: self.policy.believes_any_key() && !self.verifier.endorses_keys(),
         }
     }
 

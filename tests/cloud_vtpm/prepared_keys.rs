@@ -18,7 +18,7 @@ use tpm::{Bank, KeySource, Tpm};
 use verifier::hcl::{self, HardwareReport, HclReport, RuntimeData};
 use verifier::quote::{Attest, Key};
 use verifier::refusal::Kind;
-use verifier::vtpm::{self, Endorser, Evidence, Machine};
+use verifier::vtpm::{self, Machine, PlatformVerifier, Quoted};
 use verifier::{
     Identified, IssueError, KeyName, Measurement, Oid, PlatformClaims, Policy, Refusal, Validator,
 };
@@ -58,7 +58,7 @@ impl Machine for Azure {
     }
 }
 
-impl Endorser for Azure {
+impl PlatformVerifier for Azure {
     fn oid(&self) -> Oid {
         &[]
     }
@@ -68,20 +68,20 @@ impl Endorser for Azure {
     }
 
     /// Accepts the report of the hardware without a check of its signature, which other tests check.
-    fn endorse(&self, evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
-        let report = HclReport::parse(evidence.instance_info);
+    fn verify(&self, quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+        let report = HclReport::parse(quoted.instance_info);
         let report = report.map_err(|why| Kind::Malformed.because(why))?;
         let HardwareReport::Snp(hardware) = report.hardware else {
             return Err(Kind::Malformed.because("no report of SEV-SNP"));
         };
         let report_data = &hardware[0x50..0x90];
-        let data = RuntimeData::verify(report.runtime_data, report_data, &evidence.spki)?;
+        let data = RuntimeData::verify(report.runtime_data, report_data, &quoted.spki)?;
         assert_eq!(data.configuration["secure-boot"], "true");
         Ok(None)
     }
 }
 
-impl Endorser for Prepared {
+impl PlatformVerifier for Prepared {
     fn oid(&self) -> Oid {
         &[]
     }
@@ -90,13 +90,13 @@ impl Endorser for Prepared {
         false
     }
 
-    fn endorse(&self, _evidence: &Evidence<'_>) -> Result<Option<PlatformClaims>, Refusal> {
+    fn verify(&self, _quoted: &Quoted<'_>) -> Result<Option<PlatformClaims>, Refusal> {
         Ok(None)
     }
 }
 
 fn identify(
-    endorser: impl Endorser + 'static,
+    verifier: impl PlatformVerifier + 'static,
     document: &[u8],
     nonce: &[u8],
 ) -> Result<Identified, String> {
@@ -105,7 +105,7 @@ fn identify(
         warn_only: false,
     };
     let policy = Policy::new(BTreeMap::from([(15, zero)])).unwrap();
-    vtpm::Validator::new(Arc::new(policy), Arc::new(endorser))
+    vtpm::Validator::new(Arc::new(policy), Arc::new(verifier))
         .judge(&verifier::Evidence::new(document, nonce))
         .map_err(|error| error.to_string())
 }
