@@ -12,7 +12,7 @@ use booted_base::x509::{Certificate, DIGITAL_SIGNATURE};
 use roots::chain::{authorities_certify, in_words};
 
 use super::hex;
-use super::instance::Demands;
+use super::instance::CloudRequirements;
 use super::policy_error::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 
@@ -66,7 +66,10 @@ impl Root {
     }
 
     /// Returns the roots that a policy names; without names, all of `known`.
-    pub fn demanded(demands: &Demands, known: &[&roots::Root]) -> Result<Vec<Root>, PolicyError> {
+    pub fn demanded(
+        demands: &CloudRequirements,
+        known: &[&roots::Root],
+    ) -> Result<Vec<Root>, PolicyError> {
         if demands.roots.is_empty() {
             let all = known.iter().map(|root| Root::known(root));
             return all.collect();

@@ -19,7 +19,7 @@ use rustls::pki_types::UnixTime;
 
 use super::ak_certificate::Root;
 use super::document::Base64;
-use super::instance::{Demands, ID, Instance, Sha384};
+use super::instance::{CloudRequirements, ID, Instance, Sha384};
 use super::nitro_document::NitroDocument;
 use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
@@ -33,10 +33,10 @@ pub const ROOTS: &[&roots::Root] = &[&roots::AWS_NITRO];
 /// Judges by the hypervisor's document, and by EC2's description of the instance.
 pub struct AwsHypervisor {
     roots: Vec<Root>,
-    demands: Demands,
+    demands: CloudRequirements,
     /// The requirements that the hypervisor's document must meet: all except those that only EC2
     /// can answer.
-    signed: Demands,
+    signed: CloudRequirements,
     sources: Arc<dyn Sources>,
 }
 
@@ -46,7 +46,7 @@ impl AwsHypervisor {
         let demands = policy.cloud();
         Ok(AwsHypervisor {
             roots: Root::demanded(demands, ROOTS)?,
-            signed: Demands {
+            signed: CloudRequirements {
                 accounts: vec![],
                 zones: vec![],
                 ..demands.clone()
@@ -58,7 +58,7 @@ impl AwsHypervisor {
 
     /// Returns whether the policy requires a document.
     pub fn is_demanded(&self) -> bool {
-        self.demands != Demands::default()
+        self.demands != CloudRequirements::default()
     }
 
     /// Returns whether an accepted document proves that the attestation key is in the NitroTPM with

@@ -13,7 +13,7 @@ use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
 use super::ak_certificate::{self, Root};
-use super::instance::{Demands, Instance};
+use super::instance::{CloudRequirements, Instance};
 use super::judged::{CLOUD, KEYS};
 use super::refusal::{Kind, Refusal};
 use super::vtpm::{self, PlatformVerifier, Quoted};
@@ -54,7 +54,7 @@ fn validator(policy: Arc<Policy>) -> Result<vtpm::Validator, PolicyError> {
 /// Judges by Azure's certificates.
 struct AzureAuthority {
     roots: Vec<Root>,
-    demands: Demands,
+    demands: CloudRequirements,
 }
 
 impl PlatformVerifier for AzureAuthority {

@@ -16,7 +16,7 @@ use webpki::KeyUsage;
 
 use super::ak_certificate::{self, Root};
 use super::event_log::{self, EV_NO_ACTION, Event};
-use super::instance::{Demands, Instance};
+use super::instance::{CloudRequirements, Instance};
 use super::judged::{CLOUD, KEYS, OF_GOOGLE};
 use super::refusal::{Kind, Refusal};
 use super::sources::Sources;
@@ -60,7 +60,7 @@ fn validator(
 /// Judges by Google's certificates.
 pub struct GoogleAuthority {
     roots: Vec<Root>,
-    demands: Demands,
+    demands: CloudRequirements,
     sources: Arc<dyn Sources>,
 }
 

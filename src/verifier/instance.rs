@@ -32,7 +32,7 @@ pub type Sha384 = BTreeMap<u32, String>;
 /// A policy's requirements for the cloud's statements about a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Demands {
+pub struct CloudRequirements {
     /// The roots of the cloud's certificates: names, or certificates in PEM.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub roots: Vec<String>,
@@ -77,7 +77,7 @@ pub struct Instance {
     pub image: Option<String>,
 }
 
-impl Demands {
+impl CloudRequirements {
     /// Returns a clause that says what is wrong with the lists.
     pub fn check(&self) -> Result<(), PolicyError> {
         let lists = [
@@ -231,21 +231,23 @@ mod tests {
         let several =
             format!(r#"{{"sha384":[{{"4":"{value}"}},{{"4":"{value}","12":"{value}"}}]}}"#);
         for (json, count) in [(&one, 1), (&several, 2)] {
-            let demands: Demands = serde_json::from_str(json).unwrap();
+            let demands: CloudRequirements = serde_json::from_str(json).unwrap();
             assert_eq!((demands.sha384.len(), demands.check()), (count, Ok(())));
             assert_eq!(serde_json::to_string(&demands).unwrap(), *json);
         }
-        let demands: Demands = serde_json::from_str("{}").unwrap();
-        assert_eq!(demands, Demands::default());
-        let demands: Demands = serde_json::from_str(r#"{"sha384":[{"4":"0A"}]}"#).unwrap();
+        let demands: CloudRequirements = serde_json::from_str("{}").unwrap();
+        assert_eq!(demands, CloudRequirements::default());
+        let demands: CloudRequirements =
+            serde_json::from_str(r#"{"sha384":[{"4":"0A"}]}"#).unwrap();
         let error = demands.check().unwrap_err();
         assert!(
             error.to_string().contains("PCR 4: expected 96 hex digits"),
             "{error}"
         );
-        let error = serde_json::from_str::<Demands>(r#"{"sha384":{"four":""}}"#).unwrap_err();
+        let error =
+            serde_json::from_str::<CloudRequirements>(r#"{"sha384":{"four":""}}"#).unwrap_err();
         assert!(error.to_string().contains("number of a PCR"), "{error}");
-        let error = serde_json::from_str::<Demands>(r#"{"sha384":"4"}"#).unwrap_err();
+        let error = serde_json::from_str::<CloudRequirements>(r#"{"sha384":"4"}"#).unwrap_err();
         assert!(
             error.to_string().contains("or a list of such objects"),
             "{error}"
@@ -262,7 +264,7 @@ mod tests {
             ..Instance::default()
         };
         let judge = |json: &str, instance: &Instance| {
-            serde_json::from_str::<Demands>(json)
+            serde_json::from_str::<CloudRequirements>(json)
                 .unwrap()
                 .judge(instance)
         };
@@ -294,11 +296,11 @@ mod tests {
         }
         for other in ["", "12345678901", "123456789012 ", "12345678901a"] {
             let demands = format!(r#"{{"accounts":["{other}"]}}"#);
-            let demands: Demands = serde_json::from_str(&demands).unwrap();
+            let demands: CloudRequirements = serde_json::from_str(&demands).unwrap();
             let error = demands.check().unwrap_err();
             assert!(error.to_string().contains("expected 12 digits"), "{error}");
         }
         // a requirement that a later version added is an error, not ignored
-        assert!(serde_json::from_str::<Demands>(r#"{"project":["p"]}"#).is_err());
+        assert!(serde_json::from_str::<CloudRequirements>(r#"{"project":["p"]}"#).is_err());
     }
 }

@@ -25,7 +25,7 @@ const SHOWN: usize = 120;
 /// The requirements. An absent one has no effect. `latest` as a version is refused: Constellation's
 /// tool replaces it by a number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Demands {
+pub struct OldTdxRequirements {
     /// The minimum version of the quoting enclave.
     #[serde(rename = "qeSVN", skip_serializing_if = "Option::is_none")]
     pub qe_svn: Option<u16>,
@@ -51,7 +51,7 @@ pub struct Demands {
     pub intel_root_key: Option<String>,
 }
 
-impl Demands {
+impl OldTdxRequirements {
     /// Returns a clause that says what is wrong with a requirement.
     pub fn check_form(&self) -> Result<(), PolicyError> {
         for (name, text, bytes) in [

@@ -153,11 +153,11 @@ pub struct Policy {
     /// The requirements for TDX machines besides their registers.
     tdx: TdxRequirements,
     /// The requirements for the cloud's statements about a machine.
-    cloud: instance::Demands,
+    cloud: instance::CloudRequirements,
     /// The requirements in Constellation's policies for TDX machines.
-    old_tdx: old_tdx::Demands,
+    old_tdx: old_tdx::OldTdxRequirements,
     /// The requirements for SEV-SNP machines.
-    snp: old_snp::Demands,
+    snp: old_snp::SnpRequirements,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
     /// Whether each image must confine the code in ACPI tables.
@@ -176,11 +176,11 @@ struct Json {
     #[serde(default)]
     tdx: TdxRequirements,
     #[serde(default)]
-    cloud: instance::Demands,
+    cloud: instance::CloudRequirements,
     #[serde(flatten)]
-    old_tdx: old_tdx::Demands,
+    old_tdx: old_tdx::OldTdxRequirements,
     #[serde(flatten)]
-    snp: old_snp::Demands,
+    snp: old_snp::SnpRequirements,
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
     initramfs: BTreeMap<String, JsonMeasurement>,
@@ -426,9 +426,9 @@ impl Policy {
             keys: BTreeSet::new(),
             roots: vec![],
             tdx: TdxRequirements::default(),
-            cloud: instance::Demands::default(),
-            old_tdx: old_tdx::Demands::default(),
-            snp: old_snp::Demands::default(),
+            cloud: instance::CloudRequirements::default(),
+            old_tdx: old_tdx::OldTdxRequirements::default(),
+            snp: old_snp::SnpRequirements::default(),
             requires_strong: false,
             requires_confined_acpi: false,
             only_named_keys: false,
@@ -642,7 +642,7 @@ impl Policy {
     /// variant can check some of them.
     pub(super) fn demanded(&self) -> Vec<&'static str> {
         let cloud = &self.cloud;
-        let of_report = old_snp::Demands {
+        let of_report = old_snp::SnpRequirements {
             snp: Default::default(),
             ..self.snp.clone()
         };
@@ -703,12 +703,12 @@ impl Policy {
     }
 
     /// Returns the requirements in Constellation's policies for TDX machines.
-    pub fn old_tdx(&self) -> &old_tdx::Demands {
+    pub fn old_tdx(&self) -> &old_tdx::OldTdxRequirements {
         &self.old_tdx
     }
 
     /// Returns the requirements for SEV-SNP machines.
-    pub fn snp(&self) -> &old_snp::Demands {
+    pub fn snp(&self) -> &old_snp::SnpRequirements {
         &self.snp
     }
 
@@ -720,14 +720,14 @@ impl Policy {
     /// Returns the policy with other requirements for the cloud's statements, SEV-SNP and TDX.
     pub fn with_platform(
         mut self,
-        change: impl FnOnce(&mut instance::Demands, &mut old_snp::Demands, &mut TdxRequirements),
+        change: impl FnOnce(&mut instance::CloudRequirements, &mut old_snp::SnpRequirements, &mut TdxRequirements),
     ) -> Result<Policy, PolicyError> {
         change(&mut self.cloud, &mut self.snp, &mut self.tdx);
         self.checked()
     }
 
     /// Returns the requirements for the cloud's statements about a machine.
-    pub fn cloud(&self) -> &instance::Demands {
+    pub fn cloud(&self) -> &instance::CloudRequirements {
         &self.cloud
     }
 

@@ -403,7 +403,7 @@ mod tests {
             let words = words.pointer(place).unwrap().as_object().unwrap();
             words.keys().cloned().collect()
         };
-        assert_eq!(listed("/cloud"), known::<instance::Demands>());
+        assert_eq!(listed("/cloud"), known::<instance::CloudRequirements>());
         assert_eq!(listed("/tdx"), known::<tdx::TdxRequirements>());
         assert_eq!(
             listed("/snp"),

@@ -23,7 +23,7 @@ use tpm::Tpm;
 use verifier::ak_certificate::Root;
 use verifier::aws_hypervisor::{Documents, ROOTS};
 use verifier::aws_nitro_tpm::{AwsMachine, VARIANT};
-use verifier::instance::Demands;
+use verifier::instance::CloudRequirements;
 use verifier::nitro_document::{MAX_DOCUMENT, NitroDocument};
 use verifier::refusal::Kind;
 use verifier::sources::Sources;
@@ -814,9 +814,9 @@ fn a_document_of_indefinite_lengths_says_the_same() {
         (&document.nonce, &document.public_key, &document.user_data),
         (&definite.nonce, &definite.public_key, &definite.user_data)
     );
-    let roots = Demands {
+    let roots = CloudRequirements {
         roots: vec![authority.root_pem().to_owned()],
-        ..Demands::default()
+        ..CloudRequirements::default()
     };
     let roots = Root::demanded(&roots, &[]).unwrap();
     for document in [document, definite] {
@@ -830,7 +830,7 @@ fn a_document_of_indefinite_lengths_says_the_same() {
 fn a_genuine_document_of_a_nitro_tpm_is_accepted_and_no_altered_one() {
     let bytes = include_bytes!("../data/nitro-tpm-document");
     assert_eq!(bytes[10], 0xbf, "the payload is a map of indefinite length");
-    let roots = Root::demanded(&Demands::default(), ROOTS).unwrap();
+    let roots = Root::demanded(&CloudRequirements::default(), ROOTS).unwrap();
     let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
     let document = NitroDocument::parse(bytes).unwrap();
     let made = document.timestamp / 1000;

@@ -19,7 +19,7 @@ use support::foreign::go_module;
 use tpm::KeySource;
 use verifier::ak_certificate::{self, Root};
 use verifier::gcp_sev_es::{CERTIFICATE_INDEX, Firmware, GoogleMachine, ROOTS, VARIANT, instance};
-use verifier::instance::Demands;
+use verifier::instance::CloudRequirements;
 use verifier::quote::Attest;
 use verifier::sources::Sources;
 use verifier::{Evidence, Issuer, Refusal, event_log, vtpm};
@@ -490,7 +490,7 @@ fn go_tpm_tools() -> PathBuf {
 }
 
 fn of_google() -> Vec<Root> {
-    Root::demanded(&Demands::default(), ROOTS).unwrap()
+    Root::demanded(&CloudRequirements::default(), ROOTS).unwrap()
 }
 
 /// Certificates of shielded VMs, of 2022. Those of endorsement keys differ in their key usage only.

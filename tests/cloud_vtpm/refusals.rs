@@ -7,7 +7,7 @@ use serde_json::json;
 use tpm::{Endorsement, EndorsementKind};
 use verifier::ak_certificate::{self, Root};
 use verifier::gcp_sev_es::{ROOTS, usage};
-use verifier::instance::Demands;
+use verifier::instance::CloudRequirements;
 use verifier::nitro_document::NitroDocument;
 use verifier::refusal::Kind;
 
@@ -18,7 +18,7 @@ use crate::gcp_sev_es::good;
 #[test]
 fn a_refusal_is_short_whatever_a_certificate_has() {
     let authority = Authority::new();
-    let demands: Demands =
+    let demands: CloudRequirements =
         serde_json::from_value(json!({"roots": [authority.root_pem()]})).unwrap();
     let roots = Root::demanded(&demands, ROOTS).unwrap();
     let of_vendor = [endorsement::roots::Root::parse(authority.root_pem()).unwrap()];
