@@ -5,38 +5,26 @@
 //!
 //! This crate re-exports the names of [`attest`], because validators use the types for evidence.
 //!
-//! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them;
-//! [`vtpm`], [`td`] and [`snp`] are common to several of them; [`policy`] defines which register
-//! values and keys are accepted, `policy_error` why a policy is invalid, and `words` which names it may
-//! contain; [`sources`] gets
-//! collateral, and [`carried`] has the collateral that a peer sends; [`stage`] distinguishes an
-//! initramfs from a booted system; [`quote`] verifies what a TPM signed; [`hcl`] reads the
-//! paravisor's statements about an Azure machine, and [`maa`] the tokens of Microsoft's attestation
-//! service; [`event_log`] and [`phases`] explain the value of a register to a person.
+//! Files: [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
+//! with a file for each variant; [`vtpm`], [`td`] and [`snp`] are common to several of them;
+//! [`policy`] defines which register values and keys are accepted, `policy_error` why a policy is
+//! invalid, and `words` which names it may contain; [`sources`] gets collateral, and [`carried`] has
+//! the collateral that a peer sends; [`stage`] distinguishes an initramfs from a booted system;
+//! [`quote`] verifies what a TPM signed; [`maa`] reads the tokens of Microsoft's attestation service;
+//! [`event_log`] and [`phases`] explain the value of a register to a person.
 
 pub mod ak_certificate;
-pub mod aws_hypervisor;
-pub mod aws_nitro_tpm;
-pub mod aws_sev_snp;
-pub mod azure_sev_snp;
-pub mod azure_tdx;
-pub mod azure_trustedlaunch;
 pub mod carried;
 pub mod event_log;
-pub mod gcp_sev_es;
-pub mod gcp_sev_snp;
-pub mod hcl;
 pub mod instance;
 pub mod judged;
 pub mod maa;
-pub mod nitro_document;
 pub mod old_snp;
 pub mod old_tdx;
 pub mod phases;
+mod platforms;
 pub mod policy;
 mod policy_error;
-pub mod qemu_tdx;
-pub mod qemu_vtpm;
 pub mod quote;
 pub mod self_signed;
 pub mod snp;
@@ -49,6 +37,10 @@ mod words;
 
 pub use attest::*;
 pub use judged::{Measured, Variant};
+pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
+pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
+pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
+pub use platforms::qemu::{qemu_tdx, qemu_vtpm};
 pub use policy::{Image, Measurement, Policy, PolicyError};
 
 use base::text::{hex, printable};

@@ -9,14 +9,14 @@ use std::sync::Arc;
 pub use attest::azure_sev_snp::*;
 use hardware::snp::report::{Report, Signer};
 
-use super::hcl::RuntimeData;
-use super::judged::{KEYS, SNP};
-use super::maa::Question;
-use super::refusal::{Kind, Refusal};
-use super::snp::{self, Hardware, InstanceInfo};
-use super::sources::Sources;
-use super::vtpm::{self, PlatformVerifier, Quoted};
-use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
+use crate::hcl::RuntimeData;
+use crate::judged::{KEYS, SNP};
+use crate::maa::Question;
+use crate::refusal::{Kind, Refusal};
+use crate::snp::{self, Hardware, InstanceInfo};
+use crate::sources::Sources;
+use crate::vtpm::{self, PlatformVerifier, Quoted};
+use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -106,7 +106,7 @@ impl PlatformVerifier for AzureChip {
         word.and_then(|word| word.check(url, &report)).map_err(|refusal| {
             refusal.reworded(|why| format!(
                 "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name, and Microsoft's attestation service has not confirmed it: {why}",
-                super::hex(&report.id_key_digest)
+                crate::hex(&report.id_key_digest)
             ))
         })?;
         platform.signed_by += &format!("; the firmware is Azure's by {url}");

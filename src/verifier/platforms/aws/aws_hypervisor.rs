@@ -17,14 +17,14 @@ use base::text;
 use hardware::claims::Property;
 use rustls::pki_types::UnixTime;
 
-use super::ak_certificate::Root;
-use super::document::Base64;
-use super::instance::{CloudRequirements, ID, Instance, Sha384};
-use super::nitro_document::NitroDocument;
-use super::refusal::{Kind, Refusal};
-use super::sources::Sources;
-use super::vtpm::Quoted;
-use super::{PlatformClaims, Policy, PolicyError, hex};
+use crate::ak_certificate::Root;
+use crate::document::Base64;
+use crate::instance::{CloudRequirements, ID, Instance, Sha384};
+use crate::nitro_document::NitroDocument;
+use crate::refusal::{Kind, Refusal};
+use crate::sources::Sources;
+use crate::vtpm::Quoted;
+use crate::{PlatformClaims, Policy, PolicyError, hex};
 use tpm::Bank;
 
 /// The root certificate for NitroTPMs and Nitro Enclaves.

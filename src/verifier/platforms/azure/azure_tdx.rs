@@ -6,14 +6,14 @@ use std::sync::Arc;
 pub use attest::azure_tdx::*;
 use hardware::tdx::quote::Quote;
 
-use super::document::Document;
-use super::hcl::RuntimeData;
-use super::judged::{KEYS, TDX};
-use super::refusal::Refusal;
-use super::sources::Sources;
-use super::td;
-use super::vtpm::{self, PlatformVerifier, Quoted};
-use super::{Oid, PlatformClaims, Policy, Variant};
+use crate::document::Document;
+use crate::hcl::RuntimeData;
+use crate::judged::{KEYS, TDX};
+use crate::refusal::Refusal;
+use crate::sources::Sources;
+use crate::td;
+use crate::vtpm::{self, PlatformVerifier, Quoted};
+use crate::{Oid, PlatformClaims, Policy, Variant};
 use proto::attested::Collateral as Brought;
 
 /// The variant's line in the table.

@@ -11,9 +11,9 @@ use hardware::claims::Property;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::quote::rsa_spki;
-use super::refusal::{Kind, Refusal};
-use super::{printable, sha256};
+use crate::quote::rsa_spki;
+use crate::refusal::{Kind, Refusal};
+use crate::{printable, sha256};
 
 /// Maximum size of runtime data in bytes. Genuine data has about 1200.
 const MAX_RUNTIME_DATA: usize = 16 << 10;

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 pub use attest::qemu_vtpm::*;
 
-use super::judged::KEYS;
-use super::refusal::Refusal;
-use super::vtpm::{self, PlatformVerifier, Quoted};
-use super::{Oid, PlatformClaims, Policy, Variant};
+use crate::judged::KEYS;
+use crate::refusal::Refusal;
+use crate::vtpm::{self, PlatformVerifier, Quoted};
+use crate::{Oid, PlatformClaims, Policy, Variant};
 
 /// No platform endorses keys.
 struct AnyPlatform;

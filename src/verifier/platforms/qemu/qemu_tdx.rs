@@ -7,12 +7,12 @@ use std::sync::Arc;
 pub use attest::qemu_tdx::*;
 use hardware::tdx::quote::{Body, Quote, Register};
 
-use super::document::MAX_DOCUMENT;
-use super::judged::{Measured, TDX};
-use super::policy_error::{Fault, PolicyError};
-use super::refusal::Kind;
-use super::sources::Sources;
-use super::{
+use crate::document::MAX_DOCUMENT;
+use crate::judged::{Measured, TDX};
+use crate::policy_error::{Fault, PolicyError};
+use crate::refusal::Kind;
+use crate::sources::Sources;
+use crate::{
     Challenge, ClusterRegister, Evidence, Identified, Identity, Measurement, Policy, Properties,
     Refusal, Registers, Stage, Variant, hex, printable, self_signed, td,
 };
@@ -125,7 +125,7 @@ impl Validator {
     }
 }
 
-impl super::Validator for Validator {
+impl crate::Validator for Validator {
     fn properties(&self) -> Properties {
         Properties {
             oid: OID,
@@ -145,7 +145,7 @@ impl super::Validator for Validator {
         self.check(evidence.document, evidence.nonce)
     }
 
-    fn of_connection(&self) -> Option<Arc<dyn super::Validator>> {
+    fn of_connection(&self) -> Option<Arc<dyn crate::Validator>> {
         None
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The guest chooses REPORT_DATA, so the report endorses no key: anybody with an AWS instance can
 //! put any key into it. A document of AWS's hypervisor can endorse the key, if the policy requires
-//! one (`cloud`, [`super::aws_hypervisor`]). Document and report have no machine ID in common. But
+//! one (`cloud`, [`crate::aws_hypervisor`]). Document and report have no machine ID in common. But
 //! the quote covers the report, and an image whose registers the policy knows requests the report
 //! from its own chip.
 
@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 pub use attest::aws_sev_snp::*;
 
-use super::aws_hypervisor::AwsHypervisor;
-use super::judged::{CLOUD, KEYS, OF_AWS, SNP};
-use super::refusal::Refusal;
-use super::snp::{self, Hardware, InstanceInfo};
-use super::sources::Sources;
-use super::vtpm::{self, PlatformVerifier, Quoted};
-use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
+use crate::aws_hypervisor::AwsHypervisor;
+use crate::judged::{CLOUD, KEYS, OF_AWS, SNP};
+use crate::refusal::Refusal;
+use crate::snp::{self, Hardware, InstanceInfo};
+use crate::sources::Sources;
+use crate::vtpm::{self, PlatformVerifier, Quoted};
+use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

@@ -14,14 +14,14 @@ use booted_base::x509::Certificate;
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
-use super::ak_certificate::{self, Root};
-use super::event_log::{self, EV_NO_ACTION, Event};
-use super::instance::{CloudRequirements, Instance};
-use super::judged::{CLOUD, KEYS, OF_GOOGLE};
-use super::refusal::{Kind, Refusal};
-use super::sources::Sources;
-use super::vtpm::{self, PlatformVerifier, Quoted};
-use super::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
+use crate::ak_certificate::{self, Root};
+use crate::event_log::{self, EV_NO_ACTION, Event};
+use crate::instance::{CloudRequirements, Instance};
+use crate::judged::{CLOUD, KEYS, OF_GOOGLE};
+use crate::refusal::{Kind, Refusal};
+use crate::sources::Sources;
+use crate::vtpm::{self, PlatformVerifier, Quoted};
+use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

@@ -1,5 +1,5 @@
 //! The variant `aws-nitro-tpm`: an EC2 instance with a NitroTPM. No certificate endorses its
-//! attestation key, but AWS's hypervisor signs it ([`super::aws_hypervisor`]). `attest` describes
+//! attestation key, but AWS's hypervisor signs it ([`crate::aws_hypervisor`]). `attest` describes
 //! its document.
 
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::sync::Arc;
 pub use attest::aws_nitro_tpm::*;
 use serde::Deserialize;
 
-use super::aws_hypervisor::AwsHypervisor;
-use super::document::Base64;
-use super::judged::{CLOUD, KEYS, OF_AWS};
-use super::refusal::Refusal;
-use super::sources::Sources;
-use super::vtpm::{self, PlatformVerifier, Quoted};
-use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
+use crate::aws_hypervisor::AwsHypervisor;
+use crate::document::Base64;
+use crate::judged::{CLOUD, KEYS, OF_AWS};
+use crate::refusal::Refusal;
+use crate::sources::Sources;
+use crate::vtpm::{self, PlatformVerifier, Quoted};
+use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

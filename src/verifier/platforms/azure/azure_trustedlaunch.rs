@@ -12,12 +12,12 @@ use base::text;
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
-use super::ak_certificate::{self, Root};
-use super::instance::{CloudRequirements, Instance};
-use super::judged::{CLOUD, KEYS};
-use super::refusal::{Kind, Refusal};
-use super::vtpm::{self, PlatformVerifier, Quoted};
-use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
+use crate::ak_certificate::{self, Root};
+use crate::instance::{CloudRequirements, Instance};
+use crate::judged::{CLOUD, KEYS};
+use crate::refusal::{Kind, Refusal};
+use crate::vtpm::{self, PlatformVerifier, Quoted};
+use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

@@ -22,9 +22,9 @@ use ring::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
-use super::ak_certificate::{Root, root_of};
-use super::cbor;
-use super::refusal::{Kind, Refusal};
+use crate::ak_certificate::{Root, root_of};
+use crate::cbor;
+use crate::refusal::{Kind, Refusal};
 
 /// The protected header {1: -35}: ECDSA with SHA-384.
 const ES384: &[u8] = &[0xa1, 0x01, 0x38, 0x22];

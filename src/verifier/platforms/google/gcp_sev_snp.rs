@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 pub use attest::gcp_sev_snp::*;
 
-use super::gcp_sev_es::{Firmware, GoogleAuthority};
-use super::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
-use super::refusal::{Kind, Refusal};
-use super::snp::{self, Hardware, InstanceInfo};
-use super::sources::Sources;
-use super::vtpm::{self, PlatformVerifier, Quoted};
-use super::{Oid, PlatformClaims, Policy, PolicyError, Variant};
+use crate::gcp_sev_es::{Firmware, GoogleAuthority};
+use crate::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
+use crate::refusal::{Kind, Refusal};
+use crate::snp::{self, Hardware, InstanceInfo};
+use crate::sources::Sources;
+use crate::vtpm::{self, PlatformVerifier, Quoted};
+use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
