@@ -4,36 +4,27 @@
 //! peer; the crate `verifier` has all of them. Attested TLS (the crate `atls`) transports a
 //! document in a certificate extension whose OID names the variant.
 //!
-//! Files: [`variant`] is the table of variants; [`qemu_vtpm`] and [`qemu_tdx`] are two of them;
-//! [`vtpm`] is common to the variants with a TPM; [`prepared`] caches what a machine sends;
-//! [`session`] binds a document to one connection, and [`wire`] has its messages; [`key`] is an
-//! attestation key, and `key_name` its Name; [`td`] reads the registers of a machine without a TPM;
-//! [`document`] is the JSON document; [`hcl`] is the report of Azure's paravisor; [`event_log`]
-//! parses an event log, and [`excerpt`] shortens it; [`systemd_log`] reads what systemd has
-//! measured; [`cbor`] reads the documents of AWS's hypervisor.
+//! Files: [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
+//! with a file for each variant; [`vtpm`] is common to the variants with a TPM; [`prepared`] caches
+//! what a machine sends; [`session`] binds a document to one connection, and [`wire`] has its
+//! messages; [`key`] is an attestation key, and `key_name` its Name; [`td`] reads the registers of a
+//! machine without a TPM; [`document`] is the JSON document; [`hcl`] is the report of Azure's
+//! paravisor; [`event_log`] parses an event log, and [`excerpt`] shortens it; [`systemd_log`] reads
+//! what systemd has measured; [`cbor`] reads the documents of AWS's hypervisor.
 
-pub mod aws_hypervisor;
-pub mod aws_nitro_tpm;
-pub mod aws_sev_snp;
-pub mod azure_sev_snp;
-pub mod azure_tdx;
-pub mod azure_trustedlaunch;
 pub mod cbor;
 mod cluster_id;
 pub mod document;
 pub mod event_log;
 pub mod excerpt;
-pub mod gcp_sev_es;
-pub mod gcp_sev_snp;
 mod hash;
 pub mod hcl;
 mod issuer;
 pub mod key;
 mod key_name;
 pub mod nsm;
+mod platforms;
 pub mod prepared;
-pub mod qemu_tdx;
-pub mod qemu_vtpm;
 pub mod registers;
 pub mod session;
 pub mod snp;
@@ -50,6 +41,10 @@ pub use cluster_id::{cluster_register, foreign_writer, is_marked, mark};
 pub use hash::{sha256, unhex};
 pub use issuer::{IssueError, Issuer, Variant};
 pub use key_name::KeyName;
+pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp};
+pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch};
+pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
+pub use platforms::qemu::{qemu_tdx, qemu_vtpm};
 pub use registers::{ClusterRegister, Registers};
 pub use session::{Identity, Request, Role};
 pub use tee::claims::{PlatformClaims, Property, TcbPart};

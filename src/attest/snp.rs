@@ -15,7 +15,6 @@ use tee::snp::{self as guest, Signer};
 
 use super::IssueError;
 use super::document::Base64;
-use super::gcp_sev_es::Names;
 
 /// The names are those of Constellation.
 #[derive(Clone, Serialize, Deserialize)]
@@ -38,6 +37,17 @@ pub struct InstanceInfo {
     /// The attestation document of AWS's hypervisor. Constellation does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attestation_document: Option<Base64>,
+}
+
+/// The names of a machine, with Constellation's field names, which come from go-tpm-tools.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Names {
+    /// The zone.
+    pub zone: String,
+    /// The project.
+    pub project_id: String,
+    /// The instance.
+    pub instance_name: String,
 }
 
 /// What Azure's paravisor adds.

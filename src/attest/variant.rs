@@ -10,8 +10,8 @@ use super::{
 
 /// All variants. To add one:
 ///
-/// 1. write its file beside `qemu_vtpm.rs`, and name it as a module in `lib.rs`; write its
-///    validator in a file of the same name in `src/verifier/platforms`;
+/// 1. write its file in the folder of its vendor in `platforms`, and name it as a module there and in
+///    `lib.rs`; write its validator in a file of the same name in `src/verifier/platforms`;
 /// 2. add its constant here, and in the table of `src/verifier/variant.rs`;
 /// 3. add its name to `charts/firstlight/values.schema.json` (`tests/tables.rs` compares);
 /// 4. add it to the table of options in `docs/images/settings.md`, write its page in `docs/platforms`, and

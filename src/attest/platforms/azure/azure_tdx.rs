@@ -18,10 +18,10 @@ use cloud::http::{Http, LINK_LOCAL};
 use serde::{Deserialize, Serialize};
 use tee::collateral::Collateral;
 
-use super::document::Base64;
-use super::hcl::{self, HardwareReport, HclReport};
-use super::prepared::{self, Prepared, Source};
-use super::{IssueError, Oid, Registers, Variant, td, vtpm};
+use crate::document::Base64;
+use crate::hcl::{self, HardwareReport, HclReport};
+use crate::prepared::{self, Prepared, Source};
+use crate::{IssueError, Oid, Registers, Variant, td, vtpm};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

@@ -13,10 +13,10 @@ use base::der;
 use base::sync::lock;
 use base::text::quoted;
 use cloud::http::{Fields, GOOGLE, Http, MAX_BODY};
-use serde::{Deserialize, Serialize};
 
-use super::vtpm::{self, Machine};
-use super::{IssueError, KeyName, Oid, Registers, Variant, printable};
+pub use crate::snp::Names;
+use crate::vtpm::{self, Machine};
+use crate::{IssueError, KeyName, Oid, Registers, Variant, printable};
 use tpm::{KeySource, Tpm};
 
 /// The variant's line in the table.
@@ -43,17 +43,6 @@ const METADATA: &str = "computeMetadata/v1";
 const FIELDS: Fields<'_> = &[("Metadata-Flavor", "Google")];
 /// Maximum length in characters of a name of the metadata.
 const MAX_NAME: usize = 256;
-
-/// The names of a machine, with Constellation's field names, which come from go-tpm-tools.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Names {
-    /// The zone.
-    pub zone: String,
-    /// The project.
-    pub project_id: String,
-    /// The instance.
-    pub instance_name: String,
-}
 
 /// A machine of Google Compute Engine.
 pub struct GoogleMachine {

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::document::Base64;
-use super::key::Key;
-use super::{IssueError, nsm};
+use crate::document::Base64;
+use crate::key::Key;
+use crate::{IssueError, nsm};
 use tpm::{KeySource, Tpm};
 
 /// Makes attestation documents of the NitroTPM of this machine.

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::vtpm::{self, Machine};
-use super::{KeyName, Oid, Registers, Variant};
+use crate::vtpm::{self, Machine};
+use crate::{KeyName, Oid, Registers, Variant};
 use tpm::KeySource;
 
 /// The variant's line in the table.

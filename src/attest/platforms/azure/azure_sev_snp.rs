@@ -13,11 +13,11 @@ use std::sync::Arc;
 use cloud::http::{Http, LINK_LOCAL, MAX_BODY};
 use serde::Deserialize;
 
-use super::document::Base64;
-use super::hcl::{self, HardwareReport, HclReport};
-use super::prepared::{self, Prepared, Source};
-use super::snp::{Azure, InstanceInfo};
-use super::{IssueError, Oid, Registers, Variant, printable, vtpm};
+use crate::document::Base64;
+use crate::hcl::{self, HardwareReport, HclReport};
+use crate::prepared::{self, Prepared, Source};
+use crate::snp::{Azure, InstanceInfo};
+use crate::{IssueError, Oid, Registers, Variant, printable, vtpm};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {

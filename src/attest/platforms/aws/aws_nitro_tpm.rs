@@ -1,5 +1,5 @@
 //! The variant `aws-nitro-tpm`: an EC2 instance with a NitroTPM. No certificate endorses its
-//! attestation key, but AWS's hypervisor signs it ([`super::aws_hypervisor`]).
+//! attestation key, but AWS's hypervisor signs it ([`crate::aws_hypervisor`]).
 //!
 //! ```text
 //! instance info = the instance identity document of EC2, as in Constellation; beside it, AttestationDocument
@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use cloud::http::{AWS, Http, MAX_BODY};
 use serde_json::{Map, Value};
 
-use super::aws_hypervisor::{self, Documents, NitroTpm};
-use super::vtpm::{self, Machine};
-use super::{IssueError, KeyName, Oid, Registers, Variant, printable};
+use crate::aws_hypervisor::{self, Documents, NitroTpm};
+use crate::vtpm::{self, Machine};
+use crate::{IssueError, KeyName, Oid, Registers, Variant, printable};
 use tpm::{KeySource, Tpm};
 
 /// The variant's line in the table.

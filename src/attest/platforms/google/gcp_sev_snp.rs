@@ -14,10 +14,10 @@ use std::sync::Arc;
 
 use cloud::http::GOOGLE;
 
-use super::gcp_sev_es::{self, GoogleMachine};
-use super::snp::{InstanceInfo, Kernel, Reporter};
-use super::vtpm::{self, Machine};
-use super::{IssueError, Oid, Registers, Variant};
+use crate::gcp_sev_es::{self, GoogleMachine};
+use crate::snp::{InstanceInfo, Kernel, Reporter};
+use crate::vtpm::{self, Machine};
+use crate::{IssueError, Oid, Registers, Variant};
 use tpm::{KeySource, Tpm};
 
 /// The variant's line in the table.

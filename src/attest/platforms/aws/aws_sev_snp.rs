@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use ring::digest::{SHA512, digest};
 
-use super::aws_hypervisor::{self, Documents, NitroTpm};
-use super::snp::{InstanceInfo, Kernel, Reporter};
-use super::vtpm::{self, Machine};
-use super::{IssueError, KeyName, Oid, Registers, Variant};
+use crate::aws_hypervisor::{self, Documents, NitroTpm};
+use crate::snp::{InstanceInfo, Kernel, Reporter};
+use crate::vtpm::{self, Machine};
+use crate::{IssueError, KeyName, Oid, Registers, Variant};
 use tpm::{KeySource, Tpm};
 
 /// The variant's line in the table.

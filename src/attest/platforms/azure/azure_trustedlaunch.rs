@@ -17,9 +17,9 @@ use base::x509;
 use cloud::http::{Http, MAX_BODY};
 use serde::{Deserialize, Serialize};
 
-use super::document::Base64;
-use super::prepared::{self, Prepared, Source};
-use super::{IssueError, Oid, Registers, Variant, vtpm};
+use crate::document::Base64;
+use crate::prepared::{self, Prepared, Source};
+use crate::{IssueError, Oid, Registers, Variant, vtpm};
 use tpm::Tpm;
 
 /// The variant's line in the table.
@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn only_hosts_of_microsoft_are_asked_for_an_issuer() {
         const AUTHORITIES: [&[u8]; 2] = [
-            include_bytes!("../roots/microsoft/azure-cloud-virtual-tpm-ca-2025.der"),
-            include_bytes!("../roots/microsoft/global-virtual-tpm-ca-03.der"),
+            include_bytes!("../../../roots/microsoft/azure-cloud-virtual-tpm-ca-2025.der"),
+            include_bytes!("../../../roots/microsoft/global-virtual-tpm-ca-03.der"),
         ];
         for certificate in AUTHORITIES {
             let places = places_of_issuer(certificate);

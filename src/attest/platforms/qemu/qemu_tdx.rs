@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tee::collateral::Collateral;
 use tee::tdx as guest;
 
-use super::document::Base64;
-use super::{IssueError, KeyName, Oid, Registers, Variant, excerpt, sha256, td};
+use crate::document::Base64;
+use crate::{IssueError, KeyName, Oid, Registers, Variant, excerpt, sha256, td};
 use tpm::Location;
 
 /// The variant's line in the table.
@@ -106,7 +106,7 @@ impl Issuer {
     }
 }
 
-impl super::Issuer for Issuer {
+impl crate::Issuer for Issuer {
     fn oid(&self) -> Oid {
         OID
     }

@@ -1,0 +1,4 @@
+//! The variants of Google Compute Engine.
+
+pub mod gcp_sev_es;
+pub mod gcp_sev_snp;

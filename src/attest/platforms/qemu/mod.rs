@@ -1,0 +1,4 @@
+//! The variants of QEMU, and other hypervisors without a cloud's firmware.
+
+pub mod qemu_tdx;
+pub mod qemu_vtpm;
