@@ -13,7 +13,7 @@ use roots::chain::{authorities_certify, in_words};
 
 use super::hex;
 use super::instance::CloudRequirements;
-use super::policy_error::{Fault, PolicyError};
+use super::policy::{Fault, PolicyError};
 use super::refusal::{Kind, Refusal};
 
 /// Maximum number of certificates between that of the key and the root.

@@ -7,8 +7,8 @@
 //!
 //! Files: [`variant`] is the table of variants; the folder `platforms` has a folder for each vendor,
 //! with a file for each variant; [`vtpm`], [`td`] and [`snp`] are common to several of them;
-//! [`policy`] defines which register values and keys are accepted, `policy_error` why a policy is
-//! invalid, and `words` which names it may contain; [`sources`] gets collateral, and [`carried`] has
+//! [`policy`] has what an operator requires: register values and keys, the requirements for clouds and
+//! hardware, and the names that a policy may contain; [`sources`] gets collateral, and [`carried`] has
 //! the collateral that a peer sends; [`stage`] distinguishes an initramfs from a booted system;
 //! [`quote`] verifies what a TPM signed; [`maa`] reads the tokens of Microsoft's attestation service;
 //! [`event_log`] and [`phases`] explain the value of a register to a person.
@@ -16,15 +16,11 @@
 pub mod ak_certificate;
 pub mod carried;
 pub mod event_log;
-pub mod instance;
 pub mod judged;
 pub mod maa;
-pub mod old_snp;
-pub mod old_tdx;
 pub mod phases;
 mod platforms;
 pub mod policy;
-mod policy_error;
 pub mod quote;
 pub mod self_signed;
 pub mod snp;
@@ -33,7 +29,6 @@ pub mod stage;
 pub mod td;
 pub mod variant;
 pub mod vtpm;
-mod words;
 
 pub use attest::*;
 pub use judged::{Measured, Variant};
@@ -42,5 +37,6 @@ pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};
 pub use platforms::google::{gcp_sev_es, gcp_sev_snp};
 pub use platforms::qemu::{qemu_tdx, qemu_vtpm};
 pub use policy::{Image, Measurement, Policy, PolicyError};
+pub use policy::{instance, old_snp, old_tdx};
 
 use base::text::{hex, printable};

@@ -17,7 +17,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 
 use super::document::Document;
 use super::old_snp::Enforcement;
-use super::policy_error::{Fault, PolicyError};
+use super::policy::{Fault, PolicyError};
 use super::sources::Sources;
 use super::{PlatformClaims, Policy};
 use proto::attested::Collateral;

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use attest::td::*;
 use hardware::tdx::{Collateral, Quote, Verifier};
 
-use super::policy_error::{Fault, PolicyError};
+use super::policy::{Fault, PolicyError};
 use super::refusal::Refusal;
 use super::sources::Sources;
 use super::{PlatformClaims, Policy};

@@ -9,7 +9,7 @@ use hardware::tdx::quote::{Body, Quote, Register};
 
 use crate::document::MAX_DOCUMENT;
 use crate::judged::{Measured, TDX};
-use crate::policy_error::{Fault, PolicyError};
+use crate::policy::{Fault, PolicyError};
 use crate::refusal::Kind;
 use crate::sources::Sources;
 use crate::{

@@ -9,8 +9,8 @@
 //! `firmwareSignerConfig` is Azure's. Next to them, `"snp":{..}` has the requirements that only
 //! Firstlight knows.
 
-use super::policy_error::{Fault, PolicyError};
-use super::refusal::{Kind, Refusal};
+use super::error::{Fault, PolicyError};
+use crate::refusal::{Kind, Refusal};
 use base::text;
 use hardware::json::{Digits, is_default};
 use hardware::snp::requirements::SnpRequirements;
@@ -170,11 +170,11 @@ impl SnpRequirements {
         }
         let why = format!(
             "ID_KEY_DIGEST is {}, which firmwareSignerConfig does not name",
-            super::hex(digest)
+            crate::hex(digest)
         );
         let refused = |text: String| {
             let refusal = Kind::Measurement.because(text).of("firmwareSignerConfig");
-            refusal.got(super::hex(digest))
+            refusal.got(crate::hex(digest))
         };
         match signer.enforcement_policy {
             Enforcement::WarnOnly => {

@@ -68,6 +68,12 @@
 //! An unknown member is an error at every depth (`words.rs`). Constellation's programs ignore
 //! unknown fields: they require the first image as a booted system, and accept every key.
 
+mod error;
+pub mod instance;
+pub mod old_snp;
+pub mod old_tdx;
+mod words;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -75,15 +81,11 @@ use hardware::json::is_default;
 use hardware::tdx::TdxRequirements;
 use serde::Deserialize;
 
-use super::instance;
-use super::old_snp;
-use super::old_tdx;
-pub use super::policy_error::{Fault, PolicyError};
-use super::refusal::{Kind, Refusal};
-use super::words;
-use super::{ClusterRegister, KeyName, Registers, Stage, unhex};
+use crate::refusal::{Kind, Refusal};
+use crate::{ClusterRegister, KeyName, Registers, Stage, unhex};
 use base::crypto::CLUSTER_ID_LEN;
 use base::text::{hex, quoted};
+pub use error::{Fault, PolicyError};
 
 /// Constellation's configurations contain this text where the user must enter a value.
 const PLACEHOLDER: [u8; 2] = [0x12, 0x34];
@@ -100,9 +102,9 @@ const MAX_ROOTS: usize = 64;
 /// Maximum size of a root in bytes: several certificates in PEM.
 const MAX_ROOT: usize = 16 << 10;
 /// The first and the last member of Constellation's policies.
-pub(super) const OLD_TDX: &str = "qeSVN to intelRootKey";
+pub(crate) const OLD_TDX: &str = "qeSVN to intelRootKey";
 /// As before.
-pub(super) const OLD_SNP: &str = "bootloaderVersion to amdSigningKey";
+pub(crate) const OLD_SNP: &str = "bootloaderVersion to amdSigningKey";
 /// The register with the host's tables in a TDX machine.
 const RTMR_0: u32 = 1;
 /// The value of the field `require`.
@@ -167,7 +169,7 @@ pub struct Policy {
     only_named_keys: bool,
     /// Whether the statements of clouds that the policy requires may be missing. Not a part of the
     /// JSON.
-    pub(super) without_words: bool,
+    pub(crate) without_words: bool,
 }
 
 #[derive(Deserialize)]
@@ -640,7 +642,7 @@ impl Policy {
 
     /// Returns the policy's requirements besides registers, by the names of their members. Each
     /// variant can check some of them.
-    pub(super) fn demanded(&self) -> Vec<&'static str> {
+    pub(crate) fn demanded(&self) -> Vec<&'static str> {
         let cloud = &self.cloud;
         let of_report = old_snp::SnpRequirements {
             snp: Default::default(),
@@ -738,7 +740,7 @@ impl Policy {
 
     /// Checks registers. The refusal has a line made by `say` for each enforced register with a
     /// wrong value; other wrong registers are logged.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         values: &BTreeMap<u32, Vec<u8>>,
         say: impl Fn(u32, &Measurement, Option<&[u8]>) -> String,

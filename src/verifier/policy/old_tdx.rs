@@ -15,9 +15,9 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
 
-use super::policy_error::{Fault, PolicyError};
-use super::refusal::{Kind, Refusal};
-use super::{hex, unhex};
+use super::error::{Fault, PolicyError};
+use crate::refusal::{Kind, Refusal};
+use crate::{hex, unhex};
 
 /// Maximum length of a wrong value in an error.
 const SHOWN: usize = 120;

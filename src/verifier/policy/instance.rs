@@ -11,8 +11,8 @@
 //! of them, for machines with several images. Without `roots`, the variant's roots are trusted;
 //! with `roots`, only the named ones (or certificates in PEM, the root first).
 
-use super::policy_error::{Fault, PolicyError};
-use super::refusal::{Kind, Refusal};
+use super::error::{Fault, PolicyError};
+use crate::refusal::{Kind, Refusal};
 use std::collections::BTreeMap;
 
 use base::text;
@@ -213,7 +213,7 @@ impl Instance {
         ]
         .into_iter()
         .filter_map(|(name, value)| {
-            let value = super::printable(value?, 80);
+            let value = crate::printable(value?, 80);
             Some(Property { name, value })
         })
         .collect()
