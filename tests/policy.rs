@@ -3,9 +3,11 @@
 
 use std::fs::{self, Permissions};
 use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use support::program::{Program, built};
@@ -195,6 +197,17 @@ fn a_join_service_does_not_start_with_an_unknown_field_and_keeps_its_policy_if_o
         text.lines().any(|one| one == line)
     };
     assert!(metric("firstlight_attestation_policy_stale 0"));
+    // a caller that proves nothing
+    let line = program.expect("serving join requests");
+    let mut words = line.split_whitespace();
+    let address: SocketAddr = words.find_map(|word| word.parse().ok()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let socket = TcpStream::connect(address).unwrap();
+    let _ = atls::Client::new(None, vec![]).connect(socket, deadline);
+    let counted = r#"firstlight_join_refused_evidence_total{kind="unproven"} 1"#;
+    while !metric(counted) {
+        assert!(Instant::now() < deadline, "{counted}");
+    }
     set(&slip());
     let line = program.expect("the old policy stays in force");
     assert!(line.contains(SLIP), "{line}");

@@ -14,6 +14,7 @@ use base::crypto::random;
 use base::sync::lock;
 use booted_proto::evidence::{EvidenceRequest, EvidenceResponse};
 use collateral::Fetching;
+use metrics::{Counter, Labelled, Registry};
 use prost::Message;
 use proto::attested::Collateral;
 use transport::half_open::PeersTurn;
@@ -196,6 +197,8 @@ pub struct Door {
     without_proof_old: atls::Server,
     /// When the host last gave no evidence.
     refused: Mutex<Option<Instant>>,
+    /// The nodes whose evidence was refused, by the kind of the reason.
+    refusals: Labelled<Counter, 1>,
 }
 
 impl Door {
@@ -205,6 +208,7 @@ impl Door {
         validator: &Arc<impl Validator + 'static>,
         issuer: Option<RemoteIssuer>,
         require_strong: bool,
+        registry: &Registry,
     ) -> Door {
         let issuer = issuer.map(Arc::new);
         let server = || match require_strong {
@@ -228,6 +232,11 @@ impl Door {
             without_proof: server(),
             without_proof_old: server().old_first(),
             refused: Mutex::default(),
+            refusals: registry.labelled(
+                "firstlight_join_refused_evidence_total",
+                "Number of nodes whose evidence was refused, by the kind of the reason.",
+                ["kind"],
+            ),
         }
     }
 
@@ -269,6 +278,16 @@ impl Door {
     }
 }
 
+impl Door {
+    /// Counts a refusal of a node's evidence.
+    fn count(&self, result: &io::Result<Transport>) {
+        let error = result.as_ref().err().and_then(attested);
+        if let Some(refusal) = error.and_then(atls::Error::refused) {
+            self.refusals.with([refusal.kind.name()]).inc();
+        }
+    }
+}
+
 impl Accept for Door {
     fn accept(
         &self,
@@ -277,7 +296,9 @@ impl Accept for Door {
         turn: &PeersTurn,
     ) -> io::Result<Transport> {
         if self.can_prove() {
-            return self.proving.accept(socket, deadline, turn);
+            let result = self.proving.accept(socket, deadline, turn);
+            self.count(&result);
+            return result;
         }
         let requires_strong = self.require_strong || self.validator.properties().requires_strong;
         let server = match requires_strong {
@@ -286,6 +307,7 @@ impl Accept for Door {
         };
         let peer = socket.peer_addr();
         let result = server.accept(socket, deadline, turn);
+        self.count(&result);
         if let (Err(error), Ok(peer)) = (&result, peer)
             && is_refusal(error)
         {
@@ -304,6 +326,9 @@ impl Accept for Door {
 
 /// Returns whether the peer refused the evidence of this service.
 fn is_refusal(error: &io::Error) -> bool {
-    let error = error.get_ref().and_then(|inner| inner.downcast_ref());
-    error.is_some_and(atls::Error::is_attestation_refused_by_peer)
+    attested(error).is_some_and(atls::Error::is_attestation_refused_by_peer)
+}
+
+fn attested(error: &io::Error) -> Option<&atls::Error> {
+    error.get_ref()?.downcast_ref()
 }

@@ -260,7 +260,7 @@ fn door(config: &Config, policy: &Arc<PolicyFile>, registry: &Registry) -> Arc<D
             None => issuer,
         }
     });
-    let door = Arc::new(Door::new(policy, issuer, config.require_strong));
+    let door = Arc::new(Door::new(policy, issuer, config.require_strong, registry));
     // the log says at the start whether the host gives evidence
     door.can_prove();
     if config.evidence.is_some() {
