@@ -265,7 +265,7 @@ fn a_refused_machine_is_shown_as_far_as_its_platform_meets_the_policy() {
         "{reason}"
     );
     let expected =
-        json!([{"kind": "outdated", "field": "REPORTED_TCB snp", "expected": "25", "got": "24"}]);
+        json!([{"kind": "outdated", "field": "LAUNCH_TCB snp", "expected": "25", "got": "24"}]);
     assert_eq!(report["refusals"], expected);
 }
 
