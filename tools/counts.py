@@ -18,9 +18,9 @@ import sys
 from long_functions import LITERAL, TESTS
 
 # Lower these as the counts fall.
-STRING_ERRORS = 18
-SHARED_IN_CRATE = 61
-SHARED_WORDS = 8
+STRING_ERRORS = 9
+SHARED_IN_CRATE = 51
+SHARED_WORDS = 7
 
 OF_EACH_MODULE = {"Error", "Options"}
 WORDS = {"Attester", "Endorsement", "Endorser", "Evidence", "Refusal", "Verifier"}

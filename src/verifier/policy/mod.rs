@@ -159,7 +159,7 @@ pub struct Policy {
     /// The requirements in Constellation's policies for TDX machines.
     old_tdx: old_tdx::OldTdxRequirements,
     /// The requirements for SEV-SNP machines.
-    snp: old_snp::SnpRequirements,
+    snp: old_snp::OldSnpRequirements,
     /// Whether evidence of the old form of attested TLS is refused.
     requires_strong: bool,
     /// Whether each image must confine the code in ACPI tables.
@@ -182,7 +182,7 @@ struct Json {
     #[serde(flatten)]
     old_tdx: old_tdx::OldTdxRequirements,
     #[serde(flatten)]
-    snp: old_snp::SnpRequirements,
+    snp: old_snp::OldSnpRequirements,
     measurements: BTreeMap<String, JsonMeasurement>,
     #[serde(default)]
     initramfs: BTreeMap<String, JsonMeasurement>,
@@ -430,7 +430,7 @@ impl Policy {
             tdx: TdxRequirements::default(),
             cloud: instance::CloudRequirements::default(),
             old_tdx: old_tdx::OldTdxRequirements::default(),
-            snp: old_snp::SnpRequirements::default(),
+            snp: old_snp::OldSnpRequirements::default(),
             requires_strong: false,
             requires_confined_acpi: false,
             only_named_keys: false,
@@ -644,7 +644,7 @@ impl Policy {
     /// variant can check some of them.
     pub(crate) fn demanded(&self) -> Vec<&'static str> {
         let cloud = &self.cloud;
-        let of_report = old_snp::SnpRequirements {
+        let of_report = old_snp::OldSnpRequirements {
             snp: Default::default(),
             ..self.snp.clone()
         };
@@ -710,7 +710,7 @@ impl Policy {
     }
 
     /// Returns the requirements for SEV-SNP machines.
-    pub fn snp(&self) -> &old_snp::SnpRequirements {
+    pub fn snp(&self) -> &old_snp::OldSnpRequirements {
         &self.snp
     }
 
@@ -722,7 +722,11 @@ impl Policy {
     /// Returns the policy with other requirements for the cloud's statements, SEV-SNP and TDX.
     pub fn with_platform(
         mut self,
-        change: impl FnOnce(&mut instance::CloudRequirements, &mut old_snp::SnpRequirements, &mut TdxRequirements),
+        change: impl FnOnce(
+            &mut instance::CloudRequirements,
+            &mut old_snp::OldSnpRequirements,
+            &mut TdxRequirements,
+        ),
     ) -> Result<Policy, PolicyError> {
         change(&mut self.cloud, &mut self.snp, &mut self.tdx);
         self.checked()

@@ -22,7 +22,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// tool replaces it by a number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SnpRequirements {
+pub struct OldSnpRequirements {
     /// The minimum versions of the parts of the TCB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootloader_version: Option<u8>,
@@ -118,7 +118,7 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Digi
     })
 }
 
-impl SnpRequirements {
+impl OldSnpRequirements {
     /// Returns the requirements as the crate `hardware` has them, without the firmware's signer.
     pub fn of_report(&self) -> SnpRequirements {
         SnpRequirements {
