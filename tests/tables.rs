@@ -13,19 +13,23 @@ use support::ROOT;
 use support::program::built;
 use verifier::variant;
 
-/// Returns the help text of a program, with one space between its words.
+/// Returns the help text of a program.
 fn help(program: &str) -> String {
     let output = Command::new(built(program)).arg("--help").output();
-    let help = String::from_utf8(output.unwrap().stdout).unwrap();
-    help.split_whitespace().collect::<Vec<_>>().join(" ")
+    String::from_utf8(output.unwrap().stdout).unwrap()
 }
 
-/// Returns the words of which the value of an option is one, as a help text lists them.
-fn words<'a>(help: &'a str, option: &str) -> Vec<&'a str> {
-    let start = help.find(&format!("--{option} ")).unwrap();
-    let row = help[start + 2..].split(" --").next().unwrap();
+/// Returns the words of which the value of an option is one: what a help text has between the last parentheses about the option.
+fn words(help: &str, option: &str) -> Vec<String> {
+    let first = format!("  --{option} ");
+    let mut lines = help.lines().skip_while(|line| !line.starts_with(&first));
+    let row = lines.next().unwrap().to_owned();
+    // the further lines are indented
+    let more = lines.take_while(|line| line.starts_with("    "));
+    let row = more.fold(row, |row, line| format!("{row} {}", line.trim()));
     let words = row.rsplit_once('(').unwrap().1;
-    words.split_once(')').unwrap().0.split(", ").collect()
+    let words = words.split_once(')').unwrap().0.split(", ");
+    words.map(str::to_owned).collect()
 }
 
 #[test]
@@ -47,8 +51,8 @@ fn the_chart_accepts_the_words_that_the_services_accept() {
         (format!("{of_service}/require"), "require", true),
     ] {
         let accepted = &schema["properties"].pointer(&value).unwrap()["enum"];
-        let empty = can_be_empty.then_some("").into_iter();
-        let expected: Vec<&str> = empty.chain(words(&help, option)).collect();
+        let empty = can_be_empty.then(String::new).into_iter();
+        let expected: Vec<String> = empty.chain(words(&help, option)).collect();
         assert_eq!(*accepted, json!(expected), "{value}");
     }
 }
