@@ -46,7 +46,7 @@ pub const COMMAND: Command = Command {
          /run/log/systemd/tpm2-measure.log), or evidence: an attestation document (JSON). Nothing proves the values in a file. A NODE \
          proves its values over attested TLS.",
         "With --against or --against-image it also shows the first event that differs, and with --policy which register has \
-         another value than the policy demands.",
+         another value than the policy requires.",
         "The exit code is 0 if all registers are explained and as expected, and 1 if not.",
     ],
     operand: Some(Operand {

@@ -152,7 +152,7 @@ const OPTIONS: &Table<Given> = &[
      |it, _, value| put(&mut it.variant, text(value))),
     (Opt::value("evidence", "SOCKET", "unix socket at which the host proves this machine to nodes: /run/firstlight/evidence/socket; without it, this service proves nothing [none]"),
      |it, _, value| put(&mut it.evidence, Ok(Some(value).filter(|it| !it.is_empty()).map(PathBuf::from)))),
-    (Opt::value("verification", "ADDRESS:PORT", "answers there like Constellation's verification service: evidence for whoever asks, without TLS, by --evidence, gRPC [none]"),
+    (Opt::value("verification", "ADDRESS:PORT", "answers there like Constellation's verification service: evidence for every caller, without TLS, by --evidence, gRPC [none]"),
      |it, name, value| put(&mut it.verification, optional(name, value))),
     (Opt::value("verification-http", "ADDRESS:PORT", "the same over HTTP [none]"),
      |it, name, value| put(&mut it.verification_http, optional(name, value))),
