@@ -89,7 +89,7 @@ pub const COMMAND: Command = Command {
             "master-secret",
             "FILE",
             "the master secret; a new one is written if the file does not exist, and it is never overwritten; without it \
-             nobody can recover the cluster",
+             the cluster cannot be recovered",
         )
         .or(MASTER_SECRET_FILE),
         Opt::value(

@@ -91,7 +91,7 @@ pub const COMMAND: Command = Command {
         Opt::value(
             "memory",
             "MIB",
-            "the memory of the machine in MiB, with --kernel, PCR 4 (TDX: RTMR 1) depends on it, and with --gce-endorsement, the MRTD for \
+            "the memory of the machine in MiB; with --kernel, PCR 4 (TDX: RTMR 1) depends on it, and with --gce-endorsement, the MRTD for \
              Google's older hypervisors",
         ),
         Opt::flag(
