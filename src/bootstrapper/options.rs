@@ -38,7 +38,7 @@ pub const OPTIONS: &Table<Settings> = &[
      |it, _, value| put(&mut it.services, read_policy(Path::new(&value)).map(Some).map_err(|why| Failure::Usage(why.to_string())))),
     (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
      |it, _, _| put(&mut it.read, Ok(true))),
-    (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends when nobody has called for a minute"),
+    (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),
      |it, _, _| put(&mut it.serve_evidence, Ok(true))),
 ];
 
