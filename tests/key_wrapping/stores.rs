@@ -108,7 +108,7 @@ fn check(store: &Store<'_>) {
     let output = firstlight(dir, store.operator, &args);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("only a wrapped master secret goes to a store"),
+        said.contains("only a wrapped master secret may be written to a store"),
         "{said}"
     );
 
