@@ -134,10 +134,11 @@ impl Timeline {
     }
 
     fn line(&self, since_boot: Duration, name: &str, text: &str) -> String {
+        // whole numbers: the formatting of floating-point numbers has 8 KB
+        let (seconds, millis) = (since_boot.as_secs(), since_boot.subsec_millis());
         let mut line = format!(
-            "firstlight[{}] {:8.3}s {name}: ",
-            self.stage,
-            since_boot.as_secs_f64()
+            "firstlight[{}] {seconds:4}.{millis:03}s {name}: ",
+            self.stage
         );
         logger::push_escaped(&mut line, text);
         line.push('\n');
