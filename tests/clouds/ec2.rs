@@ -390,7 +390,7 @@ fn who_does_not_ask_says_so() {
     let (_, url) = lone_instance();
     let away = sources(Some(&place_of(&url)), |_| None, Duration::from_millis(300));
     let error = refused(&away, ID);
-    assert_eq!(error.cause, Cause::Setting);
+    assert_eq!(error.cause, Cause::Unreachable);
     let about = "EC2 cannot be asked about";
     assert!(error.to_string().contains(about), "{error}");
     let closed = Settings {
