@@ -650,9 +650,8 @@ mod tests {
         format!("    client-certificate-data: {certificate}\n    client-key-data: {key}\n")
     }
 
-    fn parsed(text: &str) -> Result<Config, String> {
+    fn parsed(text: &str) -> Result<Config, Error> {
         Config::from_kubeconfig(text, "admin.conf", Path::new("/nowhere"))
-            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -678,7 +677,7 @@ mod tests {
         let line = key.replace('\n', "");
         for (certificate, key) in [(&certificate, &line), (&line, &key)] {
             let text = kubeconfig(&cluster(certificate), &with_certificate(certificate, key));
-            let why = parsed(&text).map(drop).unwrap_err();
+            let why = parsed(&text).unwrap_err().to_string();
             assert!(why.contains("in PEM"), "{why}");
             assert!(!why.contains(&line[40..60]), "{why}");
         }
@@ -718,7 +717,10 @@ mod tests {
     fn unsupported_fields_are_refused_by_name() {
         let (certificate, key) = pair();
         let good = with_certificate(&certificate, &key);
-        let refused = |cluster: &str, user: &str| parsed(&kubeconfig(cluster, user)).unwrap_err();
+        let refused = |cluster: &str, user: &str| {
+            let error = parsed(&kubeconfig(cluster, user)).unwrap_err();
+            error.to_string()
+        };
         let ca = cluster(&certificate);
         for (extra, field) in [
             (
@@ -767,11 +769,13 @@ mod tests {
         assert!(
             parsed("current-context: a")
                 .unwrap_err()
+                .to_string()
                 .contains("there is no context \"a\"")
         );
         assert!(
             parsed("a: 1")
                 .unwrap_err()
+                .to_string()
                 .contains("current-context is missing")
         );
         assert!(parsed("1").is_err());
