@@ -19,7 +19,7 @@ use booted_proto::kms::{GetDataKeyRequest, GetDataKeyResponse};
 use kms::ClusterKms;
 use kube_apiserver::Cluster;
 use kubernetes::client::{CONFIG_MAPS, Client, NAMESPACES, Object, SERVICE_ACCOUNTS};
-use kubernetes::machine_record::{self, Record};
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services::master_secret::Keeping;
 use kubernetes::services::{self, Settings};
 use program::Program;
@@ -391,7 +391,7 @@ fn a_client_of_volumes_gets_no_key_of_a_state_disk() {
     }
 
     let maps = CONFIG_MAPS.in_namespace("kube-system");
-    let record = Record::of_node(
+    let record = MachineRecord::of_node(
         "node-1",
         &Uuid::parse(OF_NODE).unwrap(),
         Some("machine"),

@@ -27,7 +27,7 @@ use booted_base::uuid::Uuid;
 use booted_proto::init::InitRequest;
 use kubernetes::client::{CONFIG_MAPS, Client, Config, NODES};
 use kubernetes::components::{self, Component};
-use kubernetes::machine_record::{self, Record};
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::parameters::{self, Networks};
 use kubernetes::{kubeadm, kubelet_certificate};
 use machines::{Cloud, Instance};
@@ -247,13 +247,13 @@ impl Plan {
         let machine = node.issuer.machine().map_err(|error| error.to_string())?;
         let host_key = ssh::host::host_key(&node.root)?;
         let name = self.node.name.as_str();
-        let record = Record {
+        let record = MachineRecord {
             control_plane: true,
             direct: true,
             addresses: vec![self.node.ip],
             host_key: host_key.line(),
             principals: principals.to_vec(),
-            ..Record::of_node(name, &disk, machine.as_deref(), "", "")
+            ..MachineRecord::of_node(name, &disk, machine.as_deref(), "", "")
         };
         Ok(machine_record::write_if_absent(client, &record)?)
     }

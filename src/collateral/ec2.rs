@@ -46,14 +46,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The addresses of EC2, and the credentials of the requests.
 #[derive(Clone)]
-pub struct Caller {
+pub struct Ec2Caller {
     /// The addresses of the services, as `--metadata` has them: `[URL][,ec2=URL]`.
     pub place: Option<String>,
     /// The environment variables for the credentials, the region and the addresses.
     pub variables: Variables,
 }
 
-impl Caller {
+impl Ec2Caller {
     /// Takes the addresses from the argument of `--metadata`, if this cloud is AWS.
     pub fn take_place(&mut self, cloud: &str, place: Option<&str>) {
         if cloud.eq_ignore_ascii_case(Cloud::Aws.name()) {
@@ -62,10 +62,10 @@ impl Caller {
     }
 }
 
-impl Default for Caller {
+impl Default for Ec2Caller {
     /// The usual addresses, and the environment of this program.
-    fn default() -> Caller {
-        Caller {
+    fn default() -> Ec2Caller {
+        Ec2Caller {
             place: None,
             variables: credentials::environment,
         }
@@ -107,7 +107,7 @@ struct Slot {
 
 impl Ec2 {
     /// Makes the client. Sends no request.
-    pub fn new(caller: &Caller) -> Arc<Ec2> {
+    pub fn new(caller: &Ec2Caller) -> Arc<Ec2> {
         let client = Client::of_caller(caller.place.as_deref(), caller.variables);
         Arc::new(Ec2 {
             client: client.map_err(|error| Cause::Setting.because(error.to_string())),
@@ -307,7 +307,7 @@ mod tests {
     fn nobody() -> Arc<Ec2> {
         let place = Some("http://127.0.0.1:1".to_owned());
         let variables: Variables = |_| None;
-        Ec2::new(&Caller { place, variables })
+        Ec2::new(&Ec2Caller { place, variables })
     }
 
     #[test]

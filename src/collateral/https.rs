@@ -9,7 +9,7 @@ use base::backoff::Backoff;
 use base::sync::lock;
 use base::text;
 use hardware::{Cause, Unavailable};
-use http::{Client, Policy, Roots};
+use http::{Client, ClientPolicy, Roots};
 
 /// Maximum number of concurrent requests to a server. The requests of a new, large cluster must not look like an attack.
 const MAX_AT_ONCE: usize = 8;
@@ -158,7 +158,7 @@ impl Server {
             Cause::Setting.because(why)
         })?;
         Ok(Server {
-            client: Client::new(Policy::new(roots.clone()), LONGEST_PAUSE),
+            client: Client::new(ClientPolicy::new(roots.clone()), LONGEST_PAUSE),
             base: url.trim_end_matches('/').to_owned(),
             name: http::host(url).to_owned(),
             state: Mutex::new(State {
@@ -283,7 +283,7 @@ impl Server {
             .map_err(|error| bad(Cause::Malformed, error.to_string()))?;
         let fields = answer.fields();
         let body = answer.read().map_err(|error| match error.kind {
-            http::Kind::TooLong => bad(Cause::TooLarge, error.to_string()),
+            http::ErrorKind::TooLong => bad(Cause::TooLarge, error.to_string()),
             _ => failed(
                 Cause::Unreachable,
                 format!("{name}: the answer is cut off: {error}"),

@@ -55,13 +55,13 @@ pub enum Item {
         /// The family, model, platform and SKU.
         fmspc: [u8; 6],
         /// The authority that certified the platform.
-        authority: Authority,
+        authority: PckAuthority,
     },
 }
 
 /// The authority of Intel that certified a platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Authority {
+pub enum PckAuthority {
     /// The authority of platforms with several processors.
     Platform,
     /// The authority of single processors.
@@ -212,17 +212,17 @@ impl fmt::Display for Item {
     }
 }
 
-impl Authority {
+impl PckAuthority {
     /// Returns the name in Intel's API.
     pub fn name(self) -> &'static str {
         match self {
-            Authority::Platform => "platform",
-            Authority::Processor => "processor",
+            PckAuthority::Platform => "platform",
+            PckAuthority::Processor => "processor",
         }
     }
 
     /// Returns the authority of a PCK certificate chain in PEM.
-    pub fn of_chain(pem: &[u8]) -> Result<Authority, Unavailable> {
+    pub fn of_chain(pem: &[u8]) -> Result<PckAuthority, Unavailable> {
         let first = CertificateDer::pem_slice_iter(pem).next();
         let Some(Ok(pck)) = first else {
             return Err(Unavailable::malformed("the quote has no PCK certificate"));
@@ -231,8 +231,8 @@ impl Authority {
             .map_err(|why| why.about("the PCK certificate"))?
             .issuer;
         match issuer.as_str() {
-            "Intel SGX PCK Platform CA" => Ok(Authority::Platform),
-            "Intel SGX PCK Processor CA" => Ok(Authority::Processor),
+            "Intel SGX PCK Platform CA" => Ok(PckAuthority::Platform),
+            "Intel SGX PCK Processor CA" => Ok(PckAuthority::Processor),
             name => Err(other(format!(
                 "the PCK certificate is issued by {}",
                 text::quoted(name, 60)

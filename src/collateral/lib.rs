@@ -49,13 +49,13 @@ use cache::{Cache, Entry, Origin, Patience};
 use ec2::Ec2;
 use https::Failure;
 use issuers::{GOOGLE, Issuers};
-use item::{Authority, Content, Item};
+use item::{Content, Item, PckAuthority};
 use kds::Kds;
 use maa::Maa;
 use pcs::Pcs;
 use store::{CollateralFile, Directory, Nowhere, Store};
 
-pub use ec2::Caller;
+pub use ec2::Ec2Caller;
 pub use flags::{Flags, OPTIONS};
 pub use hardware::{Cause, Unavailable};
 pub use kds::AMD;
@@ -66,7 +66,7 @@ pub mod parsers {
     pub use crate::config_map::stored as config_map;
     pub use crate::describe::parse_described;
     pub use crate::issuers::of as issuer;
-    pub use crate::item::{Authority, Item, chip_of};
+    pub use crate::item::{Item, PckAuthority, chip_of};
     pub use crate::maa::parse as token;
     pub use crate::pcs::{der_or_digits, issuer_chain, signed};
     pub use http::retry_after;
@@ -98,7 +98,7 @@ pub struct Settings {
     /// Where fetched items are stored.
     pub kept: Kept,
     /// How EC2 is asked about machines of Amazon Web Services; `None` if it is not asked.
-    pub ec2: Option<Caller>,
+    pub ec2: Option<Ec2Caller>,
     /// How Microsoft's attestation service is asked about machines of Azure; `None` if it is not asked.
     pub maa: Option<Microsoft>,
     /// Time limit of one validation for certificates and collateral, and again for the verdict of a cloud.
@@ -147,7 +147,7 @@ impl Default for Settings {
             update: Update::default(),
             ca: None,
             kept: Kept::Nowhere,
-            ec2: Some(Caller::default()),
+            ec2: Some(Ec2Caller::default()),
             maa: Some(Microsoft::default()),
             time: TIME,
             clock: || {
@@ -379,7 +379,7 @@ impl Sources for Fetching {
 fn of_platform(quote: &Quote<'_>) -> Result<Item, Unavailable> {
     Ok(Item::Tdx {
         fmspc: named_platform(quote)?.fmspc,
-        authority: Authority::of_chain(quote.pck_chain)?,
+        authority: PckAuthority::of_chain(quote.pck_chain)?,
     })
 }
 

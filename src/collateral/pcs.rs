@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::https::{Answer, Failure, Request, Server};
-use crate::item::{Authority, MAX_CHAIN, MAX_LIST, check_chain, limited};
+use crate::item::{MAX_CHAIN, MAX_LIST, PckAuthority, check_chain, limited};
 
 /// Intel's own server.
 pub const INTEL: &str = "https://api.trustedservices.intel.com";
@@ -91,7 +91,7 @@ impl Pcs {
     pub fn collateral(
         &self,
         fmspc: &[u8; 6],
-        authority: Authority,
+        authority: PckAuthority,
         deadline: Instant,
     ) -> Result<Collateral, Failure> {
         let update = match self.update {

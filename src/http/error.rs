@@ -6,13 +6,13 @@ use std::{fmt, io};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     /// What failed.
-    pub kind: Kind,
+    pub kind: ErrorKind,
     text: String,
 }
 
 /// What failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The name of the server could not be resolved to an address.
     Name,
     /// There was no connection, so the server did not get the request.
@@ -36,7 +36,7 @@ pub enum Kind {
 impl Error {
     pub(crate) fn too_long(limit: u64) -> Error {
         Error {
-            kind: Kind::TooLong,
+            kind: ErrorKind::TooLong,
             text: format!("the answer has more than {limit} bytes"),
         }
     }
@@ -46,14 +46,14 @@ impl Error {
         let media: String = media.chars().take(60).collect();
         let expected = expected.join(" or ");
         Error {
-            kind: Kind::Type,
+            kind: ErrorKind::Type,
             text: format!("the answer has the type {media:?}, expected {expected}"),
         }
     }
 
     pub(crate) fn of_field(name: &str) -> Error {
         Error {
-            kind: Kind::Invalid,
+            kind: ErrorKind::Invalid,
             text: format!("the value of the field {name} has an invalid character"),
         }
     }
@@ -63,18 +63,18 @@ impl From<ureq::Error> for Error {
     fn from(error: ureq::Error) -> Error {
         use ureq::Error::*;
         let kind = match &error {
-            HostNotFound => Kind::Name,
+            HostNotFound => ErrorKind::Name,
             ConnectionFailed | Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => {
-                Kind::Connection
+                ErrorKind::Connection
             }
-            Timeout(_) => Kind::Timeout,
+            Timeout(_) => ErrorKind::Timeout,
             Rustls(error) => of_tls(error),
             Io(error) => of_io(error),
-            Protocol(_) => Kind::Cut,
-            _ => Kind::Invalid,
+            Protocol(_) => ErrorKind::Cut,
+            _ => ErrorKind::Invalid,
         };
         let text = match (&error, kind) {
-            (Timeout(_), Kind::Connection) => "no connection within the timeout".into(),
+            (Timeout(_), ErrorKind::Connection) => "no connection within the timeout".into(),
             (Timeout(_), _) => "the timeout has passed".into(),
             // the library's text begins with the name of its variant
             (Io(error), _) => error.to_string(),
@@ -96,22 +96,24 @@ impl fmt::Display for Error {
     }
 }
 
-fn of_tls(error: &rustls::Error) -> Kind {
+fn of_tls(error: &rustls::Error) -> ErrorKind {
     match error {
-        rustls::Error::InvalidCertificate(_) => Kind::Certificate,
-        _ => Kind::Tls,
+        rustls::Error::InvalidCertificate(_) => ErrorKind::Certificate,
+        _ => ErrorKind::Tls,
     }
 }
 
-fn of_io(error: &io::Error) -> Kind {
+fn of_io(error: &io::Error) -> ErrorKind {
     use io::ErrorKind::*;
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     match error.kind() {
-        _ if inner.is_some() => inner.map_or(Kind::Tls, of_tls),
+        _ if inner.is_some() => inner.map_or(ErrorKind::Tls, of_tls),
         ConnectionRefused | HostUnreachable | NetworkUnreachable | AddrNotAvailable
-        | NotConnected => Kind::Connection,
+        | NotConnected => ErrorKind::Connection,
         // the error of the resolver has no kind of its own in Rust
-        _ if (error.to_string()).starts_with("failed to lookup address information") => Kind::Name,
-        _ => Kind::Cut,
+        _ if (error.to_string()).starts_with("failed to lookup address information") => {
+            ErrorKind::Name
+        }
+        _ => ErrorKind::Cut,
     }
 }

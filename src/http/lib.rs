@@ -1,10 +1,10 @@
-//! The HTTPS client of all programs: one [`Client`], whose [`Policy`] says what it accepts. Only this crate uses the HTTP library.
+//! The HTTPS client of all programs: one [`Client`], whose [`ClientPolicy`] says what it accepts. Only this crate uses the HTTP library.
 //!
 //! Every client verifies the server by its [`Roots`], limits the time of a request and the size of an answer, and says in its errors what
 //! failed, but never what a header field contained. By default it follows no redirect and uses no proxy, because both would send
 //! credentials to another server. `unlock` does not link this crate: it asks the host's services by plain HTTP (`cloud::plain`).
 //!
-//! | client | what differs from [`Policy::new`] |
+//! | client | what differs from [`ClientPolicy::new`] |
 //! |---|---|
 //! | a cloud's API ([`api`]) | HTTP without TLS to an address of this machine |
 //! | vendors' collateral (`collateral::https`) | pauses and limits of requests for each server |
@@ -20,8 +20,8 @@ mod error;
 mod roots;
 
 pub use address::{UrlError, check, encoded, form, host, is_loopback, name, path_below, shown};
-pub use error::{Error, Kind};
-pub use roots::{CA_BUNDLES, CertificateError, Identity, Roots};
+pub use error::{Error, ErrorKind};
+pub use roots::{CA_BUNDLES, CertificateError, ClientCertificate, Roots};
 
 use std::io::Read;
 use std::time::{Duration, SystemTime};
@@ -33,7 +33,7 @@ use ureq::{Agent, Body};
 use zeroize::Zeroizing;
 
 /// The content of an answer, which the caller reads in pieces.
-pub type Reader = ureq::BodyReader<'static>;
+pub type BodyReader = ureq::BodyReader<'static>;
 
 /// Time limit of a request to a cloud's API: a page of a thousand machines takes seconds.
 const TIME_OF_API: Duration = Duration::from_secs(30);
@@ -41,11 +41,11 @@ const TIME_OF_API: Duration = Duration::from_secs(30);
 const SECRET: usize = 32 << 10;
 
 /// The rules of a client: what it accepts.
-pub struct Policy {
+pub struct ClientPolicy {
     /// The authorities of the server's certificate.
     pub roots: Roots,
     /// The client's own certificate.
-    pub identity: Option<Identity>,
+    pub identity: Option<ClientCertificate>,
     /// Whether HTTP without TLS is refused, also where a redirect leads to it.
     pub only_tls: bool,
     /// How many redirects are followed. Without any, the redirect is the answer.
@@ -58,10 +58,10 @@ pub struct Policy {
     pub connections: usize,
 }
 
-impl Policy {
+impl ClientPolicy {
     /// Only HTTPS, no redirect, no proxy.
-    pub fn new(roots: Roots) -> Policy {
-        Policy {
+    pub fn new(roots: Roots) -> ClientPolicy {
+        ClientPolicy {
             roots,
             identity: None,
             only_tls: true,
@@ -89,9 +89,9 @@ pub fn api(base_url: &str) -> Result<Client, UrlError> {
     if roots.is_empty() {
         log::warn!("this image has no certificates of web servers' authorities");
     }
-    let policy = Policy {
+    let policy = ClientPolicy {
         only_tls: false,
-        ..Policy::new(roots)
+        ..ClientPolicy::new(roots)
     };
     Ok(Client::new(policy, TIME_OF_API))
 }
@@ -109,7 +109,7 @@ pub fn check_api(url: &str) -> Result<(), UrlError> {
 
 impl Client {
     /// Makes a client. `time` is the default time limit of a request, from the first packet to the last byte of the answer.
-    pub fn new(policy: Policy, time: Duration) -> Client {
+    pub fn new(policy: ClientPolicy, time: Duration) -> Client {
         let tls = TlsConfig::builder()
             .root_certs(policy.roots.into())
             .client_cert(policy.identity.map(Into::into))
@@ -244,7 +244,7 @@ impl Answer {
     }
 
     /// Returns a reader of the content. The caller limits how much it reads.
-    pub fn into_reader(self) -> Reader {
+    pub fn into_reader(self) -> BodyReader {
         self.body.into_reader()
     }
 
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_field_cannot_begin_another_one_and_is_not_shown() {
-        let client = Client::new(Policy::new(Roots::default()), TIME_OF_API);
+        let client = Client::new(ClientPolicy::new(Roots::default()), TIME_OF_API);
         let request = Request {
             method: "GET",
             url: "https://127.0.0.1:1/",
@@ -374,7 +374,7 @@ mod tests {
             limit: 1,
         };
         let error = client.open(&request, TIME_OF_API).err().unwrap();
-        assert_eq!(error.kind, Kind::Invalid);
+        assert_eq!(error.kind, ErrorKind::Invalid);
         let error = error.to_string();
         assert!(
             error.contains("authorization") && !error.contains("secret"),
@@ -386,6 +386,6 @@ mod tests {
             ..request
         };
         let error = client.open(&plain, TIME_OF_API).err().unwrap();
-        assert_eq!(error.kind, Kind::Invalid, "{error}");
+        assert_eq!(error.kind, ErrorKind::Invalid, "{error}");
     }
 }

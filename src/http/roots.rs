@@ -105,25 +105,28 @@ fn read(path: &Path) -> Result<Roots, CertificateError> {
 
 /// The client's own certificate and its key.
 #[derive(Clone)]
-pub struct Identity(ClientCert);
+pub struct ClientCertificate(ClientCert);
 
-impl Identity {
+impl ClientCertificate {
     /// Takes a chain of certificates, and the key of the first one (PEM). The error shows nothing of the key.
     pub fn new(
         chain: Vec<CertificateDer<'static>>,
         key: &[u8],
-    ) -> Result<Identity, CertificateError> {
+    ) -> Result<ClientCertificate, CertificateError> {
         let own = PrivateKey::from_pem(key).map_err(|_| CertificateError::NoKey)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| CertificateError::NoKey)?;
         let certificates = of_ureq(&chain);
         // the library panics if the pair does not match
         CertifiedKey::from_der(chain, key, &tls::provider()).map_err(CertificateError::Mismatch)?;
-        Ok(Identity(ClientCert::new_with_certs(&certificates, own)))
+        Ok(ClientCertificate(ClientCert::new_with_certs(
+            &certificates,
+            own,
+        )))
     }
 }
 
-impl From<Identity> for ClientCert {
-    fn from(identity: Identity) -> ClientCert {
+impl From<ClientCertificate> for ClientCert {
+    fn from(identity: ClientCertificate) -> ClientCert {
         identity.0
     }
 }

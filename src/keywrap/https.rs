@@ -5,7 +5,7 @@ use std::time::Duration;
 
 pub use base::request::Fields;
 use base::request::Request;
-use http::{Client, Policy, Roots};
+use http::{Client, ClientPolicy, Roots};
 use zeroize::Zeroizing;
 
 use super::error::Error;
@@ -40,7 +40,7 @@ impl Server {
         let of_environment = std::env::var(CERT_FILE).ok();
         let ca = ca.or(of_environment.as_deref()).map(Path::new);
         let roots = Roots::load(ca)?;
-        let client = Client::new(Policy::new(roots), TIMEOUT);
+        let client = Client::new(ClientPolicy::new(roots), TIMEOUT);
         Ok(Server { client, base })
     }
 

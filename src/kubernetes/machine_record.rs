@@ -35,7 +35,7 @@ const YES: &str = "yes";
 
 /// A record. An empty field is unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Record {
+pub struct MachineRecord {
     /// The name of the ConfigMap.
     pub name: String,
     /// The name of the node.
@@ -50,7 +50,7 @@ pub struct Record {
     /// The public host key of sshd as a line, and the names in its certificate. Empty in a record
     /// from before these fields existed.
     pub host_key: String,
-    /// See [`Record::host_key`].
+    /// See [`MachineRecord::host_key`].
     pub principals: Vec<String>,
     /// The identifier of the bootstrap token, which is not secret.
     pub token: String,
@@ -67,7 +67,7 @@ pub struct Record {
     pub version: String,
 }
 
-impl Record {
+impl MachineRecord {
     /// Creates the record of a new join ticket, or, with an empty token, of an init. `node_uid` is
     /// the UID of the existing Node object, or empty.
     pub fn of_node(
@@ -76,8 +76,8 @@ impl Record {
         machine: Option<&str>,
         token: &str,
         node_uid: &str,
-    ) -> Record {
-        Record {
+    ) -> MachineRecord {
+        MachineRecord {
             name: name_of_node(node),
             node: node.into(),
             disk: disk.to_string(),
@@ -86,18 +86,18 @@ impl Record {
             node_uid: node_uid.into(),
             // A record stores whole seconds.
             issued: time::parse(&time::seconds(SystemTime::now())),
-            ..Record::default()
+            ..MachineRecord::default()
         }
     }
 
     /// Creates the record of a rejoin ticket.
-    pub fn of_disk(disk: &Uuid, machine: &str) -> Record {
+    pub fn of_disk(disk: &Uuid, machine: &str) -> MachineRecord {
         let name = format!("{DISK_RECORD_PREFIX}{disk}");
-        Record {
+        MachineRecord {
             name,
             disk: disk.to_string(),
             machine: machine.into(),
-            ..Record::default()
+            ..MachineRecord::default()
         }
     }
 
@@ -107,7 +107,7 @@ impl Record {
     }
 
     /// Reads a record from a ConfigMap; `None` if it is no record.
-    pub fn read(map: &Value) -> Option<Record> {
+    pub fn read(map: &Value) -> Option<MachineRecord> {
         let text = |pointer: &str| {
             map.pointer(pointer)
                 .and_then(Value::as_str)
@@ -115,7 +115,7 @@ impl Record {
                 .to_owned()
         };
         let name = text("/metadata/name");
-        Record::is_name(&name).then(|| Record {
+        MachineRecord::is_name(&name).then(|| MachineRecord {
             name,
             node: text("/data/node"),
             disk: text("/data/disk"),
@@ -195,7 +195,7 @@ pub fn name_of_node(node: &str) -> String {
 }
 
 /// Writes the record of a rejoin ticket, unless another one has been written meanwhile.
-pub fn write_rejoin(api: &Client, record: &Record) -> Result<(), client::Error> {
+pub fn write_rejoin(api: &Client, record: &MachineRecord) -> Result<(), client::Error> {
     if record.version.is_empty() {
         return write_if_absent(api, record);
     }
@@ -209,7 +209,7 @@ pub fn write_rejoin(api: &Client, record: &Record) -> Result<(), client::Error> 
 }
 
 /// Writes the record of a disk, unless there is one.
-pub fn write_if_absent(api: &Client, record: &Record) -> Result<(), client::Error> {
+pub fn write_if_absent(api: &Client, record: &MachineRecord) -> Result<(), client::Error> {
     api.create_if_absent(&CONFIG_MAPS.in_namespace(NAMESPACE), &record.to_object())
         .map(drop)
 }
@@ -221,18 +221,21 @@ mod tests {
     #[test]
     fn a_record_comes_back_as_it_was_written() {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000002").unwrap();
-        let mut written = Record::of_node("n", &disk, Some("m"), "abcdef", "u");
+        let mut written = MachineRecord::of_node("n", &disk, Some("m"), "abcdef", "u");
         (written.version, written.control_plane, written.direct) = ("7".into(), true, true);
-        assert_eq!(Record::read(&written.to_object()).as_ref(), Some(&written));
+        assert_eq!(
+            MachineRecord::read(&written.to_object()).as_ref(),
+            Some(&written)
+        );
         written.addresses = vec!["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
-        assert_eq!(Record::read(&written.to_object()), Some(written));
-        let disk = Record::of_disk(
+        assert_eq!(MachineRecord::read(&written.to_object()), Some(written));
+        let disk = MachineRecord::of_disk(
             &Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap(),
             "m",
         );
-        assert_eq!(Record::read(&disk.to_object()), Some(disk));
+        assert_eq!(MachineRecord::read(&disk.to_object()), Some(disk));
         assert_eq!(
-            Record::read(&json!({"metadata": {"name": "join-config"}})),
+            MachineRecord::read(&json!({"metadata": {"name": "join-config"}})),
             None
         );
     }
@@ -244,7 +247,8 @@ mod tests {
             "00000000-0000-0000-0000-000000000002",
         );
         let disks = |name: &str, data: Value| {
-            let record = Record::read(&json!({"metadata": {"name": name}, "data": data})).unwrap();
+            let record =
+                MachineRecord::read(&json!({"metadata": {"name": name}, "data": data})).unwrap();
             record
                 .disks()
                 .map(|disk| disk.to_string())

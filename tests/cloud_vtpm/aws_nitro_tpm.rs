@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use collateral::{Caller, Fetching, Settings};
+use collateral::{Ec2Caller, Fetching, Settings};
 use common::cloud_server::{self, Answer};
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P384_SHA384};
 use ring::rand::SystemRandom;
@@ -320,7 +320,7 @@ pub fn ec2(owner: &'static str) -> (Arc<dyn Sources>, Arc<AtomicUsize>) {
     let sources = Fetching::new(Settings {
         kds: None,
         pcs: None,
-        ec2: Some(Caller {
+        ec2: Some(Ec2Caller {
             place: Some(format!("http://127.0.0.1:1,ec2={api}")),
             variables: |name| match name {
                 "AWS_ACCESS_KEY_ID" => Some(OF_OPERATOR.into()),

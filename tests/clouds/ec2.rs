@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use collateral::{Caller, Cause, Fetching, Settings, Unavailable};
+use collateral::{Cause, Ec2Caller, Fetching, Settings, Unavailable};
 use verifier::instance::Instance;
 use verifier::sources::{Sources, offline};
 
@@ -27,7 +27,7 @@ fn sources(
     Fetching::new(Settings {
         kds: None,
         pcs: None,
-        ec2: Some(Caller { place, variables }),
+        ec2: Some(Ec2Caller { place, variables }),
         time,
         ..Settings::default()
     })

@@ -1185,7 +1185,7 @@ fn altered_contents_are_refused_or_are_what_was_asked_for() {
     let json = serde_json::to_vec(&collateral).unwrap();
     let of_platform = Item::Tdx {
         fmspc: [0xb0, 0xc0, 0x6f, 0, 0, 0],
-        authority: parsers::Authority::Platform,
+        authority: parsers::PckAuthority::Platform,
     };
     for (item, genuine) in [
         (vcek, amd("vcek_milan.der")),

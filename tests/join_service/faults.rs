@@ -432,15 +432,15 @@ fn the_cleanup_of_a_ticket_does_not_affect_a_later_one() {
             .unwrap();
     let (cleaner, running) = Cleaner::start(&Client::new(account, &stop)).unwrap();
     let name = "join-node-worker-0".to_owned();
-    cleaner.add(Task::Record(name.clone(), id(&first)));
-    cleaner.add(Task::Record("join-node-worker-9".into(), id(&first)));
+    cleaner.add(Task::MachineRecord(name.clone(), id(&first)));
+    cleaner.add(Task::MachineRecord("join-node-worker-9".into(), id(&first)));
     cleaner.add(Task::Token(id(&first)));
     cleaner.finish(MINUTE);
     assert_eq!(
         (setup.records(), setup.tokens()),
         (vec![name.clone()], vec![id(&second)])
     );
-    cleaner.add(Task::Record(name, id(&second)));
+    cleaner.add(Task::MachineRecord(name, id(&second)));
     cleaner.add(Task::Token(id(&second)));
     cleaner.finish(MINUTE);
     assert!(setup.records().is_empty() && setup.tokens().is_empty());

@@ -6,7 +6,8 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use collateral::parsers::{
-    Authority, Item, chip_of, config_map, der_or_digits, issuer, issuer_chain, retry_after, signed,
+    Item, PckAuthority, chip_of, config_map, der_or_digits, issuer, issuer_chain, retry_after,
+    signed,
 };
 use hardware::snp::report::Signer;
 use hardware::snp::tcb::{Product, Tcb};
@@ -29,7 +30,7 @@ fuzz_target!(|bytes: &[u8]| {
         3 => Item::Revoked(Product::Milan, Signer::Vlek),
         4 => Item::Tdx {
             fmspc: [0xb0, 0xc0, 0x6f, 0, 0, 0],
-            authority: Authority::Platform,
+            authority: PckAuthority::Platform,
         },
         5 => {
             let now = UNIX_EPOCH + Duration::from_secs(1_795_000_000);
@@ -50,7 +51,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         8 => {
             assert!(chip_of(&text).is_none_or(|chip| text.contains(chip)));
-            let _ = Authority::of_chain(bytes);
+            let _ = PckAuthority::of_chain(bytes);
             assert!(der_or_digits(bytes).len() <= bytes.len());
             return;
         }

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::progress::Progress;
 use base::request::Request;
 use base::text::hex;
-use http::{Kind, Policy, Roots};
+use http::{ClientPolicy, ErrorKind, Roots};
 use kubernetes::parameters::Version;
 use proto::components::Component;
 
@@ -108,10 +108,10 @@ impl Client {
         }
         let file = servers.authorities.as_deref();
         let roots = Roots::load(file).map_err(Error::failed)?;
-        let policy = Policy {
+        let policy = ClientPolicy {
             redirects: REDIRECTS,
             proxy: true,
-            ..Policy::new(roots)
+            ..ClientPolicy::new(roots)
         };
         let left = deadline.saturating_duration_since(Instant::now());
         Ok(Client {
@@ -173,7 +173,7 @@ impl Client {
         }
         match answer.read() {
             Ok(body) => Ok(body.to_vec()),
-            Err(error) if error.kind == Kind::TooLong => {
+            Err(error) if error.kind == ErrorKind::TooLong => {
                 Err(Error::failed(format!("{url}: {error}")))
             }
             Err(error) => Err(unreachable(&error)),

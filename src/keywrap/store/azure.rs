@@ -19,10 +19,10 @@ use super::super::error::{Error, said};
 use super::super::https::{Answer, Fields, Server};
 use super::super::patience::patiently;
 use super::super::uri::Query;
-use super::kind::{Kind, Store};
+use super::kind::{Store, StoreKind};
 
 /// This store's entry in the table of all stores.
-pub const STORE: Kind = Kind {
+pub const STORE: StoreKind = StoreKind {
     name: "azure",
     parameters: PARAMETERS,
     open,

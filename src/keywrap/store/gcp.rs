@@ -15,10 +15,10 @@ use super::super::gcp_credentials::{Callers, is_googles};
 use super::super::https::{Answer, Server};
 use super::super::patience::patiently;
 use super::super::uri::Query;
-use super::kind::{Kind, Store};
+use super::kind::{Store, StoreKind};
 
 /// This store's entry in the table of all stores.
-pub const STORE: Kind = Kind {
+pub const STORE: StoreKind = StoreKind {
     name: "gcp",
     parameters: PARAMETERS,
     open,

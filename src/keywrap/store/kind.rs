@@ -13,7 +13,7 @@ pub trait Store {
 }
 
 /// A kind of store.
-pub struct Kind {
+pub struct StoreKind {
     /// The name in URIs: `storage://NAME?..`.
     pub name: &'static str,
     /// The parameters of the URI, for help and errors.

@@ -22,7 +22,7 @@ use ::aws::sigv4::sha256;
 use super::envelope::{MAX_LEN, is_wrapped};
 use super::error::Error;
 use super::uri::{self, Author};
-use kind::{Kind, Store};
+use kind::{Store, StoreKind};
 
 /// The beginning of the URIs.
 const SCHEME: &str = "storage://";
@@ -30,7 +30,7 @@ const SCHEME: &str = "storage://";
 const DIGEST: &str = "sha256";
 
 /// All stores. To add one, write its file beside `aws.rs`, and add its constant here and its part to `docs/kms.md`.
-const ALL: &[Kind] = &[aws::STORE, azure::STORE, gcp::STORE];
+const ALL: &[StoreKind] = &[aws::STORE, azure::STORE, gcp::STORE];
 
 /// Returns the URI, if this name or content of a file is the URI of a file in a store.
 pub fn uri(text: &[u8]) -> Option<&str> {
@@ -46,7 +46,7 @@ pub fn is_at(uri: &str, place: &str) -> bool {
 
 /// Returns the forms of the URIs, for help texts.
 pub fn forms() -> String {
-    let form = |kind: &Kind| format!("{SCHEME}{}?{}", kind.name, kind.parameters);
+    let form = |kind: &StoreKind| format!("{SCHEME}{}?{}", kind.name, kind.parameters);
     ALL.iter().map(form).collect::<Vec<_>>().join(", ")
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use http::{Identity, Roots};
+use http::{ClientCertificate, Roots};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Deserialize;
@@ -47,7 +47,7 @@ pub struct Config {
 #[derive(Default)]
 pub(super) struct Credentials {
     /// A TLS client certificate.
-    pub certificate: Option<Identity>,
+    pub certificate: Option<ClientCertificate>,
     /// A bearer token.
     pub token: Option<TokenFile>,
 }
@@ -294,12 +294,17 @@ fn certificates(name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
 }
 
 /// Parses the certificate and its key, and checks that they match.
-fn client_certificate(name: &str, certificate: &[u8], key: &[u8]) -> Result<Identity, Error> {
+fn client_certificate(
+    name: &str,
+    certificate: &[u8],
+    key: &[u8],
+) -> Result<ClientCertificate, Error> {
     let chain = certificates(&format!("{name}: the client certificate"), certificate)?;
     let problem =
         |what: &str, error: &dyn fmt::Display| config_error(name, format!("{what}: {error}"));
     PrivateKeyDer::from_pem_slice(key).map_err(|_| problem("the client key", &NO_KEY))?;
-    Identity::new(chain, key).map_err(|error| problem("the client certificate and its key", &error))
+    ClientCertificate::new(chain, key)
+        .map_err(|error| problem("the client certificate and its key", &error))
 }
 
 /// The parts of a kubeconfig that this client uses, from one file or from several. As in Go, a field that is null

@@ -34,7 +34,7 @@ use zeroize::{Zeroize, Zeroizing};
 use base::backoff::Backoff;
 use base::stop::{OnStop, Stop};
 use base::sync::lock;
-use http::{Answer, Kind, Policy};
+use http::{Answer, ClientPolicy, ErrorKind};
 
 pub use config::{Config, SERVICE_ACCOUNT};
 pub use error::{Error, Refused};
@@ -132,10 +132,10 @@ impl Client {
     /// Creates a client. It connects at the first call. When `stop` is set, all its calls and watches end.
     pub fn new(config: Config, stop: &Stop) -> Client {
         let Credentials { certificate, token } = config.credentials;
-        let policy = Policy {
+        let policy = ClientPolicy {
             identity: certificate,
             connections: CONNECTIONS,
-            ..Policy::new(config.roots)
+            ..ClientPolicy::new(config.roots)
         };
         let client = http::Client::new(policy, TIMEOUT);
         let end = stop.on_stop({
@@ -582,7 +582,7 @@ impl Client {
         let started = Instant::now();
         let answer = self.send(request, token, deadline)?;
         answer.read().map_err(|error| match error.kind {
-            Kind::TooLong => Error::Answer {
+            ErrorKind::TooLong => Error::Answer {
                 request: request.name(),
                 problem: error.to_string(),
             },
@@ -631,10 +631,10 @@ impl Client {
         }
         let (server, why) = (self.inner.server.clone(), error.to_string());
         let sent = match error.kind {
-            Kind::Name => return Error::NoAddress { server, why },
-            Kind::Invalid => return Error::Object(format!("{}: {why}", request.name())),
-            Kind::Connection | Kind::Certificate | Kind::Tls => false,
-            Kind::Timeout | Kind::Cut | Kind::TooLong | Kind::Type => true,
+            ErrorKind::Name => return Error::NoAddress { server, why },
+            ErrorKind::Invalid => return Error::Object(format!("{}: {why}", request.name())),
+            ErrorKind::Connection | ErrorKind::Certificate | ErrorKind::Tls => false,
+            ErrorKind::Timeout | ErrorKind::Cut | ErrorKind::TooLong | ErrorKind::Type => true,
         };
         Error::Unreachable {
             request: request.name(),
@@ -642,7 +642,7 @@ impl Client {
             why,
             sent,
             // The server's certificate is not from the cluster's CA: another attempt would fail too.
-            untrusted: error.kind == Kind::Certificate,
+            untrusted: error.kind == ErrorKind::Certificate,
             after: started.elapsed(),
         }
     }

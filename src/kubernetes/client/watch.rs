@@ -52,7 +52,7 @@ pub struct Watch {
     keep: fn(Value) -> Value,
     /// Empty if the watch has to start with a list.
     version: String,
-    stream: Option<BufReader<http::Reader>>,
+    stream: Option<BufReader<http::BodyReader>>,
     backoff: Backoff,
 }
 

@@ -41,7 +41,7 @@ impl Default for Policy {
 /// A file or archive to install.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Component {
-    pub(super) source: Source,
+    pub(super) source: ComponentSource,
     pub(super) sha256: Option<Digest>,
     pub(super) place: PathBuf,
     pub(super) extract: bool,
@@ -50,7 +50,7 @@ pub struct Component {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum ComponentSource {
     /// A URL with the scheme `http` or `https`.
     Web(String),
     File(PathBuf),
@@ -97,9 +97,12 @@ impl Component {
             why,
         };
         let malformed = |error: Malformed| refuse(error.to_string());
-        let source = Source::parse(&wire.url).map_err(malformed)?;
+        let source = ComponentSource::parse(&wire.url).map_err(malformed)?;
         let sha256 = parse_hash(&wire.hash).map_err(malformed)?;
-        if sha256.is_none() && !matches!(source, Source::Data(_)) && !policy.allow_unverified {
+        if sha256.is_none()
+            && !matches!(source, ComponentSource::Data(_))
+            && !policy.allow_unverified
+        {
             return Err(refuse(
                 "it has no hash, and unverified components are not allowed".into(),
             ));
@@ -142,9 +145,9 @@ impl Component {
     /// Returns the component's name in errors.
     pub fn name(&self) -> String {
         match &self.source {
-            Source::Web(url) => shown(url),
-            Source::File(path) => format!("file://{}", path.display()),
-            Source::Data(_) => format!("data: for {}", self.place.display()),
+            ComponentSource::Web(url) => shown(url),
+            ComponentSource::File(path) => format!("file://{}", path.display()),
+            ComponentSource::Data(_) => format!("data: for {}", self.place.display()),
         }
     }
 
@@ -165,7 +168,7 @@ impl Component {
     /// Returns whether the component is in place with its hash.
     pub fn is_present(&self) -> bool {
         let sha256 = match (&self.source, self.sha256) {
-            (Source::Data(bytes), None) => Some(digest_of(bytes)),
+            (ComponentSource::Data(bytes), None) => Some(digest_of(bytes)),
             (_, sha256) => sha256,
         };
         sha256.is_some_and(|sha256| match self.extract {
@@ -175,21 +178,21 @@ impl Component {
     }
 }
 
-impl Source {
-    fn parse(url: &str) -> Result<Source, Malformed> {
+impl ComponentSource {
+    fn parse(url: &str) -> Result<ComponentSource, Malformed> {
         let (scheme, rest) = url.split_once(':').ok_or(Malformed::NoScheme)?;
         match scheme.to_ascii_lowercase().as_str() {
-            "http" | "https" => Ok(Source::Web(url.to_owned())),
+            "http" | "https" => Ok(ComponentSource::Web(url.to_owned())),
             "file" => match rest
                 .strip_prefix("//")
                 .map(|rest| rest.strip_prefix("localhost").unwrap_or(rest))
             {
-                Some(path) if path.starts_with('/') => {
-                    Ok(Source::File(OsString::from_vec(unescape(path)?).into()))
-                }
+                Some(path) if path.starts_with('/') => Ok(ComponentSource::File(
+                    OsString::from_vec(unescape(path)?).into(),
+                )),
                 _ => Err(Malformed::FileUrl),
             },
-            "data" => parse_data(rest).map(Source::Data),
+            "data" => parse_data(rest).map(ComponentSource::Data),
             _ => Err(Malformed::Scheme(scheme.to_owned())),
         }
     }

@@ -14,7 +14,7 @@ use super::settings::{Settings, Step};
 use base::backoff::Backoff;
 use base::request::Request;
 use base::stop::Stop;
-use http::{Answer, Client, Kind, Policy, Roots, shown};
+use http::{Answer, Client, ClientPolicy, ErrorKind, Roots, shown};
 
 /// The first and the longest pause between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -30,12 +30,12 @@ const REDIRECTS: u32 = 10;
 pub fn client(settings: &Settings) -> (Client, bool) {
     let roots = Roots::first(&settings.ca_bundles);
     let has_roots = !roots.is_empty();
-    let policy = Policy {
+    let policy = ClientPolicy {
         only_tls: false,
         redirects: REDIRECTS,
         proxy: true,
         silence: Some(settings.stall),
-        ..Policy::new(roots)
+        ..ClientPolicy::new(roots)
     };
     (Client::new(policy, settings.deadline), has_roots)
 }
@@ -238,7 +238,7 @@ impl Download<'_> {
     /// Classifies the error of a request. A definite error of the server or the settings is not tried again.
     fn failure(&self, error: http::Error) -> Failure {
         match error.kind {
-            Kind::Certificate | Kind::Invalid => Failure::Final(Error::Unreachable {
+            ErrorKind::Certificate | ErrorKind::Invalid => Failure::Final(Error::Unreachable {
                 url: shown(self.url),
                 why: error.to_string(),
                 after: Duration::ZERO,

@@ -31,7 +31,7 @@ use std::thread;
 use std::time::Duration;
 
 use base::stop::Stop;
-use component::Source;
+use component::ComponentSource;
 pub use component::{
     CONFIG_MAP_PREFIX, Component, DIRECTORIES, Policy, config_map, list_hash, list_json, read_list,
     version_in,
@@ -186,12 +186,12 @@ impl One<'_> {
     fn fetch(&self, path: &Path, report: &dyn Fn(Step)) -> Result<(), Error> {
         let expected = self.component.sha256.as_ref();
         match &self.component.source {
-            Source::Data(bytes) => {
+            ComponentSource::Data(bytes) => {
                 fs::write(path, bytes).map_err(|error| Error::io("write", path, error))?;
                 self.check(digest_of(bytes))
             }
-            Source::File(file) => self.check(copy(file, path, self.settings.max_len)?),
-            Source::Web(url) => {
+            ComponentSource::File(file) => self.check(copy(file, path, self.settings.max_len)?),
+            ComponentSource::Web(url) => {
                 if let Some(file) = self.in_image(url) {
                     return self.check(copy(&file, path, self.settings.max_len)?);
                 }

@@ -15,7 +15,7 @@ use super::refusal::Refusal;
 use super::request::JoinRequest;
 use super::{joining_node, reservation, tokens};
 use kubernetes::client::Client;
-use kubernetes::machine_record::{self, Record};
+use kubernetes::machine_record::{self, MachineRecord};
 use rpc::grpc::Call;
 
 /// The timeout of an API call within a ticket. Callers wait 30 s.
@@ -154,19 +154,23 @@ impl<'a> Admission<'a> {
 
     /// Records that the claimant has this name and disk, and the names in its SSH host certificate.
     /// Returns the record.
-    pub fn record(&mut self, claimant: Claimant, principals: &[String]) -> Result<Record, Refusal> {
+    pub fn record(
+        &mut self,
+        claimant: Claimant,
+        principals: &[String],
+    ) -> Result<MachineRecord, Refusal> {
         let ClusterAccess {
             cluster, cleaner, ..
         } = self.access;
         let asked = self.asked;
         let present = cluster.node(asked.node());
-        let record = Record {
+        let record = MachineRecord {
             direct: claimant.direct,
             control_plane: asked.control_plane,
             addresses: asked.addresses().to_vec(),
             host_key: asked.host_key.line(),
             principals: principals.to_vec(),
-            ..Record::of_node(
+            ..MachineRecord::of_node(
                 asked.node(),
                 &asked.disk,
                 claimant.machine,
@@ -183,7 +187,7 @@ impl<'a> Admission<'a> {
             }
         })?;
         match &written.before {
-            None => self.undo.push(Task::Record(
+            None => self.undo.push(Task::MachineRecord(
                 written.record.name.clone(),
                 written.record.token.clone(),
             )),
@@ -197,7 +201,7 @@ impl<'a> Admission<'a> {
     }
 
     /// Creates the bootstrap token whose ID is in the record.
-    pub fn token(&mut self, record: &Record) -> Result<Zeroizing<String>, Refusal> {
+    pub fn token(&mut self, record: &MachineRecord) -> Result<Zeroizing<String>, Refusal> {
         // The API server may have executed a create request whose answer was lost.
         self.undo.push(Task::Token(record.token.clone()));
         let (client, asked) = (self.access.client(self.call)?, self.asked);
@@ -207,7 +211,7 @@ impl<'a> Admission<'a> {
     }
 
     /// Keeps the changes.
-    pub fn finish(mut self, record: &Record) {
+    pub fn finish(mut self, record: &MachineRecord) {
         self.undo.clear();
         let present = self.access.cluster.node(self.asked.node());
         self.access

@@ -22,7 +22,7 @@ use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{self, CONFIG_MAPS, Client};
-use kubernetes::machine_record::{self, Record};
+use kubernetes::machine_record::{self, MachineRecord};
 
 /// The timeout of one attempt of one task.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,9 +49,9 @@ pub enum Task {
     /// name.
     JoiningNode(String, String),
     /// Deletes a record if it still belongs to the ticket with this token: its name, the token.
-    Record(String, String),
+    MachineRecord(String, String),
     /// Writes the record of a disk.
-    Write(Box<Record>),
+    Write(Box<MachineRecord>),
 }
 
 /// The tasks, and the thread that runs them.
@@ -125,7 +125,7 @@ impl Cleaner {
     pub fn undo(&self, task: Task) {
         let again = matches!(
             task,
-            Task::Token(_) | Task::Reservation(..) | Task::Record(..)
+            Task::Token(_) | Task::Reservation(..) | Task::MachineRecord(..)
         );
         self.lock().add(task, Duration::ZERO, again);
         self.changed.notify_all();
@@ -133,13 +133,13 @@ impl Cleaner {
 
     /// Watches for the node of a token that this process issued, to delete the token then. `node`
     /// is the present Node object, which may already be the new one.
-    pub fn own_token_issued(&self, record: &Record, node: Option<&NodeStatus>) {
+    pub fn own_token_issued(&self, record: &MachineRecord, node: Option<&NodeStatus>) {
         self.lock().wait_for_node(record, node, Duration::ZERO);
         self.changed.notify_all();
     }
 
     /// Watches for the node of a token that any replica issued.
-    pub fn token_issued(&self, record: &Record, node: Option<&NodeStatus>) {
+    pub fn token_issued(&self, record: &MachineRecord, node: Option<&NodeStatus>) {
         let mut state = self.lock();
         let is_known = state
             .waiting
@@ -238,11 +238,12 @@ impl Cleaner {
             Task::Token(id) => self.client.delete_if_there(&tokens::object(id)).map(drop),
             Task::Reservation(node, at) => lease::release(&self.client, node, at),
             Task::JoiningNode(name, node) => joining_node::delete(&self.client, name, node),
-            Task::Record(name, token) => {
+            Task::MachineRecord(name, token) => {
                 let at = CONFIG_MAPS.in_namespace(NAMESPACE).named(name);
                 match self.client.find(&at)? {
                     Some(map)
-                        if Record::read(&map).is_some_and(|record| record.token == *token) =>
+                        if MachineRecord::read(&map)
+                            .is_some_and(|record| record.token == *token) =>
                     {
                         self.client.delete_as(&at, &map).map(drop)
                     }
@@ -297,7 +298,12 @@ impl Agenda {
         self.tasks.first_key_value().map(|((at, _), _)| *at)
     }
 
-    fn wait_for_node(&mut self, record: &Record, node: Option<&NodeStatus>, after: Duration) {
+    fn wait_for_node(
+        &mut self,
+        record: &MachineRecord,
+        node: Option<&NodeStatus>,
+        after: Duration,
+    ) {
         let waiting = PendingToken {
             token: record.token.clone(),
             node_uid: record.node_uid.clone(),
@@ -358,14 +364,14 @@ impl Drop for CleanerThread {
 mod tests {
     use super::*;
 
-    fn record(uid: &str) -> Record {
+    fn record(uid: &str) -> MachineRecord {
         let token = "abcdef".to_owned();
-        Record {
+        MachineRecord {
             node: "n".into(),
             token,
             node_uid: uid.into(),
             issued: Some(SystemTime::now()),
-            ..Record::default()
+            ..MachineRecord::default()
         }
     }
 
@@ -419,7 +425,7 @@ mod tests {
     fn a_token_of_a_control_plane_goes_when_that_is_ready() {
         let mut state = Agenda::default();
         state.wait_for_node(
-            &Record {
+            &MachineRecord {
                 control_plane: true,
                 ..record("")
             },

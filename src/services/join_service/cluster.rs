@@ -25,7 +25,7 @@ use kubernetes::client::{
 };
 use kubernetes::components::{self, CONFIG_MAP_PREFIX};
 use kubernetes::kubeadm::CONFIG_MAP as KUBEADM_CONFIG;
-use kubernetes::machine_record::Record;
+use kubernetes::machine_record::MachineRecord;
 use kubernetes::parameters::{self, Version as Release};
 use kubernetes::{NAMESPACE, yaml};
 use proto::components::Component;
@@ -58,7 +58,7 @@ struct Objects {
     nodes: HashMap<String, NodeStatus>,
     components: BTreeMap<String, Arc<Components>>,
     kubeadm: Option<Arc<Result<Kubeadm, Refusal>>>,
-    records: HashMap<String, Arc<Record>>,
+    records: HashMap<String, Arc<MachineRecord>>,
     /// Names of the records that contain this disk.
     disks: HashMap<String, Vec<String>>,
 }
@@ -287,7 +287,7 @@ impl Cluster {
     }
 
     /// Returns a record by its name.
-    pub fn record(&self, name: &str) -> Option<Arc<Record>> {
+    pub fn record(&self, name: &str) -> Option<Arc<MachineRecord>> {
         self.lock().records.get(name).cloned()
     }
 
@@ -300,7 +300,7 @@ impl Cluster {
     }
 
     /// Returns the records that contain this disk.
-    pub fn records_of_disk(&self, disk: &str) -> Vec<Arc<Record>> {
+    pub fn records_of_disk(&self, disk: &str) -> Vec<Arc<MachineRecord>> {
         let state = self.lock();
         let names = state.disks.get(disk).into_iter().flatten();
         names
@@ -329,13 +329,13 @@ impl Cluster {
     }
 
     /// Stores a record that was just written or read, before the watch delivers it.
-    pub fn store_record(&self, record: Record) {
+    pub fn store_record(&self, record: MachineRecord) {
         self.lock().store_record(record);
     }
 
     /// Stores the record of a disk that is about to be written, unless another machine has that
     /// disk by now.
-    pub fn store_record_of_disk(&self, record: &Record) {
+    pub fn store_record_of_disk(&self, record: &MachineRecord) {
         let mut state = self.lock();
         let names = state.disks.get(&record.disk).into_iter().flatten();
         if names
@@ -415,21 +415,21 @@ impl Objects {
     }
 
     /// Stores a ConfigMap. Returns the record in it, if it is one.
-    fn store_map(&mut self, map: &Value) -> Option<Record> {
+    fn store_map(&mut self, map: &Value) -> Option<MachineRecord> {
         let name = name_of(map);
         if name == KUBEADM_CONFIG {
             self.kubeadm = Some(Arc::new(Kubeadm::read(map)));
         } else if name.starts_with(CONFIG_MAP_PREFIX) {
             self.components
                 .insert(name.to_owned(), Arc::new(Components::read(map)));
-        } else if let Some(record) = Record::read(map) {
+        } else if let Some(record) = MachineRecord::read(map) {
             self.store_record(record.clone());
             return Some(record);
         }
         None
     }
 
-    fn store_record(&mut self, record: Record) {
+    fn store_record(&mut self, record: MachineRecord) {
         self.remove_map(&record.name);
         self.disks
             .entry(record.disk.clone())
@@ -486,7 +486,10 @@ fn name_of(object: &Value) -> &str {
 /// Keeps only the name of a ConfigMap that is not used.
 fn reduce_map(mut map: Value) -> Value {
     let name = name_of(&map);
-    if name != KUBEADM_CONFIG && !name.starts_with(CONFIG_MAP_PREFIX) && !Record::is_name(name) {
+    if name != KUBEADM_CONFIG
+        && !name.starts_with(CONFIG_MAP_PREFIX)
+        && !MachineRecord::is_name(name)
+    {
         for field in ["data", "binaryData"] {
             drop(map.get_mut(field).map(Value::take));
         }
@@ -717,10 +720,10 @@ mod tests {
     #[test]
     fn a_record_is_found_by_its_disk_until_it_is_gone_or_has_another() {
         let mut state = Objects::default();
-        let record = |name: &str, disk: &str| Record {
+        let record = |name: &str, disk: &str| MachineRecord {
             name: name.into(),
             disk: disk.into(),
-            ..Record::default()
+            ..MachineRecord::default()
         };
         state.store_record(record("a", "1"));
         state.store_record(record("b", "1"));

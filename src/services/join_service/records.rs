@@ -1,4 +1,4 @@
-//! Decides which machine may have which disk and which name, by the records ([`Record`]) of earlier
+//! Decides which machine may have which disk and which name, by the records ([`MachineRecord`]) of earlier
 //! tickets.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use kubernetes::client::{CONFIG_MAPS, Client};
 use kubernetes::{
     NAMESPACE,
     machine_record::{
-        DISK_RECORD_PREFIX, NODE_RECORD_PREFIX, Record, name_of_node, write_if_absent,
+        DISK_RECORD_PREFIX, MachineRecord, NODE_RECORD_PREFIX, name_of_node, write_if_absent,
     },
 };
 
@@ -35,9 +35,9 @@ const TRIES: usize = 4;
 /// The result of [`write`].
 pub struct Written {
     /// The new record.
-    pub record: Record,
+    pub record: MachineRecord,
     /// The record before, if there was one.
-    pub before: Option<Record>,
+    pub before: Option<MachineRecord>,
 }
 
 /// Checks that this machine may have the key of this disk.
@@ -65,7 +65,7 @@ pub fn check_rejoin(
     disk: &Uuid,
     machine: Option<&str>,
     is_migrating: bool,
-) -> Result<Option<Record>, Refusal> {
+) -> Result<Option<MachineRecord>, Refusal> {
     check_disk(cluster, disk, machine)?;
     let records = cluster.records_of_disk(disk.as_str());
     match (
@@ -82,9 +82,9 @@ pub fn check_rejoin(
             check_new_disk(counts, disk, machine).map(Some)
         }
         // The operator has released the disk for the next machine that requests it.
-        (Some(record), Some(machine)) => Ok(Some(Record {
+        (Some(record), Some(machine)) => Ok(Some(MachineRecord {
             machine: machine.into(),
-            ..Record::clone(record)
+            ..MachineRecord::clone(record)
         })),
         _ => Ok(None),
     }
@@ -96,7 +96,7 @@ fn check_new_disk(
     (of_machine, all): (usize, usize),
     disk: &Uuid,
     machine: &str,
-) -> Result<Record, Refusal> {
+) -> Result<MachineRecord, Refusal> {
     if of_machine >= MAX_PER_MACHINE {
         let message = format!(
             "this machine has had {of_machine} disks; if they no longer belong to it, delete the records that the join \
@@ -109,7 +109,7 @@ fn check_new_disk(
         );
     }
     check_not_full(all)?;
-    Ok(Record::of_disk(disk, machine))
+    Ok(MachineRecord::of_disk(disk, machine))
 }
 
 /// Refuses a further record of a disk if there are too many. Without a record, any machine would
@@ -130,7 +130,7 @@ fn check_not_full(all: usize) -> Result<(), Refusal> {
 pub struct Claimant<'a> {
     /// The machine's identity by attestation.
     pub machine: Option<&'a str>,
-    /// Whether its source address was verified, as in [`Record`].
+    /// Whether its source address was verified, as in [`MachineRecord`].
     pub direct: bool,
 }
 
@@ -170,13 +170,13 @@ pub fn check_name(
 }
 
 fn check_name_against(
-    record: Option<&Record>,
+    record: Option<&MachineRecord>,
     node: Option<&NodeStatus>,
     claimant: Claimant,
     now: SystemTime,
 ) -> Result<(), Refusal> {
     let Claimant { machine, direct } = claimant;
-    let age = |record: &Record| {
+    let age = |record: &MachineRecord| {
         let issued = record.issued.filter(|_| !record.token.is_empty());
         // Another replica's clock may be ahead by less than a ticket's validity. A time further in
         // the future is wrong, and no machine should wait until it passes.
@@ -223,7 +223,7 @@ pub fn write(
     cluster: &Cluster,
     cleaner: &Cleaner,
     client: &Client,
-    mut record: Record,
+    mut record: MachineRecord,
 ) -> Result<Written, Refusal> {
     let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
     let at = maps.named(&record.name);
@@ -248,7 +248,7 @@ pub fn write(
             && let Some(disk) = Uuid::parse(&before.disk)
         {
             check_not_full(cluster.count_of_records(DISK_RECORD_PREFIX, "").1)?;
-            write_if_absent(client, &Record::of_disk(&disk, &before.machine))?;
+            write_if_absent(client, &MachineRecord::of_disk(&disk, &before.machine))?;
         }
         record.version = before
             .as_ref()
@@ -260,7 +260,7 @@ pub fn write(
         };
         match written {
             Ok(map) => {
-                record.version = Record::read(&map)
+                record.version = MachineRecord::read(&map)
                     .map(|record| record.version)
                     .unwrap_or_default();
                 cluster.store_record(record.clone());
@@ -274,13 +274,13 @@ pub fn write(
                 if error.is_already_exists() || error.is_conflict() || error.is_not_found() =>
             {
                 let found = client.find(&at)?;
-                before = found.as_ref().and_then(Record::read).map(Arc::new);
+                before = found.as_ref().and_then(MachineRecord::read).map(Arc::new);
             }
             Err(error) => {
                 // The API server may have executed the request. If a record existed before, either
                 // version is correct.
                 if before.is_none() {
-                    cleaner.undo(Task::Record(record.name, record.token));
+                    cleaner.undo(Task::MachineRecord(record.name, record.token));
                 }
                 return Err(error.into());
             }
@@ -297,9 +297,9 @@ pub fn write(
 mod tests {
     use super::*;
 
-    fn record(machine: &str, age: u64) -> Record {
+    fn record(machine: &str, age: u64) -> MachineRecord {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
-        let mut record = Record::of_node("n", &disk, Some(machine), "abcdef", "");
+        let mut record = MachineRecord::of_node("n", &disk, Some(machine), "abcdef", "");
         record.issued = record
             .issued
             .map(|issued| issued - Duration::from_secs(age));
@@ -340,7 +340,7 @@ mod tests {
             direct: true,
         };
         for (direct, expected) in [(false, Ok(())), (true, Err("name-of-other"))] {
-            let record = Record {
+            let record = MachineRecord {
                 direct,
                 ..record("m", 1)
             };
@@ -353,8 +353,8 @@ mod tests {
     #[test]
     fn an_inits_record_keeps_its_name_as_one_of_a_ticket_does() {
         let disk = Uuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
-        let written = Record::of_node("n", &disk, Some("m"), "", "");
-        let read = Record::read(&written.to_object()).unwrap();
+        let written = MachineRecord::of_node("n", &disk, Some("m"), "", "");
+        let read = MachineRecord::read(&written.to_object()).unwrap();
         let node = NodeStatus {
             uid: "u".into(),
             ready_since: None,
@@ -382,7 +382,7 @@ mod tests {
             uid: "u".into(),
             ready_since: None,
         };
-        let check = |record: &Record, node: Option<&NodeStatus>, machine: Option<&str>| {
+        let check = |record: &MachineRecord, node: Option<&NodeStatus>, machine: Option<&str>| {
             check_name_against(Some(record), node, indirect(machine), SystemTime::now())
                 .map_err(|refusal| refusal.reason)
         };

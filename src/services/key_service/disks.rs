@@ -1,4 +1,4 @@
-//! Which UUIDs belong to state disks, by the join service's records ([`Record`]).
+//! Which UUIDs belong to state disks, by the join service's records ([`MachineRecord`]).
 //!
 //! Keys of volumes and of state disks share one name space. An attacker could present a clone of a
 //! control plane's disk as a volume, to open it with a volume's key. So a client with access to
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use booted_base::uuid::Uuid;
 use kubernetes::NAMESPACE;
 use kubernetes::client::{CONFIG_MAPS, Client, Error, Selector};
-use kubernetes::machine_record::Record;
+use kubernetes::machine_record::MachineRecord;
 use metrics::{Histogram, Registry};
 use rpc::grpc::{Code, Status};
 
@@ -148,13 +148,13 @@ fn list(client: &Client) -> Result<Records, Error> {
 /// Parses the records. They are reduced to their disk and name, because a cluster may have
 /// thousands, and other ConfigMaps are large.
 fn disks_and_name(map: Value) -> Value {
-    let pairs = |record: Record| {
+    let pairs = |record: MachineRecord| {
         record
             .disks()
             .map(|disk| json!([disk.as_str(), record.name]))
             .collect()
     };
-    Record::read(&map).map_or(Value::Null, pairs)
+    MachineRecord::read(&map).map_or(Value::Null, pairs)
 }
 
 fn unavailable() -> Status {

@@ -14,7 +14,7 @@ use super::request::Judgement::{Approve, Deny, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
 use kubernetes::client::{Client, Error, SELF_SUBJECT_ACCESS_REVIEWS};
-use kubernetes::machine_record::{self, Record};
+use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::services::TICKET_GROUP;
 
 /// The signer of kubelets' client certificates.
@@ -93,7 +93,7 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
 /// whether its Node object exists, and `node_of_token` returns the node of a token's ticket.
 pub fn compare(
     asked: &RequestedCertificate,
-    record: Option<&Record>,
+    record: Option<&MachineRecord>,
     is_there: bool,
     node_of_token: impl FnOnce(&str) -> Option<String>,
 ) -> Judgement {
@@ -167,12 +167,12 @@ mod tests {
         request
     }
 
-    fn record(node: &str, token: &str) -> Record {
-        Record {
+    fn record(node: &str, token: &str) -> MachineRecord {
+        MachineRecord {
             name: machine_record::name_of_node(node),
             node: node.into(),
             token: token.into(),
-            ..Record::default()
+            ..MachineRecord::default()
         }
     }
 

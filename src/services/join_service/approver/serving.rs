@@ -30,7 +30,7 @@ use super::request::Judgement::{Approve, Deny, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
 use kubernetes::certificate_request::CertificateRequest;
-use kubernetes::machine_record::{self, Record};
+use kubernetes::machine_record::{self, MachineRecord};
 
 /// The signer of kubelets' serving certificates.
 pub const SIGNER: &str = "kubernetes.io/kubelet-serving";
@@ -154,7 +154,7 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
 /// record. Calls `cloud` only if there is a record.
 pub fn compare(
     asked: &RequestedCertificate,
-    record: Option<&Record>,
+    record: Option<&MachineRecord>,
     is_there: bool,
     owner: impl Fn(&Wanted) -> Option<String>,
     cloud: impl FnOnce() -> Option<Result<Arc<Aliases>, Refusal>>,
@@ -182,7 +182,7 @@ pub fn compare(
 
 fn compare_with_record(
     asked: &RequestedCertificate,
-    record: &Record,
+    record: &MachineRecord,
     map: &str,
     owner: impl Fn(&Wanted) -> Option<String>,
 ) -> Judgement {
@@ -282,16 +282,16 @@ mod tests {
     use super::super::request::tests::{IP, good, pkcs10, reason, request};
     use super::*;
 
-    fn record(addresses: &[&str]) -> Record {
+    fn record(addresses: &[&str]) -> MachineRecord {
         let addresses = addresses
             .iter()
             .map(|address| address.parse().unwrap())
             .collect();
-        Record {
+        MachineRecord {
             node: "n".into(),
             name: "join-node-n".into(),
             addresses,
-            ..Record::default()
+            ..MachineRecord::default()
         }
     }
 
@@ -378,7 +378,7 @@ mod tests {
     /// joined with 10.0.0.9.
     fn judged(
         text: &str,
-        record: Option<&Record>,
+        record: Option<&MachineRecord>,
         cloud: Option<Result<&Aliases, Refusal>>,
     ) -> Judgement {
         let wanted = match text.parse() {
@@ -436,7 +436,7 @@ mod tests {
         assert!(matches!(judgement, Deny(_, why) if why == "10.0.0.9 belongs to m, not to n"));
         assert_eq!(reason(judged(IP, None, None)), "no-record");
         // A record under another node's name, which only an administrator can create.
-        let other = Record {
+        let other = MachineRecord {
             node: "m".into(),
             ..record(&[IP])
         };
