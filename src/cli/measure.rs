@@ -815,9 +815,7 @@ mod tests {
     }
 
     fn refusal(added: Result<Policy, Error>) -> String {
-        match added.unwrap_err() {
-            error => error.to_string(),
-        }
+        added.unwrap_err().to_string()
     }
 
     #[test]

@@ -225,13 +225,12 @@ impl Helm {
 
     /// Returns where Helm finds the chart of an add-on.
     fn chart(&self, addon: &Addon) -> PathBuf {
-        let path = self
-            .folder
-            .join(format!("{}-{}", addon.namespace, addon.name));
-        match addon.content {
-            Content::Archive(_) => path.with_added_extension("tgz"),
-            _ => path,
-        }
+        let ending = match addon.content {
+            Content::Archive(_) => ".tgz",
+            _ => "",
+        };
+        let name = format!("{}-{}{ending}", addon.namespace, addon.name);
+        self.folder.join(name)
     }
 
     fn write(&self, addon: &Addon) -> Result<PathBuf, Error> {
