@@ -45,7 +45,7 @@ const BANKS: usize = 4;
 const TICK: Duration = Duration::from_millis(50);
 
 /// The evidence of this machine.
-pub struct Evidence {
+pub struct Attester {
     /// Signs with the TPM.
     pub issuer: Arc<dyn Issuer>,
     /// The TPM.
@@ -54,7 +54,7 @@ pub struct Evidence {
 
 /// Serves the socket that systemd passed to this program. Returns when nobody has called for a
 /// minute.
-pub fn serve(evidence: Evidence) -> Result<(), Error> {
+pub fn serve(evidence: Attester) -> Result<(), Error> {
     let listener = booted_sys::activation::listener().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NoSocket,
         _ => Error::Socket(error),
@@ -140,7 +140,7 @@ impl From<IssueError> for Refused {
 }
 
 /// Serves callers. Returns when no caller comes for `idle`.
-pub fn accept(listener: &UnixListener, evidence: &Arc<Evidence>, idle: Duration) -> io::Result<()> {
+pub fn accept(listener: &UnixListener, evidence: &Arc<Attester>, idle: Duration) -> io::Result<()> {
     let (poller, mut ready) = (Poller::new()?, vec![]);
     listener.set_nonblocking(true)?;
     loop {
@@ -169,7 +169,7 @@ pub fn accept(listener: &UnixListener, evidence: &Arc<Evidence>, idle: Duration)
     }
 }
 
-impl Evidence {
+impl Attester {
     fn talk(&self, mut stream: UnixStream) {
         let answered = receive(&mut stream).and_then(|request| {
             let response = self.answer(&request).unwrap_or_else(|error| {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     /// Returns the evidence of a machine with this TPM, and the TPM of a member.
-    fn member() -> (Swtpm, Arc<Evidence>) {
+    fn member() -> (Swtpm, Arc<Attester>) {
         let swtpm = Swtpm::start();
         let tpm: tpm::Location = swtpm.location().parse().unwrap();
         Tpm::open(&tpm)
@@ -304,7 +304,7 @@ mod tests {
             .measure_cluster_id(&[1; 32])
             .unwrap();
         let issuer = Arc::new(Echo);
-        (swtpm, Arc::new(Evidence { issuer, tpm }))
+        (swtpm, Arc::new(Attester { issuer, tpm }))
     }
 
     fn request() -> EvidenceRequest {
@@ -354,7 +354,7 @@ mod tests {
         let swtpm = Swtpm::start();
         let tpm = swtpm.location().parse().unwrap();
         let issuer = Arc::new(Echo);
-        let refused = Evidence { issuer, tpm }.answer(&[]).err();
+        let refused = Attester { issuer, tpm }.answer(&[]).err();
         assert_eq!(refused, Some(Refused::NoMember));
     }
 

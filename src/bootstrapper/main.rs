@@ -10,7 +10,7 @@ use base::program::{self, Failure};
 use base::stop::Stop;
 use base::timeline::Timeline;
 use booted_proto::init;
-use bootstrapper::evidence::{self, Evidence};
+use bootstrapper::evidence::{self, Attester};
 use bootstrapper::options::{OPTIONS, Settings};
 use bootstrapper::service_trust::ServiceTrust;
 use bootstrapper::{Bootstrapper, Ending, member, peers, upgrade};
@@ -75,7 +75,7 @@ fn serve_evidence(options: &Options) -> Result<(), Failure> {
     options.start_log();
     sys::process::keep_memory_private().map_err(Failure::failed)?;
     let (tpm, issuer) = options.attestation().map_err(Failure::failed)?;
-    evidence::serve(Evidence { issuer, tpm }).map_err(Failure::failed)
+    evidence::serve(Attester { issuer, tpm }).map_err(Failure::failed)
 }
 
 fn upgrade(settings: &Settings) -> Result<(), Failure> {

@@ -18,7 +18,7 @@ const SHA384: u16 = 0x000c;
 const BANKS: [(u16, &str); 3] = [(SHA256, "SHA-256"), (SHA384, "SHA-384"), (SHA1, "SHA-1")];
 
 /// A log and quoted values, as they were read.
-pub struct Evidence {
+pub struct LogAndQuotes {
     /// Where it came from.
     pub name: String,
     log: Vec<u8>,
@@ -143,11 +143,11 @@ struct Pcrs {
     pcrs: BTreeMap<u32, String>,
 }
 
-impl Evidence {
+impl LogAndQuotes {
     /// Reads an event log of firmware or of systemd, or an attestation document. `name` is used in
     /// errors and in the report.
-    pub fn parse(name: &str, bytes: &[u8]) -> Result<Evidence, Error> {
-        let mut evidence = Evidence {
+    pub fn parse(name: &str, bytes: &[u8]) -> Result<LogAndQuotes, Error> {
+        let mut evidence = LogAndQuotes {
             name: name.into(),
             log: vec![],
             systemd: vec![],
@@ -224,7 +224,7 @@ impl Evidence {
     }
 
     /// Returns the registers of the best bank that both this evidence and the other have.
-    pub fn registers(&self, other: Option<&Evidence>) -> Result<Registers, Error> {
+    pub fn registers(&self, other: Option<&LogAndQuotes>) -> Result<Registers, Error> {
         let both = |bank: &u16| self.has(*bank) && other.is_none_or(|other| other.has(*bank));
         let (bank, name) =
             BANKS

@@ -32,7 +32,7 @@ use base::crypto::CLUSTER_ID_LEN;
 use base::options::Opt;
 use base::program;
 use compare::{Expected, Finding};
-use evidence::Evidence;
+use evidence::LogAndQuotes;
 use report::Pen;
 use verifier::Variant;
 
@@ -235,7 +235,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
 }
 
 /// Reads the file, or asks the node.
-fn read(options: &Options) -> Result<Evidence, Error> {
+fn read(options: &Options) -> Result<LogAndQuotes, Error> {
     let source = &options.source;
     let path = Path::new(source);
     if source == "-" || source.contains('/') || path.exists() {
@@ -243,21 +243,21 @@ fn read(options: &Options) -> Result<Evidence, Error> {
     }
     let deadline = Instant::now() + options.timeout;
     let document = node::ask(source, options.variant, deadline)?;
-    Evidence::parse(source, &document)
+    LogAndQuotes::parse(source, &document)
 }
 
-fn read_file(path: &Path) -> Result<Evidence, Error> {
+fn read_file(path: &Path) -> Result<LogAndQuotes, Error> {
     let bytes = match path.as_os_str() == "-" {
         true => files::read_open(path, io::stdin()),
         false => files::read(path),
     };
     let bytes = bytes.map_err(Error::failed)?;
-    Evidence::parse(&path.display().to_string(), &bytes)
+    LogAndQuotes::parse(&path.display().to_string(), &bytes)
 }
 
 /// Returns the registers of the SHA-256 bank in an attestation document. Nothing in it is verified.
 pub fn quoted(document: &[u8]) -> Option<BTreeMap<u32, Vec<u8>>> {
-    let evidence = Evidence::parse("document", document).ok()?;
+    let evidence = LogAndQuotes::parse("document", document).ok()?;
     evidence.quoted().cloned()
 }
 
@@ -283,7 +283,7 @@ fn verdict(name: &str, findings: &[Finding]) -> Result<(), Error> {
 /// Reads bytes like `firstlight explain` reads a file, and returns the report; for tests of hostile
 /// inputs.
 pub fn explained(bytes: &[u8]) -> Result<String, Error> {
-    let evidence = Evidence::parse("input", bytes)?;
+    let evidence = LogAndQuotes::parse("input", bytes)?;
     let registers = evidence.registers(None)?;
     let findings = compare::compare(registers, &Expected::default(), false);
     let has_colour = false;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     fn registers(input: &[u8]) -> Registers {
-        let evidence = Evidence::parse("input", input).unwrap();
+        let evidence = LogAndQuotes::parse("input", input).unwrap();
         evidence.registers(None).unwrap()
     }
 
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn the_phases_of_systemd_are_told_apart_from_the_image() {
         let start = registers(OVMF).by_number[&9].replayed.clone().unwrap();
-        let mut after = Evidence::parse("x", OVMF).unwrap();
+        let mut after = LogAndQuotes::parse("x", OVMF).unwrap();
         after.and_systemd(SYSTEMD);
         let after = after.registers(None).unwrap();
         let kinds = after.by_number[&11].events.iter();
@@ -483,7 +483,10 @@ mod tests {
             ),
             (br#"{"Attestation":{"quotes":[]}}"#, "it has no events"),
         ] {
-            let error = Evidence::parse("file", input).err().unwrap().to_string();
+            let error = LogAndQuotes::parse("file", input)
+                .err()
+                .unwrap()
+                .to_string();
             assert!(
                 error.starts_with("file: ") && error.contains(why),
                 "{error}"

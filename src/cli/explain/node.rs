@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::super::connect::{Attempt, Endpoint, Node};
 use super::super::sources::sources;
-use super::evidence::Evidence;
+use super::evidence::LogAndQuotes;
 use crate::error::Error;
 use booted_proto::init;
 use proto::recoverproto;
@@ -61,7 +61,7 @@ struct Recorder {
 impl Recorder {
     /// Returns a validator that requires the values that the document itself contains.
     fn validator(&self, document: &[u8]) -> Result<Arc<dyn Validator>, Error> {
-        let evidence = Evidence::parse("the document", document)?;
+        let evidence = LogAndQuotes::parse("the document", document)?;
         let quoted = evidence.quoted().into_iter().flatten();
         let demanded = quoted.map(|(number, value)| {
             let measurement = Measurement {

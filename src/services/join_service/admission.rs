@@ -11,7 +11,7 @@ use super::audit::Audit;
 use super::cleaner::{Cleaner, Task};
 use super::cluster::Cluster;
 use super::records::{self, Claimant};
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use super::request::JoinRequest;
 use super::{joining_node, reservation, tokens};
 use kubernetes::client::Client;
@@ -45,14 +45,14 @@ impl ClusterAccess {
     }
 
     /// Returns a client whose timeout is the caller's remaining time.
-    pub fn client(&self, call: &Call) -> Result<Client, Refusal> {
+    pub fn client(&self, call: &Call) -> Result<Client, TicketRefusal> {
         let soon = Instant::now() + ANSWER_RESERVE;
         let left = call.deadline().map_or(API_TIMEOUT, |deadline| {
             deadline.saturating_duration_since(soon)
         });
         match left.is_zero() {
             false => Ok(self.cluster.client().within(left.min(API_TIMEOUT))),
-            true => Err(Refusal::temporary(
+            true => Err(TicketRefusal::temporary(
                 "api",
                 "the deadline of the call has passed: try again",
                 Duration::from_secs(3),
@@ -61,10 +61,10 @@ impl ClusterAccess {
     }
 
     /// Refuses a second ticket for a node while the first one is being issued.
-    pub fn mark_busy<'a>(&'a self, node: &'a str) -> Result<BusyNode<'a>, Refusal> {
+    pub fn mark_busy<'a>(&'a self, node: &'a str) -> Result<BusyNode<'a>, TicketRefusal> {
         match self.busy().insert(node.to_owned()) {
             true => Ok(BusyNode(self, node)),
-            false => Err(Refusal::temporary(
+            false => Err(TicketRefusal::temporary(
                 records::JUST_ISSUED,
                 "another ticket for this node is being issued",
                 Duration::from_secs(2),
@@ -115,7 +115,7 @@ impl<'a> Admission<'a> {
 
     /// Reserves the turn of a control plane, and announces the node, which installs the components
     /// of this name.
-    pub fn reserve(&mut self, components: &str) -> Result<(), Refusal> {
+    pub fn reserve(&mut self, components: &str) -> Result<(), TicketRefusal> {
         let ClusterAccess {
             cluster, cleaner, ..
         } = self.access;
@@ -158,7 +158,7 @@ impl<'a> Admission<'a> {
         &mut self,
         claimant: Claimant,
         principals: &[String],
-    ) -> Result<MachineRecord, Refusal> {
+    ) -> Result<MachineRecord, TicketRefusal> {
         let ClusterAccess {
             cluster, cleaner, ..
         } = self.access;
@@ -201,7 +201,7 @@ impl<'a> Admission<'a> {
     }
 
     /// Creates the bootstrap token whose ID is in the record.
-    pub fn token(&mut self, record: &MachineRecord) -> Result<Zeroizing<String>, Refusal> {
+    pub fn token(&mut self, record: &MachineRecord) -> Result<Zeroizing<String>, TicketRefusal> {
         // The API server may have executed a create request whose answer was lost.
         self.undo.push(Task::Token(record.token.clone()));
         let (client, asked) = (self.access.client(self.call)?, self.asked);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use crate::peer;
 use base::crypto::random;
 use base::text::hex;
@@ -191,7 +191,7 @@ impl Audit {
     pub fn decided<T>(
         &self,
         subject: &Subject,
-        issued: Result<(T, &str), Refusal>,
+        issued: Result<(T, &str), TicketRefusal>,
     ) -> Result<T, Status> {
         let (decision, reason, why) = match &issued {
             Ok((_, note)) => (Decision::Given, GIVEN, (*note).to_owned()),

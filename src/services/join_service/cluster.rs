@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::cleaner::Cleaner;
 use super::node_status::NodeStatus;
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use kubernetes::client::{
     self, CONFIG_MAPS, Client, Collection, Event, NODE_VERSIONS, NODES, Selector, Watch,
 };
@@ -57,7 +57,7 @@ struct Objects {
     has_joining_nodes: bool,
     nodes: HashMap<String, NodeStatus>,
     components: BTreeMap<String, Arc<Components>>,
-    kubeadm: Option<Arc<Result<Kubeadm, Refusal>>>,
+    kubeadm: Option<Arc<Result<Kubeadm, TicketRefusal>>>,
     records: HashMap<String, Arc<MachineRecord>>,
     /// Names of the records that contain this disk.
     disks: HashMap<String, Vec<String>>,
@@ -83,7 +83,7 @@ pub struct Components {
     /// The Kubernetes version, such as `v1.34.4`.
     pub version: String,
     /// The components, or the refusal of nodes because they cannot be read.
-    pub list: Result<Vec<Component>, Refusal>,
+    pub list: Result<Vec<Component>, TicketRefusal>,
 }
 
 /// The fields of kubeadm's ClusterConfiguration that a ticket needs.
@@ -347,7 +347,7 @@ impl Cluster {
     }
 
     /// Returns the components that nodes install.
-    pub fn components(&self) -> Result<Arc<Components>, Refusal> {
+    pub fn components(&self) -> Result<Arc<Components>, TicketRefusal> {
         let state = self.lock();
         let found = match &state.version {
             Version::Is(name) => state.components.get(name),
@@ -360,7 +360,7 @@ impl Cluster {
                 }
                 _ => format!("there is no ConfigMap {NAMESPACE}/{CONFIG_MAP_PREFIX}*"),
             };
-            Refusal::missing(
+            TicketRefusal::missing(
                 "components",
                 "the cluster does not specify the Kubernetes version of new nodes",
             )
@@ -374,13 +374,13 @@ impl Cluster {
     }
 
     /// Returns the endpoint and the names of the API server.
-    pub fn kubeadm(&self) -> Result<Kubeadm, Refusal> {
+    pub fn kubeadm(&self) -> Result<Kubeadm, TicketRefusal> {
         let missing = "the cluster does not specify the endpoint of its API server";
         match self.lock().kubeadm.as_deref() {
             Some(kubeadm) => kubeadm.clone(),
             None => {
                 let details = format!("there is no ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}");
-                Err(Refusal::missing("kubeadm-config", missing).with_details(details))
+                Err(TicketRefusal::missing("kubeadm-config", missing).with_details(details))
             }
         }
     }
@@ -511,7 +511,7 @@ impl Components {
         let name = name_of(map);
         let unreadable = |error| {
             let details = format!("ConfigMap {NAMESPACE}/{name}: {error}");
-            Refusal::internal("components", details)
+            TicketRefusal::internal("components", details)
         };
         Components {
             created: text(map, "/metadata/creationTimestamp").to_owned(),
@@ -524,7 +524,7 @@ impl Components {
 
 impl Kubeadm {
     /// Reads the ConfigMap that kubeadm writes.
-    fn read(map: &Value) -> Result<Kubeadm, Refusal> {
+    fn read(map: &Value) -> Result<Kubeadm, TicketRefusal> {
         let configuration =
             yaml::document(text(map, "/data/ClusterConfiguration")).map_err(unusable)?;
         let endpoint = endpoint(text(&configuration, "/controlPlaneEndpoint"))?;
@@ -567,13 +567,13 @@ impl Kubeadm {
 }
 
 /// Refuses nodes because of kubeadm's ClusterConfiguration.
-fn unusable(error: impl fmt::Display) -> Refusal {
+fn unusable(error: impl fmt::Display) -> TicketRefusal {
     let details = format!("ConfigMap {NAMESPACE}/{KUBEADM_CONFIG}: ClusterConfiguration: {error}");
-    Refusal::internal("kubeadm-config", details)
+    TicketRefusal::internal("kubeadm-config", details)
 }
 
 /// Returns kubeadm's controlPlaneEndpoint as `host:port`. Adds the default port if it has none.
-fn endpoint(text: &str) -> Result<String, Refusal> {
+fn endpoint(text: &str) -> Result<String, TicketRefusal> {
     if let Ok(address) = text.parse::<std::net::SocketAddr>() {
         return Ok(address.to_string());
     }
@@ -607,7 +607,7 @@ mod tests {
 
     use super::*;
 
-    fn kubeadm(configuration: &str) -> Result<Kubeadm, Refusal> {
+    fn kubeadm(configuration: &str) -> Result<Kubeadm, TicketRefusal> {
         Kubeadm::read(&json!({"data": {"ClusterConfiguration": configuration}}))
     }
 

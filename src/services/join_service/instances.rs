@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use super::request::JoinRequest;
 use kubernetes::parameters::NodeName;
 use machines::{Alias, Instance, Metadata, Role};
@@ -43,7 +43,7 @@ type List = HashMap<String, Instance>;
 /// All names and addresses of machines that the cloud knows, by the names of their nodes.
 pub type Aliases = HashMap<String, Alias>;
 /// The last answer of the metadata service, and when it arrived.
-type Cached<T> = Option<(Instant, Result<Arc<T>, Refusal>)>;
+type Cached<T> = Option<(Instant, Result<Arc<T>, TicketRefusal>)>;
 
 impl Instances {
     /// Creates the list from this metadata service. Without one, only workers are accepted: with
@@ -58,7 +58,7 @@ impl Instances {
 
     /// Checks that the machine at address `peer` may have the name, addresses and role that it asks
     /// for. Returns whether the source address proves that it is that machine.
-    pub fn check(&self, asked: &JoinRequest, peer: Option<IpAddr>) -> Result<bool, Refusal> {
+    pub fn check(&self, asked: &JoinRequest, peer: Option<IpAddr>) -> Result<bool, TicketRefusal> {
         let name = asked.node();
         // A dual-stack socket reports an IPv4 caller as an IPv4-mapped IPv6 address.
         let peer = peer.map(|peer| peer.to_canonical());
@@ -73,7 +73,7 @@ impl Instances {
             let message = format!(
                 "the cloud's metadata service knows no machine of this cluster named {name}"
             );
-            Refusal::denied("unknown-machine", message)
+            TicketRefusal::denied("unknown-machine", message)
         })?;
         check_instance(asked, instance)?;
         let is_it = is_direct(asked, instance, peer, &list)?;
@@ -88,14 +88,14 @@ impl Instances {
                 let message = format!(
                     "host_certificate_principals: {other} is another machine of this cluster"
                 );
-                Err(Refusal::denied("principal-of-other", message))
+                Err(TicketRefusal::denied("principal-of-other", message))
             }
         }
     }
 
     /// Returns all names and addresses of the cluster's machines: `None` without a metadata
     /// service.
-    pub fn aliases(&self) -> Option<Result<Arc<Aliases>, Refusal>> {
+    pub fn aliases(&self) -> Option<Result<Arc<Aliases>, TicketRefusal>> {
         let metadata = self.metadata.as_deref()?;
         let fetch = || {
             let mut all: Aliases = named(metadata.peers()?)
@@ -121,7 +121,7 @@ impl Instances {
         Some(cached(&self.aliases, MAX_AGE, fetch))
     }
 
-    fn list(&self, metadata: &dyn Metadata, age: Duration) -> Result<Arc<List>, Refusal> {
+    fn list(&self, metadata: &dyn Metadata, age: Duration) -> Result<Arc<List>, TicketRefusal> {
         let fetch = || Ok(named(metadata.peers()?).collect());
         cached(&self.list, age, fetch)
     }
@@ -140,7 +140,7 @@ fn cached<T>(
     last: &Mutex<Cached<T>>,
     age: Duration,
     fetch: impl FnOnce() -> Result<T, machines::Error>,
-) -> Result<Arc<T>, Refusal> {
+) -> Result<Arc<T>, TicketRefusal> {
     let mut last = lock(last);
     // A failure is cached too. Otherwise each waiting caller would wait for one more timeout.
     if let Some((at, answer)) = &*last
@@ -150,7 +150,7 @@ fn cached<T>(
     }
     let answer = fetch().map(Arc::new).map_err(|error| {
         let message = "the cloud's metadata service does not answer: try again";
-        Refusal::temporary("metadata", message, Duration::from_secs(5))
+        TicketRefusal::temporary("metadata", message, Duration::from_secs(5))
             .with_details(error.to_string())
     });
     *last = Some((Instant::now(), answer.clone()));
@@ -158,9 +158,9 @@ fn cached<T>(
 }
 
 /// Checks a request if there is no list of machines.
-fn check_unlisted(asked: &JoinRequest, peer: Option<IpAddr>) -> Result<(), Refusal> {
+fn check_unlisted(asked: &JoinRequest, peer: Option<IpAddr>) -> Result<(), TicketRefusal> {
     if asked.control_plane {
-        return Err(Refusal::missing(
+        return Err(TicketRefusal::missing(
             "role",
             "control planes cannot join: this join service has no metadata service that lists them; start it with \
              --cloud-provider",
@@ -176,7 +176,7 @@ fn check_unlisted(asked: &JoinRequest, peer: Option<IpAddr>) -> Result<(), Refus
             let message = format!(
                 "certificate_request: {address} is not the address from which this machine calls"
             );
-            Err(Refusal::denied("address", message))
+            Err(TicketRefusal::denied("address", message))
         }
     }
 }
@@ -188,7 +188,7 @@ fn is_direct(
     instance: &Instance,
     peer: Option<IpAddr>,
     list: &List,
-) -> Result<bool, Refusal> {
+) -> Result<bool, TicketRefusal> {
     if peer.is_some() && peer == instance.vpc_ip {
         return Ok(true);
     }
@@ -198,7 +198,7 @@ fn is_direct(
         .find(|(_, one)| peer.is_some() && one.vpc_ip == peer);
     if let Some((other, _)) = other {
         let message = format!("the machine that calls has the address of {other}, not of {name}");
-        return Err(Refusal::denied("machine-of-other", message));
+        return Err(TicketRefusal::denied("machine-of-other", message));
     }
     // The role of the cloud counts as well: a worker request of a control plane machine yields a
     // certificate for the address of an API server.
@@ -212,10 +212,10 @@ fn is_direct(
     let message = format!(
         "a control plane has to call a join service directly from its own address ({address}), not through a load balancer"
     );
-    Err(Refusal::temporary("not-direct", message, NOT_DIRECT))
+    Err(TicketRefusal::temporary("not-direct", message, NOT_DIRECT))
 }
 
-fn check_instance(asked: &JoinRequest, instance: &Instance) -> Result<(), Refusal> {
+fn check_instance(asked: &JoinRequest, instance: &Instance) -> Result<(), TicketRefusal> {
     let name = asked.node();
     if let Some(address) = asked
         .addresses()
@@ -225,14 +225,14 @@ fn check_instance(asked: &JoinRequest, instance: &Instance) -> Result<(), Refusa
         let message = format!(
             "certificate_request: {address} is not the address of {name} in the cluster's network"
         );
-        return Err(Refusal::denied("address", message));
+        return Err(TicketRefusal::denied("address", message));
     }
     if asked.control_plane && instance.role != Role::ControlPlane {
         let message = format!(
             "{name} is not a control plane: its role in the cloud is {}",
             instance.role
         );
-        return Err(Refusal::denied("role", message));
+        return Err(TicketRefusal::denied("role", message));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::lease;
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use booted_base::time;
 use kubernetes::client::{self, Client, JOINING_NODES};
 
@@ -21,7 +21,7 @@ const OLD_MANAGER: &str = "join-service";
 
 /// Creates the JoiningNode of a worker. Constellation's operator then annotates the node with its
 /// components.
-pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<(), Refusal> {
+pub fn announce_worker(client: &Client, node: &str, components: &str) -> Result<(), TicketRefusal> {
     let object = object(node, node, components, false);
     let applied = client.apply_as(OLD_MANAGER, &JOINING_NODES.named(node), &object);
     Ok(applied.map(drop)?)

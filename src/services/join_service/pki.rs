@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use zeroize::Zeroizing;
 
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use kubernetes::certificate_request::CertificateRequest;
 use kubernetes::kubelet_certificate::Authority;
 use kubernetes::kubelet_request::authority_hashes;
@@ -49,12 +49,12 @@ impl Pki {
     }
 
     /// Reads the CA certificate and its key.
-    pub fn ca(&self) -> Result<Ca, Refusal> {
+    pub fn ca(&self) -> Result<Ca, TicketRefusal> {
         let certificates = self.read("ca.crt")?;
         let key = self.read("ca.key")?;
         let broken = |error: &dyn Display| {
             let path = self.0.join("ca.crt");
-            Refusal::internal("pki", format!("{}: {error}", path.display()))
+            TicketRefusal::internal("pki", format!("{}: {error}", path.display()))
         };
         // The new node checks the certificates in the ticket in the same way.
         let hashes = authority_hashes(&certificates).map_err(|error| broken(&error))?;
@@ -66,7 +66,7 @@ impl Pki {
     }
 
     /// Reads the eight files. Each has its name relative to the directory.
-    pub fn control_plane_files(&self) -> Result<Vec<ControlPlaneCertOrKey>, Refusal> {
+    pub fn control_plane_files(&self) -> Result<Vec<ControlPlaneCertOrKey>, TicketRefusal> {
         let read = |name: &&str| {
             let content = self.read(name)?;
             Ok(ControlPlaneCertOrKey {
@@ -77,13 +77,14 @@ impl Pki {
         CONTROL_PLANE_FILES.iter().map(read).collect()
     }
 
-    fn read(&self, name: &str) -> Result<Zeroizing<Vec<u8>>, Refusal> {
+    fn read(&self, name: &str) -> Result<Zeroizing<Vec<u8>>, TicketRefusal> {
         let path = self.0.join(name);
-        let read = fs::read(&path)
-            .map_err(|error| Refusal::internal("pki", format!("{}: {error}", path.display())))?;
+        let read = fs::read(&path).map_err(|error| {
+            TicketRefusal::internal("pki", format!("{}: {error}", path.display()))
+        })?;
         match read.is_empty() {
             false => Ok(Zeroizing::new(read)),
-            true => Err(Refusal::internal(
+            true => Err(TicketRefusal::internal(
                 "pki",
                 format!("{}: the file is empty", path.display()),
             )),
@@ -93,7 +94,7 @@ impl Pki {
 
 impl Ca {
     /// Issues a kubelet's serving certificate, PEM.
-    pub fn certify(&self, request: &CertificateRequest) -> Result<Vec<u8>, Refusal> {
+    pub fn certify(&self, request: &CertificateRequest) -> Result<Vec<u8>, TicketRefusal> {
         let CertificateRequest {
             node,
             addresses,
@@ -105,6 +106,6 @@ impl Ca {
             .certify(public_key, node, &[], addresses, SystemTime::now());
         issued
             .map(String::into_bytes)
-            .map_err(|error| Refusal::internal("pki", error.to_string()))
+            .map_err(|error| TicketRefusal::internal("pki", error.to_string()))
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use super::cleaner::{Cleaner, Task};
 use super::cluster::Cluster;
 use super::node_status::NodeStatus;
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use super::tokens;
 use booted_base::uuid::Uuid;
 use kubernetes::client::{CONFIG_MAPS, Client};
@@ -41,7 +41,11 @@ pub struct Written {
 }
 
 /// Checks that this machine may have the key of this disk.
-pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Result<(), Refusal> {
+pub fn check_disk(
+    cluster: &Cluster,
+    disk: &Uuid,
+    machine: Option<&str>,
+) -> Result<(), TicketRefusal> {
     let records = cluster.records_of_disk(disk.as_str());
     match records.iter().find(|record| record.is_of_other(machine)) {
         None => Ok(()),
@@ -49,7 +53,7 @@ pub fn check_disk(cluster: &Cluster, disk: &Uuid, machine: Option<&str>) -> Resu
             let message = "this disk belongs to another machine; if it was moved on purpose, empty the `machine` field of the \
                            record that the join service's log names";
             Err(
-                Refusal::denied("disk-of-other", message).with_details(format!(
+                TicketRefusal::denied("disk-of-other", message).with_details(format!(
                     "ConfigMap {NAMESPACE}/{} names another machine",
                     record.name
                 )),
@@ -65,14 +69,14 @@ pub fn check_rejoin(
     disk: &Uuid,
     machine: Option<&str>,
     is_migrating: bool,
-) -> Result<Option<MachineRecord>, Refusal> {
+) -> Result<Option<MachineRecord>, TicketRefusal> {
     check_disk(cluster, disk, machine)?;
     let records = cluster.records_of_disk(disk.as_str());
     match (
         records.iter().find(|record| record.machine.is_empty()),
         machine,
     ) {
-        _ if records.is_empty() && !is_migrating => Err(Refusal::denied(
+        _ if records.is_empty() && !is_migrating => Err(TicketRefusal::denied(
             "disk-unknown",
             "there is no record of this disk: it is not a state disk of this cluster; if it is an old disk from before \
              records existed, see \"Disks from before\" in docs/join.md",
@@ -96,14 +100,14 @@ fn check_new_disk(
     (of_machine, all): (usize, usize),
     disk: &Uuid,
     machine: &str,
-) -> Result<MachineRecord, Refusal> {
+) -> Result<MachineRecord, TicketRefusal> {
     if of_machine >= MAX_PER_MACHINE {
         let message = format!(
             "this machine has had {of_machine} disks; if they no longer belong to it, delete the records that the join \
              service's log names"
         );
         return Err(
-            Refusal::denied("too-many-disks", message).with_details(format!(
+            TicketRefusal::denied("too-many-disks", message).with_details(format!(
                 "ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}* with machine {machine}"
             )),
         );
@@ -114,14 +118,14 @@ fn check_new_disk(
 
 /// Refuses a further record of a disk if there are too many. Without a record, any machine would
 /// get the key of that disk.
-fn check_not_full(all: usize) -> Result<(), Refusal> {
+fn check_not_full(all: usize) -> Result<(), TicketRefusal> {
     if all < MAX_DISK_RECORDS {
         return Ok(());
     }
     let message = format!(
         "the cluster has {all} records of disks, and accepts no further one: delete those of disks that no longer exist"
     );
-    Err(Refusal::missing("too-many-records", message)
+    Err(TicketRefusal::missing("too-many-records", message)
         .with_details(format!("ConfigMaps {NAMESPACE}/{DISK_RECORD_PREFIX}*")))
 }
 
@@ -140,7 +144,7 @@ pub fn check_name(
     name: &str,
     claimant: Claimant,
     now: SystemTime,
-) -> Result<(), Refusal> {
+) -> Result<(), TicketRefusal> {
     let at = name_of_node(name);
     let record = cluster.record(&at);
     check_name_against(
@@ -160,7 +164,7 @@ pub fn check_name(
                  join service's log names"
             );
             Err(
-                Refusal::denied("too-many-names", message).with_details(format!(
+                TicketRefusal::denied("too-many-names", message).with_details(format!(
                     "ConfigMaps {NAMESPACE}/{NODE_RECORD_PREFIX}* with machine {machine}"
                 )),
             )
@@ -174,7 +178,7 @@ fn check_name_against(
     node: Option<&NodeStatus>,
     claimant: Claimant,
     now: SystemTime,
-) -> Result<(), Refusal> {
+) -> Result<(), TicketRefusal> {
     let Claimant { machine, direct } = claimant;
     let age = |record: &MachineRecord| {
         let issued = record.issued.filter(|_| !record.token.is_empty());
@@ -191,11 +195,11 @@ fn check_name_against(
         (Some(record), node) if record.is_of_other(machine) => {
             let age = age(record);
             match node {
-                Some(_) => Err(Refusal::denied(
+                Some(_) => Err(TicketRefusal::denied(
                     "name-of-other",
                     "a node of this name is another machine; if that machine no longer exists, delete its Node object",
                 )),
-                None if age < tokens::VALIDITY => Err(Refusal::temporary(
+                None if age < tokens::VALIDITY => Err(TicketRefusal::temporary(
                     "name-is-joining",
                     "another machine of this name is joining; if that machine no longer exists, try again later",
                     Duration::from_secs(60),
@@ -206,10 +210,14 @@ fn check_name_against(
         (Some(record), _) if age(record) < JUST_ISSUED_AGE => {
             let message =
                 "a ticket for this node was issued a moment ago: if it did not arrive, try again";
-            Err(Refusal::temporary(JUST_ISSUED, message, JUST_ISSUED_AGE))
+            Err(TicketRefusal::temporary(
+                JUST_ISSUED,
+                message,
+                JUST_ISSUED_AGE,
+            ))
         }
         // There is no record of the node's machine, but that machine is running.
-        (None, Some(node)) if node.ready_since.is_some() => Err(Refusal::temporary(
+        (None, Some(node)) if node.ready_since.is_some() => Err(TicketRefusal::temporary(
             "name-is-ready",
             "a node of this name is Ready; if this machine replaces it, shut that node down first",
             Duration::from_secs(15),
@@ -224,7 +232,7 @@ pub fn write(
     cleaner: &Cleaner,
     client: &Client,
     mut record: MachineRecord,
-) -> Result<Written, Refusal> {
+) -> Result<Written, TicketRefusal> {
     let maps = CONFIG_MAPS.in_namespace(NAMESPACE);
     let at = maps.named(&record.name);
     let mut before = cluster.record(&record.name);
@@ -286,7 +294,7 @@ pub fn write(
             }
         }
     }
-    Err(Refusal::temporary(
+    Err(TicketRefusal::temporary(
         "name-is-joining",
         "another ticket for this node is being issued",
         Duration::from_secs(2),

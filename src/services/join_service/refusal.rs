@@ -9,7 +9,7 @@ use rpc::grpc::{Code, Status};
 
 /// A refusal. docs/join.md lists the reasons and what to do about each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct TicketRefusal {
     code: Code,
     /// The reason in logs, events and metrics: `disk-of-other`, `keys`, ...
     pub reason: &'static str,
@@ -20,9 +20,9 @@ pub struct Refusal {
     retry_after: Option<Duration>,
 }
 
-impl Refusal {
-    fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal {
+impl TicketRefusal {
+    fn new(code: Code, reason: &'static str, message: impl Into<String>) -> TicketRefusal {
+        TicketRefusal {
             code,
             reason,
             message: message.into(),
@@ -32,18 +32,18 @@ impl Refusal {
     }
 
     /// The request is not valid, whichever machine sends it.
-    pub fn invalid(reason: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal::new(Code::InvalidArgument, reason, message)
+    pub fn invalid(reason: &'static str, message: impl Into<String>) -> TicketRefusal {
+        TicketRefusal::new(Code::InvalidArgument, reason, message)
     }
 
     /// This machine is not permitted to have what it asks for.
-    pub fn denied(reason: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal::new(Code::PermissionDenied, reason, message)
+    pub fn denied(reason: &'static str, message: impl Into<String>) -> TicketRefusal {
+        TicketRefusal::new(Code::PermissionDenied, reason, message)
     }
 
     /// The cluster lacks something that only its operator can provide.
-    pub fn missing(reason: &'static str, message: impl Into<String>) -> Refusal {
-        Refusal::new(Code::FailedPrecondition, reason, message)
+    pub fn missing(reason: &'static str, message: impl Into<String>) -> TicketRefusal {
+        TicketRefusal::new(Code::FailedPrecondition, reason, message)
     }
 
     /// A temporary refusal. The caller may try again after `retry_after`.
@@ -51,16 +51,16 @@ impl Refusal {
         reason: &'static str,
         message: impl Into<String>,
         retry_after: Duration,
-    ) -> Refusal {
-        Refusal {
+    ) -> TicketRefusal {
+        TicketRefusal {
             retry_after: Some(retry_after),
-            ..Refusal::new(Code::Unavailable, reason, message)
+            ..TicketRefusal::new(Code::Unavailable, reason, message)
         }
     }
 
     /// The caller no longer waits for the answer.
-    pub fn gone() -> Refusal {
-        Refusal::new(
+    pub fn gone() -> TicketRefusal {
+        TicketRefusal::new(
             Code::Cancelled,
             "caller-gone",
             "the caller did not wait for the ticket",
@@ -68,14 +68,14 @@ impl Refusal {
     }
 
     /// This service or a file of its node is faulty.
-    pub fn internal(reason: &'static str, details: impl Into<String>) -> Refusal {
+    pub fn internal(reason: &'static str, details: impl Into<String>) -> TicketRefusal {
         let message = "the join service could not issue a ticket: see its log";
-        Refusal::new(Code::Internal, reason, message).with_details(details)
+        TicketRefusal::new(Code::Internal, reason, message).with_details(details)
     }
 
     /// Adds internal details.
-    pub fn with_details(self, details: impl Into<String>) -> Refusal {
-        Refusal {
+    pub fn with_details(self, details: impl Into<String>) -> TicketRefusal {
+        TicketRefusal {
             details: details.into(),
             ..self
         }
@@ -101,7 +101,7 @@ impl Refusal {
 }
 
 /// The sentence for the caller, and the details for the log.
-impl fmt::Display for Refusal {
+impl fmt::Display for TicketRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.details.is_empty() {
             true => f.write_str(&self.message),
@@ -110,19 +110,19 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for TicketRefusal {}
 
 /// A call of the Kubernetes API failed.
-impl From<client::Error> for Refusal {
-    fn from(error: client::Error) -> Refusal {
+impl From<client::Error> for TicketRefusal {
+    fn from(error: client::Error) -> TicketRefusal {
         match error.is_temporary() || matches!(error, client::Error::Stopped) || error.is_conflict()
         {
             true => {
                 let message = "the Kubernetes API does not answer at the moment: try again";
-                Refusal::temporary("api", message, Duration::from_secs(3))
+                TicketRefusal::temporary("api", message, Duration::from_secs(3))
                     .with_details(error.to_string())
             }
-            false => Refusal::internal("api-refused", error.to_string()),
+            false => TicketRefusal::internal("api-refused", error.to_string()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use base::text::quoted;
 use booted_base::uuid::Uuid;
 use kubernetes::certificate_request::CertificateRequest;
@@ -33,11 +33,11 @@ pub struct JoinRequest {
 
 impl JoinRequest {
     /// Validates every field of the request.
-    pub fn validate(request: &IssueJoinTicketRequest) -> Result<JoinRequest, Refusal> {
+    pub fn validate(request: &IssueJoinTicketRequest) -> Result<JoinRequest, TicketRefusal> {
         let disk = disk(&request.disk_uuid)?;
         let certificate =
             CertificateRequest::parse(&request.certificate_request).map_err(|error| {
-                Refusal::invalid(
+                TicketRefusal::invalid(
                     "certificate-request",
                     format!("certificate_request: {error}"),
                 )
@@ -48,17 +48,18 @@ impl JoinRequest {
             let message = format!(
                 "certificate_request: {name} is a name of the API server: rename the machine"
             );
-            return Err(Refusal::invalid("certificate-request", message));
+            return Err(TicketRefusal::invalid("certificate-request", message));
         }
-        let host_key = PublicKey::from_blob(&request.host_public_key)
-            .map_err(|error| Refusal::invalid("host-key", format!("host_public_key: {error}")))?;
+        let host_key = PublicKey::from_blob(&request.host_public_key).map_err(|error| {
+            TicketRefusal::invalid("host-key", format!("host_public_key: {error}"))
+        })?;
         let principals = request.host_certificate_principals.clone();
         if principals.len() > MAX_PRINCIPALS {
             let message = format!(
                 "host_certificate_principals: {} entries, expected at most {MAX_PRINCIPALS}",
                 principals.len()
             );
-            return Err(Refusal::invalid("principals", message));
+            return Err(TicketRefusal::invalid("principals", message));
         }
         let is_bad = |name: &&String| name.len() > MAX_PRINCIPAL || !ssh::is_principal(name);
         if let Some(bad) = principals.iter().find(is_bad) {
@@ -66,7 +67,7 @@ impl JoinRequest {
                 "host_certificate_principals: {} is not a host name or address",
                 quoted(bad, 40)
             );
-            return Err(Refusal::invalid("principals", message));
+            return Err(TicketRefusal::invalid("principals", message));
         }
         let (control_plane, accepts_cluster_ca) =
             (request.is_control_plane, request.accepts_cluster_ca);
@@ -92,8 +93,8 @@ impl JoinRequest {
 }
 
 /// Parses the disk's UUID of a join or rejoin request.
-pub fn disk(uuid: &str) -> Result<Uuid, Refusal> {
+pub fn disk(uuid: &str) -> Result<Uuid, TicketRefusal> {
     let message = "disk_uuid: expected a UUID of 8-4-4-4-12 hexadecimal digits";
     Uuid::parse(uuid)
-        .ok_or_else(|| Refusal::invalid("disk-uuid", message).with_details(quoted(uuid, 40)))
+        .ok_or_else(|| TicketRefusal::invalid("disk-uuid", message).with_details(quoted(uuid, 40)))
 }

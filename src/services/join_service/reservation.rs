@@ -15,7 +15,7 @@ use super::cleaner::{Cleaner, Task};
 use super::cluster::Cluster;
 use super::joining_node;
 use super::lease::{self, Decision, Lease};
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use booted_base::time;
 use kubernetes::client::{Client, JOINING_NODES};
 
@@ -49,7 +49,7 @@ pub fn reserve(
     client: &Client,
     node: &str,
     components: &str,
-) -> Result<Reserved, Refusal> {
+) -> Result<Reserved, TicketRefusal> {
     let reserved = reserve_lease(cluster, cleaner, client, node)?;
     if cluster.has_joining_nodes() {
         reserve_joining_node(cluster, client, node, components).inspect_err(|_| {
@@ -70,7 +70,7 @@ fn reserve_lease(
     cleaner: &Cleaner,
     client: &Client,
     node: &str,
-) -> Result<Reserved, Refusal> {
+) -> Result<Reserved, TicketRefusal> {
     let at = lease::object();
     for _ in 0..TRIES {
         let found = client.find(&at)?;
@@ -112,10 +112,10 @@ fn reserve_lease(
     Err(waits("another node"))
 }
 
-fn waits(holder: &str) -> Refusal {
+fn waits(holder: &str) -> TicketRefusal {
     let message =
         format!("control planes join one at a time, and it is the turn of {holder}: try again");
-    Refusal::temporary("control-plane-joining", message, RETRY)
+    TicketRefusal::temporary("control-plane-joining", message, RETRY)
 }
 
 fn reserve_joining_node(
@@ -123,7 +123,7 @@ fn reserve_joining_node(
     client: &Client,
     node: &str,
     components: &str,
-) -> Result<(), Refusal> {
+) -> Result<(), TicketRefusal> {
     let at = JOINING_NODES.named(joining_node::CONTROL_PLANE);
     let object = joining_node::object(joining_node::CONTROL_PLANE, node, components, true);
     for _ in 0..TRIES {

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::keys::{self, KeyClient};
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use base::crypto::{
     KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, SSH_HOST_CA_SEED_ID,
     SSH_USER_CA_PUBLIC_ID, SSH_USER_CA_SEED_ID, Secret,
@@ -47,12 +47,16 @@ impl Secrets {
     }
 
     /// Returns the key of a state disk.
-    pub fn disk_key(&self, disk: &Uuid, deadline: Option<Instant>) -> Result<Secret, Refusal> {
+    pub fn disk_key(
+        &self,
+        disk: &Uuid,
+        deadline: Option<Instant>,
+    ) -> Result<Secret, TicketRefusal> {
         Ok(self.keys.data_key(disk.as_str(), KEY_LEN, deadline)?)
     }
 
     /// Returns the measurement secret.
-    pub fn measurement_secret(&self, deadline: Option<Instant>) -> Result<Secret, Refusal> {
+    pub fn measurement_secret(&self, deadline: Option<Instant>) -> Result<Secret, TicketRefusal> {
         if let Some(secret) = self.measurement_secret.get() {
             return Ok(secret.clone());
         }
@@ -63,14 +67,14 @@ impl Secrets {
     }
 
     /// Returns the SSH authorities.
-    pub fn ssh(&self, deadline: Option<Instant>) -> Result<Arc<SshAuthorities>, Refusal> {
+    pub fn ssh(&self, deadline: Option<Instant>) -> Result<Arc<SshAuthorities>, TicketRefusal> {
         if let Some(ssh) = self.ssh.get() {
             return Ok(ssh.clone());
         }
         let authority = |id| {
             let seed = self.keys.data_key(id, KEY_LEN, deadline)?;
             Authority::from_seed(&seed)
-                .map_err(|error| Refusal::internal("keys-refused", error.to_string()))
+                .map_err(|error| TicketRefusal::internal("keys-refused", error.to_string()))
         };
         let users = self
             .keys
@@ -87,11 +91,12 @@ impl Secrets {
     }
 
     /// Reads the cluster's measurement salt.
-    pub fn measurement_salt(&self) -> Result<Secret, Refusal> {
+    pub fn measurement_salt(&self) -> Result<Secret, TicketRefusal> {
         let path = self.config_dir.join(MEASUREMENT_SALT_FILE);
         let refuse = |details: String| {
             let message = "the cluster's services have no measurement salt: install them with `firstlight apply`";
-            Refusal::missing("salt", message).with_details(format!("{}: {details}", path.display()))
+            TicketRefusal::missing("salt", message)
+                .with_details(format!("{}: {details}", path.display()))
         };
         match fs::read(&path) {
             Ok(salt) if salt.len() == MEASUREMENT_SALT_LEN => Ok(Secret::new(salt)),
@@ -104,19 +109,20 @@ impl Secrets {
     }
 }
 
-impl From<keys::Error> for Refusal {
-    fn from(error: keys::Error) -> Refusal {
+impl From<keys::Error> for TicketRefusal {
+    fn from(error: keys::Error) -> TicketRefusal {
         match error {
             keys::Error::Temporary(details) => {
                 let message = "the key service does not answer at the moment: try again";
-                Refusal::temporary("keys", message, Duration::from_secs(2)).with_details(details)
+                TicketRefusal::temporary("keys", message, Duration::from_secs(2))
+                    .with_details(details)
             }
             // the reason names no secret, and the node's operator has no other information
             keys::Error::Waiting(reason) => {
                 let message = format!("the key service cannot give keys yet: {reason}");
-                Refusal::temporary("keys-waiting", message, Duration::from_secs(5))
+                TicketRefusal::temporary("keys-waiting", message, Duration::from_secs(5))
             }
-            keys::Error::Permanent(details) => Refusal::internal("keys-refused", details),
+            keys::Error::Permanent(details) => TicketRefusal::internal("keys-refused", details),
         }
     }
 }

@@ -30,7 +30,7 @@ use super::instances::Instances;
 use super::pki::{Ca, Pki};
 use super::policy::PolicyFile;
 use super::records::{self, Claimant};
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use super::request::{self, JoinRequest};
 use super::secrets::{Secrets, SshAuthorities};
 use base::crypto::Secret;
@@ -123,10 +123,13 @@ impl Tickets {
             false => "worker",
         };
         let asked = JoinRequest::validate(request);
-        let issued = asked.as_ref().map_err(Refusal::clone).and_then(|asked| {
-            (subject.node, subject.disk) = (asked.node(), asked.disk.as_str());
-            Ok((self.issue_join(call, asked)?, ""))
-        });
+        let issued = asked
+            .as_ref()
+            .map_err(TicketRefusal::clone)
+            .and_then(|asked| {
+                (subject.node, subject.disk) = (asked.node(), asked.disk.as_str());
+                Ok((self.issue_join(call, asked)?, ""))
+            });
         self.audit.decided(&subject, issued)
     }
 
@@ -138,10 +141,13 @@ impl Tickets {
     ) -> Result<IssueRejoinTicketResponse, Status> {
         let mut subject = Subject::new("rejoin", call);
         let disk = request::disk(&request.disk_uuid);
-        let issued = disk.as_ref().map_err(Refusal::clone).and_then(|disk| {
-            subject.disk = disk.as_str();
-            self.issue_rejoin(call, disk)
-        });
+        let issued = disk
+            .as_ref()
+            .map_err(TicketRefusal::clone)
+            .and_then(|disk| {
+                subject.disk = disk.as_str();
+                self.issue_rejoin(call, disk)
+            });
         self.audit.decided(&subject, issued)
     }
 
@@ -150,7 +156,7 @@ impl Tickets {
         &self,
         call: &Call,
         asked: &JoinRequest,
-    ) -> Result<IssueJoinTicketResponse, Refusal> {
+    ) -> Result<IssueJoinTicketResponse, TicketRefusal> {
         self.check_caller(call, Stage::Booted)?;
         let access = self.attached()?;
         let claimant = self.check_machine(call, asked, &access.cluster)?;
@@ -176,7 +182,7 @@ impl Tickets {
         &self,
         call: &Call,
         disk: &Uuid,
-    ) -> Result<(IssueRejoinTicketResponse, &'static str), Refusal> {
+    ) -> Result<(IssueRejoinTicketResponse, &'static str), TicketRefusal> {
         self.check_caller(call, Stage::Initramfs)?;
         let machine = call.identity().map(|machine| &**machine);
         let is_migrating = self.migration.is_on(SystemTime::now());
@@ -217,37 +223,39 @@ impl Tickets {
     /// Refuses a caller that is gone, a machine that attests itself at another stage of its boot,
     /// and a connection that was accepted under an older policy. The key of a disk is for the
     /// initramfs only, where no program of an attacker runs.
-    fn check_caller(&self, call: &Call, expected: Stage) -> Result<(), Refusal> {
+    fn check_caller(&self, call: &Call, expected: Stage) -> Result<(), TicketRefusal> {
         if call.is_cancelled() {
-            return Err(Refusal::gone());
+            return Err(TicketRefusal::gone());
         }
         if let Some(stage) = call.claims::<Claims>().and_then(|claims| claims.stage)
             && stage != expected
         {
             let message =
                 format!("this machine attests itself as {stage}: only {expected} gets this ticket");
-            return Err(Refusal::denied("wrong-stage", message));
+            return Err(TicketRefusal::denied("wrong-stage", message));
         }
         match &self.policy {
-            Some(policy) if !policy.holds_for(call.connected_at()) => Err(Refusal::temporary(
-                "policy-changed",
-                "the cluster's attestation policy changed since this connection was made: connect again",
-                Duration::from_secs(1),
-            )),
+            Some(policy) if !policy.holds_for(call.connected_at()) => {
+                Err(TicketRefusal::temporary(
+                    "policy-changed",
+                    "the cluster's attestation policy changed since this connection was made: connect again",
+                    Duration::from_secs(1),
+                ))
+            }
             _ => Ok(()),
         }
     }
 
     /// Returns the cluster, whose state must be known.
-    fn attached(&self) -> Result<&ClusterAccess, Refusal> {
+    fn attached(&self) -> Result<&ClusterAccess, TicketRefusal> {
         let access = self.cluster.as_ref().ok_or_else(|| {
             let message =
                 "this join service has no access to the Kubernetes API: it issues rejoin tickets only, and no new node can join";
-            Refusal::missing("no-cluster", message)
+            TicketRefusal::missing("no-cluster", message)
         })?;
         match access.cluster.is_known_within(STARTUP_WAIT) {
             true => Ok(access),
-            false => Err(Refusal::temporary(
+            false => Err(TicketRefusal::temporary(
                 "api",
                 "the Kubernetes API has not answered since the join service started: try again",
                 Duration::from_secs(3),
@@ -261,7 +269,7 @@ impl Tickets {
         call: &'a Call,
         asked: &JoinRequest,
         cluster: &Cluster,
-    ) -> Result<Claimant<'a>, Refusal> {
+    ) -> Result<Claimant<'a>, TicketRefusal> {
         let peer = call.peer().map(|peer| peer.ip());
         let check = || self.instances.check(asked, peer);
         let claimant = Claimant {
@@ -279,7 +287,7 @@ impl Tickets {
         call: &Call,
         asked: &JoinRequest,
         cluster: &Cluster,
-    ) -> Result<Inputs, Refusal> {
+    ) -> Result<Inputs, TicketRefusal> {
         let deadline = call.deadline();
         Ok(Inputs {
             components: cluster.components()?,
@@ -298,11 +306,11 @@ impl Tickets {
 
     /// Checks that this service may approve the kubelet's certificate. Otherwise the node would
     /// fail only after it is locked, and could not join again.
-    fn check_rights(&self, call: &Call, access: &ClusterAccess) -> Result<(), Refusal> {
+    fn check_rights(&self, call: &Call, access: &ClusterAccess) -> Result<(), TicketRefusal> {
         if !self.tokens_are_served.load(Ordering::Relaxed) {
             if !approver::may_approve_clients(&access.client(call)?)? {
                 let details = "this account may not approve client certificates of kubelets: run `firstlight apply` of this version";
-                return Err(Refusal::internal("api-refused", details));
+                return Err(TicketRefusal::internal("api-refused", details));
             }
             self.tokens_are_served.store(true, Ordering::Relaxed);
         }
@@ -338,7 +346,7 @@ impl Tickets {
 
 /// Returns the kubeadm configuration. Refuses a worker whose name or address is one of the API
 /// server, because clients of the API server trust the node's certificate.
-fn kubeadm(asked: &JoinRequest, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
+fn kubeadm(asked: &JoinRequest, cluster: &Cluster) -> Result<Kubeadm, TicketRefusal> {
     let kubeadm = cluster.kubeadm()?;
     if asked.control_plane {
         return Ok(kubeadm);
@@ -348,7 +356,7 @@ fn kubeadm(asked: &JoinRequest, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
             "{} is a name of the cluster's API server: rename the machine",
             asked.node()
         );
-        return Err(Refusal::denied("name-of-api-server", message));
+        return Err(TicketRefusal::denied("name-of-api-server", message));
     }
     match asked
         .addresses()
@@ -360,12 +368,12 @@ fn kubeadm(asked: &JoinRequest, cluster: &Cluster) -> Result<Kubeadm, Refusal> {
             let message = format!(
                 "certificate_request: {address} is the address of the cluster's API server"
             );
-            Err(Refusal::denied("address", message))
+            Err(TicketRefusal::denied("address", message))
         }
     }
 }
 
-fn sign(asked: &JoinRequest, inputs: &Inputs) -> Result<Signed, Refusal> {
+fn sign(asked: &JoinRequest, inputs: &Inputs) -> Result<Signed, TicketRefusal> {
     let mut principals = asked.principals.clone();
     // Control planes also have the names of the API server. A wildcard is valid in TLS certificates
     // only.
@@ -388,7 +396,8 @@ fn sign(asked: &JoinRequest, inputs: &Inputs) -> Result<Signed, Refusal> {
         .ssh
         .hosts
         .host_certificate(&asked.host_key, &principals, SystemTime::now());
-    let host = host.map_err(|error| Refusal::invalid("principals", error.to_string()))? + "\n";
+    let host =
+        host.map_err(|error| TicketRefusal::invalid("principals", error.to_string()))? + "\n";
     Ok(Signed {
         kubelet: inputs.ca.certify(&asked.certificate)?,
         host,

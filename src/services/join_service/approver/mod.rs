@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use super::audit::{Audit, Verdict};
 use super::cluster::Cluster;
 use super::instances::Instances;
-use super::refusal::Refusal;
+use super::refusal::TicketRefusal;
 use base::backoff::Backoff;
 use base::sync::{lock, wait_timeout};
 pub use client::may_approve as may_approve_clients;
@@ -228,7 +228,7 @@ impl Approver {
             // Another replica or an administrator was faster. The watch delivers the decision.
             Err(error) if error.is_conflict() => self.postpone(&request, &node, None),
             Err(error) => {
-                let refusal = Refusal::from(error);
+                let refusal = TicketRefusal::from(error);
                 self.postpone(
                     &request,
                     &node,

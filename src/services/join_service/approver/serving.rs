@@ -25,7 +25,7 @@ use machines::Alias;
 use serde_json::Value;
 
 use super::super::instances::Aliases;
-use super::super::refusal::Refusal;
+use super::super::refusal::TicketRefusal;
 use super::request::Judgement::{Approve, Deny, Leave};
 use super::request::{GROUP, Judgement, REQUESTER, USER_PREFIX, deny, is_of_group, read, user_of};
 use kubernetes::NAMESPACE;
@@ -157,7 +157,7 @@ pub fn compare(
     record: Option<&MachineRecord>,
     is_there: bool,
     owner: impl Fn(&Wanted) -> Option<String>,
-    cloud: impl FnOnce() -> Option<Result<Arc<Aliases>, Refusal>>,
+    cloud: impl FnOnce() -> Option<Result<Arc<Aliases>, TicketRefusal>>,
 ) -> Judgement {
     let node = &asked.node;
     let map = format!(
@@ -379,7 +379,7 @@ mod tests {
     fn judged(
         text: &str,
         record: Option<&MachineRecord>,
-        cloud: Option<Result<&Aliases, Refusal>>,
+        cloud: Option<Result<&Aliases, TicketRefusal>>,
     ) -> Judgement {
         let wanted = match text.parse() {
             Ok(address) => Wanted::Address(address),
@@ -490,7 +490,7 @@ mod tests {
             reason(judged(IP, Some(&bound), Some(Ok(&gone)))),
             "unknown-machine"
         );
-        let silent = Refusal::temporary("metadata", "no answer", Duration::from_secs(5));
+        let silent = TicketRefusal::temporary("metadata", "no answer", Duration::from_secs(5));
         assert_eq!(
             reason(judged(IP, Some(&bound), Some(Err(silent)))),
             "metadata"
