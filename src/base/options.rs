@@ -137,15 +137,6 @@ pub fn of<T>(table: &'static Table<T>) -> Vec<&'static Opt> {
     table.iter().map(|(opt, _)| opt).collect()
 }
 
-/// Returns the name of an option in the arguments, with its dashes.
-pub fn name(arg: &Arg) -> Option<String> {
-    match arg {
-        Arg::Short(letter) => Some(format!("-{letter}")),
-        Arg::Long(name) => Some(format!("--{name}")),
-        Arg::Value(_) => None,
-    }
-}
-
 /// Parses all arguments. `take` gets the name of each option with its dashes, and returns whether a
 /// table has it; see [`take()`].
 pub fn parse(
@@ -153,8 +144,10 @@ pub fn parse(
     mut take: impl FnMut(&str, &mut Parser) -> Result<bool, Failure>,
 ) -> Result<(), Failure> {
     while let Some(arg) = args.next()? {
-        let Some(name) = name(&arg) else {
-            return Err(arg.unexpected().into());
+        let name = match &arg {
+            Arg::Short(letter) => format!("-{letter}"),
+            Arg::Long(name) => format!("--{name}"),
+            Arg::Value(_) => return Err(arg.unexpected().into()),
         };
         if HELP.is(&name) {
             return Err(Failure::Help);

@@ -47,14 +47,6 @@ impl Failure {
     pub fn failed(error: impl Display) -> Self {
         Failure::Failed(FAILED, error.to_string())
     }
-
-    /// Names the command whose arguments are wrong.
-    pub fn of_command(self, command: &'static str) -> Self {
-        match self {
-            Failure::Usage(what) => Failure::UsageOf(command, what),
-            other => other,
-        }
-    }
 }
 
 impl From<lexopt::Error> for Failure {

@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::PathBuf;
 
-use base::options::{Opt, name, table, wrapped};
+use base::options::{Opt, table, wrapped};
 use base::program;
 use lexopt::Arg;
 
@@ -386,6 +386,15 @@ impl Given {
     /// Returns the operands of an action.
     pub fn further(&self) -> &[OsString] {
         &self.further
+    }
+}
+
+/// Returns the name of an option in the arguments, with its dashes.
+fn name(arg: &Arg) -> Option<String> {
+    match arg {
+        Arg::Short(letter) => Some(format!("-{letter}")),
+        Arg::Long(name) => Some(format!("--{name}")),
+        Arg::Value(_) => None,
     }
 }
 
