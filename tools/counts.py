@@ -6,7 +6,8 @@
 * Functions that return `Result<_, String>`: their callers, metrics and tests cannot ask what kind of error it is.
 * Public types of one crate that have the same name: the reader of a use has to ask which one it is. Each module may have its own
   `Error`, and each command its own `Options`: their module always stands before them.
-* Types with the name of a role or a message of remote attestation (RFC 9334) that another type has too, in any crate.
+* Types with the name of a role or a message of remote attestation (RFC 9334) that another type has too, in any crate. The messages
+  on the wire, in the crate proto, have the names of what they carry.
 
 Tests are left out, as tools/long_functions.py does.
 """
@@ -20,7 +21,7 @@ from long_functions import LITERAL, TESTS
 # Lower these as the counts fall.
 STRING_ERRORS = 9
 SHARED_IN_CRATE = 51
-SHARED_WORDS = 7
+SHARED_WORDS = 0
 
 OF_EACH_MODULE = {"Error", "Options"}
 WORDS = {"Attester", "Endorsement", "Endorser", "Evidence", "Refusal", "Verifier"}
@@ -41,7 +42,7 @@ def main():
             names[name].append(crate)
     in_crate, words = collections.Counter(), collections.Counter()
     for name, crates in names.items():
-        if name in WORDS and len(crates) > 1:
+        if name in WORDS and len(set(crates) - {"proto"}) > 1:
             words[name] = len(crates)
         for crate, count in collections.Counter(crates).items():
             if count > 1 and name not in OF_EACH_MODULE:

@@ -10,7 +10,7 @@ use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bootstrapper::evidence::Evidence;
+use bootstrapper::evidence::Attester;
 use bootstrapper::service_trust::{self, ServiceTrust};
 use collateral::{Fetching, Settings};
 use common::evidence::{self, Bringing};
@@ -94,7 +94,7 @@ impl Meeting {
     /// Returns the socket at which the host gives evidence from now on.
     fn evidence(&self) -> PathBuf {
         let socket = self.dir.path().join("evidence");
-        let host = Evidence {
+        let host = Attester {
             issuer: aws(&self.machine, Chip::new(|_| ())),
             tpm: self.machine.location(),
         };

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bootstrapper::evidence::{self, Evidence};
+use bootstrapper::evidence::{self, Attester};
 use proto::attested::Collateral;
 use verifier::{Identity, IssueError, Issuer, Oid, Request};
 
 /// Starts a host that gives this evidence at a socket until the process ends. It replaces an earlier host at the socket.
-pub fn give(evidence: Evidence, socket: &Path) {
+pub fn give(evidence: Attester, socket: &Path) {
     let _ = fs::remove_file(socket);
     let listener = UnixListener::bind(socket).unwrap();
     let host = Arc::new(evidence);

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bootstrapper::evidence::Evidence;
+use bootstrapper::evidence::Attester;
 use bootstrapper::service_trust::ServiceTrust;
 use collateral::{Fetching, Kept, Settings};
 use common::evidence::{self, Bringing};
@@ -87,7 +87,7 @@ impl Meeting {
     /// Returns the evidence of the join service in a pod, from a host that has this file of collateral, or none.
     fn issuer(&self, file: Option<PathBuf>) -> RemoteIssuer {
         let socket = self.dir.path().join("evidence");
-        let host = Evidence {
+        let host = Attester {
             issuer: Arc::new(qemu_tdx::Issuer::new(Arc::new(Quoter), file, None)),
             tpm: location(&self.member),
         };
