@@ -1,10 +1,15 @@
 //! Why evidence is refused: a kind for programs and a sentence for people.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
-/// Why a verifier refuses evidence.
+/// Why a verifier refuses evidence. It is one pointer: a result that may be a refusal is moved often, and is a refusal seldom.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct Refusal(Box<Reason>);
+
+/// The content of a [`Refusal`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
     /// The reason for programs.
     pub kind: Kind,
     /// The register or field with the wrong value, as the policy names it: `PCR 4`, `tdAttributes`.
@@ -19,6 +24,20 @@ pub struct Refusal {
     pub text: String,
     /// The further reasons if there are several; `text` has those, too.
     pub others: Box<[Refusal]>,
+}
+
+impl Deref for Refusal {
+    type Target = Reason;
+
+    fn deref(&self) -> &Reason {
+        &self.0
+    }
+}
+
+impl DerefMut for Refusal {
+    fn deref_mut(&mut self) -> &mut Reason {
+        &mut self.0
+    }
 }
 
 /// The kinds of refusals.
@@ -80,14 +99,14 @@ impl Kind {
 
     /// Makes a refusal of this kind with a sentence for a person.
     pub fn because(self, text: impl Into<String>) -> Refusal {
-        Refusal {
+        Refusal(Box::new(Reason {
             kind: self,
             field: None,
             expected: None,
             got: None,
             text: text.into(),
             others: [].into(),
-        }
+        }))
     }
 }
 
@@ -125,11 +144,11 @@ impl Refusal {
         let mut all = all.into_iter();
         match all.next() {
             None => Ok(()),
-            Some(first) => Err(Refusal {
-                text,
-                others: all.collect(),
-                ..first
-            }),
+            Some(mut first) => {
+                first.text = text;
+                first.others = all.collect();
+                Err(first)
+            }
         }
     }
 }
@@ -144,7 +163,7 @@ impl std::error::Error for Refusal {}
 
 impl From<Refusal> for String {
     fn from(refusal: Refusal) -> String {
-        refusal.text
+        refusal.0.text
     }
 }
 

@@ -60,12 +60,10 @@ impl Validator for AtAnyStage {
                     Stage::Initramfs,
                     Stage::Booted
                 );
-                let others = [of_booted].into();
-                Refusal {
-                    text,
-                    others,
-                    ..of_initramfs
-                }
+                let mut both = of_initramfs;
+                both.text = text;
+                both.others = [of_booted].into();
+                both
             })
         })
     }

@@ -353,6 +353,6 @@ fn a_genuine_report_of_azure_is_read_and_the_certificate_of_another_chip_refused
     let time = rustls::pki_types::UnixTime::since_unix_epoch(time);
     let demands = hardware::snp::requirements::SnpRequirements::default();
     let refused = hardware::snp::verify(&of_chip, &chain, &demands, time);
-    let error = refused.unwrap_err().text;
+    let error = refused.unwrap_err().to_string();
     assert!(error.contains("not signed by the key"), "{error}");
 }

@@ -37,7 +37,7 @@ fn a_refusal_is_short_whatever_a_certificate_has() {
     ] {
         let error = ak_certificate::root_of(&certificate, &[], &roots, usage(), now).unwrap_err();
         assert_eq!(error.kind, Kind::Certificate, "{what}");
-        let error = error.text;
+        let error = error.to_string();
         assert!(error.contains(why) && error.len() < 1000, "{what}: {error}");
         let endorsement = Endorsement {
             kind: EndorsementKind::P256,
@@ -45,7 +45,7 @@ fn a_refusal_is_short_whatever_a_certificate_has() {
             chain: vec![],
         };
         let error = endorsement::certificate::verify(&endorsement, &of_vendor, now);
-        let error = error.unwrap_err().text;
+        let error = error.unwrap_err().to_string();
         assert!(error.contains(why) && error.len() < 1000, "{what}: {error}");
     }
 
@@ -55,7 +55,7 @@ fn a_refusal_is_short_whatever_a_certificate_has() {
     let len = (payload.len() as u16).to_be_bytes();
     let head = [0x84, 0x44, 0xa1, 1, 0x38, 0x22, 0xa0, 0x59];
     let document = [&head[..], &len, &payload, &[0x58, 96], &[0; 96]].concat();
-    let error = NitroDocument::parse(&document).unwrap_err().text;
+    let error = NitroDocument::parse(&document).unwrap_err().to_string();
     assert!(
         error.contains("unknown field \"xxx") && error.len() < 1000,
         "{error}"

@@ -134,7 +134,7 @@ fn each_demand_that_is_not_met_is_named() {
         let why = judge(&demands, |_| ()).expect_err(expected);
         assert!(why.text.contains(expected), "expected {expected}: {why}");
         // a program finds the requirement by its name in the policy
-        let field = why.field.unwrap();
+        let field = why.field.clone().unwrap();
         match demands.get("floors") {
             Some(_) => assert!(
                 field == "floors" || expected.starts_with(&field[..10]),

@@ -97,7 +97,7 @@ fn our_verdict([report, vcek, ask, ark]: &Case) -> Result<(), String> {
     };
     let report = Report::parse(report)?;
     let verified = verify(&report, &chain, &SnpRequirements::default(), in_2029()).map(drop);
-    verified.map_err(|refusal| refusal.text)
+    verified.map_err(|refusal| refusal.to_string())
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn verify(list: &[u8]) -> Result<(), String> {
         revoked: Some(list),
     };
     let verified = chain.verify(Signer::Vcek, UnixTime::now()).map(drop);
-    verified.map_err(|refusal| refusal.text)
+    verified.map_err(|refusal| refusal.to_string())
 }
 
 fn by_the_root(serials: &[&str]) -> Vec<u8> {

@@ -610,7 +610,7 @@ fn each_part_of_the_platform_counts() {
     for part in 0..16 {
         let below = |by: u8| {
             let error = judged(&move |it: &mut Parts| it.svns.as_mut().unwrap().0[part] -= by);
-            error.unwrap_err().text
+            error.unwrap_err().to_string()
         };
         assert_eq!(
             below(1),
@@ -628,7 +628,7 @@ fn each_part_of_the_platform_counts() {
     for part in 2..16 {
         let below = |by: u8| {
             let error = judged(&move |it: &mut Parts| it.body[part] -= by);
-            error.unwrap_err().text
+            error.unwrap_err().to_string()
         };
         let named = |svn: u8| {
             format!(

@@ -255,11 +255,9 @@ impl TdxRequirements {
     fn platform(&self, platform: &Platform) -> Option<Refusal> {
         let mut ids = vec![&platform.ppid[..]];
         ids.extend(platform.instance.as_ref().map(|id| &id[..]));
-        let other = one_of(PLATFORM, &self.platforms, &ids)?;
-        Some(Refusal {
-            kind: Kind::Machine,
-            ..other
-        })
+        let mut other = one_of(PLATFORM, &self.platforms, &ids)?;
+        other.kind = Kind::Machine;
+        Some(other)
     }
 
     fn claims(&self, verified: &Verified<'_>) -> PlatformClaims {

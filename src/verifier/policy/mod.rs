@@ -757,12 +757,10 @@ impl Policy {
                 log::warn!("accepted with a warning: {text}");
             } else {
                 let name = self.registers().name(index);
-                let refusal = Kind::Measurement.because(text).of(name);
-                refused.push(Refusal {
-                    expected: Some(hex(&measurement.expected)),
-                    got: got.map(hex),
-                    ..refusal
-                });
+                let mut refusal = Kind::Measurement.because(text).of(name);
+                refusal.expected = Some(hex(&measurement.expected));
+                refusal.got = got.map(hex);
+                refused.push(refusal);
             }
         }
         let judged = Refusal::unless_none(refused);
