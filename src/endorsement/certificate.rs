@@ -200,7 +200,7 @@ mod tests {
     }
 
     fn refusal(endorsement: &Endorsement, roots: &[Root]) -> String {
-        verify(endorsement, roots, now()).unwrap_err().text
+        verify(endorsement, roots, now()).unwrap_err().to_string()
     }
 
     #[test]

@@ -427,7 +427,7 @@ mod tests {
         assert_eq!(check_bank(&bank(1, 2)), Ok(()));
         // zero; extended by a program with the same text; only one of them
         for (four, seven) in [(0, 0), (3, 3), (1, 0), (0, 1)] {
-            let why = check_bank(&bank(four, seven)).unwrap_err().text;
+            let why = check_bank(&bank(four, seven)).unwrap_err().to_string();
             assert!(why.contains("tpm2_pcrallocate"), "{why}");
         }
         // a machine cannot leave out a PCR that would reveal this

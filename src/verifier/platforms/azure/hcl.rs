@@ -190,7 +190,7 @@ mod tests {
         let refusal = |json: &str, signed: &[u8], spki: &[u8]| {
             RuntimeData::verify(json.as_bytes(), signed, spki)
                 .unwrap_err()
-                .text
+                .to_string()
         };
         let altered = json.replace("\"secure-boot\":true", "\"secure-boot\":null");
         assert!(refusal(&altered, &signed, &spki).contains("other runtime data"));
