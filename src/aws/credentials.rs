@@ -302,7 +302,7 @@ mod tests {
             (|name| (name == KEY_ID).then(|| "a".into()), "only one of"),
             (
                 |name| (name == SECRET_KEY).then(|| "se\ncret".into()),
-                "AWS_SECRET_ACCESS_KEY has a character",
+                "AWS_SECRET_ACCESS_KEY has an invalid character",
             ),
         ] {
             let error = Signer::find(variables, nobody).err().unwrap().to_string();

@@ -111,8 +111,8 @@ mod tests {
             ("three=a b", "letters, digits"),
             ("three=", "letters, digits"),
             ("three=a,three=b", "two values"),
-            ("http://a,", "no API"),
-            ("http://a,http://b", "no API"),
+            ("http://a,", "name and URL of an API"),
+            ("http://a,http://b", "name and URL of an API"),
             ("one=https://a,one=https://b", "two values"),
             ("one=http://a", "need https"),
         ] {

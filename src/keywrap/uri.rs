@@ -161,7 +161,7 @@ mod tests {
             ("kms://vault?a=%4", "a is not a text"),
             ("kms://vault?a=%0a", "a is not a text"),
             ("kms://vault?a=", "a is not a text"),
-            ("kms://aws?accessKey=hush", "credentials do not belong"),
+            ("kms://aws?accessKey=hush", "must not contain credentials"),
         ] {
             let error = error(uri);
             assert!(

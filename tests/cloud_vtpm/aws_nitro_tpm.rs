@@ -241,7 +241,7 @@ fn a_machine_is_proved_by_the_document_of_its_hypervisor() {
         (demands(&authority, "1"), "SHA-384 PCR 4: expected 1111"),
         (
             json!({"cloud": {"sha384": {"4": "0".repeat(96)}}}),
-            "leads to none of the roots",
+            "leads to none of the accepted roots",
         ),
         (
             json!({"cloud": {"roots": [authority.root_pem()], "instances": ["i-1"]}}),

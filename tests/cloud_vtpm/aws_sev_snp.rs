@@ -207,7 +207,7 @@ fn a_document_of_another_machine_connection_or_authority_is_refused() {
                 pinned.clone(),
                 &json!({"cloud": {"sha384": pinned["cloud"]["sha384"]}}),
             ),
-            "leads to none of the roots",
+            "leads to none of the accepted roots",
         ),
         // a document of the hypervisor does not replace the chip's report
         (

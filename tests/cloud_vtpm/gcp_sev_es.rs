@@ -225,10 +225,10 @@ fn a_machine_is_proved_by_its_certificate_and_its_firmware() {
     assert!(read["Attestation"]["ak_cert"].is_string());
 
     for (cloud, why) in [
-        (json!({}), "leads to none of the roots"),
+        (json!({}), "leads to none of the accepted roots"),
         (
             json!({"roots": ["google-2022"]}),
-            "leads to none of the roots",
+            "leads to none of the accepted roots",
         ),
         (
             json!({"roots": [authority.root_pem()], "projects": ["other"]}),
@@ -606,7 +606,7 @@ fn a_machine_of_an_authority_that_is_not_built_in_is_proved() {
     assert_eq!(published.counts(), before);
     let strange = Authority::new().between().to_vec();
     for (published, why) in [
-        (Ok(None), "leads to none of the roots"),
+        (Ok(None), "leads to none of the accepted roots"),
         (Ok(Some(strange)), "a signature is wrong"),
         (
             Ok(Some(vec![0; 100])),

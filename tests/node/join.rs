@@ -88,7 +88,7 @@ fn a_worker_joins_and_is_a_member_from_then_on() {
     assert!(end_of_member(&mut node).success(), "{}", node.output());
     for event in [
         "ticket: from join service",
-        "proves nothing; its ticket is believed",
+        "proves nothing; its ticket is accepted",
         "locked:",
         "committed:",
         "phase: kubeadm join",

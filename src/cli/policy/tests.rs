@@ -338,7 +338,7 @@ fn a_policy_that_pins_nothing_useful_is_an_error() {
     // what no machine of the variant proves
     let errors = check::found(&read(&signed), variant).errors;
     assert!(
-        errors[0].contains("cloud.sha384: machines with the attestation variant qemu-vtpm"),
+        errors[0].contains("cloud.sha384: the attestation variant qemu-vtpm"),
         "{errors:?}"
     );
     // a register that only warns in one stage of the boot

@@ -155,7 +155,7 @@ mod tests {
             ),
             (
                 "storage://aws?bucket=abc&region=b&key=c&accessKey=d",
-                "credentials do not belong",
+                "must not contain credentials",
             ),
             (
                 "storage://azure?account=a-b&container=c&name=d",
