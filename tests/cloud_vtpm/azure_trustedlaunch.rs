@@ -112,7 +112,10 @@ fn a_place_that_is_not_microsofts_is_not_asked() {
     let cloud = machine(&host, &authority);
     let issuer = issuer_that_asks(&cloud, is_of_microsoft);
     let error = prove(issuer, validator(&VARIANT, &roots(&authority))).unwrap_err();
-    assert!(error.contains("leads to none of the accepted roots"), "{error}");
+    assert!(
+        error.contains("leads to none of the accepted roots"),
+        "{error}"
+    );
     assert_eq!(host.requests(), [""; 0]);
     // the same machine, when the address is allowed
     let issuer = self::issuer(&cloud);
@@ -189,7 +192,10 @@ fn a_certificate_that_does_not_endorse_the_key_is_refused_by_name() {
     let error = refusal(authority.certify_as_root(&good, &other));
     assert!(error.contains("is of another key"), "{error}");
     let error = refusal(authority.certify(&good, &key));
-    assert!(error.contains("leads to none of the accepted roots"), "{error}");
+    assert!(
+        error.contains("leads to none of the accepted roots"),
+        "{error}"
+    );
     let error = refusal(vec![0x30, 0]);
     assert!(error.contains("cannot be read"), "{error}");
 }

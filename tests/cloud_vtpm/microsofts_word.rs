@@ -474,7 +474,10 @@ fn a_chip_with_many_reports_has_its_share_of_the_requests() {
         .judge(&Evidence::new(&machines[0], NONCE))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("too many requests about machines on this chip"), "{error}");
+    assert!(
+        error.contains("too many requests about machines on this chip"),
+        "{error}"
+    );
     assert_eq!(maa.requests(), 4);
 }
 
