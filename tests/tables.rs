@@ -137,6 +137,20 @@ fn the_page_of_limits_lists_the_versions_of_kubernetes() {
 }
 
 #[test]
+fn the_page_of_refusals_lists_each_kind() {
+    let source = fs::read_to_string(Path::new(ROOT).join("src/tee/refusal.rs")).unwrap();
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/refusals.md")).unwrap();
+    let names: Vec<&str> = (source.lines())
+        .filter_map(|line| line.trim().strip_prefix("Kind::")?.split('"').nth(1))
+        .collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        let row = format!("| `{name}` |");
+        assert!(page.contains(&row), "docs/refusals.md: no {row}");
+    }
+}
+
+#[test]
 fn each_variant_has_a_page_of_its_own() {
     let read = |path: &str| fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_default();
     let overview = read("docs/attestation.md");

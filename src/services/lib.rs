@@ -4,10 +4,10 @@
 pub mod check;
 pub mod join_service;
 pub mod key_service;
-mod observed;
 mod policy_file;
 pub mod probe;
 mod serving;
+mod shared_metrics;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;

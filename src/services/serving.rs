@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{observed, probe};
+use crate::{probe, shared_metrics};
 use metrics::{Exporter, Registry};
 use rpc::grpc::{Limits, Router, Server};
 use transport::Accept;
@@ -69,7 +69,7 @@ impl Serving {
         let router = api.router.ready_when(ready.clone());
         let server = Server::start(name, addresses.listener, api.accept, router, api.limits)
             .map_err(|error| (addresses.listen, error))?;
-        observed::server(registry, name, &server);
+        shared_metrics::server(registry, name, &server);
         registry.add_process();
         let health = addresses
             .health

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 use crate::key_service::members::Members;
-use crate::observed;
+use crate::shared_metrics;
 use base::crypto::{KEY_LEN, MEASUREMENT_SECRET_ID, Secret};
 use base::options::{Opt, Table, put};
 use base::program::{Failure, parsed, text};
@@ -451,7 +451,7 @@ impl Inner {
             variant,
             config_dir,
             register,
-            observed::sources(collateral),
+            shared_metrics::sources(collateral),
         )?);
         let issuer = (variant.issuer)(tpm);
         let own = Instant::now() + HANDSHAKE_TIMEOUT;

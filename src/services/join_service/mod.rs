@@ -60,9 +60,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::observed;
 use crate::policy_file::{self, Loaded};
 use crate::serving::{Addresses, Api, Refused, Serving};
+use crate::shared_metrics;
 use admission::ClusterAccess;
 use approver::Approver;
 use audit::{Audit, EventSender};
@@ -172,7 +172,7 @@ impl JoinService {
     /// an address cannot be listened on, or a thread cannot be started.
     pub fn start(config: Config) -> Result<JoinService, Error> {
         let file = config.config_dir.join(policy_file::NAME);
-        let (variant, sources) = (config.variant, observed::sources(&config.collateral));
+        let (variant, sources) = (config.variant, shared_metrics::sources(&config.collateral));
         let parse = move |text: &str| {
             // a member of another cluster must not get keys of this cluster
             let policy = Policy::from_json(text)?.expecting_fresh();
@@ -183,7 +183,7 @@ impl JoinService {
         let addresses = Addresses::open(config.listen, config.health, config.metrics)?;
         let registry = Registry::new();
         policy.add_metrics(&registry);
-        observed::collateral(&registry, config.collateral.as_ref());
+        shared_metrics::collateral(&registry, config.collateral.as_ref());
         let accept = door(&config, &policy, &registry);
         let (verification, verification_http) = verification(&config)?;
         let (tickets, cluster) = tickets(config, &registry)?;

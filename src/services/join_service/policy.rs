@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::observed;
 use crate::policy_file::Loaded;
+use crate::shared_metrics;
 use metrics::Registry;
 use verifier::{Challenge, Evidence, Identified, Identity, Properties, Refusal, Validator};
 
@@ -113,7 +113,7 @@ impl PolicyFile {
                     .map(|policy| f64::from(u8::from(policy.is_stale.load(Ordering::Relaxed))))
             },
         );
-        observed::any_tpm(registry, self);
+        shared_metrics::any_tpm(registry, self);
     }
 
     /// Sets the function that is called after each change of the policy, on the thread that reads

@@ -39,7 +39,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::serving::{Addresses, Api, Refused, Serving};
-use crate::{observed, peer, policy_file};
+use crate::{peer, policy_file, shared_metrics};
 use base::crypto::{
     Dek, KEY_LEN, MEASUREMENT_SALT_LEN, MEASUREMENT_SECRET_ID, SSH_USER_CA_PUBLIC_ID,
     SSH_USER_CA_SEED_ID, Secret, cluster_id,
@@ -323,8 +323,8 @@ impl Authentication {
                 config_dir,
                 collateral,
             } => {
-                observed::collateral(registry, collateral.as_ref());
-                let sources = observed::sources(&collateral);
+                shared_metrics::collateral(registry, collateral.as_ref());
+                let sources = shared_metrics::sources(&collateral);
                 let (accept, membership) = attested(variant, &tpm, &config_dir, sources, registry)?;
                 let own = membership.own.clone();
                 Ok(Authentication {
@@ -362,7 +362,7 @@ fn attested(
     let members =
         Members::new(variant, config_dir, register.clone(), sources).map_err(Error::Policy)?;
     let members = Arc::new(members);
-    observed::any_tpm(registry, &members);
+    shared_metrics::any_tpm(registry, &members);
     let issuer = (variant.issuer)(tpm);
     let own = issuer.machine().map_err(Error::Tpm)?.unwrap_or_default();
     // No client of Constellation uses this, so TLS 1.3 can be required. It does not reveal the
