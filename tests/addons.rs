@@ -254,16 +254,13 @@ fn an_addon_that_does_not_get_ready_is_taken_back_with_the_reason() {
     operator.list("late", "1", false);
     let new = operator.apply(&["--timeout", "3s"]);
     failed(&new, "add-on late is not ready after 3 s: plugin: ");
-    failed(&new, "it was removed again, and nothing else was changed");
+    failed(&new, "the add-on was removed again");
     assert_eq!(operator.image("late"), None);
 
     succeeded(&operator.applied_with_controller("late", &[]));
     operator.list("late", "2", false);
     let worse = operator.apply(&["--timeout", "3s"]);
-    failed(
-        &worse,
-        "it is again as in its revision 1, and nothing else was changed",
-    );
+    failed(&worse, "revision 1 of the add-on was restored");
     assert_eq!(operator.image("late").unwrap(), "example.com/plugin:1");
 
     // a template that Helm cannot render changes nothing
@@ -335,6 +332,15 @@ fn what_cannot_be_installed_is_refused_before_the_first_packet() {
     )
     .unwrap();
     let list = |text: &str| fs::write(operator.at("addons.yaml"), text).unwrap();
+    for text in [
+        "- name: a\n",
+        "7\n",
+        "addons: {}\n",
+        "addons: []\nmore: 1\n",
+    ] {
+        list(text);
+        failed(&operator.apply(&[]), "it is not a list of add-ons");
+    }
 
     operator.list("other", "1", false);
     fs::write(operator.at("plugin/values.yaml"), "more: true\n").unwrap();
@@ -352,6 +358,6 @@ fn what_cannot_be_installed_is_refused_before_the_first_packet() {
     fs::remove_file(operator.at("bin/helm")).unwrap();
     failed(
         &operator.apply(&[]),
-        "cannot start helm, which installs add-ons: No such file or directory",
+        "cannot use helm, which installs add-ons: No such file or directory",
     );
 }

@@ -400,7 +400,14 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
     let wait = (!options.skip_wait).then_some(options.timeout);
     let install = |stage| match &addons {
         Some(addons) => addons
-            .install(stage, client, wait, options.is_dry_run, &progress)
+            .install(
+                stage,
+                client,
+                options.timeout,
+                wait.is_some(),
+                options.is_dry_run,
+                &progress,
+            )
             .map_err(addon_failed),
         None => Ok(vec![]),
     };

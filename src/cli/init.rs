@@ -611,6 +611,9 @@ fn bring_services(options: &Options, deadline: Instant) -> Result<(), Error> {
         is_dry_run: false,
         output: options.output,
         timeout: deadline.saturating_duration_since(Instant::now()),
+    });
+    let applied = applied.inspect_err(|_| {
+        log::warn!("the cluster is made, and its state file stays: continue with `firstlight apply`, not with init");
     })?;
     options.output.say(apply::summary(&applied))
 }

@@ -43,13 +43,36 @@ pub fn missing_of(object: &Value) -> Option<String> {
     }
     let status = |field: &str| number(object, &format!("/status/{field}")).unwrap_or(0);
     let replicas = || number(object, "/spec/replicas").unwrap_or(1);
+    let is_on_delete = text(object, "/spec/updateStrategy/type") == "OnDelete";
+    // a StatefulSet takes the new revision for its current one when all of its pods are of it
+    let has_partition = object
+        .pointer("/spec/updateStrategy/rollingUpdate/partition")
+        .is_some_and(|it| *it != 0);
+    if !is_on_delete
+        && !has_partition
+        && text(object, "/status/currentRevision") != text(object, "/status/updateRevision")
+    {
+        return Some(format!(
+            "{name}: {} of {} updated",
+            status("updatedReplicas"),
+            replicas()
+        ));
+    }
     let (ready, wanted) = match text(object, "/kind") {
+        // whoever deletes the old pods decides when
+        "DaemonSet" if is_on_delete => {
+            (status("numberAvailable"), status("desiredNumberScheduled"))
+        }
         "DaemonSet" => (
             status("numberAvailable").min(status("updatedNumberScheduled")),
             status("desiredNumberScheduled"),
         ),
-        // as many as the Deployment's strategy requires, which can be fewer than all
-        "Deployment" if is_true(object, "Available") => (status("updatedReplicas"), replicas()),
+        // as many as the Deployment's strategy requires, which can be fewer than all; old pods stay until new ones are available
+        "Deployment"
+            if is_true(object, "Available") && status("replicas") <= status("updatedReplicas") =>
+        {
+            (status("updatedReplicas"), replicas())
+        }
         "Deployment" => (
             status("availableReplicas").min(status("updatedReplicas")),
             replicas(),
@@ -167,6 +190,11 @@ mod tests {
         assert_eq!(missing(status(2, 2, "True")), None);
         // its strategy may require fewer
         assert_eq!(missing(status(2, 1, "True")), None);
+        // the only available pod is an old one
+        let mut upgrade = status(2, 2, "True");
+        upgrade["replicas"] = 3.into();
+        upgrade["availableReplicas"] = 1.into();
+        assert_eq!(missing(upgrade).unwrap(), "a: 1 of 2 ready");
         assert_eq!(missing(status(1, 2, "True")).unwrap(), "a: 1 of 2 ready");
         assert_eq!(missing(status(2, 1, "False")).unwrap(), "a: 1 of 2 ready");
         assert_eq!(

@@ -1,5 +1,6 @@
 //! Policies whose registers differ between the stages of a boot.
 
+use std::mem;
 use std::sync::Arc;
 
 use super::policy::PolicyError;
@@ -51,7 +52,7 @@ impl Validator for AtAnyStage {
             })
         };
         at(&self.initramfs, Stage::Initramfs).or_else(|of_initramfs| {
-            at(&self.booted, Stage::Booted).map_err(|of_booted| {
+            at(&self.booted, Stage::Booted).map_err(|mut of_booted| {
                 if of_initramfs.text == of_booted.text {
                     return of_booted;
                 }
@@ -62,7 +63,12 @@ impl Validator for AtAnyStage {
                 );
                 let mut both = of_initramfs;
                 both.text = text;
-                both.others = [of_booted].into();
+                // a flat list of all reasons
+                let further = mem::take(&mut of_booted.others);
+                let mut others = mem::take(&mut both.others).into_vec();
+                others.push(of_booted);
+                others.extend(further);
+                both.others = others.into();
                 both
             })
         })

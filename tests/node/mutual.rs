@@ -417,7 +417,7 @@ fn a_service_without_evidence_tells_the_nodes_that_demand_a_proof() {
     std::fs::rename(next, &policy).unwrap();
     service.expect("a new policy is in force");
     refused(node());
-    service.expect("the policy or --require demands the strong form of attested TLS");
+    service.expect("the policy or --require requires the strong form of attested TLS");
 }
 
 /// The key of the disk, the MAC in its header, and the setting cluster-id decide.

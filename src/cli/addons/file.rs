@@ -139,8 +139,9 @@ pub fn read(path: &Path) -> Result<Vec<Addon>, Error> {
     let text = files::read(path).map_err(Error::File)?;
     let text = str::from_utf8(&text).map_err(|_| malformed("it is not UTF-8".into()))?;
     let mut list = yaml::document(text).map_err(|error| malformed(error.to_string()))?;
-    let entries = match (list["addons"].take(), list.as_object().map(Map::len)) {
-        (Value::Array(entries), Some(1)) => entries,
+    let entries = list.get_mut("addons").map(Value::take);
+    let entries = match (entries, list.as_object().map(Map::len)) {
+        (Some(Value::Array(entries)), Some(1)) => entries,
         _ => {
             return Err(malformed(
                 "it is not a list of add-ons: expected `addons:` with a list, and nothing else"
@@ -322,6 +323,15 @@ fn read_folder(folder: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
         for entry in fs::read_dir(folder.join(&inner))? {
             let entry = entry?;
             let (path, kind) = (inner.join(entry.file_name()), entry.file_type()?);
+            // sha256sum escapes such names, and with a line break one file would look like two
+            if path
+                .to_str()
+                .is_none_or(|name| name.contains(|c: char| c.is_control() || c == '\\'))
+            {
+                return Err(io::Error::other(format!(
+                    "{path:?} has a character that no chart needs"
+                )));
+            }
             if kind.is_dir() {
                 folders.push(path);
             } else if kind.is_file() {

@@ -15,14 +15,15 @@ use std::time::Duration;
 use base::child_process::{self, Cause};
 use base::crypto::Secret;
 use base::stop::Stop;
-use base::text::hex;
-use kubernetes::yaml;
+use base::text::{hex, quoted};
 use serde_json::Value;
 
 use super::file::{Addon, Content};
 
 /// The label of the releases that this program has made.
 const LABEL: &str = "firstlight-addon=true";
+/// The oldest version that labels releases.
+const OLDEST: (u32, u32) = (3, 13);
 /// Time limit of a call that changes nothing.
 const ASK: Duration = Duration::from_secs(60);
 /// Time limit to undo a change that failed.
@@ -68,7 +69,7 @@ impl fmt::Display for Error {
         match self {
             Error::Missing(error) => write!(
                 f,
-                "cannot start helm, which installs add-ons: {error}; install Helm 3.13 or later, so that it is on PATH"
+                "cannot use helm, which installs add-ons: {error}; install Helm 3.13 or later, so that it is on PATH"
             ),
             Error::Folder(path, error) => write!(f, "cannot write {}: {error}", path.display()),
             Error::Refused(addon, error) => write!(f, "add-on {addon}: {error}"),
@@ -88,25 +89,32 @@ impl Helm {
             "firstlight-addons-{}",
             hex(Secret::random(8).expose())
         ));
-        let kubeconfig = std::env::join_paths(kubeconfigs).unwrap_or_default();
+        let kubeconfig = std::env::join_paths(kubeconfigs).map_err(|error| {
+            Error::Missing(io::Error::other(format!(
+                "the path of a kubeconfig: {error}"
+            )))
+        })?;
         let helm = Helm {
             folder,
             kubeconfig,
             stop: Stop::new(),
         };
-        let version = child_process::output(
-            Command::new("helm").arg("version"),
+        let answer = child_process::output(
+            command().args(["version", "--template", "{{.Version}}"]),
             ASK,
             &helm.stop,
             &mut |_| {},
         );
-        match version {
-            Err(child_process::Error {
-                cause: Cause::Start(error),
-                ..
-            }) => return Err(Error::Missing(error)),
-            Err(error) => return Err(Error::Missing(io::Error::other(error.to_string()))),
-            Ok(_) => {}
+        let answer = answer.map_err(|error| match error.cause {
+            Cause::Start(error) => Error::Missing(error),
+            _ => Error::Missing(io::Error::other(error.to_string())),
+        })?;
+        let answer = String::from_utf8_lossy(answer.expose());
+        if version(&answer).is_none_or(|version| version < OLDEST) {
+            return Err(Error::Missing(io::Error::other(format!(
+                "it is {}",
+                quoted(&*answer, 40)
+            ))));
         }
         let made = DirBuilder::new().mode(0o700).create(&helm.folder);
         made.map_err(|error| Error::Folder(helm.folder.clone(), error))?;
@@ -117,7 +125,7 @@ impl Helm {
     /// chart may read.
     pub fn check(&self, addon: &Addon, kubernetes_version: &str) -> Result<(), Error> {
         let chart = self.write(addon)?;
-        let mut command = Command::new("helm");
+        let mut command = command();
         command
             .args([
                 "template",
@@ -131,21 +139,18 @@ impl Helm {
 
     /// Returns an add-on's release, or `None` if the cluster has none.
     pub fn release(&self, addon: &Addon) -> Result<Option<Release>, Error> {
-        let mut command = Command::new("helm");
-        command.args(["status", &addon.name, "--output", "json"]);
+        // unlike `helm status`, it does not print the manifests, which can be large
+        let mut command = command();
+        command.args(["history", &addon.name, "--max", "1", "--output", "json"]);
         let answer = match self.ask(addon, &mut command) {
             Err(Error::Refused(_, error)) if says(&error, "release: not found") => return Ok(None),
             answer => answer?,
         };
         let answer: Value = serde_json::from_slice(answer.expose())
             .map_err(|error| Error::Answer(addon.name.clone(), error.to_string()))?;
-        let text = |field: &str| {
-            answer["info"][field]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned()
-        };
-        match answer["version"].as_u64() {
+        let text = |field: &str| answer[0][field].as_str().unwrap_or_default().to_owned();
+        match answer[0]["revision"].as_u64() {
+            Some(_) if text("status") == "uninstalled" => Ok(None),
             Some(revision) => Ok(Some(Release {
                 revision,
                 status: text("status"),
@@ -153,14 +158,14 @@ impl Helm {
             })),
             None => Err(Error::Answer(
                 addon.name.clone(),
-                "it has no version".into(),
+                "it has no revision".into(),
             )),
         }
     }
 
     /// Installs an add-on, or upgrades it. Returns when the API server has accepted its objects.
     pub fn install(&self, addon: &Addon, limit: Duration) -> Result<(), Error> {
-        let mut command = Command::new("helm");
+        let mut command = command();
         command
             .args(["upgrade", &addon.name])
             .arg(self.chart(addon));
@@ -176,19 +181,9 @@ impl Helm {
         self.run_with_values(addon, &mut command, limit + ASK)
     }
 
-    /// Returns the objects of an add-on's release.
-    pub fn objects(&self, addon: &Addon) -> Result<Vec<Value>, Error> {
-        let mut command = Command::new("helm");
-        let answer = self.ask(addon, command.args(["get", "manifest", &addon.name]))?;
-        let unreadable = |error: String| Error::Answer(addon.name.clone(), error);
-        let text =
-            str::from_utf8(answer.expose()).map_err(|error| unreadable(error.to_string()))?;
-        yaml::documents(text).map_err(|error| unreadable(error.to_string()))
-    }
-
     /// Undoes a call of [`Helm::install`]: restores the previous revision of the release, or removes a new release.
     pub fn undo(&self, addon: &Addon, before: Option<&Release>) -> Result<(), Error> {
-        let mut command = Command::new("helm");
+        let mut command = command();
         match before {
             Some(before) => command.args(["rollback", &addon.name, &before.revision.to_string()]),
             None => command.args(["uninstall", &addon.name, "--ignore-not-found"]),
@@ -201,7 +196,7 @@ impl Helm {
 
     /// Returns the releases that this program has made, by name and namespace.
     pub fn releases(&self) -> Result<Vec<(String, String)>, Error> {
-        let mut command = Command::new("helm");
+        let mut command = command();
         command.args([
             "list",
             "--all-namespaces",
@@ -225,12 +220,11 @@ impl Helm {
 
     /// Returns where Helm finds the chart of an add-on.
     fn chart(&self, addon: &Addon) -> PathBuf {
-        let ending = match addon.content {
-            Content::Archive(_) => ".tgz",
-            _ => "",
+        let name = match addon.content {
+            Content::Archive(_) => format!("{}.tgz", addon.name),
+            _ => addon.name.clone(),
         };
-        let name = format!("{}-{}{ending}", addon.namespace, addon.name);
-        self.folder.join(name)
+        self.folder.join(&addon.namespace).join(name)
     }
 
     fn write(&self, addon: &Addon) -> Result<PathBuf, Error> {
@@ -282,6 +276,35 @@ impl Drop for Helm {
         // a folder that cannot be removed contains only public files
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+/// Returns a command of Helm without the variables by which it would use another cluster or storage than the kubeconfigs say, or show
+/// values in its errors.
+fn command() -> Command {
+    const FOREIGN: [&str; 11] = [
+        "HELM_DEBUG",
+        "HELM_DRIVER",
+        "HELM_KUBEAPISERVER",
+        "HELM_KUBEASGROUPS",
+        "HELM_KUBEASUSER",
+        "HELM_KUBECAFILE",
+        "HELM_KUBECONTEXT",
+        "HELM_KUBEINSECURE_SKIP_TLS_VERIFY",
+        "HELM_KUBETLS_SERVER_NAME",
+        "HELM_KUBETOKEN",
+        "HELM_NAMESPACE",
+    ];
+    let mut command = Command::new("helm");
+    for variable in FOREIGN {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Returns major and minor version of an answer such as `v3.18.6`.
+fn version(answer: &str) -> Option<(u32, u32)> {
+    let mut parts = answer.trim().strip_prefix('v')?.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 fn values(values: &Value) -> io::Result<fs::File> {

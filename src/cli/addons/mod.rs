@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use base::options::Opt;
 use kubernetes::client::{self, Client, NODES, Object, PODS, Selector};
 use kubernetes::readiness::{self, WORKLOADS};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::progress::Progress;
 use file::Addon;
@@ -90,21 +90,14 @@ impl fmt::Display for Error {
             Error::Helm(error) => error.fmt(f),
             Error::Api(error) => error.fmt(f),
             Error::Unfinished(name, namespace, release) => {
+                let first = release.revision == 1 || release.status == "uninstalling";
+                let command = if first { "uninstall" } else { "rollback" };
                 write!(
                     f,
-                    "add-on {name}: a run of Helm was interrupted (revision {}, {}): ",
+                    "add-on {name}: another run of Helm was interrupted, or still runs (revision {}, {}): wait for its end, or run \
+                     `helm {command} {name} --namespace {namespace}` first; `helm history {name} --namespace {namespace}` lists the revisions",
                     release.revision, release.status
-                )?;
-                match release.revision {
-                    1 => write!(
-                        f,
-                        "run `helm uninstall {name} --namespace {namespace}` first"
-                    ),
-                    _ => write!(
-                        f,
-                        "run `helm rollback {name} --namespace {namespace}` first"
-                    ),
-                }
+                )
             }
             Error::NotReady(name, missing, after) => write!(
                 f,
@@ -112,15 +105,11 @@ impl fmt::Display for Error {
                 after.as_secs(),
                 missing.join("; ")
             ),
-            Error::Undone(why, Outcome::Removed) => write!(
-                f,
-                "{why}; it was removed again, and nothing else was changed"
-            ),
+            Error::Undone(why, Outcome::Removed) => {
+                write!(f, "{why}; the add-on was removed again")
+            }
             Error::Undone(why, Outcome::Restored(revision)) => {
-                write!(
-                    f,
-                    "{why}; its revision {revision} was restored, and nothing else was changed"
-                )
+                write!(f, "{why}; revision {revision} of the add-on was restored")
             }
             Error::Undone(why, Outcome::Left(error)) => {
                 write!(f, "{why}; this change could not be undone: {error}")
@@ -161,13 +150,14 @@ impl Addons {
         addons.try_for_each(|addon| Ok(self.helm.check(addon, kubernetes_version)?))
     }
 
-    /// Installs the add-ons of a stage, one after the other, and waits until each is ready if there is a time for that. Returns those
-    /// that are new or changed; a dry run changes nothing.
+    /// Installs the add-ons of a stage, one after the other, and waits until each is ready, if `wait`; `limit` is for each add-on: hooks
+    /// of a chart run within it, too. Returns those that are new or changed; a dry run changes nothing.
     pub fn install(
         &self,
         stage: Stage,
         client: &Client,
-        wait: Option<Duration>,
+        limit: Duration,
+        wait: bool,
         is_dry_run: bool,
         progress: &Progress,
     ) -> Result<Vec<String>, Error> {
@@ -178,10 +168,10 @@ impl Addons {
             .filter(|addon| addon.before_services == (stage == Stage::BeforeServices))
         {
             let before = self.helm.release(addon)?;
-            if let Some(release) = before
-                .clone()
-                .filter(|release| release.status.starts_with("pending-"))
-            {
+            let is_unfinished = |release: &Release| {
+                release.status.starts_with("pending-") || release.status == "uninstalling"
+            };
+            if let Some(release) = before.clone().filter(is_unfinished) {
                 return Err(Error::Unfinished(
                     addon.name.clone(),
                     addon.namespace.clone(),
@@ -198,10 +188,14 @@ impl Addons {
             if is_dry_run {
                 continue;
             }
-            let done = self.bring(addon, is_new, client, wait, progress);
+            let done = self.bring(addon, is_new, client, limit, wait, progress);
             match done {
                 Ok(()) => {}
                 Err(Error::Api(client::Error::Stopped)) => return done.map(|()| changed),
+                // Helm refuses much before it changes anything
+                Err(why) if is_new && self.helm.release(addon).is_ok_and(|now| now == before) => {
+                    return Err(why);
+                }
                 Err(why) if is_new => {
                     progress.phase(format!("undoing the change of add-on {}", addon.name));
                     let outcome = match (self.helm.undo(addon, before.as_ref()), before) {
@@ -252,38 +246,61 @@ impl Addons {
         addon: &Addon,
         is_new: bool,
         client: &Client,
-        wait: Option<Duration>,
+        limit: Duration,
+        wait: bool,
         progress: &Progress,
     ) -> Result<(), Error> {
         if is_new {
             progress.phase(format!("installing add-on {}", addon.name));
-            self.helm.install(addon, wait.unwrap_or(INTERVAL))?;
+            self.helm.install(addon, limit)?;
         }
-        let Some(time) = wait else {
+        if !wait {
             return Ok(());
-        };
-        let workloads = workloads(addon, self.helm.objects(addon)?)?;
-        wait_ready(addon, &workloads, client, time, progress)
+        }
+        // what comes before the last of them, such as definitions, need not bring the network
+        let mut before_services = self.list.iter().filter(|addon| addon.before_services);
+        let brings_network = before_services
+            .next_back()
+            .is_some_and(|last| last.digest == addon.digest && last.name == addon.name);
+        wait_ready(
+            addon,
+            brings_network,
+            &workloads(addon, client)?,
+            client,
+            limit,
+            progress,
+        )
     }
 }
 
-/// Returns the URLs of the workloads among the objects of an add-on.
-fn workloads(addon: &Addon, objects: Vec<Value>) -> Result<Vec<Object>, Error> {
+/// Returns the workloads of an add-on. Helm annotates each object of a release with its name and namespace.
+fn workloads(addon: &Addon, client: &Client) -> Result<Vec<Object>, Error> {
+    let selector = Selector::labels("app.kubernetes.io/managed-by=Helm");
     let mut found = Vec::new();
-    for mut object in objects {
-        if object.pointer("/metadata/namespace").is_none() {
-            object["metadata"]["namespace"] = json!(addon.namespace);
-        }
-        if WORKLOADS.iter().any(|kind| kind.is_of(&object)) {
-            found.push(Object::of(&object)?);
+    for kind in WORKLOADS {
+        for object in client.list(&kind.all(), &selector)?.items {
+            let text = |pointer: &str| {
+                object
+                    .pointer(pointer)
+                    .and_then(Value::as_str)
+                    .unwrap_or("")
+            };
+            let is_of = |name: &str, value: &str| {
+                text(&format!("/metadata/annotations/meta.helm.sh~1{name}")) == value
+            };
+            if is_of("release-name", &addon.name) && is_of("release-namespace", &addon.namespace) {
+                let namespace = kind.in_namespace(text("/metadata/namespace"));
+                found.push(namespace.named(text("/metadata/name")));
+            }
         }
     }
     Ok(found)
 }
 
-/// Waits until each workload is ready, and for a network on each node if others need it.
+/// Waits until each workload is ready, and for a network on each node if this add-on brings it.
 fn wait_ready(
     addon: &Addon,
+    brings_network: bool,
     workloads: &[Object],
     client: &Client,
     time: Duration,
@@ -308,7 +325,7 @@ fn wait_ready(
         }
         let nodes = client.list(&NODES.all(), &Selector::default())?;
         let networks = readiness::without_network(&nodes.items);
-        if addon.before_services && missing.is_empty() {
+        if brings_network && missing.is_empty() {
             missing.extend(networks.clone());
         }
         if missing.is_empty() {

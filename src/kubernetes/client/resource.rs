@@ -192,14 +192,6 @@ impl Resource {
         }
     }
 
-    /// Returns whether an object is of this resource, by its `apiVersion` and `kind`.
-    pub fn is_of(&self, object: &Value) -> bool {
-        let kind = KINDS.iter().find(|(_, resource)| resource == self);
-        kind.is_some_and(|(kind, _)| {
-            object["kind"] == *kind && object["apiVersion"] == self.api_version()
-        })
-    }
-
     fn path(&self, namespace: Option<&str>) -> String {
         let mut path = if self.group.is_empty() {
             "/api".to_owned()

@@ -160,7 +160,9 @@ fn fetch(places: &[String], is_allowed: fn(&str) -> bool) -> Option<Vec<u8>> {
     allowed.find_map(|place| {
         let (base, path) = place.rsplit_once('/')?;
         match Http::new(base).get(path, &[], MAX_BODY) {
-            Ok(body) if x509::extensions(&body).is_ok() => return Some(body),
+            Ok(body) if x509::extensions(&body).is_ok_and(|found| !found.is_empty()) => {
+                return Some(body);
+            }
             Ok(_) => why(&format!("{place} is no certificate")),
             Err(error) => why(&error),
         }
