@@ -11,7 +11,7 @@ cd "$ROOT"
 TOGETHER=(bootstrapper join-service key-service firstlight)
 PROGRAMS=(unlock "${TOGETHER[@]}")
 # maximum bytes with musl, as SPECIFICATION.md promises; a static glibc adds 0.9 MB
-declare -A MOST=([unlock]=2820000 [bootstrapper]=5225000 [join-service]=5105000 [key-service]=4510000 [firstlight]=6325000)
+declare -A MOST=([unlock]=2820000 [bootstrapper]=5225000 [join-service]=5105000 [key-service]=4510000 [firstlight]=6330000)
 UNLOCK_MOST_COMPRESSED=1292000
 
 # a separate folder: the flags differ from those of `cargo build`, and neither build may invalidate the other
