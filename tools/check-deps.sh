@@ -25,13 +25,15 @@ tree() { cargo tree --locked --package "$1" --target "$MUSL" --edges normal,no-p
 # Counts the lines of code below a folder, without tests, comments and blank lines. A test module is at the end of its file, or in a
 # file of its own.
 lines() {
-  find "$1" -name '*.rs' ! -path '*/tests/*' ! -name tests.rs ! -name testing.rs ! -path '*/examples/*' -exec awk '
+  find "$1" -mindepth 1 -type d -exec test -e {}/Cargo.toml \; -prune -o -name '*.rs' ! -path '*/tests/*' ! -name tests.rs ! -name testing.rs ! -path '*/examples/*' -exec awk '
     FNR == 1 { on = 1; test = 0 } /^#\[cfg\(test\)\]$/ { test = 1 }
     test && !/^#\[/ { test = 0; if (/;$/) next; on = 0 }
     on && !test && !/^[[:space:]]*(\/\/.*)?$/ { n++ } END { print n + 0 }' {} +
 }
 
-tools/circles.py src/* || die "these modules of one folder use each other: move what both need to a file below them"
+found=$(grep -rlE --include='*.rs' --include=Cargo.toml 'allow\(unsafe_code|unsafe_code = "(allow|warn)"' src | grep -v '^src/sys/' || true)
+[ -z "$found" ] || die "unsafe code is allowed outside of src/sys: $found"
+tools/circles.py src/* src/sys/booted_sys || die "these modules of one folder use each other: move what both need to a file below them"
 tools/long_functions.py src || die "these functions are too long to be read at once"
 tools/counts.py src || die "give the errors a type whose kind can be asked, the types a name of their own"
 
