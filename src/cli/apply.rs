@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::addons::{self, ADDONS, Addons, Stage};
+use super::addons::{self, ADDONS, Addons, How, Stage};
 use super::connect::and_known;
 use super::error::Error;
 use super::keeping::{CREATE_KEY, KMS_ACCESS, Wish, check_named, wish_of};
@@ -397,23 +397,20 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
             "what was applied stays, and nothing is rolled back; run the same command again",
         );
     }
-    let wait = (!options.skip_wait).then_some(options.timeout);
+    let how = How {
+        client,
+        progress: &progress,
+        limit: options.timeout,
+        wait: !options.skip_wait,
+        is_dry_run: options.is_dry_run,
+    };
     let install = |stage| match &addons {
-        Some(addons) => addons
-            .install(
-                stage,
-                client,
-                options.timeout,
-                wait.is_some(),
-                options.is_dry_run,
-                &progress,
-            )
-            .map_err(addon_failed),
+        Some(addons) => addons.install(stage, &how).map_err(addon_failed),
         None => Ok(vec![]),
     };
     let mut changed = install(Stage::BeforeServices)?;
     let services = match has_services {
-        true => bring_services(client, options, wait, &progress)?,
+        true => bring_services(client, options, &progress)?,
         false => Applied::default(),
     };
     changed.extend(services.changed);
@@ -432,7 +429,6 @@ fn bring_in(client: &Client, options: &Options) -> Result<Applied, Error> {
 fn bring_services(
     client: &Client,
     options: &Options,
-    wait: Option<Duration>,
     progress: &Progress,
 ) -> Result<Applied, Error> {
     if options.wish.kms.is_none() && !options.skip_phases.contains(&Phase::Services) {
@@ -442,7 +438,7 @@ fn bring_services(
     let how = services::Options {
         skip: &options.skip_phases,
         backups: Path::new(&options.backups),
-        wait,
+        wait: (!options.skip_wait).then_some(options.timeout),
         is_dry_run: options.is_dry_run,
     };
     services::apply(client, &settings, &how, &mut |report| match report {

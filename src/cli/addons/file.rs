@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use base::text::{hex, quoted};
 use kubernetes::yaml;
-use ring::digest::{self, SHA256};
+use ring::digest::{SHA256, digest};
 use serde_json::{Map, Value, json};
 
 use super::super::files;
@@ -231,7 +231,7 @@ impl Entry<'_> {
             true => Content::Archive(read_file(&path).map_err(unreadable)?),
             false => Content::Manifests(read_file(&path).map_err(unreadable)?),
         };
-        let got = hex(&content.sha256());
+        let got = content.sha256();
         let expected = self.text("sha256")?.map(str::to_lowercase);
         if expected.as_ref() != Some(&got) {
             return Err(Error::Digest {
@@ -241,7 +241,7 @@ impl Entry<'_> {
                 got,
             });
         }
-        let digest = hex(digest::digest(&SHA256, format!("{got} {values}").as_bytes()).as_ref());
+        let digest = sha256(format!("{got} {values}").as_bytes());
         Ok(Addon {
             name,
             namespace,
@@ -287,19 +287,21 @@ impl Entry<'_> {
 
 impl Content {
     /// Returns the SHA-256 of the file; that of a folder is of the lines that `sha256sum` prints for its files, sorted by path.
-    fn sha256(&self) -> [u8; 32] {
-        let hash = |bytes: &[u8]| digest::digest(&SHA256, bytes);
-        let whole = match self {
-            Content::Archive(bytes) | Content::Manifests(bytes) => hash(bytes),
+    fn sha256(&self) -> String {
+        match self {
+            Content::Archive(bytes) | Content::Manifests(bytes) => sha256(bytes),
             Content::Folder(files) => {
                 let line = |(path, bytes): &(PathBuf, Vec<u8>)| {
-                    format!("{}  ./{}\n", hex(hash(bytes).as_ref()), path.display())
+                    format!("{}  ./{}\n", sha256(bytes), path.display())
                 };
-                hash(files.iter().map(line).collect::<String>().as_bytes())
+                sha256(files.iter().map(line).collect::<String>().as_bytes())
             }
-        };
-        whole.as_ref().try_into().unwrap_or_default()
+        }
     }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hex(digest(&SHA256, bytes).as_ref())
 }
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {

@@ -24,6 +24,8 @@ use super::file::{Addon, Content};
 const LABEL: &str = "firstlight-addon=true";
 /// The oldest version that labels releases.
 const OLDEST: (u32, u32) = (3, 13);
+/// What an error is about that concerns no single add-on.
+const ALL: &str = "the add-ons of earlier lists";
 /// Time limit of a call that changes nothing.
 const ASK: Duration = Duration::from_secs(60);
 /// Time limit to undo a change that failed.
@@ -58,9 +60,9 @@ pub enum Error {
     Missing(io::Error),
     /// A chart cannot be written to a folder for Helm.
     Folder(PathBuf, io::Error),
-    /// Helm refused the chart, its values, or the objects that it made from them.
+    /// Helm refused what it was asked for: about which add-on, and its error.
     Refused(String, child_process::Error),
-    /// Helm's answer cannot be read.
+    /// Helm's answer cannot be read: about which add-on, and why.
     Answer(String, String),
 }
 
@@ -72,9 +74,9 @@ impl fmt::Display for Error {
                 "cannot use helm, which installs add-ons: {error}; install Helm 3.13 or later, so that it is on PATH"
             ),
             Error::Folder(path, error) => write!(f, "cannot write {}: {error}", path.display()),
-            Error::Refused(addon, error) => write!(f, "add-on {addon}: {error}"),
-            Error::Answer(addon, what) => {
-                write!(f, "add-on {addon}: cannot read the answer of helm: {what}")
+            Error::Refused(about, error) => write!(f, "{about}: {error}"),
+            Error::Answer(about, why) => {
+                write!(f, "{about}: cannot read the answer of helm: {why}")
             }
         }
     }
@@ -147,7 +149,7 @@ impl Helm {
             answer => answer?,
         };
         let answer: Value = serde_json::from_slice(answer.expose())
-            .map_err(|error| Error::Answer(addon.name.clone(), error.to_string()))?;
+            .map_err(|error| Error::Answer(about(addon), error.to_string()))?;
         let text = |field: &str| answer[0][field].as_str().unwrap_or_default().to_owned();
         match answer[0]["revision"].as_u64() {
             Some(_) if text("status") == "uninstalled" => Ok(None),
@@ -156,10 +158,7 @@ impl Helm {
                 status: text("status"),
                 description: text("description"),
             })),
-            None => Err(Error::Answer(
-                addon.name.clone(),
-                "it has no revision".into(),
-            )),
+            None => Err(Error::Answer(about(addon), "it has no revision".into())),
         }
     }
 
@@ -191,7 +190,7 @@ impl Helm {
         command.arg(format!("--timeout={}s", UNDO.as_secs()));
         self.settle(addon, &mut command);
         child_process::run(&mut command, UNDO + ASK, &self.stop, &mut |_| {})
-            .map_err(|error| Error::Refused(addon.name.clone(), error))
+            .map_err(|error| Error::Refused(about(addon), error))
     }
 
     /// Returns the releases that this program has made, by name and namespace.
@@ -207,9 +206,9 @@ impl Helm {
         ]);
         command.env("KUBECONFIG", &self.kubeconfig);
         let answer = child_process::output(&mut command, ASK, &self.stop, &mut |_| {})
-            .map_err(|error| Error::Refused("of before".into(), error))?;
+            .map_err(|error| Error::Refused(ALL.into(), error))?;
         let answer: Vec<Value> = serde_json::from_slice(answer.expose())
-            .map_err(|error| Error::Answer("of before".into(), error.to_string()))?;
+            .map_err(|error| Error::Answer(ALL.into(), error.to_string()))?;
         let text =
             |release: &Value, field: &str| release[field].as_str().unwrap_or_default().to_owned();
         Ok(answer
@@ -253,7 +252,7 @@ impl Helm {
     fn ask(&self, addon: &Addon, command: &mut Command) -> Result<Secret, Error> {
         self.settle(addon, command);
         child_process::output(command, ASK, &self.stop, &mut |_| {})
-            .map_err(|error| Error::Refused(addon.name.clone(), error))
+            .map_err(|error| Error::Refused(about(addon), error))
     }
 
     /// Runs a command of Helm with the add-on's values. They may be secret, so they are neither in a file nor among the arguments.
@@ -267,13 +266,13 @@ impl Helm {
             .map_err(|error| Error::Folder("values in memory".into(), error))?;
         self.settle(addon, command.args(["--values", "-"]));
         child_process::run_on(input, command, limit, &self.stop, &mut |_| {})
-            .map_err(|error| Error::Refused(addon.name.clone(), error))
+            .map_err(|error| Error::Refused(about(addon), error))
     }
 }
 
 impl Drop for Helm {
     fn drop(&mut self) {
-        // a folder that cannot be removed contains only public files
+        // only this user can read a folder that cannot be removed; the values of charts are not in it
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -299,6 +298,10 @@ fn command() -> Command {
         command.env_remove(variable);
     }
     command
+}
+
+fn about(addon: &Addon) -> String {
+    format!("add-on {}", addon.name)
 }
 
 /// Returns major and minor version of an answer such as `v3.18.6`.

@@ -55,6 +55,20 @@ pub enum Stage {
     AfterServices,
 }
 
+/// How to install.
+pub struct How<'a> {
+    /// The client of the cluster.
+    pub client: &'a Client,
+    /// Shows what is done.
+    pub progress: &'a Progress,
+    /// The time limit of each add-on. A chart's hooks run within it, too.
+    pub limit: Duration,
+    /// Whether to wait until each add-on is ready.
+    pub wait: bool,
+    /// Whether to change nothing.
+    pub is_dry_run: bool,
+}
+
 /// Why an add-on was not installed.
 #[derive(Debug)]
 pub enum Error {
@@ -150,74 +164,85 @@ impl Addons {
         addons.try_for_each(|addon| Ok(self.helm.check(addon, kubernetes_version)?))
     }
 
-    /// Installs the add-ons of a stage, one after the other, and waits until each is ready, if `wait`; `limit` is for each add-on: hooks
-    /// of a chart run within it, too. Returns those that are new or changed; a dry run changes nothing.
-    pub fn install(
-        &self,
-        stage: Stage,
-        client: &Client,
-        limit: Duration,
-        wait: bool,
-        is_dry_run: bool,
-        progress: &Progress,
-    ) -> Result<Vec<String>, Error> {
+    /// Installs the add-ons of a stage, one after the other. Returns those that are new or changed.
+    pub fn install(&self, stage: Stage, how: &How) -> Result<Vec<String>, Error> {
+        let is_of = |addon: &&Addon| addon.before_services == (stage == Stage::BeforeServices);
         let mut changed = Vec::new();
-        for addon in self
-            .list
-            .iter()
-            .filter(|addon| addon.before_services == (stage == Stage::BeforeServices))
-        {
-            let before = self.helm.release(addon)?;
-            let is_unfinished = |release: &Release| {
-                release.status.starts_with("pending-") || release.status == "uninstalling"
-            };
-            if let Some(release) = before.clone().filter(is_unfinished) {
-                return Err(Error::Unfinished(
-                    addon.name.clone(),
-                    addon.namespace.clone(),
-                    release,
-                ));
-            }
-            let is_there = |release: &Release| {
-                release.description == addon.digest && release.status == "deployed"
-            };
+        for addon in self.list.iter().filter(is_of) {
+            let before = self.present(addon)?;
+            let is_there = |it: &Release| it.description == addon.digest && it.status == "deployed";
             let is_new = !before.as_ref().is_some_and(is_there);
             if is_new {
                 changed.push(format!("add-on {}", addon.name));
             }
-            if is_dry_run {
+            if how.is_dry_run {
                 continue;
             }
-            let done = self.bring(addon, is_new, client, limit, wait, progress);
-            match done {
-                Ok(()) => {}
-                Err(Error::Api(client::Error::Stopped)) => return done.map(|()| changed),
-                // Helm refuses much before it changes anything
-                Err(why) if is_new && self.helm.release(addon).is_ok_and(|now| now == before) => {
-                    return Err(why);
-                }
-                Err(why) if is_new => {
-                    progress.phase(format!("undoing the change of add-on {}", addon.name));
-                    let outcome = match (self.helm.undo(addon, before.as_ref()), before) {
-                        (Err(error), _) => Outcome::Left(error),
-                        (Ok(()), None) => Outcome::Removed,
-                        (Ok(()), Some(before)) => Outcome::Restored(before.revision),
-                    };
-                    return Err(Error::Undone(Box::new(why), outcome));
-                }
-                Err(why) => return Err(why),
-            }
-            progress.line(format!(
-                "add-on {}: {}",
-                addon.name,
-                if is_new {
+            let state = match is_new {
+                true => {
+                    let brought = self.bring(addon, how);
+                    brought.or_else(|why| self.undo(addon, before, why, how.progress))?;
                     "new or changed"
-                } else {
+                }
+                false => {
+                    self.wait(addon, how)?;
                     "stays as it is"
                 }
-            ));
+            };
+            how.progress.line(format!("add-on {}: {state}", addon.name));
         }
         Ok(changed)
+    }
+
+    /// Returns the release of an add-on; an error if a run of Helm has not ended.
+    fn present(&self, addon: &Addon) -> Result<Option<Release>, Error> {
+        match self.helm.release(addon)? {
+            Some(it) if it.status.starts_with("pending-") || it.status == "uninstalling" => {
+                let (name, namespace) = (addon.name.clone(), addon.namespace.clone());
+                Err(Error::Unfinished(name, namespace, it))
+            }
+            release => Ok(release),
+        }
+    }
+
+    fn bring(&self, addon: &Addon, how: &How) -> Result<(), Error> {
+        how.progress
+            .phase(format!("installing add-on {}", addon.name));
+        self.helm.install(addon, how.limit)?;
+        self.wait(addon, how)
+    }
+
+    fn wait(&self, addon: &Addon, how: &How) -> Result<(), Error> {
+        if !how.wait {
+            return Ok(());
+        }
+        // what comes before the last of them, such as definitions, need not bring the network
+        let brings_network = (self.list.iter())
+            .rfind(|addon| addon.before_services)
+            .is_some_and(|last| std::ptr::eq(last, addon));
+        wait_ready(addon, brings_network, &workloads(addon, how.client)?, how)
+    }
+
+    /// Restores the release as it was before, and returns why. Changes nothing if the client was stopped, or if Helm refused the
+    /// add-on before it changed anything.
+    fn undo(
+        &self,
+        addon: &Addon,
+        before: Option<Release>,
+        why: Error,
+        progress: &Progress,
+    ) -> Result<(), Error> {
+        let is_stopped = matches!(why, Error::Api(client::Error::Stopped));
+        if is_stopped || self.helm.release(addon).is_ok_and(|now| now == before) {
+            return Err(why);
+        }
+        progress.phase(format!("undoing the change of add-on {}", addon.name));
+        let outcome = match (self.helm.undo(addon, before.as_ref()), before) {
+            (Err(error), _) => Outcome::Left(error),
+            (Ok(()), None) => Outcome::Removed,
+            (Ok(()), Some(before)) => Outcome::Restored(before.revision),
+        };
+        Err(Error::Undone(Box::new(why), outcome))
     }
 
     /// Returns a sentence for each add-on of an earlier list that this list no longer has.
@@ -239,37 +264,6 @@ impl Addons {
             )
         };
         Ok(releases.map(sentence).collect())
-    }
-
-    fn bring(
-        &self,
-        addon: &Addon,
-        is_new: bool,
-        client: &Client,
-        limit: Duration,
-        wait: bool,
-        progress: &Progress,
-    ) -> Result<(), Error> {
-        if is_new {
-            progress.phase(format!("installing add-on {}", addon.name));
-            self.helm.install(addon, limit)?;
-        }
-        if !wait {
-            return Ok(());
-        }
-        // what comes before the last of them, such as definitions, need not bring the network
-        let mut before_services = self.list.iter().filter(|addon| addon.before_services);
-        let brings_network = before_services
-            .next_back()
-            .is_some_and(|last| last.digest == addon.digest && last.name == addon.name);
-        wait_ready(
-            addon,
-            brings_network,
-            &workloads(addon, client)?,
-            client,
-            limit,
-            progress,
-        )
     }
 }
 
@@ -302,10 +296,14 @@ fn wait_ready(
     addon: &Addon,
     brings_network: bool,
     workloads: &[Object],
-    client: &Client,
-    time: Duration,
-    progress: &Progress,
+    how: &How,
 ) -> Result<(), Error> {
+    let How {
+        client,
+        progress,
+        limit,
+        ..
+    } = how;
     let started = Instant::now();
     let mut said = BTreeSet::new();
     loop {
@@ -339,7 +337,7 @@ fn wait_ready(
                 progress.line(trouble.clone());
             }
         }
-        if started.elapsed() >= time {
+        if started.elapsed() >= *limit {
             missing.extend(troubles);
             missing.dedup();
             return Err(Error::NotReady(
