@@ -49,7 +49,7 @@ fn folder_sha256(folder: &Path) -> String {
     let lines = Command::new("sh")
         .args([
             "-c",
-            "find . -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d ' ' -f 1",
+            "find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1",
         ])
         .current_dir(folder)
         .output()
@@ -339,25 +339,28 @@ fn what_cannot_be_installed_is_refused_before_the_first_packet() {
         "addons: []\nmore: 1\n",
     ] {
         list(text);
-        failed(&operator.apply(&[]), "it is not a list of add-ons");
+        failed(
+            &operator.apply(&["--timeout", "3s"]),
+            "it is not a list of add-ons",
+        );
     }
 
     operator.list("other", "1", false);
     fs::write(operator.at("plugin/values.yaml"), "more: true\n").unwrap();
     failed(
-        &operator.apply(&[]),
+        &operator.apply(&["--timeout", "3s"]),
         "it is not the file that the list was written for",
     );
     let got = folder_sha256(&operator.at("plugin"));
     list("addons:\n- {name: a, namespace: a, chart: plugin}\n");
     failed(
-        &operator.apply(&[]),
+        &operator.apply(&["--timeout", "3s"]),
         &format!("sha256 is missing; plugin has {got}"),
     );
     operator.list("other", "1", true);
     fs::remove_file(operator.at("bin/helm")).unwrap();
     failed(
-        &operator.apply(&[]),
+        &operator.apply(&["--timeout", "3s"]),
         "cannot use helm, which installs add-ons: No such file or directory",
     );
 }

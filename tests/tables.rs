@@ -239,7 +239,7 @@ fn only_its_file_and_the_table_name_a_cloud_or_a_variant() {
                         || line.contains("--csp")
                         // the crate of that name
                         || line.starts_with("use aws::")
-                        // the folder of a vendor's variants, of which one has a cloud's name
+                        // a vendor's folder of variants: the folder of AWS has the cloud's name
                         || line.starts_with("pub use platforms::")
                         || line.starts_with("pub mod ");
                     !is_prose

@@ -330,8 +330,8 @@ fn check_order(report: &Report, tcbs: &Tcbs) -> Result<(), Refusal> {
     }
 }
 
-/// Checks that a value is one of a list, if the policy has one. `names` are the list's name in the
-/// policy, and the vendor's name for the value.
+/// Checks that the report's value is in the policy's list; any value is accepted if the policy has no list. `names` are the name of the
+/// list in the policy, and the vendor's name of the value.
 fn listed<const N: usize>(
     names: (&str, &str),
     accepted: &[Digits<N>],
