@@ -11,22 +11,11 @@ debian=$1
 kubernetes=$("$ROOT/tools/kubernetes.sh")
 version=v${kubernetes##*-v}
 
-recipe=$(cat "$0" "$ROOT/tools/image.sh" <(cd "$kubernetes/bin" && stat -c '%n %s %Y' ./*) | sha256sum | cut -c1-12)
+recipe=$(cat "$0" "$ROOT"/tools/{image,lib}.sh <(cd "$kubernetes/bin" && stat -c '%n %s %Y' ./*) | sha256sum | cut -c1-12)
 images=$kubernetes/images-$recipe
 if [ -e "$images/names" ]; then echo "$images"; exit; fi
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 rm -rf "$kubernetes"/images-*; mkdir -p "$images"
-
-# A program of the Debian tree and the libraries that it needs, at the same places of an image's tree.
-with_libraries() {
-  local tree=$1 path program=$2
-  for path in $(readlink -f "$debian$program" | sed "s|^$debian||") \
-    $(chroot "$debian" ldd "$program" | grep -o '/[^ ]*' | sort -u); do
-    mkdir -p "$tree/$(dirname "$path")"
-    cp -L "$debian$path" "$tree/$path"
-  done
-  [ -e "$tree$program" ] || cp -P "$debian$program" "$tree$program"
-}
 
 names=$("$kubernetes/bin/kubeadm" config images list --kubernetes-version "$version")
 say "making the images of $(wc -w <<<"$names") programs"
@@ -40,17 +29,7 @@ for name in $names; do
   esac
   cp "$kubernetes/bin/$program" "$work/tree$entrypoint"
   if [ "$program" = kube-proxy ]; then
-    for link in bin sbin lib lib64; do mkdir -p "$work/tree/usr/$link"; ln -s "usr/$link" "$work/tree/$link"; done
-    for tool in iptables ip6tables iptables-save ip6tables-save iptables-restore ip6tables-restore; do
-      with_libraries "$work/tree" /usr/sbin/xtables-nft-multi
-      ln -sf xtables-nft-multi "$work/tree/usr/sbin/$tool"
-    done
-    with_libraries "$work/tree" /usr/sbin/nft
-    mkdir -p "$work/tree/usr/lib/x86_64-linux-gnu"
-    # its extensions, and what those need in turn: without libm there are no rules as soon as a Service has two endpoints
-    for extension in "$debian"/usr/lib/x86_64-linux-gnu/xtables/*.so; do
-      with_libraries "$work/tree" "${extension#"$debian"}"
-    done
+    with_netfilter "$debian" "$work/tree"
   fi
   "$ROOT/tools/image.sh" "$images/$program.tar" "$name" "$entrypoint" "$work/tree"
   rm -rf "$work/tree"

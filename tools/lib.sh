@@ -91,3 +91,29 @@ root_with_kernel() {
 
 # Modules of dracut that a machine in a cloud does not need; without them dracut takes half the time.
 NOT_IN_CLOUDS="plymouth rngd kernel-modules-extra hwdb lunmask virtfs virtiofs resume lvm mdraid btrfs multipath nfs iscsi nvmf"
+
+# Copies a program of the Debian root file system $1, and the libraries that it needs, to the same places in the image's folder $2.
+# Usage: with_libraries DEBIAN TREE PROGRAM
+with_libraries() {
+  local debian=$1 tree=$2 program=$3 path
+  for path in $(readlink -f "$debian$program" | sed "s|^$debian||") \
+    $(chroot "$debian" ldd "$program" | grep -o '/[^ ]*' | sort -u); do
+    mkdir -p "$tree/$(dirname "$path")"
+    cp -L "$debian$path" "$tree/$path"
+  done
+  [ -e "$tree$program" ] || cp -P "$debian$program" "$tree$program"
+}
+
+# Copies iptables and nft of the Debian root file system $1 to an image's folder $2, which has no /usr/bin and no /bin yet.
+with_netfilter() {
+  local debian=$1 tree=$2 link tool extension
+  for link in bin sbin lib lib64; do mkdir -p "$tree/usr/$link"; ln -s "usr/$link" "$tree/$link"; done
+  with_libraries "$debian" "$tree" /usr/sbin/nft
+  with_libraries "$debian" "$tree" /usr/sbin/xtables-nft-multi
+  for tool in {ip,ip6}tables{,-save,-restore}; do ln -sf xtables-nft-multi "$tree/usr/sbin/$tool"; done
+  mkdir -p "$tree/usr/lib/x86_64-linux-gnu"
+  # its extensions, and what those need in turn: without libm there are no rules as soon as a Service has two endpoints
+  for extension in "$debian"/usr/lib/x86_64-linux-gnu/xtables/*.so; do
+    with_libraries "$debian" "$tree" "${extension#"$debian"}"
+  done
+}
