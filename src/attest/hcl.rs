@@ -15,7 +15,7 @@
 use base::bytes::Reader;
 
 use super::IssueError;
-use tpm::Tpm;
+use tpm::{KeySource, Tpm};
 
 /// The NV index of the report.
 pub const INDEX: u32 = 0x0140_0001;
@@ -24,8 +24,8 @@ pub const INDEX: u32 = 0x0140_0001;
 pub const USER_DATA_INDEX: u32 = 0x0140_0002;
 /// The size of [`USER_DATA_INDEX`] in bytes.
 pub const USER_DATA_LEN: usize = 64;
-/// The persistent handle of the attestation key.
-pub const KEY_HANDLE: u32 = 0x8100_0003;
+/// The attestation key.
+pub const KEY: KeySource = KeySource::Persistent(0x8100_0003);
 const HEADER: usize = 32;
 const HARDWARE_REPORT: usize = 1184;
 const TDREPORT: usize = 1024;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proto::attested::Collateral;
 
-use super::{Identity, KeyName, Oid, Registers, Request};
+use super::{Identity, Oid, Registers, Request};
 
 /// An attestation variant: what a machine presents as evidence. The file of the variant defines it.
 pub struct Variant {
@@ -20,9 +20,6 @@ pub struct Variant {
     pub location: fn() -> Result<tpm::Location, tpm::Error>,
     /// Creates the issuer of this machine with the TPM at this location.
     pub issuer: fn(&tpm::Location) -> Arc<dyn Issuer>,
-    /// Returns the Name of the attestation key of this machine; creates the key if it does not
-    /// exist.
-    pub key_name: fn(&tpm::Location) -> Result<KeyName, tpm::Error>,
 }
 
 impl fmt::Debug for Variant {

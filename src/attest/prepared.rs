@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::hcl::KEY_HANDLE;
-use super::vtpm::{self, Machine};
-use super::{IssueError, KeyName, Oid};
+use super::hcl::KEY;
+use super::vtpm::Machine;
+use super::{IssueError, Oid};
 use tpm::{KeySource, Tpm};
 
 /// Pause before the program asks for missing parts again.
@@ -163,7 +163,7 @@ impl<S: Source + 'static> Machine for Prepared<S> {
     }
 
     fn key_source(&self) -> KeySource {
-        KeySource::Persistent(KEY_HANDLE)
+        KEY
     }
 
     fn prepare(&self, location: &tpm::Location) -> Result<(), IssueError> {
@@ -181,11 +181,6 @@ impl<S: Source + 'static> Machine for Prepared<S> {
     ) -> Result<Option<Vec<u8>>, IssueError> {
         self.0.present()
     }
-}
-
-/// Returns the Name of the attestation key of this machine.
-pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    vtpm::key_name(location, KeySource::Persistent(KEY_HANDLE))
 }
 
 #[cfg(test)]

@@ -216,13 +216,6 @@ impl super::Issuer for Issuer {
     }
 }
 
-/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
-pub fn key_name(location: &tpm::Location, source: KeySource) -> Result<KeyName, tpm::Error> {
-    Tpm::open(location)?
-        .attestation_key(source)
-        .map(|public| KeyName::of(&public))
-}
-
 fn wire_quote(quote: tpm::Quote) -> Quote {
     let pcrs = quote
         .pcrs

@@ -583,9 +583,7 @@ fn of_tpm(
     }
     let key = match trust_any_tpm {
         true => None,
-        // such a machine has no key of its own: the host's platform signs for it
-        false if policy.registers() == Registers::Rtmrs => None,
-        false => Some((variant.key_name)(&location).map_err(Error::failed)?),
+        false => variant.key_name(&location).map_err(Error::failed)?,
     };
     Ok((policy, key))
 }

@@ -12,7 +12,8 @@ use proto::attested::Collateral;
 
 use super::policy::{Fault, OLD_SNP, OLD_TDX, PolicyError};
 use super::sources::Sources;
-use super::{Measurement, Policy, Stage, Validator};
+use super::{KeyName, Measurement, Policy, Stage, Validator};
+use tpm::{KeySource, Tpm};
 
 /// An attestation variant: what a machine presents as evidence, and how a verifier judges it. The
 /// file of the variant defines it.
@@ -22,6 +23,9 @@ pub struct Variant {
     /// The requirements besides registers that its validator can check, by the names of a policy's
     /// members. A policy with other requirements is refused, because they would have no effect.
     pub judges: &'static [&'static [&'static str]],
+    /// The attestation key of its machines; `None` if they have none, because the chip signs their
+    /// registers.
+    pub key: Option<KeySource>,
     /// Creates the validator of a policy, for [`Variant::validator_for`]. An error names what the
     /// policy lacks for this variant.
     pub(super) validator: fn(Policy, &Arc<dyn Sources>) -> MadeValidator,
@@ -80,6 +84,16 @@ impl Variant {
                 self.name
             ))),
         }
+    }
+
+    /// Returns the Name of the attestation key of this machine, and creates the key if it does not
+    /// exist; `None` if its machines have none.
+    pub fn key_name(&self, location: &tpm::Location) -> Result<Option<KeyName>, tpm::Error> {
+        let Some(source) = self.key else {
+            return Ok(None);
+        };
+        let public = Tpm::open(location)?.attestation_key(source)?;
+        Ok(Some(KeyName::of(&public)))
     }
 
     /// Returns the variant with another validator, such as one with other roots.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use attest::vtpm::{EVENT_LOG, extra_data, tpm_nonce};
-pub use attest::vtpm::{Issuer, Machine, key_name};
+pub use attest::vtpm::{Issuer, Machine};
 
 use super::document::{Document, MAX_DOCUMENT};
 use super::judged::Measured;

@@ -121,7 +121,7 @@ impl CloudTpm {
 }
 
 /// The source of Azure's attestation key.
-pub const AZURE: KeySource = KeySource::Persistent(hcl::KEY_HANDLE);
+pub const AZURE: KeySource = hcl::KEY;
 
 pub fn unhex(text: &str) -> Vec<u8> {
     let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();

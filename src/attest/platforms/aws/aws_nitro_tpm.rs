@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 
 use crate::aws_hypervisor::{self, Documents, NitroTpm};
 use crate::vtpm::{self, Machine};
-use crate::{IssueError, KeyName, Oid, Registers, Variant, printable};
-use tpm::{KeySource, Tpm};
+use crate::{IssueError, Oid, Registers, Variant, printable};
+use tpm::Tpm;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -26,7 +26,6 @@ pub const VARIANT: Variant = Variant {
         let machine = AwsMachine::new(AWS, Some(Arc::new(NitroTpm::default())));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
-    key_name,
 };
 
 /// 1.3.9900.2.1
@@ -47,11 +46,6 @@ pub struct AwsMachine {
     documents: Option<Arc<dyn Documents>>,
     /// The instance identity document, cached after the first request because it never changes.
     known: Mutex<Option<Map<String, Value>>>,
-}
-
-/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
-pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    vtpm::key_name(location, KeySource::Own)
 }
 
 impl AwsMachine {

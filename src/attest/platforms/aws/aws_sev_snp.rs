@@ -15,8 +15,8 @@ use ring::digest::{SHA512, digest};
 use crate::aws_hypervisor::{self, Documents, NitroTpm};
 use crate::snp::{InstanceInfo, Kernel, Reporter};
 use crate::vtpm::{self, Machine};
-use crate::{IssueError, KeyName, Oid, Registers, Variant};
-use tpm::{KeySource, Tpm};
+use crate::{IssueError, Oid, Registers, Variant};
+use tpm::Tpm;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -29,7 +29,6 @@ pub const VARIANT: Variant = Variant {
         let machine = AwsSnpMachine::new(Arc::new(Kernel), documents);
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
-    key_name,
 };
 
 /// 1.3.9900.2.2
@@ -39,11 +38,6 @@ pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x02, 0x02];
 pub struct AwsSnpMachine {
     reporter: Arc<dyn Reporter>,
     documents: Option<Arc<dyn Documents>>,
-}
-
-/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
-pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    vtpm::key_name(location, KeySource::Own)
 }
 
 impl AwsSnpMachine {

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
-use crate::prepared::{self, Prepared, Source};
+use crate::prepared::{Prepared, Source};
 use crate::snp::{Azure, InstanceInfo};
 use crate::{IssueError, Oid, Registers, Variant, printable, vtpm};
 
@@ -29,7 +29,6 @@ pub const VARIANT: Variant = Variant {
         let machine = Prepared::new(AzureSnpMachine::new(LINK_LOCAL));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
-    key_name: prepared::key_name,
 };
 
 /// 1.3.9900.4.1

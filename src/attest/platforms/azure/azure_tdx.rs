@@ -20,7 +20,7 @@ use tee::collateral::Collateral;
 
 use crate::document::Base64;
 use crate::hcl::{self, HardwareReport, HclReport};
-use crate::prepared::{self, Prepared, Source};
+use crate::prepared::{Prepared, Source};
 use crate::{IssueError, Oid, Registers, Variant, td, vtpm};
 
 /// The variant's line in the table.
@@ -33,7 +33,6 @@ pub const VARIANT: Variant = Variant {
         let machine = Prepared::new(AzureTdxMachine::new(LINK_LOCAL));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
-    key_name: prepared::key_name,
 };
 
 /// 1.3.9900.4.3

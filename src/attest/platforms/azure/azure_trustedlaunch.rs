@@ -18,7 +18,7 @@ use cloud::http::{Http, MAX_BODY};
 use serde::{Deserialize, Serialize};
 
 use crate::document::Base64;
-use crate::prepared::{self, Prepared, Source};
+use crate::prepared::{Prepared, Source};
 use crate::{IssueError, Oid, Registers, Variant, vtpm};
 use tpm::Tpm;
 
@@ -32,7 +32,6 @@ pub const VARIANT: Variant = Variant {
         let machine = Prepared::new(AzureMachine(is_of_microsoft));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
-    key_name: prepared::key_name,
 };
 
 /// 1.3.9900.4.2

@@ -29,7 +29,6 @@ pub const VARIANT: Variant = Variant {
         let machine = GoogleMachine::new(GOOGLE);
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
-    key_name,
 };
 
 /// 1.3.9900.3.1
@@ -37,7 +36,8 @@ pub const OID: Oid = &[0x06, 0x05, 0x2b, 0xcd, 0x2c, 0x03, 0x01];
 /// The NV indices of the certificate and of the template of the RSA attestation key (go-tpm-tools,
 /// client/handles.go).
 pub const CERTIFICATE_INDEX: u32 = 0x01c1_0000;
-const KEY: KeySource = KeySource::Template(0x01c1_0001);
+/// The attestation key, which Google certifies.
+pub const KEY: KeySource = KeySource::Template(0x01c1_0001);
 /// The folder in the metadata, and the header field that the service requires.
 const METADATA: &str = "computeMetadata/v1";
 const FIELDS: Fields<'_> = &[("Metadata-Flavor", "Google")];
@@ -49,11 +49,6 @@ pub struct GoogleMachine {
     metadata: Http,
     /// The names, cached after the first request because they never change.
     known: Mutex<Option<Names>>,
-}
-
-/// Returns the Name of the attestation key of this machine.
-pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    vtpm::key_name(location, KEY)
 }
 
 impl GoogleMachine {

@@ -30,7 +30,6 @@ pub const VARIANT: Variant = Variant {
         let machine = GoogleSnpMachine::new(GOOGLE, Arc::new(Kernel));
         Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(machine)))
     },
-    key_name: gcp_sev_es::key_name,
 };
 
 /// 1.3.9900.3.2

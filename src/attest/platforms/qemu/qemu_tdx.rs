@@ -17,7 +17,7 @@ use tee::collateral::Collateral;
 use tee::tdx as guest;
 
 use crate::document::Base64;
-use crate::{IssueError, KeyName, Oid, Registers, Variant, excerpt, sha256, td};
+use crate::{IssueError, Oid, Registers, Variant, excerpt, sha256, td};
 use tpm::Location;
 
 /// The variant's line in the table.
@@ -34,7 +34,6 @@ pub const VARIANT: Variant = Variant {
             Some(event_log),
         ))
     },
-    key_name: no_key,
 };
 
 /// 1.3.9900.5.99
@@ -142,12 +141,4 @@ fn default_location() -> Result<Location, tpm::Error> {
             guest::MEASUREMENTS
         ))),
     }
-}
-
-/// A TDX machine has no attestation key of its own: the key belongs to the host's quoting enclave.
-fn no_key(_location: &Location) -> Result<KeyName, tpm::Error> {
-    Err(tpm::Error::Registers(
-        "a machine of the variant qemu-tdx has no attestation key that a policy could name; the platform of the host signs its quotes"
-            .into(),
-    ))
 }

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::vtpm::{self, Machine};
-use crate::{KeyName, Oid, Registers, Variant};
-use tpm::KeySource;
+use crate::{Oid, Registers, Variant};
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
@@ -15,7 +14,6 @@ pub const VARIANT: Variant = Variant {
     registers: Registers::Pcrs,
     location: tpm::Location::default_device,
     issuer: |location| Arc::new(vtpm::Issuer::of_this_machine(location, Arc::new(QemuVtpm))),
-    key_name,
 };
 
 /// 1.3.9900.5.1
@@ -26,11 +24,6 @@ struct QemuVtpm;
 /// Makes an issuer for the TPM at `location`, with the event log in the given file if it exists.
 pub fn issuer(location: tpm::Location, event_log: Option<PathBuf>) -> vtpm::Issuer {
     vtpm::Issuer::new(location, event_log, Arc::new(QemuVtpm))
-}
-
-/// Returns the Name of the attestation key of this machine; creates the key if it does not exist.
-pub fn key_name(location: &tpm::Location) -> Result<KeyName, tpm::Error> {
-    vtpm::key_name(location, KeySource::Own)
 }
 
 impl Machine for QemuVtpm {

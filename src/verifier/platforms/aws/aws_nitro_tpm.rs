@@ -14,11 +14,13 @@ use crate::refusal::Refusal;
 use crate::sources::Sources;
 use crate::vtpm::{self, PlatformVerifier, Quoted};
 use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
+use tpm::KeySource;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
     attester: &attest::aws_nitro_tpm::VARIANT,
     judges: &[KEYS, CLOUD, OF_AWS],
+    key: Some(KeySource::Own),
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: None,
     measure: vtpm::measure,

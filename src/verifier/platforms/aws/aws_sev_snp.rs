@@ -18,11 +18,13 @@ use crate::snp::{self, Hardware, InstanceInfo};
 use crate::sources::Sources;
 use crate::vtpm::{self, PlatformVerifier, Quoted};
 use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
+use tpm::KeySource;
 
 /// The variant's line in the table.
 pub const VARIANT: Variant = Variant {
     attester: &attest::aws_sev_snp::VARIANT,
     judges: &[KEYS, SNP, CLOUD, OF_AWS],
+    key: Some(KeySource::Own),
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),
     measure: vtpm::measure,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub use attest::azure_sev_snp::*;
 use hardware::snp::report::{Report, Signer};
 
-use crate::hcl::RuntimeData;
+use crate::hcl::{self, RuntimeData};
 use crate::judged::{KEYS, SNP};
 use crate::maa::Question;
 use crate::refusal::{Kind, Refusal};
@@ -22,6 +22,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 pub const VARIANT: Variant = Variant {
     attester: &attest::azure_sev_snp::VARIANT,
     judges: &[KEYS, SNP],
+    key: Some(hcl::KEY),
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),
     measure: vtpm::measure,

@@ -7,7 +7,7 @@ pub use attest::azure_tdx::*;
 use hardware::tdx::quote::Quote;
 
 use crate::document::Document;
-use crate::hcl::RuntimeData;
+use crate::hcl::{self, RuntimeData};
 use crate::judged::{KEYS, TDX};
 use crate::refusal::Refusal;
 use crate::sources::Sources;
@@ -20,6 +20,7 @@ use proto::attested::Collateral as Brought;
 pub const VARIANT: Variant = Variant {
     attester: &attest::azure_tdx::VARIANT,
     judges: &[KEYS, TDX],
+    key: Some(hcl::KEY),
     validator: |policy, sources| {
         let policy = Arc::new(policy);
         let hardware = td::Hardware::new(&policy, sources)?;

@@ -13,6 +13,7 @@ use rustls::pki_types::UnixTime;
 use webpki::KeyUsage;
 
 use crate::ak_certificate::{self, Root};
+use crate::hcl;
 use crate::instance::{CloudRequirements, Instance};
 use crate::judged::{CLOUD, KEYS};
 use crate::refusal::{Kind, Refusal};
@@ -23,6 +24,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 pub const VARIANT: Variant = Variant {
     attester: &attest::azure_trustedlaunch::VARIANT,
     judges: &[KEYS, CLOUD],
+    key: Some(hcl::KEY),
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy))?)),
     collateral: None,
     measure: vtpm::measure,

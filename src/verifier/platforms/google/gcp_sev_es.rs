@@ -27,6 +27,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant, sha256};
 pub const VARIANT: Variant = Variant {
     attester: &attest::gcp_sev_es::VARIANT,
     judges: &[KEYS, CLOUD, OF_GOOGLE],
+    key: Some(KEY),
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: None,
     measure: vtpm::measure,

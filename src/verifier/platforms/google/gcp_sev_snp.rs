@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 pub use attest::gcp_sev_snp::*;
 
-use crate::gcp_sev_es::{Firmware, GoogleAuthority};
+use crate::gcp_sev_es::{self, Firmware, GoogleAuthority};
 use crate::judged::{CLOUD, KEYS, OF_GOOGLE, SNP};
 use crate::refusal::{Kind, Refusal};
 use crate::snp::{self, Hardware, InstanceInfo};
@@ -17,6 +17,7 @@ use crate::{Oid, PlatformClaims, Policy, PolicyError, Variant};
 pub const VARIANT: Variant = Variant {
     attester: &attest::gcp_sev_snp::VARIANT,
     judges: &[KEYS, SNP, CLOUD, OF_GOOGLE],
+    key: Some(gcp_sev_es::KEY),
     validator: |policy, sources| Ok(Arc::new(validator(Arc::new(policy), sources)?)),
     collateral: Some(snp::collateral),
     measure: vtpm::measure,

@@ -23,6 +23,7 @@ use tpm::Location;
 pub const VARIANT: Variant = Variant {
     attester: &attest::qemu_tdx::VARIANT,
     judges: &[TDX],
+    key: None,
     validator: |policy, sources| {
         let policy = Arc::new(policy);
         let hardware = td::Hardware::new(&policy, sources)?;

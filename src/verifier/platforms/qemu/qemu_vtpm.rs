@@ -14,6 +14,7 @@ use crate::judged::KEYS;
 use crate::refusal::Refusal;
 use crate::vtpm::{self, PlatformVerifier, Quoted};
 use crate::{Oid, PlatformClaims, Policy, Variant};
+use tpm::KeySource;
 
 /// No platform endorses keys.
 struct AnyPlatform;
@@ -22,6 +23,7 @@ struct AnyPlatform;
 pub const VARIANT: Variant = Variant {
     attester: &attest::qemu_vtpm::VARIANT,
     judges: &[KEYS],
+    key: Some(KeySource::Own),
     validator: |policy, _| Ok(Arc::new(validator(Arc::new(policy)))),
     collateral: None,
     measure: vtpm::measure,
