@@ -16,12 +16,14 @@ use aws::xml::{Node, child, children, document, text_at};
 use aws::{Call, is_name, name, query};
 use cloud::http::{AWS, excerpt};
 use http::form;
-use machines::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash};
+use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
 use serde::Deserialize;
 use serde_json::json;
 
+use super::guard::Ranges;
 use super::pages;
 use super::place::Place;
+use super::range::Range;
 
 /// The names by which `--metadata` replaces the address of an API.
 const APIS: [&str; 3] = ["ec2", "elb", "tagging"];
@@ -137,7 +139,9 @@ impl Metadata for Client {
             .imds_request(&format!("meta-data/tags/instance/{NAME}"));
         bcrypt_hash(&request, &self.0.tag(NAME)?)
     }
+}
 
+impl Ranges for Client {
     fn ranges(&self) -> Result<Vec<Range>, Error> {
         let mac = self.0.imds("meta-data/mac")?;
         let mac = name(&self.0.imds_request("meta-data/mac"), "an address", &mac)?;

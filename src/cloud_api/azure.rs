@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
+use super::guard::Ranges;
 use super::https::api as api_at;
 use super::pages;
 use super::place::Place;
@@ -375,6 +376,8 @@ impl Client {
         Ok(found)
     }
 }
+
+impl Ranges for Client {}
 
 impl Metadata for Client {
     fn own_instance(&self) -> Result<Instance, Error> {

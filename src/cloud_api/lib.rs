@@ -12,11 +12,12 @@ mod https;
 pub mod openstack;
 mod pages;
 mod place;
+mod range;
 
 use std::sync::Arc;
 
-use guard::Guarded;
-use machines::{Cloud, Made, Metadata};
+use guard::{Guarded, Ranges};
+use machines::{Cloud, Made};
 
 /// Creates the client of a cloud's services, which describe a machine and its peers. `place`, e.g. `http://10.42.0.1:8080`,
 /// replaces the default. Sends no request.
@@ -32,6 +33,6 @@ pub fn metadata(cloud: Cloud, place: Option<&str>) -> Made {
     }
 }
 
-fn guarded(client: impl Metadata + 'static) -> Made {
+fn guarded(client: impl Ranges + 'static) -> Made {
     Ok(Arc::new(Guarded::new(client)))
 }

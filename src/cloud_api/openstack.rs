@@ -22,12 +22,14 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::bearer::{Bearer, Token, message};
+use super::guard::Ranges;
 use super::https::api as api_at;
 use super::pages;
 use super::place::Place;
+use super::range::Range;
 use cloud::http::{Fields, Http, LINK_LOCAL, MAX_BODY, excerpt};
 use http::encoded;
-use machines::{Alias, Error, Instance, Metadata, Range, Role, bcrypt_hash};
+use machines::{Alias, Error, Instance, Metadata, Role, bcrypt_hash};
 
 /// The version of the metadata service. Constellation uses the same.
 const VERSION: &str = "openstack/2018-08-27";
@@ -296,6 +298,8 @@ impl Client {
         )
     }
 }
+
+impl Ranges for Client {}
 
 impl Metadata for Client {
     fn own_instance(&self) -> Result<Instance, Error> {

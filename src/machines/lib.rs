@@ -3,10 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-mod range;
-
-pub use range::Range;
-
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -190,11 +186,6 @@ pub trait Metadata: Send + Sync {
     /// Returns additional names and addresses of all machines of the cluster, as far as the service
     /// knows them.
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        Ok(vec![])
-    }
-    /// Returns the address ranges of the cluster's network; empty if the service does not know
-    /// them.
-    fn ranges(&self) -> Result<Vec<Range>, Error> {
         Ok(vec![])
     }
 }
