@@ -8,7 +8,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -16,7 +15,6 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::crypto::Secret;
 use crate::stop::Stop;
 
 /// Interval of the checks for the program's end, a stop and the time limit while the program prints
@@ -28,17 +26,13 @@ const SHORT_TICK: Duration = Duration::from_millis(5);
 const GRACE: Duration = Duration::from_secs(5);
 /// How long output is read after the program's end. A process that has left the group may keep the
 /// output open.
-const DRAIN: Duration = Duration::from_secs(1);
+pub const DRAIN: Duration = Duration::from_secs(1);
 /// Maximum bytes of a line; the rest becomes the next line.
 const MAX_LINE: usize = 2000;
 /// Maximum number of lines that wait to be reported. A program that prints faster has to wait.
-const MAX_WAITING: usize = 64;
+pub const MAX_WAITING: usize = 64;
 /// Maximum number of last lines in an error.
 const LAST_LINES: usize = 12;
-/// Maximum bytes that [`output`] returns: a kubeconfig has about 6 KiB.
-const MAX_OUTPUT: usize = 1 << 20;
-/// Bytes that are reserved for the output: a vector that grows leaves copies of a secret behind.
-const USUAL_OUTPUT: usize = 64 << 10;
 
 /// A program that did not succeed.
 #[derive(Debug)]
@@ -98,29 +92,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Runs `command` until it succeeds within `limit`; `tell` gets each line of its standard output
-/// and error.
+/// Runs `command` with `input` as its standard input until it succeeds within `limit`; `tell` gets
+/// each line of its standard output and error.
 pub fn run(
-    command: &mut Command,
-    limit: Duration,
-    stop: &Stop,
-    tell: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
-    run_with(command, Stdio::null(), limit, stop, tell)
-}
-
-/// Runs `command` like [`run`], with `input` as its standard input.
-pub fn run_on(
-    input: File,
-    command: &mut Command,
-    limit: Duration,
-    stop: &Stop,
-    tell: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
-    run_with(command, input.into(), limit, stop, tell)
-}
-
-fn run_with(
     command: &mut Command,
     input: Stdio,
     limit: Duration,
@@ -129,39 +103,20 @@ fn run_with(
 ) -> Result<(), Error> {
     let mut running = Running::start(command, input)?;
     let (sender, lines) = mpsc::sync_channel(MAX_WAITING);
-    running.read_lines(|child| child.stdout.take(), sender.clone())?;
-    running.read_lines(|child| child.stderr.take(), sender)?;
+    let of_stderr = sender.clone();
+    running.read(
+        |child| child.stdout.take(),
+        move |pipe| send_lines(pipe, &sender),
+    )?;
+    running.read(
+        |child| child.stderr.take(),
+        move |pipe| send_lines(pipe, &of_stderr),
+    )?;
     running.finish(lines, limit, stop, tell)
 }
 
-/// Runs `command` like [`run`], but returns its standard output, which may be secret; `tell` gets
-/// only standard error.
-pub fn output(
-    command: &mut Command,
-    limit: Duration,
-    stop: &Stop,
-    tell: &mut dyn FnMut(&str),
-) -> Result<Secret, Error> {
-    let mut running = Running::start(command, Stdio::null())?;
-    let name = running.name.clone();
-    let (sender, lines) = mpsc::sync_channel(MAX_WAITING);
-    running.read_lines(|child| child.stderr.take(), sender)?;
-    let (sender, output) = mpsc::sync_channel(1);
-    let stdout = running.child.stdout.take();
-    running.spawn(move || drop(sender.send(read_all(stdout))))?;
-    running.finish(lines, limit, stop, tell)?;
-    let output = output
-        .recv_timeout(DRAIN)
-        .unwrap_or_else(|_| Err(io::Error::other("another process keeps it open")));
-    output.map_err(|error| Error {
-        program: name,
-        cause: Cause::Output(error),
-        last_lines: vec![],
-    })
-}
-
 /// A program that runs. Dropping it ends the program and its process group.
-struct Running {
+pub struct Running {
     name: String,
     child: Child,
     /// The child was waited for: its process ID may already belong to another process.
@@ -169,7 +124,8 @@ struct Running {
 }
 
 impl Running {
-    fn start(command: &mut Command, input: Stdio) -> Result<Running, Error> {
+    /// Starts `command` with pipes for its output, as the leader of a process group.
+    pub fn start(command: &mut Command, input: Stdio) -> Result<Running, Error> {
         let name = name(command);
         let spawned = command
             .stdin(input)
@@ -192,29 +148,25 @@ impl Running {
         }
     }
 
-    /// Sends each line of a pipe of the child to `sender`, on a thread that ends with the pipe or
-    /// the receiver.
-    fn read_lines<P: Read + Send + 'static>(
+    /// Reads a pipe of the child on a thread that ends with the pipe or with who receives what it
+    /// reads.
+    pub fn read<P: Send + 'static>(
         &mut self,
         take: impl FnOnce(&mut Child) -> Option<P>,
-        sender: SyncSender<String>,
+        read: impl FnOnce(P) + Send + 'static,
     ) -> Result<(), Error> {
-        match take(&mut self.child) {
-            Some(pipe) => self.spawn(move || send_lines(pipe, &sender)),
-            None => Ok(()),
-        }
-    }
-
-    fn spawn(&self, read: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let Some(pipe) = take(&mut self.child) else {
+            return Ok(());
+        };
         let thread = thread::Builder::new().name("child-output".into());
-        match thread.spawn(read) {
+        match thread.spawn(move || read(pipe)) {
             Ok(_) => Ok(()),
             Err(error) => Err(self.error(Cause::Start(error), VecDeque::new())),
         }
     }
 
     /// Waits for the end of the program, the limit or the stop, and reports the lines meanwhile.
-    fn finish(
+    pub fn finish(
         mut self,
         lines: Receiver<String>,
         limit: Duration,
@@ -300,7 +252,7 @@ impl Drop for Running {
 }
 
 /// Returns the words up to the first option, such as `kubeadm init phase preflight`.
-fn name(command: &Command) -> String {
+pub fn name(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words = words
         .map(|word| word.to_string_lossy())
@@ -309,7 +261,7 @@ fn name(command: &Command) -> String {
 }
 
 /// Sends each line without control characters, until the pipe or the receiver is closed.
-fn send_lines(pipe: impl Read, sender: &SyncSender<String>) {
+pub fn send_lines(pipe: impl Read, sender: &SyncSender<String>) {
     let mut pipe = BufReader::new(pipe);
     let mut line = Vec::new();
     loop {
@@ -333,23 +285,6 @@ fn send_lines(pipe: impl Read, sender: &SyncSender<String>) {
     }
 }
 
-fn read_all(pipe: Option<impl Read>) -> io::Result<Secret> {
-    let mut bytes = Vec::with_capacity(USUAL_OUTPUT);
-    if let Some(mut pipe) = pipe {
-        pipe.by_ref()
-            .take(MAX_OUTPUT as u64 + 1)
-            .read_to_end(&mut bytes)?;
-        // the rest is read too, so that the program does not fail because its pipe is full
-        io::copy(&mut pipe, &mut io::sink())?;
-    }
-    match bytes.len() <= MAX_OUTPUT {
-        true => Ok(Secret::new(bytes)),
-        false => Err(io::Error::other(format!(
-            "it is longer than {MAX_OUTPUT} bytes"
-        ))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -365,9 +300,14 @@ mod tests {
 
     fn run_sh(script: &str, limit: Duration) -> (Result<(), Error>, Vec<String>) {
         let mut told = vec![];
-        let result = run(&mut sh(script), limit, &Stop::new(), &mut |line| {
-            told.push(line.to_owned())
-        });
+        let mut tell = |line: &str| told.push(line.to_owned());
+        let result = run(
+            &mut sh(script),
+            Stdio::null(),
+            limit,
+            &Stop::new(),
+            &mut tell,
+        );
         (result, told)
     }
 
@@ -430,7 +370,7 @@ mod tests {
     #[test]
     fn a_program_that_does_not_exist_is_named() {
         let mut none = Command::new("/nonexistent/program");
-        let error = run(&mut none, LONG, &Stop::new(), &mut |_| {}).unwrap_err();
+        let error = run(&mut none, Stdio::null(), LONG, &Stop::new(), &mut |_| {}).unwrap_err();
         assert!(matches!(&error.cause, Cause::Start(_)), "{error:?}");
         let text = error.to_string();
         assert!(
@@ -456,7 +396,10 @@ mod tests {
     fn a_stop_ends_the_program_and_its_children() {
         let (pid, stop) = (PidFile::new(), Stop::new());
         let script = format!("sleep 3600 & echo $! >{}; echo started; wait", pid.path());
-        let error = run(&mut sh(&script), LONG, &stop, &mut |_| stop.stop()).unwrap_err();
+        let error = run(&mut sh(&script), Stdio::null(), LONG, &stop, &mut |_| {
+            stop.stop()
+        })
+        .unwrap_err();
         assert!(matches!(error.cause, Cause::Stopped), "{error:?}");
         assert!(pid.has_ended());
     }
@@ -479,10 +422,6 @@ mod tests {
         result.unwrap();
         assert_eq!(told, ["done"]);
         assert!(pid.has_ended());
-        let script = format!("sleep 3600 & echo $! >{}; echo done", pid.path());
-        let bytes = output(&mut sh(&script), LONG, &Stop::new(), &mut |_| {}).unwrap();
-        assert_eq!(bytes.expose(), b"done\n");
-        assert!(pid.has_ended());
     }
 
     #[test]
@@ -495,15 +434,8 @@ mod tests {
         let (result, told) = run_sh(&script, LONG);
         result.unwrap();
         assert_eq!(told, ["done"]);
-        let kill = || {
-            let number = std::fs::read_to_string(pid.path()).unwrap();
-            sys::process::signal_group(number.trim().parse().unwrap(), libc::SIGKILL).unwrap();
-            std::fs::remove_file(pid.path()).unwrap();
-        };
-        kill();
-        let error = output(&mut sh(&script), LONG, &Stop::new(), &mut |_| {}).unwrap_err();
-        assert!(matches!(error.cause, Cause::Output(_)), "{error:?}");
-        kill();
+        let number = std::fs::read_to_string(pid.path()).unwrap();
+        sys::process::signal_group(number.trim().parse().unwrap(), libc::SIGKILL).unwrap();
     }
 
     #[test]
@@ -511,6 +443,7 @@ mod tests {
         let mut count = 0;
         let error = run(
             &mut sh("while :; do echo flood; done"),
+            Stdio::null(),
             BRIEF,
             &Stop::new(),
             &mut |_| count += 1,
@@ -519,9 +452,6 @@ mod tests {
         assert!(matches!(error.cause, Cause::Late(_)), "{error:?}");
         assert!(count > LAST_LINES);
         assert_eq!(error.last_lines, ["flood"; LAST_LINES]);
-        let flood = format!("head -c {} /dev/zero", 2 * MAX_OUTPUT);
-        let error = output(&mut sh(&flood), LONG, &Stop::new(), &mut |_| {}).unwrap_err();
-        assert!(error.to_string().contains("longer than"), "{error}");
     }
 
     #[test]
@@ -535,33 +465,16 @@ mod tests {
     }
 
     #[test]
-    fn output_is_returned_and_not_told() {
-        let mut told = vec![];
-        let script = "echo secret; echo working >&2";
-        let bytes = output(&mut sh(script), LONG, &Stop::new(), &mut |line| {
-            told.push(line.to_owned())
-        })
-        .unwrap();
-        assert_eq!(bytes.expose(), b"secret\n");
-        assert_eq!(told, ["working"]);
-    }
-
-    #[test]
-    fn the_time_limit_also_ends_a_program_whose_output_is_wanted() {
-        let late = output(&mut sh("exec sleep 3600"), BRIEF, &Stop::new(), &mut |_| ());
-        assert!(matches!(late.unwrap_err().cause, Cause::Late(_)));
-    }
-
-    #[test]
     fn the_standard_input_is_the_given_file_or_empty() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("input");
         std::fs::write(&path, "words\n").unwrap();
         let mut told = vec![];
         let mut tell = |line: &str| told.push(line.to_owned());
-        let input = File::open(&path).unwrap();
-        run_on(input, &mut sh("cat"), LONG, &Stop::new(), &mut tell).unwrap();
-        run(&mut sh("cat"), LONG, &Stop::new(), &mut tell).unwrap();
+        let input = std::fs::File::open(&path).unwrap();
+        for input in [input.into(), Stdio::null()] {
+            run(&mut sh("cat"), input, LONG, &Stop::new(), &mut tell).unwrap();
+        }
         assert_eq!(told, ["words"]);
     }
 

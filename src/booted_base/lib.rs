@@ -1,6 +1,7 @@
 //! What several programs share, but not with `unlock`: so the program of the initramfs does not link
 //! it.
 
+pub mod child_output;
 pub mod file;
 pub mod phases;
 pub mod plain;

@@ -2,7 +2,7 @@
 //! During init and join kubeadm starts it, and the bootstrapper watches it while kubeadm waits for
 //! it.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -30,9 +30,13 @@ const LAST_WORDS: &str = "5";
 /// client would gain nothing.
 pub fn start(stop: &Stop, timeline: &Timeline) -> Result<(), child_process::Error> {
     timeline.waiting_for(format!("systemd to start {UNIT}"), || {
-        child_process::run(&mut systemctl(&["start", UNIT]), LIMIT, stop, &mut |line| {
-            log::info!("systemctl: {line}")
-        })
+        child_process::run(
+            &mut systemctl(&["start", UNIT]),
+            Stdio::null(),
+            LIMIT,
+            stop,
+            &mut |line| log::info!("systemctl: {line}"),
+        )
     })
 }
 
@@ -99,7 +103,7 @@ fn watch<T: Clone>(over: &Stop, given_up: &Stop, job: &Job<T>) -> Option<Vec<Str
 fn times_ended(over: &Stop) -> Option<u32> {
     let mut said = vec![];
     let mut show = systemctl(&["show", UNIT, "--property=NRestarts,SubState"]);
-    child_process::run(&mut show, ANSWER, over, &mut |line| {
+    child_process::run(&mut show, Stdio::null(), ANSWER, over, &mut |line| {
         said.push(line.to_owned())
     })
     .ok()?;
@@ -132,7 +136,7 @@ fn last_words(over: &Stop) -> Vec<String> {
         "cat",
         "--no-pager",
     ]);
-    let read = child_process::run(&mut command, ANSWER, over, &mut |line| {
+    let read = child_process::run(&mut command, Stdio::null(), ANSWER, over, &mut |line| {
         said.push(line.to_owned())
     });
     if let Err(error) = read {

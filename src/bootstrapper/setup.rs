@@ -5,7 +5,7 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use base::child_process;
 use base::crypto::{CLUSTER_ID_LEN, Secret};
 use base::stop::Stop;
 use base::timeline::Timeline;
-use booted_base::file;
+use booted_base::{child_output, file};
 use disk::luks::Peers;
 use disk::state_disk::{Handover, NodeState};
 use kubernetes::components::{self, Component, Settings, Step};
@@ -212,7 +212,7 @@ impl Kubeadm {
     ) -> Result<Secret, Error> {
         let mut command = self.command(words);
         command.args(options);
-        child_process::output(&mut command, limit, stop, &mut |line| job.line(line))
+        child_output::output(&mut command, limit, stop, &mut |line| job.line(line))
             .map_err(command_failed)
     }
 
@@ -231,7 +231,10 @@ pub fn run<T: Clone>(
     stop: &Stop,
     job: &Job<T>,
 ) -> Result<(), Error> {
-    child_process::run(command, limit, stop, &mut |line| job.line(line)).map_err(command_failed)
+    child_process::run(command, Stdio::null(), limit, stop, &mut |line| {
+        job.line(line)
+    })
+    .map_err(command_failed)
 }
 
 /// Makes the error of a program whose output may have a bootstrap token.

@@ -28,9 +28,9 @@ use super::error::Error as Step;
 use super::job::Job;
 use super::setup;
 use super::{etcd, kubelet};
-use base::child_process;
 use base::stop::Stop;
 use base::timeline::Timeline;
+use booted_base::child_output;
 use kubernetes::client::{Client, Config};
 use kubernetes::components::{self, Component};
 use kubernetes::kubeadm;
@@ -235,7 +235,7 @@ impl Upgrade<'_> {
     /// Returns the version that a program prints as its last word.
     fn version(&self, name: &str, arguments: &[&str]) -> Result<Version, Error> {
         let mut command = setup::program(name);
-        let said = child_process::output(command.args(arguments), ANSWER, self.stop, &mut |line| {
+        let said = child_output::output(command.args(arguments), ANSWER, self.stop, &mut |line| {
             self.job.line(line);
         });
         let said = said.map_err(Step::Command)?;

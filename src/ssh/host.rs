@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use zeroize::Zeroizing;
@@ -216,7 +216,7 @@ pub fn reload_sshd(stop: &Stop) {
     for unit in UNITS {
         let mut systemctl = Command::new("systemctl");
         systemctl.args(["try-reload-or-restart", unit, "--quiet", "--no-block"]);
-        let result = child_process::run(&mut systemctl, ANSWER, stop, &mut |line| {
+        let result = child_process::run(&mut systemctl, Stdio::null(), ANSWER, stop, &mut |line| {
             log::debug!("{unit}: {line}")
         });
         match result {

@@ -9,13 +9,14 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use base::child_process::{self, Cause};
 use base::crypto::Secret;
 use base::stop::Stop;
 use base::text::{hex, quoted};
+use booted_base::child_output;
 use serde_json::Value;
 
 use super::file::{Addon, Content};
@@ -101,7 +102,7 @@ impl Helm {
             kubeconfig,
             stop: Stop::new(),
         };
-        let answer = child_process::output(
+        let answer = child_output::output(
             command().args(["version", "--template", "{{.Version}}"]),
             ASK,
             &helm.stop,
@@ -189,8 +190,14 @@ impl Helm {
         };
         command.arg(format!("--timeout={}s", UNDO.as_secs()));
         self.settle(addon, &mut command);
-        child_process::run(&mut command, UNDO + ASK, &self.stop, &mut |_| {})
-            .map_err(|error| Error::Refused(about(addon), error))
+        child_process::run(
+            &mut command,
+            Stdio::null(),
+            UNDO + ASK,
+            &self.stop,
+            &mut |_| {},
+        )
+        .map_err(|error| Error::Refused(about(addon), error))
     }
 
     /// Returns the releases that this program has made, by name and namespace.
@@ -205,7 +212,7 @@ impl Helm {
             "json",
         ]);
         command.env("KUBECONFIG", &self.kubeconfig);
-        let answer = child_process::output(&mut command, ASK, &self.stop, &mut |_| {})
+        let answer = child_output::output(&mut command, ASK, &self.stop, &mut |_| {})
             .map_err(|error| Error::Refused(ALL.into(), error))?;
         let answer: Vec<Value> = serde_json::from_slice(answer.expose())
             .map_err(|error| Error::Answer(ALL.into(), error.to_string()))?;
@@ -251,7 +258,7 @@ impl Helm {
 
     fn ask(&self, addon: &Addon, command: &mut Command) -> Result<Secret, Error> {
         self.settle(addon, command);
-        child_process::output(command, ASK, &self.stop, &mut |_| {})
+        child_output::output(command, ASK, &self.stop, &mut |_| {})
             .map_err(|error| Error::Refused(about(addon), error))
     }
 
@@ -265,7 +272,7 @@ impl Helm {
         let input = values(&addon.values)
             .map_err(|error| Error::Folder("values in memory".into(), error))?;
         self.settle(addon, command.args(["--values", "-"]));
-        child_process::run_on(input, command, limit, &self.stop, &mut |_| {})
+        child_process::run(command, input.into(), limit, &self.stop, &mut |_| {})
             .map_err(|error| Error::Refused(about(addon), error))
     }
 }

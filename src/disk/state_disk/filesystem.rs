@@ -141,7 +141,8 @@ fn run_mke2fs(mke2fs: &Path, image: File, size: u64, stop: &Stop) -> Result<(), 
         ])
         .env("LC_ALL", "C");
     let mut tell = |line: &str| log::info!("mke2fs: {line}");
-    child_process::run_on(image, &mut command, MKE2FS_LIMIT, stop, &mut tell).map_err(Error::Mke2fs)
+    child_process::run(&mut command, image.into(), MKE2FS_LIMIT, stop, &mut tell)
+        .map_err(Error::Mke2fs)
 }
 
 /// Returns all extents of the file that are not holes.

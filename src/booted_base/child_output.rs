@@ -1,0 +1,121 @@
+//! The output of other programs, such as kubectl and Helm. [`base::child_process`] has the rules for
+//! child processes.
+
+use std::io::{self, Read};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use base::child_process::{self, Cause, DRAIN, Error, MAX_WAITING, Running, send_lines};
+use base::crypto::Secret;
+use base::stop::Stop;
+
+/// Maximum bytes that [`output`] returns: a kubeconfig has about 6 KiB.
+const MAX_OUTPUT: usize = 1 << 20;
+/// Bytes that are reserved for the output: a vector that grows leaves copies of a secret behind.
+const USUAL_OUTPUT: usize = 64 << 10;
+
+/// Runs `command` like [`child_process::run`] without a standard input, but returns its standard
+/// output, which may be secret; `tell` gets only standard error.
+pub fn output(
+    command: &mut Command,
+    limit: Duration,
+    stop: &Stop,
+    tell: &mut dyn FnMut(&str),
+) -> Result<Secret, Error> {
+    let mut running = Running::start(command, Stdio::null())?;
+    let (sender, lines) = mpsc::sync_channel(MAX_WAITING);
+    running.read(
+        |child| child.stderr.take(),
+        move |pipe| send_lines(pipe, &sender),
+    )?;
+    let (sender, output) = mpsc::sync_channel(1);
+    running.read(
+        |child| child.stdout.take(),
+        move |pipe| drop(sender.send(read_all(pipe))),
+    )?;
+    running.finish(lines, limit, stop, tell)?;
+    let output = output
+        .recv_timeout(DRAIN)
+        .unwrap_or_else(|_| Err(io::Error::other("another process keeps it open")));
+    output.map_err(|error| Error {
+        program: child_process::name(command),
+        cause: Cause::Output(error),
+        last_lines: vec![],
+    })
+}
+
+fn read_all(mut pipe: impl Read) -> io::Result<Secret> {
+    let mut bytes = Vec::with_capacity(USUAL_OUTPUT);
+    pipe.by_ref()
+        .take(MAX_OUTPUT as u64 + 1)
+        .read_to_end(&mut bytes)?;
+    // the rest is read too, so that the program does not fail because its pipe is full
+    io::copy(&mut pipe, &mut io::sink())?;
+    match bytes.len() <= MAX_OUTPUT {
+        true => Ok(Secret::new(bytes)),
+        false => Err(io::Error::other(format!(
+            "it is longer than {MAX_OUTPUT} bytes"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const BRIEF: Duration = Duration::from_millis(300);
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn output_is_returned_and_not_told() {
+        let mut told = vec![];
+        let script = "echo secret; echo working >&2";
+        let bytes = output(&mut sh(script), LONG, &Stop::new(), &mut |line| {
+            told.push(line.to_owned())
+        })
+        .unwrap();
+        assert_eq!(bytes.expose(), b"secret\n");
+        assert_eq!(told, ["working"]);
+    }
+
+    #[test]
+    fn the_time_limit_also_ends_a_program_whose_output_is_wanted() {
+        let late = output(&mut sh("exec sleep 3600"), BRIEF, &Stop::new(), &mut |_| ());
+        assert!(matches!(late.unwrap_err().cause, Cause::Late(_)));
+    }
+
+    #[test]
+    fn a_child_that_the_program_leaves_behind_is_killed() {
+        // the child keeps the pipes open
+        let script = "sleep 3600 & echo done";
+        let bytes = output(&mut sh(script), LONG, &Stop::new(), &mut |_| {}).unwrap();
+        assert_eq!(bytes.expose(), b"done\n");
+    }
+
+    #[test]
+    fn a_process_that_left_the_group_and_keeps_the_pipes_blocks_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid").display().to_string();
+        let script = format!(
+            "setsid sh -c 'echo $$ >{pid}; exec sleep 3600' & while [ ! -s {pid} ]; do :; done; echo done"
+        );
+        let error = output(&mut sh(&script), LONG, &Stop::new(), &mut |_| {}).unwrap_err();
+        assert!(matches!(error.cause, Cause::Output(_)), "{error:?}");
+        let kill = format!("kill -9 $(cat {pid})");
+        output(&mut sh(&kill), LONG, &Stop::new(), &mut |_| {}).unwrap();
+    }
+
+    #[test]
+    fn long_output_is_an_error() {
+        let flood = format!("head -c {} /dev/zero", 2 * MAX_OUTPUT);
+        let error = output(&mut sh(&flood), LONG, &Stop::new(), &mut |_| {}).unwrap_err();
+        assert!(error.to_string().contains("longer than"), "{error}");
+    }
+}
