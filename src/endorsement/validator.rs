@@ -100,7 +100,7 @@ impl Certifying {
                 }
             }
         }
-        Refusal::unless_none(why)?;
+        verifier::reasons::unless_none(why)?;
         Err(Kind::Unproven.because(
             "the policy requires a certified attestation key, but its TPM has no certificate of an endorsement key. A virtual \
                      TPM gets one from swtpm_setup --create-ek-cert; else add the name of its attestation key to the policy \

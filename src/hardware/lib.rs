@@ -3,14 +3,16 @@
 //! functions take bytes and a time, and return values. The crate `tee` gets the evidence of this
 //! machine from its kernel.
 
+pub mod claims;
 pub mod json;
 mod list;
+pub mod reasons;
 mod unavailable;
 
 pub mod snp;
 pub mod tdx;
 
-pub use tee::claims::{self, PlatformClaims};
+pub use claims::PlatformClaims;
 pub use tee::refusal::{self, Refusal};
 pub use unavailable::{Cause, Unavailable};
 

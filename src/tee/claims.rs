@@ -1,8 +1,6 @@
 //! The facts that the evidence of a platform proves about a machine, in terms that its operator
 //! knows.
 
-use std::fmt;
-
 use serde::Serialize;
 
 /// The proven facts about a machine besides the values of its registers. Validators return it,
@@ -44,71 +42,4 @@ pub struct Property {
     pub name: &'static str,
     /// The value.
     pub value: String,
-}
-
-/// Maximum length of a text in characters: texts that others signed may have any length, and
-/// genuine texts are shorter.
-const MAX_TEXT: usize = 400;
-
-impl PlatformClaims {
-    /// Returns the claims with short texts without control characters: records and terminals show
-    /// each on one line.
-    pub fn printable(mut self) -> PlatformClaims {
-        let texts = [&mut self.technology, &mut self.signed_by]
-            .into_iter()
-            .chain(&mut self.chip)
-            .chain(self.properties.iter_mut().map(|it| &mut it.value))
-            .chain(&mut self.bound);
-        for text in texts {
-            let is_plain = |c: char| c == ' ' || c.is_ascii_graphic();
-            if text.len() > MAX_TEXT || !text.chars().all(is_plain) {
-                let plain = |c: char| if is_plain(c) { c } else { '?' };
-                let end = text.chars().nth(MAX_TEXT).map_or("", |_| "..");
-                *text = text.chars().take(MAX_TEXT).map(plain).collect::<String>() + end;
-            }
-        }
-        self
-    }
-}
-
-impl fmt::Display for PlatformClaims {
-    /// Writes one line: the technology, the chip, the versions.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.technology)?;
-        if let Some(chip) = &self.chip {
-            write!(f, ", chip {chip:.16}")?;
-        }
-        for part in &self.tcb {
-            write!(f, ", {} {} (minimum {})", part.name, part.got, part.minimum)?;
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_claims_of_a_peer_are_short_and_do_nothing_to_a_terminal() {
-        let hostile = || format!("a\x1b[2J\nverdict: proven\u{202e}{}", "b".repeat(9000));
-        let claims = PlatformClaims {
-            technology: hostile(),
-            signed_by: hostile(),
-            chip: Some(hostile()),
-            tcb: vec![],
-            properties: vec![Property {
-                name: "name",
-                value: hostile(),
-            }],
-            bound: vec![hostile(), "key: REPORT_DATA".into()],
-        };
-        let claims = claims.printable();
-        let expected = format!("a?[2J?verdict: proven?{}..", "b".repeat(MAX_TEXT - 22));
-        assert_eq!(claims.technology, expected);
-        assert_eq!(claims.signed_by, expected);
-        assert_eq!(claims.chip.as_deref(), Some(&*expected));
-        assert_eq!(claims.properties[0].value, expected);
-        assert_eq!(claims.bound, [&expected, "key: REPORT_DATA"]);
-    }
 }

@@ -31,6 +31,7 @@ pub mod variant;
 pub mod vtpm;
 
 pub use attest::*;
+pub use hardware::{claims, reasons};
 pub use judged::{Measured, Variant};
 pub use platforms::aws::{aws_hypervisor, aws_nitro_tpm, aws_sev_snp, nitro_document};
 pub use platforms::azure::{azure_sev_snp, azure_tdx, azure_trustedlaunch, hcl};

@@ -168,7 +168,7 @@ impl Validator {
             user_data: document.user_data.0,
             machine: Some(key.digest().into()),
             stage: None,
-            platform: platform.map(|claims| Arc::new(claims.printable())),
+            platform: platform.map(|claims| Arc::new(hardware::claims::printable(claims))),
             is_endorsed: endorsed,
             cluster: values
                 .get(&CLUSTER_ID_PCR)

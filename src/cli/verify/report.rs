@@ -74,7 +74,7 @@ impl Verdict {
         let all = std::iter::once(refusal).chain(&refusal.others);
         let json = |one: &Refusal| {
             json!({
-                "kind": one.kind.name(),
+                "kind": verifier::reasons::name(one.kind),
                 "field": one.field,
                 "expected": one.expected,
                 "got": one.got,

@@ -283,7 +283,9 @@ impl Door {
     fn count(&self, result: &io::Result<Transport>) {
         let error = result.as_ref().err().and_then(attested);
         if let Some(refusal) = error.and_then(atls::Error::refused) {
-            self.refusals.with([refusal.kind.name()]).inc();
+            self.refusals
+                .with([verifier::reasons::name(refusal.kind)])
+                .inc();
         }
     }
 }

@@ -491,7 +491,7 @@ impl Handler {
             format!("peer={peer} caller={caller} class={class} id={id:?} length={length}");
         let claims = call.claims::<Claims>();
         if let Some(platform) = claims.and_then(|claims| claims.platform.as_ref()) {
-            line += &format!(" platform={:?}", platform.to_string());
+            line += &format!(" platform={:?}", verifier::claims::line(platform));
         }
         match &result {
             Ok(_) => log::info!("audit result=given {line}"),

@@ -763,7 +763,7 @@ impl Policy {
                 refused.push(refusal);
             }
         }
-        let judged = Refusal::unless_none(refused);
+        let judged = hardware::reasons::unless_none(refused);
         if let [_] = self.images() {
             return judged;
         }

@@ -119,7 +119,7 @@ impl Validator {
             user_data: document.user_data.0,
             machine: None,
             stage: None,
-            platform: Some(Arc::new(platform.printable())),
+            platform: Some(Arc::new(hardware::claims::printable(platform))),
             is_endorsed: true,
             cluster,
         })
