@@ -306,6 +306,7 @@ fn wait_ready(
     } = how;
     let started = Instant::now();
     let mut said = BTreeSet::new();
+    let mut shown = String::new();
     loop {
         let (mut missing, mut troubles) = (Vec::new(), Vec::new());
         for at in workloads {
@@ -346,11 +347,11 @@ fn wait_ready(
                 started.elapsed(),
             ));
         }
-        progress.phase(format!(
-            "waiting for add-on {}: {}",
-            addon.name,
-            missing.join(", ")
-        ));
+        let phase = format!("waiting for add-on {}: {}", addon.name, missing.join(", "));
+        if phase != shown {
+            progress.phase(phase.clone());
+            shown = phase;
+        }
         if client.stopped_within(INTERVAL) {
             return Err(client::Error::Stopped.into());
         }
