@@ -1,6 +1,6 @@
 # Each target first installs what it needs (tools/setup.sh); downloads are kept in a cache outside the checkout.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs reproducible-kernel
+.PHONY: help setup setup-build build test unit boot test-images test-host lint demo bench storm image mkosi test-cluster test-network kubeadm kubernetes-api h2spec proto fuzz check-deps deb release reproducible reproducible-image deny docs reproducible-kernel
 
 # the C library of the shipped programs: musl, or gnu (a static glibc) if there is no musl standard library
 TARGET = musl
@@ -24,7 +24,7 @@ lint: setup ## check formatting, clippy, shell syntax, subjects of commits
 	cargo clippy --locked --all-targets -- -D warnings
 	cargo clippy --locked --bench storm -- -D warnings # it is not one of "all targets": bench = false
 	@tools/subjects.sh
-	@for script in tools/*.sh tests/cluster/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
+	@for script in tools/*.sh tests/cluster/*.sh tests/network/*.sh initramfs/*.sh initramfs/close-host initramfs/dracut/*/init initramfs/dracut/*/*.sh systemd/*.sh packaging/*/post* .ci/run; do bash -n $$script || exit; done
 
 unit: setup ## run the unit tests, and the tests against real peers that need no VM
 	cargo test --locked
@@ -53,6 +53,10 @@ test-cluster: setup image ## make a real Kubernetes cluster whose nodes run in L
 	@tools/kubernetes-next.sh >/dev/null
 	cargo test --locked --test cluster --no-run
 	unshare --net cargo test --locked --offline --test cluster -- --ignored --nocapture --test-threads=1
+
+test-network: setup ## boot two machines with flannel, and search the frames between them for what their pods send each other
+	@tools/setup.sh iptables nftables containernetworking-plugins
+	cargo test --locked --test network -- --ignored --nocapture
 
 kubeadm: setup ## check that kubeadm of the newest release, and of an older one, accepts our configurations
 	@tools/kubeadm.sh

@@ -2,18 +2,15 @@
 //! controllers, so the tests report in a controller's place whether a workload is ready.
 
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::PathBuf;
+use std::process::Output;
 
 use base::stop::Stop;
+use common::addons::{self, failed, folder_sha256, sha256, succeeded, tool};
 use common::kube_apiserver::Cluster;
 use kubernetes::client::{CONFIG_MAPS, Client, DEPLOYMENTS, NODES, Object, Selector};
-use ring::digest::{SHA256, digest};
 use serde_json::json;
-use tempfile::TempDir;
 
-const POLICY: &str = r#"{"measurements":{"15":{"expected":"0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
 const CHART: &str = "apiVersion: v2\nname: plugin\nversion: 1.2.3\n";
 const TEMPLATE: &str = r#"
 apiVersion: apps/v1
@@ -30,54 +27,27 @@ spec:
 /// Braces that are not a template of Helm, as many manifests have them.
 const MANIFESTS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: dashboard, namespace: default}\ndata: {legend: '{{instance}}'}\n";
 
-/// A folder with the files of an operator.
+/// An operator with a chart and manifests.
 struct Operator {
-    dir: TempDir,
+    folder: addons::Operator,
     client: Client,
-}
-
-fn text(bytes: &[u8]) -> &str {
-    str::from_utf8(bytes).unwrap()
-}
-
-fn sha256(bytes: &[u8]) -> String {
-    base::text::hex(digest(&SHA256, bytes).as_ref())
-}
-
-/// Returns the digest of a folder as `sha256sum` of coreutils makes it.
-fn folder_sha256(folder: &Path) -> String {
-    let lines = Command::new("sh")
-        .args([
-            "-c",
-            "find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1",
-        ])
-        .current_dir(folder)
-        .output()
-        .unwrap();
-    text(&lines.stdout).trim().into()
 }
 
 impl Operator {
     fn new() -> Operator {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        fs::create_dir_all(at("plugin/templates")).unwrap();
-        fs::create_dir(at("bin")).unwrap();
-        symlink(tool("helm.sh"), at("bin/helm")).unwrap();
-        fs::write(at("policy.json"), POLICY).unwrap();
-        fs::write(at("plugin/Chart.yaml"), CHART).unwrap();
-        fs::write(at("plugin/templates/all.yaml"), TEMPLATE).unwrap();
-        fs::write(at("dashboard.yaml"), MANIFESTS).unwrap();
-        let cluster = Cluster::shared();
-        fs::write(at("admin.conf"), cluster.kubeconfig()).unwrap();
+        let folder = addons::Operator::new();
+        fs::create_dir_all(folder.at("plugin/templates")).unwrap();
+        folder.write("plugin/Chart.yaml", CHART);
+        folder.write("plugin/templates/all.yaml", TEMPLATE);
+        folder.write("dashboard.yaml", MANIFESTS);
         Operator {
-            client: cluster.client(&Stop::new()),
-            dir,
+            client: Cluster::shared().client(&Stop::new()),
+            folder,
         }
     }
 
     fn at(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.folder.at(name)
     }
 
     /// Writes a list with the chart as an add-on of this name, and the manifests with the same name and `-dashboard`.
@@ -96,24 +66,7 @@ impl Operator {
     }
 
     fn apply(&self, more: &[&str]) -> Output {
-        Command::new(support::program::built("firstlight"))
-            .args([
-                "apply",
-                "--policy",
-                "policy.json",
-                "--skip-phases",
-                "policy,services",
-            ])
-            .args(["--kubeconfig", "admin.conf", "--addons", "addons.yaml"])
-            .args(more)
-            .current_dir(self.dir.path())
-            .env(
-                "PATH",
-                format!("{}:/usr/bin:/bin", self.at("bin").display()),
-            )
-            .env("HOME", self.dir.path())
-            .output()
-            .unwrap()
+        self.folder.apply(more)
     }
 
     fn plugin(&self, name: &str) -> Object {
@@ -150,25 +103,6 @@ impl Operator {
             output
         })
     }
-}
-
-/// Returns the path that a script prints after it has fetched or built what is missing.
-fn tool(script: &str) -> PathBuf {
-    let tool = Path::new(support::ROOT).join("tools").join(script);
-    let output = Command::new(tool).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    text(&output.stdout).trim().into()
-}
-
-fn failed(output: &Output, why: &str) {
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(why), "expected {why} in:\n{said}");
-}
-
-fn succeeded(output: &Output) -> (&str, &str) {
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    (text(&output.stdout), text(&output.stderr))
 }
 
 #[test]
@@ -210,21 +144,12 @@ fn addons_are_installed_kept_changed_and_named_when_the_list_drops_them() {
     assert!(operator.client.find(&map).unwrap().is_some());
 }
 
-/// The list of docs/addons.md, with the chart that Cilium publishes.
+/// The list that docs/network.md recommends, with the chart that Cilium publishes.
 #[test]
 #[ignore = "needs a kube-apiserver and Helm: make kubernetes-api"]
 fn cilium_is_installed_with_the_documented_values() {
-    let page = include_str!("../docs/addons.md");
-    let list = page
-        .split("```")
-        .find_map(|block| block.strip_prefix("yaml\n"))
-        .unwrap();
-    let cilium = &list[..list.find("- name: cloud-controller").unwrap()];
     let operator = Operator::new();
-    let chart = tool("cilium-chart.sh");
-    let list = cilium
-        .replace("cilium-1.19.0.tgz", chart.to_str().unwrap())
-        .replace(&"0".repeat(64), &folder_sha256(&chart));
+    let list = addons::list("cilium.yaml", &tool("cilium-chart.sh"));
     fs::write(operator.at("addons.yaml"), list).unwrap();
     succeeded(&operator.apply(&["--skip-wait"]));
 
@@ -234,9 +159,19 @@ fn cilium_is_installed_with_the_documented_values() {
     let config = operator.client.get(&config).unwrap();
     for (field, value) in [
         ("enable-wireguard", "true"),
+        ("encrypt-node", "true"),
         ("enable-encryption-strict-mode-egress", "true"),
         ("enable-encryption-strict-mode-ingress", "true"),
         ("encryption-strict-egress-cidr", "10.244.0.0/16"),
+        (
+            "encryption-strict-egress-allow-remote-node-identities",
+            "true",
+        ),
+        ("routing-mode", "tunnel"),
+        ("tunnel-protocol", "vxlan"),
+        ("kube-proxy-replacement", "false"),
+        ("enable-l7-proxy", "false"),
+        ("external-envoy-proxy", "false"),
         ("ipam", "kubernetes"),
     ] {
         assert_eq!(config["data"][field], value, "{field}");

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds flannel, a network plugin that encrypts with WireGuard, from the Go module proxy, as an add-on of the tests.
 #
-#   tools/flannel.sh            prints the folder: bin/flanneld, bin/flannel (the CNI plugin), bin/install-conf, and
-#                               addons.yaml with flannel's own chart
+#   tools/flannel.sh            prints the folder: bin/flanneld, bin/flannel (the CNI plugin), bin/install-conf,
+#                               bin/cnitool, and addons.yaml with flannel's own chart
 #   tools/flannel.sh DEBIAN     makes the image of that add-on too: FOLDER/image.tar. DEBIAN: a root file system with nft and
 #                               iptables
 #
@@ -12,6 +12,8 @@
 VERSION=v0.28.10
 # The last release of the CNI plugins that contains flannel's. Flannel maintains it now, but the proxy does not have that module.
 PLUGINS=v1.0.0-rc1
+# cnitool calls plugins as a container runtime does
+CNI=v1.3.1
 # Not the published image: flannel without the backends `udp`, which needs cgo, and `tencent-vpc`, whose module the proxy does not
 # have.
 IMAGE=firstlight.local/flannel:$VERSION
@@ -37,8 +39,9 @@ build() {
     nice -n 10 go build -p "${JOBS:-2}" -trimpath -buildvcs=false -o "$work/bin/${program%:*}" \
       -ldflags "-s -w -X github.com/flannel-io/flannel/pkg/version.Version=$VERSION" "${program#*:}" >&2 || die "${program%:*} cannot be built"
   done
-  GOBIN=$work/bin nice -n 10 go install -p "${JOBS:-2}" -trimpath -ldflags "-s -w" \
-    "github.com/containernetworking/plugins/plugins/meta/flannel@$PLUGINS" >&2 || die "the CNI plugin cannot be built"
+  for program in "github.com/containernetworking/plugins/plugins/meta/flannel@$PLUGINS" "github.com/containernetworking/cni/cnitool@$CNI"; do
+    GOBIN=$work/bin nice -n 10 go install -p "${JOBS:-2}" -trimpath -ldflags "-s -w" "$program" >&2 || die "$program cannot be built"
+  done
   mv chart/kube-flannel "$work/chart"
   cd "$work"; rm -rf source
   cat >addons.yaml <<YAML

@@ -265,7 +265,12 @@ impl Cluster {
 
     #[allow(dead_code)] // not used by every test
     pub fn server(&self) -> String {
-        format!("https://127.0.0.1:{}", self.ports[2])
+        format!("https://127.0.0.1:{}", self.port())
+    }
+
+    /// Returns the API server's port on loopback.
+    pub fn port(&self) -> u16 {
+        self.ports[2]
     }
 
     /// Returns the folder of the logs and the keys.

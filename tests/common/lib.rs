@@ -1,6 +1,7 @@
-//! Helpers of several tests that use our crates: attested peers, a host that gives evidence, a real API server, a machine on
+//! Helpers of several tests that use our crates: add-ons, attested peers, a host that gives evidence, a real API server, a machine on
 //! loopback with its environment.
 
+pub mod addons;
 pub mod attested;
 pub mod aws;
 pub mod cloud_server;
