@@ -30,7 +30,7 @@ use kubernetes::components::{self, Component};
 use kubernetes::machine_record::{self, MachineRecord};
 use kubernetes::parameters::{self, Networks};
 use kubernetes::{kubeadm, kubelet_certificate};
-use machines::{Cloud, Instance};
+use machines::Instance;
 use proto::components::Component as Wire;
 
 /// kubeadm's configuration for the init; it has no secrets.
@@ -71,15 +71,15 @@ pub fn none() -> Secret {
 }
 
 impl Plan {
-    /// Checks the request, this machine's metadata in `cloud`, and the load balancer's host.
+    /// Checks the request, this machine's metadata, and the load balancer's host.
     pub fn new(
         request: &InitRequest,
-        cloud: Cloud,
+        has_cloud_controller: bool,
         me: &Instance,
         endpoint: &str,
         policy: &components::Policy,
     ) -> Result<Plan, Refused> {
-        let node = setup::kubernetes_node(cloud, me)?;
+        let node = setup::kubernetes_node(has_cloud_controller, me)?;
         let alternative_names = request
             .apiserver_cert_sans
             .iter()

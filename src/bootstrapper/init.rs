@@ -148,8 +148,14 @@ impl Init {
                     })
                     .map_err(Refused::NoIdentity)?;
                 Some(
-                    Plan::new(request, node.cloud, &me, &endpoint, &node.policy)
-                        .map_err(Refused::Node)?,
+                    Plan::new(
+                        request,
+                        node.has_cloud_controller,
+                        &me,
+                        &endpoint,
+                        &node.policy,
+                    )
+                    .map_err(Refused::Node)?,
                 )
             }
         };

@@ -86,6 +86,8 @@ pub struct Bootstrapper {
     pub listen: SocketAddr,
     /// The cloud of this machine.
     pub cloud: Cloud,
+    /// Whether a cloud controller manager will initialize the node.
+    pub has_cloud_controller: bool,
     /// The metadata service, which describes this node and its peers.
     pub metadata: Arc<dyn Metadata>,
     /// Makes evidence of what this machine runs.
@@ -160,7 +162,7 @@ impl Bootstrapper {
         let (by_init, by_join) = (race.enter(), race.enter());
         let _told = self.stop.on_stop(move || race.stop());
         let node = Arc::new(Node {
-            cloud: self.cloud,
+            has_cloud_controller: self.has_cloud_controller,
             metadata: self.metadata,
             root: self.root,
             disk: Handover {

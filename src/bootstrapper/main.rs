@@ -119,8 +119,10 @@ fn run(settings: Settings, timeline: Timeline, stop: &Stop) -> Result<Ending, Bo
         timeline,
     };
     let listen = SocketAddr::new(options.listen, init::PORT);
+    let is_external = cloud.has_external_provider();
     let bootstrapper = Bootstrapper {
         cloud,
+        has_cloud_controller: settings.cloud_controller.unwrap_or(is_external),
         metadata,
         disk: options.disk,
         root: options.root,

@@ -1,9 +1,10 @@
 //! The options of `bootstrapper`.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use base::options::{Opt, Table, put};
-use base::program::Failure;
+use base::program::{Failure, text};
 use kubernetes::components;
 use lexopt::Parser;
 use node::options;
@@ -22,6 +23,8 @@ pub struct Settings {
     pub policy: components::Policy,
     /// Where the components are.
     pub components: components::Settings,
+    /// Whether a cloud controller manager initializes the node; `None` is as the cloud has it.
+    pub cloud_controller: Option<bool>,
     /// Whether the settings of the image are read as well.
     pub read: bool,
     /// Whether the program only proves this machine.
@@ -36,11 +39,23 @@ pub const OPTIONS: &Table<Settings> = &[
      |it, _, _| put(&mut it.policy.allow_unverified, Ok(true))),
     (Opt::value("service-policy", "FILE", "measurement policy, JSON: images of join services that are accepted beside this machine's own").setting(),
      |it, _, value| put(&mut it.services, read_policy(Path::new(&value)).map(Some).map_err(|why| Failure::Usage(why.to_string())))),
+    (Opt::value("cloud-controller-manager", "WORD", "whether a cloud controller manager initializes the nodes of this cluster (the kubelet's --cloud-provider=external); by default yes in aws, azure and gcp, otherwise no").one_of(&["yes", "no"]).setting(),
+     |it, name, value| put(&mut it.cloud_controller, yes_or_no(name, value).map(Some))),
     (Opt::flag("settings", "also takes settings from /etc/firstlight/node.conf and the kernel command line (firstlight.NAME=VALUE)"),
      |it, _, _| put(&mut it.read, Ok(true))),
     (Opt::flag("serve-evidence", "does nothing else than to prove this machine, by its TPM, for the join service in a pod, on the socket that systemd passes (firstlight-evidence.socket); ends after a minute without a call"),
      |it, _, _| put(&mut it.serve_evidence, Ok(true))),
 ];
+
+fn yes_or_no(name: &str, value: OsString) -> Result<bool, Failure> {
+    match text(value)?.as_str() {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        other => Err(Failure::Usage(format!(
+            "--{name} {other:?}: expected yes or no"
+        ))),
+    }
+}
 
 impl Settings {
     /// Parses the arguments that `source` gave.

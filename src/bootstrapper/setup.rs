@@ -29,7 +29,7 @@ use kubernetes::components::{self, Component, Settings, Step};
 use kubernetes::kubeadm;
 use kubernetes::kubelet_certificate::KubeletCertificate;
 use kubernetes::parameters::NodeName;
-use machines::{Cloud, Instance, Metadata};
+use machines::{Instance, Metadata};
 
 /// The directory of the components' programs; in PATH it comes before the image's own directories.
 pub const PROGRAMS: &str = "/run/state/bin";
@@ -39,8 +39,8 @@ const TELL_EVERY: u64 = 16 << 20;
 
 /// The parts of the node that a set-up uses.
 pub struct Node {
-    /// The cloud of this machine.
-    pub cloud: Cloud,
+    /// Whether a cloud controller manager will initialize the node.
+    pub has_cloud_controller: bool,
     /// The metadata service, which describes this machine.
     pub metadata: Arc<dyn Metadata>,
     /// Where the state disk is mounted.
@@ -129,15 +129,18 @@ pub enum Outcome {
     Failed(Arc<Error>),
 }
 
-/// Returns this machine of `cloud` as kubeadm's configuration describes it.
-pub fn kubernetes_node(cloud: Cloud, me: &Instance) -> Result<kubeadm::NodeSettings, Refused> {
+/// Returns this machine as kubeadm's configuration describes it.
+pub fn kubernetes_node(
+    has_cloud_controller: bool,
+    me: &Instance,
+) -> Result<kubeadm::NodeSettings, Refused> {
     Ok(kubeadm::NodeSettings {
         name: NodeName::from_machine(&me.name)?,
         ip: me
             .vpc_ip
             .ok_or_else(|| Refused::NoAddress(me.name.clone()))?,
         provider_id: me.provider_id.clone(),
-        external_cloud_provider: cloud.has_external_provider(),
+        external_cloud_provider: has_cloud_controller,
     })
 }
 

@@ -312,9 +312,7 @@ impl fmt::Display for Error {
             } => {
                 write!(f, "{request}: expected {expected}, got {got}")
             }
-            Error::Denied { request, why, next } => {
-                write!(f, "{request}: {why}: {next}")
-            }
+            Error::Denied { request, why, next } => write!(f, "{request}: {why}: {next}"),
             Error::Refused(why) => write!(f, "refused: {why}"),
         }
     }

@@ -33,13 +33,14 @@ const OLD: [(&str, &str); 2] = [
 ];
 /// The settings that only `unlock` or only `bootstrapper` has, with `=` if they have a value. The
 /// other program ignores them. tests/tables.rs compares them with the tables of the programs.
-pub const OF_ONE_PROGRAM: [&str; 6] = [
+pub const OF_ONE_PROGRAM: [&str; 7] = [
     "peers=",
     "timeout=",
     "onfail=",
     "service-policy=",
     "components=",
     "allow-unverified-components",
+    "cloud-controller-manager=",
 ];
 
 /// An option `--name=value`, or why a setting is wrong or a source cannot be read.
