@@ -38,7 +38,7 @@ const ENVIRONMENTS: [(&str, &str); 3] = [
 const IMDS_VERSION: &str = "2021-02-01";
 const TOKEN_VERSION: &str = "2018-02-01";
 const COMPUTE_VERSION: &str = "2024-07-01";
-/// The API has the network interfaces of scale sets only in this version.
+/// The API has the network interfaces and public addresses of scale sets only in this version.
 const INTERFACES_VERSION: &str = "2018-10-01";
 const NETWORK_VERSION: &str = "2024-05-01";
 /// Maximum size in bytes of a page.
@@ -208,6 +208,21 @@ struct ConfigurationProperties {
     subnet: Option<Id>,
 }
 
+/// A public address.
+#[derive(Deserialize)]
+struct Public {
+    #[serde(default)]
+    id: String,
+    properties: PublicProperties,
+}
+
+#[derive(Deserialize)]
+struct PublicProperties {
+    /// `None` before Azure has chosen it.
+    #[serde(rename = "ipAddress")]
+    address: Option<IpAddr>,
+}
+
 /// A load balancer.
 #[derive(Deserialize)]
 struct LoadBalancer {
@@ -350,12 +365,12 @@ impl Client {
         )
     }
 
-    /// Returns the machines of the cluster's scale sets. `join` makes them from the API's lists of one set: its machines, and their
-    /// network interfaces.
+    /// Returns the machines of the cluster's scale sets. `join` makes them from the path of one set, and the API's lists of it: its
+    /// machines, and their network interfaces.
     fn machines<T>(
         &self,
         document: &Document,
-        join: impl Fn(Vec<Machine>, Vec<MachineInterface>) -> Vec<T>,
+        join: impl Fn(&str, Vec<Machine>, Vec<MachineInterface>) -> Result<Vec<T>, Error>,
     ) -> Result<Vec<T>, Error> {
         let uid = self.uid(document)?;
         let compute = format!("{}/providers/Microsoft.Compute", document.group());
@@ -371,9 +386,22 @@ impl Client {
             let machines: Vec<Machine> = self.list(document, &machines, COMPUTE_VERSION)?;
             let interfaces = format!("{path}/networkInterfaces");
             let interfaces = self.list(document, &interfaces, INTERFACES_VERSION)?;
-            found.extend(join(machines, interfaces));
+            found.extend(join(&path, machines, interfaces)?);
         }
         Ok(found)
+    }
+
+    /// Returns the public addresses of a scale set's machines; none if the role of the managed identity is from before it had the
+    /// permission.
+    fn public_addresses(&self, document: &Document, set: &str) -> Result<Vec<Public>, Error> {
+        let path = format!("{set}/publicipaddresses");
+        match self.list(document, &path, INTERFACES_VERSION) {
+            Err(error @ Error::Denied { .. }) => {
+                log::debug!("{error}: the public addresses of machines are not known");
+                Ok(vec![])
+            }
+            other => other,
+        }
     }
 }
 
@@ -392,12 +420,18 @@ impl Metadata for Client {
 
     fn peers(&self) -> Result<Vec<Instance>, Error> {
         let document = self.document()?;
-        let peers = self.machines(&document, join)?;
+        let peers = self.machines(&document, |_, machines, interfaces| {
+            Ok(join(machines, interfaces))
+        })?;
         Ok(in_network_of(&document.compute.resource_id, peers))
     }
 
     fn aliases(&self) -> Result<Vec<Alias>, Error> {
-        self.machines(&self.document()?, join_aliases)
+        let document = self.document()?;
+        self.machines(&document, |set, machines, interfaces| {
+            let public = self.public_addresses(&document, set)?;
+            Ok(join_aliases(machines, interfaces, public))
+        })
     }
 
     fn load_balancer_endpoint(&self) -> Result<String, Error> {
@@ -550,9 +584,15 @@ fn join(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Vec<Placed
         .collect()
 }
 
-/// Returns the addresses of the machines in their networks: of all configurations of all interfaces. Public addresses are
-/// resources of their own, and are not read.
-fn join_aliases(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Vec<Alias> {
+/// Returns the addresses of the machines: of all configurations of all interfaces, in their networks and public.
+fn join_aliases(
+    machines: Vec<Machine>,
+    interfaces: Vec<MachineInterface>,
+    public: Vec<Public>,
+) -> Vec<Alias> {
+    let public: HashMap<String, IpAddr> = (public.into_iter())
+        .filter_map(|one| Some((one.id.to_ascii_lowercase(), one.properties.address?)))
+        .collect();
     let mut addresses: HashMap<String, Vec<IpAddr>> = HashMap::new();
     for interface in interfaces {
         let Some(machine) = interface.properties.virtual_machine else {
@@ -562,10 +602,14 @@ fn join_aliases(machines: Vec<Machine>, interfaces: Vec<MachineInterface>) -> Ve
         let own = addresses
             .entry(machine.id.to_ascii_lowercase())
             .or_default();
-        own.extend(
-            configurations
-                .filter_map(|one| one.properties.private_ip_address?.parse::<IpAddr>().ok()),
-        );
+        own.extend(configurations.flat_map(|one| {
+            let id = one.properties.public_ip_address;
+            let public = id.and_then(|id| public.get(&id.id.to_ascii_lowercase()));
+            let private = one.properties.private_ip_address;
+            [private.and_then(|text| text.parse().ok()), public.copied()]
+                .into_iter()
+                .flatten()
+        }));
     }
     let alias = |machine: Machine| Alias {
         addresses: (addresses.remove(&machine.id.to_ascii_lowercase())).unwrap_or_default(),
@@ -639,17 +683,15 @@ pub fn parse_load_balancers(
 
 /// Parses a public address.
 pub fn parse_public_address(request: &str, body: &[u8]) -> Result<String, Error> {
-    #[derive(Deserialize)]
-    struct Public {
-        properties: Properties,
-    }
-    #[derive(Deserialize)]
-    struct Properties {
-        #[serde(rename = "ipAddress")]
-        address: IpAddr,
-    }
-    let public: Public = json(request, "a public address", body)?;
-    Ok(public.properties.address.to_string())
+    const EXPECTED: &str = "a public address";
+    let public: Public = json(request, EXPECTED, body)?;
+    let address = public.properties.address;
+    let address = address.ok_or_else(|| Error::Nonsense {
+        request: request.to_owned(),
+        expected: EXPECTED,
+        got: "one without ipAddress".into(),
+    })?;
+    Ok(address.to_string())
 }
 
 #[cfg(test)]
@@ -670,7 +712,9 @@ mod tests {
         {"id":"/x/1","properties":{"osProfile":{"computerName":"w000001"},"provisioningState":"Deleting"}}]}"#;
     const INTERFACES: &str = r#"{"value":[{"id":"n","properties":{"primary":true,"virtualMachine":{"id":"/subscriptions/8d/resourceGroups/rg/virtualMachines/0"},
         "ipConfigurations":[{"properties":{"primary":false,"privateIPAddress":"10.9.0.9"}},
-        {"properties":{"primary":true,"privateIPAddress":"10.9.0.4","subnet":{"id":"/a/virtualNetworks/net/subnets/s"}}}]}}]}"#;
+        {"properties":{"primary":true,"privateIPAddress":"10.9.0.4","publicIPAddress":{"id":"/subscriptions/8d/PUBLIC/0"},"subnet":{"id":"/a/virtualNetworks/net/subnets/s"}}}]}}]}"#;
+    const PUBLIC: &str = r#"{"value":[{"id":"/subscriptions/8d/public/0","properties":{"ipAddress":"203.0.113.9"}},
+        {"id":"/subscriptions/8d/public/1","properties":{}}]}"#;
     const BALANCERS: &str = r#"{"value":[{"name":"other","tags":{},"properties":{}},{"name":"lb","tags":{"constellation-uid":"constell1"},
         "properties":{"frontendIPConfigurations":[{"properties":{"privateIPAddress":"10.9.0.200"}},
         {"properties":{"publicIPAddress":{"id":"/subscriptions/8d/ip"}}}]}}]}"#;
@@ -701,8 +745,10 @@ mod tests {
     fn a_machine_has_the_addresses_of_all_configurations() {
         let machines: Page<Machine> = json("GET x", "", MACHINES.as_bytes()).unwrap();
         let interfaces: Page<MachineInterface> = json("GET x", "", INTERFACES.as_bytes()).unwrap();
-        let aliases = join_aliases(machines.value, interfaces.value);
-        let addresses: [IpAddr; 2] = ["10.9.0.9", "10.9.0.4"].map(|text| text.parse().unwrap());
+        let public: Page<Public> = json("GET x", "", PUBLIC.as_bytes()).unwrap();
+        let aliases = join_aliases(machines.value, interfaces.value, public.value);
+        let addresses = ["10.9.0.9", "10.9.0.4", "203.0.113.9"];
+        let addresses = addresses.map(|text| text.parse::<IpAddr>().unwrap());
         assert_eq!(aliases[0].machine, "w000000");
         assert_eq!(aliases[0].addresses, addresses);
     }

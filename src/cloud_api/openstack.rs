@@ -96,6 +96,14 @@ struct Server {
     tags: Vec<String>,
     #[serde(default)]
     addresses: BTreeMap<String, Vec<Address>>,
+    /// An address of the server that an administrator set; empty if none.
+    #[serde(rename = "accessIPv4", default)]
+    access_ipv4: String,
+    #[serde(rename = "accessIPv6", default)]
+    access_ipv6: String,
+    /// Properties that an administrator set.
+    #[serde(default)]
+    metadata: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -310,7 +318,7 @@ impl Metadata for Client {
             vpc_ip: Some(parse_address(&request, &address)?),
             role: Role::parse(&role),
             name: description.name,
-            provider_id: description.uuid,
+            provider_id: provider_id(&description.uuid),
         })
     }
 
@@ -545,7 +553,7 @@ pub fn parse_servers(
         }
         Some(Instance {
             name: server.name,
-            provider_id: server.id,
+            provider_id: provider_id(&server.id),
             role,
             vpc_ip: address,
         })
@@ -553,21 +561,30 @@ pub fn parse_servers(
     Ok((machines.collect(), next))
 }
 
-/// Parses the same page: the addresses of the servers in all networks, fixed and floating.
+/// Parses the same page: names and addresses of the servers, as OpenStack's controller has them: the addresses in all networks, fixed
+/// and floating, the access addresses, and the property `hostname`.
 pub fn parse_aliases(
     request: &str,
     tag: &str,
     body: &[u8],
 ) -> Result<(Vec<Alias>, Option<String>), Error> {
     let (servers, next) = parse_page(request, tag, body)?;
-    let aliases = servers.into_iter().map(|server| Alias {
-        addresses: (server.addresses.values().flatten())
-            .filter_map(|address| address.addr.parse().ok())
-            .collect(),
-        machine: server.name,
-        names: vec![],
+    let aliases = servers.into_iter().map(|mut server| {
+        let in_networks = server.addresses.values().flatten();
+        let all = (in_networks.map(|address| &address.addr))
+            .chain([&server.access_ipv4, &server.access_ipv6]);
+        Alias {
+            addresses: all.filter_map(|text| text.parse().ok()).collect(),
+            machine: server.name,
+            names: server.metadata.remove("hostname").into_iter().collect(),
+        }
     });
     Ok((aliases.collect(), next))
+}
+
+/// Returns the provider ID, in the form that OpenStack's controller writes and reads.
+fn provider_id(uuid: &str) -> String {
+    format!("openstack:///{uuid}")
 }
 
 /// Returns the servers of a page with the cluster's tag that are not being deleted, and the marker of the next page.
@@ -697,7 +714,7 @@ mod tests {
             machines,
             [Instance {
                 name: "w-0".into(),
-                provider_id: "id-w-0".into(),
+                provider_id: "openstack:///id-w-0".into(),
                 role: Role::Worker,
                 vpc_ip: Some("192.168.178.4".parse().unwrap()),
             }]

@@ -29,6 +29,8 @@ struct Group {
     is_private: AtomicBool,
     is_foreign_link: AtomicBool,
     has_long_user_data: AtomicBool,
+    /// Whether the role lacks the permission to list the public addresses of machines.
+    is_old_role: AtomicBool,
 }
 
 fn start(workers: usize, more: &str) -> (Arc<dyn Metadata>, Arc<Group>) {
@@ -138,6 +140,9 @@ impl Group {
             ["Microsoft.Compute", SETS, _, "networkInterfaces"] => {
                 ("/networkInterfaces", "2018-10-01")
             }
+            ["Microsoft.Compute", SETS, _, "publicipaddresses"] => {
+                ("/publicIPAddresses", "2018-10-01")
+            }
             ["Microsoft.Network", "loadBalancers"] => ("/", "2024-05-01"),
             ["Microsoft.Network", "publicIPAddresses", _] => ("/", "2024-05-01"),
             _ => return problem(404, "ResourceNotFound", path),
@@ -151,7 +156,9 @@ impl Group {
         };
         let role = fs::read_to_string(format!("{ROOT}/docs/clouds/azure-{}.json", self.role()));
         let role: Value = serde_json::from_str(&role.unwrap()).unwrap();
-        if !role["Actions"].as_array().unwrap().contains(&json!(action)) {
+        let is_old =
+            self.is_old_role.load(Ordering::SeqCst) && action.ends_with("/publicIPAddresses/read");
+        if is_old || !role["Actions"].as_array().unwrap().contains(&json!(action)) {
             let why =
                 format!("The client does not have authorization to perform action '{action}'");
             return problem(403, "AuthorizationFailed", &why);
@@ -166,6 +173,10 @@ impl Group {
                 .map(|(name, uid)| json!({"name": name, "tags": {"constellation-uid": uid}}))
                 .into(),
             ),
+            [_, _, set, "publicipaddresses"] => list(vec![json!({
+                "id": format!("{}/public", id(set, 0)).to_lowercase(),
+                "properties": {"ipAddress": public(set)},
+            })]),
             [_, _, set, kind] => self.page(request, set, kind == "virtualMachines"),
             [_, "loadBalancers"] => list(vec![self.balancer()]),
             _ => Answer::json(200, json!({"properties": {"ipAddress": "203.0.113.8"}})),
@@ -200,6 +211,8 @@ impl Group {
                 "ipConfigurations": [{"properties": {
                     "primary": true,
                     "privateIPAddress": address(set, number),
+                    // the resource of each machine's public address; that of only one has an address
+                    "publicIPAddress": {"id": format!("{}/public", id(set, number))},
                     "subnet": {"id": format!("{GROUP}/providers/Microsoft.Network/virtualNetworks/net/subnets/node")},
                 }}],
             }})
@@ -251,6 +264,13 @@ fn address(set: &str, number: usize) -> String {
     std::net::Ipv4Addr::from_bits(from + number as u32).to_string()
 }
 
+fn public(set: &str) -> &'static str {
+    match set {
+        "worker" => "203.0.113.10",
+        _ => "203.0.113.11",
+    }
+}
+
 fn list(value: Vec<Value>) -> Answer {
     Answer::json(200, json!({"value": value}))
 }
@@ -292,6 +312,30 @@ fn a_cluster_is_found_in_the_scale_sets_of_its_resource_group() {
     group.token.fetch_add(1, Ordering::SeqCst);
     assert_eq!(metadata.peers().unwrap().len(), 251);
     assert_eq!(group.tokens.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_machine_has_the_address_in_its_network_and_its_public_one() {
+    let (metadata, group) = start(2, "");
+    let addresses = || {
+        let mut aliases = metadata.aliases().unwrap();
+        aliases.sort_by(|one, other| one.machine.cmp(&other.machine));
+        let texts = aliases.into_iter().map(|alias| {
+            let addresses: Vec<_> = alias.addresses.iter().map(ToString::to_string).collect();
+            format!("{} {}", alias.machine, addresses.join(" "))
+        });
+        texts.collect::<Vec<_>>()
+    };
+    let all = [
+        "control-plane000000 10.9.0.4 203.0.113.11",
+        "worker000000 10.10.0.1 203.0.113.10",
+        "worker000001 10.10.0.2",
+    ];
+    assert_eq!(addresses(), all);
+    // a role from before the permission
+    group.is_old_role.store(true, Ordering::SeqCst);
+    let private = all.map(|text| text.split(" 203").next().unwrap());
+    assert_eq!(addresses(), private);
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn a_cluster_is_found_by_its_tags() {
             own,
             Instance {
                 name: "control-plane-0".into(),
-                provider_id: "d8e02d56".into(),
+                provider_id: "openstack:///d8e02d56".into(),
                 role: Role::ControlPlane,
                 vpc_ip: Some("192.168.178.2".parse().unwrap()),
             }

@@ -305,7 +305,8 @@ impl Approver {
                     }
                     Wanted::Address(address) => self.cluster.node_of_address(*address),
                 };
-                serving::compare(&asked, record.as_deref(), is_there, owner, || {
+                let kubeadm = self.cluster.kubeadm();
+                serving::compare(&asked, record.as_deref(), is_there, kubeadm, owner, || {
                     self.instances.aliases()
                 })
             },

@@ -11,6 +11,9 @@
 //!                                                             is not known (yet):               left
 //! ```
 //!
+//! A worker's request for a name or an address of the API server is left, even if the cloud says that it is the worker's: clients of
+//! the API server would trust its certificate.
+//!
 //! A kubelet requests what its Node object says. A cloud's controller writes further names and
 //! addresses there: internal and external DNS names, external addresses, those of further network
 //! interfaces. We ask the cloud ourselves, because a node may change its own Node. Without a
@@ -24,6 +27,7 @@ use base::text::quoted;
 use machines::Alias;
 use serde_json::Value;
 
+use super::super::cluster::Kubeadm;
 use super::super::instances::Aliases;
 use super::super::refusal::TicketRefusal;
 use super::request::Judgement::{Approve, Deny, Leave};
@@ -89,6 +93,14 @@ impl Wanted {
             || name.ends_with(".cluster.local")
     }
 
+    /// Returns whether clients reach the API server under it.
+    fn is_of_api_server(&self, kubeadm: &Kubeadm) -> bool {
+        match self {
+            Wanted::Name(name) => kubeadm.is_served_under(name),
+            Wanted::Address(address) => kubeadm.is_served_under(&address.to_string()),
+        }
+    }
+
     /// Returns the reason for a denial in one word.
     fn reason(&self) -> &'static str {
         match self {
@@ -151,11 +163,12 @@ pub fn examine(request: &Value) -> Result<RequestedCertificate, Judgement> {
 
 /// Compares the request with the record of the node's join, and with the cloud's list of names and
 /// addresses. `owner` returns the node of this cluster with a name, or with an address in its
-/// record. Calls `cloud` only if there is a record.
+/// record. `kubeadm` has the names of the API server. Calls `cloud` only if there is a record.
 pub fn compare(
     asked: &RequestedCertificate,
     record: Option<&MachineRecord>,
     is_there: bool,
+    kubeadm: Result<Kubeadm, TicketRefusal>,
     owner: impl Fn(&Wanted) -> Option<String>,
     cloud: impl FnOnce() -> Option<Result<Arc<Aliases>, TicketRefusal>>,
 ) -> Judgement {
@@ -172,6 +185,20 @@ pub fn compare(
     };
     if !is_there {
         return Leave("no-node", format!("there is no node {node}"));
+    }
+    match kubeadm {
+        _ if record.control_plane => {}
+        Err(refusal) => return Leave(refusal.reason, refusal.to_string()),
+        Ok(kubeadm) => {
+            let is_of_server = |wanted: &&Wanted| wanted.is_of_api_server(&kubeadm);
+            if let Some(wanted) = asked.wanted.iter().find(is_of_server) {
+                let why = format!(
+                    "{wanted} belongs to the cluster's API server, and {node} is not a control plane"
+                );
+                // not denied: a record from before records had roles may be a control plane's
+                return Leave("api-server", why);
+            }
+        }
     }
     match cloud() {
         None => compare_with_record(asked, record, &map, owner),
@@ -397,7 +424,7 @@ mod tests {
             of_m.contains(wanted).then(|| "m".to_owned())
         };
         let cloud = cloud.map(|machines| machines.map(|machines| Arc::new(machines.clone())));
-        compare(&asked, record, true, owner, || cloud)
+        compare(&asked, record, true, Ok(kubeadm()), owner, || cloud)
     }
 
     /// The names and addresses that a cloud knows for this machine and for `other`.
@@ -413,6 +440,43 @@ mod tests {
             ("other".to_owned(), other),
         ]
         .into()
+    }
+
+    fn kubeadm() -> Kubeadm {
+        Kubeadm {
+            endpoint: "10.0.0.50:6443".into(),
+            names: vec!["*.api.example".into()],
+            version: None,
+        }
+    }
+
+    #[test]
+    fn a_worker_gets_no_name_or_address_of_the_api_server() {
+        let (worker, names) = (record(&[IP, "10.0.0.50"]), ["a.api.example"]);
+        let plane = MachineRecord {
+            control_plane: true,
+            ..worker.clone()
+        };
+        let cloud = machines(&names, &[IP, "10.0.0.50"]);
+        for text in ["10.0.0.50", "a.api.example"] {
+            let judgement = judged(text, Some(&worker), Some(Ok(&cloud)));
+            let expected = format!("{text} belongs to the cluster's API server");
+            assert!(
+                matches!(&judgement, Leave("api-server", why) if why.replace('"', "").starts_with(&expected)),
+                "{judgement:?}"
+            );
+            let judgement = judged(text, Some(&plane), Some(Ok(&cloud)));
+            assert_eq!(reason(judgement), "approved", "{text}");
+        }
+        assert_eq!(
+            reason(judged("10.0.0.50", Some(&worker), None)),
+            "api-server"
+        );
+        // without the cluster's configuration nobody knows these names
+        let asked = examine(&good()).unwrap();
+        let unknown = TicketRefusal::missing("kubeadm-config", "not there");
+        let judgement = compare(&asked, Some(&worker), true, Err(unknown), |_| None, || None);
+        assert_eq!(reason(judgement), "kubeadm-config");
     }
 
     #[test]
@@ -496,7 +560,14 @@ mod tests {
             "metadata"
         );
         let asked = examine(&good()).unwrap();
-        let judgement = compare(&asked, Some(&bound), false, |_| None, || None);
+        let judgement = compare(
+            &asked,
+            Some(&bound),
+            false,
+            Ok(kubeadm()),
+            |_| None,
+            || None,
+        );
         assert_eq!(reason(judgement), "no-node");
     }
 }
